@@ -1,0 +1,92 @@
+"""jax: an eager call runs one cached jitted function; under a transformation it traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rope_xp import _angles, _portable
+from rope_xp._contract import Backend, Call, Difference, Given, Lookup
+from rope_xp.rope import RoPE
+
+# A call is a tree: its arrays are traced, the rest is static and part of jit's cache key.
+jax.tree_util.register_dataclass(
+    Call,
+    data_fields=["arrays", "angles", "out"],
+    meta_fields=["backend", "axes", "layout", "rotary_dim", "rotary_offset", "inverse"],
+)
+jax.tree_util.register_dataclass(
+    Lookup,
+    data_fields=["tables", "whole", "part"],
+    meta_fields=["device", "tokens", "reach", "wide", "scale", "components"],
+)
+jax.tree_util.register_dataclass(Given, data_fields=["cos", "sin"], meta_fields=[])
+jax.tree_util.register_dataclass(Difference, data_fields=["new", "old"], meta_fields=[])
+
+_FLOAT32_MIN = float(np.finfo(np.float32).min)
+_run = jax.jit(_portable.run)
+
+
+class Jit:
+    """The portable path, compiled. Inside another jit it is inlined."""
+
+    name = "jit"
+
+    def declines(self, call: Call) -> str | None:
+        """Decline nothing."""
+        return None
+
+    def run(self, call: Call) -> tuple[Any, ...]:
+        """Compile once for each signature."""
+        return _run(call)  # type: ignore[no-any-return]  # jit hides the type
+
+
+class Jax(Backend):
+    """The glue of jax."""
+
+    out_refusal = (
+        "jax arrays cannot be written to. Under jit, donate the inputs and XLA reuses their "
+        "memory: jax.jit(..., donate_argnums=(0, 1))"
+    )
+
+    def dtype_name(self, x: jax.Array) -> str:
+        """Jax dtypes are numpy's."""
+        return str(x.dtype.name)
+
+    def device(self, x: jax.Array) -> jax.Device | None:
+        """Return the device that x is committed to, None for tracers and sharded arrays."""
+        if isinstance(x, jax.core.Tracer) or not x.committed:
+            return None
+        devices = x.devices()
+        return next(iter(devices)) if len(devices) == 1 else None
+
+    def asarray(self, host: np.ndarray, device: jax.Device | None) -> jax.Array:
+        """Place uncommitted where no device is named, so that jit may move it."""
+        return jnp.asarray(host) if device is None else jax.device_put(host, device)
+
+    def arange(self, n: int, device: jax.Device | None) -> jax.Array:
+        """Leave the device to jit."""
+        return jnp.arange(n, dtype=jnp.int32)
+
+    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """XLA fuses a * b + c, past optimization_barrier too; a maximum in between it cannot fold.
+
+        With it the tables have the bits of all other libraries. float64 needs no such care.
+        """
+        return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
+
+    def tables(
+        self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: jax.Array
+    ) -> tuple[tuple[Any, ...], ...]:
+        """Return numpy tables to a trace, which makes constants of them; else arrays."""
+        if isinstance(like, jax.core.Tracer):
+            return _angles.host_tables(rope, head_dim, inverse, wide)
+        # Another trace may be under way, whose tracers must not get into the cache.
+        with jax.ensure_compile_time_eval():
+            return super().tables(rope, head_dim, inverse, wide, like)
+
+
+BACKEND = Jax("jax", jnp, (Jit(),))

@@ -1,0 +1,30 @@
+"""One rotary position embedding for every array library.
+
+>>> import numpy as np
+>>> import rope_xp
+>>> q, k = np.ones((1, 6, 8, 64)), np.ones((1, 6, 2, 64))
+>>> q, k = rope_xp.apply(q, k, positions=np.arange(6), layout="half")
+"""
+
+from rope_xp import scaling
+from rope_xp._apply import apply, apply_tables, explain
+from rope_xp._dispatch import Explanation, use_backend
+from rope_xp._errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._weights import permute_weights
+from rope_xp.rope import RoPE
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Explanation",
+    "MissingBackendError",
+    "RoPE",
+    "RopeConfigError",
+    "RopeError",
+    "apply",
+    "apply_tables",
+    "explain",
+    "permute_weights",
+    "scaling",
+    "use_backend",
+]

@@ -1,0 +1,218 @@
+r"""Positions to cos and sin, accurate at any position, in the plain array API.
+
+A float32 product ``position * frequency`` has lost all its fractional turns by position 10**7. Here
+the position is never multiplied. Its whole part is written in base 2048,
+
+    p = p2 * 2048**2 + p1 * 2048 + p0,
+
+and the angle of each digit is looked up in a table that was computed on the host in float64 and
+rounded once to float32. The three rotations are then composed by the angle-addition identity,
+
+    cos(a + b) = cos a cos b - sin a sin b,    sin(a + b) = sin a cos b + cos a sin b.
+
+This needs ``take``, ``*`` and ``+`` of float32 alone, so it runs on every library, on devices
+without float64, under every compiler, and gives the same bits on all of them. A fractional part is
+one more rotation, by an angle small enough for float32.
+
+Error, for tables of modulus 1. A rounded table entry is off by at most 2**-25 in either
+coordinate, by sqrt(2) * 2**-25 = 4.2e-8 as a vector. One composition adds the rounding of two
+products whose moduli sum to at most 1, and of their sum: 3 * 2**-25 = 8.9e-8. Two digits, all
+positions below 2**22: 2 * 4.2e-8 + 8.9e-8 = 1.7e-7. Three, below 2**31: 3.1e-7. The largest errors
+that were measured are 1.3e-7 and 2.2e-7.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._typing import Array, Namespace
+
+if TYPE_CHECKING:
+    from rope_xp._contract import Backend, Lookup
+    from rope_xp.rope import RoPE
+
+DIGIT_BITS = 11
+DIGIT = 1 << DIGIT_BITS
+TOP_DIGIT = 512
+LIMIT = TOP_DIGIT * DIGIT * DIGIT
+"""Positions have a modulus below this, 2**31."""
+
+
+class Reach(NamedTuple):
+    """What is known of positions before they are looked up."""
+
+    digits: int
+    """How many digits they need, 1 to 3."""
+    signed: bool
+    """Whether some may be negative."""
+    checked: bool
+    """Whether all are known to lie within the limit."""
+
+
+UNKNOWN = Reach(digits=3, signed=True, checked=False)
+
+
+_POSITIVE = tuple(Reach(digits, signed=False, checked=True) for digits in (1, 2, 3))
+_SIGNED = tuple(Reach(digits, signed=True, checked=True) for digits in (1, 2, 3))
+
+
+def reach_of(lowest: int, highest: int) -> Reach:
+    """Return the reach of positions between lowest and highest, both within the limit."""
+    if lowest < 0:
+        bound = max(-lowest, highest)
+        return _SIGNED[(bound >= DIGIT) + (bound >= DIGIT * DIGIT)]
+    return _POSITIVE[(highest >= DIGIT) + (highest >= DIGIT * DIGIT)]
+
+
+@lru_cache(maxsize=64)
+def host_tables(
+    rope: RoPE, head_dim: int, inverse: bool, wide: bool
+) -> tuple[tuple[np.ndarray, ...], ...]:
+    """Return what cos_sin looks angles up in, for each position component a tuple of arrays.
+
+    For float32: (low, middle, high, frequencies). Each table is (digits, r) float32, the cosines
+    in the first r/2 columns and the sines in the others. For float64 (``wide``): (frequencies,)
+    alone, (r/2,) in radians per token.
+
+    With several position components the angle is a sum over them, in which each frequency counts
+    for one component and is zero for the others: cos 1 and sin 0 multiply exactly.
+    """
+    frequencies = rope.frequencies(head_dim)
+    rows = [frequencies]
+    if rope.position_axes is not None:
+        axes = np.asarray(rope.position_axes)
+        rows = [np.where(axes == c, frequencies, 0.0) for c in range(max(rope.position_axes) + 1)]
+    if wide:
+        return tuple((_read_only(row),) for row in rows)
+    scale = rope_scale(rope, inverse)
+    # The factor goes into one table of one component, before rounding: it costs no accuracy.
+    return tuple(_digit_tables(row, scale if c == 0 else 1.0) for c, row in enumerate(rows))
+
+
+def rope_scale(rope: RoPE, inverse: bool) -> float:
+    """Return the factor on cos and sin."""
+    return 1.0 / rope.attention_factor if inverse else rope.attention_factor
+
+
+def _digit_tables(frequencies: NDArray[np.float64], scale: float) -> tuple[np.ndarray, ...]:
+    low = _table(frequencies, DIGIT, 1, scale)
+    middle = _table(frequencies, DIGIT, DIGIT, 1.0)
+    high = _table(frequencies, TOP_DIGIT, DIGIT * DIGIT, 1.0)
+    # One row more, read by every position out of range: better loud than plausible.
+    beyond = np.full((1, high.shape[1]), np.nan, dtype=np.float32)
+    tables = (low, middle, np.concatenate([high, beyond]), frequencies.astype(np.float32))
+    return tuple(_read_only(t) for t in tables)
+
+
+def _table(
+    frequencies: NDArray[np.float64], rows: int, unit: int, scale: float
+) -> NDArray[np.float32]:
+    digits = np.arange(rows, dtype=np.float64)[:, None] * unit
+    # Near 2**31 the rounding of digit * frequency alone would cost 1.2e-7. Halves of 26 bits
+    # (Veltkamp, 1968) times a digit of 11 are exact.
+    shifted = frequencies * 134217729.0
+    coarse = shifted - (shifted - frequencies)
+    fine = frequencies - coarse
+    cos_c, sin_c = np.cos(digits * coarse), np.sin(digits * coarse)
+    cos_f, sin_f = np.cos(digits * fine), np.sin(digits * fine)
+    cos, sin = cos_c * cos_f - sin_c * sin_f, sin_c * cos_f + cos_c * sin_f
+    return (np.concatenate([cos, sin], axis=1) * scale).astype(np.float32)
+
+
+def _read_only(table: np.ndarray) -> np.ndarray:
+    table.setflags(write=False)
+    return table
+
+
+def cos_sin(backend: Backend, lookup: Lookup) -> tuple[Array, Array]:
+    """Return cos and sin, each (batch..., tokens, r/2), float64 if ``lookup.wide`` else float32."""
+    whole, part = lookup.whole, lookup.part
+    if whole is None:
+        whole = backend.arange(lookup.tokens, lookup.device)
+        components = [(whole, None)] * len(lookup.tables)
+    elif lookup.components:
+        components = [
+            (whole[c, ...], None if part is None else part[c, ...])
+            for c in range(lookup.components)
+        ]
+    else:
+        components = [(whole, part)]
+    if lookup.wide:
+        return _cos_sin_wide(backend, lookup, components)
+    cos, sin = _cos_sin_digits(backend, lookup.tables[0], *components[0], lookup.reach)
+    for tables, (w, f) in zip(lookup.tables[1:], components[1:], strict=True):
+        cos, sin = _compose(
+            backend, cos, sin, *_cos_sin_digits(backend, tables, w, f, lookup.reach)
+        )
+    return cos, sin
+
+
+def _cos_sin_digits(
+    backend: Backend, tables: tuple[Array, ...], whole: Array, part: Array | None, reach: Reach
+) -> tuple[Array, Array]:
+    xp = backend.xp
+    low, middle, high, frequencies = tables
+    count = xp.reshape(whole, (-1,))
+    size = xp.abs(count) if reach.signed else count
+    cos, sin = _row(xp, low, size & (DIGIT - 1) if reach.digits > 1 else size)
+    if reach.digits > 1:
+        digit = size >> DIGIT_BITS
+        cos, sin = _compose(
+            backend,
+            cos,
+            sin,
+            *_row(xp, middle, digit & (DIGIT - 1) if reach.digits > 2 else digit),
+        )
+    if reach.digits > 2:
+        digit = size >> (2 * DIGIT_BITS)
+        if not reach.checked:
+            # Below zero: the modulus of the most negative integer, which has no positive twin.
+            outside = (digit < 0) | (digit >= TOP_DIGIT)
+            digit = xp.where(outside, xp.full_like(digit, TOP_DIGIT), digit)
+        cos, sin = _compose(backend, cos, sin, *_row(xp, high, digit))
+    if reach.signed:
+        sin = xp.where(xp.reshape(count < 0, (-1, 1)), -sin, sin)
+    if part is not None:
+        angle = xp.astype(xp.reshape(part, (-1, 1)), xp.float32, copy=False) * frequencies
+        cos, sin = _compose(backend, cos, sin, xp.cos(angle), xp.sin(angle))
+    shape = (*whole.shape, cos.shape[-1])
+    return xp.reshape(cos, shape), xp.reshape(sin, shape)
+
+
+def _row(xp: Namespace, table: Array, digits: Array) -> tuple[Array, Array]:
+    rows = xp.take(table, digits, axis=0)
+    half = table.shape[1] // 2
+    return rows[:, :half], rows[:, half:]
+
+
+def _compose(
+    backend: Backend, cos_a: Array, sin_a: Array, cos_b: Array, sin_b: Array
+) -> tuple[Array, Array]:
+    mul = backend.product
+    return mul(cos_a, cos_b) - mul(sin_a, sin_b), mul(sin_a, cos_b) + mul(cos_a, sin_b)
+
+
+def _cos_sin_wide(
+    backend: Backend, lookup: Lookup, components: list[tuple[Array, Array | None]]
+) -> tuple[Array, Array]:
+    xp = backend.xp
+    angle = None
+    for (frequencies,), (whole, part) in zip(lookup.tables, components, strict=True):
+        position = xp.astype(whole, xp.float64)
+        if part is not None:
+            position = position + xp.astype(part, xp.float64)
+        term = position[..., None] * frequencies
+        angle = term if angle is None else angle + term
+    cos, sin = xp.cos(angle), xp.sin(angle)
+    return (cos, sin) if lookup.scale == 1.0 else (cos * lookup.scale, sin * lookup.scale)
+
+
+def difference(
+    backend: Backend, new: tuple[Array, Array], old: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return cos and sin of the new angle less the old one."""
+    return _compose(backend, *new, old[0], -old[1])

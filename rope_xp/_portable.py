@@ -1,0 +1,43 @@
+"""The path that every library has: look the angles up, rotate, write."""
+
+from rope_xp import _angles, _axes, _rotate
+from rope_xp._contract import Angles, Call, Difference, Given
+from rope_xp._typing import Array
+
+NAME = "portable"
+
+
+def cos_sin(call: Call, angles: Angles) -> tuple[Array, Array]:
+    """Return cos and sin, (batch..., tokens, r/2)."""
+    if isinstance(angles, Given):
+        return angles.cos, angles.sin
+    if isinstance(angles, Difference):
+        new = _angles.cos_sin(call.backend, angles.new)
+        return _angles.difference(call.backend, new, _angles.cos_sin(call.backend, angles.old))
+    return _angles.cos_sin(call.backend, angles)
+
+
+def run(call: Call) -> tuple[Array, ...]:
+    """Return the rotated arrays, written to ``call.out`` if it is given."""
+    results = []
+    for i, x in enumerate(call.arrays):
+        if i < len(call.angles):  # else q and k share their angles
+            cos, sin = cos_sin(call, call.angles[i])
+            cos = _axes.align(call.backend.xp, cos, call.axes)
+            sin = _axes.align(call.backend.xp, sin, call.axes)
+        results.append(
+            _rotate.rotate(
+                call.backend.xp,
+                x,
+                cos,
+                sin,
+                layout=call.layout,
+                offset=call.rotary_offset,
+                inverse=call.inverse,
+            )
+        )
+    if call.out is None:
+        return tuple(results)
+    for out, result in zip(call.out, results, strict=True):
+        call.backend.write(out, result)
+    return call.out

@@ -1,0 +1,90 @@
+"""Positions as the caller gives them, brought to whole and fractional parts on the right device."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rope_xp import _angles, _validate
+from rope_xp._angles import LIMIT, UNKNOWN, Reach
+from rope_xp._errors import RopeError
+from rope_xp._typing import Array
+
+if TYPE_CHECKING:
+    from rope_xp._contract import Backend
+
+
+def resolve(
+    backend: Backend, positions: Any, owner: Backend | None, like: Array, wide: bool, argument: str
+) -> tuple[Array, Array | None, Reach]:
+    """Return (whole, part, reach) of positions, on the device of ``like``.
+
+    ``owner`` is the backend that the positions belong to, None for Python numbers. numpy arrays
+    and Python numbers are read here, checked and moved; arrays on a device are not read, as that
+    would wait for it: there positions out of range become NaN in the result.
+    """
+    if owner is None or owner.name == "numpy":
+        # numpy indexes with 64 bits; anywhere else half the bytes travel.
+        integer = np.int64 if backend.name == "numpy" else np.int32
+        whole, part, reach = _from_host(positions, integer, wide, argument)
+        if backend.name != "numpy":
+            device = backend.device(like)
+            whole = backend.asarray(whole, device)
+            part = None if part is None else backend.asarray(part, device)
+        return whole, part, reach
+    if owner is not backend:
+        raise _validate.different_libraries("q", backend, argument, owner)
+    _validate.check_same_device(backend, "q", like, argument, positions)
+    return _from_device(backend, positions, wide, argument)
+
+
+def _from_host(
+    positions: Any, integer: type[np.integer[Any]], wide: bool, argument: str
+) -> tuple[np.ndarray, np.ndarray | None, Reach]:
+    try:
+        host = np.asarray(positions)
+    except ValueError as error:
+        msg = f"{argument} is a ragged list; give one number a token"
+        raise RopeError(msg) from error
+    kind = host.dtype.kind
+    if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
+        raise _validate.not_positions(argument, str(host.dtype))
+    if host.size == 0:
+        return host.astype(integer, copy=False), None, Reach(1, False, True)
+    if host.size == 1:
+        lowest = highest = host.item()
+    else:
+        lowest, highest = host.min().item(), host.max().item()
+    if not (lowest > -LIMIT and highest < LIMIT):
+        raise _validate.positions_out_of_range(argument, lowest, highest, LIMIT)
+    if kind in "iu":
+        return host.astype(integer, copy=False), None, _angles.reach_of(lowest, highest)
+    exact = host.astype(np.float64)
+    floor = np.floor(exact)
+    whole, part = floor.astype(integer), exact - floor
+    reach = _angles.reach_of(math.floor(lowest), math.ceil(highest))
+    if not part.any():
+        return whole, None, reach
+    return whole, part if wide else part.astype(np.float32), reach
+
+
+def _from_device(
+    backend: Backend, positions: Array, wide: bool, argument: str
+) -> tuple[Array, Array | None, Reach]:
+    xp = backend.xp
+    dtype = backend.dtype_name(positions)
+    if dtype in _validate.INTEGERS:
+        return backend.integers(positions), None, UNKNOWN
+    if dtype not in _validate.FLOATS:
+        raise _validate.not_positions(argument, dtype)
+    if wide:
+        return positions, None, UNKNOWN
+    if dtype in ("float16", "bfloat16"):
+        positions = xp.astype(positions, xp.float32)
+    floor = xp.floor(positions)
+    # Not a number, infinite, or too large: the one integer that the lookup takes for "outside".
+    inside = xp.abs(positions) < LIMIT
+    whole = xp.where(inside, floor, xp.full_like(floor, -LIMIT))
+    return xp.astype(whole, xp.int32), positions - floor, UNKNOWN

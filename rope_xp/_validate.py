@@ -1,0 +1,409 @@
+"""Every check of arguments, and every message. A message says what came, what fits, what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rope_xp._errors import RopeError
+from rope_xp._typing import Array
+
+if TYPE_CHECKING:
+    from rope_xp._axes import Axes
+    from rope_xp._contract import Backend
+
+LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+INTEGERS = frozenset(
+    {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"},
+)
+
+
+def describe(backend: Backend, x: Array) -> str:
+    """Return what an array is, for a message."""
+    device = backend.device(x)
+    dtype = backend.dtype_name(x) + ("" if device is None else f" on {device}")
+    return f"a {backend.name} array of shape {tuple(x.shape)} and dtype {dtype}"
+
+
+# --- RoPE ----------------------------------------------------------------------------------------
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_positive(name: str, value: object) -> None:
+    """Check that value is a positive finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        msg = f"{name} must be a number; got {value!r} ({type(value).__name__})"
+        raise TypeError(msg)
+    if not (math.isfinite(value) and value > 0):
+        msg = f"{name} must be positive and finite; got {value!r}"
+        raise RopeError(msg)
+
+
+def check_layout(layout: object) -> None:
+    """Check that layout is one of the three."""
+    if layout not in LAYOUTS:
+        msg = (
+            f"layout must be one of {', '.join(map(repr, LAYOUTS))}; got {layout!r}. Weights "
+            "of Hugging Face and GPT-NeoX use 'half', the paper and Meta's own Llama 'interleaved'"
+        )
+        raise RopeError(msg)
+
+
+def check_rotary_dim(rotary_dim: object) -> None:
+    """Check that rotary_dim is None or an even positive integer."""
+    if rotary_dim is None:
+        return
+    if not _is_int(rotary_dim):
+        msg = f"rotary_dim must be an even integer or None; got {rotary_dim!r}"
+        raise TypeError(msg)
+    if rotary_dim <= 0 or rotary_dim % 2:  # type: ignore[operator]  # an int, as checked above
+        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {rotary_dim}"
+        raise RopeError(msg)
+
+
+def check_rotary_offset(rotary_offset: object) -> None:
+    """Check that rotary_offset is an integer."""
+    if not _is_int(rotary_offset):
+        msg = f"rotary_offset must be an integer; got {rotary_offset!r}"
+        raise TypeError(msg)
+
+
+def check_position_axes(position_axes: object, rotary_dim: int | None) -> None:
+    """Check that position_axes is None or a tuple of component numbers."""
+    if position_axes is None:
+        return
+    if not isinstance(position_axes, tuple):
+        msg = (
+            "position_axes must be a tuple of integers, so that a RoPE is hashable; got "
+            f"{position_axes!r}. Write tuple(...) around it"
+        )
+        raise TypeError(msg)
+    if not position_axes or not all(_is_int(a) and a >= 0 for a in position_axes):
+        msg = f"position_axes must hold integers >= 0, one a pair; got {position_axes!r}"
+        raise RopeError(msg)
+    if rotary_dim is not None and len(position_axes) != rotary_dim // 2:
+        msg = (
+            f"position_axes has {len(position_axes)} entries; rotary_dim={rotary_dim} has "
+            f"{rotary_dim // 2} pairs, each of which needs one"
+        )
+        raise RopeError(msg)
+
+
+def check_scaling(scaling: object, protocol: Any) -> None:
+    """Check that scaling is None or a rule."""
+    if scaling is not None and (isinstance(scaling, type) or not isinstance(scaling, protocol)):
+        msg = (
+            f"scaling must be a rule such as rope_xp.scaling.Linear(factor=4.0) or None; got "
+            f"{scaling!r}"
+        )
+        raise TypeError(msg)
+
+
+def check_head_dim(head_dim: object) -> None:
+    """Check that head_dim is a positive integer."""
+    if not _is_int(head_dim):
+        msg = f"head_dim must be an integer; got {head_dim!r} ({type(head_dim).__name__})"
+        raise TypeError(msg)
+    if head_dim <= 0:  # type: ignore[operator]  # an int, as checked above
+        msg = f"head_dim must be positive; got {head_dim}"
+        raise RopeError(msg)
+
+
+def resolve_slice(
+    head_dim: int, rotary_dim: int | None, rotary_offset: int, position_axes: tuple[int, ...] | None
+) -> tuple[int, int]:
+    """Return (r, offset) of the rotated slice in a head of head_dim components."""
+    r = head_dim if rotary_dim is None else rotary_dim
+    if r % 2:
+        msg = (
+            f"head_dim is {head_dim}, an odd number, and components turn in pairs; pass an even "
+            "rotary_dim, the rest passes through"
+        )
+        raise RopeError(msg)
+    offset = rotary_offset if rotary_offset >= 0 else head_dim + rotary_offset
+    if offset < 0 or offset + r > head_dim:
+        msg = (
+            f"the rotated slice, rotary_dim={r} components from rotary_offset={rotary_offset}, "
+            f"does not lie within head_dim={head_dim}"
+        )
+        raise RopeError(msg)
+    if position_axes is not None and len(position_axes) != r // 2:
+        msg = (
+            f"position_axes has {len(position_axes)} entries; {r} rotated components have "
+            f"{r // 2} pairs, each of which needs one"
+        )
+        raise RopeError(msg)
+    return r, offset
+
+
+def check_length(n: object) -> None:
+    """Check that n is a positive number of tokens."""
+    if not _is_int(n):
+        msg = f"n must be an integer number of tokens; got {n!r}"
+        raise TypeError(msg)
+    if n <= 0:  # type: ignore[operator]  # an int, as checked above
+        msg = f"n must be a positive number of tokens; got {n}"
+        raise RopeError(msg)
+
+
+def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
+    """Check that rope is a RoPE."""
+    if not isinstance(rope, protocol):
+        msg = f"{argument} must be a rope_xp.RoPE; got {rope!r} ({type(rope).__name__})"
+        raise TypeError(msg)
+
+
+def rope_and_options(options: Sequence[str]) -> TypeError:
+    """Return the error for a rope given together with its fields."""
+    listed = ", ".join(options)
+    return TypeError(
+        f"got both rope and its fields ({listed}); pass one, or dataclasses.replace(rope, ...)"
+    )
+
+
+def unknown_options(options: Sequence[str], known: Sequence[str]) -> TypeError:
+    """Return the error for options that are no fields of a RoPE."""
+    return TypeError(f"unknown option {', '.join(options)}; a RoPE has {', '.join(known)}")
+
+
+# --- axes ----------------------------------------------------------------------------------------
+
+
+def too_few_axes(argument: str, ndim: int) -> RopeError:
+    """Return the error for an array without tokens and head_dim."""
+    return RopeError(
+        f"{argument} has {ndim} axes; it needs at least two, tokens and head_dim "
+        f"(for one vector, {argument}[None, :])"
+    )
+
+
+def check_axes(axes: object) -> None:
+    """Check the spelling of axis names."""
+    example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
+    if not isinstance(axes, str):
+        msg = f"axes must be a string of one letter an axis, such as {example}; got {axes!r}"
+        raise TypeError(msg)
+    problem = None
+    if not (axes.isascii() and axes.isalpha() and axes.islower()):
+        problem = "has characters that are not lower-case letters"
+    elif len(set(axes)) != len(axes):
+        problem = "names an axis twice"
+    elif "s" not in axes:
+        problem = "has no tokens axis 's'"
+    elif "d" not in axes:
+        problem = "has no head_dim axis 'd'"
+    elif axes[-1] != "d":
+        problem = "does not end in head_dim 'd'; move that axis to the end"
+    if problem is not None:
+        msg = f"axes={axes!r} {problem}; write for example {example}"
+        raise RopeError(msg)
+
+
+def axes_do_not_fit(axes: str, argument: str, ndim: int) -> RopeError:
+    """Return the error for names of another number of axes."""
+    return RopeError(
+        f"axes={axes!r} names {len(axes)} axes; {argument} has {ndim}. Name each axis of {argument}"
+    )
+
+
+# --- arrays --------------------------------------------------------------------------------------
+
+
+def no_array(argument: str, x: object) -> TypeError:
+    """Return the error for something that no backend takes."""
+    return TypeError(
+        f"{argument} is {_article(type(x))}, which is no array of numpy, torch, jax, cupy or "
+        "another library of the Python array API standard; convert it, for example with numpy.asarray"
+    )
+
+
+def refused(argument: str, x: object, reason: str) -> TypeError:
+    """Return the error for an array type that its backend refuses."""
+    return TypeError(f"{argument} is {_article(type(x))}: {reason}")
+
+
+def _article(cls: type) -> str:
+    name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+    return f"a {name}"
+
+
+def different_libraries(first: str, a: Backend, second: str, b: Backend) -> TypeError:
+    """Return the error for arrays of two libraries."""
+    return TypeError(
+        f"{first} is a {a.name} array and {second} a {b.name} array; convert one of them"
+    )
+
+
+def check_float(backend: Backend, argument: str, x: Array) -> str:
+    """Check that x holds real floats; return the name of its dtype."""
+    dtype = backend.dtype_name(x)
+    if dtype not in FLOATS:
+        msg = (
+            f"{argument} is {describe(backend, x)}; a rotation takes {', '.join(sorted(FLOATS))}. "
+            "Convert it first"
+        )
+        raise TypeError(msg)
+    return dtype
+
+
+def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Array) -> None:
+    """Check that two arrays of a library lie on one device."""
+    a = backend.device(x)
+    if a is None:
+        return
+    b = backend.device(y)
+    if b is not None and a != b:
+        msg = f"{first} is on {a} and {second} on {b}; move one of them"
+        raise RopeError(msg)
+
+
+def check_pair(
+    axes: Axes, q_shape: tuple[int, ...], k_shape: tuple[int, ...], own_positions: bool
+) -> None:
+    """Check that q and k differ only where they may."""
+    for name, in_q, in_k in zip(axes.names, q_shape, k_shape, strict=True):
+        if in_q == in_k or name == "h" or (name == "s" and own_positions):
+            continue
+        if name == "s":
+            fix = "Give k_positions for the tokens of k"
+        elif name == "d":
+            fix = "Rotate them one by one with RoPE.rotate if that is meant"
+        else:
+            fix = f"They may differ in heads alone; is axes={axes.names!r} right?"
+        what = {"s": "tokens", "d": "head_dim"}.get(name, f"batch axis {name!r}")
+        msg = (
+            f"q of shape {tuple(q_shape)} and k of shape {tuple(k_shape)} differ in {what} "
+            f"(axes={axes.names!r}): {in_q} and {in_k}. {fix}"
+        )
+        raise RopeError(msg)
+
+
+# --- positions -----------------------------------------------------------------------------------
+
+
+def not_positions(argument: str, dtype: str) -> TypeError:
+    """Return the error for positions that are no numbers."""
+    return TypeError(f"{argument} must hold integers or real floats (tokens); got {dtype}")
+
+
+def positions_out_of_range(argument: str, lowest: float, highest: float, limit: int) -> RopeError:
+    """Return the error for positions that no digit table holds."""
+    return RopeError(
+        f"{argument} must be finite and of modulus below {limit}; got {lowest} to {highest}"
+    )
+
+
+def no_float64(backend: Backend) -> RopeError:
+    """Return the error for float64 where the library gives float32 instead."""
+    return RopeError(
+        f"dtype is float64, and {backend.name} gives float32 for it as it is configured (in jax, "
+        "set jax_enable_x64)"
+    )
+
+
+def check_components(argument: str, shape: tuple[int, ...], components: int) -> None:
+    """Check that positions have the leading axis that position_axes asks for."""
+    if not shape or shape[0] != components:
+        msg = (
+            f"{argument} has shape {shape}; position_axes names {components} components, so it "
+            f"needs a leading axis of {components}: ({components}, batch..., tokens)"
+        )
+        raise RopeError(msg)
+
+
+def check_positions_shape(
+    argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
+) -> None:
+    """Check that positions broadcast to (components, batch..., tokens)."""
+    rest = shape
+    if components:
+        check_components(argument, shape, components)
+        rest = shape[1:]
+    if not rest:
+        if tokens == 1:
+            return
+        msg = (
+            f"{argument} is one number for {tokens} tokens; write {argument} = offset + "
+            f"arange({tokens}) for consecutive tokens from an offset"
+        )
+        raise RopeError(msg)
+    full = (*batch, tokens)
+    fits = len(rest) <= len(full) and all(
+        n in (1, m) for n, m in zip(rest[::-1], full[::-1], strict=False)
+    )
+    if not fits:
+        lead = f"({components}, ...)" if components else "it"
+        msg = (
+            f"{argument} has shape {shape}; {lead} must broadcast to (batch..., tokens) = {full}, "
+            "batch first whatever axes says. Is axes right?"
+        )
+        raise RopeError(msg)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def check_tables(
+    cos_shape: tuple[int, ...],
+    sin_shape: tuple[int, ...],
+    head_dim: int,
+    batch: tuple[int, ...],
+    tokens: int,
+) -> None:
+    """Check that cos and sin are (batch..., tokens, r/2)."""
+    if cos_shape != sin_shape:
+        msg = f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal"
+        raise RopeError(msg)
+    if len(cos_shape) < 2:
+        msg = f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)"
+        raise RopeError(msg)
+    if cos_shape[-1] == 0 or 2 * cos_shape[-1] > head_dim:
+        twice = cos_shape[-1] == head_dim
+        hint = (
+            ". Tables that repeat each angle for both of a pair, as Hugging Face makes them, need "
+            "only their first half: cos[..., : head_dim // 2]"
+        )
+        msg = (
+            f"cos has {cos_shape[-1]} columns, one for each rotated pair; head_dim={head_dim} has "
+            f"room for 1 to {head_dim // 2}{hint if twice else ''}"
+        )
+        raise RopeError(msg)
+    check_positions_shape("cos[..., 0]", cos_shape[:-1], 0, batch, tokens)
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def check_weights(shape: tuple[int, ...], num_heads: object, to: object) -> None:
+    """Check the arguments of permute_weights."""
+    if to not in ("interleaved", "half"):
+        msg = f"to must be 'interleaved' or 'half', the layout that the result is for; got {to!r}"
+        raise RopeError(msg)
+    if not _is_int(num_heads) or num_heads <= 0:  # type: ignore[operator]  # an int by then
+        msg = f"num_heads must be a positive integer; got {num_heads!r}"
+        raise RopeError(msg)
+    if not shape or shape[0] % (2 * num_heads):  # type: ignore[operator]  # an int, as checked
+        msg = (
+            f"w has shape {shape}; its first axis must be num_heads * head_dim with head_dim even, "
+            f"and num_heads is {num_heads}. Grouped keys have fewer heads than queries"
+        )
+        raise RopeError(msg)
+
+
+# --- moving cached keys --------------------------------------------------------------------------
+
+
+def check_rerotation(rope: Any, to: Any, old: tuple[int, int], new: tuple[int, int]) -> None:
+    """Check that two ropes rotate the same pairs."""
+    written = [("interleaved" if r.layout == "interleaved" else "half") for r in (rope, to)]
+    if old != new or written[0] != written[1]:
+        msg = (
+            "rerotate needs ropes that rotate the same pairs; got (rotary_dim, rotary_offset, "
+            f"layout written) {(*old, written[0])} and to with {(*new, written[1])}"
+        )
+        raise RopeError(msg)

@@ -1,0 +1,396 @@
+"""RoPE: what a rotary embedding is, apart from any array."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp import _angles, _dispatch, _prepare, _validate
+from rope_xp._typing import Array, ArrayT, Device, Layout, Namespace
+from rope_xp.scaling import Scaling, inverse_frequencies
+
+Positions = Any
+"""Integers or floats: an array of the same library, a numpy array, or Python numbers."""
+
+
+@dataclass(frozen=True)
+class RoPE:
+    r"""A rotary position embedding: frequencies, how components pair up, and which are rotated.
+
+    At position p, the pair i of a head's components (x1, x2) turns by the angle
+    ``p * frequencies[i]``. A RoPE holds no arrays and no state; it is hashable and picklable.
+
+    Parameters
+    ----------
+    base : float, default 10000.0
+        Base of the geometric series of frequencies, often called theta. Positive.
+    layout : {"interleaved", "half", "interleaved_to_half"}, default "interleaved"
+        Which components form pair i of the r rotated ones. "interleaved": 2i and 2i + 1 (the
+        paper; Meta's Llama, GPT-J). "half": i and i + r/2 (Hugging Face's Llama, GPT-NeoX).
+        "interleaved_to_half": read from 2i and 2i + 1, written to i and i + r/2 (DeepSeek-V3 in
+        Hugging Face).
+    rotary_dim : int, optional
+        Number of rotated components r, even. None: all of head_dim. The rest passes through.
+    rotary_offset : int, default 0
+        Where the rotated slice starts; negative counts from the end of head_dim.
+    scaling : Scaling, optional
+        A rule of :mod:`rope_xp.scaling` that changes the frequencies.
+    position_axes : tuple of int, optional
+        Frequency i reads component ``position_axes[i]`` of positions, which then have a leading
+        axis of ``max(position_axes) + 1`` components: M-RoPE, axial 2-D and 3-D positions. Length
+        r/2. None: positions have one component and no such axis.
+
+    Raises
+    ------
+    RopeError
+        If a value is out of range.
+    TypeError
+        If a value is of the wrong type.
+
+    Notes
+    -----
+    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864,
+    eq. 14-16 and 34.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> rope = rope_xp.RoPE(base=500000.0, layout="half")
+    >>> q, k = np.ones((1, 5, 8, 64)), np.ones((1, 5, 2, 64))
+    >>> q_rotated, k_rotated = rope.apply(q, k)
+    >>> k_rotated.shape
+    (1, 5, 2, 64)
+    """
+
+    base: float = 10000.0
+    layout: Layout = "interleaved"
+    rotary_dim: int | None = None
+    rotary_offset: int = 0
+    scaling: Scaling | None = None
+    position_axes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _validate.check_positive("base", self.base)
+        _validate.check_layout(self.layout)
+        _validate.check_rotary_dim(self.rotary_dim)
+        _validate.check_rotary_offset(self.rotary_offset)
+        _validate.check_position_axes(self.position_axes, self.rotary_dim)
+        if self.scaling is not None:
+            _validate.check_scaling(self.scaling, Scaling)
+
+    # --- rotation --------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        q: ArrayT,
+        k: ArrayT,
+        positions: Positions = None,
+        *,
+        axes: str | None = None,
+        k_positions: Positions = None,
+        out: tuple[ArrayT, ArrayT] | None = None,
+    ) -> tuple[ArrayT, ArrayT]:
+        """Rotate queries and keys. See :func:`rope_xp.apply`, which is the same with a default."""
+        call = _prepare.pair(self, q, k, positions, axes, k_positions, out)
+        rotated_q, rotated_k = _dispatch.run(call)
+        return rotated_q, rotated_k
+
+    def rotate(
+        self,
+        x: ArrayT,
+        positions: Positions = None,
+        *,
+        axes: str | None = None,
+        out: ArrayT | None = None,
+    ) -> ArrayT:
+        """Rotate one array.
+
+        Parameters
+        ----------
+        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
+            float16, bfloat16, float32 or float64.
+        positions : array or sequence, (tokens,) or (batch, tokens), optional
+            In tokens; see :func:`rope_xp.apply`.
+        axes : str, optional
+            Names of the axes of x; see :func:`rope_xp.apply`.
+        out : array, optional
+            Where to write; x itself for in place.
+
+        Returns
+        -------
+        array
+            Rotated, with the shape, dtype, library and device of x.
+
+        Raises
+        ------
+        RopeError, TypeError
+            As :func:`rope_xp.apply`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> x = np.array([[1.0, 0.0]])
+        >>> rope_xp.RoPE().rotate(x, [1], axes="sd").round(4).tolist()
+        [[0.5403, 0.8415]]
+        """
+        return _dispatch.run(_prepare.single(self, x, positions, axes, out, False))[0]  # type: ignore[no-any-return]  # same kind as x
+
+    def unrotate(
+        self,
+        x: ArrayT,
+        positions: Positions = None,
+        *,
+        axes: str | None = None,
+        out: ArrayT | None = None,
+    ) -> ArrayT:
+        """Undo :meth:`rotate`: the inverse rotation, divided by the attention factor.
+
+        Parameters
+        ----------
+        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
+            What :meth:`rotate` returned.
+        positions, axes, out
+            As for :meth:`rotate`.
+
+        Returns
+        -------
+        array
+            x as it was before, to the rounding of two rotations.
+
+        Raises
+        ------
+        RopeError, TypeError
+            As :func:`rope_xp.apply`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> rope = rope_xp.RoPE(layout="half")
+        >>> x = np.arange(8.0).reshape(2, 4)
+        >>> back = rope.unrotate(rope.rotate(x, [7, 1_000_000]), [7, 1_000_000])
+        >>> bool(np.allclose(back, x, rtol=0, atol=1e-14))
+        True
+        """
+        return _dispatch.run(_prepare.single(self, x, positions, axes, out, True))[0]  # type: ignore[no-any-return]  # same kind as x
+
+    def rerotate(
+        self,
+        x: ArrayT,
+        old_positions: Positions,
+        new_positions: Positions,
+        *,
+        to: RoPE | None = None,
+        axes: str | None = None,
+        out: ArrayT | None = None,
+    ) -> ArrayT:
+        """Move rotated keys to other positions, optionally onto another RoPE.
+
+        The two rotations are composed into one table before they touch x, so x is rounded once.
+
+        Parameters
+        ----------
+        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
+            Keys that this RoPE rotated at ``old_positions``.
+        old_positions, new_positions : array or sequence, (tokens,) or (batch, tokens)
+            In tokens; None for 0, 1, ...
+        to : RoPE, optional
+            What the result shall be rotated by. Default: this RoPE. It must rotate the same pairs.
+        axes, out
+            As for :meth:`rotate`.
+
+        Returns
+        -------
+        array
+            What ``to`` would have made of the unrotated keys at ``new_positions``.
+
+        Raises
+        ------
+        RopeError
+            If ``to`` rotates other pairs; otherwise as :func:`rope_xp.apply`.
+        TypeError
+            As :func:`rope_xp.apply`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> rope = rope_xp.RoPE()
+        >>> keys = np.arange(16.0).reshape(2, 8)
+        >>> cached = rope.rotate(keys, [100, 101])
+        >>> moved = rope.rerotate(cached, [100, 101], [4, 5])
+        >>> bool(np.allclose(moved, rope.rotate(keys, [4, 5]), rtol=0, atol=1e-13))
+        True
+        """
+        to = self if to is None else to
+        _validate.check_rope(to, RoPE, "to")
+        call = _prepare.between(self, to, x, old_positions, new_positions, axes, out)
+        return _dispatch.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
+
+    # --- angles ----------------------------------------------------------------------------------
+
+    def frequencies(self, head_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies after scaling.
+
+        Parameters
+        ----------
+        head_dim : int
+            Components of a head.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape (r/2,), float64, radians per token.
+
+        Raises
+        ------
+        RopeError
+            If the rotated slice does not fit head_dim, or the scaling rule needs a length first.
+
+        Notes
+        -----
+        RoFormer, arXiv 2104.09864, eq. 15: ``base ** (-2 i / r)``, then the rule.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> rope_xp.RoPE().frequencies(8).tolist()
+        [1.0, 0.1, 0.01, 0.001]
+        """
+        _validate.check_head_dim(head_dim)
+        r, _ = _validate.resolve_slice(
+            head_dim, self.rotary_dim, self.rotary_offset, self.position_axes
+        )
+        if self.scaling is None:
+            return inverse_frequencies(self.base, r)
+        return self.scaling.frequencies(self.base, r)
+
+    def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
+        """Return how many tokens a full turn of each pair takes, 2 pi / frequencies.
+
+        Parameters
+        ----------
+        head_dim : int
+            Components of a head.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape (r/2,), float64, tokens; inf where the frequency is zero.
+
+        Raises
+        ------
+        RopeError
+            As :meth:`frequencies`.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> rope_xp.RoPE().wavelengths(4).round(2).tolist()
+        [6.28, 628.32]
+        """
+        with np.errstate(divide="ignore"):  # a zero frequency never turns: inf is its wavelength
+            return 2.0 * math.pi / self.frequencies(head_dim)
+
+    def cos_sin(
+        self,
+        positions: Positions,
+        head_dim: int,
+        *,
+        xp: Namespace | None = None,
+        device: Device | None = None,
+        dtype: Any = None,
+    ) -> tuple[Array, Array]:
+        """Return the tables that rotate: cos and sin of the angles, times the attention factor.
+
+        Parameters
+        ----------
+        positions : array or sequence, (..., tokens)
+            Integers or floats, in tokens. With ``position_axes``: (components, ..., tokens).
+        head_dim : int
+            Components of a head.
+        xp : namespace, optional
+            The library of the result (numpy, torch, jax.numpy, ...). Default: that of positions,
+            numpy for Python numbers.
+        device : device, optional
+            Of the result. Default: that of positions, or the library's default.
+        dtype : dtype of xp, optional
+            Of the result. float64 is computed in float64; anything else in float32. Default
+            float32.
+
+        Returns
+        -------
+        cos, sin : array, (..., tokens, r/2)
+            Dimensionless. Off by less than 2.4e-7 for positions below 2**22 in modulus, 4e-7 below
+            2**31 (float32, before the attention factor).
+
+        Raises
+        ------
+        RopeError
+            If positions are out of range or lack the axis of components.
+        TypeError
+            If positions are no numbers.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> cos, sin = rope_xp.RoPE().cos_sin([0, 1_000_000], head_dim=4)
+        >>> cos.dtype.name, cos.shape
+        ('float32', (2, 2))
+        """
+        _validate.check_head_dim(head_dim)
+        lookup, backend = _prepare.tables(self, positions, head_dim, xp, device, dtype)
+        cos, sin = _angles.cos_sin(backend, lookup)
+        if dtype is None or cos.dtype == dtype:
+            return cos, sin
+        return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by (YaRN, LongRoPE); 1.0 without such a rule."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
+    @property
+    def softmax_scale(self) -> float:
+        """What the caller's softmax scale is to be multiplied by (DeepSeek); 1.0 elsewhere.
+
+        rope_xp never folds it into q or k.
+        """
+        return 1.0 if self.scaling is None else self.scaling.softmax_scale
+
+    def for_length(self, n: int) -> RoPE:
+        """Return the RoPE fixed for a context of n tokens.
+
+        Parameters
+        ----------
+        n : int
+            Tokens in the context, positive.
+
+        Returns
+        -------
+        RoPE
+            Itself where no rule depends on length.
+
+        Raises
+        ------
+        RopeError
+            If n is not positive.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> rope = rope_xp.RoPE()
+        >>> rope.for_length(8192) is rope
+        True
+        """
+        _validate.check_length(n)
+        if self.scaling is None:
+            return self
+        fixed = self.scaling.for_length(n)
+        return self if fixed is self.scaling else replace(self, scaling=fixed)
