@@ -186,6 +186,10 @@ class Backend:
         """Return whether a compiler is tracing the Python code of the call right now."""
         return False
 
+    def traced(self, host: object, device: Device) -> Array:
+        """Return numpy or Python numbers as an array, asked only while a compiler is tracing."""
+        return self.xp.asarray(host, device=device)
+
     def dtype_name(self, x: Array) -> str:
         """Return the name of the dtype of x as numpy would spell it, such as "bfloat16"."""
         return str(x.dtype).rpartition(".")[2]

@@ -26,6 +26,9 @@ def resolve(
     would wait for it: there positions out of range become NaN in the result.
     """
     if owner is None or owner.name == "numpy":
+        if backend.is_compiling():
+            traced = backend.traced(positions, backend.device(like))
+            return _from_device(backend, traced, wide, argument)
         # numpy indexes with 64 bits; anywhere else half the bytes travel.
         integer = np.int64 if backend.name == "numpy" else np.int32
         whole, part, reach = _from_host(positions, integer, wide, argument)
@@ -83,8 +86,8 @@ def _from_device(
         return positions, None, UNKNOWN
     if dtype in ("float16", "bfloat16"):
         positions = xp.astype(positions, xp.float32)
+    # Not a number, infinite, or too large: the one number that the lookup takes for "outside".
+    inside = xp.abs(positions) < float(LIMIT)
+    positions = xp.where(inside, positions, xp.full_like(positions, -float(LIMIT)))
     floor = xp.floor(positions)
-    # Not a number, infinite, or too large: the one integer that the lookup takes for "outside".
-    inside = xp.abs(positions) < LIMIT
-    whole = xp.where(inside, floor, xp.full_like(floor, -LIMIT))
-    return xp.astype(whole, xp.int32), positions - floor, UNKNOWN
+    return xp.astype(floor, xp.int32), positions - floor, UNKNOWN

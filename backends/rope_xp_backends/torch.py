@@ -32,6 +32,10 @@ class Torch(Backend):
         """Return whether Dynamo or export traces the call."""
         return torch.compiler.is_compiling()
 
+    def traced(self, host: object, device: torch.device) -> torch.Tensor:
+        """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
+        return torch.as_tensor(host, device=device)
+
     def dtype_name(self, x: torch.Tensor) -> str:
         """Name the usual dtypes by a dict."""
         return _NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,68 @@
+"""The backend fixture, and what the summary says of backends that were not tested."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from targets import TARGETS, Target, missing
+
+REQUIRED = {
+    name.strip().replace("-", "_")
+    for name in os.environ.get("ROPE_XP_REQUIRE", "").split(",")
+    if name.strip()
+}
+
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40)
+settings.load_profile("fixed")
+
+
+def pytest_configure() -> None:
+    needed = [t for t in TARGETS if t.module in REQUIRED and not t.gpu]
+    absent = [f"{t.name} ({why})" for t in needed if (why := missing(t))]
+    unknown = REQUIRED - {t.module for t in TARGETS}
+    if unknown:
+        msg = f"ROPE_XP_REQUIRE names modules that no tested backend has: {sorted(unknown)}"
+        raise pytest.UsageError(msg)
+    if absent:
+        msg = f"ROPE_XP_REQUIRE asks for backends that are missing: {', '.join(absent)}"
+        raise pytest.UsageError(msg)
+
+
+def rows(**having: object) -> list[object]:
+    """Return the tested backends with these properties, as parameters of a test."""
+    chosen = [t for t in TARGETS if all(getattr(t, k) == v for k, v in having.items())]
+    return [pytest.param(t, marks=[pytest.mark.gpu] if t.gpu else [], id=t.name) for t in chosen]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames and not any(
+        "backend" in str(m.args[0]) for m in metafunc.definition.iter_markers("parametrize")
+    ):
+        metafunc.parametrize("backend", rows())
+
+
+@pytest.fixture(autouse=True)
+def _present(request: pytest.FixtureRequest) -> None:
+    target = getattr(getattr(request.node, "callspec", None), "params", {}).get("backend")
+    if isinstance(target, Target) and (reason := missing(target)):
+        pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count what a machine like this one could not test."""
+    tr = terminalreporter
+    skipped = tr.stats.get("skipped", [])
+    gpu = sum("gpu" in getattr(report, "keywords", {}) for report in skipped)
+    absent = [f"{t.name}: {why}" for t in TARGETS if (why := missing(t))]
+    tr.section("backends")
+    tr.line("tested: " + ", ".join(t.name for t in TARGETS if not missing(t)))
+    tr.line("not tested: " + ("; ".join(absent) or "none"))
+    tr.line(f"tests that need a GPU and did not run: {gpu}")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20211104)
