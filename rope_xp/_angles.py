@@ -14,11 +14,12 @@ This needs ``take``, ``*`` and ``+`` of float32 alone, so it runs on every libra
 without float64, under every compiler, and gives the same bits on all of them. A fractional part is
 one more rotation, by an angle small enough for float32.
 
-Error, for tables of modulus 1. A rounded table entry is off by at most 2**-25 in either
-coordinate, by sqrt(2) * 2**-25 = 4.2e-8 as a vector. One composition adds the rounding of two
-products whose moduli sum to at most 1, and of their sum: 3 * 2**-25 = 8.9e-8. Two digits, all
-positions below 2**22: 2 * 4.2e-8 + 8.9e-8 = 1.7e-7. Three, below 2**31: 3.1e-7. The largest errors
-that were measured are 1.3e-7 and 2.2e-7.
+Error, for tables of modulus 1, in units of u = 2**-25. A rounded table entry is off by at most u in
+either coordinate, by sqrt(2) u as a vector. One composition adds to a coordinate the rounding of
+two products whose moduli sum to at most 1, and of their sum: 3 u, or 3 sqrt(2) u as a vector. So
+two digits, all positions below 2**22, are off by at most (2 sqrt(2) + 3) u = 1.74e-7; three, below
+2**31, by (3 sqrt(2) + 3 sqrt(2) + 3) u = 3.43e-7. The largest errors that were measured are 1.3e-7
+and 2.2e-7.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._typing import Array, Namespace
+from rope_xp.scaling import remainders
 
 if TYPE_CHECKING:
     from rope_xp._contract import Backend, Lookup
@@ -82,15 +84,22 @@ def host_tables(
     for one component and is zero for the others: cos 1 and sin 0 multiply exactly.
     """
     frequencies = rope.frequencies(head_dim)
-    rows = [frequencies]
+    masks = [np.ones(len(frequencies))]
     if rope.position_axes is not None:
         axes = np.asarray(rope.position_axes)
-        rows = [np.where(axes == c, frequencies, 0.0) for c in range(max(rope.position_axes) + 1)]
+        masks = [(axes == c).astype(np.float64) for c in range(max(rope.position_axes) + 1)]
     if wide:
-        return tuple((_read_only(row),) for row in rows)
-    scale = rope_scale(rope, inverse)
+        return tuple((_read_only(frequencies * mask),) for mask in masks)
+    # What a scaling rule returns is exact by definition; the plain formula has digits beyond.
+    beyond = 0.0 * frequencies
+    if rope.scaling is None:
+        beyond = remainders(rope.base, 2 * len(frequencies))
     # The factor goes into one table of one component, before rounding: it costs no accuracy.
-    return tuple(_digit_tables(row, scale if c == 0 else 1.0) for c, row in enumerate(rows))
+    scales = [rope_scale(rope, inverse)] + [1.0] * (len(masks) - 1)
+    return tuple(
+        _digit_tables(frequencies * mask, beyond * mask, scale)
+        for mask, scale in zip(masks, scales, strict=True)
+    )
 
 
 def rope_scale(rope: RoPE, inverse: bool) -> float:
@@ -98,29 +107,31 @@ def rope_scale(rope: RoPE, inverse: bool) -> float:
     return 1.0 / rope.attention_factor if inverse else rope.attention_factor
 
 
-def _digit_tables(frequencies: NDArray[np.float64], scale: float) -> tuple[np.ndarray, ...]:
-    low = _table(frequencies, DIGIT, 1, scale)
-    middle = _table(frequencies, DIGIT, DIGIT, 1.0)
-    high = _table(frequencies, TOP_DIGIT, DIGIT * DIGIT, 1.0)
+def _digit_tables(
+    frequencies: NDArray[np.float64], beyond: NDArray[np.float64], scale: float
+) -> tuple[np.ndarray, ...]:
+    # Near 2**31 the rounding of digit * frequency alone would cost 1.2e-7. Half of a frequency's
+    # bits (Veltkamp's splitting, Dekker 1971, doi 10.1007/BF01397083) times a digit is exact; what
+    # is left is small enough to be rounded.
+    shifted = frequencies * 134217729.0
+    coarse = shifted - (shifted - frequencies)
+    fine = (frequencies - coarse) + beyond
+    low = _table(coarse, fine, DIGIT, 1) * scale
+    middle = _table(coarse, fine, DIGIT, DIGIT)
+    high = _table(coarse, fine, TOP_DIGIT, DIGIT * DIGIT)
     # One row more, read by every position out of range: better loud than plausible.
-    beyond = np.full((1, high.shape[1]), np.nan, dtype=np.float32)
-    tables = (low, middle, np.concatenate([high, beyond]), frequencies.astype(np.float32))
-    return tuple(_read_only(t) for t in tables)
+    high = np.concatenate([high, np.full_like(high[:1], np.nan)])
+    return tuple(_read_only(t.astype(np.float32)) for t in (low, middle, high, frequencies))
 
 
 def _table(
-    frequencies: NDArray[np.float64], rows: int, unit: int, scale: float
-) -> NDArray[np.float32]:
+    coarse: NDArray[np.float64], fine: NDArray[np.float64], rows: int, unit: int
+) -> NDArray[np.float64]:
     digits = np.arange(rows, dtype=np.float64)[:, None] * unit
-    # Near 2**31 the rounding of digit * frequency alone would cost 1.2e-7. Halves of 26 bits
-    # (Veltkamp, 1968) times a digit of 11 are exact.
-    shifted = frequencies * 134217729.0
-    coarse = shifted - (shifted - frequencies)
-    fine = frequencies - coarse
     cos_c, sin_c = np.cos(digits * coarse), np.sin(digits * coarse)
     cos_f, sin_f = np.cos(digits * fine), np.sin(digits * fine)
     cos, sin = cos_c * cos_f - sin_c * sin_f, sin_c * cos_f + cos_c * sin_f
-    return (np.concatenate([cos, sin], axis=1) * scale).astype(np.float32)
+    return np.concatenate([cos, sin], axis=1)
 
 
 def _read_only(table: np.ndarray) -> np.ndarray:

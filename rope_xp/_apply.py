@@ -53,7 +53,8 @@ def apply(
         (batch, tokens), (batch, 1). Of the same library, numpy, or Python numbers; a single number
         only where there is one token. With ``position_axes`` they have a leading axis of
         components. None: 0, 1, ... tokens - 1. The modulus must be below 2**31; positions on a
-        device are not read to check that, those beyond give NaN.
+        device are not read to check that, those beyond give NaN where angles
+        are computed in float32.
     rope : RoPE, optional
         What to rotate by. Default ``RoPE()``.
     axes : str, optional

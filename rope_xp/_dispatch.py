@@ -13,8 +13,6 @@ Requirements, which explain the shape of this file:
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import logging
 import os
 import sys
@@ -63,8 +61,8 @@ class Library:
 
     name: str
     """Of its module, which is in sys.modules if one of its arrays exists."""
-    array: str
-    """Of its array class in that module."""
+    array: tuple[str, ...]
+    """Of its array classes in that module."""
     load: Callable[[], Backend]
     """Imports the backend. Spelled as an import statement, which torch.compile can trace."""
     extra: str
@@ -74,10 +72,10 @@ class Library:
 
 
 LIBRARIES = (
-    Library("numpy", "ndarray", _numpy, "", ()),
-    Library("torch", "Tensor", _torch, "torch", ()),
-    Library("jax", "Array", _jax, "jax", ("jit",)),
-    Library("cupy", "ndarray", _cupy, "cupy-cuda13x", ()),
+    Library("numpy", ("ndarray", "generic"), _numpy, "", ()),
+    Library("torch", ("Tensor",), _torch, "torch", ()),
+    Library("jax", ("Array",), _jax, "jax", ("jit",)),
+    Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ()),
 )
 
 _by_type: dict[type, Backend] = {}
@@ -114,10 +112,11 @@ def _find_new(x: object) -> Backend | None:
 def _own(x: object) -> Backend | None:
     for library in LIBRARIES:
         module = sys.modules.get(library.name)
-        array = getattr(module, library.array, None)
-        # isinstance, not issubclass: jax.Array answers for tracers by its metaclass.
-        if array is not None and isinstance(x, array):
-            return library.load()
+        for name in library.array:
+            array = getattr(module, name, None)
+            # isinstance, not issubclass: jax.Array answers for tracers by its metaclass.
+            if array is not None and isinstance(x, array):
+                return library.load()
     return None
 
 
@@ -127,6 +126,8 @@ def _from_entry_points(x: object) -> Backend | None:
 
 def third_party() -> list[Backend]:
     """Return the backends that other packages registered. Entry points are read once."""
+    import importlib.metadata  # as long to import as all the rest of rope_xp
+
     global _third_party
     with _lock:
         if _third_party is None:
@@ -134,7 +135,7 @@ def third_party() -> list[Backend]:
             for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
                 try:
                     _third_party.append(entry.load())
-                except ImportError as error:
+                except (ImportError, AttributeError) as error:
                     # Broken, and nobody asked for it by name: the others go on.
                     _log.warning("backend %r cannot be imported: %s", entry.value, error)
         return _third_party
@@ -210,6 +211,8 @@ def use_backend(name: str | None) -> Iterator[None]:
 
 
 def _check_name(name: str) -> None:
+    import importlib.util
+
     if name == _portable.NAME:
         return
     owners = [library for library in LIBRARIES if name in library.paths]

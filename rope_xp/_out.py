@@ -47,7 +47,7 @@ def check(
 
 def _check_like(backend: Backend, label: str, target: Any, name: str, x: Array) -> None:
     if _dispatch.find(target) is not backend:
-        msg = f"{label} must be a {backend.name} array like {name}; got {type(target)}"
+        msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
         raise TypeError(msg)
     same = tuple(target.shape) == tuple(x.shape) and target.dtype == x.dtype
     if not same or backend.device(target) != backend.device(x):

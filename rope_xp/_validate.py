@@ -24,7 +24,11 @@ def describe(backend: Backend, x: Array) -> str:
     """Return what an array is, for a message."""
     device = backend.device(x)
     dtype = backend.dtype_name(x) + ("" if device is None else f" on {device}")
-    return f"a {backend.name} array of shape {tuple(x.shape)} and dtype {dtype}"
+    return f"{_a(backend)} array of shape {tuple(x.shape)} and dtype {dtype}"
+
+
+def _a(backend: Backend) -> str:
+    return f"{'an' if backend.name[0] in 'aeiou' else 'a'} {backend.name}"
 
 
 # --- RoPE ----------------------------------------------------------------------------------------
@@ -217,26 +221,25 @@ def axes_do_not_fit(axes: str, argument: str, ndim: int) -> RopeError:
 def no_array(argument: str, x: object) -> TypeError:
     """Return the error for something that no backend takes."""
     return TypeError(
-        f"{argument} is {_article(type(x))}, which is no array of numpy, torch, jax, cupy or "
-        "another library of the Python array API standard; convert it, for example with numpy.asarray"
+        f"{argument} is {_kind(x)}, which is no array of numpy, torch, jax, cupy or another "
+        "library of the Python array API standard; convert it, for example by numpy.asarray"
     )
 
 
 def refused(argument: str, x: object, reason: str) -> TypeError:
     """Return the error for an array type that its backend refuses."""
-    return TypeError(f"{argument} is {_article(type(x))}: {reason}")
+    return TypeError(f"{argument} is {_kind(x)}: {reason}")
 
 
-def _article(cls: type) -> str:
+def _kind(x: object) -> str:
+    cls = type(x)
     name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
     return f"a {name}"
 
 
 def different_libraries(first: str, a: Backend, second: str, b: Backend) -> TypeError:
     """Return the error for arrays of two libraries."""
-    return TypeError(
-        f"{first} is a {a.name} array and {second} a {b.name} array; convert one of them"
-    )
+    return TypeError(f"{first} is {_a(a)} array and {second} {_a(b)} array; convert one of them")
 
 
 def check_float(backend: Backend, argument: str, x: Array) -> str:

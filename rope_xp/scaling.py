@@ -67,19 +67,26 @@ def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
     >>> inverse_frequencies(10000.0, 8).tolist()
     [1.0, 0.1, 0.01, 0.001]
     """
-    return np.array(_powers(float(base), rotary_dim), dtype=np.float64)
+    return np.array(_powers(float(base), rotary_dim)[0])
+
+
+def remainders(base: float, rotary_dim: int) -> NDArray[np.float64]:
+    """Return what :func:`inverse_frequencies` rounded away; position 2**31 makes 1.2e-7 of it."""
+    return np.array(_powers(float(base), rotary_dim)[1])
 
 
 @lru_cache(maxsize=64)
-def _powers(base: float, rotary_dim: int) -> tuple[float, ...]:
+def _powers(base: float, rotary_dim: int) -> tuple[list[float], list[float]]:
     # A float64 power loses up to five units where 2i/r is no binary fraction, and its last bit
     # differs between processors. Position 2**31 multiplies that error; forty digits leave none.
     with decimal.localcontext() as context:
         context.prec = 40
-        exact = decimal.Decimal(base)
-        return tuple(
-            float(exact ** (decimal.Decimal(-2 * i) / rotary_dim)) for i in range(rotary_dim // 2)
-        )
+        exact = [
+            decimal.Decimal(base) ** (decimal.Decimal(-2 * i) / rotary_dim)
+            for i in range(rotary_dim // 2)
+        ]
+        nearest = [float(f) for f in exact]
+        return nearest, [float(f - decimal.Decimal(n)) for f, n in zip(exact, nearest, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -120,12 +127,12 @@ class Linear:
 
     @property
     def attention_factor(self) -> float:
-        """1.0: the rule leaves the length of q and k alone."""
+        """Always 1.0, as the rule leaves the length of q and k alone."""
         return 1.0
 
     @property
     def softmax_scale(self) -> float:
-        """1.0: the rule asks for no correction of the softmax."""
+        """Always 1.0, as the rule asks for no correction of the softmax."""
         return 1.0
 
     def for_length(self, n: int) -> Linear:

@@ -249,9 +249,7 @@ def test_axial_2d_is_two_rotations(backend: Target) -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
     # A score depends on the two distances alone.
     a, b = got[2 * width + 3], got[4 * width + 1]
-    moved = backend.back(
-        rope.rotate(backend.make(x), np.stack([rows + 90, columns + 1000]))
-    )
+    moved = backend.back(rope.rotate(backend.make(x), np.stack([rows + 90, columns + 1000])))
     c, e = moved[2 * width + 3], moved[4 * width + 1]
     np.testing.assert_allclose((a * b).sum(-1), (c * e).sum(-1), rtol=0, atol=1e-5)
 

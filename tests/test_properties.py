@@ -12,7 +12,7 @@ from targets import Target
 import rope_xp
 from rope_xp import RoPE
 
-# Float32 angles below 2**31 are off by 3.1e-7 a table; a property composes up to three of them on
+# Float32 angles below 2**31 are off by 3.4e-7 a table; a property composes up to three of them on
 # values up to 1, and sums over at most 32 components.
 ATOL = 5e-6
 

@@ -92,6 +92,8 @@ class Torch(Backend):
         """Refuse what autograd would refuse, before anything is written."""
         if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
             return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"
+        if torch.compiler.is_compiling():
+            return None
         if out.is_inference() and not torch.is_inference_mode_enabled():
             return "it was made under inference_mode and can be written only there"
         return None

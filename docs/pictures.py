@@ -1,0 +1,191 @@
+"""Draw the pictures of the conventions page.
+
+    python docs/pictures.py [FOLDER]
+
+Writes layouts.png, slices.png and sections.png, by default to docs/_generated. Which components a
+pair has is found by rotating one-hot vectors, so that the pictures cannot differ from the code. The
+colours are those of Okabe and Ito, which people with any common colour blindness tell apart; what a
+colour means is also written in every box.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import rope_xp
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7")
+GREY = "#E6E6E6"
+INK = "#222222"
+WIDTH = 8.0  # inches; at 200 dots an inch twice the width of a page of text
+
+
+def figure(height: float) -> tuple[Figure, Axes]:
+    """Return a white figure and its axes without frame, a unit on each axis equally long."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(WIDTH, height), dpi=200, facecolor="white")
+    axes = drawing.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set_xlim(0.0, WIDTH)
+    axes.set_ylim(0.0, height)
+    return drawing, axes
+
+
+def box(
+    axes: Axes,
+    left: float,
+    bottom: float,
+    width: float,
+    height: float,
+    colour: str,
+    text: str = "",
+    size: float = 10.5,
+) -> None:
+    """Draw one component, with a word in it."""
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(
+        Rectangle((left, bottom), width, height, facecolor=colour, edgecolor=INK, lw=0.8)
+    )
+    axes.text(
+        left + width / 2, bottom + height / 2, text, ha="center", va="center", size=size, color=INK
+    )
+
+
+def note(axes: Axes, x: float, y: float, text: str, **style: object) -> None:
+    """Write a text."""
+    axes.text(x, y, text, **({"size": 10.5, "color": INK, "va": "center"} | style))
+
+
+def pairs(rope: rope_xp.RoPE, head_dim: int) -> tuple[list[str | None], list[str | None]]:
+    """Return the name of each component as it is read and as it is written, None if untouched.
+
+    A component's name is its pair and its place in it, such as "2b". A small turn of a one-hot
+    vector leaves most of it on the component of the same name and some on its partner. The pair
+    is known by the angle.
+    """
+    frequencies = rope.frequencies(head_dim)
+    read: list[str | None] = [None] * head_dim
+    written: list[str | None] = [None] * head_dim
+    for c in range(head_dim):
+        y = rope.rotate(np.eye(head_dim)[c : c + 1], [0.5])[0]
+        if np.count_nonzero(y) == 1:
+            continue
+        (one, other) = np.flatnonzero(y)
+        large, small = (one, other) if y[one] > abs(y[other]) else (other, one)
+        angle = np.arctan2(abs(y[small]), y[large])
+        pair = int(np.argmin(np.abs(0.5 * frequencies - angle)))
+        name = f"{pair}{'a' if y[small] > 0 else 'b'}"  # the first turns towards the second
+        read[c] = name
+        written[large] = name
+    return read, written
+
+
+def layouts() -> Figure:
+    """Draw eight components in each of the three layouts, as read and as written."""
+    head_dim, side, left, gap = 8, 0.6, 2.95, 0.4
+    names = ("interleaved", "half", "interleaved_to_half")
+    drawing, axes = figure(5.5)
+    top = 5.0
+    for i in range(head_dim):
+        note(axes, left + (i + 0.5) * side, top + 0.2, str(i), ha="center")
+    note(axes, left - 0.15, top + 0.2, "component", ha="right")
+    y = top
+    for name in names:
+        rows = pairs(rope_xp.RoPE(layout=name), head_dim)
+        y -= side
+        note(axes, 0.2, y, f'"{name}"', family="monospace", size=10.5)
+        for label, row in zip(("reads", "writes"), rows, strict=True):
+            note(axes, left - 0.15, y + side / 2, label, ha="right")
+            for i, text in enumerate(row):
+                box(axes, left + i * side, y, side, side, COLOURS[int(text[0])], text)
+            y -= side
+        y += side - gap
+    note(
+        axes,
+        WIDTH / 2,
+        0.25,
+        "2a, 2b: first and second of pair 2, which turns by position x frequency 2",
+        ha="center",
+    )
+    return drawing
+
+
+def slices() -> Figure:
+    """Draw which components of twelve are rotated, for some rotary_dim and rotary_offset."""
+    head_dim, side, left = 12, 0.4, 2.95
+    ropes = (
+        ("rotary_dim=None", {}),
+        ("rotary_dim=8", {"rotary_dim": 8}),
+        ("rotary_dim=8, rotary_offset=2", {"rotary_dim": 8, "rotary_offset": 2}),
+        ("rotary_dim=8, rotary_offset=-8", {"rotary_dim": 8, "rotary_offset": -8}),
+    )
+    drawing, axes = figure(3.4)
+    y = 2.9
+    for i in range(head_dim):
+        note(axes, left + (i + 0.5) * side, y + 0.2, str(i), ha="center")
+    note(axes, left - 0.15, y + 0.2, "component", ha="right")
+    palette = (*COLOURS, "#F0E442", "#D55E00")
+    for label, fields in ropes:
+        read, _ = pairs(rope_xp.RoPE(layout="half", base=100.0, **fields), head_dim)
+        y -= side
+        note(axes, left - 0.15, y + side / 2, label, ha="right", family="monospace", size=8.5)
+        for i, text in enumerate(read):
+            colour = GREY if text is None else palette[int(text[0])]
+            box(axes, left + i * side, y, side, side, colour, text or "")
+        y -= 0.2
+    note(axes, left, 0.25, "grey: passes through untouched", ha="left")
+    return drawing
+
+
+def sections() -> Figure:
+    """Draw which position component each of 64 frequencies reads, for two M-RoPE models."""
+    rows = (
+        ("contiguous", "sections 16, 24, 24\n(Qwen2-VL)", CONTIGUOUS),
+        ("interleaved", "sections 24, 20, 20\n(Qwen3-VL)", INTERLEAVED),
+    )
+    drawing, axes = figure(2.6)
+    left, width, height = 1.6, 6.2 / 64, 0.5
+    y = 1.75
+    for name, detail, position_axes in rows:
+        note(axes, 0.15, y + 0.42, name)
+        note(axes, 0.15, y + 0.08, detail, size=8.5)
+        for i, component in enumerate(position_axes):
+            box(axes, left + i * width, y, width, height, COLOURS[component], str(component), 6)
+        y -= 0.8
+    y += 0.8
+    for i in range(0, 64, 8):
+        note(axes, left + (i + 0.5) * width, y - 0.14, str(i), ha="center", size=9)
+    note(axes, left + 63.5 * width, y - 0.14, "63", ha="center", size=9)
+    note(axes, left + 32 * width, y - 0.36, "frequency", ha="center", size=9)
+    for component, text in enumerate(("0: time", "1: height", "2: width")):
+        x = left + 0.4 + component * 2.0
+        box(axes, x, 0.12, 0.22, 0.22, COLOURS[component])
+        note(axes, x + 0.3, 0.23, text)
+    return drawing
+
+
+CONTIGUOUS = (0,) * 16 + (1,) * 24 + (2,) * 24
+INTERLEAVED = tuple(i % 3 if i < 60 else 0 for i in range(64))
+
+PICTURES = {"layouts": layouts, "slices": slices, "sections": sections}
+
+
+def write(folder: Path) -> None:
+    """Write every picture to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in PICTURES.items():
+        draw().savefig(folder / f"{name}.png")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "_generated")

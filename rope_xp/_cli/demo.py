@@ -1,0 +1,215 @@
+"""Rotate one attention layer of Llama-3-8B on every installed library, and compare the results.
+
+Each library rotates the same q and k, at positions from 0 and from a million. Its time is set
+beside that of copying the same arrays, its error beside that of the float32 formula in common use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rope_xp import _dispatch, _targets
+from rope_xp._cli import compare, terminal
+from rope_xp._cli.compare import Row
+from rope_xp._errors import RopeError
+from rope_xp._targets import Target
+
+STARTS = (0, 1_000_000)
+ERROR_BOUND = 2e-6
+"""Times the largest component of q and k."""
+ULP_BOUND = 2.0
+_BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu"})
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A target that did not run."""
+
+    target: str
+    reason: str
+    expected: bool
+    """Whether nothing is amiss: it is not here, and nobody asked for it by name."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that the demo found."""
+
+    tokens: int
+    rows: list[Row]
+    skipped: list[Skipped]
+    error_bound: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--tokens", type=_count, default=4096, help="default %(default)s")
+    parser.add_argument(
+        "--repeat", type=_count, default=5, help="timed calls, the best of which counts; default 5"
+    )
+    names = [library.name for library in _dispatch.LIBRARIES]
+    parser.add_argument(
+        "--backend",
+        action="append",
+        choices=names,
+        metavar="NAME",
+        help=f"only this library, {', '.join(names)}; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        msg = f"must be at least 1, got {value}"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; return the exit status, 1 where something is not as promised."""
+    outcome = measure(options.tokens, options.repeat, options.backend)
+    wrong = problems(outcome)
+    if options.json:
+        print(json.dumps(_as_json(outcome, wrong), indent=2))
+    else:
+        _print(outcome, wrong)
+    return 1 if wrong else 0
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def measure(tokens: int, repeat: int, libraries: list[str] | None) -> Outcome:
+    """Run every target that is there, or all of the libraries named."""
+    targets, skipped = _choose(libraries)
+    arrays = compare.layer(tokens)
+    rows: list[Row] = []
+    with terminal.progress(len(targets) * len(STARTS)) as advance:
+        for start in STARTS:
+            first = None
+            for target in list(targets):
+                advance(f"{target.name} from position {start}")
+                # A library may be installed and unable to run: its driver does not fit, its GPU
+                # is full. That must not stop the others.
+                try:
+                    row, results = compare.run(target, arrays, start, repeat, first)
+                except (RopeError, RuntimeError, MemoryError, ImportError) as error:
+                    targets.remove(target)
+                    skipped.append(Skipped(target.name, str(error), expected=False))
+                    continue
+                rows.append(row)
+                first = results if first is None else first
+    rows.sort(key=lambda row: _targets.NAMES.index(row.target))
+    bound = ERROR_BOUND * max(float(np.max(np.abs(x))) for x in arrays)
+    return Outcome(tokens, rows, skipped, bound)
+
+
+def _choose(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
+    targets: list[Target] = []
+    skipped: list[Skipped] = []
+    for library in _dispatch.LIBRARIES:
+        if libraries is not None and library.name not in libraries:
+            continue
+        names = [name for name in _targets.NAMES if name.startswith(f"{library.name}:")]
+        found = {name: _targets.find(name) for name in names}
+        here = [target for target in found.values() if isinstance(target, Target)]
+        targets += here
+        reasons = {name: why for name, why in found.items() if isinstance(why, str)}
+        if here:
+            skipped += [Skipped(name, why, expected=True) for name, why in reasons.items()]
+        elif reasons:
+            why = next(iter(reasons.values()))
+            skipped.append(Skipped(library.name, why, expected=libraries is None))
+    return targets, skipped
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def problems(outcome: Outcome) -> list[str]:
+    """Return what is not as promised, in words."""
+    found = [f"{s.target} did not run: {s.reason}" for s in outcome.skipped if not s.expected]
+    for row in outcome.rows:
+        where = f"{row.target} from position {row.start}"
+        first = outcome.rows[0].target
+        # Written with "not", so that NaN is a problem.
+        if not row.max_error <= outcome.error_bound:
+            found.append(f"{where}: error {row.max_error:.1e} exceeds {outcome.error_bound:.1e}")
+        if not row.ulp_from_first <= ULP_BOUND:
+            found.append(f"{where}: {row.ulp_from_first:.3g} ulp from {first}, over {ULP_BOUND}")
+        elif row.ulp_from_first > 0 and {first, row.target} <= _BIT_EQUAL:
+            found.append(f"{where}: differs from {first}, whose bits it should have")
+    return found
+
+
+def agreement(rows: list[Row]) -> str:
+    """Return one line on whether the libraries agree."""
+    worst: dict[str, float] = {}
+    for row in rows:
+        worst[row.target] = float(np.maximum(worst.get(row.target, 0.0), row.ulp_from_first))
+    if len(worst) < 2:
+        return "There is nothing to compare."
+    first, *others = worst
+    agree = all(worst[name] <= ULP_BOUND for name in others)
+    each = ", ".join(
+        f"{name} {'equal in every bit' if worst[name] == 0 else f'within {worst[name]:.2g} ulp'}"
+        for name in others
+    )
+    return f"{'All libraries agree' if agree else 'THE LIBRARIES DIFFER'}. To {first}: {each}."
+
+
+# --- printing ------------------------------------------------------------------------------------
+
+
+def _print(outcome: Outcome, wrong: list[str]) -> None:
+    q, k = (f"(1, {outcome.tokens}, {heads}, {compare.HEAD_DIM})" for heads in compare.HEADS)
+    layout, base = compare.LAYOUT, compare.BASE
+    print(f"q {q} and k {k}, float32, layout {layout!r}, base {base:.0f}")
+    columns = ("target", "path", "from position", "time", "of a copy", "error", "usual formula")
+    rows = [
+        (
+            row.target,
+            row.path,
+            str(row.start),
+            f"{row.seconds * 1e3:.2f} ms",
+            f"{row.share_of_copy:.2f}",
+            f"{row.max_error:.1e}",
+            f"{row.usual_max_error:.1e}",
+        )
+        for row in outcome.rows
+    ]
+    terminal.table(columns, rows, text_columns=2)
+    print(
+        "of a copy: time to copy q and k in the same library, divided by the time to rotate them\n"
+        "error: largest difference from float64; usual formula: the same of float32 "
+        "position * inv_freq"
+    )
+    for skipped in outcome.skipped:
+        if skipped.expected:
+            print(f"{skipped.target}: {skipped.reason}")
+    print(agreement(outcome.rows))
+    for problem in wrong:
+        print(f"PROBLEM: {problem}")
+
+
+def _as_json(outcome: Outcome, wrong: list[str]) -> dict[str, Any]:
+    return {
+        "tokens": outcome.tokens,
+        "heads": dict(zip(("q", "k"), compare.HEADS, strict=True)),
+        "head_dim": compare.HEAD_DIM,
+        "dtype": "float32",
+        "layout": compare.LAYOUT,
+        "base": compare.BASE,
+        "error_bound": outcome.error_bound,
+        "ulp_bound": ULP_BOUND,
+        "rows": [asdict(row) for row in outcome.rows],
+        "skipped": [asdict(skipped) for skipped in outcome.skipped],
+        "agreement": agreement(outcome.rows),
+        "problems": wrong,
+    }

@@ -1,0 +1,158 @@
+"""Print what rope_xp finds here: versions, libraries, devices, paths, and the choice in force."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+from typing import Any
+
+import numpy as np
+
+import rope_xp
+from rope_xp import _dispatch, _portable, _prepare, _targets
+from rope_xp._cli import terminal
+from rope_xp._contract import Backend, Path
+from rope_xp._dispatch import Library
+
+_VARIABLE = "ROPE_XP_BACKEND"
+_STRICT = "array-api-strict"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; return the exit status."""
+    found = collect()
+    print(json.dumps(found, indent=2) if options.json else terminal.plain_pairs(_lines(found)))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Return everything as what JSON can hold. Keys do not depend on what is installed."""
+    return {
+        "rope_xp": rope_xp.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "array_api_compat": importlib.metadata.version("array-api-compat"),
+        "libraries": {library.name: _library(library) for library in _dispatch.LIBRARIES}
+        | {_STRICT: _strict()},
+        "third_party": {
+            entry.name: _entry(entry)
+            for entry in importlib.metadata.entry_points(group=_dispatch.ENTRY_POINTS)
+        },
+        "choice": _chosen(),
+    }
+
+
+def _library(library: Library) -> dict[str, Any]:
+    """Describe one row of the dispatch table."""
+    backend = _targets.load(library)
+    if isinstance(backend, str):
+        return _row(problem=backend)
+    version = importlib.import_module(library.name).__version__
+    devices = _targets.devices(library)
+    if isinstance(devices, str):
+        return _row(version=version, problem=devices)
+    paths = {path.name: _reason(library, path) for path in backend.paths}
+    for name in library.paths:
+        paths.setdefault(name, f"the {library.name} backend did not load it")
+    return _row(version=version, devices=devices, paths={**paths, _portable.NAME: None})
+
+
+def _strict() -> dict[str, Any]:
+    """Describe array-api-strict, which the standard's own path serves without a row."""
+    if importlib.util.find_spec("array_api_strict") is None:
+        return _row(problem=f"not installed (pip install {_STRICT})")
+    try:
+        version = importlib.import_module("array_api_strict").__version__
+    except ImportError as error:
+        return _row(problem=f"broken: {error}")
+    return _row(version=version, devices=["cpu"], paths={_portable.NAME: None})
+
+
+def _row(
+    version: str | None = None,
+    problem: str | None = None,
+    devices: list[str] | None = None,
+    paths: dict[str, str | None] | None = None,
+) -> dict[str, Any]:
+    return {
+        "version": version,
+        "problem": problem,
+        "devices": devices or [],
+        "paths": paths or {},
+    }
+
+
+def _reason(library: Library, path: Path) -> str | None:
+    """Return why a path declines a small, plain call on every device, None if one takes it."""
+    reasons = []
+    host = np.ones((1, 4, 2, 64), np.float32)
+    for name in _targets.NAMES:
+        if name.partition(":")[0] != library.name:
+            continue
+        target = _targets.find(name)
+        if isinstance(target, str):
+            continue
+        x = target.put(host)
+        call = _prepare.pair(rope_xp.RoPE(layout="half"), x, x, None, None, None, None)
+        reason = path.declines(call)
+        if reason is None:
+            return None
+        reasons.append(reason)
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _entry(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
+    try:
+        backend: Backend = entry.load()
+    except (ImportError, AttributeError) as error:
+        return {"object": entry.value, "problem": f"broken: {error}", "paths": []}
+    names = [*(path.name for path in backend.paths), _portable.NAME]
+    return {"object": entry.value, "problem": None, "paths": names}
+
+
+def _chosen() -> dict[str, str | None]:
+    name = os.environ.get(_VARIABLE) or None
+    problem = None
+    try:
+        with rope_xp.use_backend(name):
+            pass
+    except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
+        problem = str(error)
+    return {"variable": _VARIABLE, "path": name, "problem": problem}
+
+
+def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [
+        ("rope_xp", found["rope_xp"]),
+        ("Python", found["python"]),
+        ("platform", found["platform"]),
+        ("array-api-compat", found["array_api_compat"]),
+    ]
+    for name, row in found["libraries"].items():
+        if row["version"] is None:
+            lines.append((name, row["problem"]))
+            continue
+        problem = f", {row['problem']}" if row["problem"] else ""
+        lines.append((name, row["version"] + problem))
+        if row["devices"]:
+            lines.append((f"  {name} devices", ", ".join(row["devices"])))
+        for path, reason in row["paths"].items():
+            lines.append((f"  {name} path {path}", "available" if reason is None else reason))
+    for name, row in found["third_party"].items():
+        what = row["problem"] or f"paths {', '.join(row['paths'])}"
+        lines.append((f"third-party {name}", f"{row['object']}: {what}"))
+    if not found["third_party"]:
+        lines.append(("third-party", "none registered"))
+    choice = found["choice"]
+    lines.append((_VARIABLE, choice["path"] or "not set"))
+    lines.append(("choice", choice["problem"] or choice["path"] or "automatic: the fastest path"))
+    return lines

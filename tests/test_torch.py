@@ -1,0 +1,308 @@
+"""torch: autograd, torch.func, compile, export, meta and inference tensors."""
+
+from __future__ import annotations
+
+import warnings
+
+import mpmath
+import numpy as np
+import pytest
+
+import rope_xp
+from rope_xp import RoPE, _angles
+from rope_xp.scaling import Linear
+
+torch = pytest.importorskip("torch")
+
+LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
+
+
+def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return made.requires_grad_(grad)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients(layout: str) -> None:
+    rope = RoPE(layout=layout, rotary_dim=4, rotary_offset=1)
+    x = sample(5, 2, 6, dtype=torch.float64, grad=True)
+    check = (lambda x: rope.rotate(x, POSITIONS), x)
+    assert torch.autograd.gradcheck(*check, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(*check)
+    with torch.no_grad():
+        cos, sin = rope.cos_sin(POSITIONS, 6, dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda x, c, s: rope_xp.apply_tables(x, c, s, layout=layout),
+        (x, cos.requires_grad_(), sin.requires_grad_()),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_gradient_is_the_inverse_rotation(dtype: torch.dtype) -> None:
+    rope = RoPE(layout="half")
+    q, k = sample(1, 5, 4, 16, dtype=dtype, grad=True), sample(1, 5, 2, 16, dtype=dtype, grad=True)
+    rotated = rope.apply(q, k, POSITIONS)
+    grads = [sample(*r.shape, dtype=dtype) for r in rotated]
+    torch.autograd.backward(rotated, grads)
+    for x, g in zip((q, k), grads, strict=True):
+        torch.testing.assert_close(x.grad, rope.unrotate(g, POSITIONS), rtol=0, atol=0)
+
+
+def test_gradient_of_float_positions() -> None:
+    """d rotate / d p is the derivative through the fraction: the digits are constants."""
+    positions = torch.tensor([0.5, 1000.25], dtype=torch.float64, requires_grad=True)
+    x = sample(2, 1, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda p: RoPE().rotate(x, p), positions)
+    single = positions.detach().float().requires_grad_()
+    RoPE().rotate(x.float(), single).sum().backward()
+    RoPE().rotate(x, positions).sum().backward()
+    torch.testing.assert_close(single.grad.double(), positions.grad, rtol=0, atol=1e-5)
+
+
+def test_func_transforms() -> None:
+    rope, x = RoPE(), sample(3, 5, 2, 8)
+    batched = torch.func.vmap(lambda x: rope.rotate(x, POSITIONS))(x)
+    torch.testing.assert_close(batched, rope.rotate(x, POSITIONS), rtol=0, atol=0)
+    own = torch.stack([POSITIONS, POSITIONS - 1, POSITIONS // 2])
+    got = torch.func.vmap(lambda x, p: rope.rotate(x, p))(x, own)
+    torch.testing.assert_close(got, rope.rotate(x, own), rtol=0, atol=0)
+    grad = torch.func.grad(lambda x: (rope.rotate(x, POSITIONS) * x).sum())(x)
+    expected = rope.rotate(x, POSITIONS) + rope.unrotate(x, POSITIONS)
+    torch.testing.assert_close(grad, expected, rtol=0, atol=1e-6)
+    _, tangent = torch.func.jvp(lambda x: rope.rotate(x, POSITIONS), (x,), (x,))
+    torch.testing.assert_close(tangent, rope.rotate(x, POSITIONS), rtol=0, atol=0)
+    jacobian = torch.func.jacrev(lambda x: rope.rotate(x, [3], axes="sd"))(x[0, 0, :1])
+    assert jacobian.shape == (1, 8, 1, 8)
+
+
+# --- compile and export --------------------------------------------------------------------------
+
+
+def options_inside(q, k, p):
+    return rope_xp.apply(q, k, p, layout="half", base=5e5, scaling=Linear(2.0))
+
+
+def rope_outside(q, k, p, rope=RoPE(5e5, "half", scaling=Linear(2.0))):  # noqa: B008  # hashable
+    return rope.apply(q, k, p)
+
+
+def no_positions(q, k, p):
+    return RoPE(layout="half").apply(q, k)
+
+
+def numpy_positions(q, k, p):
+    return rope_xp.apply(q, k, np.arange(3)[:, None] * 1000, axes="bshd")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [options_inside, rope_outside, no_positions, numpy_positions],
+    ids=lambda f: f.__name__,
+)
+def test_compile_without_warning_in_two_graphs(function) -> None:
+    """The first graph is for one length, the second for all."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(function, fullgraph=True, backend=count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for tokens in (5, 9, 33, 700, 2049, 3000):
+            q, k = sample(3, tokens, 4, 16), sample(3, tokens, 2, 16)
+            p = torch.arange(tokens) + 70_000
+            for got, expected in zip(compiled(q, k, p), function(q, k, p), strict=True):
+                torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert len(graphs) <= 2
+
+
+def test_no_table_is_built_for_a_call_or_a_length() -> None:
+    torch._dynamo.reset()
+    rope = RoPE(base=54_321.0)
+    compiled = torch.compile(lambda x: rope.rotate(x), fullgraph=True, backend="aot_eager")
+    before = _angles.host_tables.cache_info().misses
+    for tokens in (4, 5, 6, 70, 4):
+        compiled(sample(tokens, 2, 8))
+    assert _angles.host_tables.cache_info().misses == before + 1
+
+
+def test_generated_code_has_exact_angles() -> None:
+    """The trap: traced, the float64 table builder was compiled in float32, off by 4.4e-4."""
+    torch._dynamo.reset()
+    with mpmath.workdps(40):
+        angles = [
+            [p * mpmath.mpf(10000) ** (-mpmath.mpf(i) / 4) for i in range(4)]
+            for p in POSITIONS.tolist()
+        ]
+        cos = torch.tensor([[float(mpmath.cos(a)) for a in row] for row in angles])
+        sin = torch.tensor([[float(mpmath.sin(a)) for a in row] for row in angles])
+    tables = torch.compile(lambda p: RoPE().cos_sin(p, 8), fullgraph=True)(POSITIONS)
+    for got, expected in zip(tables, (cos, sin), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=4e-7)
+
+    def rotate(q, k, p):
+        return rope_xp.apply(q, k, p, layout="half")
+
+    compiled = torch.compile(rotate, fullgraph=True)
+    q, k = sample(1, 5, 4, 16, grad=True), sample(1, 5, 2, 16)
+    got, expected = compiled(q, k, POSITIONS), rotate(q, k, POSITIONS)
+    for g, e in zip(got, expected, strict=True):
+        size = torch.maximum(*q.detach().abs().chunk(2, -1)).max()
+        bound = 2 * float(np.spacing(np.float32(size)))
+        torch.testing.assert_close(g, e, rtol=0, atol=bound)
+    (grad,) = torch.autograd.grad(got[0].sum(), q)
+    (expected_grad,) = torch.autograd.grad(expected[0].sum(), q)
+    torch.testing.assert_close(grad, expected_grad, rtol=0, atol=5e-7)
+
+
+def test_ropes_made_inside_a_graph_are_not_confused() -> None:
+    """In place of a dataclass made inside, Dynamo hands constants one with default fields."""
+
+    def both(x):
+        first = RoPE(base=5e3, scaling=Linear(4.0)).rotate(x)
+        second = rope_xp.apply(x, x, base=7e3, position_axes=(0, 0, 0, 0))[0]
+        return first, second
+
+    torch._dynamo.reset()
+    x = sample(900, 2, 8)
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")(x)
+    for got, expected in zip(compiled, both(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_compiled_inverse_and_rerotation() -> None:
+    rope = RoPE(layout="half")
+
+    def there_and_back(x, p):
+        moved = rope.rerotate(rope.rotate(x, p), p, p + 5)
+        return rope.unrotate(moved, p + 5)
+
+    torch._dynamo.reset()
+    x = sample(5, 2, 8)
+    p = POSITIONS.clamp(max=1 << 30)
+    got = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")(x, p)
+    torch.testing.assert_close(got, x, rtol=0, atol=4e-6)
+
+
+def test_compiled_in_place() -> None:
+    def in_place(x):
+        RoPE().rotate(x, out=x)
+        return x * 2
+
+    torch._dynamo.reset()
+    x = sample(5, 2, 8)
+    expected = RoPE().rotate(x) * 2
+    got = torch.compile(in_place, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    torch.testing.assert_close(x * 2, expected, rtol=0, atol=0)
+
+
+def test_a_choice_of_path_reaches_compiled_code() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: RoPE().rotate(x), fullgraph=True, backend="aot_eager")
+    x = sample(5, 2, 8)
+    with rope_xp.use_backend("portable"):
+        got = compiled(x)
+    torch.testing.assert_close(got, RoPE().rotate(x), rtol=0, atol=0)
+
+
+class Attention(torch.nn.Module):
+    """A module with a rope of its own, as models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = RoPE(base=5e5, layout="half")
+
+    def forward(self, q, k, positions):
+        return self.rope.apply(q, k, positions)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict: bool) -> None:
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    q, k, p = sample(1, 8, 4, 16), sample(1, 8, 2, 16), torch.arange(8)
+    shapes = ({1: tokens}, {1: tokens}, {0: tokens})
+    program = torch.export.export(Attention(), (q, k, p), dynamic_shapes=shapes, strict=strict)
+    q, k, p = sample(1, 77, 4, 16), sample(1, 77, 2, 16), torch.arange(77) + 1_000_000
+    got, expected = program.module()(q, k, p), Attention()(q, k, p)
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=0, atol=0)
+
+
+def test_modules_deepcopy_and_save(tmp_path) -> None:
+    torch.save(Attention(), tmp_path / "module.pt")
+    again = torch.load(tmp_path / "module.pt", weights_only=False)
+    q = sample(1, 8, 4, 16)
+    torch.testing.assert_close(again(q, q, None), Attention()(q, q, None))
+
+
+# --- other tensors -------------------------------------------------------------------------------
+
+
+def test_meta_tensors() -> None:
+    q, k = torch.empty(2, 9, 4, 16, device="meta"), torch.empty(2, 9, 2, 16, device="meta")
+    for positions in (None, np.arange(9), torch.arange(9, device="meta")):
+        got_q, got_k = rope_xp.apply(q, k, positions)
+        assert got_q.device.type == got_k.device.type == "meta"
+        assert got_q.shape == q.shape
+    rope_xp.apply(q, k, out=(torch.empty_like(q), torch.empty_like(k)))
+
+
+def test_fake_tensors_do_not_get_into_the_cache() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    rope = RoPE(base=98_765.0)
+    with FakeTensorMode():
+        assert rope.rotate(torch.ones(3, 2, 8)).shape == (3, 2, 8)
+    x = sample(3, 2, 8)
+    np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))
+
+
+def test_tables_made_in_inference_mode_serve_training() -> None:
+    rope, x = RoPE(base=87_654.0), sample(3, 2, 8, grad=True)
+    with torch.inference_mode():
+        rope.rotate(x.detach().clone())
+    rope.rotate(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_default_device_and_dtype_do_not_matter() -> None:
+    x = sample(3, 2, 8)
+    expected = RoPE(base=76_543.0).rotate(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            got = RoPE(base=76_543.0).rotate(x, [0, 1, 2])
+            other = RoPE(base=65_432.0).rotate(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    torch.testing.assert_close(other, RoPE(base=65_432.0).rotate(x), rtol=0, atol=0)
+
+
+def test_autocast_does_not_lower_the_angles() -> None:
+    x = sample(3, 2, 8)
+    p = [0, 65_536, 1_000_000]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = RoPE().rotate(x, p)
+    torch.testing.assert_close(got, RoPE().rotate(x, p), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs() -> None:
+    """After a warm-up nothing waits for the device or allocates outside the graph's pool."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    q, k = (sample(1, 64, h, 128).cuda() for h in (8, 2))
+    p = torch.arange(64, device="cuda") + 1_000_000
+    expected = rope_xp.apply(q, k, p)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = rope_xp.apply(q, k, p)
+    graph.replay()
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=0, atol=0)
