@@ -91,7 +91,7 @@ def find(x: object) -> Backend | None:
 
 def backend_of(x: object, argument: str) -> Backend:
     """Return the backend of an array, or raise."""
-    backend = find(x)
+    backend = _by_type.get(type(x)) or _find_new(x)
     if backend is None:
         raise _validate.no_array(argument, x)
     return backend

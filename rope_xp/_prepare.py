@@ -20,7 +20,7 @@ _PYTHON = (int, float, list, tuple, range)
 
 def _owner(positions: Any) -> Backend | None:
     """Return the backend of positions, None for Python numbers and sequences of them."""
-    return None if isinstance(positions, _PYTHON) else _dispatch.find(positions)
+    return None if type(positions) in _PYTHON else _dispatch.find(positions)
 
 
 def _lookup(
