@@ -207,10 +207,15 @@ class Backend:
         return self.xp.arange(n, dtype=self.xp.int32, device=device)
 
     def integers(self, positions: Array) -> Array:
-        """Return integer positions in a dtype of at least 32 bits that can be shifted."""
-        if self.dtype_name(positions) in ("int8", "int16", "uint8", "uint16"):
-            return self.xp.astype(positions, self.xp.int32)
-        return positions
+        """Return integer positions in a signed dtype of at least 32 bits, which can be indices."""
+        xp, dtype = self.xp, self.dtype_name(positions)
+        if dtype in ("int32", "int64"):
+            return positions
+        if dtype not in ("uint32", "uint64"):
+            return xp.astype(positions, xp.int32)
+        # Spelled with numbers that fit 32 signed bits: jax takes no others without x64.
+        signed = xp.astype(positions & (_angles.LIMIT - 1), xp.int32)
+        return xp.where(positions >> 31 == 0, signed, xp.full_like(signed, -_angles.LIMIT))
 
     def product(self, a: Array, b: Array) -> Array:
         """Return a * b rounded to its dtype, also where a compiler likes to fuse multiply-add."""

@@ -150,9 +150,12 @@ def test_positions_out_of_range(backend: Target) -> None:
     assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(outside)))).all()
     least = np.array([np.iinfo(np.int32).min] * 3, np.int32)
     assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(least)))).all()
-    if "float64" in backend.floats:  # jax without x64 has no int64 either
-        beyond = np.array([1 << 31, 1 << 40, -(1 << 31)])
-        assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(beyond)))).all()
+    beyond = [np.array([1 << 31, (1 << 31) + 1, (1 << 32) - 1], np.uint32)]
+    if "float64" in backend.floats:  # jax without x64 has no 64-bit integers either
+        beyond.append(np.array([1 << 31, 1 << 40, -(1 << 31)]))
+        beyond.append(np.array([1 << 31, (1 << 63) + 1, (1 << 64) - 1], np.uint64))
+    for positions in beyond:
+        assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(positions)))).all()
 
 
 def test_frequencies_are_the_nearest_float64() -> None:

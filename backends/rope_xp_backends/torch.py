@@ -9,7 +9,7 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from rope_xp import _contract
+from rope_xp import _angles, _contract
 from rope_xp._contract import Backend, Memory
 from rope_xp.rope import RoPE
 
@@ -55,11 +55,14 @@ class Torch(Backend):
         return torch.arange(n, dtype=torch.int32, device=device)
 
     def integers(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return int32 or int64: torch cannot shift the unsigned dtypes."""
+        """Return int32 or int64. torch does not compare the unsigned dtypes."""
         if positions.dtype in (torch.int32, torch.int64):
             return positions
-        wide = positions.dtype in (torch.uint32, torch.uint64)
-        return positions.to(torch.int64 if wide else torch.int32)
+        if positions.dtype in (torch.uint32, torch.uint64):
+            # uint64 beyond int64 wraps around to a negative number.
+            signed = positions.to(torch.int64)
+            return torch.where(signed < 0, _angles.LIMIT, signed)
+        return positions.to(torch.int32)
 
     def tables(self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Any) -> Tables:
         """Keep fake, functional and distributed tensors out of the cache."""
