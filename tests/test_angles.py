@@ -12,7 +12,7 @@ import mpmath
 import numpy as np
 import oracles
 import pytest
-from targets import Target
+from targets import Target, numpy_dtype
 
 from rope_xp import RoPE, _angles, _contract, scaling
 
@@ -244,3 +244,114 @@ def test_fork_while_another_thread_builds_tables() -> None:
     # Python 3.12 warns of any fork beside a thread, which is what is tested here.
     quiet = ["-W", "error", "-W", "ignore::DeprecationWarning"]
     subprocess.run([sys.executable, *quiet, "-c", FORK], check=True, timeout=60)
+
+
+# --- boundaries ----------------------------------------------------------------------------------
+
+EDGES = [1, 2046, 2047, 2048, 2049, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, (1 << 31) - 1]
+
+
+@pytest.mark.parametrize("position", [sign * edge for edge in EDGES for sign in (1, -1)])
+def test_each_number_of_digits_alone(backend: Target, position: int) -> None:
+    """The host counts the digits that positions need: one too few is a wrong angle or an error."""
+    cos, sin = oracles.true_cos_sin([position], 1e4, 16)
+    x = np.zeros((1, 1, 16), np.float32)
+    x[..., ::2] = 1.0
+    for given in ([position], np.array([position], np.int32), np.array([position], np.float64)):
+        got = backend.back(RoPE().rotate(backend.make(x), given))[0]
+        assert np.abs(got[:, ::2] - cos).max() <= BELOW_2_31
+        assert np.abs(got[:, 1::2] - sin).max() <= BELOW_2_31
+
+
+@pytest.mark.parametrize("tokens", [2047, 2048, 2049, 2050])
+def test_counted_positions_around_a_digit(backend: Target, tokens: int) -> None:
+    x = np.zeros((tokens, 1, 4), np.float32)
+    x[..., ::2] = 1.0
+    got = backend.back(RoPE().rotate(backend.make(x)))[-1, 0]
+    cos, sin = oracles.true_cos_sin([tokens - 1], 1e4, 4)
+    assert np.abs(got[::2] - cos[0]).max() <= BELOW_2_22
+    assert np.abs(got[1::2] - sin[0]).max() <= BELOW_2_22
+
+
+@pytest.mark.parametrize("r", [96, 128])
+def test_tables_hold_the_nearest_float32(r: int) -> None:
+    """Of the largest digits too, where a float64 frequency is too coarse: that costs 1.2e-7."""
+    host = _angles.host_tables(RoPE(base=5e5), r, False, False)[0]
+    pairs = [0, 1, 2, 3, 5, 9, r // 2 - 1]
+    columns = [*pairs, *(r // 2 + i for i in pairs)]
+    for table, unit in zip(host, (1, 1 << 11, 1 << 22), strict=False):
+        digits = [0, 1, 2, 255, 510, 511]
+        true = oracles.true_cos_sin([d * unit for d in digits], 5e5, r, pairs)
+        expected = np.concatenate(true, axis=1).astype(np.float32)
+        np.testing.assert_array_equal(table[digits][:, columns], expected)
+
+
+# --- cos_sin -------------------------------------------------------------------------------------
+
+
+def test_where_tables_are_made_and_of_what(backend: Target) -> None:
+    xp = _namespace(backend)
+    made = backend.make(np.arange(3))
+    expected = RoPE().cos_sin([0, 1, 2], 8)
+    for got in (
+        RoPE().cos_sin(made, 8),
+        RoPE().cos_sin([0, 1, 2], 8, xp=xp, device=_device(made)),
+        RoPE().cos_sin(np.arange(3), 8, xp=xp, device=_device(made)),
+        RoPE().cos_sin(made, 8, xp=xp),
+    ):
+        for table, e in zip(got, expected, strict=True):
+            assert type(table) is type(made)
+            assert _device(table) == _device(made)
+            np.testing.assert_array_equal(backend.back(table), e)
+
+
+def _device(x: object) -> object:
+    return getattr(x, "device", None)
+
+
+def test_dtype_of_tables() -> None:
+    torch = pytest.importorskip("torch")
+    cos, sin = RoPE().cos_sin(torch.arange(3), 8, dtype=torch.bfloat16)
+    assert cos.dtype == sin.dtype == torch.bfloat16
+    exact = RoPE().cos_sin([0, 1, 2], 8, dtype=np.float64)
+    assert exact[0].dtype == np.float64
+    assert RoPE().cos_sin([0, 1, 2], 8, dtype="float32")[0].dtype == np.float32
+    np.testing.assert_allclose(cos.double().numpy(), exact[0], rtol=0, atol=2**-9)
+    meta, _ = RoPE().cos_sin([0, 1, 2], 8, xp=torch, device="meta")
+    assert meta.device.type == "meta"
+
+
+def test_positions_of_any_shape() -> None:
+    positions = np.arange(24).reshape(2, 3, 4)
+    cos, sin = RoPE().cos_sin(positions, 8)
+    flat, _ = RoPE().cos_sin(positions.ravel(), 8)
+    assert cos.shape == sin.shape == (2, 3, 4, 4)
+    np.testing.assert_array_equal(cos.reshape(-1, 4), flat)
+    assert RoPE().cos_sin(5, 8)[0].shape == (4,)
+    assert RoPE().cos_sin([], 8)[0].shape == (0, 4)
+    grid, _ = RoPE(position_axes=(0, 1, 0, 1)).cos_sin(positions[:, :2], 8)
+    assert grid.shape == (2, 4, 4)
+    np.testing.assert_array_equal(grid[..., 1], cos[1, :2, :, 1])
+
+
+def test_low_precision_positions(backend: Target) -> None:
+    """Whole numbers in 16-bit floats are whole numbers; fractions are what the dtype holds."""
+    for dtype in ("float16", "bfloat16"):
+        positions = np.array([0, 1.5, 100, -3]).astype(numpy_dtype(dtype))
+        x = np.ones((4, 1, 8), np.float32)
+        expected = RoPE().rotate(x, positions.astype(np.float64))
+        np.testing.assert_array_equal(RoPE().rotate(x, positions), expected)
+        if dtype in backend.floats:
+            got = backend.run(RoPE().rotate, backend.make(x), backend.make(positions))
+            np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=1e-6)
+
+
+def test_fast_pairs_of_a_small_base(backend: Target) -> None:
+    """A base below 1 makes frequencies above 1: nothing assumes slow pairs."""
+    positions = [0, 3, 70_000, 70_000.5, -12_345]
+    cos, sin = oracles.true_cos_sin(positions, 0.01, 8)
+    x = np.zeros((5, 1, 8), np.float32)
+    x[..., ::2] = 1.0
+    got = backend.back(RoPE(base=0.01).rotate(backend.make(x), positions))[:, 0]
+    assert np.abs(got[:, ::2] - cos).max() <= 4e-6
+    assert np.abs(got[:, 1::2] - sin).max() <= 4e-6

@@ -147,3 +147,63 @@ def test_linear_scaling_divides_positions(backend: Target) -> None:
     scaled = RoPE(scaling=rope_xp.scaling.Linear(4.0)).rotate(backend.make(x), [0, 4, 8, 400])
     plain = RoPE().rotate(x, [0, 1, 2, 100])
     np.testing.assert_allclose(backend.back(scaled), plain, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_unrotate_undoes_rotate(backend: Target, layout: str) -> None:
+    x = np.random.default_rng(4).standard_normal((9, 2, 12)).astype(np.float32)
+    rope = RoPE(layout=layout, rotary_dim=8, rotary_offset=-10)
+    positions = np.arange(9) * 100_000
+    there = backend.run(lambda x: rope.rotate(x, positions), backend.make(x))
+    back = backend.back(backend.run(lambda y: rope.unrotate(y, positions), there))
+    np.testing.assert_allclose(back, x, rtol=0, atol=2e-6)
+    cos, sin = rope.cos_sin(positions, 12)
+    options = {"layout": layout, "rotary_offset": -10}
+    there = rope_xp.apply_tables(backend.make(x), cos, sin, **options)
+    back = rope_xp.apply_tables(there, cos, sin, inverse=True, **options)
+    np.testing.assert_allclose(backend.back(back), x, rtol=0, atol=2e-6)
+
+
+def test_attention_factor_counts_once_with_several_components(backend: Target) -> None:
+    rope = RoPE(scaling=Temperature(1.25), position_axes=(0, 1, 2, 1))
+    x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)
+    positions = np.arange(27).reshape(3, 9) * 1000
+    plain = RoPE(position_axes=(0, 1, 2, 1))
+    got = backend.back(rope.rotate(backend.make(x), positions))
+    np.testing.assert_allclose(got, 1.25 * plain.rotate(x, positions), rtol=0, atol=2e-6)
+    back = rope.unrotate(rope.rotate(backend.make(x), positions), positions)
+    np.testing.assert_allclose(backend.back(back), x, rtol=0, atol=2e-6)
+
+
+def test_rerotation_between_attention_factors(backend: Target) -> None:
+    rope, to = RoPE(scaling=Temperature(1.25)), RoPE(base=1e6, scaling=Temperature(0.5))
+    x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)
+    old, new = np.arange(9) * 1000, np.arange(9) * 7
+    for target in (rope, to):
+        cached = backend.make(rope.rotate(x, old))
+        got = backend.run(lambda c, target=target: rope.rerotate(c, old, new, to=target), cached)
+        np.testing.assert_allclose(backend.back(got), target.rotate(x, new), rtol=0, atol=4e-6)
+
+
+def test_tables_are_used_in_the_precision_of_the_rotation(backend: Target) -> None:
+    """float64 for float64, float32 for all else, whatever dtype the tables come in."""
+    rng = np.random.default_rng(3)
+    angles = rng.uniform(0, 6, (9, 4))
+    cos, sin = np.cos(angles), np.sin(angles)
+    for dtype in backend.floats:
+        x = rng.standard_normal((9, 2, 8)).astype(numpy_dtype(dtype))
+        expected = oracles.rotate_complex(x, angles[:, None], "interleaved")
+        got = backend.back(rope_xp.apply_tables(backend.make(x), cos, sin))
+        assert got.dtype == x.dtype
+        if dtype == "float64":
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-15)
+        else:
+            rounded = {"float32": 5e-7, "float16": 2**-9, "bfloat16": 2**-6}[dtype]
+            np.testing.assert_allclose(got.astype(float), expected, rtol=0, atol=rounded)
+    for dtype in backend.floats:
+        # Tables of few bits are widened, not multiplied as they are.
+        low = [t.astype(numpy_dtype(dtype)) for t in (cos, sin)]
+        x = rng.standard_normal((9, 2, 8)).astype(np.float32)
+        expected = rope_xp.apply_tables(x, *(t.astype(np.float32) for t in low))
+        got = backend.back(rope_xp.apply_tables(backend.make(x), *map(backend.make, low)))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=5e-7)
