@@ -131,6 +131,20 @@ def test_float64_arrays_get_float64_angles(backend: Target) -> None:
         assert (np.abs(got[:, 1::2] - sin) <= bound).all()
 
 
+def test_float64_arrays_at_fractions(backend: Target) -> None:
+    positions = np.array([0.25, -0.75, 70_000.125, 1_000_000.5])
+    cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, 8)
+    x = np.zeros((4, 1, 8))
+    x[..., ::2] = 1.0
+    if "float64" not in backend.floats:
+        assert backend.back(backend.make(x)).dtype == np.float32  # nothing to be exact in
+        return
+    for given in (positions, backend.make(positions)):
+        got = backend.back(backend.run(RoPE().rotate, backend.make(x), given))[:, 0]
+        assert np.abs(got[:, ::2] - cos).max() <= 5e-10
+        assert np.abs(got[:, 1::2] - sin).max() <= 5e-10
+
+
 def _namespace(backend: Target):
     import importlib
 

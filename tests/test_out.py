@@ -103,6 +103,12 @@ def test_refusals(library: str) -> None:
     attempt(r"out\[0\] overlaps q without being q itself", (shifted, other_k))
     attempt(r"out\[0\] overlaps k", (storage[600:1176].reshape(q.shape), other_k))
     attempt(r"out\[0\] and out\[1\] overlap", (other_q, storage[900:1188].reshape(k.shape)))
+    square = storage[:64].reshape(8, 8)
+    refused(
+        "out overlaps x without being x itself",
+        lambda: rope_xp.RoPE().rotate(square, out=square.T),
+        storage,
+    )
     x = storage[:576].reshape(2, 9, 4, 8)
     cos, sin = storage[1900:1936].reshape(9, 4), storage[1936:1972].reshape(9, 4)
     refused(

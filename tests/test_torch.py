@@ -268,6 +268,9 @@ def test_tables_made_in_inference_mode_serve_training() -> None:
         rope.rotate(x.detach().clone())
     rope.rotate(x).sum().backward()
     assert x.grad is not None
+    positions = torch.tensor([0.5, 1.5, 2.5], requires_grad=True)
+    rope.rotate(x, positions).sum().backward()  # which saves the frequencies
+    assert positions.grad is not None
 
 
 def test_default_device_and_dtype_do_not_matter() -> None:
