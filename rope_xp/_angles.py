@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._typing import Array, Namespace
+from rope_xp import _validate
+from rope_xp._typing import Array
 from rope_xp.scaling import remainders
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Reach(NamedTuple):
 
 
 UNKNOWN = Reach(digits=3, signed=True, checked=False)
+COUNTED = Reach(digits=3, signed=False, checked=True)
+"""Of 0, 1, ... to a number that only a compiler's symbol stands for."""
 
 
 _POSITIVE = tuple(Reach(digits, signed=False, checked=True) for digits in (1, 2, 3))
@@ -84,6 +87,7 @@ def host_tables(
     for one component and is zero for the others: cos 1 and sin 0 multiply exactly.
     """
     frequencies = rope.frequencies(head_dim)
+    _validate.check_positive("attention_factor", float(rope.attention_factor))
     masks = [np.ones(len(frequencies))]
     if rope.position_axes is not None:
         axes = np.asarray(rope.position_axes)
@@ -100,6 +104,13 @@ def host_tables(
         _digit_tables(frequencies * mask, beyond * mask, scale)
         for mask, scale in zip(masks, scales, strict=True)
     )
+
+
+def table_sizes(pairs: int, wide: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the arrays of one component in host_tables."""
+    if wide:
+        return ((pairs,),)
+    return (DIGIT, 2 * pairs), (DIGIT, 2 * pairs), (TOP_DIGIT + 1, 2 * pairs), (pairs,)
 
 
 def rope_scale(rope: RoPE, inverse: bool) -> float:
@@ -168,23 +179,27 @@ def _cos_sin_digits(
     xp = backend.xp
     low, middle, high, frequencies = tables
     count = xp.reshape(whole, (-1,))
+    outside = None
+    if not reach.checked:
+        # Before abs, which C does not define for the most negative integer: a compiler that knows
+        # would drop any later test for a negative number, and read beside the table.
+        outside = (count <= -LIMIT) | (count > LIMIT - 1)
+        count = xp.where(outside, xp.zeros_like(count), count)
     size = xp.abs(count) if reach.signed else count
-    cos, sin = _row(xp, low, size & (DIGIT - 1) if reach.digits > 1 else size)
+    cos, sin = _row(backend, low, size & (DIGIT - 1) if reach.digits > 1 else size)
     if reach.digits > 1:
         digit = size >> DIGIT_BITS
         cos, sin = _compose(
             backend,
             cos,
             sin,
-            *_row(xp, middle, digit & (DIGIT - 1) if reach.digits > 2 else digit),
+            *_row(backend, middle, digit & (DIGIT - 1) if reach.digits > 2 else digit),
         )
     if reach.digits > 2:
         digit = size >> (2 * DIGIT_BITS)
-        if not reach.checked:
-            # Below zero: the modulus of the most negative integer, which has no positive twin.
-            outside = (digit < 0) | (digit >= TOP_DIGIT)
+        if outside is not None:
             digit = xp.where(outside, xp.full_like(digit, TOP_DIGIT), digit)
-        cos, sin = _compose(backend, cos, sin, *_row(xp, high, digit))
+        cos, sin = _compose(backend, cos, sin, *_row(backend, high, digit))
     if reach.signed:
         sin = xp.where(xp.reshape(count < 0, (-1, 1)), -sin, sin)
     if part is not None:
@@ -194,8 +209,8 @@ def _cos_sin_digits(
     return xp.reshape(cos, shape), xp.reshape(sin, shape)
 
 
-def _row(xp: Namespace, table: Array, digits: Array) -> tuple[Array, Array]:
-    rows = xp.take(table, digits, axis=0)
+def _row(backend: Backend, table: Array, digits: Array) -> tuple[Array, Array]:
+    rows = backend.rows(table, digits)
     half = table.shape[1] // 2
     return rows[:, :half], rows[:, half:]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from rope_xp import _validate
 from rope_xp._typing import Array, Namespace
 
-_BATCH = "bcefgijklmnopqrtuvwxyz"
+_BATCH = "bcefgijklmno"
 
 
 class Axes(NamedTuple):
@@ -44,7 +44,7 @@ def default_names(ndim: int) -> str:
 
 
 # Looked up on every call. Never written to after import: torch.compile would guard on a change.
-_DEFAULT = {ndim: _make(default_names(ndim)) for ndim in range(2, 9)}
+_DEFAULT = {ndim: _make(default_names(ndim)) for ndim in range(2, 13)}
 _NAMED = {
     names: _make(names) for names in ("bshd", "bhsd", "sbhd", "shd", "hsd", "sd", "bsd", "sbd")
 }
@@ -55,7 +55,9 @@ def parse(axes: str | None, ndim: int, argument: str) -> Axes:
     if axes is None:
         if ndim < 2:
             raise _validate.too_few_axes(argument, ndim)
-        return _DEFAULT.get(ndim) or _make(default_names(ndim))
+        if ndim not in _DEFAULT:
+            raise _validate.too_many_axes(argument, ndim)
+        return _DEFAULT[ndim]
     found = _NAMED.get(axes) if isinstance(axes, str) else None
     if found is None:
         _validate.check_axes(axes)

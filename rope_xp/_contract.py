@@ -221,6 +221,10 @@ class Backend:
         """Return a * b rounded to its dtype, also where a compiler likes to fuse multiply-add."""
         return a * b
 
+    def rows(self, table: Array, indices: Array) -> Array:
+        """Return rows of a table, one for each of a line of indices."""
+        return self.xp.take(table, indices, axis=0)
+
     def tables(
         self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Array
     ) -> tuple[tuple[Array, ...], ...]:

@@ -81,7 +81,9 @@ LIBRARIES = (
 _by_type: dict[type, Backend] = {}
 _standard: dict[str, Backend] = {}
 _third_party: list[Backend] | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
+_BROKEN = (ImportError, AttributeError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
+"""What importing somebody's package may raise; nobody asked for it by name, so the others go on."""
 
 
 def find(x: object) -> Backend | None:
@@ -134,10 +136,14 @@ def third_party() -> list[Backend]:
             _third_party = []
             for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
                 try:
-                    _third_party.append(entry.load())
-                except (ImportError, AttributeError) as error:
-                    # Broken, and nobody asked for it by name: the others go on.
+                    backend = entry.load()
+                except _BROKEN as error:
                     _log.warning("backend %r cannot be imported: %s", entry.value, error)
+                    continue
+                if isinstance(backend, Backend):
+                    _third_party.append(backend)
+                else:
+                    _log.warning("backend %r is no Backend: %r", entry.value, backend)
         return _third_party
 
 
@@ -177,6 +183,8 @@ _choice = _Choice()
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
     """Run every call in this thread on the path of this name, or raise where it cannot.
+
+    The choice belongs to the thread, and so to all its asyncio tasks: await nothing inside.
 
     The environment variable ``ROPE_XP_BACKEND``, read at import, sets the choice for a process.
 

@@ -62,9 +62,22 @@ def _check_writeable(label: str, memory: Memory) -> None:
     if not memory.writeable:
         msg = f"{label} is read-only; pass a writeable array or leave out= away"
         raise RopeError(msg)
-    if any(n > 1 and step == 0 for n, step in zip(memory.shape, memory.strides, strict=True)):
-        msg = f"{label} is a broadcast view, whose elements share memory; pass an array of its own"
+    if _overlaps_itself(memory):
+        msg = f"{label} is a view whose elements share memory; pass an array of its own"
         raise RopeError(msg)
+
+
+def _overlaps_itself(memory: Memory) -> bool:
+    """Return whether no order of the axes nests them: each step beyond all that lies within."""
+    if 0 in memory.shape:
+        return False
+    reach = memory.itemsize
+    axes = zip(memory.strides, memory.shape, strict=True)
+    for step, n in sorted((abs(step), n) for step, n in axes if n > 1):
+        if step < reach:
+            return True
+        reach = step * (n - 1) + reach
+    return False
 
 
 def _check_overlap(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,21 +54,20 @@ def _from_host(
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
         raise _validate.not_positions(argument, str(host.dtype))
     if host.size == 0:
-        return host.astype(integer, copy=False), None, Reach(1, False, True)
+        return host.astype(integer), None, Reach(1, False, True)
+    exact = host if kind in "iu" else host.astype(np.float64)
+    if exact is not host:
+        host = np.floor(exact)
     if host.size == 1:
         lowest = highest = host.item()
     else:
         lowest, highest = host.min().item(), host.max().item()
     if not (lowest > -LIMIT and highest < LIMIT):
         raise _validate.positions_out_of_range(argument, lowest, highest, LIMIT)
-    if kind in "iu":
-        return host.astype(integer, copy=False), None, _angles.reach_of(lowest, highest)
-    exact = host.astype(np.float64)
-    floor = np.floor(exact)
-    whole, part = floor.astype(integer), exact - floor
-    reach = _angles.reach_of(math.floor(lowest), math.ceil(highest))
-    if not part.any():
+    whole, reach = host.astype(integer, copy=False), _angles.reach_of(int(lowest), int(highest))
+    if exact is host or not (exact != host).any():
         return whole, None, reach
+    part = exact - host
     return whole, part if wide else part.astype(np.float32), reach
 
 
@@ -79,6 +77,8 @@ def _from_device(
     xp = backend.xp
     dtype = backend.dtype_name(positions)
     if dtype in _validate.INTEGERS:
+        if wide and dtype.startswith("u"):
+            return xp.astype(positions, xp.float64), None, UNKNOWN
         return backend.integers(positions), None, UNKNOWN
     if dtype not in _validate.FLOATS:
         raise _validate.not_positions(argument, dtype)

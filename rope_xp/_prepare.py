@@ -39,7 +39,7 @@ def _lookup(
     whole = part = None
     if positions is None:
         # A compiler sees a symbol for the number of tokens, and comparing it splits the graph.
-        reach = _angles.UNKNOWN if backend.is_compiling() else _angles.reach_of(0, tokens)
+        reach = _angles.COUNTED if backend.is_compiling() else _angles.reach_of(0, tokens)
     else:
         owner = _owner(positions)
         whole, part, reach = _positions.resolve(backend, positions, owner, x, wide, argument)
@@ -152,8 +152,6 @@ def tables(
     like = positions
     if owner is not backend or device is not None:
         like = backend.asarray(np.zeros((), np.float64 if wide else np.float32), device)
-    if wide and owner is not backend and backend.dtype_name(like) != "float64":
-        raise _validate.no_float64(backend)
     whole, part, reach = _positions.resolve(backend, positions, owner, like, wide, "positions")
     components = 0
     if rope.position_axes is not None:

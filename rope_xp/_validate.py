@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array
@@ -43,7 +46,8 @@ def check_positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         msg = f"{name} must be a number; got {value!r} ({type(value).__name__})"
         raise TypeError(msg)
-    if not (math.isfinite(value) and value > 0):
+    # Spelled without math.isfinite, which torch.compile cannot trace for a symbol.
+    if not 0 < value <= sys.float_info.max:
         msg = f"{name} must be positive and finite; got {value!r}"
         raise RopeError(msg)
 
@@ -106,6 +110,21 @@ def check_scaling(scaling: object, protocol: Any) -> None:
             f"{scaling!r}"
         )
         raise TypeError(msg)
+    try:
+        hash(scaling)
+    except TypeError as error:
+        msg = f"scaling must be hashable, as tables are kept for it: {error} in {scaling!r}"
+        raise TypeError(msg) from error
+
+
+def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:
+    """Check what a scaling rule returned."""
+    if frequencies.shape != (pairs,) or not np.isfinite(frequencies).all():
+        msg = (
+            f"scaling {scaling!r} must return {pairs} finite frequencies, one a pair; got shape "
+            f"{frequencies.shape}: {frequencies}"
+        )
+        raise RopeError(msg)
 
 
 def check_head_dim(head_dim: object) -> None:
@@ -176,6 +195,11 @@ def unknown_options(options: Sequence[str], known: Sequence[str]) -> TypeError:
 
 
 # --- axes ----------------------------------------------------------------------------------------
+
+
+def too_many_axes(argument: str, ndim: int) -> RopeError:
+    """Return the error for an array with more axes than are named by default."""
+    return RopeError(f"{argument} has {ndim} axes, too many to guess; name each with axes=")
 
 
 def too_few_axes(argument: str, ndim: int) -> RopeError:
@@ -309,8 +333,8 @@ def positions_out_of_range(argument: str, lowest: float, highest: float, limit: 
 def no_float64(backend: Backend) -> RopeError:
     """Return the error for float64 where the library gives float32 instead."""
     return RopeError(
-        f"dtype is float64, and {backend.name} gives float32 for it as it is configured (in jax, "
-        "set jax_enable_x64)"
+        f"float64 angles are asked for, by dtype or by an array, and {backend.name} computes in "
+        "float32 as it is configured; set jax_enable_x64, or convert to float32"
     )
 
 

@@ -269,7 +269,9 @@ class RoPE:
         )
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
-        return self.scaling.frequencies(self.base, r)
+        scaled = np.asarray(self.scaling.frequencies(self.base, r), np.float64)
+        _validate.check_frequencies(self.scaling, scaled, r // 2)
+        return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
         """Return how many tokens a full turn of each pair takes, 2 pi / frequencies.

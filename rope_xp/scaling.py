@@ -79,8 +79,7 @@ def remainders(base: float, rotary_dim: int) -> NDArray[np.float64]:
 def _powers(base: float, rotary_dim: int) -> tuple[list[float], list[float]]:
     # A float64 power loses up to five units where 2i/r is no binary fraction, and its last bit
     # differs between processors. Position 2**31 multiplies that error; forty digits leave none.
-    with decimal.localcontext() as context:
-        context.prec = 40
+    with decimal.localcontext(decimal.Context(prec=40)):  # whatever the caller has set
         exact = [
             decimal.Decimal(base) ** (decimal.Decimal(-2 * i) / rotary_dim)
             for i in range(rotary_dim // 2)

@@ -153,7 +153,14 @@ def _namespace(backend: Target):
 
 def test_positions_out_of_range(backend: Target) -> None:
     """On the host an error; on a device, which is not read, NaN: loud, and never a guess."""
-    for bad in ([1 << 31], [-(1 << 31)], [float("nan")], [float("inf")], [1e300]):
+    for bad in (
+        [0.5 - (1 << 31)],
+        [1 << 31],
+        [-(1 << 31)],
+        [float("nan")],
+        [float("inf")],
+        [1e300],
+    ):
         x = backend.make(np.ones((1, 1, 8), np.float32))
         with pytest.raises(ValueError, match="positions must be finite and of modulus below"):
             RoPE().rotate(x, bad)
@@ -168,6 +175,12 @@ def test_positions_out_of_range(backend: Target) -> None:
     if "float64" in backend.floats:  # jax without x64 has no 64-bit integers either
         beyond.append(np.array([1 << 31, 1 << 40, -(1 << 31)]))
         beyond.append(np.array([1 << 31, (1 << 63) + 1, (1 << 64) - 1], np.uint64))
+        # float64 angles have no such limit.
+        far = np.array([(1 << 31) + 5] * 3, np.uint32)
+        wide = backend.make(np.ones((3, 1, 8)))
+        got = backend.back(backend.run(RoPE().rotate, wide, backend.make(far)))
+        cos, sin = np.cos(float(far[0])), np.sin(float(far[0]))
+        np.testing.assert_allclose(got[0, 0, :2], [cos - sin, cos + sin], rtol=0, atol=1e-6)
     for positions in beyond:
         assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(positions)))).all()
 

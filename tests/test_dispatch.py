@@ -232,7 +232,8 @@ def test_a_registered_backend_takes_its_arrays(monkeypatch: pytest.MonkeyPatch) 
 def test_a_broken_registration_disturbs_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    announce(monkeypatch, "no_such_module_anywhere", "box_of_tests")
+    announce(monkeypatch, "no_such_module_anywhere", "no_backend", "box_of_tests")
+    monkeypatch.setitem(sys.modules, "no_backend", SimpleNamespace(BOX="a string"))
     with caplog.at_level(logging.WARNING, "rope_xp"):
         rope_xp.RoPE().rotate(Wrapped(X))
         rope_xp.RoPE().rotate(Wrapped(X))
@@ -240,7 +241,8 @@ def test_a_broken_registration_disturbs_nobody(
         (
             "backend 'no_such_module_anywhere:BOX' cannot be imported: "
             "No module named 'no_such_module_anywhere'"
-        )
+        ),
+        "backend 'no_backend:BOX' is no Backend: 'a string'",
     ]
 
 

@@ -140,6 +140,54 @@ def test_arrays(q: object, k: object, error: type, message: str) -> None:
         rope_xp.apply(q, k)
 
 
+class Rule:
+    """A scaling rule that answers what it is told to."""
+
+    softmax_scale = 1.0
+
+    def __init__(self, frequencies: object, factor: float = 1.0) -> None:
+        self.answer, self.attention_factor = frequencies, factor
+
+    def frequencies(self, base: float, rotary_dim: int) -> object:
+        return self.answer
+
+    def for_length(self, n: int) -> Rule:
+        return self
+
+
+@pytest.mark.parametrize("answer", [[1.0, 0.1], [1.0] * 8, 1.0, [1.0, 0.1, NAN, 0.0], [[1.0] * 4]])
+def test_rules_that_answer_nonsense(answer: object) -> None:
+    rope = RoPE(scaling=Rule(answer))
+    for attempt in (lambda: rope.rotate(Q), lambda: rope.frequencies(8)):
+        with pytest.raises(RopeError, match="must return 4 finite frequencies, one a pair"):
+            attempt()
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, NAN, math.inf])
+def test_attention_factors_that_cannot_be_undone(factor: float) -> None:
+    rope = RoPE(scaling=Rule([1.0, 0.1, 0.01, 0.0], factor))
+    for attempt in (rope.rotate, rope.unrotate):
+        for x in (Q, Q.astype(float)):
+            with pytest.raises(RopeError, match="attention_factor must be positive and finite"):
+                attempt(x)
+
+
+def test_rules_that_cannot_be_a_key() -> None:
+    rule = Rule([1.0])
+    Rule.__hash__, before = None, Rule.__hash__
+    try:
+        with pytest.raises(TypeError, match="scaling must be hashable"):
+            RoPE(scaling=rule)
+    finally:
+        Rule.__hash__ = before
+
+
+def test_more_axes_than_have_names() -> None:
+    with pytest.raises(RopeError, match="x has 14 axes, too many to guess"):
+        RoPE().rotate(np.ones((1,) * 13 + (2,)))
+    assert RoPE().rotate(np.ones((1,) * 11 + (2,))).shape == (1,) * 11 + (2,)
+
+
 def test_components_of_positions() -> None:
     rope = RoPE(position_axes=(0, 1, 2, 2))
     for bad in (np.zeros((2, 2, 9)), np.zeros(9), 5):

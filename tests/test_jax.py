@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -178,3 +181,53 @@ def test_export_with_symbolic_lengths() -> None:
     exported = export.export(jax.jit(RoPE().rotate))(spec, where)
     x, p = sample(3, 5, 2, 8), jnp.asarray(np.stack([POSITIONS] * 3), jnp.int32)
     close(exported.call(x, p), RoPE().rotate(x, p))
+
+
+def test_float64_without_x64_is_refused() -> None:
+    """Not float32 in disguise, nor kept as such for later."""
+    rope = RoPE(base=21_098.0)
+    with jax.enable_x64(True):
+        wide = jnp.ones((1, 1, 8), jnp.float64)
+    for attempt in (
+        lambda: rope.cos_sin(jnp.asarray([10_000_000]), 8, dtype=jnp.float64),
+        lambda: rope.cos_sin([10_000_000], 8, xp=jnp, dtype=jnp.float64),
+        lambda: rope.rotate(wide, [10_000_000]),
+    ):
+        with pytest.raises(rope_xp.RopeError, match="set jax_enable_x64"):
+            attempt()
+    with jax.enable_x64(True):
+        got = rope.rotate(wide, [10_000_000])
+    expected = rope.rotate(np.ones((1, 1, 8)), [10_000_000])
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
+
+
+def test_debug_nans_sees_none() -> None:
+    with jax.debug_nans(True):
+        RoPE(base=10_987.0).rotate(sample(5, 2, 8))
+
+
+MESHES = """
+import jax, jax.numpy as jnp, numpy as np, rope_xp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+one, two = jax.make_mesh((8,), ("a",)), jax.make_mesh((4, 2), ("x", "y"))
+rope, p = rope_xp.RoPE(), np.arange(16) + 1_000_000
+x = np.random.default_rng(0).standard_normal((8, 16, 8, 16)).astype(np.float32)
+expected = rope.rotate(x, p)
+with jax.set_mesh(one):
+    rope.rotate(jnp.asarray(x), p)
+for spec in (P("x"), P(None, "x"), P(None, None, "x"), P("x", "y")):
+    placed = jax.device_put(x, NamedSharding(two, spec))
+    for function in (rope.rotate, jax.jit(lambda x: rope.rotate(x, p))):
+        got = function(placed, p) if function == rope.rotate else function(placed)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+        assert got.sharding.is_equivalent_to(placed.sharding, 4), (spec, got.sharding)
+fifth = jax.device_put(x, jax.devices()[5])
+assert rope.rotate(fifth, p).devices() == {jax.devices()[5]}
+"""
+
+
+def test_meshes_and_devices() -> None:
+    """Eight devices, in a process that is told so before jax starts."""
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    subprocess.run([sys.executable, "-W", "error", "-c", MESHES], env=env, check=True, timeout=300)

@@ -124,7 +124,7 @@ def test_read_only_and_broadcast_numpy() -> None:
     out_k.setflags(write=False)
     refused(r"out\[1\] is read-only", lambda: rope_xp.apply(q, k, out=(out_q, out_k)), out_q)
     strided = np.lib.stride_tricks.as_strided(np.zeros(8, "f4"), k.shape, (0, 0, 0, 4))
-    refused("broadcast view", lambda: rope_xp.apply(q, k, out=(out_q, strided)), out_q)
+    refused("elements share memory", lambda: rope_xp.apply(q, k, out=(out_q, strided)), out_q)
 
 
 def pair_numpy() -> tuple[np.ndarray, np.ndarray]:
@@ -133,6 +133,23 @@ def pair_numpy() -> tuple[np.ndarray, np.ndarray]:
         rng.standard_normal((2, 9, 4, 8)).astype("f4"),
         rng.standard_normal((2, 9, 2, 8)).astype("f4"),
     )
+
+
+def test_views_that_share_elements_and_views_that_do_not() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 2, 8)).astype("f4")
+    expected = RoPE().rotate(x)
+    memory = np.zeros(400, "f4")
+    view = np.lib.stride_tricks.as_strided
+    for strides in ((16, 8, 4), (32, 32, 4), (0, 32, 4)):
+        shared = view(memory, x.shape, strides)
+        refused("elements share memory", lambda out=shared: RoPE().rotate(x, out=out), memory)
+    for strides in ((64, 32, 4), (32, 160, 4), (4, 20, 40), (160, 80, 8)):
+        apart = view(memory, x.shape, strides)
+        np.testing.assert_array_equal(RoPE().rotate(x, out=apart), expected)
+    backwards = np.zeros_like(x)[::-1]
+    np.testing.assert_array_equal(RoPE().rotate(x, out=backwards), expected)
+    empty = np.zeros((0, 2, 8), "f4")
+    assert RoPE().rotate(empty, out=empty) is empty
 
 
 def test_torch_where_autograd_needs_the_values() -> None:
@@ -153,7 +170,9 @@ def test_torch_where_autograd_needs_the_values() -> None:
     assert torch.equal(q.detach(), out[0])
     expanded = torch.zeros(1, 1, 1, 8).expand(q.shape)
     with torch.no_grad():
-        refused("broadcast view", lambda: rope_xp.apply(q, k, out=(expanded, out[1])), out[1])
+        refused(
+            "elements share memory", lambda: rope_xp.apply(q, k, out=(expanded, out[1])), out[1]
+        )
 
 
 def test_torch_inference_tensors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import mpmath
@@ -172,6 +173,123 @@ def test_ropes_made_inside_a_graph_are_not_confused() -> None:
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")(x)
     for got, expected in zip(compiled, both(x), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+class Slower(RoPE):
+    """Somebody's own kind of RoPE."""
+
+    def frequencies(self, head_dim: int) -> np.ndarray:
+        return super().frequencies(head_dim) / 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner:
+    factor: float
+    derived: float = dataclasses.field(init=False, default=3.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """A rule of a third party, of every kind of field."""
+
+    inner: Inner
+    factors: tuple[float, ...]
+    attention_factor = 1.5
+    softmax_scale = 1.0
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        scale = np.array(self.factors) * self.inner.factor * self.inner.derived
+        return rope_xp.scaling.inverse_frequencies(base, rotary_dim) / scale
+
+    def for_length(self, n: int) -> Nested:
+        return self
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, rope: RoPE) -> None:
+        super().__init__()
+        self.rope = rope
+
+    def forward(self, x, p):
+        return self.rope.rotate(x, p), self.rope.unrotate(x)
+
+
+@torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_layers_with_ropes_of_their_own(dynamic: bool | None) -> None:
+    """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
+    torch._dynamo.reset()
+    rule = Nested(Inner(factor=2.0), (1.0, 2.0, 4.0, 8.0))
+    ropes = [
+        *(RoPE(base=1e4), RoPE(base=1e6), RoPE(rotary_dim=4), RoPE(rotary_dim=6)),
+        *(RoPE(scaling=Linear(2.0)), RoPE(scaling=Linear(3.0)), Slower(), RoPE(scaling=rule)),
+        *(RoPE(position_axes=(0, 0, 1, 1)), RoPE(rotary_dim=4, rotary_offset=-4)),
+    ]
+    for rope in ropes:
+        for head_dim in (8,) if rope.scaling is rule or rope.position_axes else (8, 16):
+            for tokens in (5, 7):
+                x = sample(tokens, 2, head_dim)
+                p = torch.arange(tokens) + 70_000
+                p = torch.stack([p, 2 * p]) if rope.position_axes else p
+                layer = Layer(rope)
+                compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=dynamic)
+                for got, expected in zip(compiled(x, p), layer(x, p), strict=True):
+                    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_generated_code_gives_nan_out_of_range() -> None:
+    """In C++ abs of the most negative integer is undefined, and the compiler makes use of that."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda p: RoPE().cos_sin(p, 64), fullgraph=True)
+    for outside in (
+        torch.full((1,), float("nan")),
+        torch.full((1,), 2.0**31),
+        torch.full((1,), -(2**31), dtype=torch.int32),
+        torch.tensor([2**31, -(2**63)]),
+    ):
+        for table in compiled(outside):
+            assert table.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "positions", [[16_777_217.0, 33_554_433.5], [1, 5_000_000.7], (1_000_000.3, 2.0)]
+)
+def test_compiled_python_floats_keep_their_digits(positions) -> None:
+    torch._dynamo.reset()
+    x = sample(2, 1, 8)
+    compiled = torch.compile(
+        lambda x: RoPE().rotate(x, positions), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(x), RoPE().rotate(x, positions), rtol=0, atol=1e-6)
+
+
+def test_transforms_leave_no_wrappers_in_the_cache() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def fake(f):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            f(x)
+
+    x = sample(3, 2, 8)
+    for i, transform in enumerate(
+        (
+            lambda f: torch.func.functionalize(f)(x),
+            lambda f: make_fx(lambda x: torch.func.functionalize(f)(x))(x),
+            lambda f: torch.func.grad(lambda x: f(x).sum())(x),
+            fake,
+        )
+    ):
+        rope = RoPE(base=4000.0 + i)
+        transform(rope.rotate)
+        np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))
+
+
+def test_in_place_under_vmap() -> None:
+    x = sample(3, 5, 2, 8)
+    expected = RoPE().rotate(x)
+    got = torch.func.vmap(lambda x: RoPE().rotate(x, out=x))(x.clone())
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 def test_compiled_inverse_and_rerotation() -> None:

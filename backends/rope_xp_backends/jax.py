@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rope_xp import _angles, _portable
+from rope_xp import _angles, _portable, _validate
 from rope_xp._contract import Backend, Call, Difference, Given, Lookup
 from rope_xp.rope import RoPE
 
@@ -64,8 +64,11 @@ class Jax(Backend):
         return next(iter(devices)) if len(devices) == 1 else None
 
     def asarray(self, host: np.ndarray, device: jax.Device | None) -> jax.Array:
-        """Place uncommitted where no device is named, so that jit may move it."""
-        return jnp.asarray(host) if device is None else jax.device_put(host, device)
+        """Place uncommitted where no device is named, so that jit may move it.
+
+        jnp.asarray would tie it to the mesh in use, and trips jax_debug_nans on the tables' NaN.
+        """
+        return jax.device_put(host, device)  # type: ignore[no-any-return]  # of a tree, in general
 
     def arange(self, n: int, device: jax.Device | None) -> jax.Array:
         """Leave the device to jit."""
@@ -82,6 +85,8 @@ class Jax(Backend):
         self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: jax.Array
     ) -> tuple[tuple[Any, ...], ...]:
         """Return numpy tables to a trace, which makes constants of them; else arrays."""
+        if wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+            raise _validate.no_float64(self)
         if isinstance(like, jax.core.Tracer):
             return _angles.host_tables(rope, head_dim, inverse, wide)
         # Another trace may be under way, whose tracers must not get into the cache.

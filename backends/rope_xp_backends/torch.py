@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import Any
 
 import array_api_compat.torch as xp
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.utils._python_dispatch import _disable_current_modes
 
 from rope_xp import _angles, _contract
 from rope_xp._contract import Backend, Memory
@@ -34,7 +37,10 @@ class Torch(Backend):
 
     def traced(self, host: object, device: torch.device) -> torch.Tensor:
         """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
-        return torch.as_tensor(host, device=device)
+        made = torch.as_tensor(host, device=device)
+        if made.dtype.is_floating_point and isinstance(host, (int, float, list, tuple)):
+            made = torch.as_tensor(host, dtype=torch.float64, device=device)
+        return made
 
     def dtype_name(self, x: torch.Tensor) -> str:
         """Name the usual dtypes by a dict."""
@@ -64,32 +70,28 @@ class Torch(Backend):
             return torch.where(signed < 0, _angles.LIMIT, signed)
         return positions.to(torch.int32)
 
+    def rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Select without a look at sizes, which a compiler may hold as symbols."""
+        return table.index_select(0, indices)
+
     def tables(self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Any) -> Tables:
         """Keep fake, functional and distributed tensors out of the cache."""
         if torch.compiler.is_compiling():
-            return _constant_tables(  # type: ignore[no-any-return]  # as untyped as its decorator
-                rope.base,
-                rope.rotary_dim,
-                rope.rotary_offset,
-                _fields(rope.scaling),
-                rope.position_axes,
-                head_dim,
-                inverse,
-                wide,
-                like.device,
-            )
+            return _tables_in_graph(rope, head_dim, inverse, wide, like.device)
         if type(like) not in _PLAIN:
             return _contract.put_tables(self, rope, head_dim, inverse, wide, like.device)
-        # Made under inference_mode they could not be saved for a backward pass later.
-        with torch.inference_mode(False):
-            return super().tables(rope, head_dim, inverse, wide, like)
+        return _cached_tables(rope, head_dim, inverse, wide, like.device)
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""
         if type(x) not in _PLAIN or torch.compiler.is_compiling() or x.device.type == "meta":
             return None
         strides = tuple(n * x.element_size() for n in x.stride())
-        return Memory(x.data_ptr(), tuple(x.shape), strides, x.element_size(), True)
+        try:
+            pointer = x.data_ptr()
+        except RuntimeError:  # a wrapper of functorch, which looks plain
+            return None
+        return Memory(pointer, tuple(x.shape), strides, x.element_size(), True)
 
     def out_objection(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
         """Refuse what autograd would refuse, before anything is written."""
@@ -106,34 +108,66 @@ class Torch(Backend):
         out.copy_(result)
 
 
-def _fields(scaling: Any) -> Any:
-    if scaling is None or not dataclasses.is_dataclass(scaling):
-        return scaling
-    values = tuple(getattr(scaling, field.name) for field in dataclasses.fields(scaling))
-    return (type(scaling), values)
+@lru_cache(maxsize=64)
+def _cached_tables(
+    rope: RoPE, head_dim: int, inverse: bool, wide: bool, device: torch.device
+) -> Tables:
+    # Tables outlive the call. Under functorch or a dispatch mode torch would make wrappers that are
+    # dead afterwards, and under inference_mode tensors that no backward pass may save.
+    with (
+        torch._C._DisableFuncTorch(),  # noqa: SLF001  # torch has no public name for either
+        _disable_current_modes(),
+        torch.inference_mode(False),
+    ):
+        return _contract.put_tables(BACKEND, rope, head_dim, inverse, wide, device)
+
+
+def _tables_in_graph(
+    rope: RoPE, head_dim: int, inverse: bool, wide: bool, device: torch.device
+) -> Tables:
+    made = _constant_tables(_flat(rope), guard_scalar(head_dim), inverse, wide, device)
+    pairs = int(guard_scalar(head_dim if rope.rotary_dim is None else rope.rotary_dim)) // 2
+    # Dynamo makes symbols of the sizes of constants too, given dynamic=True. These are known.
+    sizes = _angles.table_sizes(pairs, wide)
+    return tuple(
+        tuple(t.as_strided(n, (*n[1:], 1)) for t, n in zip(tables, sizes, strict=True))
+        for tables in made
+    )
+
+
+def _flat(value: Any) -> Any:
+    """Return a rope or rule as nested tuples of a class, names and plain values.
+
+    In place of a dataclass instance that was made inside the graph, Dynamo (seen in torch 2.13)
+    hands a constant function one with default fields, without a word.
+    """
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return (type(value), *((name, _flat(getattr(value, name))) for name in names))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return guard_scalar(
+            value
+        )  # numbers of a second rope become symbols, which are no constants
+    return value
+
+
+def _built(flat: Any) -> Any:
+    """Return what _flat was given."""
+    if not (isinstance(flat, tuple) and flat and isinstance(flat[0], type)):
+        return flat
+    made: Any = object.__new__(flat[0])
+    for name, value in flat[1:]:
+        object.__setattr__(made, name, _built(value))
+    return made
 
 
 # Dynamo would trace through the cache and numpy, and compile the float64 builder in float32. A
-# constant result is computed in plain Python and enters the graph finished. Its arguments are
-# plain values on purpose: in place of a dataclass instance that was made inside the graph, Dynamo
-# (seen in torch 2.13) hands over one with default fields, without a word.
+# constant result is computed in plain Python and enters the graph finished.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type for it
 def _constant_tables(
-    base: float,
-    rotary_dim: int | None,
-    rotary_offset: int,
-    scaling: Any,
-    position_axes: tuple[int, ...] | None,
-    head_dim: int,
-    inverse: bool,
-    wide: bool,
-    device: torch.device,
+    flat: Any, head_dim: int, inverse: bool, wide: bool, device: torch.device
 ) -> Tables:
-    if isinstance(scaling, tuple):
-        rule, values = scaling
-        scaling = rule(*values)
-    rope = RoPE(base, "half", rotary_dim, rotary_offset, scaling, position_axes)
-    return _contract.put_tables(BACKEND, rope, head_dim, inverse, wide, device)
+    return _contract.put_tables(BACKEND, _built(flat), head_dim, inverse, wide, device)
 
 
 BACKEND = Torch("torch", xp)
