@@ -14,6 +14,8 @@ from rope_xp._typing import Array
 if TYPE_CHECKING:
     from rope_xp._contract import Backend
 
+_ROTATED = "the array to rotate"
+
 
 def resolve(
     backend: Backend, positions: Any, owner: Backend | None, like: Array, wide: bool, argument: str
@@ -37,8 +39,8 @@ def resolve(
             part = None if part is None else backend.asarray(part, device)
         return whole, part, reach
     if owner is not backend:
-        raise _validate.different_libraries("q", backend, argument, owner)
-    _validate.check_same_device(backend, "q", like, argument, positions)
+        raise _validate.different_libraries(_ROTATED, backend, argument, owner)
+    _validate.check_same_device(backend, _ROTATED, like, argument, positions)
     return _from_device(backend, positions, wide, argument)
 
 

@@ -346,6 +346,8 @@ def test_dtype_of_tables() -> None:
     np.testing.assert_allclose(cos.double().numpy(), exact[0], rtol=0, atol=2**-9)
     meta, _ = RoPE().cos_sin([0, 1, 2], 8, xp=torch, device="meta")
     assert meta.device.type == "meta"
+    with pytest.raises(ValueError, match="is on meta and positions on cpu; move one"):
+        RoPE().cos_sin(torch.arange(3), 8, device="meta")
 
 
 def test_positions_of_any_shape() -> None:
@@ -382,3 +384,35 @@ def test_fast_pairs_of_a_small_base(backend: Target) -> None:
     got = backend.back(RoPE(base=0.01).rotate(backend.make(x), positions))[:, 0]
     assert np.abs(got[:, ::2] - cos).max() <= 4e-6
     assert np.abs(got[:, 1::2] - sin).max() <= 4e-6
+
+
+def test_fractions_of_several_components(backend: Target) -> None:
+    """Each component has a fraction of its own."""
+    rope = RoPE(position_axes=(0, 1, 2, 1))
+    positions = np.array([[0.25, 7.0], [1000.5, 0.125], [-3.75, 70_000.5]])
+    x = np.random.default_rng(0).standard_normal((2, 1, 8)).astype(np.float32)
+    expected = np.empty_like(x)
+    for pair, component in enumerate(rope.position_axes):
+        alone = RoPE().rotate(x, positions[component])
+        expected[..., 2 * pair : 2 * pair + 2] = alone[..., 2 * pair : 2 * pair + 2]
+    for given in (positions, backend.make(positions.astype(np.float32))):
+        got = backend.run(rope.rotate, backend.make(x), given)
+        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=2e-6)
+
+
+def test_pairs_that_never_turn() -> None:
+    """Proportional rules leave the last pairs alone: no warning, no rotation."""
+    rope = RoPE(scaling=Still())
+    assert rope.wavelengths(8).tolist() == [2 * np.pi, np.inf, np.inf, np.inf]
+    x = np.ones((3, 1, 8), np.float32)
+    np.testing.assert_array_equal(rope.rotate(x, [5, 70_000, 1 << 30])[..., 2:], 1.0)
+
+
+class Still:
+    attention_factor = softmax_scale = 1.0
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        return np.eye(rotary_dim // 2)[0]
+
+    def for_length(self, n: int) -> Still:
+        return self

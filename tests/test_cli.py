@@ -113,6 +113,15 @@ def test_demo_fails_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch, cap
     assert "PROBLEM: numpy:cpu from position 0: error 1.0e-04 exceeds" in capsys.readouterr().out
 
 
+def test_demo_fails_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(compare, "run", broken)
+    assert cli.main(["demo", "--tokens", "8", "--repeat", "1", "--backend", "numpy"]) == 1
+    assert "PROBLEM: numpy:cpu did not run: out of memory" in capsys.readouterr().out
+
+
 def test_demo_fails_where_a_library_asked_for_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

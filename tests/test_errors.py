@@ -206,9 +206,13 @@ def test_libraries_do_not_mix() -> None:
     q, k = torch.ones(2, 9, 4, 8), torch.ones(2, 9, 2, 8)
     with pytest.raises(TypeError, match="q is a torch array and k a numpy array; convert"):
         rope_xp.apply(q, K)
-    with pytest.raises(TypeError, match="q is a torch array and positions a jax array"):
+    with pytest.raises(
+        TypeError, match="the array to rotate is a torch array and positions a jax array"
+    ):
         rope_xp.apply(q, k, jnp.arange(9))
-    with pytest.raises(TypeError, match="q is a numpy array and positions a torch array"):
+    with pytest.raises(
+        TypeError, match="the array to rotate is a numpy array and positions a torch array"
+    ):
         rope_xp.apply(Q, K, torch.arange(9))
     with pytest.raises(TypeError, match="x is a torch array and cos a jax array"):
         rope_xp.apply_tables(q, jnp.ones((9, 4)), jnp.ones((9, 4)))
@@ -221,7 +225,7 @@ def test_devices_do_not_mix() -> None:
     q, k = torch.ones(2, 9, 4, 8), torch.ones(2, 9, 2, 8)
     with pytest.raises(RopeError, match="q is on cpu and k on meta; move one"):
         rope_xp.apply(q, k.to("meta"))
-    with pytest.raises(RopeError, match="q is on meta and positions on cpu"):
+    with pytest.raises(RopeError, match="the array to rotate is on meta and positions on cpu"):
         rope_xp.apply(q.to("meta"), k.to("meta"), torch.arange(9))
     with pytest.raises(RopeError, match=r"out\[0\] is .* on meta; the result for q is .* on cpu"):
         rope_xp.apply(q, k, out=(q.to("meta"), k))
