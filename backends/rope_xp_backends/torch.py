@@ -125,7 +125,10 @@ def _cached_tables(
 def _tables_in_graph(
     rope: RoPE, head_dim: int, inverse: bool, wide: bool, device: torch.device
 ) -> Tables:
-    made = _constant_tables(_flat(rope), guard_scalar(head_dim), inverse, wide, device)
+    # A rule that is no dataclass can only be handed over by itself, not within a tuple.
+    rule = None if dataclasses.is_dataclass(rope.scaling) else rope.scaling
+    fields = _flat(rope, rule)
+    made = _constant_tables(fields, rule, guard_scalar(head_dim), inverse, wide, device)
     pairs = int(guard_scalar(head_dim if rope.rotary_dim is None else rope.rotary_dim)) // 2
     # Dynamo makes symbols of the sizes of constants too, given dynamic=True. These are known.
     sizes = _angles.table_sizes(pairs, wide)
@@ -135,7 +138,7 @@ def _tables_in_graph(
     )
 
 
-def _flat(value: Any) -> Any:
+def _flat(value: Any, without: Any = None) -> Any:
     """Return a rope or rule as nested tuples of a class, names and plain values.
 
     In place of a dataclass instance that was made inside the graph, Dynamo (seen in torch 2.13)
@@ -143,7 +146,9 @@ def _flat(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
-        return (type(value), *((name, _flat(getattr(value, name))) for name in names))
+        values = [(name, getattr(value, name)) for name in names]
+        kept = [(name, _flat(v)) for name, v in values if v is None or v is not without]
+        return (type(value), *kept)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return guard_scalar(
             value
@@ -165,9 +170,12 @@ def _built(flat: Any) -> Any:
 # constant result is computed in plain Python and enters the graph finished.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type for it
 def _constant_tables(
-    flat: Any, head_dim: int, inverse: bool, wide: bool, device: torch.device
+    flat: Any, rule: Any, head_dim: int, inverse: bool, wide: bool, device: torch.device
 ) -> Tables:
-    return _contract.put_tables(BACKEND, _built(flat), head_dim, inverse, wide, device)
+    rope = _built(flat)
+    if rule is not None:
+        object.__setattr__(rope, "scaling", rule)
+    return _contract.put_tables(BACKEND, rope, head_dim, inverse, wide, device)
 
 
 BACKEND = Torch("torch", xp)
