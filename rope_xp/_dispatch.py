@@ -82,7 +82,7 @@ _by_type: dict[type, Backend] = {}
 _standard: dict[str, Backend] = {}
 _third_party: list[Backend] | None = None
 _lock = threading.RLock()
-_BROKEN = (ImportError, AttributeError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
+BROKEN = (ImportError, AttributeError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
 """What importing somebody's package may raise; nobody asked for it by name, so the others go on."""
 
 
@@ -137,7 +137,7 @@ def third_party() -> list[Backend]:
             for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
                 try:
                     backend = entry.load()
-                except _BROKEN as error:
+                except BROKEN as error:
                     _log.warning("backend %r cannot be imported: %s", entry.value, error)
                     continue
                 if isinstance(backend, Backend):

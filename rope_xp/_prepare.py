@@ -148,7 +148,9 @@ def tables(
         backend = _dispatch.backend_of_namespace(xp)
     else:
         backend = owner or _dispatch.backend_of_namespace(np)
-    wide = dtype is not None and dtype == backend.xp.float64
+    wide = dtype is not None and bool(dtype == backend.xp.float64)
+    if dtype is not None and backend.name in ("numpy", "jax", "cupy"):
+        wide = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"
     like = positions
     if owner is not backend or device is not None:
         like = backend.asarray(np.zeros((), np.float64 if wide else np.float32), device)

@@ -321,7 +321,8 @@ class RoPE:
             The library of the result (numpy, torch, jax.numpy, ...). Default: that of positions,
             numpy for Python numbers.
         device : device, optional
-            Of the result. Default: that of positions, or the library's default.
+            Of the result. Default: that of positions, or the library's default. Positions that lie
+            on another device are not moved, but refused.
         dtype : dtype of xp, optional
             Of the result. float64 is computed in float64; anything else in float32. Default
             float32.

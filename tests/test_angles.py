@@ -343,6 +343,8 @@ def test_dtype_of_tables() -> None:
     exact = RoPE().cos_sin([0, 1, 2], 8, dtype=np.float64)
     assert exact[0].dtype == np.float64
     assert RoPE().cos_sin([0, 1, 2], 8, dtype="float32")[0].dtype == np.float32
+    for name in ("float64", float, "d"):
+        np.testing.assert_array_equal(RoPE().cos_sin([0, 1, 2], 8, dtype=name), exact)
     np.testing.assert_allclose(cos.double().numpy(), exact[0], rtol=0, atol=2**-9)
     meta, _ = RoPE().cos_sin([0, 1, 2], 8, xp=torch, device="meta")
     assert meta.device.type == "meta"

@@ -113,7 +113,7 @@ def _reason(library: Library, path: Path) -> str | None:
 def _entry(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
     try:
         backend: Backend = entry.load()
-    except (ImportError, AttributeError) as error:
+    except _dispatch.BROKEN as error:
         return {"object": entry.value, "problem": f"broken: {error}", "paths": []}
     names = [*(path.name for path in backend.paths), _portable.NAME]
     return {"object": entry.value, "problem": None, "paths": names}
