@@ -122,6 +122,13 @@ class Call:
     inverse: bool
 
 
+class Unavailable(Exception):  # noqa: N818  # no error: the next path runs
+    """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
+
+    Only for what cannot be known without importing or compiling; ``declines`` tells all else.
+    """
+
+
 class Path(Protocol):
     """One way to run a call."""
 
@@ -132,6 +139,10 @@ class Path(Protocol):
 
     def declines(self, call: Call) -> str | None:
         """Return why the path cannot take the call, or None if it can. Must not import or build."""
+        ...
+
+    def defers(self, call: Call) -> str | None:
+        """Return why another path is better for the call, or None. Not asked of a path by name."""
         ...
 
     def run(self, call: Call) -> tuple[Array, ...]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rope_xp import _compat, _portable, _validate
-from rope_xp._contract import Backend, Call, Path
+from rope_xp._contract import Backend, Call, Path, Unavailable
 from rope_xp._errors import MissingBackendError, RopeError
 from rope_xp._typing import Array
 
@@ -72,8 +72,8 @@ class Library:
 
 
 LIBRARIES = (
-    Library("numpy", ("ndarray", "generic"), _numpy, "", ()),
-    Library("torch", ("Tensor",), _torch, "torch", ()),
+    Library("numpy", ("ndarray", "generic"), _numpy, "", ("numba", "chunked")),
+    Library("torch", ("Tensor",), _torch, "torch", ("numba",)),
     Library("jax", ("Array",), _jax, "jax", ("jit",)),
     Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ()),
 )
@@ -234,7 +234,8 @@ def _check_name(name: str) -> None:
         return
     others = [path.name for backend in third_party() for path in backend.paths]
     if name not in others:
-        known = [_portable.NAME, *(p for library in LIBRARIES for p in library.paths), *others]
+        own = (path for library in LIBRARIES for path in library.paths)
+        known = dict.fromkeys((_portable.NAME, *own, *others))  # two libraries may share a name
         msg = f"no path is called {name!r}; there are {', '.join(known)}"
         raise RopeError(msg)
 
@@ -244,12 +245,19 @@ def run(call: Call) -> tuple[Array, ...]:
     backend, name = call.backend, _choice.name
     if name is None:
         for path in backend.paths:
-            if path.declines(call) is None:
-                return path.run(call)
+            if path.declines(call) is None and path.defers(call) is None:
+                try:
+                    return path.run(call)
+                except Unavailable:
+                    continue
         return _portable.run(call)
     if name == _portable.NAME:
         return _portable.run(call)
-    return _named(call, name).run(call)
+    path = _named(call, name)
+    try:
+        return path.run(call)
+    except Unavailable as reason:
+        raise _cannot(name, str(reason)) from reason
 
 
 def _named(call: Call, name: str) -> Path:
@@ -259,13 +267,16 @@ def _named(call: Call, name: str) -> Path:
             reason = path.declines(call)
             if reason is None:
                 return path
-            msg = f"the path {name!r} was asked for and cannot take this call: {reason}"
-            raise RopeError(msg)
+            raise _cannot(name, reason)
     have = ", ".join([*(path.name for path in backend.paths), _portable.NAME])
     msg = (
         f"the path {name!r} was asked for and {backend.name} arrays have none of that name: {have}"
     )
     raise RopeError(msg)
+
+
+def _cannot(name: str, reason: str) -> RopeError:
+    return RopeError(f"the path {name!r} was asked for and cannot take this call: {reason}")
 
 
 @dataclass(frozen=True)
@@ -304,7 +315,7 @@ def explain(call: Call) -> Explanation:
         return Explanation(backend.name, path, (), True)
     declined: list[tuple[str, str]] = []
     for candidate in backend.paths:
-        reason = candidate.declines(call)
+        reason = candidate.declines(call) or candidate.defers(call)
         if reason is None:
             return Explanation(backend.name, candidate.name, tuple(declined), False)
         declined.append((candidate.name, reason))

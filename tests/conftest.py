@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from targets import TARGETS, Target, missing
+
+import rope_xp
 
 REQUIRED = {
     name.strip().replace("-", "_")
@@ -20,9 +23,9 @@ settings.load_profile("fixed")
 
 
 def pytest_configure() -> None:
-    needed = [t for t in TARGETS if t.module in REQUIRED and not t.gpu]
+    needed = [t for t in TARGETS if {t.module, t.needs} & REQUIRED and not t.gpu]
     absent = [f"{t.name} ({why})" for t in needed if (why := missing(t))]
-    unknown = REQUIRED - {t.module for t in TARGETS}
+    unknown = REQUIRED - {name for t in TARGETS for name in (t.module, t.needs)}
     if unknown:
         msg = f"ROPE_XP_REQUIRE names modules that no tested backend has: {sorted(unknown)}"
         raise pytest.UsageError(msg)
@@ -45,10 +48,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _present(request: pytest.FixtureRequest) -> None:
+def _on_its_path(request: pytest.FixtureRequest) -> Iterator[None]:
     target = getattr(getattr(request.node, "callspec", None), "params", {}).get("backend")
-    if isinstance(target, Target) and (reason := missing(target)):
+    if not isinstance(target, Target):
+        yield
+        return
+    if reason := missing(target):
         pytest.skip(reason)
+    if target.path is None:
+        yield
+        return
+    with rope_xp.use_backend(target.path):
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

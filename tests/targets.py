@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import rope_xp
 from rope_xp import _targets
 
 ALL_FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -66,7 +67,7 @@ class Target:
 
     name: str
     module: str
-    """What must be importable."""
+    """The library, which must be importable."""
     on: str = ""
     """The target of rope_xp._targets whose arrays it takes, unless it has put and fetch."""
     put: Callable[[np.ndarray], Any] | None = None
@@ -77,6 +78,10 @@ class Target:
     ulps: int = 0
     """Distance to numpy's result, in ulp of max(|x1|, |x2|). 0: the same bits."""
     gpu: bool = False
+    path: str | None = None
+    """The path that it asks for by name, which runs all calls of a test but those of ``truth``."""
+    needs: str | None = None
+    """What the path needs to be importable besides."""
 
     def __str__(self) -> str:
         return self.name
@@ -98,12 +103,16 @@ FUSED = 2
 STRICT, JAX = ("float32", "float64"), ("float16", "bfloat16", "float32")
 
 TARGETS = (
-    Target("numpy", "numpy", put=_copy),
-    Target("numpy-readonly", "numpy", put=_read_only),
+    Target("numpy", "numpy", put=_read_only),
+    Target("numpy-portable", "numpy", put=_copy, path="portable"),
+    Target("numpy-chunked", "numpy", put=_copy, path="chunked"),
+    Target("numpy-numba", "numpy", put=_copy, path="numba", needs="numba"),
     Target("array-api-strict", "array_api_strict", **_strict("CPU_DEVICE"), floats=STRICT),
     Target("array-api-strict:device1", "array_api_strict", **_strict("device1"), floats=STRICT),
-    Target("torch", "torch", "torch:cpu"),
-    Target("torch-compile", "torch", "torch:cpu", run=_compiled),
+    Target("torch", "torch", "torch:cpu", path="portable"),
+    Target("torch-numba", "torch", "torch:cpu", path="numba", needs="numba"),
+    Target("torch-compile", "torch", "torch:cpu", run=_compiled, path="portable"),
+    Target("torch-compile-numba", "torch", "torch:cpu", run=_compiled, path="numba", needs="numba"),
     Target("jax", "jax", "jax:cpu", floats=JAX, ulps=FUSED),
     Target("jax-jit", "jax", "jax:cpu", run=_jitted, floats=JAX, ulps=FUSED),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True),
@@ -112,10 +121,17 @@ TARGETS = (
 )
 
 
+def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what a function returns on the portable path, which others are tested against."""
+    with rope_xp.use_backend("portable"):
+        return function(*arguments, **options)
+
+
 @lru_cache
 def missing(target: Target) -> str | None:
     """Return why a backend cannot be tested here, None if it can."""
-    if importlib.util.find_spec(target.module) is None:
-        return f"{target.module} is not installed"
+    for module in (target.module, target.needs):
+        if module is not None and importlib.util.find_spec(module) is None:
+            return f"{module} is not installed"
     found = _targets.find(target.on) if target.gpu else None
     return found if isinstance(found, str) else None

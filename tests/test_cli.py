@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pty
@@ -43,11 +44,14 @@ def test_info_json() -> None:
         "choice",
     }
     numpy = found["libraries"]["numpy"]
+    absent = None
+    if importlib.util.find_spec("numba") is None:
+        absent = "numba is not installed (pip install 'rope-xp[numba]')"
     assert numpy == {
         "version": np.__version__,
         "problem": None,
         "devices": ["cpu"],
-        "paths": {"portable": None},
+        "paths": {"numba": absent, "chunked": None, "portable": None},
     }
 
 
@@ -74,7 +78,7 @@ def test_demo_on_every_library() -> None:
 def test_demo_in_words() -> None:
     done = run("demo", "--tokens", "64", "--repeat", "1", "--backend", "numpy")
     assert done.returncode == 0, done.stderr
-    assert "numpy:cpu  portable" in done.stdout
+    assert "numpy:cpu  chunked" in done.stdout
     assert "There is nothing to compare." in done.stdout
     assert "\x1b" not in done.stdout
 

@@ -58,11 +58,18 @@ class Path:
 
     def __init__(self, name: str, reason: str | None) -> None:
         self.name, self.reason, self.ran = name, reason, 0
+        self.rather_not: str | None = None
+        self.unavailable: str | None = None
 
     def declines(self, call: _contract.Call) -> str | None:
         return self.reason
 
+    def defers(self, call: _contract.Call) -> str | None:
+        return self.rather_not
+
     def run(self, call: _contract.Call):
+        if self.unavailable:
+            raise _contract.Unavailable(self.unavailable)
         self.ran += 1
         return _portable.run(call)
 
@@ -109,17 +116,44 @@ def test_a_path_asked_for_by_name_runs_or_raises(paths: tuple[Path, Path]) -> No
     assert rope_xp.explain(X, X).path == "brisk"  # the choice ended with its block
 
 
+def test_a_path_that_defers_runs_where_it_is_asked_for(paths: tuple[Path, Path]) -> None:
+    paths[1].rather_not = "it is small"
+    explanation = rope_xp.explain(X, X)
+    assert explanation.path == "portable"
+    assert explanation.declined == (("swift", "it is Tuesday"), ("brisk", "it is small"))
+    rope_xp.apply(X, X)
+    assert paths[1].ran == 0
+    with rope_xp.use_backend("brisk"):
+        rope_xp.apply(X, X)
+    assert paths[1].ran == 1
+
+
+def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Path, Path]) -> None:
+    paths[0].reason, paths[0].unavailable = None, "its compiler is broken"
+    rope_xp.apply(X, X)
+    assert [p.ran for p in paths] == [0, 1]
+    with (
+        rope_xp.use_backend("swift"),
+        pytest.raises(RopeError, match="'swift' was asked for and cannot .* compiler is broken"),
+    ):
+        rope_xp.apply(X, X)
+
+
 def test_a_path_of_another_library() -> None:
     with (
         rope_xp.use_backend("jit"),
-        pytest.raises(RopeError, match="numpy arrays have none of that name: portable"),
+        pytest.raises(
+            RopeError, match="numpy arrays have none of that name: numba, chunked, portable"
+        ),
     ):
         rope_xp.apply(X, X)
 
 
 def test_unknown_paths() -> None:
     with (
-        pytest.raises(RopeError, match="no path is called 'warp'; there are portable, jit"),
+        pytest.raises(
+            RopeError, match="no path is called 'warp'; there are portable, numba, chunked, jit"
+        ),
         rope_xp.use_backend("warp"),
     ):
         pass
@@ -190,6 +224,9 @@ class Unwrap:
     name = "unwrap"
 
     def declines(self, call: _contract.Call) -> str | None:
+        return None
+
+    def defers(self, call: _contract.Call) -> str | None:
         return None
 
     def run(self, call: _contract.Call):

@@ -39,6 +39,10 @@ class Jit:
         """Decline nothing."""
         return None
 
+    def defers(self, call: Call) -> str | None:
+        """Defer to nothing."""
+        return None
+
     def run(self, call: Call) -> tuple[Any, ...]:
         """Compile once for each signature."""
         return _run(call)  # type: ignore[no-any-return]  # jit hides the type

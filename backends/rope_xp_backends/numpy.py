@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import array_api_compat.numpy as xp
 import numpy as np
 
-from rope_xp._contract import Backend, Memory
+from rope_xp import _portable
+from rope_xp._contract import Backend, Call, Memory
+
+from . import _chunks, _compiled, _cpu, _threads, _views
+from ._cpu import Operand
 
 _names: dict[np.dtype, str] = {}
 
@@ -40,4 +46,89 @@ class Numpy(Backend):
         return Memory(pointer, x.shape, x.strides, x.itemsize, x.flags.writeable)
 
 
-BACKEND = Numpy("numpy", xp)
+class Numba:
+    """Kernels compiled by numba."""
+
+    name = "numba"
+
+    def declines(self, call: Call) -> str | None:
+        """Decline what kernels cannot read, and everything where there is no numba."""
+        return _compiled.objection() or _first(_not_for_kernels, call)
+
+    def defers(self, call: Call) -> str | None:
+        """Leave small calls to numpy until there is a kernel."""
+        return _cpu.defers(call, tuple(_names[x.dtype] for x in call.arrays))
+
+    def run(self, call: Call) -> tuple[np.ndarray, ...]:
+        """Rotate by kernels."""
+        outs = call.out or _new(call)
+        operands = [
+            Operand(_names[x.dtype], _bits(x), _bits(out))
+            for x, out in zip(call.arrays, outs, strict=True)
+        ]
+        sources = tuple(_cpu.source_of(call, angles) for angles in call.angles)
+        _cpu.rotate(tuple(operands), sources, _cpu.rotation_of(call), _threads.limit())
+        return outs
+
+
+class Chunked:
+    """numpy alone, in chunks that stay in cache."""
+
+    name = "chunked"
+
+    def declines(self, call: Call) -> str | None:
+        """Decline arrays of classes that may give operators a meaning of their own."""
+        return _first(_not_plain, call)
+
+    def defers(self, call: Call) -> str | None:
+        """Defer to nothing."""
+        return None
+
+    def run(self, call: Call) -> tuple[np.ndarray, ...]:
+        """Rotate by numpy."""
+        outs = call.out or _new(call)
+        angles = [_portable.cos_sin(call, angles) for angles in call.angles]
+        _, read_pairs, write_pairs = _cpu.rotation_of(call).key("")
+        for i, arrays in enumerate(zip(call.arrays, outs, strict=True)):
+            cos, sin = angles[min(i, len(angles) - 1)]
+            if call.inverse:
+                sin = -sin
+            for (x, out), tables in _views.in_order(arrays, (), (cos, sin), call.axes):
+                _chunks.rotate(
+                    x, out, tables[0], tables[1], read_pairs, write_pairs, call.rotary_offset
+                )
+        return outs
+
+
+def _new(call: Call) -> tuple[np.ndarray, ...]:
+    """Return new arrays with axes in memory as those of a call have them."""
+    return tuple(np.empty_like(x) for x in call.arrays)
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    return x.view(np.uint16) if x.itemsize == 2 else x
+
+
+def _first(objection: Callable[[np.ndarray], str | None], call: Call) -> str | None:
+    for x in call.arrays if call.out is None else call.arrays + call.out:
+        reason = objection(x)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _not_plain(x: np.ndarray) -> str | None:
+    return None if type(x) is np.ndarray else f"{type(x).__name__} is a class derived from ndarray"
+
+
+def _not_for_kernels(x: np.ndarray) -> str | None:
+    if type(x) is not np.ndarray:
+        return _not_plain(x)
+    if x.strides[-1] != x.itemsize and x.shape[-1] > 1 and x.size > 0:
+        return "the last axis of an array is not contiguous"
+    if not (x.dtype.isnative and x.flags.aligned):
+        return "an array has another byte order than the machine, or is not aligned"
+    return None
+
+
+BACKEND = Numpy("numpy", xp, (Numba(), Chunked()))

@@ -9,12 +9,16 @@ from typing import Any
 import array_api_compat.torch as xp
 import numpy as np
 import torch
+from torch._C import _functorch
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rope_xp import _angles, _contract
-from rope_xp._contract import Backend, Memory
+from rope_xp._contract import Backend, Call, Difference, Given, Memory
 from rope_xp.rope import RoPE
+
+from . import _compiled, _cpu, _torch_op
 
 _NAMES = {
     getattr(torch, name): name
@@ -178,4 +182,100 @@ def _constant_tables(
     return _contract.put_tables(BACKEND, rope, head_dim, inverse, wide, device)
 
 
-BACKEND = Torch("torch", xp)
+class Numba:
+    """Kernels compiled by numba, on the tensors' own memory."""
+
+    name = "numba"
+
+    def declines(self, call: Call) -> str | None:
+        """Decline what kernels cannot read and what an operator's derivative cannot follow."""
+        return (
+            _compiled.objection()
+            or next(filter(None, map(_not_for_kernels, call.arrays)), None)
+            or _not_differentiable(call)
+            or (None if call.out is None else _not_writeable(call))
+        )
+
+    def defers(self, call: Call) -> str | None:
+        """Leave small calls to torch until there is a kernel, and graphs to be run elsewhere."""
+        if torch.compiler.is_compiling():
+            return "an exported program runs without rope_xp" if _exporting() else None
+        return _cpu.defers(call, tuple(_NAMES[x.dtype] for x in call.arrays))
+
+    def run(self, call: Call) -> tuple[torch.Tensor, ...]:
+        """Call the operator, once for each source of angles."""
+        rotation = _cpu.rotation_of(call)
+        if not torch.compiler.is_compiling():
+            for x in call.arrays:
+                _compiled.kernel(rotation.key(_NAMES[x.dtype]))
+        results: tuple[torch.Tensor, ...] = ()
+        for i, angles in enumerate(call.angles):
+            part = slice(None) if len(call.angles) == 1 else slice(i, i + 1)
+            how = _torch_op.how(_cpu.source_of(call, angles), rotation)
+            if call.out is None:
+                results += _torch_op.apply(call.arrays[part], how)
+            else:
+                _torch_op.write(call.out[part], call.arrays[part], how)
+        return call.out or results
+
+
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()
+
+
+def _not_for_kernels(x: torch.Tensor) -> str | None:
+    if x.device.type != "cpu":
+        return f"its kernels are for CPUs, and a tensor is on {x.device}"
+    if type(x) not in _PLAIN:
+        return f"{type(x).__name__} is a tensor of another kind"
+    if x.layout is not torch.strided:
+        return f"a tensor has the layout {x.layout}"
+    return None
+
+
+def _followed() -> bool:
+    """Return whether the operator can follow every transform that is active."""
+    # torch has no public way to ask. The stack is what it asks itself before a custom function.
+    if not torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        return forward_ad._current_level < 0  # noqa: SLF001
+    if torch.compiler.is_compiling():
+        return False
+    kinds = {level.key() for level in _functorch.get_interpreter_stack()}
+    return kinds <= {_functorch.TransformType.Grad, _functorch.TransformType.Vmap}
+
+
+def _not_differentiable(call: Call) -> str | None:
+    if not _followed():
+        return "this transform needs plain operations"
+    if torch.is_grad_enabled() and any(
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in _angle_inputs(call)
+    ):
+        return "a derivative with respect to angles needs plain operations"
+    return None
+
+
+def _angle_inputs(call: Call) -> list[torch.Tensor | None]:
+    found: list[Any] = []
+    for angles in call.angles:
+        if isinstance(angles, Given):
+            found += [angles.cos, angles.sin]
+        elif isinstance(angles, Difference):
+            found += [angles.new.whole, angles.new.part, angles.old.whole, angles.old.part]
+        else:
+            found += [angles.whole, angles.part]
+    return found
+
+
+def _not_writeable(call: Call) -> str | None:
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        return "a compiler or transform cannot follow out="
+    for x in call.out or ():
+        if x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1):
+            return "the last axis of out is not contiguous, or holds negated numbers"
+        reason = _not_for_kernels(x)
+        if reason is not None:
+            return reason
+    return None
+
+
+BACKEND = Torch("torch", xp, (Numba(),))

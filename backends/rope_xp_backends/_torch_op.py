@@ -1,0 +1,231 @@
+"""The rotation as one operator of torch, which autograd, torch.func and compilers can follow.
+
+The operator itself knows nothing of derivatives; :class:`_Rotate` around it does. Of the ways to
+tell torch of a derivative, this alone survives gradcheck, torch.func, ``torch.compile`` with
+``fullgraph`` and export together: an operator with ``register_autograd`` fails under torch.func
+(https://github.com/pytorch/pytorch/issues/168393) and has silent zeros for forward-mode tangents.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from rope_xp import _angles, _axes, _portable
+from rope_xp._contract import Call, Given, Lookup, Unavailable
+from rope_xp._typing import Layout
+
+from . import _cpu, _huge_pages, _threads
+from ._cpu import Operand, Rotation, Source
+
+NAMES = {getattr(torch, name): name for name in ("float16", "bfloat16", "float32", "float64")}
+
+# Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
+# The tables are (low, middle, high), or (cos, sin) and nothing.
+_HOW = (
+    "Tensor? positions, Tensor table, Tensor table_2, Tensor? table_3, "
+    "str axes, str layout, int offset, bool inverse"
+)
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_library = torch.library.Library("rope_xp", "DEF")
+_library.define(f"rotate(Tensor x, {_HOW}) -> Tensor", tags=_TAGS)
+_library.define(f"rotate_pair(Tensor q, Tensor k, {_HOW}) -> (Tensor, Tensor)", tags=_TAGS)
+_library.define(f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_HOW}) -> ()", tags=_TAGS)
+_rotate = torch.ops.rope_xp.rotate.default
+_rotate_pair = torch.ops.rope_xp.rotate_pair.default
+_rotate_out = torch.ops.rope_xp.rotate_out.default
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+
+
+class How(NamedTuple):
+    """How an operator rotates: its arguments after the tensors to rotate."""
+
+    positions: torch.Tensor | None
+    table: torch.Tensor
+    table_2: torch.Tensor
+    table_3: torch.Tensor | None
+    axes: str
+    layout: Layout
+    offset: int
+    inverse: bool
+
+
+def how(source: Source, rotation: Rotation) -> How:
+    """Return the arguments of an operator."""
+    table, table_2, table_3 = (*source.tables, None)[:3]
+    axes, layout, offset, inverse = rotation
+    return How(source.positions, table, table_2, table_3, axes.names, layout, offset, inverse)
+
+
+def apply(arrays: Tensors, how: How) -> Tensors:
+    """Return arrays rotated, in a way that derivatives can follow where there are any to take."""
+    if (
+        torch._C._are_functorch_transforms_active()  # noqa: SLF001  # as autograd.Function does
+        or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays))
+    ):
+        return tuple(_Rotate.apply(*how, *arrays))
+    return _plain(arrays, how)
+
+
+def write(out: Tensors, arrays: Tensors, how: How) -> None:
+    """Rotate arrays into out."""
+    _rotate_out(out, arrays, *how)
+
+
+def _plain(arrays: Tensors, how: How | tuple[Any, ...]) -> Tensors:
+    if len(arrays) == 1:
+        return (_rotate(*arrays, *how),)
+    return tuple(_rotate_pair(*arrays, *how))
+
+
+# --- derivatives ---------------------------------------------------------------------------------
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation is linear and its transpose is its inverse, so nothing but angles is saved.
+
+    Its arguments are those of How, each by itself, and the arrays: torch.compile takes a tuple for
+    its elements.
+    """
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensors:
+        return _plain(arguments[8:], arguments[:8])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs[:4])
+        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[4:8]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
+        if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
+            return *(None,) * 8, *_plain(grads, back)
+        return *(None,) * 8, *_Rotate.apply(*back, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
+        """Make the mapped axis one more batch axis, the first."""
+        names = arguments[4]
+        batch = len(set(names) - set("shd"))
+        letter = next(c for c in string.ascii_letters if c not in names + "shd")
+        angles = [
+            _mapped_angles(x, at, batch + axes)
+            for x, at, axes in zip(arguments[:4], in_dims[:4], (2, 3, 3, 3), strict=True)
+        ]
+        arrays = [
+            x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
+            for x, at in zip(arguments[8:], in_dims[8:], strict=True)
+        ]
+        results = _Rotate.apply(*angles, letter + names, *arguments[5:8], *arrays)
+        return results, (0,) * len(results)
+
+
+def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
+    """Return angles with the mapped axis first, then all axes that angles can have."""
+    if angles is None or at is None:
+        return angles
+    angles = angles.movedim(at, 0)
+    return angles.reshape(angles.shape[0], *(1,) * (ndim - angles.ndim), *angles.shape[1:])
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+
+@torch.library.impl(_library, "rotate", "CPU")
+def _rotate_cpu(x: torch.Tensor, *how: Any) -> torch.Tensor:
+    out = _new(x)
+    _run([out], [x], How(*how))
+    return out
+
+
+@torch.library.impl(_library, "rotate_pair", "CPU")
+def _rotate_pair_cpu(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
+    out = (_new(q), _new(k))
+    _run(out, (q, k), How(*how))
+    return out
+
+
+@torch.library.impl(_library, "rotate_out", "CPU")
+def _rotate_out_cpu(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
+    _run(out, arrays, How(*how))
+    for x in out:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
+@torch.library.register_fake("rope_xp::rotate", lib=_library)
+def _rotate_fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("rope_xp::rotate_pair", lib=_library)
+def _rotate_pair_fake(q: torch.Tensor, k: torch.Tensor, *_: Any) -> Tensors:
+    return torch.empty_like(q), torch.empty_like(k)
+
+
+@torch.library.register_fake("rope_xp::rotate_out", lib=_library)
+def _rotate_out_fake(*_: Any) -> None:
+    return
+
+
+def _new(x: torch.Tensor) -> torch.Tensor:
+    new = torch.empty_like(x)
+    _huge_pages.advise(new)
+    return new
+
+
+def _run(out: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], how: How) -> None:
+    positions, *tables, axes, layout, offset, inverse = how
+    rotation = Rotation(_axes.parse(axes, arrays[0].ndim, "x"), layout, offset, inverse)
+    operands = tuple(
+        Operand(NAMES[x.dtype], _numpy(_readable(x)), _numpy(y))
+        for x, y in zip(arrays, out, strict=True)
+    )
+    source = Source(
+        None if positions is None else positions.detach().to(torch.int64).numpy(),
+        tuple(table.numpy(force=True) for table in tables if table is not None),
+    )
+    threads = min(_threads.limit(), torch.get_num_threads())
+    try:
+        _cpu.rotate(operands, (source,), rotation, threads)
+    except Unavailable:
+        _without_kernels(tuple(out), tuple(arrays), how, rotation)
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    return (x if x.stride(-1) == 1 else x.contiguous()).resolve_neg()
+
+
+def _numpy(x: torch.Tensor) -> np.ndarray:
+    """Return the same memory in numpy, as bits where an element has 16."""
+    return (x.detach().view(torch.uint16) if x.itemsize == 2 else x.detach()).numpy()
+
+
+def _without_kernels(out: Tensors, arrays: Tensors, how: How, rotation: Rotation) -> None:
+    """Run plain operations. Here a compiled graph ends up in a process where numba fails."""
+    from .torch import BACKEND
+
+    x, pairs = arrays[0], how.table.shape[-1]
+    angles: Given | Lookup = Given(how.table, how.table_2)
+    if how.table_3 is not None:
+        pairs //= 2
+        angles = Lookup(
+            tables=((how.table, how.table_2, how.table_3, how.table),),
+            whole=how.positions,
+            part=None,
+            device=x.device,
+            tokens=x.shape[rotation.axes.tokens],
+            reach=_angles.UNKNOWN,
+            wide=False,
+            scale=1.0,
+            components=0,
+        )
+    axes, layout, offset, inverse = rotation
+    _portable.run(Call(BACKEND, arrays, (angles,), out, axes, layout, 2 * pairs, offset, inverse))
