@@ -150,6 +150,12 @@ class Path(Protocol):
         ...
 
 
+@lru_cache(maxsize=64)
+def numpy_name(dtype: np.dtype) -> str:
+    """Return the name of a dtype of numpy, which numpy takes 2 us to put together."""
+    return dtype.name
+
+
 class Memory(NamedTuple):
     """Where the elements of an array lie: enough to tell whether two arrays overlap."""
 
@@ -231,6 +237,10 @@ class Backend:
     def product(self, a: Array, b: Array) -> Array:
         """Return a * b rounded to its dtype, also where a compiler likes to fuse multiply-add."""
         return a * b
+
+    def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]:
+        """Return cos and sin such that a compiler does not compute them anew for every head."""
+        return cos, sin
 
     def rows(self, table: Array, indices: Array) -> Array:
         """Return rows of a table, one for each of a line of indices."""

@@ -13,8 +13,10 @@ def cos_sin(call: Call, angles: Angles) -> tuple[Array, Array]:
         return angles.cos, angles.sin
     if isinstance(angles, Difference):
         new = _angles.cos_sin(call.backend, angles.new)
-        return _angles.difference(call.backend, new, _angles.cos_sin(call.backend, angles.old))
-    return _angles.cos_sin(call.backend, angles)
+        made = _angles.difference(call.backend, new, _angles.cos_sin(call.backend, angles.old))
+    else:
+        made = _angles.cos_sin(call.backend, angles)
+    return call.backend.computed_once(*made)
 
 
 def run(call: Call) -> tuple[Array, ...]:

@@ -8,7 +8,7 @@ import array_api_compat.cupy as xp
 import cupy
 import numpy as np
 
-from rope_xp._contract import Backend, Memory
+from rope_xp._contract import Backend, Memory, numpy_name
 
 
 class Cupy(Backend):
@@ -16,7 +16,7 @@ class Cupy(Backend):
 
     def dtype_name(self, x: Any) -> str:
         """Cupy dtypes are numpy's."""
-        return str(x.dtype.name)
+        return numpy_name(x.dtype)
 
     def device(self, x: Any) -> int:
         """Return the number of the device."""

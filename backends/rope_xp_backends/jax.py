@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rope_xp import _angles, _portable, _validate
-from rope_xp._contract import Backend, Call, Difference, Given, Lookup
+from rope_xp._contract import Backend, Call, Difference, Given, Lookup, numpy_name
 from rope_xp.rope import RoPE
 
 # A call is a tree: its arrays are traced, the rest is static and part of jit's cache key.
@@ -58,7 +58,7 @@ class Jax(Backend):
 
     def dtype_name(self, x: jax.Array) -> str:
         """Jax dtypes are numpy's."""
-        return str(x.dtype.name)
+        return numpy_name(x.dtype)
 
     def device(self, x: jax.Array) -> jax.Device | None:
         """Return the device that x is committed to, None for tracers and sharded arrays."""
@@ -84,6 +84,20 @@ class Jax(Backend):
         With it the tables have the bits of all other libraries. float64 needs no such care.
         """
         return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
+
+    def computed_once(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Write them to memory, where XLA on a CPU would fuse the lookup into the rotation.
+
+        That takes 1.7 times as long in bfloat16. It fuses past optimization_barrier, but not past
+        an update of part of an array. Numbers are the same, so the platform is only guessed.
+        """
+        if not isinstance(cos, jax.core.Tracer) or jax.default_backend() != "cpu":
+            return cos, sin
+        axis, pairs = cos.ndim - 1, cos.shape[-1]
+        both = jnp.zeros_like(jnp.concatenate([cos, sin], axis))
+        both = jax.lax.dynamic_update_slice_in_dim(both, cos, 0, axis)
+        both = jax.lax.dynamic_update_slice_in_dim(both, sin, pairs, axis)
+        return both[..., :pairs], both[..., pairs:]
 
     def tables(
         self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: jax.Array

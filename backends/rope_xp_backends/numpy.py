@@ -8,12 +8,10 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 from rope_xp import _portable
-from rope_xp._contract import Backend, Call, Memory
+from rope_xp._contract import Backend, Call, Memory, numpy_name
 
 from . import _chunks, _compiled, _cpu, _threads, _views
 from ._cpu import Operand
-
-_names: dict[np.dtype, str] = {}
 
 
 class Numpy(Backend):
@@ -26,11 +24,8 @@ class Numpy(Backend):
         return None
 
     def dtype_name(self, x: np.ndarray) -> str:
-        """dtype.name takes 1 us to build."""
-        name = _names.get(x.dtype)
-        if name is None:
-            name = _names[x.dtype] = x.dtype.name
-        return name
+        """Return numpy's own name."""
+        return numpy_name(x.dtype)
 
     def device(self, x: np.ndarray) -> None:
         """There is one."""
@@ -57,13 +52,13 @@ class Numba:
 
     def defers(self, call: Call) -> str | None:
         """Leave small calls to numpy until there is a kernel."""
-        return _cpu.defers(call, tuple(_names[x.dtype] for x in call.arrays))
+        return _cpu.defers(call, tuple(numpy_name(x.dtype) for x in call.arrays))
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""
         outs = call.out or _new(call)
         operands = [
-            Operand(_names[x.dtype], _bits(x), _bits(out))
+            Operand(numpy_name(x.dtype), _bits(x), _bits(out))
             for x, out in zip(call.arrays, outs, strict=True)
         ]
         sources = tuple(_cpu.source_of(call, angles) for angles in call.angles)
