@@ -21,6 +21,7 @@ from rope_xp._typing import Array
 
 TARGETS = list(_targets.NAMES)
 LAYOUTS = ["interleaved", "half", "interleaved_to_half"]
+DTYPES = ["float32", "bfloat16"]
 BASE = 500_000.0
 
 
@@ -41,13 +42,27 @@ def find(name: str) -> Target:
     return target
 
 
+def numpy_dtype(name: str) -> np.dtype:
+    """Return a dtype by name, or tell asv to skip it."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise SkipNotImplemented("bfloat16: ml_dtypes is not installed") from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
 # asv runs each combination of parameters in its own process, so one entry is enough.
 @lru_cache(maxsize=1)
-def case(name: str, tokens: int, start: int = 0) -> Case:
+def case(name: str, tokens: int, start: int = 0, dtype: str = "float32") -> Case:
     """Return inputs of ``tokens`` tokens from position ``start``; the same at every call."""
     target = find(name)
     random = np.random.default_rng(0)
-    q, k = (random.standard_normal((1, tokens, heads, 128), np.float32) for heads in (32, 8))
+    q, k = (
+        random.standard_normal((1, tokens, heads, 128), np.float32).astype(numpy_dtype(dtype))
+        for heads in (32, 8)
+    )
     positions = np.arange(start, start + tokens, dtype=np.int32)
     return Case(target, *(target.put(x) for x in (q, k, positions)))
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_xp import _compat
 from rope_xp._typing import Array, Layout, Namespace
 
 # For a layout the slices of r components that hold x1 and x2, and those that y1 and y2 go to.
@@ -98,7 +97,7 @@ def usual_cos_sin(
     cos, sin : array, (..., tokens, head_dim)
         float32, each angle twice, once for either half.
     """
-    device = _compat.device_of(positions)
+    device = getattr(positions, "device", None)  # a tracer of jax has none
     exponents = xp.arange(0, head_dim, 2, dtype=xp.float32, device=device) / head_dim
     inverse_frequencies = 1.0 / base**exponents
     angles = xp.astype(positions, xp.float32)[..., None] * inverse_frequencies

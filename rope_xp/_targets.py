@@ -206,14 +206,15 @@ def best_seconds(
 ) -> list[float]:
     """Return the shortest time of each action, in seconds, after one call to warm it up.
 
-    The actions take turns, so that a busy moment of the machine hits all of them, and the clock
+    The actions take turns, so that a busy moment of the machine hits all of them, in an order that
+    changes, so that the memory which one frees is not always the same one's gain or loss. The clock
     stops once what they return has been computed.
     """
     best = [float("inf")] * len(actions)
     for turn in range(repeat + 1):
-        for i, action in enumerate(actions):
+        for i in np.random.default_rng(turn).permutation(len(actions)):
             start = time.perf_counter()
-            results = action()
+            results = actions[i]()
             for result in results:
                 target.wait(result)
             elapsed = time.perf_counter() - start

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import lru_cache
 from itertools import pairwise
 
@@ -67,7 +68,8 @@ def _submit(work: Callable[[int, int], object], start: int, stop: int) -> Future
                 _pool = ThreadPoolExecutor(max(limit() - 1, 1), thread_name_prefix="rope_xp")
             pool = _pool
     try:
-        return pool.submit(work, start, stop)
+        # numpy.errstate is part of the context.
+        return pool.submit(copy_context().run, work, start, stop)
     except RuntimeError:  # the interpreter is shutting down and takes no more work
         done: Future[object] = Future()
         done.set_result(work(start, stop))

@@ -31,7 +31,7 @@ _HOW = (
     "str axes, str layout, int offset, bool inverse"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_library = torch.library.Library("rope_xp", "DEF")
+_library = torch.library.Library("rope_xp", "FRAGMENT")
 _library.define(f"rotate(Tensor x, {_HOW}) -> Tensor", tags=_TAGS)
 _library.define(f"rotate_pair(Tensor q, Tensor k, {_HOW}) -> (Tensor, Tensor)", tags=_TAGS)
 _library.define(f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_HOW}) -> ()", tags=_TAGS)
@@ -162,12 +162,12 @@ def _rotate_out_cpu(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: A
 
 @torch.library.register_fake("rope_xp::rotate", lib=_library)
 def _rotate_fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(x)
+    return _like(x)
 
 
 @torch.library.register_fake("rope_xp::rotate_pair", lib=_library)
 def _rotate_pair_fake(q: torch.Tensor, k: torch.Tensor, *_: Any) -> Tensors:
-    return torch.empty_like(q), torch.empty_like(k)
+    return _like(q), _like(k)
 
 
 @torch.library.register_fake("rope_xp::rotate_out", lib=_library)
@@ -175,8 +175,15 @@ def _rotate_out_fake(*_: Any) -> None:
     return
 
 
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty result: with the strides of x, but head_dim is contiguous."""
+    if x.stride(-1) == 1:
+        return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _new(x: torch.Tensor) -> torch.Tensor:
-    new = torch.empty_like(x)
+    new = _like(x)
     _huge_pages.advise(new)
     return new
 
@@ -185,13 +192,13 @@ def _run(out: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], how: How) 
     positions, *tables, axes, layout, offset, inverse = how
     rotation = Rotation(_axes.parse(axes, arrays[0].ndim, "x"), layout, offset, inverse)
     operands = tuple(
-        Operand(NAMES[x.dtype], _numpy(_readable(x)), _numpy(y))
-        for x, y in zip(arrays, out, strict=True)
+        Operand(NAMES[x.dtype], _numpy(x), _numpy(y))
+        for x, y in zip(map(_readable, arrays), out, strict=True)
     )
-    source = Source(
-        None if positions is None else positions.detach().to(torch.int64).numpy(),
-        tuple(table.numpy(force=True) for table in tables if table is not None),
-    )
+    if positions is not None:
+        positions = positions.to(torch.int64)
+    used = tuple(table for table in tables if table is not None)
+    source = Source(None if positions is None else _numpy(positions), tuple(map(_numpy, used)))
     threads = min(_threads.limit(), torch.get_num_threads())
     try:
         _cpu.rotate(operands, (source,), rotation, threads)
@@ -200,12 +207,32 @@ def _run(out: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], how: How) 
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:
-    return (x if x.stride(-1) == 1 else x.contiguous()).resolve_neg()
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+_TYPES = {2: "u2", 4: "f4", 8: "f8"}
+
+
+class _Memory:
+    """What numpy takes for an array: the memory of a tensor, as bits where an element has 16.
+
+    Tensor.numpy() would forbid torch to resize the tensor ever after.
+    """
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.owner, size = x, x.itemsize  # numpy keeps this object, and it the tensor
+        kind = "i8" if x.dtype is torch.int64 else _TYPES[size]
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (x.data_ptr(), False),
+            "shape": tuple(x.shape),
+            "strides": tuple([n * size for n in x.stride()]),
+            "typestr": f"={kind}",
+        }
 
 
 def _numpy(x: torch.Tensor) -> np.ndarray:
-    """Return the same memory in numpy, as bits where an element has 16."""
-    return (x.detach().view(torch.uint16) if x.itemsize == 2 else x.detach()).numpy()
+    return np.asarray(_Memory(x))
 
 
 def _without_kernels(out: Tensors, arrays: Tensors, how: How, rotation: Rotation) -> None:

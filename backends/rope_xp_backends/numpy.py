@@ -96,8 +96,9 @@ class Chunked:
 
 
 def _new(call: Call) -> tuple[np.ndarray, ...]:
-    """Return new arrays with axes in memory as those of a call have them."""
-    return tuple(np.empty_like(x) for x in call.arrays)
+    """Return new arrays with axes in memory as those of a call have them, but head_dim last."""
+    new = [np.empty_like(x) for x in call.arrays]
+    return tuple(x if x.strides[-1] == x.itemsize else np.empty(x.shape, x.dtype) for x in new)
 
 
 def _bits(x: np.ndarray) -> np.ndarray:

@@ -55,7 +55,8 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
     element, _, computed, _ = ELEMENTS[dtype]
     width = computed.bitwidth // 8
     scratch = np.float64 if width == 8 else np.float32
-    rotate = _block(dtype, read_pairs, write_pairs)
+    # numba finds a kernel on disk by the numbers in its closure; functions in it would be new.
+    kind, reads, writes = DTYPES.index(dtype), int(read_pairs), int(write_pairs)
 
     def kernel(
         q,
@@ -94,8 +95,8 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
                 if negative:
                     for n in range(pairs):
                         sin[i, n] = -sin[i, n]
-            rotate(q, q_out, batch, token, tokens, cos, sin, offset, spare)
-            rotate(k, k_out, batch, token, tokens, cos, sin, offset, spare)
+            _rotate(q, q_out, batch, token, tokens, cos, sin, offset, spare, kind, reads, writes)
+            _rotate(k, k_out, batch, token, tokens, cos, sin, offset, spare, kind, reads, writes)
             row += tokens
 
     array = types.Array(element, 4, "A", readonly=True)
@@ -148,50 +149,36 @@ def _look_up(position, low, middle, high, cos, sin):
                 cos[i] = c
 
 
-def _block(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., None]:
-    """Return what rotates all heads of a block of tokens."""
-    element, _, computed, _ = ELEMENTS[dtype]
-    size, width = element.bitwidth // 8, computed.bitwidth // 8
-    kind, reads, writes = DTYPES.index(dtype), int(read_pairs), int(write_pairs)
-
-    @_jit
-    def rotate_row(x, y, cos, sin, pairs, spare, ahead):
-        if x == y and reads != writes:
-            # Where results lie elsewhere than what they come from, read the row before it is gone.
-            copy(spare, x, 2 * pairs * size)
-            x = spare
-        whole = pairs - pairs % LANES
-        for first in range(0, whole, LANES):
-            turn(x, y, cos, sin, pairs, first, ahead, kind, reads, writes, LANES)
-        for first in range(whole, pairs):
-            turn(x, y, cos, sin, pairs, first, ahead, kind, reads, writes, 1)
-
-    @_jit
-    def rotate(x, y, batch, token, tokens, cos, sin, offset, spare):
-        heads, pairs = x.shape[2], cos.shape[1]
-        before, behind = offset * size, (x.shape[3] - offset - 2 * pairs) * size
-        after = before + 2 * pairs * size
-        x0 = np.int64(x.ctypes.data) + batch * x.strides[0] + token * x.strides[1]
-        y0 = np.int64(y.ctypes.data) + batch * y.strides[0] + token * y.strides[1]
-        cos0, sin0 = np.int64(cos.ctypes.data), np.int64(sin.ctypes.data)
-        # In the order of memory: tokens outside where heads lie closer together than they.
-        outside = abs(x.strides[2]) <= abs(x.strides[1])
-        for i in range(tokens if outside else heads):
-            for j in range(heads if outside else tokens):
-                t, h = (i, j) if outside else (j, i)
-                source = x0 + t * x.strides[1] + h * x.strides[2]
-                target = y0 + t * y.strides[1] + h * y.strides[2]
-                if source != target:
-                    copy(target, source, before)
-                    copy(target + after, source + after, behind)
-                rotate_row(
-                    source + before,
-                    target + before,
-                    cos0 + t * pairs * width,
-                    sin0 + t * pairs * width,
-                    pairs,
-                    np.int64(spare.ctypes.data),
-                    x.strides[1],
-                )
-
-    return rotate  # type: ignore[no-any-return]  # numba has no types
+@_jit
+def _rotate(x, y, batch, token, tokens, cos, sin, offset, spare, kind, reads, writes):
+    """Rotate all heads of a block of tokens."""
+    numba.literally(kind), numba.literally(reads), numba.literally(writes)
+    heads, pairs, size = x.shape[2], cos.shape[1], x.itemsize
+    before, behind = offset * size, (x.shape[3] - offset - 2 * pairs) * size
+    after = before + 2 * pairs * size
+    x0 = np.int64(x.ctypes.data) + batch * x.strides[0] + token * x.strides[1]
+    y0 = np.int64(y.ctypes.data) + batch * y.strides[0] + token * y.strides[1]
+    # In the order of memory: tokens outside where heads lie closer together than they.
+    outside = abs(x.strides[2]) <= abs(x.strides[1])
+    for i in range(tokens if outside else heads):
+        for j in range(heads if outside else tokens):
+            t, h = (i, j) if outside else (j, i)
+            source = x0 + t * x.strides[1] + h * x.strides[2]
+            target = y0 + t * y.strides[1] + h * y.strides[2]
+            if source != target:
+                copy(target, source, before)
+                copy(target + after, source + after, behind)
+            source += before
+            target += before
+            if source == target and reads != writes:
+                # Results lie elsewhere than what they come from: read the row before it is gone.
+                copy(spare.ctypes.data, source, 2 * pairs * size)
+                source = np.int64(spare.ctypes.data)
+            c = np.int64(cos.ctypes.data) + t * cos.strides[0]
+            s = np.int64(sin.ctypes.data) + t * sin.strides[0]
+            ahead = x.strides[1]
+            whole = pairs - pairs % LANES
+            for first in range(0, whole, LANES):
+                turn(source, target, c, s, pairs, first, ahead, kind, reads, writes, LANES)
+            for first in range(whole, pairs):
+                turn(source, target, c, s, pairs, first, ahead, kind, reads, writes, 1)
