@@ -9,6 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -18,76 +21,83 @@ import rope_xp
 from rope_xp import _targets
 
 ROPE = rope_xp.RoPE(layout="half")
-ROUNDS = 9
+ROUNDS = 15
+NEVER = 1 << 60
 
 
-def rotation(tokens: int, path: str) -> Callable[[], tuple]:
-    """Return a call that rotates q of 32 and k of 8 heads into given memory."""
-    q, k = (np.ones((1, tokens, heads, 128), np.float32) for heads in (32, 8))
-    out, positions = (np.empty_like(q), np.empty_like(k)), np.arange(tokens)
+class Variant(NamedTuple):
+    """A rotation into given memory, on a path, with a constant set to a value."""
 
-    def call() -> tuple:
-        with rope_xp.use_backend(path):
-            return ROPE.apply(q, k, positions, out=out)
+    tokens: int
+    path: str
+    module: ModuleType
+    constant: str
+    value: int
 
-    return call
+    def action(self) -> tuple[Callable[[], tuple], int]:
+        """Return what takes about a millisecond or one call, and how many calls that is."""
+        q, k = (np.ones((1, self.tokens, heads, 128), np.float32) for heads in (32, 8))
+        out, positions = (np.empty_like(q), np.empty_like(k)), np.arange(self.tokens)
+        call = partial(ROPE.apply, q, k, positions, out=out)
 
-
-def microseconds(*calls: Callable[[], tuple]) -> list[float]:
-    """Return the best time of each call, in turns, each a loop of about a millisecond."""
-    target = _targets.find("numpy:cpu")
-    loops = []
-    for call in calls:
-        call()
-        start = time.perf_counter()
-        call()
-        loops.append(max(int(1e-3 / (time.perf_counter() - start)), 1))
-
-    def looped(call: Callable[[], tuple], n: int) -> Callable[[], tuple]:
-        def run() -> tuple:
-            for _ in range(n):
-                call()
+        def run(loops: int) -> tuple:
+            with (
+                rope_xp.use_backend(self.path),
+                mock.patch.object(self.module, self.constant, self.value),
+            ):
+                for _ in range(loops):
+                    call()
             return ()
 
-        return run
+        run(1)
+        start = time.perf_counter()
+        run(10)
+        loops = max(int(1e-2 / (time.perf_counter() - start)), 1)
+        return partial(run, loops), loops
 
-    actions = [looped(call, n) for call, n in zip(calls, loops, strict=True)]
-    seconds = _targets.best_seconds(target, ROUNDS, *actions)
+
+def microseconds(*variants: Variant) -> list[float]:
+    """Return the best time of a call of each, measured in turns."""
+    actions, loops = zip(*(variant.action() for variant in variants), strict=True)
+    seconds = _targets.best_seconds(_targets.find("numpy:cpu"), ROUNDS, *actions)
     return [s / n * 1e6 for s, n in zip(seconds, loops, strict=True)]
 
 
-def setting(
-    module: object, name: str, value: int, call: Callable[[], tuple]
-) -> Callable[[], tuple]:
-    """Return a call made with a constant of a module set."""
+def numba(tokens: int, constant: str, value: int) -> Variant:
+    return Variant(tokens, "numba", _cpu, constant, value)
 
-    def run() -> tuple:
-        with mock.patch.object(module, name, value):
-            return call()
 
-    return run
+def kib(tokens: int) -> int:
+    """Return the size of q and k."""
+    return tokens * 40 * 128 * 4 // 1024
 
 
 def threads() -> str:
     """BYTES_A_THREAD: when a second thread pays."""
-    most = _threads.limit()
-    lines = [f"| q and k, KiB | 1 thread, us | {most} threads, us |", "|---|---|---|"]
-    for tokens in (1, 4, 8, 16, 32, 64, 256, 1024):
-        call = rotation(tokens, "numba")
-        size = tokens * 40 * 128 * 4
-        one = setting(_cpu, "BYTES_A_THREAD", 2 * size, call)
-        all_ = setting(_cpu, "BYTES_A_THREAD", size // most, call)
-        lines.append("| {} | {:.0f} | {:.0f} |".format(size // 1024, *microseconds(one, all_)))
+    lines = ["| q and k, KiB | 1 thread, us | 2 threads, us |", "|---|---|---|"]
+    for tokens in (16, 64, 128, 192, 256, 384, 512, 1024, 4096):
+        one = numba(tokens, "BYTES_A_THREAD", NEVER)
+        two = numba(tokens, "BYTES_A_THREAD", kib(tokens) * 1024 // 2)
+        lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(one, two)))
+    return "\n".join(lines)
+
+
+def streaming() -> str:
+    """BYTES_TO_STREAM: when results are better written past the caches."""
+    lines = ["| q and k, KiB | through caches, us | past them, us |", "|---|---|---|"]
+    for tokens in (256, 512, 1024, 1536, 2048, 4096, 8192):
+        through = numba(tokens, "BYTES_TO_STREAM", NEVER)
+        past = numba(tokens, "BYTES_TO_STREAM", 1)
+        lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(through, past)))
     return "\n".join(lines)
 
 
 def chunks() -> str:
-    """CHUNK_BYTES and CHUNKS_A_THREAD: how much numpy rotates at once."""
+    """CHUNK_BYTES: how much numpy rotates at once."""
     lines = ["| chunk, KiB | 4096 tokens, ms |", "|---|---|"]
-    sizes = [1 << n for n in range(16, 24)]
-    call = rotation(4096, "chunked")
-    calls = [setting(_chunks, "CHUNK_BYTES", size, call) for size in sizes]
-    for size, time_us in zip(sizes, microseconds(*calls), strict=True):
+    sizes = [1 << n for n in range(17, 24)]
+    variants = [Variant(4096, "chunked", _chunks, "CHUNK_BYTES", size) for size in sizes]
+    for size, time_us in zip(sizes, microseconds(*variants), strict=True):
         lines.append(f"| {size // 1024} | {time_us / 1000:.1f} |")
     return "\n".join(lines)
 
@@ -96,31 +106,30 @@ def compiling() -> str:
     """BYTES_TO_COMPILE_FOR: what numba gains at a call, and what it costs a process."""
     lines = ["| q and k, KiB | numpy in chunks, us | numba, us |", "|---|---|---|"]
     for tokens in (1, 16, 64, 256, 1024, 4096):
-        times = microseconds(rotation(tokens, "chunked"), rotation(tokens, "numba"))
-        lines.append("| {} | {:.0f} | {:.0f} |".format(tokens * 20, *times))
-    imported = best_of(
-        5, "from rope_xp_backends.kernels import numba", "import rope_xp_backends.numpy"
+        chunked = Variant(tokens, "chunked", _chunks, "CHUNK_BYTES", _chunks.CHUNK_BYTES)
+        kernel = numba(tokens, "BYTES_A_THREAD", _cpu.BYTES_A_THREAD)
+        lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(chunked, kernel)))
+    glue = "import rope_xp_backends.numpy"
+    imported = glue + "; from rope_xp_backends.kernels import numba"
+    compiled = imported + "; numba.compiled('float32', False, False)"
+    first, second, third = (process_seconds(code) for code in (glue, imported, compiled))
+    costs = (
+        f"Once a process: {second - first:.1f} s to import numba, {third - second:.1f} s a kernel."
     )
-    compiled = best_of(
-        5,
-        "from rope_xp_backends.kernels import numba; numba.compiled('float32', False, False)",
-        "from rope_xp_backends.kernels import numba",
-    )
-    costs = f"Once a process: importing numba {imported:.2f} s; each kernel {compiled:.2f} s."
     return "\n".join([*lines, "", costs])
 
 
-def best_of(repeat: int, code: str, without: str) -> float:
-    """Return the seconds that a process takes longer with some code than with other code."""
-
-    def run(text: str) -> float:
+def process_seconds(code: str) -> float:
+    """Return how long a process of its own takes, in the best of five."""
+    best = float("inf")
+    for _ in range(5):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", text], check=True)  # noqa: S603  # our own text
-        return time.perf_counter() - start
-
-    return min(run(code) for _ in range(repeat)) - min(run(without) for _ in range(repeat))
+        subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603  # the text above
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 if __name__ == "__main__":
-    for part in (threads, chunks, compiling):
+    print(f"{_threads.limit()} threads at most\n")
+    for part in (threads, streaming, chunks, compiling):
         print(f"{part.__doc__}\n\n{part()}\n")

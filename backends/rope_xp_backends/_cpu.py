@@ -14,8 +14,10 @@ from rope_xp._typing import Array, Layout
 
 from . import _compiled, _threads, _views
 
-BYTES_A_THREAD = 1 << 18
+BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
+BYTES_TO_STREAM = 1 << 25
+"""Results that leave the last cache before anyone reads them are written past it."""
 BYTES_TO_COMPILE_FOR = 1 << 22
 """Compiling takes a second. What rotates fewer bytes waits for a larger call to have it done."""
 
@@ -108,7 +110,7 @@ def _rotate(
     operands: tuple[Operand, ...], source: Source, rotation: Rotation, threads: int
 ) -> None:
     kernel = _compiled.kernel(rotation.key(operands[0].dtype))
-    arrays = [x for operand in operands for x in operand[1:]]
+    arrays = [x for operand in operands for x in (operand.x, operand.out)]
     positions, tables = source.positions, source.tables
     for views, angles in _views.in_order(
         arrays,
@@ -137,9 +139,11 @@ def _launch(
     if len(arrays) == 2:
         arrays += [x[:, :, :0] for x in arrays]
     q, _, k, _ = arrays
-    arguments = (*arrays, *angles, rotation.offset, rotation.inverse)
+    size = q.nbytes + k.nbytes
+    stream = size >= BYTES_TO_STREAM
+    arguments = (*arrays, *angles, rotation.offset, rotation.inverse, stream)
     rows = q.shape[0] * q.shape[1]
-    threads = min(threads, (q.nbytes + k.nbytes) // BYTES_A_THREAD)
+    threads = min(threads, size // BYTES_A_THREAD)
     if threads <= 1:
         kernel(*arguments, 0, rows)
         return

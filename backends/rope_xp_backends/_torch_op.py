@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from rope_xp import _angles, _axes, _portable
 from rope_xp._contract import Call, Given, Lookup, Unavailable
 from rope_xp._typing import Layout
 
-from . import _cpu, _huge_pages, _threads
+from . import _cpu, _pages, _threads
 from ._cpu import Operand, Rotation, Source
 
 NAMES = {getattr(torch, name): name for name in ("float16", "bfloat16", "float32", "float64")}
@@ -184,21 +185,22 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 def _new(x: torch.Tensor) -> torch.Tensor:
     new = _like(x)
-    _huge_pages.advise(new)
+    _pages.advise_huge(new.data_ptr(), new.nbytes)
     return new
 
 
 def _run(out: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], how: How) -> None:
-    positions, *tables, axes, layout, offset, inverse = how
+    positions, table, table_2, table_3, axes, layout, offset, inverse = how
     rotation = Rotation(_axes.parse(axes, arrays[0].ndim, "x"), layout, offset, inverse)
     operands = tuple(
         Operand(NAMES[x.dtype], _numpy(x), _numpy(y))
         for x, y in zip(map(_readable, arrays), out, strict=True)
     )
-    if positions is not None:
-        positions = positions.to(torch.int64)
-    used = tuple(table for table in tables if table is not None)
-    source = Source(None if positions is None else _numpy(positions), tuple(map(_numpy, used)))
+    if table_3 is None:
+        source = Source(None, (_numpy(table), _numpy(table_2)))
+    else:
+        at = None if positions is None else _numpy(positions.to(torch.int64))
+        source = Source(at, _digit_tables(table, table_2, table_3))
     threads = min(_threads.limit(), torch.get_num_threads())
     try:
         _cpu.rotate(operands, (source,), rotation, threads)
@@ -208,6 +210,12 @@ def _run(out: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], how: How) 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+# As many as in the cache of torch.py that they come from. To make them anew takes 6 us.
+@lru_cache(maxsize=64)
+def _digit_tables(*tables: torch.Tensor) -> tuple[np.ndarray, ...]:
+    return tuple(map(_numpy, tables))
 
 
 _TYPES = {2: "u2", 4: "f4", 8: "f8"}

@@ -16,7 +16,7 @@ from numba.core.errors import NumbaError
 
 from rope_xp._angles import DIGIT, DIGIT_BITS, LIMIT, TOP_DIGIT
 
-from .llvm import DTYPES, ELEMENTS, copy, turn
+from .llvm import DTYPES, ELEMENTS, STREAM_ALIGNMENT, copy, settle, turn
 
 Error = NumbaError
 """What numba raises where it cannot compile."""
@@ -44,13 +44,14 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
     Returns
     -------
     callable
-        ``kernel(q, q_out, k, k_out, positions, low, middle, high, cos, sin, offset, inverse, start,
-        stop)``, which releases the GIL. q, k and their results are (batch, tokens, heads,
-        head_dim), as bits where 16 bits wide; k may have no heads. positions are (batch or 1,
-        tokens or 1) int64, or empty for 0, 1, 2, ...; low, middle and high are as in
+        ``kernel(q, q_out, k, k_out, positions, low, middle, high, cos, sin, offset, inverse,
+        stream, start, stop)``, which releases the GIL. q, k and their results are (batch, tokens,
+        heads, head_dim), as bits where 16 bits wide; k may have no heads. positions are (batch or
+        1, tokens or 1) int64, or empty for 0, 1, 2, ...; low, middle and high are as in
         :func:`rope_xp._angles.host_tables`. Or they are all empty and cos and sin are given,
-        (batch or 1, tokens or 1, r/2) in the dtype of the arithmetic. It rotates rows ``start`` to
-        ``stop`` of the batch * tokens there are.
+        (batch or 1, tokens or 1, r/2) in the dtype of the arithmetic. ``stream`` has
+        results written past the caches. It rotates rows ``start`` to ``stop`` of the batch * tokens
+        there are.
     """
     element, _, computed, _ = ELEMENTS[dtype]
     width = computed.bitwidth // 8
@@ -71,6 +72,7 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
         given_sin,
         offset,
         inverse,
+        stream,
         start,
         stop,
     ):
@@ -95,9 +97,12 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
                 if negative:
                     for n in range(pairs):
                         sin[i, n] = -sin[i, n]
-            _rotate(q, q_out, batch, token, tokens, cos, sin, offset, spare, kind, reads, writes)
-            _rotate(k, k_out, batch, token, tokens, cos, sin, offset, spare, kind, reads, writes)
+            block = (batch, token, tokens, offset, stream)
+            _rotate(q, q_out, block, cos, sin, spare, kind, reads, writes)
+            _rotate(k, k_out, block, cos, sin, spare, kind, reads, writes)
             row += tokens
+        if stream:
+            settle()
 
     array = types.Array(element, 4, "A", readonly=True)
     result = types.Array(element, 4, "A")
@@ -106,7 +111,7 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
     given = types.Array(computed, 3, "A", readonly=True)
     signature = types.void(
         *(array, result, array, result, positions, table, table, table, given, given),
-        *(types.int64, types.boolean, types.int64, types.int64),
+        *(types.int64, types.boolean, types.boolean, types.int64, types.int64),
     )
     cache = os.environ.get("ROPE_XP_NUMBA_CACHE", "") not in ("", "0")
     made = numba.njit([signature], nogil=True, cache=cache)(kernel)
@@ -150,14 +155,19 @@ def _look_up(position, low, middle, high, cos, sin):
 
 
 @_jit
-def _rotate(x, y, batch, token, tokens, cos, sin, offset, spare, kind, reads, writes):
+def _rotate(x, y, block, cos, sin, spare, kind, reads, writes):
     """Rotate all heads of a block of tokens."""
     numba.literally(kind), numba.literally(reads), numba.literally(writes)
+    batch, token, tokens, offset, stream = block
     heads, pairs, size = x.shape[2], cos.shape[1], x.itemsize
     before, behind = offset * size, (x.shape[3] - offset - 2 * pairs) * size
     after = before + 2 * pairs * size
+    passes = before + behind > 0 and x.ctypes.data != y.ctypes.data
     x0 = np.int64(x.ctypes.data) + batch * x.strides[0] + token * x.strides[1]
     y0 = np.int64(y.ctypes.data) + batch * y.strides[0] + token * y.strides[1]
+    whole = pairs - pairs % LANES
+    steps = y.strides[0] | y.strides[1] | y.strides[2] | (pairs * size)
+    stream = stream and ((y0 + before) | steps) % STREAM_ALIGNMENT == 0
     # In the order of memory: tokens outside where heads lie closer together than they.
     outside = abs(x.strides[2]) <= abs(x.strides[1])
     for i in range(tokens if outside else heads):
@@ -165,7 +175,7 @@ def _rotate(x, y, batch, token, tokens, cos, sin, offset, spare, kind, reads, wr
             t, h = (i, j) if outside else (j, i)
             source = x0 + t * x.strides[1] + h * x.strides[2]
             target = y0 + t * y.strides[1] + h * y.strides[2]
-            if source != target:
+            if passes:
                 copy(target, source, before)
                 copy(target + after, source + after, behind)
             source += before
@@ -177,8 +187,11 @@ def _rotate(x, y, batch, token, tokens, cos, sin, offset, spare, kind, reads, wr
             c = np.int64(cos.ctypes.data) + t * cos.strides[0]
             s = np.int64(sin.ctypes.data) + t * sin.strides[0]
             ahead = x.strides[1]
-            whole = pairs - pairs % LANES
-            for first in range(0, whole, LANES):
-                turn(source, target, c, s, pairs, first, ahead, kind, reads, writes, LANES)
+            if stream and source != target:
+                for first in range(0, whole, LANES):
+                    turn(source, target, c, s, pairs, first, ahead, kind, reads, writes, LANES, 1)
+            else:
+                for first in range(0, whole, LANES):
+                    turn(source, target, c, s, pairs, first, ahead, kind, reads, writes, LANES, 0)
             for first in range(whole, pairs):
-                turn(source, target, c, s, pairs, first, ahead, kind, reads, writes, 1)
+                turn(source, target, c, s, pairs, first, ahead, kind, reads, writes, 1, 0)
