@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp import _validate
+from rope_xp import _fields
+from rope_xp._frequencies import remainders
 from rope_xp._typing import Array
-from rope_xp.scaling import remainders
 
 if TYPE_CHECKING:
     from rope_xp._contract import Backend, Lookup
@@ -87,7 +87,7 @@ def host_tables(
     for one component and is zero for the others: cos 1 and sin 0 multiply exactly.
     """
     frequencies = rope.frequencies(head_dim)
-    _validate.check_positive("attention_factor", float(rope.attention_factor))
+    _fields.check_positive("attention_factor", float(rope.attention_factor))
     masks = [np.ones(len(frequencies))]
     if rope.position_axes is not None:
         axes = np.asarray(rope.position_axes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rope_xp import _angles, _axes, _dispatch, _out, _positions, _validate
+from rope_xp import _angles, _axes, _dispatch, _fields, _out, _positions, _validate
 from rope_xp._axes import Axes
 from rope_xp._contract import Backend, Call, Difference, Given, Lookup
 from rope_xp._typing import Array, Layout
@@ -184,8 +184,8 @@ def with_tables(
     out: Any,
 ) -> Call:
     """Return the call that rotates x by the caller's tables."""
-    _validate.check_layout(layout)
-    _validate.check_rotary_offset(rotary_offset)
+    _fields.check_layout(layout)
+    _fields.check_rotary_offset(rotary_offset)
     backend, where, wide = _one(x, axes)
     cos, sin = _table(backend, x, cos, "cos"), _table(backend, x, sin, "sin")
     head_dim, tokens = x.shape[-1], x.shape[where.tokens]

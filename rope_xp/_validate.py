@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from rope_xp import _fields
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array
 
@@ -16,7 +13,6 @@ if TYPE_CHECKING:
     from rope_xp._axes import Axes
     from rope_xp._contract import Backend
 
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 INTEGERS = frozenset(
     {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"},
@@ -34,107 +30,7 @@ def _a(backend: Backend) -> str:
     return f"{'an' if backend.name[0] in 'aeiou' else 'a'} {backend.name}"
 
 
-# --- RoPE ----------------------------------------------------------------------------------------
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def check_positive(name: str, value: object) -> None:
-    """Check that value is a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name} must be a number; got {value!r} ({type(value).__name__})"
-        raise TypeError(msg)
-    # Spelled without math.isfinite, which torch.compile cannot trace for a symbol.
-    if not 0 < value <= sys.float_info.max:
-        msg = f"{name} must be positive and finite; got {value!r}"
-        raise RopeError(msg)
-
-
-def check_layout(layout: object) -> None:
-    """Check that layout is one of the three."""
-    if layout not in LAYOUTS:
-        msg = (
-            f"layout must be one of {', '.join(map(repr, LAYOUTS))}; got {layout!r}. Weights "
-            "of Hugging Face and GPT-NeoX use 'half', the paper and Meta's own Llama 'interleaved'"
-        )
-        raise RopeError(msg)
-
-
-def check_rotary_dim(rotary_dim: object) -> None:
-    """Check that rotary_dim is None or an even positive integer."""
-    if rotary_dim is None:
-        return
-    if not _is_int(rotary_dim):
-        msg = f"rotary_dim must be an even integer or None; got {rotary_dim!r}"
-        raise TypeError(msg)
-    if rotary_dim <= 0 or rotary_dim % 2:  # type: ignore[operator]  # an int, as checked above
-        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {rotary_dim}"
-        raise RopeError(msg)
-
-
-def check_rotary_offset(rotary_offset: object) -> None:
-    """Check that rotary_offset is an integer."""
-    if not _is_int(rotary_offset):
-        msg = f"rotary_offset must be an integer; got {rotary_offset!r}"
-        raise TypeError(msg)
-
-
-def check_position_axes(position_axes: object, rotary_dim: int | None) -> None:
-    """Check that position_axes is None or a tuple of component numbers."""
-    if position_axes is None:
-        return
-    if not isinstance(position_axes, tuple):
-        msg = (
-            "position_axes must be a tuple of integers, so that a RoPE is hashable; got "
-            f"{position_axes!r}. Write tuple(...) around it"
-        )
-        raise TypeError(msg)
-    if not position_axes or not all(_is_int(a) and a >= 0 for a in position_axes):
-        msg = f"position_axes must hold integers >= 0, one a pair; got {position_axes!r}"
-        raise RopeError(msg)
-    if rotary_dim is not None and len(position_axes) != rotary_dim // 2:
-        msg = (
-            f"position_axes has {len(position_axes)} entries; rotary_dim={rotary_dim} has "
-            f"{rotary_dim // 2} pairs, each of which needs one"
-        )
-        raise RopeError(msg)
-
-
-def check_scaling(scaling: object, protocol: Any) -> None:
-    """Check that scaling is None or a rule."""
-    if scaling is not None and (isinstance(scaling, type) or not isinstance(scaling, protocol)):
-        msg = (
-            f"scaling must be a rule such as rope_xp.scaling.Linear(factor=4.0) or None; got "
-            f"{scaling!r}"
-        )
-        raise TypeError(msg)
-    try:
-        hash(scaling)
-    except TypeError as error:
-        msg = f"scaling must be hashable, as tables are kept for it: {error} in {scaling!r}"
-        raise TypeError(msg) from error
-
-
-def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:
-    """Check what a scaling rule returned."""
-    if frequencies.shape != (pairs,) or not np.isfinite(frequencies).all():
-        msg = (
-            f"scaling {scaling!r} must return {pairs} finite frequencies, one a pair; got shape "
-            f"{frequencies.shape}: {frequencies}"
-        )
-        raise RopeError(msg)
-
-
-def check_head_dim(head_dim: object) -> None:
-    """Check that head_dim is a positive integer."""
-    if not _is_int(head_dim):
-        msg = f"head_dim must be an integer; got {head_dim!r} ({type(head_dim).__name__})"
-        raise TypeError(msg)
-    if head_dim <= 0:  # type: ignore[operator]  # an int, as checked above
-        msg = f"head_dim must be positive; got {head_dim}"
-        raise RopeError(msg)
+# --- slices ---------------------------------------------------------------------------------------
 
 
 def resolve_slice(
@@ -162,16 +58,6 @@ def resolve_slice(
         )
         raise RopeError(msg)
     return r, offset
-
-
-def check_length(n: object) -> None:
-    """Check that n is a positive number of tokens."""
-    if not _is_int(n):
-        msg = f"n must be an integer number of tokens; got {n!r}"
-        raise TypeError(msg)
-    if n <= 0:  # type: ignore[operator]  # an int, as checked above
-        msg = f"n must be a positive number of tokens; got {n}"
-        raise RopeError(msg)
 
 
 def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
@@ -416,7 +302,7 @@ def check_weights(shape: tuple[int, ...], num_heads: object, to: object) -> None
     if to not in ("interleaved", "half"):
         msg = f"to must be 'interleaved' or 'half', the layout that the result is for; got {to!r}"
         raise RopeError(msg)
-    if not _is_int(num_heads) or num_heads <= 0:  # type: ignore[operator]  # an int by then
+    if not _fields.is_int(num_heads) or num_heads <= 0:  # type: ignore[operator]  # an int by then
         msg = f"num_heads must be a positive integer; got {num_heads!r}"
         raise RopeError(msg)
     if not shape or shape[0] % (2 * num_heads):  # type: ignore[operator]  # an int, as checked

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp import _angles, _dispatch, _prepare, _validate
+from rope_xp import _angles, _dispatch, _fields, _prepare, _validate
+from rope_xp._frequencies import inverse_frequencies
 from rope_xp._typing import Array, ArrayT, Device, Layout, Namespace
-from rope_xp.scaling import Scaling, inverse_frequencies
+from rope_xp.scaling import Scaling
 
 Positions = Any
 """Integers or floats: an array of the same library, a numpy array, or Python numbers."""
@@ -75,13 +76,13 @@ class RoPE:
     position_axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        _validate.check_positive("base", self.base)
-        _validate.check_layout(self.layout)
-        _validate.check_rotary_dim(self.rotary_dim)
-        _validate.check_rotary_offset(self.rotary_offset)
-        _validate.check_position_axes(self.position_axes, self.rotary_dim)
+        _fields.check_positive("base", self.base)
+        _fields.check_layout(self.layout)
+        _fields.check_rotary_dim(self.rotary_dim)
+        _fields.check_rotary_offset(self.rotary_offset)
+        _fields.check_position_axes(self.position_axes, self.rotary_dim)
         if self.scaling is not None:
-            _validate.check_scaling(self.scaling, Scaling)
+            _fields.check_scaling(self.scaling, Scaling)
 
     # --- rotation --------------------------------------------------------------------------------
 
@@ -263,14 +264,14 @@ class RoPE:
         >>> rope_xp.RoPE().frequencies(8).tolist()
         [1.0, 0.1, 0.01, 0.001]
         """
-        _validate.check_head_dim(head_dim)
+        _fields.check_head_dim(head_dim)
         r, _ = _validate.resolve_slice(
             head_dim, self.rotary_dim, self.rotary_offset, self.position_axes
         )
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         scaled = np.asarray(self.scaling.frequencies(self.base, r), np.float64)
-        _validate.check_frequencies(self.scaling, scaled, r // 2)
+        _fields.check_frequencies(self.scaling, scaled, r // 2)
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
@@ -347,7 +348,7 @@ class RoPE:
         >>> cos.dtype.name, cos.shape
         ('float32', (2, 2))
         """
-        _validate.check_head_dim(head_dim)
+        _fields.check_head_dim(head_dim)
         lookup, backend = _prepare.tables(self, positions, head_dim, xp, device, dtype)
         cos, sin = _angles.cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
@@ -392,7 +393,7 @@ class RoPE:
         >>> rope.for_length(8192) is rope
         True
         """
-        _validate.check_length(n)
+        _fields.check_length(n)
         if self.scaling is None:
             return self
         fixed = self.scaling.for_length(n)

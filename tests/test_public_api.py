@@ -36,6 +36,15 @@ SIGNATURES = {
     "RoPE.cos_sin": "self, positions, head_dim, *, xp=None, device=None, dtype=None",
     "RoPE.for_length": "self, n",
     "scaling.Linear": "factor",
+    "scaling.NTK": "factor",
+    "scaling.DynamicNTK": "factor, max_position_embeddings, length=None",
+    "scaling.YaRN": "factor, original_max_position_embeddings, beta_fast=32.0, beta_slow=1.0, "
+    "attention_factor=None, mscale=None, mscale_all_dim=None, truncate=True",
+    "scaling.LongRoPE": "short_factor, long_factor, original_max_position_embeddings, "
+    "factor=None, attention_factor=None, max_position_embeddings=None, length=None",
+    "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, "
+    "original_max_position_embeddings",
+    "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }
 

@@ -1,0 +1,195 @@
+"""The scaling rules: against transformers, against their papers' properties, and their errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+from rope_xp.scaling import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Scaling,
+    YaRN,
+    inverse_frequencies,
+)
+
+HEAD_DIM, BASE = 64, 500_000.0
+SHORT = tuple(1.0 + 0.01 * i for i in range(HEAD_DIM // 2))
+LONG = tuple(1.0 + 1.5 * i for i in range(HEAD_DIM // 2))
+
+# What transformers calls the rule, its keys besides rope_theta, a length, and the rule.
+CASES: list[tuple[str, dict[str, Any], int | None, Scaling]] = [
+    ("linear", {"factor": 3.5}, None, Linear(3.5)),
+    *(
+        ("dynamic", {"factor": 2.5}, n, DynamicNTK(2.5, 2048, n))
+        for n in (1, 2048, 2049, 9000)
+    ),
+    *(
+        ("yarn", {"original_max_position_embeddings": 2048} | keys, None, YaRN(
+            original_max_position_embeddings=2048, **keys
+        ))
+        for keys in (
+            {"factor": 8.0},
+            {"factor": 0.5},
+            {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0},
+            {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.0},
+            {"factor": 16.0, "beta_fast": 64.0, "beta_slow": 2.5, "truncate": False},
+            {"factor": 16.0, "beta_fast": 2.0, "beta_slow": 2.0},
+            {"factor": 4.0, "attention_factor": 1.25},
+        )
+    ),
+    *(
+        ("longrope", dict(short_factor=list(SHORT), long_factor=list(LONG), **keys), n, LongRoPE(
+            SHORT, LONG, length=n, **keys
+        ))
+        for keys in (
+            {"original_max_position_embeddings": 1024, "factor": 4.0},
+            {"original_max_position_embeddings": 1024, "factor": 0.5},
+            {"original_max_position_embeddings": 1024, "factor": 4.0, "attention_factor": 1.125},
+        )
+        for n in (1024, 1025)
+    ),
+    *(
+        ("llama3", {
+            "factor": 8.0, "low_freq_factor": low, "high_freq_factor": high,
+            "original_max_position_embeddings": 1000,
+        }, None, Llama3(8.0, low, high, 1000))
+        for low, high in ((1.0, 4.0), (0.5, 0.75), (3.0, 30.0))
+    ),
+    ("proportional", {"partial_rotary_factor": 0.25}, None, Proportional(0.25)),
+    ("proportional", {"partial_rotary_factor": 0.33, "factor": 2.0}, None, Proportional(0.33, 2.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "keys", "length", "rule"), CASES)
+def test_against_transformers(
+    name: str, keys: dict[str, Any], length: int | None, rule: Scaling
+) -> None:
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(
+        head_dim=HEAD_DIM,
+        hidden_size=HEAD_DIM * 4,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": name, "rope_theta": BASE, **keys},
+    )
+    theirs, factor = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
+    ours = RoPE(base=BASE, scaling=rule)
+    # float32 powers, products and quotients of transformers: a few units of 6e-8
+    np.testing.assert_allclose(ours.frequencies(HEAD_DIM), theirs.numpy(), rtol=5e-7, atol=0)
+    assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
+
+
+def test_ntk_changes_the_slowest_pair_by_the_factor() -> None:
+    for r in (4, 64, 128):
+        ratio = inverse_frequencies(BASE, r) / NTK(8.0).frequencies(BASE, r)
+        assert ratio[0] == 1.0
+        assert ratio[-1] == pytest.approx(8.0, rel=1e-13)
+        # a geometric series between
+        np.testing.assert_allclose(ratio, 8.0 ** (np.arange(r // 2) / (r / 2 - 1)), rtol=1e-13)
+
+
+def test_deepseeks_softmax_scale_is_never_folded_in() -> None:
+    rule = YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert rule.attention_factor == 1.0
+    assert RoPE(scaling=rule).softmax_scale == pytest.approx((0.1 * math.log(40.0) + 1.0) ** 2)
+    assert YaRN(40.0, 4096).softmax_scale == 1.0
+
+
+@pytest.mark.parametrize("rule", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
+def test_rules_that_need_a_length_say_so(rule: Scaling) -> None:
+    rope, x = RoPE(scaling=rule), np.ones((3, 2, HEAD_DIM), np.float32)
+    for use in (lambda: rope.rotate(x), lambda: rope.frequencies(HEAD_DIM)):
+        with pytest.raises(RopeError, match=r"depend on the length .* rope.for_length\(n\)"):
+            use()
+    fixed = rope.for_length(600)
+    assert fixed.scaling.length == 600
+    assert fixed.rotate(x).shape == x.shape
+    with pytest.raises(RopeError, match="n "):
+        rope.for_length(0)
+
+
+@pytest.mark.parametrize("rule", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
+@pytest.mark.parametrize("layout", ["half", "interleaved", "interleaved_to_half"])
+def test_cached_keys_migrate_when_the_context_outgrows_the_trained_one(
+    rule: Scaling, layout: str, rng: np.random.Generator
+) -> None:
+    raw, p = rng.standard_normal((300, 2, HEAD_DIM)).astype(np.float32), np.arange(300) + 213
+    rope = RoPE(base=BASE, layout=layout, scaling=rule)
+    short, long = rope.for_length(512), rope.for_length(2048)
+    cached = short.rotate(raw, p)
+    assert np.abs(cached - long.rotate(raw, p)).max() > 0.1  # what mixing regimes would cost
+    moved = short.rerotate(cached, p, p, to=long)
+    # Two tables of 3.4e-7, one composition, the rounding of two rotations, |x| up to 5.
+    np.testing.assert_allclose(moved, long.rotate(raw, p), rtol=0, atol=4e-6)
+
+
+def test_rules_are_values() -> None:
+    for _, _, _, rule in CASES:
+        assert isinstance(rule, Scaling)
+        again = pickle.loads(pickle.dumps(rule))
+        assert again == rule
+        assert hash(again) == hash(rule)
+        assert eval(repr(rule), vars(rope_xp.scaling)) == rule
+        assert dataclasses.replace(rule) == rule
+    assert LongRoPE(list(SHORT), list(LONG), 512, 4.0) == LongRoPE(SHORT, LONG, 512, 4.0)
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("Linear.factor must be positive", lambda: Linear(0.0)),
+    ("NTK.factor must be positive", lambda: NTK(-1.0)),
+    ("NTK needs two pairs", lambda: NTK(2.0).frequencies(1e4, 2)),
+    ("DynamicNTK.factor", lambda: DynamicNTK(math.inf, 512)),
+    ("DynamicNTK.max_position_embeddings must be positive", lambda: DynamicNTK(2.0, 0)),
+    ("YaRN.factor", lambda: YaRN(-2.0, 512)),
+    ("YaRN.beta_fast must not be below beta_slow = 2.0; got 1.0", lambda: YaRN(2.0, 512, 1.0, 2.0)),
+    ("YaRN.beta_slow must be positive", lambda: YaRN(2.0, 512, 32.0, 0.0)),
+    ("YaRN.attention_factor must be positive", lambda: YaRN(2.0, 512, attention_factor=0.0)),
+    ("YaRN.mscale must be positive", lambda: YaRN(2.0, 512, mscale=-1.0)),
+    ("YaRN.original_max_position_embeddings", lambda: YaRN(2.0, 0)),
+    (r"LongRoPE.short_factor\[1\] must be positive", lambda: LongRoPE((1.0, 0.0), (1.0, 1.0), 512)),
+    ("LongRoPE needs factor, max_position_embeddings", lambda: LongRoPE(SHORT, LONG, 512)),
+    ("must exceed 1; got 1", lambda: LongRoPE(SHORT, LONG, 1, 4.0)),
+    (
+        "LongRoPE.long_factor has 2 entries; 64 rotated components have 32 pairs",
+        lambda: LongRoPE(SHORT, (1.0, 1.0), 512, 4.0, length=513).frequencies(1e4, 64),
+    ),
+    ("Llama3.high_freq_factor must exceed low_freq_factor", lambda: Llama3(8.0, 4.0, 4.0, 8192)),
+    ("Llama3.low_freq_factor must be positive", lambda: Llama3(8.0, 0.0, 4.0, 8192)),
+    ("Proportional.partial_rotary_factor must be a share", lambda: Proportional(1.5)),
+    ("Proportional.partial_rotary_factor must be positive", lambda: Proportional(0.0)),
+]
+
+
+@pytest.mark.parametrize(("message", "make"), WRONG, ids=[message for message, _ in WRONG])
+def test_impossible_numbers(message: str, make: Any) -> None:
+    with pytest.raises(RopeError, match=message):
+        make()
+
+
+def test_things_that_are_no_numbers() -> None:
+    for make in (
+        lambda: Linear("4"),
+        lambda: Linear(True),
+        lambda: DynamicNTK(2.0, 512.0),
+        lambda: YaRN(2.0, None),
+        lambda: LongRoPE("12", LONG, 512, 4.0),
+        lambda: LongRoPE(1.0, LONG, 512, 4.0),
+    ):
+        with pytest.raises(TypeError, match="must be a"):
+            make()
