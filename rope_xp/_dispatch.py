@@ -72,7 +72,7 @@ class Library:
 
 
 LIBRARIES = (
-    Library("numpy", ("ndarray", "generic"), _numpy, "", ("numba", "chunked")),
+    Library("numpy", ("ndarray", "generic"), _numpy, "", ("numba", "chunked", "complex")),
     Library("torch", ("Tensor",), _torch, "torch", ("numba",)),
     Library("jax", ("Array",), _jax, "jax", ("jit",)),
     Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ()),

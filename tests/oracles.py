@@ -64,8 +64,9 @@ def ulps(result: np.ndarray, reference: np.ndarray, x: np.ndarray, layout: str) 
     The ulp of the result itself is no measure: x1 cos a - x2 sin a may cancel to anything.
     """
     (a, b), (to_a, to_b) = pair_indices(layout, x.shape[-1])
-    size = np.maximum(np.abs(x[..., a]), np.abs(x[..., b])).astype(np.float32)
-    unit = np.spacing(np.maximum(size, np.finfo(np.float32).tiny)).astype(np.float64)
+    computed = np.float64 if x.dtype == np.float64 else np.float32
+    size = np.maximum(np.abs(x[..., a]), np.abs(x[..., b])).astype(computed)
+    unit = np.spacing(np.maximum(size, np.finfo(computed).tiny)).astype(np.float64)
     distance = np.abs(result.astype(np.float64) - reference.astype(np.float64))
     worst = np.maximum(distance[..., to_a], distance[..., to_b]) / unit
     return float(worst.max()) if worst.size else 0.0

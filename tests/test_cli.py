@@ -51,7 +51,7 @@ def test_info_json() -> None:
         "version": np.__version__,
         "problem": None,
         "devices": ["cpu"],
-        "paths": {"numba": absent, "chunked": None, "portable": None},
+        "paths": {"numba": absent, "chunked": None, "complex": None, "portable": None},
     }
 
 

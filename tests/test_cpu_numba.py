@@ -67,6 +67,9 @@ def child(path):
 
 if __name__ == "__main__":
     path = sys.argv[1]
+    # Python cannot be forked while another thread imports: the child waits for a lock of a module.
+    with rope_xp.use_backend("chunked"):
+        rope_xp.RoPE().rotate(np.ones((2, 2, 4), np.float32))
     compiling = threading.Thread(target=right, args=(path,))
     compiling.start()
     while path == "numba" and _compiled._lock.acquire(blocking=False):

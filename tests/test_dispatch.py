@@ -143,7 +143,8 @@ def test_a_path_of_another_library() -> None:
     with (
         rope_xp.use_backend("jit"),
         pytest.raises(
-            RopeError, match="numpy arrays have none of that name: numba, chunked, portable"
+            RopeError,
+            match="numpy arrays have none of that name: numba, chunked, complex, portable",
         ),
     ):
         rope_xp.apply(X, X)
@@ -152,7 +153,8 @@ def test_a_path_of_another_library() -> None:
 def test_unknown_paths() -> None:
     with (
         pytest.raises(
-            RopeError, match="no path is called 'warp'; there are portable, numba, chunked, jit"
+            RopeError,
+            match="no path is called 'warp'; there are portable, numba, chunked, complex, jit",
         ),
         rope_xp.use_backend("warp"),
     ):

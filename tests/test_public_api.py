@@ -42,8 +42,7 @@ SIGNATURES = {
     "attention_factor=None, mscale=None, mscale_all_dim=None, truncate=True",
     "scaling.LongRoPE": "short_factor, long_factor, original_max_position_embeddings, "
     "factor=None, attention_factor=None, max_position_embeddings=None, length=None",
-    "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, "
-    "original_max_position_embeddings",
+    "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
     "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }

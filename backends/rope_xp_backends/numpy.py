@@ -95,6 +95,34 @@ class Chunked:
         return outs
 
 
+class Complex:
+    """Neighbouring pairs as complex numbers: one product of numpy, which may fuse multiply-add."""
+
+    name = "complex"
+
+    def declines(self, call: Call) -> str | None:
+        """Decline what is no complex number in memory."""
+        if call.layout != "interleaved":
+            return f"its pairs are neighbours, and the layout is {call.layout!r}"
+        return _first(_not_for_kernels, call) or _first(_too_narrow, call)
+
+    def defers(self, call: Call) -> str | None:
+        """Never run unasked: bits differ between processors."""
+        return "its results are within 2 ulp, and not equal in every bit; ask for it by name"
+
+    def run(self, call: Call) -> tuple[np.ndarray, ...]:
+        """Rotate by products of complex numbers."""
+        outs = call.out or _new(call)
+        angles = [_portable.cos_sin(call, angles) for angles in call.angles]
+        for i, arrays in enumerate(zip(call.arrays, outs, strict=True)):
+            cos, sin = angles[min(i, len(angles) - 1)]
+            if call.inverse:
+                sin = -sin
+            for (x, out), (c, s) in _views.in_order(arrays, (), (cos, sin), call.axes):
+                _chunks.rotate_complex(x, out, c, s, call.rotary_offset)
+        return outs
+
+
 def _new(call: Call) -> tuple[np.ndarray, ...]:
     """Return new arrays with axes in memory as those of a call have them, but head_dim last."""
     new = [np.empty_like(x) for x in call.arrays]
@@ -127,4 +155,8 @@ def _not_for_kernels(x: np.ndarray) -> str | None:
     return None
 
 
-BACKEND = Numpy("numpy", xp, (Numba(), Chunked()))
+def _too_narrow(x: np.ndarray) -> str | None:
+    return None if x.itemsize > 2 else f"numpy has no complex numbers of two {x.dtype}"
+
+
+BACKEND = Numpy("numpy", xp, (Numba(), Chunked(), Complex()))

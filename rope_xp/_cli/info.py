@@ -102,7 +102,7 @@ def _reason(library: Library, path: Path) -> str | None:
         if isinstance(target, str):
             continue
         x = target.put(host)
-        call = _prepare.pair(rope_xp.RoPE(layout="half"), x, x, None, None, None, None)
+        call = _prepare.pair(rope_xp.RoPE(), x, x, None, None, None, None)
         reason = path.declines(call)
         if reason is None:
             return None
