@@ -65,12 +65,15 @@ def how(source: Source, rotation: Rotation) -> How:
 
 def apply(arrays: Tensors, how: How) -> Tensors:
     """Return arrays rotated, in a way that derivatives can follow where there are any to take."""
-    if (
-        torch._C._are_functorch_transforms_active()  # noqa: SLF001  # as autograd.Function does
-        or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays))
-    ):
+    if transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays)):
         return tuple(_Rotate.apply(*how, *arrays))
     return _plain(arrays, how)
+
+
+def transformed() -> bool:
+    """Return whether a transform of torch.func is active."""
+    # There is no public way to ask. autograd.Function.apply asks like this.
+    return torch._C._are_functorch_transforms_active()  # noqa: SLF001  # see above
 
 
 def write(out: Tensors, arrays: Tensors, how: How) -> None:
@@ -99,7 +102,7 @@ class _Rotate(torch.autograd.Function):
         return _plain(arguments[8:], arguments[:8])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG004
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
         ctx.save_for_backward(*inputs[:4])
         ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[4:8]
 

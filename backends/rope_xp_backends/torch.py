@@ -235,9 +235,8 @@ def _not_for_kernels(x: torch.Tensor) -> str | None:
 
 def _followed() -> bool:
     """Return whether the operator can follow every transform that is active."""
-    # torch has no public way to ask. The stack is what it asks itself before a custom function.
-    if not torch._C._are_functorch_transforms_active():  # noqa: SLF001
-        return forward_ad._current_level < 0  # noqa: SLF001
+    if not _torch_op.transformed():
+        return forward_ad._current_level < 0  # noqa: SLF001  # torch has no public way to ask
     if torch.compiler.is_compiling():
         return False
     kinds = {level.key() for level in _functorch.get_interpreter_stack()}
@@ -267,7 +266,7 @@ def _angle_inputs(call: Call) -> list[torch.Tensor | None]:
 
 
 def _not_writeable(call: Call) -> str | None:
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # noqa: SLF001
+    if torch.compiler.is_compiling() or _torch_op.transformed():
         return "a compiler or transform cannot follow out="
     for x in call.out or ():
         if x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1):
