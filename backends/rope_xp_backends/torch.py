@@ -199,7 +199,8 @@ class Numba:
     def defers(self, call: Call) -> str | None:
         """Leave small calls to torch until there is a kernel, and graphs to be run elsewhere."""
         if torch.compiler.is_compiling():
-            return "an exported program runs without rope_xp" if _exporting() else None
+            exported = torch.compiler.is_exporting()
+            return "an exported program runs without rope_xp" if exported else None
         return _cpu.defers(call, tuple(_NAMES[x.dtype] for x in call.arrays))
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
@@ -217,10 +218,6 @@ class Numba:
             else:
                 _torch_op.write(call.out[part], call.arrays[part], how)
         return call.out or results
-
-
-def _exporting() -> bool:
-    return torch.compiler.is_exporting()
 
 
 def _not_for_kernels(x: torch.Tensor) -> str | None:
