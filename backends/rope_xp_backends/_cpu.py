@@ -62,11 +62,14 @@ def rotation_of(call: Call) -> Rotation:
 
 def source_of(call: Call, angles: Angles) -> Source:
     """Return where a kernel gets these angles. Those it cannot look up are computed here."""
-    if isinstance(angles, Lookup):
-        whole = angles.part is None and not angles.components
-        if whole and not angles.wide:
-            return Source(angles.whole, angles.tables[0][:3])
-    return Source(None, _portable.cos_sin(call, angles))
+    if (
+        not isinstance(angles, Lookup)
+        or angles.wide
+        or angles.components
+        or angles.part is not None
+    ):
+        return Source(None, _portable.cos_sin(call, angles))
+    return Source(angles.whole, angles.tables[0][:3])
 
 
 def defers(call: Call, dtypes: tuple[str, ...]) -> str | None:

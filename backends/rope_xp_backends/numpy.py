@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -82,16 +82,9 @@ class Chunked:
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by numpy."""
         outs = call.out or _new(call)
-        angles = [_portable.cos_sin(call, angles) for angles in call.angles]
         _, read_pairs, write_pairs = _cpu.rotation_of(call).key("")
-        for i, arrays in enumerate(zip(call.arrays, outs, strict=True)):
-            cos, sin = angles[min(i, len(angles) - 1)]
-            if call.inverse:
-                sin = -sin
-            for (x, out), tables in _views.in_order(arrays, (), (cos, sin), call.axes):
-                _chunks.rotate(
-                    x, out, tables[0], tables[1], read_pairs, write_pairs, call.rotary_offset
-                )
+        for x, out, cos, sin in _with_tables(call, outs):
+            _chunks.rotate(x, out, cos, sin, read_pairs, write_pairs, call.rotary_offset)
         return outs
 
 
@@ -113,14 +106,21 @@ class Complex:
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by products of complex numbers."""
         outs = call.out or _new(call)
-        angles = [_portable.cos_sin(call, angles) for angles in call.angles]
-        for i, arrays in enumerate(zip(call.arrays, outs, strict=True)):
-            cos, sin = angles[min(i, len(angles) - 1)]
-            if call.inverse:
-                sin = -sin
-            for (x, out), (c, s) in _views.in_order(arrays, (), (cos, sin), call.axes):
-                _chunks.rotate_complex(x, out, c, s, call.rotary_offset)
+        for x, out, cos, sin in _with_tables(call, outs):
+            _chunks.rotate_complex(x, out, cos, sin, call.rotary_offset)
         return outs
+
+
+def _with_tables(
+    call: Call, outs: tuple[np.ndarray, ...]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield an array, where it goes, cos and the sine with its sign, all in one order of axes."""
+    angles = [_portable.cos_sin(call, angles) for angles in call.angles]
+    for i, arrays in enumerate(zip(call.arrays, outs, strict=True)):
+        cos, sin = angles[min(i, len(angles) - 1)]
+        tables = (cos, -sin if call.inverse else sin)
+        for (x, out), (c, s) in _views.in_order(arrays, (), tables, call.axes):
+            yield x, out, c, s
 
 
 def _new(call: Call) -> tuple[np.ndarray, ...]:
