@@ -11,6 +11,7 @@ from rope_xp._apply import apply, apply_tables, explain
 from rope_xp._dispatch import Explanation, use_backend
 from rope_xp._errors import MissingBackendError, RopeConfigError, RopeError
 from rope_xp._weights import permute_weights
+from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ __all__ = [
     "apply",
     "apply_tables",
     "explain",
+    "from_hf_config",
     "permute_weights",
     "scaling",
     "use_backend",

@@ -136,6 +136,20 @@ def check_share(name: str, value: object) -> None:
         raise RopeError(msg)
 
 
+def check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Check that value is one of a few words."""
+    if value not in known:
+        msg = f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}"
+        raise RopeError(msg)
+
+
+def check_divides(name: str, parts: int, rotary_dim: int) -> None:
+    """Check that the pairs can be shared out evenly."""
+    if rotary_dim % (2 * parts):
+        msg = f"{name} = {parts} does not divide the {rotary_dim // 2} rotated pairs evenly"
+        raise RopeError(msg)
+
+
 def check_greater(
     name: str, value: float, than: str, bound: float, *, or_equal: bool = False
 ) -> None:

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp import _fields
+from rope_xp._axial import Axial
 from rope_xp._frequencies import inverse_frequencies
 from rope_xp._long_context import LongRoPE, YaRN
 from rope_xp._rule import Rule, Scaling
 
 __all__ = [
     "NTK",
+    "Axial",
     "DynamicNTK",
     "Linear",
     "Llama3",
