@@ -71,6 +71,9 @@ position_axes=None)
     return ropes.get(FLAT) or ropes
 
 
+LONG = 1 << 40
+"""More tokens than any model was trained for."""
+
 MODELS = {
     name: model
     for names, model in (*text_models.ROWS, *vision_models.ROWS)
@@ -112,10 +115,11 @@ def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label
             part.position_axes,
         )
         if part.components is not None:
-            rope.for_length(1).frequencies(part.components)  # whether lists have r/2 entries
+            for length in (1, LONG):  # whether both lists of LongRoPE have r/2 entries
+                rope.for_length(length).frequencies(part.components)
     except RopeConfigError:
         raise
-    except (RopeError, TypeError) as error:
+    except (RopeError, TypeError, ArithmeticError) as error:
         raise RopeConfigError(f"{where}: {error}") from error
     return rope
 

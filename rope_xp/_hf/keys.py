@@ -16,7 +16,7 @@ from rope_xp._hf.model import FLAT, Model, Parameters
 # The language model inside a configuration of several parts.
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
-PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+PARTIAL = ("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 ALIASES = {
     "hidden_size": ("n_embd", "d_model", "embed_dim"),
@@ -37,7 +37,7 @@ def read(config: object) -> Mapping[str, Any]:
         path = path / "config.json" if path.is_dir() else path
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RopeConfigError(f"{path} is no JSON: {error}") from error
         if not isinstance(found, dict):
             raise RopeConfigError(f"{path} must hold one JSON object; got {type(found).__name__}")
@@ -90,11 +90,15 @@ def head_dim(config: Mapping[str, Any], model: Model) -> int | None:
 
 def layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters | None]:
     """Return the rotary parameters of each layer type, under ``FLAT`` if all share them."""
-    given = first(config, "rope_scaling", "rope_parameters") or {}
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(name) or {}
     if not isinstance(given, Mapping):
-        msg = f"rope_parameters must be a dictionary; got {given!r}"
+        msg = f"{name} must be a dictionary; got {given!r}"
         raise RopeConfigError(msg)
-    own = _nested(config, given, model) or _by_default(given, model)
+    nested = _nested(config, given, model)
+    own = {**_by_default(config, {} if nested else given, model), **nested}
+    if nested:
+        own.pop(FLAT, None)
     return {
         label: None if parameters is None else _completed(config, parameters, model, label)
         for label, parameters in own.items()
@@ -111,30 +115,59 @@ def _nested(config: Mapping[str, Any], given: Parameters, model: Model) -> dict[
     }
 
 
-def _by_default(given: Parameters, model: Model) -> dict[str, Any]:
+def _by_default(
+    config: Mapping[str, Any], given: Parameters, model: Model
+) -> dict[str, Parameters | None]:
     """Return the model's own parameters, with those that were given for some of its layers."""
     if FLAT in model.layers or not model.layers:
         return {FLAT: given or model.layers.get(FLAT, {})}
-    return {
-        label: {**(usual or {}), **given} if given and label in model.scaled else usual
-        for label, usual in model.layers.items()
-    }
+    if given and not model.scaled:
+        msg = f"rope_parameters must have one dictionary for each of {', '.join(model.layers)}"
+        raise RopeConfigError(f"{msg}; got {dict(given)!r}")
+    own = {}
+    for label, usual in model.layers.items():
+        here = given if label in model.scaled else {}
+        own[label] = {**(usual or {}), **_named_type(here)} if here else usual
+        key = model.base_keys.get(label)
+        base = None if key is None else _of_layer(config, key, label)
+        # A key that is for this layer type alone says more than the dictionary.
+        if base is not None and (key != "rope_theta" or here.get(key) is None):
+            own[label] = {**(own[label] or {}), "rope_theta": base}
+    return own
+
+
+def _named_type(parameters: Parameters) -> dict[str, Any]:
+    """Return the parameters with rope_type, which may be called type."""
+    return {**parameters, "rope_type": first(parameters, "rope_type", "type") or "default"}
+
+
+def _of_layer(config: Mapping[str, Any], key: str, label: str) -> Any:
+    """Return a value of the configuration, which may be a list with an entry for each layer."""
+    value = config.get(key)
+    if label == FLAT or not isinstance(value, list):
+        return value
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list):
+        msg = f"layer_types is missing; {key} is a list with an entry for each layer: {value!r}"
+        raise RopeConfigError(msg)
+    return next((entry for kind, entry in zip(kinds, value, strict=False) if kind == label), None)
 
 
 def _completed(
     config: Mapping[str, Any], parameters: Any, model: Model, label: str
 ) -> dict[str, Any]:
     """Return the parameters with rope_type, rope_theta and partial_rotary_factor filled in."""
-    if not isinstance(parameters, Mapping):
-        msg = f"rope_parameters[{label!r}] must be a dictionary or null; got {parameters!r}"
-        raise RopeConfigError(msg)
     filled = {key: value for key, value in parameters.items() if not isinstance(value, Mapping)}
-    rope_type = first(filled, "rope_type", "type") or "default"
-    filled["rope_type"] = "axial" if model.axial and rope_type == "default" else rope_type
+    filled = _named_type(filled)
+    if model.axial and filled["rope_type"] == "default":
+        filled["rope_type"] = "axial"
     usual: Parameters = model.layers.get(label) or {}
-    names = (model.base_keys[label],) if label in model.base_keys else BASE
-    base = first(filled, "rope_theta") or first(config, *names)
-    filled["rope_theta"] = base or usual.get("rope_theta", model.base)
-    partial = first(filled, "partial_rotary_factor") or first(config, *PARTIAL)
-    filled["partial_rotary_factor"] = partial or usual.get("partial_rotary_factor", model.partial)
+    bases = (model.base_keys[label],) if label in model.base_keys else BASE
+    for name, others, default in (
+        ("rope_theta", bases, model.base),
+        ("partial_rotary_factor", PARTIAL, model.partial),
+    ):
+        elsewhere = (_of_layer(config, other, label) for other in others)
+        values = (filled.get(name), *elsewhere, usual.get(name))
+        filled[name] = next((value for value in values if value is not None), default)
     return filled

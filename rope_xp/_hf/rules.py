@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_xp import scaling
+from rope_xp import _fields, scaling
 from rope_xp._errors import RopeConfigError
 from rope_xp._hf import keys
 from rope_xp._hf.model import Model, Parameters
@@ -40,17 +40,21 @@ class Source:
     @property
     def extended(self) -> Any:
         """Tokens of the whole context."""
-        return self.config.get("max_position_embeddings") or self.get("max_position_embeddings")
+        name = "max_position_embeddings"
+        found = self.config.get(name)
+        return self.get(name) if found is None else found
 
     @property
     def trained(self) -> Any:
         """Tokens of the context before it was extended."""
         name = "original_max_position_embeddings"
         found = None if self.where.count(".") else self.config.get(name)
-        found = found or self.get(name) or self.extended
+        found = self.get(name) if found is None else found
+        found = self.extended if found is None else found
         if found is None:
             msg = f"{self.where}.{name} is missing, and so is max_position_embeddings"
             raise RopeConfigError(msg)
+        _fields.check_positive_int(name, found)
         return found
 
 
@@ -69,9 +73,9 @@ def _dynamic(source: Source) -> Scaling:
 
 def _yarn(source: Source) -> Scaling:
     trained = source.trained
-    factor = source.get("factor") or _ratio(source, trained)
+    factor = source.get("factor")
     rule = scaling.YaRN(
-        factor,
+        _ratio(source, trained) if factor is None else factor,
         trained,
         beta_fast=source.get("beta_fast") or 32.0,  # in configurations 0 stands for the default
         beta_slow=source.get("beta_slow") or 1.0,
@@ -128,6 +132,7 @@ def _ratio(source: Source, trained: Any) -> float:
     if source.extended is None:
         msg = f"{source.where}.factor is missing, and so is max_position_embeddings"
         raise RopeConfigError(msg)
+    _fields.check_positive_int("max_position_embeddings", source.extended)
     return float(source.extended / trained)
 
 
@@ -149,7 +154,7 @@ RULES: dict[str, Callable[[Source], Scaling] | None] = {
 def rule(source: Source) -> Scaling | None:
     """Return the scaling rule of the parameters."""
     rope_type = source.parameters["rope_type"]
-    if rope_type not in RULES:
+    if not isinstance(rope_type, str) or rope_type not in RULES:
         msg = (
             f"{source.where}.rope_type {rope_type!r} is not known; known are "
             f"{', '.join(map(repr, RULES))}"

@@ -91,7 +91,8 @@ def _position_axes(
     sections = model.sections if given is None else given
     if not sections:
         return None
-    return _mrope(_checked(sections, where), parameters, model, _pairs(count, where), where)
+    checked = _checked(sections, model.section_order, where)
+    return _mrope(checked, parameters, model, _pairs(count, where), where)
 
 
 def _pairs(count: int | None, where: str) -> int:
@@ -101,10 +102,11 @@ def _pairs(count: int | None, where: str) -> int:
     return count // 2
 
 
-def _checked(sections: Any, where: str) -> Sequence[int]:
+def _checked(sections: Any, order: str, where: str) -> Sequence[int]:
     whole = isinstance(sections, Sequence) and all(_fields.is_int(n) and n >= 0 for n in sections)
-    if not whole or len(sections) < 3:
-        msg = f"{where}.mrope_section must hold three integers or more; got {sections!r}"
+    if not whole or len(sections) < 3 or (len(sections) > 3 and order == "ernie"):
+        wanted = "three integers" + (" or more" if order != "ernie" else "")
+        msg = f"{where}.mrope_section must hold {wanted}; got {sections!r}"
         raise RopeConfigError(msg)
     return sections  # type: ignore[no-any-return]  # as was just checked
 

@@ -40,7 +40,11 @@ _GPT_OSS = _scaled(
     "yarn", 1.5e5, factor=32.0, original_max_position_embeddings=4096, truncate=False
 )
 _MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0}
-_LOCAL = {"base_keys": {"sliding_attention": "rope_local_base_freq"}, "scaled": ("full_attention",)}
+_LOCAL = {
+    "base_keys": {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
+    "scaled": ("full_attention",),
+}
+_SAME = {"full_attention": "rope_theta", "sliding_attention": "rope_theta"}
 _BOTH = ("full_attention", "sliding_attention")
 _MODERN = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
@@ -63,8 +67,11 @@ ROWS: tuple[tuple[str, Model], ...] = (
         "deepseek_v4",
         Model(
             *("interleaved", 1e4, 0.125, True),
-            layers={"main": _default(1e4, 0.125), "compress": _default(1.6e5, 0.125)},
-            base_keys={"compress": "compress_rope_theta"},
+            layers={
+                "main": _default(1e4, 0.125),
+                "compress": {**_default(1.6e5, 0.125), "attention_factor": 1.0},  # even of YaRN
+            },
+            base_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
             scaled=("compress",),
         ),
     ),
@@ -118,20 +125,23 @@ ROWS: tuple[tuple[str, Model], ...] = (
     ("embedding_gemma2", _two(_default(1e6), _default(1e4))),
     ("diffusion_gemma gemma4 gemma4_unified", _proportional(0.25)),
     ("lfm3", _proportional(0.5)),
-    ("olmo3", _two(_default(5e5), _default(5e5), scaled=("full_attention",))),
+    ("olmo3", _two(_default(5e5), _default(5e5), base_keys=_SAME, scaled=("full_attention",))),
     (
         "modernbert modernbert-decoder",
         _two(_default(1.6e5), _default(1e4), base_keys=_MODERN, scaled=_BOTH),
     ),
-    ("ultrabert", _two(_default(2.56e6), _default(1e4))),
-    ("step3p5", _two(_default(1e4), _default(1e4), scaled=("full_attention",))),
+    ("ultrabert", _two(_default(2.56e6), _default(1e4), base_keys=_SAME)),
+    (
+        "step3p5",
+        _two({"rope_theta": 1e4}, {"rope_theta": 1e4}, base_keys=_SAME, scaled=("full_attention",)),
+    ),
     ("mellum", _two(_default(5e5), _default(1e4))),
     ("laguna", _two(_default(5e5, 0.5), _default(1e4))),
     (
         "mimo_v2_flash",
         _two(
             *(_default(5e6, 0.334), _default(1e4, 0.334)),
-            base_keys={"sliding_attention": "swa_rope_theta"},
+            base_keys={"full_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
         ),
     ),
     ("beam", Model(layers={"full_attention": None, "sliding_attention": _default(1e4)})),
@@ -141,7 +151,7 @@ ROWS: tuple[tuple[str, Model], ...] = (
         Model(
             "interleaved_to_half",
             layers={"indexed_attention": _default(8e7), "sliding_attention": _default(5e4)},
-            base_keys={"sliding_attention": "swa_rope_theta"},
+            base_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
             scaled=("indexed_attention", "sliding_attention"),
         ),
     ),
