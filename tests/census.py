@@ -22,11 +22,13 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
+import pytest
 
 import rope_xp
 from rope_xp import RoPE
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 TOKENS = 48
 HEADS = 3
@@ -38,7 +40,6 @@ MODELS = Path(transformers.__file__).parent / "models"
 FREQUENCIES = 1e-6
 # Its angles are float32 products below 48, good to 48 * 6e-8, and |x| below 5.
 ROTATION = 5e-5
-
 
 # Defaults that describe no rotation, and what makes one of them.
 MENDED: dict[str, dict[str, Any]] = {
@@ -54,15 +55,9 @@ LEFT = {
     "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "rotates v as well",
     "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding": "two bases, four components",
     "gemma4.Gemma4VisionConfig.Gemma4VisionRotaryEmbedding": "two slices of a head",
-    "minimax_m3_vl.MiniMaxM3VLTextConfig.MiniMaxM3VLRotaryEmbedding": (
-        "rotary_dim = 64 of its configuration is not heeded by its code"
-    ),
-    "mistral_large4.MistralLarge4TextConfig.MistralLarge4TextRotaryEmbedding": (
-        "the frequencies are learned"
-    ),
-    "musicflamingo.MusicFlamingoConfig.MusicFlamingoRotaryEmbedding": (
-        "angles are products of two positions"
-    ),
+    "minimax_m3_vl.MiniMaxM3VLTextConfig.MiniMaxM3VLRotaryEmbedding": "rotary_dim is not heeded",
+    "mistral_large4.MistralLarge4TextConfig.MistralLarge4TextRotaryEmbedding": "are learned",
+    "musicflamingo.MusicFlamingoConfig.MusicFlamingoRotaryEmbedding": "products of positions",
     "nanochat.NanoChatConfig.NanoChatRotaryEmbedding": "turns by the negative angle",
 }
 """Units that are not equal, and why."""
@@ -71,10 +66,8 @@ _METHOD = "rotates in a method of its attention"
 NOT_CALLED = {
     "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "its function takes v",
     "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding": _METHOD,
-    "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": (
-        "its module fails without mrope_section, and rotates nothing with it: the components of a "
-        "pair read different positions"
-    ),
+    # Its module fails without mrope_section. With it the two of a pair read different positions.
+    "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": "is no rotation",
     "seamless_m4t.SeamlessM4TConfig.SeamlessM4TConformerRotaryPositionalEmbedding": _METHOD,
     "wav2vec2_bert.Wav2Vec2BertConfig.Wav2Vec2BertRotaryPositionalEmbedding": _METHOD,
     "wav2vec2_conformer.Wav2Vec2ConformerConfig.Wav2Vec2ConformerRotaryPositionalEmbedding": (
@@ -138,13 +131,9 @@ def _candidates(tree: ast.Module, module: ModuleType, rotary: type) -> Iterator[
     yield list(dict.fromkeys(found))
     yield (own := _annotations(rotary, module))
     yield list(dict.fromkeys(part for kind in own for part in kind.sub_configs.values()))
-    yield _imported(module)
-
-
-def _imported(module: ModuleType) -> list[type]:
-    members = [member for _, member in inspect.getmembers(module, inspect.isclass)]
     plain = transformers.PretrainedConfig
-    return [kind for kind in members if issubclass(kind, plain) and kind is not plain]
+    members = [member for _, member in inspect.getmembers(module, inspect.isclass)]
+    yield [kind for kind in members if issubclass(kind, plain) and kind is not plain]
 
 
 def _annotations(kind: type, module: ModuleType) -> list[type]:

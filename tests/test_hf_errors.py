@@ -1,0 +1,241 @@
+"""What from_hf_config says of configurations that describe no RoPE."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rope_xp import RopeConfigError, from_hf_config
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+}
+LISTS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def refused(config: dict[str, Any], *parts: str) -> None:
+    """Check that the message has all the parts: the key and what it holds."""
+    with pytest.raises(RopeConfigError) as caught:
+        from_hf_config(config)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+MISSING: list[tuple[dict[str, Any], str]] = [
+    *(({"rope_type": name}, "factor") for name in ("linear", "dynamic", "llama3")),
+    ({**LISTS, "rope_type": "longrope", "short_factor": None}, "short_factor"),
+    ({"rope_type": "longrope", "short_factor": [1.0] * 32}, "long_factor"),
+    ({**LLAMA3, "low_freq_factor": None}, "low_freq_factor"),
+    ({**LLAMA3, "high_freq_factor": None}, "high_freq_factor"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "key"), MISSING)
+def test_a_missing_key_is_named(parameters: dict[str, Any], key: str) -> None:
+    told = f"{key} is missing; rope_type {parameters['rope_type']!r} needs it"
+    refused({**LLAMA, "rope_parameters": parameters}, "rope_parameters", told)
+    nested = {"full_attention": parameters}
+    refused({**LLAMA, "rope_parameters": nested}, f"rope_parameters.full_attention.{told}")
+
+
+NO_NUMBERS = [0, -2.0, "4", True, math.nan, math.inf, [4.0]]
+FACTORS: list[dict[str, Any]] = [
+    {"rope_type": "linear"},
+    {"rope_type": "dynamic"},
+    YARN,
+    {**LISTS, "rope_type": "longrope", "original_max_position_embeddings": 512},
+    LLAMA3,
+    {"rope_type": "proportional"},
+]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize("parameters", FACTORS, ids=lambda p: p["rope_type"])
+def test_factors_that_are_no_positive_number(parameters: dict[str, Any], value: Any) -> None:
+    config = {**LLAMA, "rope_parameters": {**parameters, "factor": value}}
+    refused(config, "rope_parameters: ", "factor must be", f"got {value!r}")
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize("key", ["rope_theta", "partial_rotary_factor"])
+def test_bases_and_shares_that_are_none(key: str, value: Any) -> None:
+    refused({**LLAMA, key: value}, f"{key} must be", f"got {value!r}")
+    refused({**LLAMA, "rope_parameters": {key: value}}, f"{key} must be", f"got {value!r}")
+
+
+@pytest.mark.parametrize("value", [0, -1, 512.0, "512", True])
+@pytest.mark.parametrize("parameters", [YARN, LLAMA3, {**LISTS, "rope_type": "longrope"}])
+def test_lengths_that_are_no_positive_integer(parameters: dict[str, Any], value: Any) -> None:
+    name = "original_max_position_embeddings"
+    refused({**LLAMA, "rope_parameters": {**parameters, name: value}}, name, f"got {value!r}")
+    refused({**LLAMA, name: value, "rope_parameters": parameters}, name, f"got {value!r}")
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "head_dim"])
+@pytest.mark.parametrize("value", [0, -8, 64.0, "64", True])
+def test_sizes_that_are_no_positive_integer(key: str, value: Any) -> None:
+    refused({**LLAMA, key: value, "rope_theta": 1e4}, f"{key} must be", f"got {value!r}")
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "share above 1": (
+        {"partial_rotary_factor": 1.5},
+        ["partial_rotary_factor must be a share", "got 1.5"],
+    ),
+    "negative beta": ({"rope_parameters": {**YARN, "beta_fast": -1}}, ["beta_fast", "got -1"]),
+    "betas the wrong way round": (
+        {"rope_parameters": {**YARN, "beta_fast": 1, "beta_slow": 2}},
+        ["beta_fast must not be below beta_slow = 2", "got 1"],
+    ),
+    "negative attention factor": (
+        {"rope_parameters": {**YARN, "attention_factor": -1.0}},
+        ["attention_factor", "got -1.0"],
+    ),
+    "base of which there is no logarithm to divide by": (
+        {"rope_theta": 1.0, "rope_scaling": YARN},
+        ["rope_parameters", "division by zero"],
+    ),
+    "ramp the wrong way round": (
+        {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
+        ["high_freq_factor must exceed low_freq_factor = 4.0", "got 4.0"],
+    ),
+    "short list": (
+        {"rope_parameters": {**LISTS, "rope_type": "longrope", "short_factor": [1.0] * 31}},
+        ["short_factor has 31 entries", "32 pairs"],
+    ),
+    "long list": (
+        {"rope_parameters": {**LISTS, "rope_type": "longrope", "long_factor": [1.0] * 33}},
+        ["long_factor has 33 entries", "32 pairs"],
+    ),
+    "list with a zero": (
+        {"rope_parameters": {**LISTS, "rope_type": "longrope", "long_factor": [0.0] * 32}},
+        ["long_factor[0] must be positive", "got 0.0"],
+    ),
+    "no list": (
+        {"rope_parameters": {**LISTS, "rope_type": "longrope", "long_factor": 2.0}},
+        ["long_factor must be a sequence", "got float"],
+    ),
+    "magnitudes that differ": (
+        {"rope_scaling": {**LISTS, "type": "longrope", "short_mscale": 1.0, "long_mscale": 2.0}},
+        ["short_mscale = 1.0 and long_mscale = 2.0"],
+    ),
+    "one magnitude": (
+        {"rope_scaling": {**LISTS, "type": "longrope", "long_mscale": 2.0}},
+        ["short_mscale = None and long_mscale = 2.0"],
+    ),
+    "odd head": ({"head_dim": 51, "rope_theta": 1e4}, ["51 components"]),
+    "odd part with yarn": (
+        {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN},
+        ["15 rotated components must be even"],
+    ),
+    "more than the head": ({"head_dim": 32, "rotary_dim": 64}, ["64 components", "head of 32"]),
+    "unknown": ({"rope_scaling": {"type": "warp"}}, ["rope_type 'warp' is not known", "'yarn'"]),
+    "no word": ({"rope_scaling": {"type": ["yarn"]}}, ["rope_type ['yarn'] is not known"]),
+    "no dictionary": ({"rope_scaling": "linear"}, ["rope_scaling must be", "got 'linear'"]),
+    "list for dictionary": ({"rope_parameters": [1]}, ["rope_parameters must be", "got [1]"]),
+    "bases by layer of unknown types": (
+        {"model_type": "ultrabert", "rope_theta": [1e4, 1e5]},
+        ["layer_types is missing; rope_theta is a list", "[10000.0, 100000.0]"],
+    ),
+    "bases by layer of a model with one": ({"rope_theta": [1e4]}, ["rope_theta", "got [10000.0]"]),
+    "one dictionary for layers that differ": (
+        {"model_type": "gemma4_text", "rope_scaling": {"type": "linear", "factor": 2.0}},
+        ["one dictionary for each of full_attention, sliding_attention", "'linear'"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "parts"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_impossible_values(keys: dict[str, Any], parts: list[str]) -> None:
+    refused({**LLAMA, **keys}, *parts)
+
+
+@pytest.mark.parametrize(
+    ("model", "sections", "told"),
+    [
+        ("qwen2_vl", [8, 12, 13], "[8, 12, 13] must sum to 32"),
+        ("qwen2_vl", [16, 16], "three integers or more; got [16, 16]"),
+        ("qwen2_vl", [16, 16.0, 0], "three integers or more; got [16, 16.0, 0]"),
+        ("qwen2_vl", [33, -1, 0], "three integers or more; got [33, -1, 0]"),
+        ("qwen2_vl", "abc", "three integers or more; got 'abc'"),
+        ("qwen2_vl", 32, "three integers or more; got 32"),
+        ("ernie4_5_vl_moe", [10, 12, 10], "[10, 12, 10]: height and width must be alike"),
+        ("ernie4_5_vl_moe", [8, 8, 8, 8], "three integers; got [8, 8, 8, 8]"),
+        ("hunyuan_vl", [8, 8, 8, 8], "is no rotation"),
+    ],
+)
+def test_sections_that_do_not_fit(model: str, sections: Any, told: str) -> None:
+    config = {**LLAMA, "model_type": model, "rope_scaling": {"mrope_section": sections}}
+    refused(config, "rope_parameters.mrope_section", told)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"mrope_section": [16, 24, 24]}},
+        {"rope_parameters": {"rope_type": "axial"}},
+    ],
+)
+def test_a_missing_head_dim_is_named_where_it_is_needed(keys: dict[str, Any]) -> None:
+    refused({"model_type": "llama", **keys}, "head_dim is missing")
+
+
+def test_a_missing_context_is_named_where_it_is_needed() -> None:
+    for parameters in (LLAMA3, {"rope_type": "yarn"}, {"rope_type": "dynamic", "factor": 2.0}):
+        refused({"rope_scaling": parameters}, "max_position_embeddings is missing")
+    trained = {"rope_type": "yarn", "original_max_position_embeddings": 512}
+    refused({"rope_scaling": trained}, "factor is missing, and so is max_position_embeddings")
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("gemma4_vision", "two slices of a head"),
+        ("mistral_large4_text", "learned"),
+        ("musicflamingo", "products of two positions"),
+        ("nanochat", "negative angle"),
+        ("clvp_encoder", "rotates v"),
+    ],
+)
+def test_models_that_no_rope_can_express(model: str, told: str) -> None:
+    refused({**LLAMA, "model_type": model, "rope_theta": 1e4}, repr(model), told)
+
+
+def test_models_without_a_rotary_embedding() -> None:
+    refused({"model_type": "gpt2", "n_embd": 768, "n_head": 12}, "'gpt2'", "no rotary embedding")
+    refused({}, "no rotary embedding")
+    parts = {"model_type": "clip", "vision_config": {}, "other": {}}
+    refused(parts, "pass it alone: vision_config, other")
+
+
+def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
+        from_hf_config(tmp_path)
+    with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
+        from_hf_config(str(file))
+    for content, told in ((b"{", "is no JSON"), (b"\xff{}", "is no JSON"), (b"[]", "got list")):
+        file.write_bytes(content)
+        with pytest.raises(RopeConfigError, match=told) as caught:
+            from_hf_config(file)
+        assert str(file) in str(caught.value)
+
+
+class Strange:
+    def to_dict(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("config", [None, 3, [("rope_theta", 1e4)], b"config.json", Strange()])
+def test_things_that_are_no_configuration(config: object) -> None:
+    with pytest.raises(TypeError, match=rf"config must be .*; got {type(config).__name__}$"):
+        from_hf_config(config)
