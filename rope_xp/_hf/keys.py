@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -33,6 +32,8 @@ def read(config: object) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
     if isinstance(config, str | os.PathLike):
+        import json  # not needed by those who only rotate
+
         path = Path(config)
         path = path / "config.json" if path.is_dir() else path
         try:
