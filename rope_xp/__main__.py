@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from rope_xp._cli import demo, info
+from rope_xp._cli import demo, info, inspect_config
 
 
 class Command(Protocol):
@@ -24,7 +24,11 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: dict[str, Command] = {"info": info, "demo": demo}
+COMMANDS: dict[str, Command] = {
+    "info": info,
+    "demo": demo,
+    "inspect": inspect_config,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,102 @@
+"""Drawings of rotary embeddings. matplotlib is imported when something is drawn."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rope_xp.rope import RoPE
+
+# Of Okabe and Ito, told apart with any common colour blindness; grey for what is compared with.
+_STYLES = (("#7F7F7F", "o"), ("#0072B2", "."), ("#D55E00", "x"), ("#009E73", "+"), ("#CC79A7", "d"))
+_INK = "#222222"
+_SIZE = (7.5, 4.2)
+"""Inches of one drawing."""
+
+
+def draw_wavelengths(
+    axes: Any, ropes: dict[str, RoPE], head_dim: int, contexts: dict[str, int]
+) -> None:
+    """Draw how many tokens a turn of each pair takes.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        Where to draw.
+    ropes : dict of str to RoPE
+        What to compare, by the name in the legend. The first is drawn in grey. Lengths are fixed.
+    head_dim : int
+        Components of a head.
+    contexts : dict of str to int
+        Lengths in tokens, by name, each drawn as a horizontal line. A pair above it does not come
+        to a full turn within that length.
+
+    Notes
+    -----
+    Pairs of frequency zero have no wavelength. They are triangles at the upper edge, and the legend
+    counts them.
+    """
+    axes.set_yscale("log")
+    for i, (name, rope) in enumerate(ropes.items()):
+        _draw_one(axes, name, rope.wavelengths(head_dim), *_STYLES[i % len(_STYLES)])
+    for i, (name, tokens) in enumerate(sorted(contexts.items(), key=lambda item: item[1])):
+        axes.axhline(tokens, color=_INK, linestyle="--", linewidth=0.8)
+        axes.annotate(
+            f"{name}, {tokens} tokens",
+            (0.01, tokens),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(0, 3 if i else -3),  # the lowest one below its line, clear of the next
+            textcoords="offset points",
+            va="bottom" if i else "top",
+            size=8,
+            color=_INK,
+        )
+    axes.set_xlabel("pair")
+    axes.set_ylabel("tokens of a full turn")
+    axes.legend(loc="lower right", fontsize=8)
+
+
+def _draw_one(axes: Any, name: str, wavelengths: Any, colour: str, marker: str) -> None:
+    pairs = np.arange(len(wavelengths))
+    turns = np.isfinite(wavelengths)
+    standing = int(np.count_nonzero(~turns))
+    label = (
+        f"{name}; {standing} of {len(pairs)} pairs do not turn (triangles)" if standing else name
+    )
+    style = {
+        "color": colour,
+        "markersize": 4,
+        "markerfacecolor": "none" if marker == "o" else colour,
+    }
+    axes.plot(pairs[turns], wavelengths[turns], marker, label=label, **style)
+    if standing:
+        edge = axes.get_xaxis_transform()  # pairs across, shares of the height up
+        above = np.full(standing, 0.97)
+        axes.plot(pairs[~turns], above, "^", color=colour, markersize=4, transform=edge)
+
+
+def write_wavelengths(
+    path: Path, drawings: dict[str, tuple[dict[str, RoPE], int, dict[str, int]]]
+) -> None:
+    """Write a picture with axes for each title: the ropes, head_dim and contexts to draw there.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing.
+    ValueError, OSError
+        If there is no such format, or the file cannot be written.
+    """
+    figure = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(_SIZE[0], _SIZE[1] * len(drawings)), dpi=150, layout="constrained"
+    )
+    grid = figure.subplots(len(drawings), squeeze=False)
+    for axes, (title, (ropes, head_dim, contexts)) in zip(
+        grid.ravel(), drawings.items(), strict=True
+    ):
+        axes.set_title(title)
+        draw_wavelengths(axes, ropes, head_dim, contexts)
+    figure.savefig(path)

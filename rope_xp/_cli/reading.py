@@ -1,0 +1,141 @@
+"""What a configuration says, beside what :func:`rope_xp.from_hf_config` makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rope_xp import hf
+from rope_xp._hf import keys, rules
+from rope_xp._hf.model import FLAT, Model, Parameters
+from rope_xp.rope import RoPE
+from rope_xp.scaling import NTK, Linear
+
+TRAINED = "original_max_position_embeddings"
+EXTENDED = "max_position_embeddings"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers of one type: what their parameters say, and what rotates them."""
+
+    label: str
+    parameters: Parameters
+    rope: RoPE | None
+    """None for layers without positions."""
+    head_dim: int | None
+    trained: int | None
+    extended: int | None
+
+    @property
+    def where(self) -> str:
+        """How messages call the parameters."""
+        return f"rope_parameters.{self.label}" if self.label else "rope_parameters"
+
+    @property
+    def rotated(self) -> int | None:
+        """Number of rotated components, None where the configuration does not say."""
+        given = None if self.rope is None else self.rope.rotary_dim
+        return self.head_dim if given is None else given
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies change with the length of the context."""
+        return self.rope is not None and self.rope.for_length(1) is not self.rope
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A configuration that was read."""
+
+    part: Mapping[str, Any]
+    """The part with the rotary embedding: the language model, or the whole."""
+    path: str
+    """Where the part lies in the whole, such as "text_config"; empty if it is the whole."""
+    model: Model
+    layers: tuple[Layers, ...]
+
+
+def read(config: object) -> Reading:
+    """Read a configuration, given as to :func:`rope_xp.from_hf_config`."""
+    whole = keys.read(config)
+    found = hf.from_hf_config(whole)
+    part = keys.language_part(whole)
+    model = hf.find(part)
+    ropes = found if isinstance(found, dict) else {FLAT: found}
+    parameters = keys.layers(part, model)
+    return Reading(
+        part,
+        _path(whole),
+        model,
+        tuple(_layers(part, model, label, parameters[label], ropes[label]) for label in ropes),
+    )
+
+
+def _path(config: Mapping[str, Any]) -> str:
+    for name in keys.PARTS:
+        if isinstance(config.get(name), Mapping):
+            return ".".join(filter(None, (name, _path(config[name]))))
+    return ""
+
+
+def _layers(
+    part: Mapping[str, Any],
+    model: Model,
+    label: str,
+    parameters: Parameters | None,
+    rope: RoPE | None,
+) -> Layers:
+    given = parameters or {}
+    so_far = Layers(label, given, rope, _head_dim(part, model, label), None, None)
+    source = rules.Source(part, model, given, so_far.where)
+    # Perhaps no rule read them, and so nothing checked them yet.
+    extended = keys.size({EXTENDED: source.extended}, EXTENDED)
+    trained = written(part, so_far)
+    if trained is None and not isinstance(rope and rope.scaling, Linear | NTK):
+        trained = extended  # these two extend a context of which they do not know the length
+    return replace(so_far, trained=keys.size({TRAINED: trained}, TRAINED), extended=extended)
+
+
+def written(part: Mapping[str, Any], layers: Layers) -> Any:
+    """Return the trained length where the configuration says it in so many words."""
+    of_all = None if layers.label else part.get(TRAINED)
+    return of_all or layers.parameters.get(TRAINED)
+
+
+def _head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
+    """Return the components of a head of one type of layer."""
+    latent = keys.size(part, "qk_rope_head_dim")
+    if latent is not None:
+        rest = keys.size(part, "qk_nope_head_dim")
+        return None if rest is None else rest + latent
+    # Gemma 4 has wider heads where attention is full, and two ways to write that down.
+    wide = keys.size(part, "global_head_dim") if label == "full_attention" else None
+    return wide or _of_one_layer(part, label) or keys.head_dim(part, model)
+
+
+def _of_one_layer(part: Mapping[str, Any], label: str) -> int | None:
+    types, each = part.get("layer_types"), part.get("per_layer_config")
+    if not isinstance(types, list) or label not in types or not isinstance(each, Mapping):
+        return None
+    one = each.get(str(types.index(label)))
+    return keys.size(one, "head_dim") if isinstance(one, Mapping) else None
+
+
+def lengths(layers: Layers, asked: int | None) -> tuple[int, ...]:
+    """Return the lengths at which to look at a rule; none where the length does not matter."""
+    if not layers.depends_on_length:
+        return ()
+    if asked is not None:
+        return (asked,)
+    if layers.trained is None:  # such rules need it, so this is a rule of somebody else
+        return (1,)
+    # Where the context is that of the training, a rule changes only beyond it.
+    beyond = layers.extended or 0
+    return layers.trained, beyond if beyond > layers.trained else 2 * layers.trained
+
+
+def without_offset(rope: RoPE) -> RoPE:
+    """Return the RoPE of the rotated slice alone: where it lies does not change its frequencies."""
+    return replace(rope, rotary_offset=0)

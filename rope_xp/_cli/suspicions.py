@@ -1,0 +1,189 @@
+"""What is odd about a configuration, in plain sentences."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rope_xp import hf
+from rope_xp._cli.reading import EXTENDED, TRAINED, Layers, Reading, lengths, written
+from rope_xp._hf import keys, rules, slices, text_models
+from rope_xp._hf.model import Model
+from rope_xp.scaling import Linear, LongRoPE, YaRN
+
+_ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+
+
+def find(reading: Reading, asked: int | None = None) -> list[str]:
+    """Return everything odd. ``asked`` is the length of the context, if one was asked for."""
+    found = [*_model_type(reading), *_two_dictionaries(reading.part), *_unread(reading)]
+    for layers in reading.layers:
+        if layers.rope is None:
+            continue
+        of_layers = (
+            *_contradictions(reading.part, layers),
+            *_factor(reading.part, layers),
+            *_length(layers, asked),
+            *_rounding(reading, layers),
+            *_unknown_sizes(reading, layers),
+        )
+        found += [f"{layers.label}: {text}" if layers.label else text for text in of_layers]
+    return found
+
+
+def is_checked(model_type: object) -> bool:
+    """Return whether the table knows the model type, and so its layout and its defaults."""
+    names = {str(model_type), str(model_type).removesuffix("_text")}
+    return not names.isdisjoint({*hf.MODELS, *text_models.PLAIN})
+
+
+def _model_type(reading: Reading) -> Iterator[str]:
+    name = reading.part.get("model_type")
+    if not is_checked(name):
+        who = (
+            f"model_type {name!r} is not among those that were checked"
+            if name
+            else ("the configuration has no model_type")
+        )
+        yield f"{who}: layout 'half' and the usual defaults are assumed"
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def _two_dictionaries(part: Mapping[str, Any]) -> Iterator[str]:
+    if part.get("rope_scaling") and part.get("rope_parameters"):
+        yield "rope_scaling and rope_parameters are both there; only rope_scaling is read"
+
+
+class _Watched(Mapping[str, Any]):
+    """Parameters that remember which of them were read."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self._parameters = parameters
+        self.read = set(_ALWAYS_READ)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return self._parameters[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def _unread(reading: Reading) -> Iterator[str]:
+    name = "rope_scaling" if reading.part.get("rope_scaling") else "rope_parameters"
+    given = reading.part.get(name) or {}
+    nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+    read = {layers.label: _keys_read(reading, layers) for layers in reading.layers}
+    flat = set(given) - set(nested)
+    if nested:
+        for label, own in nested.items():
+            yield from _sentences(f"{name}.{label}", own, set(own) - read[label], reading.part)
+    else:
+        taken = {label for label in read if not label or label in reading.model.scaled}
+        flat -= set().union(*(read[label] for label in taken))
+    yield from _sentences(name, given, flat, reading.part)
+
+
+def _keys_read(reading: Reading, layers: Layers) -> set[str]:
+    """Return the keys that were read, found by reading them once more."""
+    watched = _Watched(layers.parameters)
+    if layers.rope is not None:
+        rules.rule(rules.Source(reading.part, reading.model, watched, layers.where))
+        slices.find(reading.part, reading.model, watched, layers.where)
+        # The one in the configuration itself goes first; _contradictions tells if they differ.
+        if reading.part.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):
+            watched.read.add(TRAINED)
+    return watched.read
+
+
+def _sentences(
+    name: str, given: Mapping[str, Any], unread: set[str], part: Mapping[str, Any]
+) -> Iterator[str]:
+    for key in sorted(unread):
+        # What the configuration itself says as well, and alike, misleads nobody.
+        if given[key] is not None and given[key] != part.get(key):
+            yield f"nothing reads {name}.{key} = {reprlib.repr(given[key])}"
+
+
+def _contradictions(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
+    """Tell of two values for one thing."""
+    own = layers.parameters
+    own_type = own["rope_type"]
+    twice = [("rope_type", None if own_type == "axial" else own_type, "type", own.get("type"))]
+    if not layers.label:  # what is there for one type of layer differs by intent
+        shared = ("rope_theta", "partial_rotary_factor")
+        twice += [(f"{layers.where}.{key}", own[key], key, part.get(key)) for key in shared]
+        twice += [(TRAINED, part.get(TRAINED), f"{layers.where}.{TRAINED}", own.get(TRAINED))]
+    for name, value, other_name, other in twice:
+        if None not in (value, other) and value != other:
+            yield f"{name} = {value!r} is read and not {other_name} = {other!r}"
+
+
+# --- contexts ------------------------------------------------------------------------------------
+
+
+def _factor(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
+    rule = layers.rope.scaling if layers.rope else None
+    factor = getattr(rule, "factor", None)
+    if factor is not None and factor < 1:
+        yield f"factor = {factor!r} is below 1, and a rule is there to make contexts longer"
+    given, extended = written(part, layers), layers.extended
+    if hasattr(rule, TRAINED) and not given:
+        yield f"{TRAINED} is missing, and taken to be {EXTENDED} = {extended}"
+    if rule is None or not given or extended is None:
+        return
+    if hasattr(rule, TRAINED) and given >= extended:
+        yield f"{TRAINED} = {given} is not below {EXTENDED} = {extended}: no context is extended"
+    # Not that of Llama3: Meta's own files have a factor of 8 and 16 times the context.
+    ratio = extended / given
+    if isinstance(rule, YaRN | LongRoPE | Linear) and factor and abs(ratio - factor) > 1e-6 * ratio:
+        yield f"factor = {factor!r}, but {EXTENDED} / {TRAINED} = {extended} / {given} = {ratio:g}"
+
+
+def _length(layers: Layers, asked: int | None) -> Iterator[str]:
+    if layers.depends_on_length and layers.rope:
+        name = type(layers.rope.scaling).__name__
+        shown = " and ".join(map(str, lengths(layers, asked)))
+        yield (
+            f"the frequencies of {name} depend on the length of the context: fix it by "
+            f"rope.for_length(n). Shown here for {shown} tokens"
+        )
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def _rounding(reading: Reading, layers: Layers) -> Iterator[str]:
+    rope, partial = layers.rope, layers.parameters["partial_rotary_factor"]
+    if rope is None or rope.rotary_dim is None:
+        return
+    product = (keys.head_dim(reading.part, reading.model) or 0) * partial
+    cut = int(product)
+    if abs(product - cut) > 1e-9 and rope.rotary_dim in (cut, cut + 1):
+        yield f"partial_rotary_factor = {partial} of a head is {product:g} components, cut to {cut}"
+    if rope.base != layers.parameters["rope_theta"]:
+        yield (
+            f"{rope.rotary_dim - 1} components, an odd number, are rotated as "
+            f"{rope.rotary_dim} by the same frequencies: base {rope.base:g} for "
+            f"{layers.parameters['rope_theta']:g}"
+        )
+
+
+def _unknown_sizes(reading: Reading, layers: Layers) -> Iterator[str]:
+    if layers.rotated is None:
+        yield (
+            f"head_dim is missing, and so is {_width(reading.model)}: pairs and wavelengths cannot "
+            "be computed"
+        )
+    if layers.extended is None:
+        yield f"{EXTENDED} is missing: how far pairs turn within the context is not known"
+
+
+def _width(model: Model) -> str:
+    return " or ".join(model.width)
