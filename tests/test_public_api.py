@@ -44,6 +44,8 @@ SIGNATURES = {
     "factor=None, attention_factor=None, max_position_embeddings=None, length=None",
     "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
     "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
+    "scaling.Axial": "axes=2, order='blocks'",
+    "from_hf_config": "config",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }
 
@@ -66,10 +68,11 @@ def test_names() -> None:
     assert rope_xp.__all__ == sorted(rope_xp.__all__)
     assert set(rope_xp.__all__) == {
         *("Explanation", "MissingBackendError", "RoPE", "RopeConfigError", "RopeError"),
-        *("apply", "apply_tables", "explain", "permute_weights", "scaling", "use_backend"),
+        *("apply", "apply_tables", "explain", "from_hf_config", "permute_weights"),
+        *("scaling", "use_backend"),
     }
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
-    assert public - set(rope_xp.__all__) <= {"rope"}  # the module that RoPE is defined in
+    assert public - set(rope_xp.__all__) <= {"hf", "rope"}  # where from_hf_config and RoPE are
     members = {name for name in vars(RoPE) if not name.startswith("_")}
     assert members == {
         *(field.name for field in fields(RoPE)),

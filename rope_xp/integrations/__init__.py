@@ -1,0 +1,1 @@
+"""Hand the rotation of other packages' models to rope_xp. Nothing here is imported by the core."""

@@ -1,0 +1,204 @@
+"""The functions with which models of transformers rotate: found, recognised, and replaced."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType
+from typing import Any, get_args
+
+import torch
+
+from rope_xp._apply import apply_tables
+from rope_xp._errors import RopeError
+from rope_xp._typing import Layout
+from rope_xp.integrations import _formats
+from rope_xp.integrations._formats import Format, Tables
+
+Function = Callable[..., Any]
+_NAME = re.compile(r"apply_\w*(rotary|rope)\w*")
+_PAIRS, _TOKENS = 4, 6
+# One rotation in float32 of numbers below 6.
+_ROTATION = 1e-5
+
+
+def used_by(function: FunctionType) -> dict[str, Function]:
+    """Return the functions that rotate which a function calls, by their names.
+
+    What a decorator has wrapped counts as part of the function.
+    """
+    return {
+        name: value for part in _parts(function, set()) for name, value in _called(part).items()
+    }
+
+
+def _called(function: FunctionType) -> dict[str, Function]:
+    scope = function.__globals__
+    names = filter(_NAME.fullmatch, sorted(set(_names(function.__code__))))
+    return {name: scope[name] for name in names if isinstance(scope.get(name), FunctionType)}
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _parts(function: FunctionType, seen: set[FunctionType]) -> Iterator[FunctionType]:
+    """Yield a function and the functions in its closure; some hold themselves."""
+    if function not in seen:
+        seen.add(function)
+        yield function
+        for cell in function.__closure__ or ():
+            inside = _content(cell)
+            if inside is not None:
+                yield from _parts(inside, seen)
+
+
+def _content(cell: CellType) -> FunctionType | None:
+    try:
+        inside = cell.cell_contents
+    except ValueError:  # not filled, such as the class of super() while it is made
+        return None
+    return inside if isinstance(inside, FunctionType) else None
+
+
+def rebound(function: FunctionType, replacements: dict[Function, Function]) -> FunctionType:
+    """Return a copy of a function that calls others in place of some globals.
+
+    The module's own globals stay as they are, so that other models of the type are not touched.
+    """
+    copies: dict[FunctionType, FunctionType] = {}
+
+    def copied(part: FunctionType) -> FunctionType:
+        if part in copies or not used_by(part):
+            return copies.get(part, part)
+        mine = {name: replacements.get(old, old) for name, old in _called(part).items()}
+        scope = {**part.__globals__, **mine}
+        # torch.compile would look the names up in the module that this key names.
+        scope.pop("__name__")
+        cells = tuple(CellType() for _ in part.__closure__ or ())
+        made = FunctionType(part.__code__, scope, part.__name__, part.__defaults__, cells or None)
+        copies[part] = made
+        made.__kwdefaults__ = part.__kwdefaults__
+        functools.update_wrapper(made, part)
+        made.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing
+        made.__dict__.update(part.__dict__)
+        for cell, old in zip(cells, part.__closure__ or (), strict=True):
+            inside = _content(old)
+            cell.cell_contents = old.cell_contents if inside is None else copied(inside)
+        return made
+
+    return copied(function)
+
+
+# --- recognition ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What a function does, found by calling it."""
+
+    parameters: tuple[str, ...]
+    arrays: int
+    form: Format
+    layout: Layout
+    offset: int
+    heads_first: bool
+    """Whether heads come before tokens, where no ``unsqueeze_dim`` says it."""
+    unsqueeze_dim: int | None
+
+    @property
+    def tables(self) -> int:
+        """How many tables follow the arrays."""
+        return 1 if self.form == "complex" else 2
+
+    def axes(self, ndim: int, table_ndim: int, unsqueeze_dim: int | None) -> str | None:
+        """Return the names of the axes of an array; None where tables are laid out otherwise."""
+        heads_first = self.heads_first
+        if unsqueeze_dim is not None:  # where the tables get their axis for the heads
+            place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
+            if place not in (-3, -2):
+                return None
+            heads_first = place == -3
+        return "b" * (ndim - 3) + ("hs" if heads_first else "sh") + "d" if ndim in (3, 4) else None
+
+
+def recognise(function: Function, forms: Iterable[Format]) -> Rotation:
+    """Return what a function does.
+
+    Raises
+    ------
+    RopeError
+        If it does not rotate as any layout does.
+    """
+    parameters = inspect.signature(function).parameters
+    names = tuple(parameters)
+    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in names else None
+    arrays = 1 if names[1:2] == ("cos",) else 2
+    for form, layout, heads_first, passes, batch in itertools.product(
+        forms, get_args(Layout), (True, False), (True, False), (True, False)
+    ):
+        for offset in (0, -2 * _PAIRS) if passes else (0,):
+            trial = Rotation(names, arrays, form, layout, offset, heads_first, unsqueeze_dim)
+            if _agrees(function, trial, passes, batch):
+                return trial
+    where = f"{function.__module__}.{function.__qualname__}"
+    raise RopeError(f"cannot patch {where}: it does not rotate as any layout does")
+
+
+def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> bool:
+    """Return whether a function does what the trial says to random arrays."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"b": 2, "h": 3, "s": _TOKENS, "d": 2 * _PAIRS + 4 * passes}
+    axes = "b" * batch + ("hs" if trial.heads_first else "sh") + "d"
+    shape = [sizes[a] for a in axes]
+    arrays = [torch.randn(shape, generator=generator) for _ in range(trial.arrays)]
+    angles = torch.rand((2,) * batch + (_TOKENS, _PAIRS), generator=generator)
+    tables = _formats.written(angles.cos(), angles.sin(), trial.form)
+    try:
+        theirs = function(*arrays, *tables)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # made for other shapes
+        return False
+    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+    ours = [_rotated(x, tables, trial, axes) for x in arrays]
+    return len(theirs) == len(ours) and all(
+        mine.shape == other.shape and bool(torch.allclose(mine, other, rtol=0, atol=_ROTATION))
+        for mine, other in zip(ours, theirs, strict=True)
+    )
+
+
+# --- replacement ---------------------------------------------------------------------------------
+
+
+def _rotated(x: torch.Tensor, tables: Tables, rotation: Rotation, axes: str) -> torch.Tensor:
+    cos, sin = _formats.read(tables, rotation.form)
+    return apply_tables(
+        x, cos, sin, layout=rotation.layout, axes=axes, rotary_offset=rotation.offset
+    )
+
+
+def replacement(function: Function, rotation: Rotation) -> Function:
+    """Return a function that does the same, by rope_xp."""
+    array_names = rotation.parameters[: rotation.arrays]
+    table_names = rotation.parameters[rotation.arrays :][: rotation.tables]
+
+    def rotate(*arguments: Any, **named: Any) -> Any:
+        values = dict(zip(rotation.parameters, arguments, strict=False)) | named
+        xs = tuple(values.pop(name, None) for name in array_names)
+        tables = tuple(values.pop(name) for name in table_names)
+        unsqueeze_dim = values.pop("unsqueeze_dim", rotation.unsqueeze_dim)
+        plain = all(value is None for value in (*values.values(), *(x is None or None for x in xs)))
+        axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim) if plain else None
+        if axes is None:  # such as keys of which some shall not be rotated
+            return function(*arguments, **named)
+        rotated = tuple(_rotated(x, tables, rotation, axes) for x in xs)
+        return rotated if rotation.arrays > 1 else rotated[0]
+
+    rotate.__name__ = function.__name__
+    return rotate

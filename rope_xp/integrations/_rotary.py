@@ -1,0 +1,181 @@
+"""The modules of transformers that make cos and sin: recognised, checked, and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rope_xp._errors import RopeError
+from rope_xp.hf import from_hf_config
+from rope_xp.integrations import _formats
+from rope_xp.integrations._formats import Format, Tables
+from rope_xp.rope import RoPE
+from rope_xp.scaling import Axial, DynamicNTK, LongRoPE
+
+# Their frequencies are float32 powers and quotients: a few units of 6e-8.
+FREQUENCIES = 1e-6
+# Angles of positions below 8 in float32, and a table in float32.
+TABLES = 1e-5
+_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rotary module is to return for one layer type."""
+
+    rope: RoPE
+    beyond: RoPE | None
+    """What takes over where a call has positions from ``limit`` on; None for most."""
+    limit: int
+    pairs: int
+    form: Format
+
+    def tables(self, positions: torch.Tensor, dtype: torch.dtype) -> Tables:
+        """Return the tables of these positions in the model's format."""
+        positions = _components(self.rope, positions)
+        cos, sin = self.rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
+        if self.beyond is not None:
+            far = positions.max() >= self.limit
+            far_cos, far_sin = self.beyond.cos_sin(positions, 2 * self.pairs, dtype=dtype)
+            cos, sin = torch.where(far, far_cos, cos), torch.where(far, far_sin, sin)
+        return _formats.written(cos, sin, self.form)
+
+
+def _components(rope: RoPE, positions: torch.Tensor) -> torch.Tensor:
+    """Return positions with their components first, as RoPE has them."""
+    if rope.position_axes is None:
+        return positions
+    if isinstance(rope.scaling, Axial):  # of patches: (..., components)
+        return positions.movedim(-1, 0)
+    components = max(rope.position_axes) + 1
+    return positions.expand(components, -1, -1) if positions.ndim == 2 else positions
+
+
+def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the rotary modules of a model with their names."""
+    for name, module in model.named_modules():
+        own = dict(module.named_buffers(recurse=False))
+        if any(key.endswith("inv_freq") for key in own):
+            yield name, module
+
+
+def labels(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
+    """Return the frequencies of a rotary module for each layer type, None if there is only one."""
+    return {
+        key.removesuffix("inv_freq").removesuffix("_") or None: buffer
+        for key, buffer in module.named_buffers(recurse=False)
+        if key.endswith("inv_freq") and "original" not in key
+    }
+
+
+def plans(name: str, module: torch.nn.Module, length: int | None) -> dict[str | None, Plan]:
+    """Return what the module is to do, checked against what it does.
+
+    Raises
+    ------
+    RopeError
+        If its configuration cannot be read, or describes something else than its buffers hold.
+    """
+    who = f"{name or 'the model'} ({type(module).__name__})"
+    config = getattr(module, "config", None)
+    if config is None:
+        raise RopeError(f"cannot patch {who}: it has no configuration to read the RoPE from")
+    try:
+        found = from_hf_config(config)
+    except (RopeError, TypeError) as error:
+        raise RopeError(f"cannot patch {who}: {error}") from error
+    made = {}
+    for label, buffer in labels(module).items():
+        rope = found.get(label or "") if isinstance(found, dict) else found
+        if rope is None:
+            raise RopeError(f"cannot patch {who}: its configuration has no RoPE for {label!r}")
+        made[label] = _plan(who, module, label, buffer, rope, length)
+    return made
+
+
+def _plan(
+    who: str,
+    module: torch.nn.Module,
+    label: str | None,
+    buffer: torch.Tensor,
+    rope: RoPE,
+    length: int | None,
+) -> Plan:
+    rule = rope.scaling
+    if length is None and isinstance(rule, DynamicNTK):
+        msg = (
+            f"cannot patch {who}: the frequencies of DynamicNTK change while a context grows, "
+            "and cached keys do not follow; fix them by patch(model, length=n)"
+        )
+        raise RopeError(msg)
+    first, beyond, limit = rope.for_length(1), None, 0
+    if isinstance(rule, LongRoPE):
+        limit = rule.original_max_position_embeddings
+        beyond = rope.for_length(limit + 1)
+    repeats = len(rule_axes(rope)) if isinstance(rule, Axial) and rule.order != "dealt" else 1
+    pairs = repeats * len(buffer)
+    if not isinstance(rule, Axial):
+        # The last call may have left those of a long context.
+        _check_frequencies(who, [first] if beyond is None else [first, beyond], buffer, pairs)
+    form = _form(who, module, label, first, pairs)
+    if length is not None:
+        first, beyond = rope.for_length(length), None
+    return Plan(first, beyond, limit, pairs, form)
+
+
+def rule_axes(rope: RoPE) -> set[int]:
+    """Return the components of positions that a RoPE reads."""
+    return set(rope.position_axes or (0,))
+
+
+def _check_frequencies(who: str, ropes: list[RoPE], buffer: torch.Tensor, pairs: int) -> None:
+    # A model that was cast to bfloat16 has rounded its frequencies too; these are not.
+    close = FREQUENCIES if buffer.dtype == torch.float32 else 2 * torch.finfo(buffer.dtype).eps
+    for rope in ropes:
+        expected = torch.from_numpy(rope.frequencies(2 * pairs)).to(buffer)
+        if buffer.shape == expected.shape and torch.allclose(buffer, expected, close, 0.0):
+            return
+    msg = (
+        f"cannot patch {who}: its configuration says the frequencies {expected[:3].tolist()} ..., "
+        f"its buffer holds {buffer[:3].tolist()} ..."
+    )
+    raise RopeError(msg)
+
+
+def _form(who: str, module: torch.nn.Module, label: str | None, rope: RoPE, pairs: int) -> Format:
+    """Return the format of a module's tables, found by asking a new one for a few."""
+    positions = torch.arange(_TOKENS)[None]
+    components = max(rope.position_axes or (0,)) + 1
+    if isinstance(rope.scaling, Axial):
+        positions = torch.stack([positions[0] + i for i in range(components)], dim=-1)
+    elif components > 1:
+        positions = torch.stack([positions + i for i in range(components)])
+    more: dict[str, Any] = {} if label is None else {"layer_type": label}
+    theirs = type(module)(module.config)(torch.zeros(1), positions, **more)
+    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+    for form in _formats.FORMATS:
+        ours = Plan(rope, None, 0, pairs, form).tables(positions, torch.float32)
+        if len(ours) == len(theirs) and all(map(_close, ours, theirs)):
+            return form
+    raise RopeError(f"cannot patch {who}: its tables are not those of {rope}")
+
+
+def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    # Tables of vision towers may have an axis for the batch.
+    if theirs.ndim == ours.ndim + 1 and theirs.shape[0] == 1:
+        theirs = theirs[0]
+    return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=0, atol=TABLES))
+
+
+@torch.no_grad()
+def forward(
+    self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
+) -> Tables | torch.Tensor:
+    """Return exact tables for these positions, in float32 whatever the dtype of the model is."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    plan: Plan = self.rope_xp_plans[layer_type]
+    tables = plan.tables(position_ids.to(x.device), dtype)
+    return tables if len(tables) > 1 else tables[0]

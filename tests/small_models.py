@@ -1,0 +1,131 @@
+"""Small models of transformers with random weights, whose logits depend on positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+# Large weights, so that attention is far from even and a wrong rotation is plain to see.
+_SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+}
+_LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+    **_EXPERTS,
+}
+_HEAD = {"head_dim": 16}
+_WINDOW = {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0 + i for i in range(8)],
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "bitnet": {},
+    "cohere": {},
+    "cohere2": _HEAD,
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "ernie4_5": _HEAD,
+    "falcon": {"num_kv_heads": 2},
+    "gemma": _HEAD,
+    "gemma2": _HEAD,
+    "gemma3_text": _WINDOW,  # two bases
+    "gemma4_text": {  # proportional, and heads of two widths
+        **_WINDOW,
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": 64,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 0,
+    },
+    "glm": _HEAD,
+    "glm4": _HEAD,
+    "gpt_neox": {},
+    "gpt_oss": {**_EXPERTS, "head_dim": 16, "sliding_window": 8},  # YaRN
+    "granite": {},
+    "helium": _HEAD,
+    "llama": {},
+    "llama4_text": {  # complex numbers
+        **_EXPERTS,
+        "head_dim": 16,
+        "intermediate_size_mlp": 64,
+        "attn_temperature_tuning": False,
+    },
+    "minimax_m2": {**_EXPERTS, **_HEAD},
+    "mistral": _HEAD,
+    "mixtral": _EXPERTS,
+    "nemotron": _HEAD,
+    "olmo2": {},
+    "olmo3": {},
+    "persimmon": {},
+    "phi": {},
+    "phi3": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32},
+    "qwen2": {},
+    "qwen3": _HEAD,
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": {},
+}
+"""Model type, and what its configuration needs beyond ``_SMALL``."""
+
+
+def make(model_type: str, **more: Any) -> Any:
+    """Return a model for text with the same weights at each call."""
+    config = transformers.AutoConfig.for_model(
+        model_type, **{**_SMALL, **MODELS[model_type], **more}
+    )
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def vision_language() -> tuple[Any, dict[str, Any]]:
+    """Return a Qwen2-VL, whose text has M-RoPE and whose images have axial positions, and input."""
+    sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    config = transformers.Qwen2VLConfig(
+        text_config={**_SMALL, "rope_parameters": sections},
+        vision_config={
+            "depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2
+        },
+        image_token_id=3,
+        video_token_id=4,
+        vision_start_token_id=5,
+        vision_end_token_id=6,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    tokens = torch.randint(7, 64, (1, 24))
+    tokens[0, 4:10] = torch.tensor([5, 3, 3, 3, 3, 6])
+    given = {
+        "input_ids": tokens,
+        "pixel_values": torch.randn(16, 3 * 2 * 14 * 14),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+        "mm_token_type_ids": (tokens == 3).long(),
+    }
+    return model, given
