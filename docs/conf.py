@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 import sys
@@ -39,6 +40,8 @@ templates_path: list[str] = []
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 
+# The page of the integration can be built where torch is not installed.
+autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes, which no annotation can
 autosummary_generate = False
@@ -104,8 +107,10 @@ def generate(_app: Sphinx | None = None) -> None:
     sys.path.insert(0, str(HERE))
     import accuracy_table
     import pictures
+    import rule_pictures
 
     pictures.write(GENERATED)
+    rule_pictures.write(GENERATED)
     texts = {name: shown_inside(path.read_text("utf-8")) for name, path in PAGES.items()}
     texts["accuracy.md"] = accuracy_table.table()
     texts["libraries.md"] = libraries_table()

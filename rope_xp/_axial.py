@@ -18,7 +18,7 @@ ORDERS = ("blocks", "alternating", "dealt")
 class Axial(Rule):
     """Frequencies for positions of several components, such as the row and column of a patch.
 
-    Goes with :attr:`rope_xp.RoPE.position_axes`, which says what component each pair reads.
+    Goes with ``position_axes`` of :class:`rope_xp.RoPE`, which says what component each pair reads.
 
     Parameters
     ----------

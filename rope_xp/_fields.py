@@ -188,6 +188,11 @@ def no_longrope_factor() -> RopeError:
     )
 
 
+def no_series(rule: str) -> RopeError:
+    """Return the error of a rule that divides by the logarithm of the base."""
+    return RopeError(f"base must not be 1 with {rule}, as all pairs then turn alike")
+
+
 def too_few_pairs(rule: str, rotary_dim: int) -> RopeError:
     """Return the error of a rule that leaves the first pair and slows the last."""
     return RopeError(f"{rule} needs two pairs or more; {rotary_dim} components are rotated")

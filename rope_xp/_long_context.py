@@ -95,6 +95,8 @@ class YaRN(Rule):
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return slow, fast and intermediate frequencies."""
+        if base == 1:
+            raise _fields.no_series("YaRN")
 
         def pair(turns: float) -> float:
             length = self.original_max_position_embeddings / (2.0 * math.pi * turns)

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from rope_xp._errors import RopeConfigError, RopeError
-from rope_xp._hf import keys, rules, slices, text_models, vision_models
-from rope_xp._hf.model import FLAT, Model, Parameters
-from rope_xp._typing import Layout
 from rope_xp.rope import RoPE
 
 
@@ -61,70 +54,7 @@ def from_hf_config(config: object) -> RoPE | dict[str, RoPE | None]:
     RoPE(base=10000.0, layout='interleaved', rotary_dim=64, rotary_offset=0, scaling=None, \
 position_axes=None)
     """
-    whole = keys.read(config)
-    part = keys.language_part(whole)
-    model = find(part)
-    ropes = {
-        label: None if parameters is None else _rope(part, model, parameters, label)
-        for label, parameters in keys.layers(part, model).items()
-    }
-    return ropes.get(FLAT) or ropes
+    # Imported when it is asked for: most programs never do, and importing rope_xp is to be quick.
+    from rope_xp._hf import build
 
-
-LONG = 1 << 40
-"""More tokens than any model was trained for."""
-
-MODELS = {
-    name: model
-    for names, model in (*text_models.ROWS, *vision_models.ROWS)
-    for name in names.split()
-}
-
-
-def find(config: Mapping[str, Any]) -> Model:
-    """Return the row of the model type; a plain one where the type is not in the table."""
-    name = str(config.get("model_type") or "")
-    names = (name, name.removesuffix("_text"))
-    for candidate in names:
-        if candidate in vision_models.UNSUPPORTED:
-            raise RopeConfigError(f"model_type {name!r}: {vision_models.UNSUPPORTED[candidate]}")
-        if candidate in MODELS:
-            return MODELS[candidate]
-    if text_models.PLAIN.isdisjoint(names) and not any(key in config for key in keys.SAYS_ROTARY):
-        parts = [key for key, value in config.items() if isinstance(value, Mapping)]
-        hint = f"; if one of its parts has one, pass it alone: {', '.join(parts)}" if parts else ""
-        msg = (
-            f"the configuration of model_type {name!r} has none of {', '.join(keys.SAYS_ROTARY)}, "
-            f"and so no rotary embedding{hint}"
-        )
-        raise RopeConfigError(msg)
-    return Model()
-
-
-def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label: str) -> RoPE:
-    where = f"rope_parameters.{label}" if label else "rope_parameters"
-    try:
-        rule = rules.rule(rules.Source(config, model, parameters, where))
-        part = slices.find(config, model, parameters, where)
-        rope = RoPE(
-            part.base,
-            _layout(config, model),
-            part.rotary_dim,
-            part.rotary_offset,
-            rule,
-            part.position_axes,
-        )
-        if part.components is not None:
-            for length in (1, LONG):  # whether both lists of LongRoPE have r/2 entries
-                rope.for_length(length).frequencies(part.components)
-    except RopeConfigError:
-        raise
-    except (RopeError, TypeError, ArithmeticError) as error:
-        raise RopeConfigError(f"{where}: {error}") from error
-    return rope
-
-
-def _layout(config: Mapping[str, Any], model: Model) -> Layout:
-    if model.layout == "interleaved_to_half" and config.get("rope_interleave") is False:
-        return "half"
-    return model.layout
+    return build.from_config(config)

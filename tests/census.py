@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from census_lists import LEFT, MENDED, NOT_CALLED
 
 import rope_xp
 from rope_xp import RoPE
@@ -40,41 +41,6 @@ MODELS = Path(transformers.__file__).parent / "models"
 FREQUENCIES = 1e-6
 # Its angles are float32 products below 48, good to 48 * 6e-8, and |x| below 5.
 ROTATION = 5e-5
-
-# Defaults that describe no rotation, and what makes one of them.
-MENDED: dict[str, dict[str, Any]] = {
-    "Glm4vTextConfig": {"head_dim": 64},  # mrope_section is for 32 pairs
-    "Glm4vMoeTextConfig": {"head_dim": 128},  # hidden_size / num_attention_heads is odd
-    "GlmImageTextConfig": {"head_dim": 64},  # as Glm4vTextConfig
-    "Qwen3OmniMoeTextConfig": {"head_dim": 128},  # as Glm4vMoeTextConfig
-    "Qwen3OmniMoeTalkerTextConfig": {"head_dim": 128},  # mrope_section is for 64 pairs
-    "Qwen4ExpTextConfig": {"head_dim": 64},  # mrope_section is for 32 pairs
-}
-
-LEFT = {
-    "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "rotates v as well",
-    "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding": "two bases, four components",
-    "gemma4.Gemma4VisionConfig.Gemma4VisionRotaryEmbedding": "two slices of a head",
-    "minimax_m3_vl.MiniMaxM3VLTextConfig.MiniMaxM3VLRotaryEmbedding": "rotary_dim is not heeded",
-    "mistral_large4.MistralLarge4TextConfig.MistralLarge4TextRotaryEmbedding": "are learned",
-    "musicflamingo.MusicFlamingoConfig.MusicFlamingoRotaryEmbedding": "products of positions",
-    "nanochat.NanoChatConfig.NanoChatRotaryEmbedding": "turns by the negative angle",
-}
-"""Units that are not equal, and why."""
-
-_METHOD = "rotates in a method of its attention"
-NOT_CALLED = {
-    "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "its function takes v",
-    "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding": _METHOD,
-    # Its module fails without mrope_section. With it the two of a pair read different positions.
-    "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": "is no rotation",
-    "seamless_m4t.SeamlessM4TConfig.SeamlessM4TConformerRotaryPositionalEmbedding": _METHOD,
-    "wav2vec2_bert.Wav2Vec2BertConfig.Wav2Vec2BertRotaryPositionalEmbedding": _METHOD,
-    "wav2vec2_conformer.Wav2Vec2ConformerConfig.Wav2Vec2ConformerRotaryPositionalEmbedding": (
-        _METHOD
-    ),
-}
-"""Units whose rotation no function with (q, k, cos, sin) does."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +292,21 @@ def defaults(unit: Unit) -> str:
 CHECKS = {"frequencies": frequencies, "rotation": rotation, "defaults": defaults}
 
 
+def versions_of_apply() -> tuple[int, int]:
+    """Return how many different functions apply_rotary_pos_emb there are, in how many files.
+
+    Docstrings and comments aside.
+    """
+    found = []
+    for path in MODELS.glob("*/modeling_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == "apply_rotary_pos_emb":
+                if ast.get_docstring(node) is not None:
+                    del node.body[0]
+                found.append(ast.unparse([node.args, *node.body]))
+    return len(set(found)), len(found)
+
+
 def main() -> int:
     """Print what is left and how many units are equal in each respect."""
     every = [unit for directory in directories() for unit in units(directory)]
@@ -342,6 +323,8 @@ def main() -> int:
     print(
         "rotation not called:", *(f"  {unit}: {why}" for unit, why in NOT_CALLED.items()), sep="\n"
     )
+    functions, files = versions_of_apply()
+    print(f"{functions} different functions apply_rotary_pos_emb in {files} files")
     return status
 
 

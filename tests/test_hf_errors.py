@@ -101,7 +101,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "base of which there is no logarithm to divide by": (
         {"rope_theta": 1.0, "rope_scaling": YARN},
-        ["rope_parameters", "division by zero"],
+        ["rope_scaling", "base must not be 1"],
     ),
     "ramp the wrong way round": (
         {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
@@ -174,7 +174,7 @@ def test_impossible_values(keys: dict[str, Any], parts: list[str]) -> None:
 )
 def test_sections_that_do_not_fit(model: str, sections: Any, told: str) -> None:
     config = {**LLAMA, "model_type": model, "rope_scaling": {"mrope_section": sections}}
-    refused(config, "rope_parameters.mrope_section", told)
+    refused(config, "rope_scaling.mrope_section", told)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_xp import hf
-from rope_xp._hf import keys, rules
+from rope_xp._hf import keys, rules, table
 from rope_xp._hf.model import FLAT, Model, Parameters
+from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear
 
@@ -60,9 +60,9 @@ class Reading:
 def read(config: object) -> Reading:
     """Read a configuration, given as to :func:`rope_xp.from_hf_config`."""
     whole = keys.read(config)
-    found = hf.from_hf_config(whole)
+    found = from_hf_config(whole)
     part = keys.language_part(whole)
-    model = hf.find(part)
+    model = table.find(part)
     ropes = found if isinstance(found, dict) else {FLAT: found}
     parameters = keys.layers(part, model)
     return Reading(

@@ -6,9 +6,8 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rope_xp import hf
 from rope_xp._cli.reading import EXTENDED, TRAINED, Layers, Reading, lengths, written
-from rope_xp._hf import keys, rules, slices, text_models
+from rope_xp._hf import keys, rules, slices, table, text_models
 from rope_xp._hf.model import Model
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
@@ -35,7 +34,7 @@ def find(reading: Reading, asked: int | None = None) -> list[str]:
 def is_checked(model_type: object) -> bool:
     """Return whether the table knows the model type, and so its layout and its defaults."""
     names = {str(model_type), str(model_type).removesuffix("_text")}
-    return not names.isdisjoint({*hf.MODELS, *text_models.PLAIN})
+    return not names.isdisjoint({*table.MODELS, *text_models.PLAIN})
 
 
 def _model_type(reading: Reading) -> Iterator[str]:

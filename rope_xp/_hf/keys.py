@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,14 @@ def head_dim(config: Mapping[str, Any], model: Model) -> int | None:
     return None if None in (found, *divisors) else found // math.prod(divisors)  # type: ignore[operator, arg-type]  # none is None
 
 
+def dictionary(config: Mapping[str, Any]) -> str:
+    """Return the key of the rotary parameters; transformers 4 wrote rope_scaling."""
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+
 def layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters | None]:
     """Return the rotary parameters of each layer type, under ``FLAT`` if all share them."""
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    name = dictionary(config)
     given = config.get(name) or {}
     if not isinstance(given, Mapping):
         msg = f"{name} must be a dictionary; got {given!r}"
@@ -108,7 +113,10 @@ def layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters | No
 
 def _nested(config: Mapping[str, Any], given: Parameters, model: Model) -> dict[str, Any]:
     """Return the entries of single layer types; none where the parameters are for all."""
-    declared = {*(config.get("layer_types") or ()), *model.layers}
+    kinds = config.get("layer_types") or ()
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence):
+        raise RopeConfigError(f"layer_types must be a list of names; got {kinds!r}")
+    declared = {*kinds, *model.layers}
     return {
         key: value
         for key, value in given.items()
