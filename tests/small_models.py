@@ -53,6 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "cohere2": _HEAD,
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "deepseek_v4": {"head_dim": 64, **_EXPERTS},  # the end of a head
     "ernie4_5": _HEAD,
     "falcon": {"num_kv_heads": 2},
     "gemma": _HEAD,

@@ -19,6 +19,7 @@ from small_models import MODELS, make, vision_language
 
 import rope_xp
 from rope_xp import RopeError
+from rope_xp.integrations import _functions
 from rope_xp.integrations.transformers import patch, unpatch
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 # Float32 of two or more layers, with logits of 1 to 10 in modulus: the model's own rounding.
 LOGITS = 2e-4
 FULL_GRAPH = ("llama", "gemma3_text", "phi3", "glm")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rope_xp rotate these few tokens too, which it else leaves to the model's function."""
+    monkeypatch.setattr(_functions, "SMALL", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +188,22 @@ def test_other_models_of_the_type_are_not_touched(tokens: torch.Tensor) -> None:
     assert torch.equal(logits(copied, tokens), logits(model, tokens))
     unpatch(model)
     assert all(map(is_patched, [copied.model.rotary_emb, copied.model.layers[0].self_attn]))
+
+
+@pytest.mark.parametrize("name", ["llama", "glm", "deepseek_v3", "llama4_text", "gemma4_text"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_tokens_are_rotated_by_the_models_own_function_to_the_same_bits(
+    name: str, dtype: torch.dtype, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = patch(make(name).to(dtype))
+    ours = logits(model, tokens)
+    monkeypatch.setattr(_functions, "SMALL", 1 << 18)
+    calls: list[None] = []
+    monkeypatch.setattr(_functions, "_rotated", lambda *given: calls.append(None))
+    theirs = logits(model, tokens)
+    assert not calls
+    assert theirs.dtype == dtype
+    assert torch.equal(theirs, ours)
 
 
 def test_weights_are_saved_as_before() -> None:

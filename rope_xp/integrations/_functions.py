@@ -25,6 +25,13 @@ _PAIRS, _TOKENS = 4, 6
 # One rotation in float32 of numbers below 6.
 _ROTATION = 1e-5
 
+SMALL = 1 << 18
+"""Components of q below which a CPU is done sooner with the model's own function.
+
+Given the exact tables it computes the same, to the bit: one token of a Llama takes 34 us and not
+100, 128 tokens of 16 heads as long on either path, 1024 tokens twice as long.
+"""
+
 
 def used_by(function: FunctionType) -> dict[str, Function]:
     """Return the functions that rotate which a function calls, by their names.
@@ -108,7 +115,8 @@ class Rotation:
     arrays: int
     form: Format
     layout: Layout
-    offset: int
+    trailing: bool
+    """Whether the slice that it rotates ends the head."""
     heads_first: bool
     """Whether heads come before tokens, where no ``unsqueeze_dim`` says it."""
     unsqueeze_dim: int | None
@@ -144,8 +152,8 @@ def recognise(function: Function, forms: Iterable[Format]) -> Rotation:
     for form, layout, heads_first, passes, batch in itertools.product(
         forms, get_args(Layout), (True, False), (True, False), (True, False)
     ):
-        for offset in (0, -2 * _PAIRS) if passes else (0,):
-            trial = Rotation(names, arrays, form, layout, offset, heads_first, unsqueeze_dim)
+        for trailing in (False, True) if passes else (False,):
+            trial = Rotation(names, arrays, form, layout, trailing, heads_first, unsqueeze_dim)
             if _agrees(function, trial, passes, batch):
                 return trial
     where = f"{function.__module__}.{function.__qualname__}"
@@ -178,9 +186,8 @@ def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> b
 
 def _rotated(x: torch.Tensor, tables: Tables, rotation: Rotation, axes: str) -> torch.Tensor:
     cos, sin = _formats.read(tables, rotation.form)
-    return apply_tables(
-        x, cos, sin, layout=rotation.layout, axes=axes, rotary_offset=rotation.offset
-    )
+    offset = -2 * cos.shape[-1] if rotation.trailing else 0
+    return apply_tables(x, cos, sin, layout=rotation.layout, axes=axes, rotary_offset=offset)
 
 
 def replacement(function: Function, rotation: Rotation) -> Function:
@@ -197,8 +204,20 @@ def replacement(function: Function, rotation: Rotation) -> Function:
         axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim) if plain else None
         if axes is None:  # such as keys of which some shall not be rotated
             return function(*arguments, **named)
-        rotated = tuple(_rotated(x, tables, rotation, axes) for x in xs)
+        if _is_small(xs[0]):
+            found = function(*arguments, **named)
+            rotated = found if rotation.arrays > 1 else (found,)
+            # Tables are float32, which 16-bit arrays are computed in, and rounded from once.
+            rotated = tuple(y.to(x.dtype) for x, y in zip(xs, rotated, strict=True))
+        else:
+            rotated = tuple(_rotated(x, tables, rotation, axes) for x in xs)
         return rotated if rotation.arrays > 1 else rotated[0]
 
     rotate.__name__ = function.__name__
     return rotate
+
+
+def _is_small(x: torch.Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    return x.device.type == "cpu" and x.numel() < SMALL
