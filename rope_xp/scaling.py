@@ -184,14 +184,15 @@ class Llama3(Rule):
         Of the slow pairs. Positive.
     low_freq_factor, high_freq_factor : float
         Pairs that turn fewer than ``low_freq_factor`` times within the trained context are slow,
-        those that turn more than ``high_freq_factor`` times are fast. Positive, the second greater.
+        those that turn more than ``high_freq_factor`` times are fast. Positive, the second not
+        below the first; where they are alike there is a step, as in Llama 4 Scout.
     original_max_position_embeddings : int
         Tokens of the trained context, L. Positive.
 
     Raises
     ------
     RopeError
-        If a field is not positive and finite, or high_freq_factor does not exceed low_freq_factor.
+        If a field is not positive and finite, or high_freq_factor is below low_freq_factor.
 
     Notes
     -----
@@ -222,6 +223,7 @@ class Llama3(Rule):
         _fields.check_greater(
             *("Llama3.high_freq_factor", self.high_freq_factor),
             *("low_freq_factor", self.low_freq_factor),
+            or_equal=True,
         )
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
@@ -229,7 +231,8 @@ class Llama3(Rule):
         plain = inverse_frequencies(base, rotary_dim)
         turns = self.original_max_position_embeddings * plain / (2.0 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
-        kept = np.clip((turns - self.low_freq_factor) / width, 0.0, 1.0)
+        above = turns - self.low_freq_factor
+        kept = np.clip(above / width, 0.0, 1.0) if width else np.asarray(above >= 0.0, np.float64)
         return (1.0 - kept) * plain / self.factor + kept * plain
 
 

@@ -130,7 +130,7 @@ def frequencies(unit: Unit) -> str:
     ropes = rope_xp.from_hf_config(unit.config.to_dict())
     problems = []
     for label, buffer in _buffers(module).items():
-        rope = ropes[label] if isinstance(ropes, dict) else ropes
+        rope = of(ropes, label)
         expected = buffer.double().numpy()
         wide = rope.rotary_dim or 2 * len(expected)
         found = rope.for_length(1).frequencies(wide)
@@ -146,6 +146,15 @@ def frequencies(unit: Unit) -> str:
         if abs(rope.attention_factor - factor) > 1e-6:
             problems.append(f"{label} attention factor {rope.attention_factor} for {factor}")
     return "; ".join(problems)
+
+
+def of(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
+    """Return the RoPE of a layer type, or the only one where the module has no layer types."""
+    if isinstance(ropes, RoPE):
+        return ropes
+    (rope,) = [ropes[label]] if label else [rope for rope in ropes.values() if rope is not None]
+    assert rope is not None
+    return rope
 
 
 def _buffers(module: Any) -> dict[str, torch.Tensor]:
@@ -166,7 +175,7 @@ def rotation(unit: Unit) -> str:
     ropes = rope_xp.from_hf_config(unit.config.to_dict())
     problems = []
     for label, buffer in (_buffers(module) or {"": torch.empty(0)}).items():
-        rope = (ropes[label] if isinstance(ropes, dict) else ropes).for_length(TOKENS)
+        rope = of(ropes, label).for_length(TOKENS)
         call = theirs(unit, module, label, buffer, rope)
         found = rope.apply(call.q, call.k, call.positions, axes=call.axes)
         for name, ours, expected in zip("qk", found, call.rotated, strict=True):

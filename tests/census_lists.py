@@ -11,6 +11,12 @@ MENDED: dict[str, dict[str, Any]] = {
     "GlmImageTextConfig": {"head_dim": 64},  # as Glm4vTextConfig
     "Qwen3OmniMoeTextConfig": {"head_dim": 128},  # as Glm4vMoeTextConfig
     "Qwen3OmniMoeTalkerTextConfig": {"head_dim": 128},  # mrope_section is for 64 pairs
+    "EsmConfig": {"position_embedding_type": "rotary"},  # not rotary by default, as those below
+    "GraniteMoeHybridConfig": {"position_embedding_type": "rope"},
+    "SeamlessM4TConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2BertConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2ConformerConfig": {"position_embeddings_type": "rotary"},
+    "Zamba2Config": {"use_mem_rope": True},
     "Qwen4ExpTextConfig": {"head_dim": 64},  # mrope_section is for 32 pairs
 }
 

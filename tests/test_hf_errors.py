@@ -104,8 +104,8 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["rope_scaling", "base must not be 1"],
     ),
     "ramp the wrong way round": (
-        {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
-        ["high_freq_factor must exceed low_freq_factor = 4.0", "got 4.0"],
+        {"rope_parameters": {**LLAMA3, "low_freq_factor": 5.0}},
+        ["high_freq_factor must not be below low_freq_factor = 5.0", "got 4.0"],
     ),
     "short list": (
         {"rope_parameters": {**LISTS, "rope_type": "longrope", "short_factor": [1.0] * 31}},

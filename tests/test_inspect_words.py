@@ -28,6 +28,8 @@ PLAIN = {"model_type": "qwen2", "head_dim": 64, "max_position_embeddings": 32768
     ("config", "expected"),
     [
         (with_rule(LLAMA, low_freq=1), "nothing reads rope_scaling.low_freq = 1"),
+        ({**LLAMA, "rope_embedding_base": 1e6}, "nothing reads rope_embedding_base = 1000000.0"),
+        ({**LLAMA, "use_dynamic_ntk": True}, "nothing reads use_dynamic_ntk = True"),
         (
             {**PLAIN, "rope_parameters": {"factor": 8.0}},
             "nothing reads rope_parameters.factor = 8.0",
@@ -191,7 +193,7 @@ def test_words_of_a_model(tmp_path: Path, capsys, name: str, expected: str) -> N
     ("content", "expected"),
     [
         (json.dumps(with_rule(LLAMA, rope_type="warp")), "rope_type 'warp' is not known"),
-        (json.dumps({"model_type": "bert", "hidden_size": 8}), "and so no rotary embedding"),
+        (json.dumps({"model_type": "bert", "hidden_size": 8}), "has no rotary embedding"),
         (json.dumps({**LLAMA, "max_position_embeddings": -1}), "max_position_embeddings"),
         ("{", "is no JSON"),
         (b"\x89PNG", "is no JSON"),

@@ -66,7 +66,7 @@ CASES: list[tuple[str, dict[str, Any], int | None, Scaling]] = [
             "factor": 8.0, "low_freq_factor": low, "high_freq_factor": high,
             "original_max_position_embeddings": 1000,
         }, None, Llama3(8.0, low, high, 1000))
-        for low, high in ((1.0, 4.0), (0.5, 0.75), (3.0, 30.0))
+        for low, high in ((1.0, 4.0), (0.5, 0.75), (3.0, 30.0), (1.0, 1.0))
     ),
     ("proportional", {"partial_rotary_factor": 0.25}, None, Proportional(0.25)),
     ("proportional", {"partial_rotary_factor": 0.33, "factor": 2.0}, None, Proportional(0.33, 2.0)),
@@ -169,7 +169,7 @@ WRONG: list[tuple[str, Any]] = [
         "LongRoPE.long_factor has 2 entries; 64 rotated components have 32 pairs",
         lambda: LongRoPE(SHORT, (1.0, 1.0), 512, 4.0, length=513).frequencies(1e4, 64),
     ),
-    ("Llama3.high_freq_factor must exceed low_freq_factor", lambda: Llama3(8.0, 4.0, 4.0, 8192)),
+    ("Llama3.high_freq_factor must not be below low_freq", lambda: Llama3(8.0, 4.0, 3.9, 8192)),
     ("Llama3.low_freq_factor must be positive", lambda: Llama3(8.0, 0.0, 4.0, 8192)),
     ("Proportional.partial_rotary_factor must be a share", lambda: Proportional(1.5)),
     ("Proportional.partial_rotary_factor must be positive", lambda: Proportional(0.0)),

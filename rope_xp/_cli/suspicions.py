@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rope_xp._cli.reading import EXTENDED, TRAINED, Layers, Reading, lengths, written
-from rope_xp._hf import keys, rules, slices, table, text_models
+from rope_xp._hf import build, keys, rules, slices, table, text_models
 from rope_xp._hf.model import Model
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
@@ -16,7 +17,12 @@ _ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_fac
 
 def find(reading: Reading, asked: int | None = None) -> list[str]:
     """Return everything odd. ``asked`` is the length of the context, if one was asked for."""
-    found = [*_model_type(reading), *_two_dictionaries(reading.part), *_unread(reading)]
+    found = [
+        *_model_type(reading),
+        *_two_dictionaries(reading.part),
+        *_unread(reading),
+        *_unread_beside(reading),
+    ]
     for layers in reading.layers:
         if layers.rope is None:
             continue
@@ -74,8 +80,22 @@ class _Watched(Mapping[str, Any]):
         return len(self._parameters)
 
 
+_ROTARY = re.compile("rope|rotary|alibi|ntk|position_embeddings?_type")
+_REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_parameters")
+
+
+def _unread_beside(reading: Reading) -> Iterator[str]:
+    """Yield the keys beside the dictionary that sound as if they were about positions."""
+    watched = _Watched(reading.part)
+    build.from_config(watched)
+    for key, value in reading.part.items():
+        unread = key not in watched.read and key not in _REPORTED
+        if unread and _ROTARY.search(key) and value not in (None, False):
+            yield f"nothing reads {key} = {reprlib.repr(value)}"
+
+
 def _unread(reading: Reading) -> Iterator[str]:
-    name = "rope_scaling" if reading.part.get("rope_scaling") else "rope_parameters"
+    name = keys.dictionary(reading.part)
     given = reading.part.get(name) or {}
     nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
     read = {layers.label: _keys_read(reading, layers) for layers in reading.layers}

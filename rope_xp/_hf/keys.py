@@ -58,7 +58,8 @@ def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model of a configuration of several parts; itself where it is one."""
     for name in PARTS:
         if isinstance(config.get(name), Mapping):
-            return language_part(config[name])
+            # A part that leaves its type out is of the family of the whole.
+            return language_part({"model_type": config.get("model_type"), **config[name]})
     return config
 
 
@@ -105,10 +106,14 @@ def layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters | No
     own = {**_by_default(config, {} if nested else given, model), **nested}
     if nested:
         own.pop(FLAT, None)
-    return {
+    found: dict[str, Parameters | None] = {
         label: None if parameters is None else _completed(config, parameters, model, label)
         for label, parameters in own.items()
     }
+    no_window = "sliding_window" in config and config["sliding_window"] is None
+    if FLAT in found and model.unrotated and not (model.rotated_without_window and no_window):
+        return {"sliding_attention": found[FLAT], **dict.fromkeys(model.unrotated)}
+    return found
 
 
 def _nested(config: Mapping[str, Any], given: Parameters, model: Model) -> dict[str, Any]:

@@ -38,5 +38,13 @@ class Model:
     """Parameters of each layer type where the configuration has none."""
     base_keys: Mapping[str, str] = field(default_factory=dict)
     """Top-level key of the base of a layer type, where it is not rope_theta."""
+    unrotated: tuple[str, ...] = ()
+    """Layer types that the code does not rotate, though the configuration does not say so."""
+    rotated_without_window: bool = False
+    """Whether those are rotated after all where sliding_window is null."""
+    rotary_dim: int | None = None
+    """Rotated components where the configuration gives neither a number nor a share."""
+    rotary_if: tuple[str, Any] | None = None
+    """A key and the value without which the model does not rotate at all."""
     scaled: tuple[str, ...] = ()
     """Layer types that a flat dictionary of parameters is for."""

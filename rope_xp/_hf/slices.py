@@ -58,9 +58,11 @@ def _dims(
         whole = _known(head_dim, model, "rope_type 'axial' divides it")
         return whole, 2 * axes * (whole // axes // 2)
     given = keys.size(parameters, "rotary_dim") or keys.size(config, "rotary_dim")
+    partial = parameters["partial_rotary_factor"]
+    if given is None and partial == 1 and "rotary_dim" not in config:  # null is for all of a head
+        given = model.rotary_dim
     if given is not None:
         return head_dim, given
-    partial = parameters["partial_rotary_factor"]
     _fields.check_share("partial_rotary_factor", partial)
     if partial == 1 or parameters["rope_type"] == "proportional":
         return head_dim, None

@@ -16,21 +16,59 @@ MODELS = {
 }
 
 
+# Values of the kind of position embedding that are not rotary. ESM, for one, has either.
+_KINDS = ("position_embedding_type", "position_embeddings_type")
+_OTHERS = ("absolute", "alibi", "learned", "none", "nope", "relative", "sinusoidal")
+
+
 def find(config: Mapping[str, Any]) -> Model:
     """Return the row of the model type; a plain one where the type is not in the table."""
     name = str(config.get("model_type") or "")
+    _check_rotary(name, config)
     names = (name, name.removesuffix("_text"))
     for candidate in names:
         if candidate in vision_models.UNSUPPORTED:
             raise RopeConfigError(f"model_type {name!r}: {vision_models.UNSUPPORTED[candidate]}")
         if candidate in MODELS:
-            return MODELS[candidate]
-    if text_models.PLAIN.isdisjoint(names) and not any(key in config for key in keys.SAYS_ROTARY):
+            return _rotating(name, MODELS[candidate], config)
+    if not text_models.PLAIN.isdisjoint(names):
+        return Model()
+    if not any(key in config for key in keys.SAYS_ROTARY):
         parts = [key for key, value in config.items() if isinstance(value, Mapping)]
         hint = f"; if one of its parts has one, pass it alone: {', '.join(parts)}" if parts else ""
         msg = (
-            f"the configuration of model_type {name!r} has none of {', '.join(keys.SAYS_ROTARY)}, "
-            f"and so no rotary embedding{hint}"
+            f"the configuration of model_type {name!r} has no rotary embedding that is known here: "
+            f"none of {', '.join(keys.SAYS_ROTARY)}{hint}"
+        )
+        raise RopeConfigError(msg)
+    if config.get("qk_rope_head_dim") is not None:
+        msg = (
+            f"model_type {name!r} is not known, and models with qk_rope_head_dim have different "
+            "layouts: set model_type to that of the model it was made from, such as 'deepseek_v3'"
         )
         raise RopeConfigError(msg)
     return Model()
+
+
+def _check_rotary(name: str, config: Mapping[str, Any]) -> None:
+    """Check that the configuration does not say that its positions are of another kind."""
+    for key in _KINDS:
+        kind = config.get(key)
+        if isinstance(kind, str) and kind.lower().startswith(_OTHERS):
+            msg = f"model_type {name!r} has {key} = {kind!r}, and so no rotary embedding"
+            raise RopeConfigError(msg)
+    if config.get("alibi"):
+        raise RopeConfigError(f"model_type {name!r} has alibi, and so no rotary embedding")
+
+
+def _rotating(name: str, model: Model, config: Mapping[str, Any]) -> Model:
+    """Return the row, unless the model rotates only if asked to, and is not."""
+    if model.rotary_if is not None:
+        key, value = model.rotary_if
+        if config.get(key) != value:
+            msg = (
+                f"model_type {name!r} rotates only with {key} = {value!r}; got "
+                f"{config.get(key)!r}, and so it has no rotary embedding"
+            )
+            raise RopeConfigError(msg)
+    return model

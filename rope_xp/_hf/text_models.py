@@ -45,13 +45,16 @@ _LOCAL = {
     "scaled": ("full_attention",),
 }
 _SAME = {"full_attention": "rope_theta", "sliding_attention": "rope_theta"}
+_FULL = ("full_attention",)
 _BOTH = ("full_attention", "sliding_attention")
 _MODERN = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
 # The part "_text" of a model type may be missing in the first column.
 ROWS: tuple[tuple[str, Model], ...] = (
     # --- layout ---
-    ("cohere2 cohere2_moe blt_patcher codegen deepseek_v2 gptj roformer", Model("interleaved")),
+    ("blt_patcher deepseek_v2 roformer", Model("interleaved")),
+    ("codegen gptj", Model("interleaved", rotary_dim=64)),
+    ("cohere2 cohere2_moe", Model("interleaved", unrotated=_FULL)),
     ("cohere ernie4_5 ernie4_5_moe llama4", Model("interleaved", base=5e5)),
     ("blt_local_encoder blt_local_decoder", Model("interleaved", base=5e5)),
     ("blt_global_transformer", Model("interleaved", base=5e5)),
@@ -75,10 +78,18 @@ ROWS: tuple[tuple[str, Model], ...] = (
             scaled=("compress",),
         ),
     ),
-    ("axk1 axk2 deepseek_v3 deepseek_v32", Model("interleaved_to_half")),
+    ("axk1 axk2 deepseek_v3 deepseek_v32 kimi_k2", Model("interleaved_to_half")),
     ("glm4_moe_lite glm_moe_dsa youtu", Model("interleaved_to_half")),
     ("bailing_hybrid", Model("interleaved_to_half", base=6e6)),
     ("longcat_flash", Model("interleaved_to_half", base=1e7)),
+    # --- rotated in part ---
+    ("afmoe flint", Model(unrotated=_FULL)),
+    (
+        "exaone4 exaone_moe kolibri1",
+        Model(unrotated=_FULL, rotated_without_window=True),
+    ),
+    ("granitemoehybrid", Model(rotary_if=("position_embedding_type", "rope"))),
+    ("zamba2", Model(rotary_if=("use_mem_rope", True))),
     # --- base ---
     ("nomic_bert", Model(base=1e3)),
     ("jina_embeddings_v3", Model(base=2e4)),
@@ -189,17 +200,16 @@ ROWS: tuple[tuple[str, Model], ...] = (
 )
 
 _PLAIN = """
-    afmoe arcee aria chameleon dbrx deepseek_ocr2 deepseek_ocr2_encoder dia_decoder
-    dia_encoder diffllama doge dots1 esm esmc eurobert exaone4 exaone_moe falcon falcon_h1
-    flint gemma gemma2 gpt_neox_japanese gradium_phonon_tts granite granite4_vision
-    granite_docling granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared
-    hrm hunyuan_v1_dense hunyuan_v1_moe hy_v4 hyperclovax idefics jais2 jetmoe kolibri1
-    kyutai_speech_to_text lasr_encoder llama mimi minicpm3 ministral mistral molmo2 moshi
-    muse_glimmer nemotron3_diarization_audio neucodec olmo olmo2 olmo_hybrid olmoe phi3
-    phi4_multimodal pocket_tts pocket_tts_audio_tokenizer qwen2 qwen2_5_omni_dit qwen2_moe
-    qwen3 qwen3_moe qwen3_omni_moe_talker_code_predictor seed_oss starcoder2 t5_gemma_module
-    timesfm2_5 unlimited_ocr vaultgemma voxtral_realtime voxtral_realtime_encoder xcodec2
-    zamba2
+    arcee aria chameleon dbrx deepseek_ocr2 deepseek_ocr2_encoder dia_decoder dia_encoder
+    diffllama doge dots1 esm esmc eurobert falcon falcon_h1 gemma gemma2 gpt_neox_japanese
+    gradium_phonon_tts granite granite4_vision granite_docling granite_swa granitemoe
+    granitemoe_swa granitemoeshared hrm hunyuan_v1_dense hunyuan_v1_moe hy_v4 hyperclovax
+    idefics jais2 jetmoe kyutai_speech_to_text lasr_encoder llama mimi minicpm3 ministral
+    mistral molmo2 moshi muse_glimmer nemotron3_diarization_audio neucodec olmo olmo2
+    olmo_hybrid olmoe phi3 phi4_multimodal pocket_tts pocket_tts_audio_tokenizer qwen2
+    qwen2_5_omni_dit qwen2_moe qwen3 qwen3_moe qwen3_omni_moe_talker_code_predictor seed_oss
+    starcoder2 t5_gemma_module timesfm2_5 unlimited_ocr vaultgemma voxtral_realtime
+    voxtral_realtime_encoder xcodec2
 """
 PLAIN = frozenset(_PLAIN.split())
 """Model types that have been checked and need no row."""

@@ -61,6 +61,7 @@ UNSUPPORTED = {
     "mistral_large4": "its frequencies are learned, and in the weights",
     "musicflamingo": "its angles are products of two positions",
     "kimi_linear": "it has no rotary embedding, though its keys are named for one",
+    "nemotron_h": "it has no rotary embedding, though its keys are named for one",
     "nanochat": "it turns by the negative angle; use RoPE(layout='half') and unrotate",
     "clvp_encoder": "it rotates v as well, by components that projection_dim gives",
 }

@@ -157,7 +157,11 @@ def recognise(function: Function, forms: Iterable[Format]) -> Rotation:
             if _agrees(function, trial, passes, batch):
                 return trial
     where = f"{function.__module__}.{function.__qualname__}"
-    raise RopeError(f"cannot patch {where}: it does not rotate as any layout does")
+    msg = (
+        f"cannot patch {where}: given tables such as those of the model's rotary modules, it does "
+        "not rotate as any layout does"
+    )
+    raise RopeError(msg)
 
 
 def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> bool:
@@ -166,8 +170,9 @@ def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> b
     sizes = {"b": 2, "h": 3, "s": _TOKENS, "d": 2 * _PAIRS + 4 * passes}
     axes = "b" * batch + ("hs" if trial.heads_first else "sh") + "d"
     shape = [sizes[a] for a in axes]
-    arrays = [torch.randn(shape, generator=generator) for _ in range(trial.arrays)]
-    angles = torch.rand((2,) * batch + (_TOKENS, _PAIRS), generator=generator)
+    made: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
+    arrays = [torch.randn(shape, **made) for _ in range(trial.arrays)]
+    angles = torch.rand((2,) * batch + (_TOKENS, _PAIRS), **made)
     tables = _formats.written(angles.cos(), angles.sin(), trial.form)
     try:
         theirs = function(*arrays, *tables)
@@ -200,21 +205,28 @@ def replacement(function: Function, rotation: Rotation) -> Function:
         xs = tuple(values.pop(name, None) for name in array_names)
         tables = tuple(values.pop(name) for name in table_names)
         unsqueeze_dim = values.pop("unsqueeze_dim", rotation.unsqueeze_dim)
-        plain = all(value is None for value in (*values.values(), *(x is None or None for x in xs)))
-        axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim) if plain else None
-        if axes is None:  # such as keys of which some shall not be rotated
-            return function(*arguments, **named)
-        if _is_small(xs[0]):
-            found = function(*arguments, **named)
-            rotated = found if rotation.arrays > 1 else (found,)
-            # Tables are float32, which 16-bit arrays are computed in, and rounded from once.
-            rotated = tuple(y.to(x.dtype) for x, y in zip(xs, rotated, strict=True))
-        else:
-            rotated = tuple(_rotated(x, tables, rotation, axes) for x in xs)
+        axes = None
+        if None not in map(_kind, xs) and all(value is None for value in values.values()):
+            axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim)
+        if axes is None or _is_small(xs[0]):  # such as keys of which some shall not be rotated
+            return _like(function(*arguments, **named), xs)
+        rotated = tuple(_rotated(x, tables, rotation, axes) for x in xs)
         return rotated if rotation.arrays > 1 else rotated[0]
 
     rotate.__name__ = function.__name__
     return rotate
+
+
+def _kind(x: Any) -> type | None:
+    return None if x is None else type(x)
+
+
+def _like(rotated: Any, xs: tuple[torch.Tensor | None, ...]) -> Any:
+    """Return arrays in the dtype of x; tables of float32 have brought them there, to round once."""
+    if isinstance(rotated, tuple):
+        pairs = zip(rotated, xs, strict=True)
+        return tuple(y if x is None else y.to(x.dtype) for y, x in pairs)
+    return rotated.to(next(x.dtype for x in xs if x is not None))
 
 
 def _is_small(x: torch.Tensor) -> bool:

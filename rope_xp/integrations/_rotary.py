@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -89,11 +90,21 @@ def plans(name: str, module: torch.nn.Module, length: int | None) -> dict[str | 
         raise RopeError(f"cannot patch {who}: {error}") from error
     made = {}
     for label, buffer in labels(module).items():
-        rope = found.get(label or "") if isinstance(found, dict) else found
+        rope = _of(found, label)
         if rope is None:
             raise RopeError(f"cannot patch {who}: its configuration has no RoPE for {label!r}")
         made[label] = _plan(who, module, label, buffer, rope, length)
     return made
+
+
+def _of(found: RoPE | dict[str, RoPE | None], label: str | None) -> RoPE | None:
+    if isinstance(found, RoPE):
+        return found
+    if label is not None:
+        return found.get(label)
+    # One module for all layers, of which some do not rotate.
+    rotating = {rope for rope in found.values() if rope is not None}
+    return rotating.pop() if len(rotating) == 1 else None
 
 
 def _plan(
@@ -117,9 +128,12 @@ def _plan(
         beyond = rope.for_length(limit + 1)
     repeats = len(rule_axes(rope)) if isinstance(rule, Axial) and rule.order != "dealt" else 1
     pairs = repeats * len(buffer)
-    if not isinstance(rule, Axial):
-        # The last call may have left those of a long context.
-        _check_frequencies(who, [first] if beyond is None else [first, beyond], buffer, pairs)
+    # The last call may have left those of a long context.
+    _check_frequencies(who, [first] if beyond is None else [first, beyond], buffer, pairs)
+    scaling = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
+    if abs(rope.attention_factor - scaling) > FREQUENCIES:
+        msg = f"its configuration says the attention factor {rope.attention_factor}, it {scaling}"
+        raise RopeError(f"cannot patch {who}: {msg}")
     form = _form(who, module, label, first, pairs)
     if length is not None:
         first, beyond = rope.for_length(length), None
@@ -134,8 +148,14 @@ def rule_axes(rope: RoPE) -> set[int]:
 def _check_frequencies(who: str, ropes: list[RoPE], buffer: torch.Tensor, pairs: int) -> None:
     # A model that was cast to bfloat16 has rounded its frequencies too; these are not.
     close = FREQUENCIES if buffer.dtype == torch.float32 else 2 * torch.finfo(buffer.dtype).eps
+    if buffer.device.type == "meta":
+        raise RopeError(f"cannot patch {who}: it is on the meta device; load its weights first")
     for rope in ropes:
-        expected = torch.from_numpy(rope.frequencies(2 * pairs)).to(buffer)
+        series = rope.frequencies(2 * pairs)
+        if isinstance(rope.scaling, Axial):  # the buffer has one for all components
+            alternating = rope.scaling.order == "alternating"
+            series = series[:: rope.scaling.axes] if alternating else series[: len(buffer)]
+        expected = torch.from_numpy(series).to(buffer)
         if buffer.shape == expected.shape and torch.allclose(buffer, expected, close, 0.0):
             return
     msg = (
@@ -154,7 +174,10 @@ def _form(who: str, module: torch.nn.Module, label: str | None, rope: RoPE, pair
     elif components > 1:
         positions = torch.stack([positions + i for i in range(components)])
     more: dict[str, Any] = {} if label is None else {"layer_type": label}
-    theirs = type(module)(module.config)(torch.zeros(1), positions, **more)
+    if "position_ids" not in inspect.signature(type(module).forward).parameters:
+        raise RopeError(f"cannot patch {who}: its forward takes no position_ids")
+    like = torch.zeros(1, dtype=torch.float32)
+    theirs = type(module)(module.config)(like, positions, **more)
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
     for form in _formats.FORMATS:
         ours = Plan(rope, None, 0, pairs, form).tables(positions, torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -74,20 +75,33 @@ def patch(model: ModelT, *, length: int | None = None) -> ModelT:
     found = dict(_rotary.modules(model))
     if not found:
         raise RopeError(f"cannot patch {type(model).__name__}: it has no module with inv_freq")
-    plans = {name: _rotary.plans(name, module, length) for name, module in found.items()}
-    forms = dict.fromkeys(plan.form for each in plans.values() for plan in each.values())
-    functions = {function: _functions.recognise(function, forms) for function in _rotating(model)}
-    if not functions:
+    methods = {kind: _own_methods(kind) for kind in {type(module) for module in model.modules()}}
+    for name, module in model.named_modules():
+        if name in found or methods[type(module)]:
+            _check_forward(name, module)
+    with torch.device("cpu"):  # whatever device the caller has set for new tensors
+        plans = {name: _rotary.plans(name, module, length) for name, module in found.items()}
+        forms = dict.fromkeys(plan.form for each in plans.values() for plan in each.values())
+        called = {f for own in methods.values() for m in own.values() for f in m.called}
+        replacements = {
+            function: _functions.replacement(function, _functions.recognise(function, forms))
+            for function in called
+        }
+    if not replacements:
         raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
-    replacements = {
-        function: _functions.replacement(function, rotation)
-        for function, rotation in functions.items()
+    made = {
+        kind: _subclass(kind, {name: m.rebound(replacements) for name, m in own.items()})
+        for kind, own in methods.items()
+        if own
+    }
+    made |= {
+        kind: _subclass(kind, {"forward": _rotary.forward})
+        for kind in {type(module) for module in found.values()}
     }
     for module in model.modules():
-        _become(module, _rebound_methods(type(module), replacements))
+        module.__class__ = made.get(type(module), type(module))
     for name, module in found.items():
         setattr(module, _PLANS, plans[name])
-        _become(module, {"forward": _rotary.forward})
     return model
 
 
@@ -116,37 +130,55 @@ def _is_patched(module: torch.nn.Module) -> bool:
     return _MARK in vars(type(module))
 
 
-def _become(module: torch.nn.Module, methods: dict[str, Any]) -> None:
-    """Give a module other methods, by a subclass of its class with the same name."""
-    if methods:
-        kind = type(module)
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _MARK: True}
-        module.__class__ = type(kind.__name__, (kind,), methods | names)
+def _check_forward(name: str, module: torch.nn.Module) -> None:
+    """Check that a class with another forward is asked at all."""
+    if "forward" in vars(module):
+        msg = (
+            f"cannot patch {name} ({type(module).__name__}): something has replaced its forward, "
+            "such as a hook that moves it to a device; patch before that"
+        )
+        raise RopeError(msg)
 
 
-def _own_methods(kind: type) -> dict[str, FunctionType]:
-    """Return the methods of a class that call a function that rotates, inherited ones too."""
-    found: dict[str, FunctionType] = {}
+def _subclass(kind: type, methods: dict[str, Any]) -> type:
+    """Return a class with other methods and the same name."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _MARK: True}
+    return type(kind.__name__, (kind,), methods | names)
+
+
+@dataclass(frozen=True)
+class _Method:
+    function: FunctionType
+
+    @property
+    def called(self) -> tuple[Any, ...]:
+        return tuple(_functions.used_by(self.function).values())
+
+    def rebound(self, replacements: dict[Any, Any]) -> FunctionType:
+        return _functions.rebound(self.function, replacements)
+
+
+def _own_methods(kind: type) -> dict[str, _Method]:
+    """Return the methods of a class that call a function that rotates, inherited ones too.
+
+    Raises
+    ------
+    RopeError
+        If one of them is overridden: what super() would call stays as it is.
+    """
+    found: dict[str, _Method] = {}
     for base in reversed(kind.__mro__):
         for name, member in vars(base).items():
-            found.pop(name, None)
-            if isinstance(member, FunctionType) and _functions.used_by(member):
-                found[name] = member
+            if found.pop(name, None) is not None and not _rotates(member):
+                msg = (
+                    f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, in which its "
+                    "base rotates q and k"
+                )
+                raise RopeError(msg)
+            if _rotates(member):
+                found[name] = _Method(member)
     return found
 
 
-def _rotating(model: torch.nn.Module) -> dict[Any, None]:
-    """Return the functions that rotate, of all parts of a model."""
-    return {
-        function: None
-        for kind in {type(module): None for module in model.modules()}
-        for method in _own_methods(kind).values()
-        for function in _functions.used_by(method).values()
-    }
-
-
-def _rebound_methods(kind: type, replacements: dict[Any, Any]) -> dict[str, Any]:
-    return {
-        name: _functions.rebound(method, replacements)
-        for name, method in _own_methods(kind).items()
-    }
+def _rotates(member: Any) -> bool:
+    return isinstance(member, FunctionType) and bool(_functions.used_by(member))
