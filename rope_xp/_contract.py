@@ -243,8 +243,12 @@ class Backend:
         return cos, sin
 
     def rows(self, table: Array, indices: Array) -> Array:
-        """Return rows of a table, one for each of a line of indices."""
-        return self.xp.take(table, indices, axis=0)
+        """Return rows of a table, (*indices.shape, columns)."""
+        if indices.ndim == 1:
+            return self.xp.take(table, indices, axis=0)
+        # The standard takes lines of indices only.
+        rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
+        return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
     def tables(
         self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Array

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rope_xp import _angles, _portable, _validate
 from rope_xp._contract import Backend, Call, Difference, Given, Lookup, numpy_name
@@ -84,6 +85,16 @@ class Jax(Backend):
         With it the tables have the bits of all other libraries. float64 needs no such care.
         """
         return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
+
+    def rows(self, table: jax.Array, indices: jax.Array) -> jax.Array:
+        """Index with all axes, as flat indices would have to be gathered from a mesh.
+
+        Under explicit sharding the result lies as the indices do.
+        """
+        axes = jax.typeof(indices).sharding
+        explicit = axes.mesh.axis_types and AxisType.Explicit in axes.mesh.axis_types
+        where = NamedSharding(axes.mesh, PartitionSpec(*axes.spec, None)) if explicit else None
+        return jnp.asarray(table).at[indices].get(mode="promise_in_bounds", out_sharding=where)
 
     def computed_once(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Write them to memory, where XLA on a CPU would fuse the lookup into the rotation.

@@ -76,7 +76,8 @@ class Torch(Backend):
 
     def rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Select without a look at sizes, which a compiler may hold as symbols."""
-        return table.index_select(0, indices)
+        rows = table.index_select(0, indices.reshape(-1))
+        return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
 
     def tables(self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Any) -> Tables:
         """Keep fake, functional and distributed tensors out of the cache."""
