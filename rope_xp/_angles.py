@@ -178,7 +178,7 @@ def _cos_sin_digits(
 ) -> tuple[Array, Array]:
     xp = backend.xp
     low, middle, high, frequencies = tables
-    count = xp.reshape(whole, (-1,))
+    count = backend.line(whole)
     outside = None
     if not reach.checked:
         # Before abs, which C does not define for the most negative integer: a compiler that knows
@@ -201,9 +201,9 @@ def _cos_sin_digits(
             digit = xp.where(outside, xp.full_like(digit, TOP_DIGIT), digit)
         cos, sin = _compose(backend, cos, sin, *_row(backend, high, digit))
     if reach.signed:
-        sin = xp.where(xp.reshape(count < 0, (-1, 1)), -sin, sin)
+        sin = xp.where((count < 0)[..., None], -sin, sin)
     if part is not None:
-        angle = xp.astype(xp.reshape(part, (-1, 1)), xp.float32, copy=False) * frequencies
+        angle = xp.astype(backend.line(part), xp.float32, copy=False)[..., None] * frequencies
         cos, sin = _compose(backend, cos, sin, xp.cos(angle), xp.sin(angle))
     shape = (*whole.shape, cos.shape[-1])
     return xp.reshape(cos, shape), xp.reshape(sin, shape)
@@ -212,7 +212,7 @@ def _cos_sin_digits(
 def _row(backend: Backend, table: Array, digits: Array) -> tuple[Array, Array]:
     rows = backend.rows(table, digits)
     half = table.shape[1] // 2
-    return rows[:, :half], rows[:, half:]
+    return rows[..., :half], rows[..., half:]
 
 
 def _compose(

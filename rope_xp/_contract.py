@@ -219,6 +219,10 @@ class Backend:
         """Return a numpy array as an array of the library on a device."""
         return self.xp.asarray(host, device=device)
 
+    def length(self, x: Array, axis: int) -> Array:
+        """Return what ``arange`` takes for the length of an axis that is None in the shape."""
+        raise NotImplementedError
+
     def arange(self, n: int, device: Device) -> Array:
         """Return the integers 0 to n - 1."""
         return self.xp.arange(n, dtype=self.xp.int32, device=device)
@@ -241,6 +245,10 @@ class Backend:
     def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]:
         """Return cos and sin such that a compiler does not compute them anew for every head."""
         return cos, sin
+
+    def line(self, positions: Array) -> Array:
+        """Return positions along one axis, as ``rows`` takes them."""
+        return self.xp.reshape(positions, (-1,))
 
     def rows(self, table: Array, indices: Array) -> Array:
         """Return rows of a table, one for each of a line of indices."""

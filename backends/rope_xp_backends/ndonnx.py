@@ -1,0 +1,78 @@
+"""ndonnx, whose arrays build an ONNX graph: lengths and values may be unknown until it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ndonnx
+import numpy as np
+from spox.opset.ai.onnx import v21 as op
+
+from rope_xp._contract import Backend
+from rope_xp._errors import RopeError
+from rope_xp.rope import RoPE
+
+
+class _Namespace:
+    """What ndonnx offers, and a reshape that keeps axes of unknown length where they are."""
+
+    __name__ = "ndonnx"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ndonnx, name)
+
+    @staticmethod
+    def reshape(x: ndonnx.Array, shape: tuple[int | None, ...]) -> ndonnx.Array:
+        """Take None for the length of the same axis of x. ONNX writes 0 for it."""
+        known = tuple(n for n in shape if n is not None)
+        if len(known) == len(shape):
+            return ndonnx.reshape(x, known)
+        lengths = op.const(np.array([0 if n is None else n for n in shape], np.int64))
+        return ndonnx.asarray(op.reshape(x.unwrap_spox(), lengths))
+
+
+class Ndonnx(Backend):
+    """The glue of ndonnx. It has one device, and indices of 64 bits alone."""
+
+    out_refusal = "an array of ndonnx is a value in a graph, and no memory; use what is returned"
+
+    def device(self, x: ndonnx.Array) -> None:
+        """Return None, as there is only one."""
+
+    def asarray(self, host: np.ndarray, device: None) -> ndonnx.Array:
+        """Make a constant of the graph."""
+        return ndonnx.asarray(host)
+
+    def length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
+        """Return the length that the axis has once the graph runs."""
+        return x.dynamic_shape[axis]
+
+    def arange(self, n: int | ndonnx.Array, device: None) -> ndonnx.Array:
+        """Count to a number that may be an array."""
+        return ndonnx.arange(n, dtype=ndonnx.int64)
+
+    def line(self, positions: ndonnx.Array) -> ndonnx.Array:
+        """Leave the axes: what was made one of two unknown lengths cannot be taken apart."""
+        return positions
+
+    def rows(self, table: ndonnx.Array, indices: ndonnx.Array) -> ndonnx.Array:
+        """Gather by indices with any number of axes, where the standard's take knows one."""
+        at = ndonnx.astype(indices, ndonnx.int64, copy=False)
+        found = op.gather(table.unwrap_spox(), at.unwrap_spox(), axis=0)  # type: ignore[attr-defined]  # spox has it, and does not say so
+        return ndonnx.asarray(found)
+
+    def tables(
+        self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: ndonnx.Array
+    ) -> tuple[tuple[ndonnx.Array, ...], ...]:
+        """Refuse float64: onnxruntime has no such cosine, and ndonnx takes that of float32."""
+        if wide:
+            msg = (
+                "float64 angles are asked for, by dtype or by an array, and onnxruntime has no "
+                "cosine of float64; convert to float32, or compute cos and sin in numpy and hand "
+                "them to rope_xp.apply_tables"
+            )
+            raise RopeError(msg)
+        return super().tables(rope, head_dim, inverse, wide, like)
+
+
+BACKEND = Ndonnx("ndonnx", _Namespace())
