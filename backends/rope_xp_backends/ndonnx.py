@@ -9,12 +9,10 @@ import numpy as np
 from spox.opset.ai.onnx import v21 as op
 
 from rope_xp._contract import Backend
-from rope_xp._errors import RopeError
-from rope_xp.rope import RoPE
 
 
 class _Namespace:
-    """What ndonnx offers, and a reshape that keeps axes of unknown length where they are."""
+    """What ndonnx offers, with a reshape that knows axes of unknown length, and exact float64."""
 
     __name__ = "ndonnx"
 
@@ -29,6 +27,16 @@ class _Namespace:
             return ndonnx.reshape(x, known)
         lengths = op.const(np.array([0 if n is None else n for n in shape], np.int64))
         return ndonnx.asarray(op.reshape(x.unwrap_spox(), lengths))
+
+    # ndonnx takes those of float32 in place of float64, as older versions of onnxruntime have no
+    # others: of a position that is wrong by whole turns. Those versions refuse the graph instead.
+    @staticmethod
+    def cos(x: ndonnx.Array) -> ndonnx.Array:
+        return ndonnx.asarray(op.cos(x.unwrap_spox()))  # type: ignore[attr-defined]  # as in rows
+
+    @staticmethod
+    def sin(x: ndonnx.Array) -> ndonnx.Array:
+        return ndonnx.asarray(op.sin(x.unwrap_spox()))  # type: ignore[attr-defined]  # as in rows
 
 
 class Ndonnx(Backend):
@@ -60,19 +68,6 @@ class Ndonnx(Backend):
         at = ndonnx.astype(indices, ndonnx.int64, copy=False)
         found = op.gather(table.unwrap_spox(), at.unwrap_spox(), axis=0)  # type: ignore[attr-defined]  # spox has it, and does not say so
         return ndonnx.asarray(found)
-
-    def tables(
-        self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: ndonnx.Array
-    ) -> tuple[tuple[ndonnx.Array, ...], ...]:
-        """Refuse float64: onnxruntime has no such cosine, and ndonnx takes that of float32."""
-        if wide:
-            msg = (
-                "float64 angles are asked for, by dtype or by an array, and onnxruntime has no "
-                "cosine of float64; convert to float32, or compute cos and sin in numpy and hand "
-                "them to rope_xp.apply_tables"
-            )
-            raise RopeError(msg)
-        return super().tables(rope, head_dim, inverse, wide, like)
 
 
 BACKEND = Ndonnx("ndonnx", _Namespace())
