@@ -40,8 +40,8 @@ templates_path: list[str] = []
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 
-# The page of the integration can be built where torch is not installed.
-autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]
+# Pages of optional modules can be built where what they import is not installed.
+autodoc_mock_imports = [name for name in ("onnx", "torch") if not importlib.util.find_spec(name)]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types and shapes, which no annotation can
 autosummary_generate = False

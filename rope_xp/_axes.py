@@ -78,7 +78,7 @@ def align(xp: Namespace, table: Array, axes: Axes) -> Array:
 
 def _permute(xp: Namespace, table: Array, axes: Axes) -> Array:
     missing = len(axes.batch) + 2 - len(table.shape)
-    table = xp.reshape(table, (*(1,) * missing, *table.shape, 1))
+    table = table[(*(None,) * missing, ..., None)]
     # In table: batch, tokens, r/2, and the axis of length 1 just added.
     order = [0] * len(axes.names)
     for source, target in enumerate((*axes.batch, axes.tokens, len(order) - 1)):

@@ -219,6 +219,10 @@ class Backend:
         """Return a numpy array as an array of the library on a device."""
         return self.xp.asarray(host, device=device)
 
+    def length(self, x: Array, axis: int) -> Array:
+        """Return what ``arange`` takes for the length of an axis that is None in the shape."""
+        raise NotImplementedError
+
     def arange(self, n: int, device: Device) -> Array:
         """Return the integers 0 to n - 1."""
         return self.xp.arange(n, dtype=self.xp.int32, device=device)

@@ -55,6 +55,12 @@ def _cupy() -> Backend:
     return glue.BACKEND
 
 
+def _ndonnx() -> Backend:
+    from rope_xp_backends import ndonnx as glue
+
+    return glue.BACKEND
+
+
 @dataclass(frozen=True)
 class Library:
     """One row of the table of libraries with a backend of their own."""
@@ -76,6 +82,7 @@ LIBRARIES = (
     Library("torch", ("Tensor",), _torch, "torch", ("numba",)),
     Library("jax", ("Array",), _jax, "jax", ("jit",)),
     Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ()),
+    Library("ndonnx", ("Array",), _ndonnx, "ndonnx", ()),
 )
 
 _by_type: dict[type, Backend] = {}

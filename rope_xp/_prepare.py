@@ -38,8 +38,13 @@ def _lookup(
     components = 0 if rope.position_axes is None else max(rope.position_axes) + 1
     whole = part = None
     if positions is None:
-        # A compiler sees a symbol for the number of tokens, and comparing it splits the graph.
-        reach = _angles.COUNTED if backend.is_compiling() else _angles.reach_of(0, tokens)
+        if tokens is None:
+            tokens, reach = backend.length(x, axes.tokens), _angles.COUNTED
+        elif backend.is_compiling():
+            # It sees a symbol for the number of tokens, and comparing it splits the graph.
+            reach = _angles.COUNTED
+        else:
+            reach = _angles.reach_of(0, tokens)
     else:
         owner = _owner(positions)
         whole, part, reach = _positions.resolve(backend, positions, owner, x, wide, argument)

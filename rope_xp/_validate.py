@@ -185,6 +185,8 @@ def check_pair(
     ):
         return
     for name, in_q, in_k in zip(axes.names, q_shape, k_shape, strict=True):
+        if in_q is None or in_k is None:  # known only later
+            continue
         if in_q == in_k or name == "h" or (name == "s" and own_positions):
             continue
         if name == "s":
@@ -245,14 +247,16 @@ def check_positions_shape(
     if not rest:
         if tokens == 1:
             return
+        n = "n" if tokens is None else tokens
         msg = (
-            f"{argument} is one number for {tokens} tokens; write {argument} = offset + "
-            f"arange({tokens}) for consecutive tokens from an offset"
+            f"{argument} is one number for {n} tokens; write {argument} = offset + arange({n}) "
+            "for consecutive tokens from an offset"
         )
         raise RopeError(msg)
     full = (*batch, tokens)
     fits = len(rest) <= len(full) and all(
-        n in (1, m) for n, m in zip(rest[::-1], full[::-1], strict=False)
+        n is None or m is None or n in (1, m)  # the standard lets a length be unknown
+        for n, m in zip(rest[::-1], full[::-1], strict=False)
     )
     if not fits:
         lead = f"({components}, ...)" if components else "it"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-FRAMEWORKS = ("torch", "jax", "cupy", "numba", "triton", "dask", "rich", "matplotlib")
+FRAMEWORKS = ("torch", "jax", "cupy", "numba", "triton", "dask", "rich", "matplotlib", "onnx")
 
 
 def python(code: str, *flags: str) -> str:

@@ -72,7 +72,7 @@ def test_names() -> None:
         *("scaling", "use_backend"),
     }
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
-    assert public - set(rope_xp.__all__) <= {"hf", "integrations", "rope"}  # modules
+    assert public - set(rope_xp.__all__) <= {"hf", "integrations", "onnx", "rope"}  # modules
     members = {name for name in vars(RoPE) if not name.startswith("_")}
     assert members == {
         *(field.name for field in fields(RoPE)),
@@ -113,7 +113,7 @@ def test_extras() -> None:
     extras = project["optional-dependencies"]
     assert set(extras) >= {
         *("torch", "jax", "cupy-cuda12x", "cupy-cuda13x", "numba", "triton", "dask"),
-        *("transformers", "plot", "test", "bench", "docs"),
+        *("ndonnx", "onnx", "transformers", "plot", "test", "bench", "docs"),
     }
     every = [*project["dependencies"], *(d for listed in extras.values() for d in listed)]
     assert all(">=" in d and "==" not in d for d in every)  # lower bounds alone

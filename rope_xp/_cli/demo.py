@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeat", type=_count, default=5, help="timed calls, the best of which counts; default 5"
     )
-    names = [library.name for library in _dispatch.LIBRARIES]
+    here = {name.partition(":")[0] for name in _targets.NAMES}  # ndonnx makes graphs, for elsewhere
+    names = [library.name for library in _dispatch.LIBRARIES if library.name in here]
     parser.add_argument(
         "--backend",
         action="append",

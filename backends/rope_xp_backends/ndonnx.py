@@ -1,0 +1,69 @@
+"""ndonnx, whose arrays build an ONNX graph: lengths and values may be unknown until it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ndonnx
+import numpy as np
+from spox.opset.ai.onnx import v21 as op
+
+from rope_xp._contract import Backend
+
+
+class _Namespace:
+    """What ndonnx offers, with a reshape that knows axes of unknown length, and exact float64."""
+
+    __name__ = "ndonnx"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ndonnx, name)
+
+    @staticmethod
+    def reshape(x: ndonnx.Array, shape: tuple[int | None, ...]) -> ndonnx.Array:
+        """Take None for the length of the same axis of x. ONNX writes 0 for it."""
+        known = tuple(n for n in shape if n is not None)
+        if len(known) == len(shape):
+            return ndonnx.reshape(x, known)
+        lengths = op.const(np.array([0 if n is None else n for n in shape], np.int64))
+        return ndonnx.asarray(op.reshape(x.unwrap_spox(), lengths))
+
+    # ndonnx takes those of float32 in place of float64, as older versions of onnxruntime have no
+    # others: of a position that is wrong by whole turns. Those versions refuse the graph instead.
+    @staticmethod
+    def cos(x: ndonnx.Array) -> ndonnx.Array:
+        return ndonnx.asarray(op.cos(x.unwrap_spox()))  # type: ignore[attr-defined]  # as in rows
+
+    @staticmethod
+    def sin(x: ndonnx.Array) -> ndonnx.Array:
+        return ndonnx.asarray(op.sin(x.unwrap_spox()))  # type: ignore[attr-defined]  # as in rows
+
+
+class Ndonnx(Backend):
+    """The glue of ndonnx. It has one device, and indices of 64 bits alone."""
+
+    out_refusal = "an array of ndonnx is a value in a graph, and no memory; use what is returned"
+
+    def device(self, x: ndonnx.Array) -> None:
+        """Return None, as there is only one."""
+
+    def asarray(self, host: np.ndarray, device: None) -> ndonnx.Array:
+        """Make a constant of the graph."""
+        return ndonnx.asarray(host)
+
+    def length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
+        """Return the length that the axis has once the graph runs."""
+        return x.dynamic_shape[axis]
+
+    def arange(self, n: int | ndonnx.Array, device: None) -> ndonnx.Array:
+        """Count to a number that may be an array."""
+        return ndonnx.arange(n, dtype=ndonnx.int64)
+
+    def rows(self, table: ndonnx.Array, indices: ndonnx.Array) -> ndonnx.Array:
+        """Gather as they are: two unknown lengths that became one could not be taken apart."""
+        at = ndonnx.astype(indices, ndonnx.int64, copy=False)
+        found = op.gather(table.unwrap_spox(), at.unwrap_spox(), axis=0)  # type: ignore[attr-defined]  # spox has it, and does not say so
+        return ndonnx.asarray(found)
+
+
+BACKEND = Ndonnx("ndonnx", _Namespace())

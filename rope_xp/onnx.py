@@ -1,0 +1,218 @@
+"""Write a rotation as the operator RotaryEmbedding of ONNX, opset 23, with exact tables.
+
+Needs ``pip install 'rope-xp[onnx]'``. To export a whole model, trace it instead: see docs/onnx.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from rope_xp import _fields, _validate
+from rope_xp._errors import RopeError
+from rope_xp.rope import RoPE
+
+__all__ = ["model", "nodes"]
+
+OPSET = 23
+"""The first with RotaryEmbedding."""
+
+IR_VERSION = 11
+"""What runtimes that know the opset read; onnx would write its own newest."""
+
+_FLOATS = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+}
+
+
+def nodes(
+    rope: RoPE,
+    head_dim: int,
+    max_positions: int,
+    *,
+    inputs: Sequence[str] = ("x", "position_ids"),
+    output: str = "y",
+    num_heads: int | None = None,
+    dtype: str = "float32",
+    name: str = "rope",
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Return the nodes that rotate one value of a graph, and their tables as initializers.
+
+    Parameters
+    ----------
+    rope : RoPE
+        What to rotate by. Its slice must start at component 0.
+    head_dim : int
+        Components of a head.
+    max_positions : int
+        Positions run from 0 to ``max_positions - 1``. Two tables are stored, each
+        (max_positions, r/2) float32.
+    inputs : sequence of str, default ("x", "position_ids")
+        Names of the value to rotate and of its positions, int64 (batch, tokens).
+    output : str, default "y"
+        Name of the rotated value.
+    num_heads : int, optional
+        Given, x is (batch, tokens, num_heads * head_dim). None: (batch, heads, tokens, head_dim).
+    dtype : {"float32", "float16", "bfloat16"}, default "float32"
+        Of x. 16 bits are rotated in float32 and rounded once, by casts around the operator.
+    name : str, default "rope"
+        What the names of nodes, tables and values between them begin with.
+
+    Returns
+    -------
+    nodes : list of onnx.NodeProto
+        RotaryEmbedding, between casts for 16 bits.
+    initializers : list of onnx.TensorProto
+        cos and sin, times the attention factor.
+
+    Raises
+    ------
+    RopeError
+        If the operator cannot express the rope, or a number is out of range.
+    TypeError
+        If an argument is of the wrong type.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> import rope_xp.onnx
+    >>> made, tables = rope_xp.onnx.nodes(rope_xp.RoPE(layout="half"), 64, 4096)
+    >>> [node.op_type for node in made]
+    ['RotaryEmbedding']
+    >>> [(table.name, list(table.dims)) for table in tables]
+    [('rope_cos', [4096, 32]), ('rope_sin', [4096, 32])]
+    """
+    rotary_dim = _check(rope, head_dim, max_positions, num_heads, dtype)
+    x, positions = _two_names(inputs)
+    cos, sin = f"{name}_cos", f"{name}_sin"
+    wide_x, wide_y = (x, output) if dtype == "float32" else (f"{name}_x", f"{name}_y")
+    rotation = helper.make_node("RotaryEmbedding", [wide_x, cos, sin, positions], [wide_y], name)
+    attributes = {
+        "interleaved": int(rope.layout == "interleaved"),
+        "num_heads": num_heads,
+        "rotary_embedding_dim": None if rotary_dim == head_dim else rotary_dim,
+    }
+    rotation.attribute.extend(
+        helper.make_attribute(key, value) for key, value in attributes.items() if value is not None
+    )
+    made = [rotation]
+    if dtype != "float32":
+        widen = helper.make_node("Cast", [x], [wide_x], f"{name}_widen", to=TensorProto.FLOAT)
+        narrow = helper.make_node("Cast", [wide_y], [output], f"{name}_narrow", to=_FLOATS[dtype])
+        made = [widen, rotation, narrow]
+    tables = rope.cos_sin(np.arange(max_positions), head_dim)
+    return made, [
+        numpy_helper.from_array(np.ascontiguousarray(table), table_name)
+        for table, table_name in zip(tables, (cos, sin), strict=True)
+    ]
+
+
+def model(
+    rope: RoPE,
+    head_dim: int,
+    max_positions: int,
+    *,
+    num_heads: int | None = None,
+    dtype: str = "float32",
+) -> onnx.ModelProto:
+    """Return a model that rotates one array ``x`` by ``position_ids`` into ``y``.
+
+    Parameters
+    ----------
+    rope, head_dim, max_positions, num_heads, dtype
+        As for :func:`nodes`. Batch and tokens, and heads without ``num_heads``, may have any
+        length.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Of opset 23.
+
+    Raises
+    ------
+    RopeError, TypeError
+        As :func:`nodes`.
+
+    Examples
+    --------
+    >>> import onnx
+    >>> import rope_xp
+    >>> import rope_xp.onnx
+    >>> made = rope_xp.onnx.model(rope_xp.RoPE(), 64, 4096, num_heads=8)
+    >>> onnx.checker.check_model(made, full_check=True)
+    >>> [value.name for value in made.graph.input]
+    ['x', 'position_ids']
+    """
+    made, initializers = nodes(rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype)
+    shape: list[str | int] = ["batch", "heads", "tokens", head_dim]
+    if num_heads is not None:
+        shape = ["batch", "tokens", num_heads * head_dim]
+    graph = helper.make_graph(
+        made,
+        "rope",
+        [
+            helper.make_tensor_value_info("x", _FLOATS[dtype], shape),
+            helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "tokens"]),
+        ],
+        [helper.make_tensor_value_info("y", _FLOATS[dtype], shape)],
+        initializers,
+    )
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(
+        graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="rope_xp"
+    )
+
+
+def _two_names(inputs: Sequence[str]) -> tuple[str, str]:
+    if isinstance(inputs, str) or len(inputs) != 2:
+        msg = f"inputs must be two names, of the value to rotate and its positions; got {inputs!r}"
+        raise RopeError(msg)
+    return inputs[0], inputs[1]
+
+
+def _check(rope: RoPE, head_dim: int, max_positions: int, num_heads: int | None, dtype: str) -> int:
+    """Check what the operator can express; return how many components it rotates."""
+    _validate.check_rope(rope, RoPE)
+    _fields.check_head_dim(head_dim)
+    _check_count("max_positions", max_positions)
+    if num_heads is not None:
+        _check_count("num_heads", num_heads)
+    if dtype not in _FLOATS:
+        msg = f"dtype must be one of {', '.join(_FLOATS)}; got {dtype!r}"
+        raise RopeError(msg)
+    if rope.layout == "interleaved_to_half":
+        raise _cannot(
+            "layout='interleaved_to_half'",
+            "take layout='interleaved': attention scores are the same, as q and k are reordered "
+            "alike",
+        )
+    if rope.position_axes is not None:
+        raise _cannot("position_axes", "trace the model by torch.onnx.export or ndonnx")
+    rotary_dim, offset = _validate.resolve_slice(
+        head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes
+    )
+    if offset:
+        raise _cannot(
+            f"a slice that starts at component {offset}",
+            f"split it off x, rotate it alone as a head of {rotary_dim} components, and join them "
+            "again",
+        )
+    return rotary_dim
+
+
+def _check_count(argument: str, n: int) -> None:
+    if not _fields.is_int(n):
+        msg = f"{argument} must be an integer; got {n!r} ({type(n).__name__})"
+        raise TypeError(msg)
+    if n < 1:
+        msg = f"{argument} must be positive; got {n}"
+        raise RopeError(msg)
+
+
+def _cannot(what: str, remedy: str) -> RopeError:
+    return RopeError(f"RotaryEmbedding of ONNX cannot express {what}; {remedy}")
