@@ -96,10 +96,8 @@ def test_axes_and_batched_positions(axes: str, shape: tuple[int, ...]) -> None:
     lazy = da.from_array(x, chunks=tuple(max(n // 2, 1) for n in shape))
     batch = [n for n, name in zip(shape, axes, strict=True) if name not in "shd"]
     full = np.random.default_rng(1).integers(0, 1 << 30, (*batch, 9))
-    for p in (full, full[..., :1], full[..., 0, :] if batch else full, full + 0.25):
-        expected = RoPE().rotate(x, p, axes=axes) if p.shape[-1] == 9 or batch else None
-        if expected is None:
-            continue
+    for p in (full, full[..., :1], full[:1], full + 0.25) if batch else (full, full + 0.25):
+        expected = RoPE().rotate(x, p, axes=axes)
         equal(RoPE().rotate(lazy, p, axes=axes), expected)
         for chunks in (-1, 2):
             equal(RoPE().rotate(lazy, da.from_array(p, chunks=chunks), axes=axes), expected)
@@ -206,6 +204,20 @@ def test_what_travels_is_small() -> None:
     assert len(pickle.dumps(function)) < 1000
     assert pickle.loads(pickle.dumps(function)) == function
     assert len(cloudpickle.dumps(dict(dask.optimize(got)[0].__dask_graph__()))) < 128 * 1000
+
+
+def test_blocks_of_another_library_than_their_positions() -> None:
+    """Positions of numpy follow a block to where it lies: cupy's in earnest, torch's here."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from rope_xp_backends._blocks import Recipe, Source, Turn
+
+    x = sample(2, 9, 4, 8)
+    source = Source(Recipe(RoPE(), 8, False, False), rope_xp._angles.UNKNOWN, 1.0, 0, False, False)
+    turn = Turn("bshd", "interleaved", 8, 0, False, (source,))
+    got = turn(torch.from_numpy(x), np.arange(9))
+    np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
+    with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):
+        turn(x, torch.arange(9))
 
 
 def test_the_path_is_told_and_can_be_asked_for() -> None:
