@@ -61,6 +61,8 @@ def contenders(name: str, layout: str, dtype: str) -> tuple[Target, dict[str, Ac
     if target.library == "torch":
         compiled = importlib.import_module("torch").compile(formula)
         actions["compiled"] = lambda: compiled(q, k, positions)
+    if target.library == "dask":
+        return target, actions
     if target.library == "jax":
         jax = importlib.import_module("jax")
         doubled = jax.jit(lambda q, k: (q * 2, k * 2))

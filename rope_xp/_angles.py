@@ -86,8 +86,7 @@ def host_tables(
     With several position components the angle is a sum over them, in which each frequency counts
     for one component and is zero for the others: cos 1 and sin 0 multiply exactly.
     """
-    frequencies = rope.frequencies(head_dim)
-    _fields.check_positive("attention_factor", float(rope.attention_factor))
+    frequencies = checked_frequencies(rope, head_dim)
     masks = [np.ones(len(frequencies))]
     if rope.position_axes is not None:
         axes = np.asarray(rope.position_axes)
@@ -104,6 +103,13 @@ def host_tables(
         _digit_tables(frequencies * mask, beyond * mask, scale)
         for mask, scale in zip(masks, scales, strict=True)
     )
+
+
+def checked_frequencies(rope: RoPE, head_dim: int) -> NDArray[np.float64]:
+    """Return the frequencies of a rope, all of whose numbers are found to be good for tables."""
+    frequencies = rope.frequencies(head_dim)
+    _fields.check_positive("attention_factor", float(rope.attention_factor))
+    return frequencies
 
 
 def table_sizes(pairs: int, wide: bool) -> tuple[tuple[int, ...], ...]:

@@ -238,6 +238,17 @@ class Backend:
         signed = xp.astype(positions & (_angles.LIMIT - 1), xp.int32)
         return xp.where(positions >> 31 == 0, signed, xp.full_like(signed, -_angles.LIMIT))
 
+    def parts(self, positions: Array) -> tuple[Array, Array]:
+        """Return the whole part of float positions, as int32, and the fractional part."""
+        xp = self.xp
+        if self.dtype_name(positions) in ("float16", "bfloat16"):
+            positions = xp.astype(positions, xp.float32)
+        # Not a number, infinite, or too large: the one number that the lookup takes for "outside".
+        inside = xp.abs(positions) < float(_angles.LIMIT)
+        positions = xp.where(inside, positions, xp.full_like(positions, -float(_angles.LIMIT)))
+        floor = xp.floor(positions)
+        return xp.astype(floor, xp.int32), positions - floor
+
     def product(self, a: Array, b: Array) -> Array:
         """Return a * b rounded to its dtype, also where a compiler likes to fuse multiply-add."""
         return a * b
@@ -259,6 +270,10 @@ class Backend:
     ) -> tuple[tuple[Array, ...], ...]:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
         return _tables_on_device(self, rope, head_dim, inverse, wide, self.device(like))
+
+    def cos_sin(self, lookup: Lookup) -> tuple[Array, Array]:
+        """Return the tables of a lookup that a caller asked for."""
+        return _angles.cos_sin(self, lookup)
 
     def memory(self, x: Array) -> Memory | None:
         """Return where x lies, or None if the library does not tell."""

@@ -61,6 +61,12 @@ def _ndonnx() -> Backend:
     return glue.BACKEND
 
 
+def _dask() -> Backend:
+    from rope_xp_backends import dask as glue
+
+    return glue.BACKEND
+
+
 @dataclass(frozen=True)
 class Library:
     """One row of the table of libraries with a backend of their own."""
@@ -68,7 +74,7 @@ class Library:
     name: str
     """Of its module, which is in sys.modules if one of its arrays exists."""
     array: tuple[str, ...]
-    """Of its array classes in that module."""
+    """Of its array classes in that module, with a dot where they are in one of its modules."""
     load: Callable[[], Backend]
     """Imports the backend. Spelled as an import statement, which torch.compile can trace."""
     extra: str
@@ -83,6 +89,7 @@ LIBRARIES = (
     Library("jax", ("Array",), _jax, "jax", ("jit",)),
     Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ()),
     Library("ndonnx", ("Array",), _ndonnx, "ndonnx", ()),
+    Library("dask", ("array.Array",), _dask, "dask", ("blockwise",)),
 )
 
 _by_type: dict[type, Backend] = {}
@@ -122,7 +129,9 @@ def _own(x: object) -> Backend | None:
     for library in LIBRARIES:
         module = sys.modules.get(library.name)
         for name in library.array:
-            array = getattr(module, name, None)
+            array: Any = module
+            for part in name.split("."):
+                array = getattr(array, part, None)
             # isinstance, not issubclass: jax.Array answers for tracers by its metaclass.
             if array is not None and isinstance(x, array):
                 return library.load()

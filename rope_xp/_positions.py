@@ -86,10 +86,4 @@ def _from_device(
         raise _validate.not_positions(argument, dtype)
     if wide:
         return positions, None, UNKNOWN
-    if dtype in ("float16", "bfloat16"):
-        positions = xp.astype(positions, xp.float32)
-    # Not a number, infinite, or too large: the one number that the lookup takes for "outside".
-    inside = xp.abs(positions) < float(LIMIT)
-    positions = xp.where(inside, positions, xp.full_like(positions, -float(LIMIT)))
-    floor = xp.floor(positions)
-    return xp.astype(floor, xp.int32), positions - floor, UNKNOWN
+    return *backend.parts(positions), UNKNOWN

@@ -154,7 +154,7 @@ def tables(
     else:
         backend = owner or _dispatch.backend_of_namespace(np)
     wide = dtype is not None and bool(dtype == backend.xp.float64)
-    if dtype is not None and backend.name in ("numpy", "jax", "cupy"):
+    if dtype is not None and backend.name in ("numpy", "jax", "cupy", "dask"):
         wide = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"
     like = positions
     if owner is not backend or device is not None:

@@ -20,7 +20,7 @@ from rope_xp._contract import Backend
 from rope_xp._dispatch import Library
 from rope_xp._typing import Array
 
-NAMES = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu")
+NAMES = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
 """Every target, whatever is installed."""
 
 
@@ -171,6 +171,22 @@ def _cupy(name: str, backend: Backend) -> Target | str:
     )
 
 
+def _dask(name: str, backend: Backend) -> Target:
+    da = importlib.import_module("dask.array")
+
+    def put(host: np.ndarray) -> Array:
+        # Tokens lie first or second: two chunks, of unequal lengths, along either.
+        return da.from_array(
+            host,
+            chunks=tuple(max(2 * n // 3, 1) for n in host.shape[:2]) + (-1,) * len(host.shape[2:]),
+        )
+
+    def compute(x: Array) -> np.ndarray:
+        return np.asarray(x.compute())
+
+    return Target(name, backend, put, compute, lambda x: x.map_blocks(np.copy), compute)
+
+
 _MAKERS: dict[str, Callable[[str, Backend], Target | str]] = {
     "numpy:cpu": _numpy,
     "torch:cpu": _torch,
@@ -178,6 +194,7 @@ _MAKERS: dict[str, Callable[[str, Backend], Target | str]] = {
     "jax:cpu": _jax,
     "jax:gpu": _jax,
     "cupy:gpu": _cupy,
+    "dask:cpu": _dask,
 }
 
 

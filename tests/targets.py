@@ -115,6 +115,8 @@ TARGETS = (
     Target("torch-compile-numba", "torch", "torch:cpu", run=_compiled, path="numba", needs="numba"),
     Target("jax", "jax", "jax:cpu", floats=JAX, ulps=FUSED),
     Target("jax-jit", "jax", "jax:cpu", run=_jitted, floats=JAX, ulps=FUSED),
+    Target("dask", "dask", "dask:cpu"),
+    Target("dask-portable", "dask", "dask:cpu", path="portable"),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True),
     Target("jax:gpu", "jax", "jax:gpu", run=_jitted, floats=JAX, ulps=FUSED, gpu=True),
     Target("cupy", "cupy", "cupy:gpu", floats=("float16", *STRICT), ulps=FUSED, gpu=True),

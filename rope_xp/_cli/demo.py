@@ -23,7 +23,7 @@ STARTS = (0, 1_000_000)
 ERROR_BOUND = 2e-6
 """Times the largest component of q and k."""
 ULP_BOUND = 2.0
-_BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu"})
+_BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu", "dask:cpu"})
 
 
 @dataclass(frozen=True)
