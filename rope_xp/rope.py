@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp import _angles, _dispatch, _fields, _prepare, _validate
+from rope_xp import _dispatch, _fields, _prepare, _validate
 from rope_xp._frequencies import inverse_frequencies
 from rope_xp._typing import Array, ArrayT, Device, Layout, Namespace
 from rope_xp.scaling import Scaling
@@ -350,7 +350,7 @@ class RoPE:
         """
         _fields.check_head_dim(head_dim)
         lookup, backend = _prepare.tables(self, positions, head_dim, xp, device, dtype)
-        cos, sin = _angles.cos_sin(backend, lookup)
+        cos, sin = backend.cos_sin(lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin
         return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)
