@@ -89,11 +89,10 @@ class Distributed(_glue.Torch):
         lead = int(lookup.components > 0)
         if not isinstance(whole, DTensor):
             return _PLAIN.cos_sin(lookup)
-        kept: list[Any] = [
-            p if p.is_shard() and p.dim >= lead else Replicate() for p in whole.placements
-        ]
+        here: Any = whole.placements
+        kept: list[Any] = [p if p.is_shard() and p.dim >= lead else Replicate() for p in here]
         tables = _PLAIN.cos_sin(_dtensor_angles.of_positions(lookup, whole, tuple(kept)))
-        placed: list[Any] = [Shard(p.dim - lead) if p.is_shard() else p for p in kept]
+        placed = [Shard(p.dim - lead) if p.is_shard() else p for p in kept]
         shape = torch.Size((*whole.shape[lead:], tables[0].shape[-1]))
         cos, sin = (_from_local(t, whole.device_mesh, placed, shape) for t in tables)
         return cos, sin
@@ -135,9 +134,15 @@ def _from_local(y: torch.Tensor, mesh: Any, placements: Any, shape: torch.Size) 
 
 def _strides(part: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
     """Return the strides of a dense tensor of this shape whose axes nest as those of its part."""
-    strides, step = [0] * len(shape), 1
     # Where strides are equal an axis has length 1, and the order is that of a contiguous tensor.
-    for axis in sorted(range(len(shape)), key=lambda i: (part.stride(i), -i)):
+    order: list[int] = []
+    for axis in range(len(shape)):  # to sort, spelled so that a compiler takes it with symbols
+        at = len(order)
+        while at > 0 and part.stride(order[at - 1]) < part.stride(axis):
+            at -= 1
+        order.insert(at, axis)
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
         strides[axis] = step
         step *= shape[axis]
     return tuple(strides)

@@ -38,8 +38,8 @@ class Torch(Backend):
 
     def variant(self, x: torch.Tensor) -> Torch:
         """Tell apart distributed tensors, which exist only if their module is imported."""
-        module = sys.modules.get("torch.distributed.tensor")
-        if module is None or not isinstance(x, module.DTensor):
+        distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        if distributed is None or not isinstance(x, distributed):
             return self
         from . import _dtensor
 
