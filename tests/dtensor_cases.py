@@ -1,0 +1,471 @@
+"""What each of several processes runs for tests/test_dtensor.py: every case, failures to a file.
+
+Run as ``python dtensor_cases.py FOLDER RANK PROCESSES``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+
+CASES: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {}
+TOKENS = 7  # parts are uneven: 4 and 3; 2, 2, 2 and 1
+ROPE = RoPE(layout="half", rotary_dim=12)
+POSITIONS = torch.tensor([5, 70_000, 3, 1_000_000, 9, 2047, 12])
+BATCHED = torch.stack([POSITIONS, POSITIONS + 1, POSITIONS * 2, POSITIONS // 2])
+R = Replicate()
+
+
+def case(*processes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        CASES[function.__name__] = processes, function
+        return function
+
+    return add
+
+
+def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+Q, K = sample(4, TOKENS, 4, 16), sample(4, TOKENS, 2, 16, seed=1)
+
+
+def same(got: DTensor, expected: torch.Tensor, placements: Any) -> None:
+    assert tuple(got.placements) == tuple(placements), got.placements
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got.full_tensor(), expected, rtol=0, atol=0)
+
+
+@contextlib.contextmanager
+def collectives(number: int | None) -> Iterator[None]:
+    with CommDebugMode() as mode:
+        yield
+    if number is not None:
+        assert mode.get_total_counts() == number, mode.get_comm_counts()
+
+
+@contextlib.contextmanager
+def refuses(error: type[Exception], *words: str) -> Iterator[None]:
+    try:
+        yield
+    except error as raised:
+        message = str(raised)
+    else:
+        message = "nothing was raised"
+    for word in words:
+        assert word in message, message
+
+
+def check(
+    mesh: DeviceMesh,
+    placements: list[Any],
+    positions: Any,
+    whole: Any,
+    *,
+    forward: int | None = 0,
+    backward: int | None = 0,
+    rope: RoPE = ROPE,
+    function: Callable[..., Any] | None = None,
+    k_placements: list[Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Compare results, gradients and their placements with those of tensors in one process."""
+    arrays = [x.detach().clone().to(dtype).requires_grad_() for x in (Q, K)]
+    weights = [sample(*x.shape, dtype=dtype, seed=2) for x in arrays]
+    expected = rope.apply(*arrays, whole)
+    gradients = torch.autograd.grad(expected, arrays, weights)
+    each = [placements, k_placements or placements]
+    spread = [
+        distribute_tensor(x.detach(), mesh, p).requires_grad_()
+        for x, p in zip(arrays, each, strict=True)
+    ]
+    spread_weights = [distribute_tensor(w, mesh, p) for w, p in zip(weights, each, strict=True)]
+    with collectives(forward) if function is None else contextlib.nullcontext():
+        results = (function or rope.apply)(*spread, positions)
+    with collectives(backward) if function is None else contextlib.nullcontext():
+        torch.autograd.backward(results, spread_weights)
+    for x, y, value, gradient, p in zip(spread, results, expected, gradients, each, strict=True):
+        same(y, value.detach(), p)
+        assert y.stride() == value.stride()
+        same(x.grad, gradient, p)
+
+
+def one(mesh_dim: int) -> list[list[Any]]:
+    """Return the placements that a mesh of one dimension or two is tested with."""
+    if mesh_dim == 1:
+        return [[R], [Shard(0)], [Shard(1)], [Shard(2)]]
+    return [
+        *([Shard(0), Shard(1)], [Shard(0), Shard(2)], [Shard(1), Shard(2)], [Shard(2), Shard(1)]),
+        *([R, Shard(1)], [Shard(1), R], [Shard(1), Shard(1)], [Shard(0), Shard(0)], [R, R]),
+    ]
+
+
+@case(2, 4)
+def plain_tensors_do_not_bring_it(mesh: DeviceMesh) -> None:
+    ROPE.rotate(Q)
+    assert "rope_xp_backends.torch" in sys.modules
+    assert "rope_xp_backends._dtensor" not in sys.modules
+
+
+@case(2, 4)
+def positions_that_every_process_knows(mesh: DeviceMesh) -> None:
+    for p in one(mesh.ndim):
+        check(mesh, p, POSITIONS, POSITIONS)
+        check(mesh, p, POSITIONS.tolist(), POSITIONS)
+        check(mesh, p, POSITIONS.numpy(), POSITIONS)
+        check(mesh, p, None, None)
+        check(mesh, p, BATCHED, BATCHED)
+        check(mesh, p, BATCHED[:, :1], BATCHED[:, :1])
+        check(mesh, p, POSITIONS + 0.5, POSITIONS + 0.5)
+
+
+@case(2, 4)
+def positions_that_are_distributed(mesh: DeviceMesh) -> None:
+    for p in one(mesh.ndim):
+        # As q is: what q is sharded over and positions lack is replicated.
+        axes = [R if x == Shard(2) else x for x in p]
+        check(mesh, p, distribute_tensor(BATCHED, mesh, axes), BATCHED)
+        check(mesh, p, distribute_tensor(BATCHED, mesh, [R] * mesh.ndim), BATCHED)
+        line = [Shard(0) if x == Shard(1) else R for x in p]
+        check(mesh, p, distribute_tensor(POSITIONS, mesh, line), POSITIONS)
+        check(mesh, p, distribute_tensor(POSITIONS + 0.25, mesh, line), POSITIONS + 0.25)
+
+
+@case(2)
+def positions_sharded_otherwise_are_brought_along(mesh: DeviceMesh) -> None:
+    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    for p in (R, Shard(0), Shard(2)):
+        check(mesh, [p], over_tokens, POSITIONS, forward=1)
+    check(mesh, [Shard(1)], distribute_tensor(BATCHED, mesh, [Shard(0)]), BATCHED, forward=1)
+    partial = DTensor.from_local(POSITIONS // 2, mesh, [Partial()])
+    check(mesh, [Shard(2)], partial, POSITIONS // 2 * 2, forward=1)
+
+
+@case(2)
+def components_dtypes_and_layouts(mesh: DeviceMesh) -> None:
+    axial = RoPE(position_axes=(0, 1, 0, 1, 2, 2, 0, 1))
+    three = torch.stack([POSITIONS, POSITIONS + 7, POSITIONS // 3])
+    for p in (Shard(0), Shard(1), Shard(2)):
+        check(mesh, [p], three, three, rope=axial)
+        check(mesh, [p], None, None, rope=axial)
+        for dtype in (torch.float64, torch.bfloat16):
+            check(mesh, [p], POSITIONS, POSITIONS, rope=RoPE(), dtype=dtype)
+    check(mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(1)]), three, rope=axial)
+    check(
+        mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(0)]), three, rope=axial, forward=1
+    )
+
+
+@case(2, 4)
+def keys_sharded_otherwise_than_queries(mesh: DeviceMesh) -> None:
+    more = [R] * (mesh.ndim - 1)
+    for p, k in ((Shard(2), R), (Shard(1), R), (Shard(0), Shard(1)), (R, Shard(2))):
+        check(mesh, [p, *more], POSITIONS, POSITIONS, k_placements=[k, *more])
+
+
+@case(2, 4)
+def heads_that_are_cut_are_gathered(mesh: DeviceMesh) -> None:
+    # One for q and one for k, and to take one's own part of the result is a slice.
+    more = [Shard(1)] * (mesh.ndim - 1)
+    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, forward=2, backward=2)
+    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, rope=RoPE(), forward=2, backward=2)
+
+
+@case(2)
+def sums_stay_sums(mesh: DeviceMesh) -> None:
+    for kind in ("sum", "avg"):
+        mine = sample(4, TOKENS, 4, 16, seed=dist.get_rank()).requires_grad_()
+        x = DTensor.from_local(mine, mesh, [Partial(kind)]).detach().requires_grad_()
+        weights = distribute_tensor(Q, mesh, [R])
+        with collectives(0):
+            y = ROPE.rotate(x, POSITIONS)
+            y.backward(weights)
+        assert y.placements == (Partial(kind),)
+        # Two roundings more than in one process: of each part, and of their sum.
+        expected = ROPE.rotate(x.full_tensor().detach(), POSITIONS)
+        torch.testing.assert_close(y.full_tensor(), expected, rtol=0, atol=2e-6)
+        same(x.grad, ROPE.unrotate(Q, POSITIONS), [R])
+    for kind in ("max", "product"):
+        x = DTensor.from_local(Q, mesh, [Partial(kind)])
+        with refuses(RopeError, "x has the placement", kind, "x.redistribute"):
+            ROPE.rotate(x)
+
+
+@case(2)
+def other_functions(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(0), Shard(1), Shard(2)):
+        x, other = distribute_tensor(Q, mesh, [p]), POSITIONS + 3
+        with collectives(0):
+            back = ROPE.unrotate(x, POSITIONS)
+            moved = ROPE.rerotate(x, POSITIONS, other, to=RoPE(layout="half", rotary_dim=12))
+        same(back, ROPE.unrotate(Q, POSITIONS), [p])
+        same(moved, ROPE.rerotate(Q, POSITIONS, other), [p])
+        heads_first = x.transpose(1, 2)
+        with collectives(0):
+            turned = ROPE.rotate(heads_first, POSITIONS, axes="bhsd")
+        expected = ROPE.rotate(Q.transpose(1, 2), POSITIONS, axes="bhsd")
+        same(turned, expected, heads_first.placements)
+        assert turned.stride() == expected.stride()
+        for positions in (POSITIONS, BATCHED):
+            tables = ROPE.cos_sin(positions, 16)
+            expected = rope_xp.apply_tables(Q, *tables, layout="half")
+            numpy_tables = [t.numpy() for t in tables]
+            spread = [distribute_tensor(t, mesh, [R]) for t in tables]
+            for given in (tables, numpy_tables, spread):
+                with collectives(0):
+                    y = rope_xp.apply_tables(x, *given, layout="half")
+                same(y, expected, [p])
+        long, k_positions = distribute_tensor(sample(4, 9, 2, 16), mesh, [p]), torch.arange(9)
+        with collectives(0):
+            q, k = ROPE.apply(x, long, POSITIONS, k_positions=k_positions)
+        same(q, ROPE.rotate(Q, POSITIONS), [p])
+        same(k, ROPE.rotate(sample(4, 9, 2, 16), k_positions), [p])
+
+
+@case(2, 4)
+def tables_for_positions(mesh: DeviceMesh) -> None:
+    axial = RoPE(position_axes=(0, 1, 0, 1))
+    for first in (Shard(1), Shard(0), R):
+        p = [first, *[Shard(0)] * (mesh.ndim - 1)]
+        for options in ({}, {"dtype": torch.float64}, {"xp": torch}):
+            positions = distribute_tensor(BATCHED, mesh, p)
+            with collectives(0):
+                got = ROPE.cos_sin(positions, 16, **options)
+            for table, expected in zip(got, ROPE.cos_sin(BATCHED, 16, **options), strict=True):
+                same(table, expected, p)
+    positions = distribute_tensor(BATCHED[:2], mesh, [Shard(1)] * mesh.ndim)
+    with collectives(0):
+        got, _ = axial.cos_sin(positions, 8)
+    same(got, axial.cos_sin(BATCHED[:2], 8)[0], [Shard(0)] * mesh.ndim)
+
+
+@case(2, 4)
+def gradients_of_angles_are_complete(mesh: DeviceMesh) -> None:
+    where, x = torch.linspace(0.25, 50.25, TOKENS, dtype=torch.float64), Q.double()
+    expected = where.clone().requires_grad_()
+    (ROPE.rotate(x, expected) * x.flip(1)).sum().backward()
+    for p in one(mesh.ndim):
+        spread = distribute_tensor(x, mesh, p)
+        weights = distribute_tensor(x.flip(1), mesh, p)
+        plain = where.clone().requires_grad_()
+        known = distribute_tensor(where, mesh, [R] * mesh.ndim).requires_grad_()
+        for positions in (plain, known):
+            ROPE.rotate(spread, positions).backward(weights)
+        # Each is a sum over 4 * 4 * 6 products, in another order.
+        for got in (plain.grad, known.grad.full_tensor()):
+            torch.testing.assert_close(got, expected.grad, rtol=0, atol=1e-13)
+
+
+@case(2)
+def second_derivatives(mesh: DeviceMesh) -> None:
+    x = distribute_tensor(Q, mesh, [Shard(1)]).requires_grad_()
+    y = ROPE.rotate(x, POSITIONS)
+    (gradient,) = torch.autograd.grad(y, x, y * y, create_graph=True)
+    (again,) = torch.autograd.grad(gradient, x, torch.ones_like(gradient))
+    plain = Q.clone().requires_grad_()
+    z = ROPE.rotate(plain, POSITIONS)
+    (expected,) = torch.autograd.grad(z, plain, z * z, create_graph=True)
+    (expected,) = torch.autograd.grad(expected, plain, torch.ones_like(expected))
+    same(again, expected, [Shard(1)])
+
+
+@case(2)
+def in_place(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(1), Shard(2)):
+        q, k = (distribute_tensor(x.clone(), mesh, [p]) for x in (Q, K))
+        empty = torch.empty_like(q)
+        assert ROPE.rotate(q, POSITIONS, out=empty) is empty
+        same(empty, ROPE.rotate(Q, POSITIONS), [p])
+        results = ROPE.apply(q, k, POSITIONS, out=(q, k))
+        assert results[0] is q
+        assert results[1] is k
+        for got, expected in zip((q, k), ROPE.apply(Q, K, POSITIONS), strict=True):
+            same(got, expected, [p])
+    x, w = distribute_tensor(Q, mesh, [Shard(1)]), distribute_tensor(Q, mesh, [Shard(1)])
+    y = w.requires_grad_() * x
+    with torch.no_grad():
+        ROPE.rotate(x, POSITIONS, out=x)
+    with refuses(RuntimeError, "modified by an inplace operation"):
+        y.sum().backward()
+
+
+@case(2)
+def what_does_not_fit_is_refused(mesh: DeviceMesh) -> None:
+    cos, sin = ROPE.cos_sin(POSITIONS, 16)
+    q, other = distribute_tensor(Q, mesh, [Shard(1)]), DeviceMesh("cpu", [1, 0])
+    positions = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    with refuses(TypeError, "q is a torch DTensor array", "k a torch array"):
+        ROPE.apply(q, K, POSITIONS)
+    with refuses(TypeError, "q is a torch array", "k a torch DTensor array"):
+        ROPE.apply(K, q, POSITIONS)
+    with refuses(TypeError, "positions a torch DTensor array"):
+        ROPE.rotate(Q, positions)
+    with refuses(RopeError, "positions has shape (3,)"):
+        ROPE.rotate(q, [1, 2, 3])
+    with refuses(RopeError, "k lies on", "and q on"):
+        ROPE.apply(q, distribute_tensor(K, other, [Shard(1)]))
+    far = distribute_tensor(POSITIONS, other, [R])
+    with refuses(RopeError, "k_positions lies on", "and q on"):
+        ROPE.apply(q, q, POSITIONS, k_positions=far)
+    with refuses(RopeError, "new_positions lies on", "and x on"):
+        ROPE.rerotate(q, POSITIONS, far)
+    with refuses(RopeError, "sin lies on", "and x on"):
+        rope_xp.apply_tables(q, cos, distribute_tensor(sin, other, [R]))
+    with refuses(TypeError, "out must be an array of torch DTensor"):
+        ROPE.rotate(q, out=torch.empty_like(Q))
+    with refuses(RopeError, "out has the placements"):
+        ROPE.rotate(q, out=distribute_tensor(Q, mesh, [R]))
+    with refuses(RopeError, "out[1] overlaps q"):
+        ROPE.apply(q, torch.empty_like(q), out=(torch.empty_like(q), q))
+    cut = distribute_tensor(Q, mesh, [Shard(3)])
+    with refuses(RopeError, "out: x is sharded over head_dim"):
+        ROPE.rotate(cut, out=cut)
+    with refuses(RopeError, "out: autograd cannot follow"):
+        ROPE.rotate(q.detach().requires_grad_(), out=torch.empty_like(q))
+
+
+@case(2)
+def a_wrong_slice_is_noticed(mesh: DeviceMesh) -> None:
+    from rope_xp_backends import _dtensor_angles as angles
+
+    right = angles._part
+
+    def wrong(t: Any, like: Any, placing: Any) -> Any:
+        got = right(t, like, placing)
+        return right(t.flip(0), like, placing) if got.shape != t.shape else got
+
+    angles._part = wrong
+    try:
+        with refuses(AssertionError, "not equal"):
+            check(mesh, [Shard(1)], POSITIONS, POSITIONS)
+        check(mesh, [Shard(2)], POSITIONS, POSITIONS)
+    finally:
+        angles._part = right
+
+
+@case(2)
+def paths(mesh: DeviceMesh) -> None:
+    q, k = (distribute_tensor(x, mesh, [Shard(1)]) for x in (Q, K))
+    cut = distribute_tensor(Q, mesh, [Shard(3)])
+    if dist.get_rank() == 0:  # the others are not waited for
+        assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
+        assert rope_xp.explain(cut, cut, distribute_tensor_alone(mesh)).path
+    for name in ("portable", "numba"):
+        with rope_xp.use_backend(name):
+            assert rope_xp.explain(q, k).path == name
+            check(mesh, [Shard(1)], POSITIONS, POSITIONS)
+            check(mesh, [Shard(2)], POSITIONS, POSITIONS, k_placements=[R])
+
+
+def distribute_tensor_alone(mesh: DeviceMesh) -> DTensor:
+    """Return positions in parts, without a word to others."""
+    return DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], shape=(TOKENS,), stride=(1,))
+
+
+@case(4)
+def parts_that_are_empty(mesh: DeviceMesh) -> None:
+    line, x = init_device_mesh("cpu", (4,)), sample(2, 3, 1, 16)
+    for p in (Shard(0), Shard(1), Shard(2)):
+        spread = distribute_tensor(x, line, [p]).requires_grad_()
+        for positions in (POSITIONS[:3], POSITIONS[:1], None):
+            y, expected = ROPE.rotate(spread, positions), ROPE.rotate(x, positions)
+            same(y, expected, [p])
+            (gradient,) = torch.autograd.grad(y, spread, y.detach())
+            same(gradient, ROPE.unrotate(expected, positions), [p])
+
+
+@case(4)
+def processes_outside_the_mesh(mesh: DeviceMesh) -> None:
+    half = DeviceMesh("cpu", [0, 1])
+    x = distribute_tensor(Q, half, [Shard(1)])
+    y = ROPE.rotate(x, POSITIONS)
+    cos, _ = ROPE.cos_sin(distribute_tensor(POSITIONS, half, [Shard(0)]), 16)
+    assert (y.shape, y.placements) == (Q.shape, (Shard(1),))
+    assert (cos.shape, cos.placements) == ((TOKENS, 6), (Shard(0),))
+    if dist.get_rank() < 2:
+        same(y, ROPE.rotate(Q, POSITIONS), [Shard(1)])
+        same(cos, ROPE.cos_sin(POSITIONS, 16)[0], [Shard(0)])
+    else:
+        assert y.to_local().numel() == cos.to_local().numel() == 0
+
+
+def recording(graphs: list[str]) -> Any:
+    """Return a backend of torch.compile that keeps its graphs, and runs them as they are."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+
+
+@case(2)
+def compiled(mesh: DeviceMesh) -> None:
+    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    for p, positions, moved in (
+        (Shard(1), POSITIONS, False),
+        (Shard(1), over_tokens, False),
+        (Shard(2), over_tokens, True),
+    ):
+        graphs: list[str] = []
+        torch._dynamo.reset()
+        turn = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
+        check(mesh, [p], positions, None if positions is None else POSITIONS, function=turn)
+        assert len(graphs) == 2  # forward and backward
+        assert any("_c10d_functional" in graph for graph in graphs) == moved
+    with refuses(Exception, "a compiler cannot follow out= of DTensors"):
+        x = distribute_tensor(Q, mesh, [Shard(1)])
+        torch.compile(lambda x: ROPE.rotate(x, out=x), fullgraph=True, backend="eager")(x)
+
+
+@case(2)
+def code_is_generated(mesh: DeviceMesh) -> None:
+    torch._dynamo.reset()
+    for p in (Shard(1), Shard(2)):
+        turn = torch.compile(ROPE.apply, fullgraph=True)
+        check(mesh, [p], POSITIONS, POSITIONS, function=turn)
+
+
+def main(folder: Path, rank: int, processes: int) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    wait = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=processes, timeout=wait
+    )
+    mesh = init_device_mesh("cpu", (2,) if processes == 2 else (2, processes // 2))
+    ran: dict[str, str | None] = {}
+    for name, (sizes, function) in CASES.items():
+        if processes not in sizes:
+            continue
+        ran[name] = None
+        try:
+            function(mesh)
+        except Exception:  # noqa: BLE001  # whatever it is, the test that waits is to tell
+            ran[name] = traceback.format_exc()
+        (folder / f"{rank}.json").write_text(json.dumps(ran), "utf-8")
+        if ran[name] is not None:
+            break  # the others wait in vain, and so would every case that follows
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
