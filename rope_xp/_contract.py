@@ -10,7 +10,7 @@ To add a backend, see backends/README.md.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
@@ -182,6 +182,10 @@ class Backend:
 
     out_refusal: str | None = None
     """Why the library cannot take ``out=``, or None if it can."""
+    kin: Backend | None = None
+    """The backend of arrays that are taken for positions and tables too, or None for its own."""
+    spread: bool = False
+    """Whether an array lies on several devices, so that no path takes a call as it is."""
 
     def __init__(self, name: str, xp: Namespace, paths: tuple[Path, ...] = ()) -> None:
         self.name = name
@@ -194,6 +198,22 @@ class Backend:
     def recognises(self, x: object) -> bool:
         """Return whether x is an array of this library. Asked only of third-party backends."""
         return False
+
+    def variant(self, x: Array) -> Backend:
+        """Return the backend for this kind of array of the library. Asked once a type."""
+        return self
+
+    def here(self, call: Call) -> Call:
+        """Return a call like that which ``run_spread`` will run, moving nothing between devices."""
+        raise NotImplementedError
+
+    def run_spread(self, call: Call, run: Callable[[Call], tuple[Array, ...]]) -> tuple[Array, ...]:
+        """Run a call on arrays that are ``spread``, by running others on what they consist of."""
+        raise NotImplementedError
+
+    def cos_sin(self, lookup: Lookup) -> tuple[Array, Array]:
+        """Return cos and sin, (..., tokens, r/2), as the result of a call for them alone."""
+        return _angles.cos_sin(self, lookup)
 
     def refusal(self, x: Array) -> str | None:
         """Return why this array of the library cannot be taken, or None. Asked once a type."""

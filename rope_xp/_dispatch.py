@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp import _compat, _portable, _validate
@@ -117,6 +117,7 @@ def _find_new(x: object) -> Backend | None:
     backend = _own(x) or _from_entry_points(x) or _from_namespace(x)
     if backend is None:
         return None
+    backend = backend.variant(x)
     refusal = backend.refusal(x)
     if refusal is not None:
         raise _validate.refused("the array", x, refusal)
@@ -259,6 +260,8 @@ def _check_name(name: str) -> None:
 def run(call: Call) -> tuple[Array, ...]:
     """Run a call on the path asked for, or on the fastest that takes it."""
     backend, name = call.backend, _choice.name
+    if backend.spread:
+        return backend.run_spread(call, run)
     if name is None:
         for path in backend.paths:
             if path.declines(call) is None and path.defers(call) is None:
@@ -326,6 +329,8 @@ class Explanation:
 def explain(call: Call) -> Explanation:
     """Return which path would run a call."""
     backend, name = call.backend, _choice.name
+    if backend.spread:
+        return replace(explain(backend.here(call)), library=backend.name)
     if name is not None:
         path = name if name == _portable.NAME else _named(call, name).name
         return Explanation(backend.name, path, (), True)

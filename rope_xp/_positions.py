@@ -38,7 +38,7 @@ def resolve(
             whole = backend.asarray(whole, device)
             part = None if part is None else backend.asarray(part, device)
         return whole, part, reach
-    if owner is not backend:
+    if owner is not backend and owner is not backend.kin:
         raise _validate.different_libraries(_ROTATED, backend, argument, owner)
     _validate.check_same_device(backend, _ROTATED, like, argument, positions)
     return _from_device(backend, positions, wide, argument)

@@ -151,6 +151,8 @@ def tables(
     owner = _owner(positions)
     if xp is not None:
         backend = _dispatch.backend_of_namespace(xp)
+        if owner is not None and owner.kin is backend:
+            backend = owner
     else:
         backend = owner or _dispatch.backend_of_namespace(np)
     wide = dtype is not None and bool(dtype == backend.xp.float64)
@@ -208,7 +210,7 @@ def with_tables(
 def _table(backend: Backend, x: Array, table: Any, argument: str) -> Array:
     owner = _dispatch.backend_of(table, argument)
     _validate.check_float(owner, argument, table)
-    if owner is backend:
+    if owner is backend or owner is backend.kin:
         _validate.check_same_device(backend, "x", x, argument, table)
         return table
     if owner.name == "numpy":

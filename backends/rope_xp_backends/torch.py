@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +35,15 @@ Tables = tuple[tuple[torch.Tensor, ...], ...]
 
 class Torch(Backend):
     """The glue of torch."""
+
+    def variant(self, x: torch.Tensor) -> Torch:
+        """Tell apart distributed tensors, which exist only if their module is imported."""
+        distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        if distributed is None or not isinstance(x, distributed):
+            return self
+        from . import _dtensor
+
+        return _dtensor.BACKEND
 
     def is_compiling(self) -> bool:
         """Return whether Dynamo or export traces the call."""
@@ -244,11 +254,16 @@ def _followed() -> bool:
 def _not_differentiable(call: Call) -> str | None:
     if not _followed():
         return "this transform needs plain operations"
-    if torch.is_grad_enabled() and any(
-        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in _angle_inputs(call)
-    ):
+    if angles_need_gradient(call):
         return "a derivative with respect to angles needs plain operations"
     return None
+
+
+def angles_need_gradient(call: Call) -> bool:
+    """Return whether autograd records what happens to the angles of a call."""
+    return torch.is_grad_enabled() and any(
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in _angle_inputs(call)
+    )
 
 
 def _angle_inputs(call: Call) -> list[torch.Tensor | None]:
