@@ -291,10 +291,6 @@ class Backend:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
         return _tables_on_device(self, rope, head_dim, inverse, wide, self.device(like))
 
-    def cos_sin(self, lookup: Lookup) -> tuple[Array, Array]:
-        """Return the tables of a lookup that a caller asked for."""
-        return _angles.cos_sin(self, lookup)
-
     def memory(self, x: Array) -> Memory | None:
         """Return where x lies, or None if the library does not tell."""
         return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PYTHON = (int, float, list, tuple, range)
 
 
-def _owner(positions: Any) -> Backend | None:
+def owner_of(positions: Any) -> Backend | None:
     """Return the backend of positions, None for Python numbers and sequences of them."""
     return None if type(positions) in _PYTHON else _dispatch.find(positions)
 
@@ -46,7 +46,7 @@ def _lookup(
         else:
             reach = _angles.reach_of(0, tokens)
     else:
-        owner = _owner(positions)
+        owner = owner_of(positions)
         whole, part, reach = _positions.resolve(backend, positions, owner, x, wide, argument)
         given = whole.shape
         if len(given) != 1 or given[0] != tokens or components:
@@ -148,7 +148,7 @@ def tables(
     rope: RoPE, positions: Any, head_dim: int, xp: Any, device: Any, dtype: Any
 ) -> tuple[Lookup, Backend]:
     """Return the lookup of cos and sin for positions of any shape, and its backend."""
-    owner = _owner(positions)
+    owner = owner_of(positions)
     if xp is not None:
         backend = _dispatch.backend_of_namespace(xp)
         if owner is not None and owner.kin is backend:

@@ -93,7 +93,8 @@ class Jax(Backend):
         """
         axes = jax.typeof(indices).sharding
         explicit = axes.mesh.axis_types and AxisType.Explicit in axes.mesh.axis_types
-        where = NamedSharding(axes.mesh, PartitionSpec(*axes.spec, None)) if explicit else None
+        spec = PartitionSpec(*axes.spec, None)  # type: ignore[no-untyped-call]  # jax leaves it so
+        where = NamedSharding(axes.mesh, spec) if explicit else None
         return jnp.asarray(table).at[indices].get(mode="promise_in_bounds", out_sharding=where)
 
     def computed_once(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:

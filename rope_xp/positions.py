@@ -1,0 +1,296 @@
+"""Positions of common arrangements of tokens. Optional: any integers or floats are positions.
+
+``packed`` and ``offsets`` take and return arrays of any library, and run under its compilers. The
+others are made of Python numbers alone, in numpy unless ``xp`` names another library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rope_xp import _dispatch, _fields, _prepare
+from rope_xp._contract import Backend
+from rope_xp._errors import RopeError
+from rope_xp._typing import Array, Device, Namespace
+
+__all__ = ["grid", "mrope", "offsets", "packed", "video", "zigzag"]
+
+
+def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
+    """Return positions of sequences that lie one after the other, each counted from 0.
+
+    Parameters
+    ----------
+    cu_seqlens : array or sequence, (sequences + 1,)
+        Integers, in tokens: 0, then where each sequence ends, as flash-attention's functions for
+        sequences of different lengths take them.
+    total : int, optional
+        Tokens in all, ``cu_seqlens[-1]``. Needed under a compiler, which does not know values; on a
+        GPU it saves waiting for one. Tokens beyond the last sequence are counted from 0 too.
+
+    Returns
+    -------
+    array, (total,)
+        Of the library, device and dtype of cu_seqlens; numpy for Python numbers.
+
+    Raises
+    ------
+    RopeError
+        If cu_seqlens is not one-dimensional and integer; if it is known here and does not start
+        with 0 or decreases.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.packed([0, 3, 7]).tolist()
+    [0, 1, 2, 0, 1, 2, 3]
+    """
+    backend, ends = _integers("cu_seqlens", cu_seqlens)
+    if isinstance(ends, np.ndarray):
+        decreases = bool((np.diff(ends) < 0).any())
+        if not ends.size or ends[0] != 0 or decreases:
+            raise RopeError(f"cu_seqlens must start with 0 and not decrease; got {ends}")
+    if total is None:
+        total = int(ends[-1])
+    _fields.check_not_negative("total", total)
+    xp = backend.xp
+    tokens = xp.arange(total, dtype=ends.dtype, device=backend.device(ends))
+    sequence = xp.searchsorted(ends[1:], tokens, side="right")
+    return tokens - xp.take(ends, sequence, axis=0)
+
+
+def offsets(lengths: Any, new_tokens: int = 1) -> Array:
+    """Return positions of new tokens behind those that each sequence of a batch has already.
+
+    Parameters
+    ----------
+    lengths : array or sequence, (batch,)
+        Integers: tokens that are in the cache of each sequence.
+    new_tokens : int, default 1
+        Tokens to come, alike for all sequences.
+
+    Returns
+    -------
+    array, (batch, new_tokens)
+        Of the library, device and dtype of lengths; numpy for Python numbers.
+
+    Raises
+    ------
+    RopeError
+        If lengths is not one-dimensional and integer, or new_tokens is not positive.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.offsets([17, 4], new_tokens=2).tolist()
+    [[17, 18], [4, 5]]
+    """
+    backend, lengths = _integers("lengths", lengths)
+    _fields.check_positive_int("new_tokens", new_tokens)
+    device = backend.device(lengths)
+    steps = backend.xp.arange(new_tokens, dtype=lengths.dtype, device=device)
+    return lengths[:, None] + steps
+
+
+def grid(
+    height: int, width: int, *, xp: Namespace | None = None, device: Device | None = None
+) -> Array:
+    """Return the row and column of each patch of a picture, row by row.
+
+    Parameters
+    ----------
+    height, width : int
+        Patches.
+    xp, device : optional
+        Library and device of the result; numpy by default.
+
+    Returns
+    -------
+    array, (2, height * width)
+        int64, in jax int32: components (row, column), for a RoPE with ``position_axes``.
+
+    Raises
+    ------
+    RopeError
+        If a size is not positive.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.grid(2, 3).tolist()
+    [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]]
+    """
+    return _placed(_cells(height=height, width=width), xp, device)
+
+
+def video(
+    frames: int,
+    height: int,
+    width: int,
+    *,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+) -> Array:
+    """Return the frame, row and column of each patch of a video, frame by frame.
+
+    Parameters
+    ----------
+    frames, height, width : int
+        Patches.
+    xp, device : optional
+        Library and device of the result; numpy by default.
+
+    Returns
+    -------
+    array, (3, frames * height * width)
+        int64, in jax int32: components (frame, row, column), for a RoPE with ``position_axes``.
+
+    Raises
+    ------
+    RopeError
+        If a size is not positive.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.video(2, 1, 2).tolist()
+    [[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1]]
+    """
+    return _placed(_cells(frames=frames, height=height, width=width), xp, device)
+
+
+def mrope(
+    spans: Sequence[int | tuple[int, int, int]],
+    *,
+    start: int = 0,
+    interval: float = 1.0,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+) -> Array:
+    """Return the time, height and width of tokens of text, images and videos in a row.
+
+    Parameters
+    ----------
+    spans : sequence
+        An integer for as many tokens of text; (frames, height, width) for an image or video, in
+        merged patches, as the language model sees them. An image has one frame.
+    start : int, default 0
+        Position of the first token.
+    interval : float, default 1.0
+        Positions from one frame to the next, before rounding down: in Qwen2.5-VL
+        ``tokens_per_second`` times the seconds of a frame.
+    xp, device : optional
+        Library and device of the result; numpy by default.
+
+    Returns
+    -------
+    array, (3, tokens)
+        int64, in jax int32: components (time, height, width).
+
+    Raises
+    ------
+    RopeError
+        If a span is not positive.
+    TypeError
+        If a span is neither an integer nor three of them.
+
+    Notes
+    -----
+    The tokens of a text have three equal components. Those of an image or video are the cells of
+    its grid, counted on from where the text before it ended; what follows starts behind the larger
+    of height and width, as transformers has it. Wang et al., "Qwen2-VL", arXiv 2409.12191, section
+    2.1.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.mrope([2, (1, 2, 2), 1]).tolist()
+    [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
+    """
+    _fields.check_positive("interval", interval)
+    parts = [np.empty((3, 0), np.int64)]
+    for i, span in enumerate(spans):
+        if isinstance(span, int):
+            _fields.check_positive_int(f"spans[{i}]", span)
+            parts.append(np.tile(start + np.arange(span), (3, 1)))
+            start += span
+            continue
+        if not isinstance(span, tuple | list) or len(span) != 3:
+            msg = f"spans[{i}] must be a number of tokens or (frames, height, width); got {span!r}"
+            raise TypeError(msg)
+        frames, height, width = span
+        cells = _cells(frames=frames, height=height, width=width)
+        cells[0] = np.floor(cells[0] * interval)
+        parts.append(start + cells)
+        start += max(height, width)
+    return _placed(np.concatenate(parts, axis=1), xp, device)
+
+
+def zigzag(
+    tokens: int, shards: int, *, xp: Namespace | None = None, device: Device | None = None
+) -> Array:
+    """Return which tokens each of several devices holds, so that causal attention loads all alike.
+
+    The sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
+    i from the back.
+
+    Parameters
+    ----------
+    tokens : int
+        In all, a multiple of ``2 * shards``.
+    shards : int
+        Devices.
+    xp, device : optional
+        Library and device of the result; numpy by default.
+
+    Returns
+    -------
+    array, (shards, tokens / shards)
+        int64, in jax int32: row i holds the positions of the tokens of device i, in its order.
+
+    Raises
+    ------
+    RopeError
+        If a number is not positive, or tokens do not divide evenly.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.zigzag(8, 2).tolist()
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+    _fields.check_positive_int("tokens", tokens)
+    _fields.check_positive_int("shards", shards)
+    if tokens % (2 * shards):
+        msg = f"tokens = {tokens} must be a multiple of 2 * shards = {2 * shards}"
+        raise RopeError(msg)
+    chunks = np.arange(tokens).reshape(2 * shards, -1)
+    return _placed(np.concatenate([chunks[:shards], chunks[: shards - 1 : -1]], axis=1), xp, device)
+
+
+def _cells(**sizes: int) -> np.ndarray:
+    for name, size in sizes.items():
+        _fields.check_positive_int(name, size)
+    return np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
+
+
+def _placed(array: np.ndarray, xp: Namespace | None, device: Device | None) -> Array:
+    if xp is None:
+        return array
+    return _dispatch.backend_of_namespace(xp).asarray(array, device)
+
+
+def _integers(name: str, values: Any) -> tuple[Backend, Any]:
+    """Return a line of integers as an array, and its backend."""
+    backend = _prepare.owner_of(values)
+    if backend is None:
+        values = np.asarray(values)
+        backend = _dispatch.backend_of(values, name)
+    dtype = backend.dtype_name(values)
+    if values.ndim != 1 or not dtype.startswith(("int", "uint")):
+        msg = f"{name} must have one axis and integers; got {dtype} of {tuple(values.shape)}"
+        raise RopeError(msg)
+    return backend, values

@@ -1,0 +1,28 @@
+"""Shardings of jax pass through a rotation, and nothing moves between devices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+HERE = Path(__file__).parent
+
+
+def test_on_eight_devices() -> None:
+    # The number of devices is fixed when jax starts, and warnings are errors there too.
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(HERE / "meshes.py")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    count, *rest = done.stdout.split(maxsplit=1)
+    assert rest == ["cases\n"], done.stdout
+    assert int(count) > 800
