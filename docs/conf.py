@@ -107,10 +107,12 @@ def generate(_app: Sphinx | None = None) -> None:
     sys.path.insert(0, str(HERE))
     import accuracy_table
     import pictures
+    import position_pictures
     import rule_pictures
 
     pictures.write(GENERATED)
     rule_pictures.write(GENERATED)
+    position_pictures.write(GENERATED)
     texts = {name: shown_inside(path.read_text("utf-8")) for name, path in PAGES.items()}
     texts["accuracy.md"] = accuracy_table.table()
     texts["libraries.md"] = libraries_table()
