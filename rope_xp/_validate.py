@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rope_xp import _fields
+from rope_xp import _fields, _lengths
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array
 
@@ -39,7 +39,7 @@ def resolve_slice(
     """Return (r, offset) of the rotated slice in a head of head_dim components."""
     r = head_dim if rotary_dim is None else rotary_dim
     if r % 2:
-        check_known("the array to rotate", (head_dim,))
+        _lengths.check_known("the array to rotate", (head_dim,))
         msg = (
             f"head_dim is {head_dim}, an odd number, and components turn in pairs; pass an even "
             "rotary_dim, the rest passes through"
@@ -126,26 +126,6 @@ def axes_do_not_fit(axes: str, argument: str, ndim: int) -> RopeError:
     )
 
 
-def same_length(n: int | None, m: int | None) -> bool:
-    """Return whether two axes are equally long, as far as it is known.
-
-    The standard has None for a length that is not known yet, and so has ndonnx; dask has NaN.
-    """
-    if n is None or m is None:
-        return True
-    return n == m or (isinstance(n, float) and isinstance(m, float))
-
-
-def check_known(argument: str, lengths: Sequence[int]) -> None:
-    """Check that lengths are numbers. Asked where they matter, as only dask has any others."""
-    if any(isinstance(n, float) for n in lengths):
-        msg = (
-            f"{argument} has an axis whose length is not known before it is computed, and it is "
-            f"needed here; call compute_chunk_sizes() on {argument} first"
-        )
-        raise RopeError(msg)
-
-
 # --- arrays --------------------------------------------------------------------------------------
 
 
@@ -206,10 +186,10 @@ def check_pair(
     ):
         return
     for name, in_q, in_k in zip(axes.names, q_shape, k_shape, strict=True):
-        if same_length(in_q, in_k) or name == "h" or (name == "s" and own_positions):
+        if _lengths.same_length(in_q, in_k) or name == "h" or (name == "s" and own_positions):
             continue
-        check_known("q", (in_q,))
-        check_known("k", (in_k,))
+        _lengths.check_known("q", (in_q,))
+        _lengths.check_known("k", (in_k,))
         if name == "s":
             fix = "Give k_positions for the tokens of k"
         elif name == "d":
@@ -276,11 +256,11 @@ def check_positions_shape(
         raise RopeError(msg)
     full = (*batch, tokens)
     fits = len(rest) <= len(full) and all(
-        n == 1 or same_length(n, m) for n, m in zip(rest[::-1], full[::-1], strict=False)
+        n == 1 or _lengths.same_length(n, m) for n, m in zip(rest[::-1], full[::-1], strict=False)
     )
     if not fits:
-        check_known(argument, rest)
-        check_known("the array to rotate", full)
+        _lengths.check_known(argument, rest)
+        _lengths.check_known("the array to rotate", full)
         lead = f"({components}, ...)" if components else "it"
         msg = (
             f"{argument} has shape {shape}; {lead} must broadcast to (batch..., tokens) = {full}, "

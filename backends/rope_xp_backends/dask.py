@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 
-from rope_xp import _angles, _validate
+from rope_xp import _angles, _lengths
 from rope_xp._contract import Backend, Call, Difference, Given, Lookup, numpy_name
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array
@@ -41,7 +41,7 @@ class Blockwise:
 
 def _rotated(call: Call, i: int) -> Array:
     x, angles = call.arrays[i], call.angles[min(i, len(call.angles) - 1)]
-    _validate.check_known(_ROTATED, x.shape[-1:])
+    _lengths.check_known(_ROTATED, x.shape[-1:])
     if x.numblocks[-1] > 1:
         x = x.rechunk({x.ndim - 1: -1})
     components, pairs = x.ndim, x.ndim + 1  # numbers of axes that only positions and tables have
@@ -109,7 +109,7 @@ def _counted(x: Array, tokens: int) -> Array:
 
 
 def _known(n: int) -> int:
-    _validate.check_known(_ROTATED, (n,))
+    _lengths.check_known(_ROTATED, (n,))
     return n
 
 
@@ -201,7 +201,7 @@ class Dask(Backend):
         self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Array
     ) -> tuple[tuple[Array, ...], ...]:
         """Return tables that are made where they are needed."""
-        _validate.check_known(_ROTATED, (head_dim,))
+        _lengths.check_known(_ROTATED, (head_dim,))
         return _lazy_tables(_blocks.Recipe(rope, head_dim, inverse, wide))
 
     def cos_sin(self, lookup: Lookup) -> tuple[Array, Array]:
