@@ -72,7 +72,13 @@ def test_names() -> None:
         *("scaling", "use_backend"),
     }
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
-    assert public - set(rope_xp.__all__) <= {"hf", "integrations", "onnx", "rope"}  # modules
+    assert public - set(rope_xp.__all__) <= {
+        "hf",
+        "integrations",
+        "onnx",
+        "positions",
+        "rope",
+    }  # modules
     members = {name for name in vars(RoPE) if not name.startswith("_")}
     assert members == {
         *(field.name for field in fields(RoPE)),
