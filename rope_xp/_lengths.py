@@ -17,11 +17,11 @@ def same_length(n: int | None, m: int | None) -> bool:
     return n == m or (isinstance(n, float) and isinstance(m, float))
 
 
-def check_known(argument: str, lengths: Sequence[int]) -> None:
-    """Check that lengths are numbers. Asked where they matter, as only dask has any others."""
-    if any(isinstance(n, float) for n in lengths):
+def check_known(argument: str, lengths: Sequence[int | None]) -> None:
+    """Check that lengths are numbers. Asked where they matter."""
+    if any(n is None or isinstance(n, float) for n in lengths):
         msg = (
             f"{argument} has an axis whose length is not known before it is computed, and it is "
-            f"needed here; call compute_chunk_sizes() on {argument} first"
+            "needed here; give it a number, in dask by compute_chunk_sizes()"
         )
         raise RopeError(msg)

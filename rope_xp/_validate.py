@@ -37,6 +37,8 @@ def resolve_slice(
     head_dim: int, rotary_dim: int | None, rotary_offset: int, position_axes: tuple[int, ...] | None
 ) -> tuple[int, int]:
     """Return (r, offset) of the rotated slice in a head of head_dim components."""
+    if head_dim is None:
+        _lengths.check_known("the array to rotate", (head_dim,))
     r = head_dim if rotary_dim is None else rotary_dim
     if r % 2:
         _lengths.check_known("the array to rotate", (head_dim,))
@@ -272,6 +274,14 @@ def check_positions_shape(
 # --- tables --------------------------------------------------------------------------------------
 
 
+def unfit_block(x: tuple[int, ...], other: tuple[int, ...]) -> RopeError:
+    """Return the error of blocks of unknown lengths that turn out not to fit."""
+    return RopeError(
+        f"a block of shape {x} meets a block of positions or tables of shape {other}, which does "
+        "not fit; what was selected from one was not selected from the other"
+    )
+
+
 def check_tables(
     cos_shape: tuple[int, ...],
     sin_shape: tuple[int, ...],
@@ -280,7 +290,8 @@ def check_tables(
     tokens: int,
 ) -> None:
     """Check that cos and sin are (batch..., tokens, r/2)."""
-    if cos_shape != sin_shape:
+    same = len(cos_shape) == len(sin_shape)
+    if not same or not all(map(_lengths.same_length, cos_shape, sin_shape)):
         msg = f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal"
         raise RopeError(msg)
     if len(cos_shape) < 2:

@@ -6,6 +6,7 @@ others are made of Python numbers alone, in numpy unless ``xp`` names another li
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,19 +29,21 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
         Integers, in tokens: 0, then where each sequence ends, as flash-attention's functions for
         sequences of different lengths take them.
     total : int, optional
-        Tokens in all, ``cu_seqlens[-1]``. Needed under a compiler, which does not know values; on a
-        GPU it saves waiting for one. Tokens beyond the last sequence are counted from 0 too.
+        Tokens in all, ``cu_seqlens[-1]`` or more. Needed under a compiler, which does not know
+        values; on a GPU it saves waiting for one. Tokens beyond the last sequence are counted from
+        0 too.
 
     Returns
     -------
     array, (total,)
-        Of the library, device and dtype of cu_seqlens; numpy for Python numbers.
+        Of the library and device of cu_seqlens, signed and of 32 bits at least; numpy for Python
+        numbers.
 
     Raises
     ------
     RopeError
-        If cu_seqlens is not one-dimensional and integer; if it is known here and does not start
-        with 0 or decreases.
+        If cu_seqlens is not one-dimensional and integer, or total is missing under a compiler; if
+        cu_seqlens is in numpy and does not start with 0, decreases, or exceeds total.
 
     Examples
     --------
@@ -49,17 +52,26 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     [0, 1, 2, 0, 1, 2, 3]
     """
     backend, ends = _integers("cu_seqlens", cu_seqlens)
-    if isinstance(ends, np.ndarray):
-        decreases = bool((np.diff(ends) < 0).any())
-        if not ends.size or ends[0] != 0 or decreases:
-            raise RopeError(f"cu_seqlens must start with 0 and not decrease; got {ends}")
-    if total is None:
-        total = int(ends[-1])
-    _fields.check_not_negative("total", total)
+    if ends.shape[0] == 0:
+        raise RopeError("cu_seqlens is empty; it starts with 0")
+    known = isinstance(ends, np.ndarray)
+    if known and (ends[0] != 0 or (ends[1:] < ends[:-1]).any()):
+        raise RopeError(f"cu_seqlens must start with 0 and not decrease; got {ends}")
+    total = _total(ends) if total is None else _count("total", total, 0)
+    if known and total < ends[-1]:
+        raise RopeError(f"total = {total} is less than cu_seqlens[-1] = {ends[-1]}")
     xp = backend.xp
     tokens = xp.arange(total, dtype=ends.dtype, device=backend.device(ends))
     sequence = xp.searchsorted(ends[1:], tokens, side="right")
     return tokens - xp.take(ends, sequence, axis=0)
+
+
+def _total(ends: Array) -> int:
+    try:
+        return int(ends[-1])
+    except (TypeError, ValueError) as error:  # jax's and ndonnx's, of a value that is not there yet
+        msg = f"cu_seqlens has no values yet; give the number of tokens as total= ({error})"
+        raise RopeError(msg.partition("\n")[0]) from error
 
 
 def offsets(lengths: Any, new_tokens: int = 1) -> Array:
@@ -75,7 +87,8 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
     Returns
     -------
     array, (batch, new_tokens)
-        Of the library, device and dtype of lengths; numpy for Python numbers.
+        Of the library and device of lengths, signed and of 32 bits at least; numpy for Python
+        numbers.
 
     Raises
     ------
@@ -89,7 +102,7 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
     [[17, 18], [4, 5]]
     """
     backend, lengths = _integers("lengths", lengths)
-    _fields.check_positive_int("new_tokens", new_tokens)
+    new_tokens = _count("new_tokens", new_tokens)
     device = backend.device(lengths)
     steps = backend.xp.arange(new_tokens, dtype=lengths.dtype, device=device)
     return lengths[:, None] + steps
@@ -176,12 +189,13 @@ def mrope(
     ----------
     spans : sequence
         An integer for as many tokens of text; (frames, height, width) for an image or video, in
-        merged patches, as the language model sees them. An image has one frame.
+        merged patches, as the language model sees them. An image has one frame. A single image is
+        ``[(1, height, width)]``.
     start : int, default 0
         Position of the first token.
     interval : float, default 1.0
         Positions from one frame to the next, before rounding down: in Qwen2.5-VL
-        ``tokens_per_second`` times the seconds of a frame.
+        ``tokens_per_second`` times the seconds of a frame. For all videos here.
     xp, device : optional
         Library and device of the result; numpy by default.
 
@@ -193,16 +207,14 @@ def mrope(
     Raises
     ------
     RopeError
-        If a span is not positive.
-    TypeError
-        If a span is neither an integer nor three of them.
+        If a span is not positive, or neither an integer nor three of them.
 
     Notes
     -----
     The tokens of a text have three equal components. Those of an image or video are the cells of
     its grid, counted on from where the text before it ended; what follows starts behind the larger
-    of height and width, as transformers has it. Wang et al., "Qwen2-VL", arXiv 2409.12191, section
-    2.1.
+    of height and width, whatever the frames, as in transformers 5. Wang et al., "Qwen2-VL", arXiv
+    2409.12191, section 2.1.
 
     Examples
     --------
@@ -211,21 +223,23 @@ def mrope(
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
     """
     _fields.check_positive("interval", interval)
+    start = _index("start", start)
     parts = [np.empty((3, 0), np.int64)]
     for i, span in enumerate(spans):
-        if isinstance(span, int):
-            _fields.check_positive_int(f"spans[{i}]", span)
-            parts.append(np.tile(start + np.arange(span), (3, 1)))
-            start += span
+        if not hasattr(span, "__len__"):
+            tokens = _count(f"spans[{i}]", span)
+            parts.append(np.tile(start + np.arange(tokens), (3, 1)))
+            start += tokens
             continue
-        if not isinstance(span, tuple | list) or len(span) != 3:
+        if len(span) != 3:
             msg = f"spans[{i}] must be a number of tokens or (frames, height, width); got {span!r}"
-            raise TypeError(msg)
+            raise RopeError(msg)
         frames, height, width = span
         cells = _cells(frames=frames, height=height, width=width)
-        cells[0] = np.floor(cells[0] * interval)
+        # In float32, as transformers multiplies: 3 * (25 * 2 / 3) is 50 there, and else below it.
+        cells[0] = np.floor(cells[0].astype(np.float32) * np.float32(interval))
         parts.append(start + cells)
-        start += max(height, width)
+        start += max(int(height), int(width))
     return _placed(np.concatenate(parts, axis=1), xp, device)
 
 
@@ -262,8 +276,7 @@ def zigzag(
     >>> positions.zigzag(8, 2).tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
-    _fields.check_positive_int("tokens", tokens)
-    _fields.check_positive_int("shards", shards)
+    tokens, shards = _count("tokens", tokens), _count("shards", shards)
     if tokens % (2 * shards):
         msg = f"tokens = {tokens} must be a multiple of 2 * shards = {2 * shards}"
         raise RopeError(msg)
@@ -271,14 +284,30 @@ def zigzag(
     return _placed(np.concatenate([chunks[:shards], chunks[: shards - 1 : -1]], axis=1), xp, device)
 
 
+def _index(name: str, value: Any) -> int:
+    """Return an integer, which may be numpy's."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise RopeError(f"{name} must be an integer; got {value!r}") from error
+
+
+def _count(name: str, value: Any, least: int = 1) -> int:
+    count = _index(name, value)
+    if count < least:
+        raise RopeError(f"{name} must be positive; got {count}")
+    return count
+
+
 def _cells(**sizes: int) -> np.ndarray:
-    for name, size in sizes.items():
-        _fields.check_positive_int(name, size)
-    return np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
+    lengths = tuple(_count(name, size) for name, size in sizes.items())
+    return np.indices(lengths).reshape(len(lengths), -1)
 
 
 def _placed(array: np.ndarray, xp: Namespace | None, device: Device | None) -> Array:
     if xp is None:
+        if device is not None:
+            raise RopeError(f"device = {device!r} needs xp, the library whose device it is")
         return array
     return _dispatch.backend_of_namespace(xp).asarray(array, device)
 
@@ -293,4 +322,4 @@ def _integers(name: str, values: Any) -> tuple[Backend, Any]:
     if values.ndim != 1 or not dtype.startswith(("int", "uint")):
         msg = f"{name} must have one axis and integers; got {dtype} of {tuple(values.shape)}"
         raise RopeError(msg)
-    return backend, values
+    return backend, backend.integers(values)

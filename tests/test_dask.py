@@ -206,6 +206,13 @@ def test_what_travels_is_small() -> None:
     assert len(cloudpickle.dumps(dict(dask.optimize(got)[0].__dask_graph__()))) < 128 * 1000
 
 
+def test_tables_of_one_position() -> None:
+    for at in (5, 5.5):
+        lazy = RoPE().cos_sin(da.asarray(np.array(at)), 8)
+        for found, expected in zip(lazy, RoPE().cos_sin(at, 8), strict=True):
+            np.testing.assert_array_equal(found.compute(), expected)
+
+
 def test_blocks_of_another_library_than_their_positions() -> None:
     """Positions of numpy follow a block to where it lies: cupy's in earnest, torch's here."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -213,7 +220,7 @@ def test_blocks_of_another_library_than_their_positions() -> None:
 
     x = sample(2, 9, 4, 8)
     source = Source(Recipe(RoPE(), 8, False, False), rope_xp._angles.UNKNOWN, 1.0, 0, False, False)
-    turn = Turn("bshd", "interleaved", 8, 0, False, (source,))
+    turn = Turn("bshd", "interleaved", 8, 0, False, (source,), ((1,),))
     got = turn(torch.from_numpy(x), np.arange(9))
     np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
     with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):
@@ -316,3 +323,19 @@ def test_unknown_lengths_are_refused_where_they_matter() -> None:
     known = unknown(x, 1)
     known.compute_chunk_sizes()
     equal(RoPE().rotate(known), RoPE().rotate(x))
+
+
+@pytest.mark.parametrize("tokens", [64, 8192])
+def test_blocks_that_turn_out_not_to_fit(tokens: int) -> None:
+    """Of unknown lengths: large blocks take kernels, which would read as many as they need."""
+    x = da.ones((1, tokens, 2, 64), chunks=(1, tokens // 2, 2, 64), dtype=np.float32)
+    at = da.arange(tokens, chunks=tokens // 2)
+    some = da.from_array(np.arange(tokens) % 5 > 0, chunks=tokens // 2)
+    one = da.from_array(np.arange(tokens) % (tokens // 2) == 3, chunks=tokens // 2)
+    rope = RoPE()
+    for of_x, of_positions in ((some, at >= 0), (some, one), (one, some)):
+        with pytest.raises(RopeError, match="a block of shape .* does not fit"):
+            rope.rotate(x[:, of_x], at[of_positions]).compute()
+    kept = np.arange(tokens)[np.arange(tokens) % 5 > 0]
+    expected = rope.rotate(np.ones((1, len(kept), 2, 64), np.float32), kept)
+    np.testing.assert_array_equal(rope.rotate(x[:, some], at[some]).compute(), expected)

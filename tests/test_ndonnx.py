@@ -166,3 +166,11 @@ def test_errors() -> None:
     maybe = ndx.argument(shape=UNKNOWN, dtype=ndx.nfloat32)
     with pytest.raises(TypeError, match="nfloat32"):
         RoPE().rotate(maybe)
+
+
+def test_a_head_of_unknown_length_is_refused() -> None:
+    x = ndx.argument(shape=("b", "s", 2, "d"), dtype=ndx.float32)
+    with pytest.raises(
+        RopeError, match="the array to rotate has an axis whose length is not known"
+    ):
+        RoPE().rotate(x)

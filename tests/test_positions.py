@@ -148,6 +148,55 @@ def test_mrope_goes_on_from_a_start_and_by_seconds() -> None:
     assert positions.mrope([(3, 1, 1)], interval=2.5)[0].tolist() == [0, 2, 5]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64, np.int64])
+def test_integers_of_any_width(dtype: Any) -> None:
+    ends = np.array([0, 100, 127], dtype)
+    found = positions.packed(ends, total=300)
+    assert found.tolist() == [*range(100), *range(27), *range(173)]
+    assert positions.offsets(ends, 300)[2, -1] == 426
+
+
+def test_lengths_may_be_numbers_of_numpy() -> None:
+    ends = np.array([0, 3, 7])
+    assert positions.packed(ends, total=ends[-1]).tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert positions.grid(np.int64(1), np.int32(2)).tolist() == [[0, 0], [0, 1]]
+    assert positions.mrope([np.int64(2), np.array([1, 1, 2])]).shape == (3, 4)
+
+
+@pytest.mark.parametrize(("second", "tokens_per_second"), [(2 / 3, 25), (2 / 7, 25), (2 / 2.3, 4)])
+def test_mrope_of_a_video_in_seconds_against_qwen2_5_vl(
+    second: float, tokens_per_second: int
+) -> None:
+    """Frames at 3 * (25 * 2 / 3) are at 50 in float32 and at 49 in float64."""
+    pytest.importorskip("transformers")
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
+
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16}
+    vision |= {"out_hidden_size": 16, "tokens_per_second": tokens_per_second}
+    text = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+    text |= {"rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}}
+    model = Qwen2_5_VLModel(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    kinds = [0] * 2 + [2] * 96
+    found, _ = model.get_rope_index(
+        torch.zeros(1, len(kinds), dtype=torch.long),
+        torch.tensor([kinds]),
+        None,
+        torch.tensor([[96, 2, 2]]),
+        second_per_grid_ts=torch.tensor([second]),
+    )
+    interval = float(np.float32(tokens_per_second) * np.float32(second))
+    ours = positions.mrope([2, (96, 1, 1)], interval=interval)
+    np.testing.assert_array_equal(ours, found[:, 0].numpy())
+
+
+def test_packed_without_a_total_under_jit() -> None:
+    jax = pytest.importorskip("jax")
+    with pytest.raises(RopeError, match="give the number of tokens as total="):
+        jax.jit(positions.packed)(jax.numpy.array([0, 3]))
+
+
 WRONG: list[tuple[str, Any]] = [
     ("cu_seqlens must start with 0", lambda: positions.packed([1, 3])),
     ("not decrease", lambda: positions.packed([0, 3, 2])),
@@ -156,7 +205,14 @@ WRONG: list[tuple[str, Any]] = [
         lambda: positions.packed([0.0, 3.0]),
     ),
     ("cu_seqlens must have one axis", lambda: positions.packed([[0, 3]])),
-    ("total", lambda: positions.packed([0, 3], total=-1)),
+    ("total must be positive; got -1", lambda: positions.packed([0, 3], total=-1)),
+    ("total = 2 is less than cu_seqlens", lambda: positions.packed([0, 3], total=2)),
+    ("total must be an integer; got 7.5", lambda: positions.packed([0, 3], total=7.5)),
+    ("not decrease", lambda: positions.packed(np.array([0, 3, 2], np.uint64))),
+    ("cu_seqlens is empty", lambda: positions.packed(np.array([], np.int64))),
+    ("start must be an integer", lambda: positions.mrope([3], start=1.5)),
+    (r"spans\[0\] must be a number of tokens or", lambda: positions.mrope([(1, 2)])),
+    ("needs xp, the library", lambda: positions.grid(2, 3, device="cuda")),
     ("lengths must have one axis", lambda: positions.offsets([[3]])),
     ("new_tokens must be positive", lambda: positions.offsets([3], 0)),
     ("height must be positive", lambda: positions.grid(0, 3)),
@@ -173,8 +229,3 @@ WRONG: list[tuple[str, Any]] = [
 def test_impossible_arrangements(message: str, make: Any) -> None:
     with pytest.raises(RopeError, match=message):
         make()
-
-
-def test_a_span_of_another_kind() -> None:
-    with pytest.raises(TypeError, match=r"spans\[0\] must be a number of tokens or \(frames"):
-        positions.mrope([(1, 2)])

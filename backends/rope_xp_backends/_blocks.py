@@ -80,9 +80,12 @@ class Turn:
     inverse: bool
     sources: tuple[Source, ...]
     """None where cos and sin are given, two where one angle is taken from another."""
+    fits: tuple[tuple[int | None, ...], ...]
+    """The axis of x that each axis of each further array is as long as, None where it need not."""
 
     def __call__(self, x: Array, *arrays: Array) -> Array:
         """Return the block rotated, on the path that is chosen for it where it lies."""
+        self._check(x, arrays)
         backend = _dispatch.backend_of(x, "a block")
         call = Call(
             backend,
@@ -97,6 +100,13 @@ class Turn:
         )
         with _dispatch.use_backend(None):  # a path asked for by name is one of dask arrays
             return _dispatch.run(call)[0]
+
+    def _check(self, x: Array, arrays: tuple[Array, ...]) -> None:
+        """Check what could not be when lengths were unknown."""
+        for array, axes in zip(arrays, self.fits, strict=True):
+            lengths = zip(array.shape, axes, strict=True)
+            if any(axis is not None and n != x.shape[axis] for n, axis in lengths):
+                raise _validate.unfit_block(tuple(x.shape), tuple(array.shape))
 
     def _angles(self, backend: Backend, x: Array, arrays: tuple[Array, ...]) -> Angles:
         if not self.sources:

@@ -174,7 +174,9 @@ def _check_mesh(name: str, x: Any, first: str, mesh: Any) -> None:
 
 
 def _check_placement(name: str, placement: Placement) -> None:
-    if placement.is_shard() or placement.is_replicate():
+    # A strided shard holds other tokens than its dimension says; torch may come to call it a Shard.
+    strided = hasattr(placement, "split_factor")
+    if (placement.is_shard() and not strided) or placement.is_replicate():
         return
     if any(placement == p for p in _LINEAR):
         return  # the rotation of a sum is the sum of rotations

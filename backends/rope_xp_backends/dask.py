@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import array_api_compat.dask.array as xp
@@ -70,6 +71,13 @@ def _rotated(call: Call, i: int) -> Array:
         call.rotary_offset,
         call.inverse,
         tuple(sources),
+        tuple(
+            tuple(
+                None if axis >= x.ndim or n == 1 else axis
+                for n, axis in zip(a.shape, where, strict=True)
+            )
+            for a, where in zip(arrays, indices, strict=True)
+        ),
     )
     index = tuple(range(x.ndim))
     fitting = [_fitting(a, where, x) for a, where in zip(arrays, indices, strict=True)]
@@ -208,6 +216,10 @@ class Dask(Backend):
         """Return both tables of each block of positions from one task."""
         source = _source(lookup)
         whole: Array = lookup.whole
+        if whole.ndim == 0:  # blocks of tables have an axis at least
+            part = None if lookup.part is None else lookup.part[None]
+            cos, sin = self.cos_sin(replace(lookup, whole=whole[None], part=part))
+            return cos[0], sin[0]
         pairs = len(_angles.checked_frequencies(*source.recipe[:2]))
         index = tuple(range(whole.ndim))
         given = [(whole.rechunk({0: -1}) if source.components else whole, index)]
