@@ -176,7 +176,7 @@ def video(
 
 
 def mrope(
-    spans: Sequence[int | tuple[int, int, int]],
+    spans: Sequence[int | Sequence[int]],
     *,
     start: int = 0,
     interval: float = 1.0,
@@ -226,7 +226,7 @@ def mrope(
     start = _index("start", start)
     parts = [np.empty((3, 0), np.int64)]
     for i, span in enumerate(spans):
-        if not hasattr(span, "__len__"):
+        if not isinstance(span, Sequence | np.ndarray):
             tokens = _count(f"spans[{i}]", span)
             parts.append(np.tile(start + np.arange(tokens), (3, 1)))
             start += tokens
