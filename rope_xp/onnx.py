@@ -179,9 +179,9 @@ def _check(rope: RoPE, head_dim: int, max_positions: int, num_heads: int | None,
     """Check what the operator can express; return how many components it rotates."""
     _validate.check_rope(rope, RoPE)
     _fields.check_head_dim(head_dim)
-    _check_count("max_positions", max_positions)
+    _fields.check_positive_int("max_positions", max_positions)
     if num_heads is not None:
-        _check_count("num_heads", num_heads)
+        _fields.check_positive_int("num_heads", num_heads)
     if dtype not in _FLOATS:
         msg = f"dtype must be one of {', '.join(_FLOATS)}; got {dtype!r}"
         raise RopeError(msg)
@@ -203,15 +203,6 @@ def _check(rope: RoPE, head_dim: int, max_positions: int, num_heads: int | None,
             "again",
         )
     return rotary_dim
-
-
-def _check_count(argument: str, n: int) -> None:
-    if not _fields.is_int(n):
-        msg = f"{argument} must be an integer; got {n!r} ({type(n).__name__})"
-        raise TypeError(msg)
-    if n < 1:
-        msg = f"{argument} must be positive; got {n}"
-        raise RopeError(msg)
 
 
 def _cannot(what: str, remedy: str) -> RopeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import cast
 
 import array_api_compat.dask.array as xp
 import dask.array as da
@@ -96,9 +97,9 @@ def _rotated(call: Call, i: int) -> Array:
 
 
 def _source(lookup: Lookup) -> _blocks.Source:
-    assert isinstance(lookup.tables, LazyTables)  # noqa: S101  # made below, and for mypy
+    tables = cast(LazyTables, lookup.tables)  # those that Dask.tables returns
     return _blocks.Source(
-        lookup.tables.recipe,
+        tables.recipe,
         lookup.reach,
         lookup.scale,
         lookup.components,

@@ -9,14 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import rope_xp
+from rope_xp import positions
 
 TOKENS = 16
-
-
-def zigzag(rank: int, processes: int) -> torch.Tensor:
-    """Return the positions of a rank in zigzag order, which gives all equal work: 0 7, 1 6, ..."""
-    chunks = torch.arange(TOKENS).chunk(2 * processes)
-    return torch.cat([chunks[rank], chunks[-1 - rank]])
 
 
 def main() -> None:
@@ -30,12 +25,12 @@ def main() -> None:
     # By hand, in order: plain tensors of one's own tokens, at positions from an offset.
     n = TOKENS // processes
     own = slice(rank * n, (rank + 1) * n)
-    positions = rank * n + torch.arange(n)
-    for y, whole in zip(rope.apply(q[:, own], k[:, own], positions), expected, strict=True):
+    at = rank * n + torch.arange(n)
+    for y, whole in zip(rope.apply(q[:, own], k[:, own], at), expected, strict=True):
         assert torch.equal(y, whole[:, own])
 
     # By hand, in zigzag order: positions need not be consecutive.
-    own = zigzag(rank, processes)
+    own = positions.zigzag(TOKENS, processes, xp=torch)[rank]
     for y, whole in zip(rope.apply(q[:, own], k[:, own], own), expected, strict=True):
         assert torch.equal(y, whole[:, own])
 
