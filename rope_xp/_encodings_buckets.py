@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -232,16 +231,17 @@ def _starts(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[l
         )
         raise RopeError(msg)
     near = list(range(1, e + 1))
-    far = [
-        bisect_left(
-            range(max_distance + 1),
-            max_distance**i * e**steps,
-            lo=e,
-            key=lambda n, i=i: n**steps * e**i,  # type: ignore[misc]  # i is an int
-        )
-        for i in range(1, steps)
-    ]
-    return near + far, own
+    return near + [_reaches(e, max_distance, i, steps) for i in range(1, steps)], own
+
+
+def _reaches(e: int, far: int, i: int, steps: int) -> int:
+    """Return the least n with ``(n / e)**steps >= (far / e)**i``; the guess may be off by one."""
+    n: int = round(e * (far / e) ** (i / steps))
+    while (n - 1) ** steps * e**i >= far**i * e**steps:
+        n -= 1
+    while n**steps * e**i < far**i * e**steps:
+        n += 1
+    return n
 
 
 def _buckets(backend: Backend, relative: Array, starts: list[int], after: int) -> Array:

@@ -109,9 +109,8 @@ def pair(q: Any, k: Any, positions: Any, k_positions: Any) -> Pair:
             "axes (batch..., tokens, heads, head_dim)?"
         )
         raise RopeError(msg)
-    apart = _distances(
-        backend, q, q.shape[-3], k.shape[-3], tuple(q.shape[:-3]), positions, k_positions
-    )
+    tokens = (q.shape[-3], k.shape[-3])
+    apart = _distances(backend, "q", q, tuple(q.shape[:-3]), tokens, (positions, k_positions))
     work = _work(backend, q)
     xp = backend.xp
     keys = repeated(xp, xp.astype(k, work, copy=False), q.shape[-2])
@@ -131,7 +130,8 @@ def weighted(weights: Any, v: Any, positions: Any, k_positions: Any) -> Pair:
             f"or a multiple, any, {tokens})"
         )
         raise RopeError(msg)
-    apart = _distances(backend, weights, w[-2], tokens, batch, positions, k_positions)
+    lengths = (w[-2], tokens)
+    apart = _distances(backend, "weights", weights, batch, lengths, (positions, k_positions))
     work = _work(backend, weights)
     xp = backend.xp
     values = repeated(xp, xp.astype(v, work, copy=False), w[-3])
@@ -201,43 +201,48 @@ def _work(backend: Backend, x: Array) -> Any:
 
 def _distances(
     backend: Backend,
+    name: str,
     like: Array,
-    tokens: int,
-    k_tokens: int,
     batch: tuple[int, ...],
-    positions: Any,
-    k_positions: Any,
+    tokens: tuple[int, int],
+    positions: tuple[Any, Any],
 ) -> Array:
-    if k_positions is None and tokens != k_tokens:
+    """Return distances; ``tokens`` and ``positions`` are of queries and of keys."""
+    own_keys = positions[1] is not None
+    if not own_keys and tokens[0] != tokens[1]:
         msg = (
-            f"there are {tokens} query tokens and {k_tokens} key tokens, so where the queries lie "
-            "among the keys must be said; give positions and k_positions"
+            f"there are {tokens[0]} query tokens and {tokens[1]} key tokens, so where the queries "
+            "lie among the keys must be said; give positions and k_positions"
         )
         raise RopeError(msg)
-    at = _counted(backend, like, "positions", positions, tokens, batch)
-    if k_positions is None:
-        k_at = at
-    else:
-        k_at = _counted(backend, like, "k_positions", k_positions, k_tokens, batch)
+    if 0 in tokens:
+        msg = f"{name} has no tokens"
+        raise RopeError(msg)
+
+    def counted(argument: str, i: int) -> Array:
+        return _counted(backend, name, like, argument, positions[i], (*batch, tokens[i]))
+
+    at = counted("positions", 0)
+    k_at = counted("k_positions", 1) if own_keys else at
     return at[..., :, None] - k_at[..., None, :]
 
 
 def _counted(
-    backend: Backend, like: Array, name: str, positions: Any, tokens: int, batch: tuple[int, ...]
+    backend: Backend, name: str, like: Array, argument: str, positions: Any, full: tuple[int, ...]
 ) -> Array:
     if positions is None:
-        return backend.arange(tokens, backend.device(like))
+        return backend.arange(full[-1], backend.device(like))
     owner = _prepare.owner_of(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
-        raise _validate.different_libraries("q", backend, name, owner)
-    whole, part, _ = _positions.resolve(backend, positions, owner, like, False, name)
+        raise _validate.different_libraries(name, backend, argument, owner)
+    whole, part, _ = _positions.resolve(backend, positions, owner, like, False, argument)
     if part is not None:
-        msg = f"{name} must hold integers (tokens), as tables are read by distance; round them"
+        msg = f"{argument} must hold integers (tokens), as tables are read by distance; round them"
         raise TypeError(msg)
-    if tuple(whole.shape) not in ((tokens,), (*batch, tokens)):
+    if tuple(whole.shape) not in (full[-1:], full):
         msg = (
-            f"{name} has shape {tuple(whole.shape)}; it must be (tokens,) = ({tokens},) or "
-            f"(batch..., tokens) = {(*batch, tokens)}"
+            f"{argument} has shape {tuple(whole.shape)}; it must be (tokens,) = {full[-1:]} or "
+            f"(batch..., tokens) = {full}"
         )
         raise RopeError(msg)
     return whole

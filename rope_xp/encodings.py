@@ -2,7 +2,8 @@
 
 Section 2 of Su et al., "RoFormer", arXiv 2104.09864, sets RoPE beside what came before it. These
 are those encodings as plain functions of arrays, exact and readable rather than fast: parameters
-are passed in, nothing is masked, and no softmax is taken.
+are passed in, nothing is masked, and no softmax is taken. All but :func:`sinusoidal` and the
+buckets need memory for each pair of tokens.
 
 ========================  ======  ================================================
 function                  eq.     of

@@ -15,7 +15,7 @@ from targets import Target
 
 from rope_xp import RopeError, encodings
 
-LIBRARIES = rows(("numpy", "array-api-strict", "torch", "jax"))
+LIBRARIES = rows(("numpy", "array-api-strict", "array-api-strict:device1", "torch", "jax", "dask"))
 
 # float32 sums of some 20 products of numbers that stay below 10: each rounds by 2**-24 of the sum
 # so far, at most 20 * 10 * 2**-24 = 1.2e-5 in all.
@@ -300,6 +300,30 @@ def test_buckets_never_go_back(buckets: int, beyond: int, bidirectional: bool) -
     assert found[max_distance] == found[max_distance + 1] == own - 1
 
 
+@pytest.mark.parametrize("decoder", [True, False])
+def test_t5_bias_against_transformers(decoder: bool, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    config = importlib.import_module("transformers").T5Config(
+        num_heads=3,
+        d_model=12,
+        d_kv=4,
+        is_decoder=decoder,
+        relative_attention_num_buckets=BUCKETS,
+        relative_attention_max_distance=20,
+    )
+    layer = t5.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    q = torch.zeros(1, 30, 3, 4)
+    found = encodings.t5_bias(
+        q,
+        q,
+        layer.relative_attention_bias.weight,
+        max_distance=20,
+        bidirectional=not decoder,
+    )
+    torch.testing.assert_close(found, layer.compute_bias(30, 30), rtol=0, atol=0)
+
+
 # --- DeBERTa -------------------------------------------------------------------------------------
 
 
@@ -367,6 +391,17 @@ def test_positions_count_from_0(name: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("backend", LIBRARIES)
+def test_positions_of_the_same_library(
+    backend: Target, name: str, rng: np.random.Generator
+) -> None:
+    case = Case(rng, SIZES[1], "float32")
+    at, k_at = (backend.make(x.astype(np.int32)) for x in (case.at, case.k_at))
+    found = backend.back(run(name, case, backend.make, positions=at, k_positions=k_at))
+    np.testing.assert_allclose(found, expected(name, case), rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("name", SCORES)
 def test_one_token_of_a_cache(name: str, rng: np.random.Generator) -> None:
     case = Case(rng, SIZES[4], "float64")
     last = Case(rng, SIZES[4], "float64")
@@ -412,6 +447,17 @@ def test_under_jit(name: str, rng: np.random.Generator) -> None:
     jitted = jax.jit(lambda *a: function(*a, **where))
     found = jitted(*map(jax.numpy.asarray, (case.q, case.k, *parameters(case))))
     np.testing.assert_allclose(found, expected(name, case), rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_compiled_by_torch(name: str, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    case = Case(rng, SIZES[4], "float32")
+    function, parameters, own = SCORES[name]
+    arrays = [torch.asarray(x) for x in (case.q, case.k, *parameters(case))]
+    compiled = torch.compile(lambda *a: function(*a, **own), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*arrays), function(*arrays, **own), rtol=0, atol=0)
 
 
 # --- what is refused -----------------------------------------------------------------------------
