@@ -111,8 +111,7 @@ def pair(q: Any, k: Any, positions: Any, k_positions: Any) -> Pair:
         raise RopeError(msg)
     tokens = (q.shape[-3], k.shape[-3])
     apart = _distances(backend, "q", q, tuple(q.shape[:-3]), tokens, (positions, k_positions))
-    work = _work(backend, q)
-    xp = backend.xp
+    xp, work = backend.xp, _work(backend, q)
     keys = repeated(xp, xp.astype(k, work, copy=False), q.shape[-2])
     return Pair(backend, xp.astype(q, work, copy=False), keys, apart, q, "q")
 
@@ -132,8 +131,7 @@ def weighted(weights: Any, v: Any, positions: Any, k_positions: Any) -> Pair:
         raise RopeError(msg)
     lengths = (w[-2], tokens)
     apart = _distances(backend, "weights", weights, batch, lengths, (positions, k_positions))
-    work = _work(backend, weights)
-    xp = backend.xp
+    xp, work = backend.xp, _work(backend, weights)
     values = repeated(xp, xp.astype(v, work, copy=False), w[-3])
     return Pair(backend, xp.astype(weights, work, copy=False), values, apart, weights, "weights")
 
@@ -167,6 +165,12 @@ def check_rows(name: str, rows: int, *, odd: bool) -> int:
         msg = f"{name} has {rows} entries on its first axis; it must have {what}"
         raise RopeError(msg)
     return rows // 2
+
+
+def check_scale(scale: float) -> float:
+    """Check what dot products are multiplied by."""
+    _fields.check_positive("scale", scale)
+    return scale
 
 
 def _both(first: str, x: Any, second: str, y: Any) -> Backend:
@@ -215,9 +219,6 @@ def _distances(
             "lie among the keys must be said; give positions and k_positions"
         )
         raise RopeError(msg)
-    if 0 in tokens:
-        msg = f"{name} has no tokens"
-        raise RopeError(msg)
 
     def counted(argument: str, i: int) -> Array:
         return _counted(backend, name, like, argument, positions[i], (*batch, tokens[i]))
@@ -252,9 +253,3 @@ def _fits(got: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
     return len(got) == len(shape) and all(
         n == m or (m is None and n > 0) for n, m in zip(got, shape, strict=True)
     )
-
-
-def check_scale(scale: float) -> float:
-    """Check what dot products are multiplied by."""
-    _fields.check_positive("scale", scale)
-    return scale
