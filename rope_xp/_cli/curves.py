@@ -42,7 +42,7 @@ def draw_score(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) 
         if first is not None:
             axes.plot([first], [0], "v", color=STYLES[i][0], markeredgecolor=INK, zorder=3)
     axes.axhline(0, color=INK, linewidth=0.8)
-    axes.set_ylabel("score of all-ones vectors, share of that at 0")
+    axes.set_ylabel("score of all-ones vectors,\nshare of that at distance 0")
     _finish_distances(axes, distance, f"{_BAND}; triangle: first negative")
 
 
@@ -66,8 +66,8 @@ def _finish_distances(axes: Any, distance: int, title: str) -> None:
 
 def _legend(axes: Any, title: str | None = None) -> None:
     """Name the curves below the axes, where no curve can be hidden, whatever is compared."""
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 2}
-    axes.legend(fontsize=8, title=title, title_fontsize=8, **below)
+    where = {"loc": "outside lower center", "ncols": 2}
+    axes.get_figure().legend(fontsize=8, title=title, title_fontsize=8, **where)
 
 
 def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
@@ -94,7 +94,7 @@ def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: in
     axes.set_yscale("log")
     axes.set_xlim(1, max(distance, 2))
     axes.set_xlabel("position, tokens")
-    axes.set_ylabel("largest error of cos and sin, absolute")
+    axes.set_ylabel("largest error of cos and sin,\nabsolute")
     _legend(axes)
 
 
