@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from rope_xp._cli import demo, info, inspect_config
+from rope_xp._cli import demo, info, inspect_config, plot
 
 
 class Command(Protocol):
@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "info": info,
     "demo": demo,
     "inspect": inspect_config,
+    "plot": plot,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp import _dispatch, _targets
-from rope_xp._cli import compare, terminal
+from rope_xp._cli import arguments, compare, terminal
 from rope_xp._cli.compare import Row
 from rope_xp._errors import RopeError
 from rope_xp._targets import Target
@@ -48,9 +48,12 @@ class Outcome:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--tokens", type=_count, default=4096, help="default %(default)s")
+    parser.add_argument("--tokens", type=arguments.count, default=4096, help="default %(default)s")
     parser.add_argument(
-        "--repeat", type=_count, default=5, help="timed calls, the best of which counts; default 5"
+        "--repeat",
+        type=arguments.count,
+        default=5,
+        help="timed calls, the best of which counts; default 5",
     )
     here = {name.partition(":")[0] for name in _targets.NAMES}  # ndonnx makes graphs, for elsewhere
     names = [library.name for library in _dispatch.LIBRARIES if library.name in here]
@@ -62,14 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"only this library, {', '.join(names)}; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        msg = f"must be at least 1, got {value}"
-        raise argparse.ArgumentTypeError(msg)
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

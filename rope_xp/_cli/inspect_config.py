@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rope_xp._cli import config_report, plots, terminal
+from rope_xp._cli import arguments, config_report, plots, terminal
 from rope_xp._cli.reading import Layers, Reading, lengths, read, without_offset
 from rope_xp._errors import RopeError
 from rope_xp.rope import RoPE
@@ -41,19 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--length",
-        type=_tokens,
+        type=arguments.count,
         metavar="N",
         help="tokens of the context, for rules that depend on it; default: the trained context "
         "and a longer one",
     )
-
-
-def _tokens(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        msg = f"must be at least 1, got {value}"
-        raise argparse.ArgumentTypeError(msg)
-    return value
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,19 +55,14 @@ def run(options: argparse.Namespace) -> int:
         if options.plot is not None:
             _draw(options.plot, reading, options.length)
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}")
+        return terminal.fail("inspect", f"{error.filename}: {error.strerror}")
     except RopeError as error:
-        return _fail(str(error))
+        return terminal.fail("inspect", str(error))
     if options.json:
         print(json.dumps(found, indent=2, allow_nan=False))
     else:
         _print(found)
     return 0
-
-
-def _fail(reason: str) -> int:
-    print("inspect:", " ".join(reason.split()), file=sys.stderr)
-    return 1
 
 
 # --- drawing -------------------------------------------------------------------------------------
@@ -92,13 +78,7 @@ def _draw(path: Path, reading: Reading, asked: int | None) -> None:
         drawings[title] = (ropes, layers.rotated, _contexts(layers))
     if not drawings:
         raise RopeError("there is nothing to draw, as head_dim is not known")
-    try:
-        plots.write_wavelengths(path, drawings)
-    except ImportError as error:
-        msg = f"drawing needs matplotlib (pip install 'rope-xp[plot]'): {error}"
-        raise RopeError(msg) from error
-    except ValueError as error:  # matplotlib's word for a suffix that it does not know
-        raise RopeError(f"{path}: {error}") from error
+    plots.write_wavelengths(path, drawings)
 
 
 def _compared(layers: Layers, rope: RoPE, asked: int | None) -> dict[str, RoPE]:

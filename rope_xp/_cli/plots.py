@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rope_xp._errors import RopeError
 from rope_xp.rope import RoPE
 
 # Of Okabe and Ito, told apart with any common colour blindness; grey for what is compared with.
-_STYLES = (("#7F7F7F", "o"), ("#0072B2", "."), ("#D55E00", "x"), ("#009E73", "+"), ("#CC79A7", "d"))
-_INK = "#222222"
+STYLES = (("#7F7F7F", "o"), ("#0072B2", "."), ("#D55E00", "x"), ("#009E73", "+"), ("#CC79A7", "d"))
+INK = "#222222"
 _SIZE = (7.5, 4.2)
 """Inches of one drawing."""
 
@@ -41,9 +44,9 @@ def draw_wavelengths(
     """
     axes.set_yscale("log")
     for i, (name, rope) in enumerate(ropes.items()):
-        _draw_one(axes, name, rope.wavelengths(head_dim), *_STYLES[i % len(_STYLES)])
+        _draw_one(axes, name, rope.wavelengths(head_dim), *STYLES[i % len(STYLES)])
     for i, (name, tokens) in enumerate(sorted(contexts.items(), key=lambda item: item[1])):
-        axes.axhline(tokens, color=_INK, linestyle="--", linewidth=0.8)
+        axes.axhline(tokens, color=INK, linestyle="--", linewidth=0.8)
         axes.annotate(
             f"{name}, {tokens} tokens",
             (0.01, tokens),
@@ -52,7 +55,7 @@ def draw_wavelengths(
             textcoords="offset points",
             va="bottom" if i else "top",
             size=8,
-            color=_INK,
+            color=INK,
         )
     axes.set_xlabel("pair")
     axes.set_ylabel("tokens of a full turn")
@@ -85,18 +88,35 @@ def write_wavelengths(
 
     Raises
     ------
-    ImportError
-        If matplotlib is missing.
-    ValueError, OSError
-        If there is no such format, or the file cannot be written.
+    RopeError, OSError
+        As :func:`picture`.
     """
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(_SIZE[0], _SIZE[1] * len(drawings)), dpi=150, layout="constrained"
-    )
-    grid = figure.subplots(len(drawings), squeeze=False)
-    for axes, (title, (ropes, head_dim, contexts)) in zip(
-        grid.ravel(), drawings.items(), strict=True
-    ):
-        axes.set_title(title)
-        draw_wavelengths(axes, ropes, head_dim, contexts)
-    figure.savefig(path)
+    with picture(path, len(drawings)) as grid:
+        for axes, (title, (ropes, head_dim, contexts)) in zip(grid, drawings.items(), strict=True):
+            axes.set_title(title)
+            draw_wavelengths(axes, ropes, head_dim, contexts)
+
+
+@contextmanager
+def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
+    """Yield axes to draw on, one below the other; then write the picture.
+
+    Raises
+    ------
+    RopeError
+        If matplotlib is missing, or does not know the format that the name ends with.
+    OSError
+        If the file cannot be written.
+    """
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        msg = f"drawing needs matplotlib (pip install 'rope-xp[plot]'): {error}"
+        raise RopeError(msg) from error
+    size = (_SIZE[0], _SIZE[1] * drawings)
+    figure = figures.Figure(figsize=size, dpi=150, layout="constrained")
+    yield list(figure.subplots(drawings, squeeze=False).ravel())
+    try:
+        figure.savefig(path)
+    except ValueError as error:  # matplotlib's word for a suffix that it does not know
+        raise RopeError(f"{path}: {error}") from error

@@ -56,6 +56,12 @@ def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name + ':':<{width}} {value}".rstrip() for name, value in pairs)
 
 
+def fail(command: str, reason: str) -> int:
+    """Say on stderr in one line why a command stops; return its exit status."""
+    print(f"{command}:", " ".join(reason.split()), file=sys.stderr)
+    return 1
+
+
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
     """Show a bar on stderr; call what this yields with what comes next, before each step."""

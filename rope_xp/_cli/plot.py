@@ -1,0 +1,91 @@
+"""Draw how scores decay with distance, how long pairs take to turn, or how exact cos and sin are.
+
+- ``decay``: RoFormer's bound on the score over distance, :func:`rope_xp.analysis.decay_bound`
+- ``score``: the score of two vectors of ones, and the distance where it is first negative
+- ``wavelengths``: how many tokens a turn of each pair takes
+- ``accuracy``: the largest error of cos and sin over position, beside the float32 formula in use
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rope_xp import analysis
+from rope_xp._cli import arguments, curves, plots, terminal
+from rope_xp._errors import RopeError
+from rope_xp.rope import RoPE
+
+
+def _wavelengths(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
+    counted = {}
+    for name, rope in ropes.items():
+        turned = analysis.turns(rope, head_dim, distance) >= 1
+        told = f"{np.count_nonzero(turned)} of {len(turned)} pairs turn within the context"
+        counted[f"{name}; {told}"] = rope
+    plots.draw_wavelengths(axes, counted, head_dim, {"context": distance})
+
+
+# What draws each kind, and up to which distance unless told.
+_KINDS = {
+    "decay": (curves.draw_decay, 4096),
+    "wavelengths": (_wavelengths, 4096),
+    "score": (curves.draw_score, 32768),
+    "accuracy": (curves.draw_accuracy, 10_000_000),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    # argparse would name the options first, and --base would take the kind for one more base.
+    parser.usage = (
+        f"{parser.prog} [-h] {{{','.join(_KINDS)}}} "
+        "[--base B [B ...]] [--head-dim N] [--distance N] [--out FILE.png]"
+    )
+    parser.add_argument("kind", choices=_KINDS, help="what to draw")
+    parser.add_argument(
+        "--base",
+        type=arguments.positive,
+        nargs="+",
+        default=[10_000.0],
+        metavar="B",
+        help="bases to compare in one picture, up to five; default 10000",
+    )
+    parser.add_argument(
+        "--head-dim", type=arguments.count, default=128, metavar="N", help="default %(default)s"
+    )
+    defaults = ", ".join(f"{kind} {distance}" for kind, (_, distance) in _KINDS.items())
+    parser.add_argument(
+        "--distance",
+        type=arguments.count,
+        metavar="N",
+        help=f"tokens up to which to draw, for wavelengths the context; default: {defaults}",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.png", help="where to write; default: KIND.png"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the picture and print where it is; return the exit status, 1 where that failed."""
+    draw, distance = _KINDS[options.kind]
+    path = options.out or Path(options.kind)
+    path = path if path.suffix else path.with_suffix(".png")
+    ropes = {f"base {base:,.10g}": RoPE(base) for base in options.base}
+    if len(ropes) > len(plots.STYLES):
+        most = len(plots.STYLES)
+        reason = f"{most} bases at most can be told apart in one picture; got {len(ropes)}"
+        return terminal.fail("plot", reason)
+    try:
+        with plots.picture(path) as (axes,):
+            axes.set_title(f"head of {options.head_dim} components")
+            draw(axes, ropes, options.head_dim, options.distance or distance)
+    except OSError as error:
+        return terminal.fail("plot", f"{error.filename}: {error.strerror}")
+    except RopeError as error:
+        return terminal.fail("plot", str(error))
+    print(path)
+    return 0
