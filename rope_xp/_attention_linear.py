@@ -123,7 +123,7 @@ def _features(backend: Backend, name: str, function: _Map, x: Array) -> Array:
     result = function(x)
     owner = _dispatch.backend_of(result, f"what {name} returned")
     if owner is not backend:
-        raise _validate.different_libraries("q", backend, f"what {name} returned is", owner)
+        raise _validate.different_libraries("q", backend, f"what {name} returned", owner)
     if tuple(result.shape[:-1]) != tuple(x.shape[:-1]):
         msg = (
             f"{name} made {tuple(result.shape)} of shape {tuple(x.shape)}; it may change the last "
@@ -152,7 +152,7 @@ def _causal(
     numerator, denominator = _Running(backend), _Running(backend)
     parts = []
     for start in range(0, max(tokens, 1), _CHUNK):  # one empty chunk where there are no tokens
-        cut = (..., slice(start, start + _CHUNK), slice(None))
+        cut = (..., slice(start, min(start + _CHUNK, tokens)), slice(None))
         ones = xp.ones_like(plain_k[cut][..., :1])
         above = numerator.add(q[cut], k[cut], v[cut])
         parts.append(above / denominator.add(plain_q[cut], plain_k[cut], ones))
