@@ -1,10 +1,36 @@
-"""What attention is tested against: the definitions in float64 numpy, one product at a time."""
+"""What attention is tested on, and against: the definitions in float64 numpy, head by head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from targets import numpy_dtype
+
+from rope_xp import attention
+
+# Sums of 16 products and 20 weights in float32, each of eps = 1.2e-7 and of values up to 4: 20 of
+# them at worst, by chance a few. cos and sin add 2.4e-7 each.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+FUNCTIONS: list[tuple[Any, int]] = [
+    (attention.scores, 2),
+    (attention.attention, 3),
+    (attention.linear_attention, 3),
+    (attention.global_pointer, 2),
+]
+"""Each with how many arrays it takes."""
+
+
+def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def some(*, s: int = 12, t: int = 12, heads: int = 4, fewer: int = 2) -> tuple[np.ndarray, ...]:
+    """Return q, k and v, whose head_dim is another."""
+    return normal(2, s, heads, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
+
 
 # --- three ways to write the rotation, as three families of models have it -----------------------
 # Each takes x (..., tokens, heads, d), positions (tokens,) and a base, and has its own layout.

@@ -1,8 +1,7 @@
-"""Attention against torch's and jax's own, and against what rotations are made for."""
+"""Softmax attention against torch's and jax's own; dtypes and shapes of all functions."""
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import attention_oracles as oracles
 import numpy as np
 import pytest
+from attention_oracles import CLOSE, FUNCTIONS, normal, some
 from conftest import rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,95 +18,7 @@ from targets import Target, numpy_dtype
 from rope_xp import RoPE, attention
 from rope_xp.scaling import YaRN
 
-LIBRARIES = rows(("numpy", "array-api-strict", "torch", "jax"))
-libraries = pytest.mark.parametrize("backend", LIBRARIES)
-
-# Sums of 16 products and 20 weights in float32, each of eps = 1.2e-7 and of values up to 4: 20 of
-# them at worst, by chance a few. cos and sin add 2.4e-7 each.
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-FUNCTIONS: list[tuple[Any, int]] = [
-    (attention.scores, 2),
-    (attention.attention, 3),
-    (attention.linear_attention, 3),
-    (attention.global_pointer, 2),
-]
-"""Each with how many arrays it takes."""
-
-
-def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(numpy_dtype(dtype))
-
-
-def some(*, s: int = 12, t: int = 12, heads: int = 4, fewer: int = 2) -> tuple[np.ndarray, ...]:
-    """Return q, k and v, whose head_dim is another."""
-    return normal(2, s, heads, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
-
-
-# --- forms of the rotation -----------------------------------------------------------------------
-
-
-@libraries
-@pytest.mark.parametrize("form", oracles.FORMS)
-def test_layouts_are_the_forms_that_models_have(backend: Target, form: str) -> None:
-    x, positions = normal(2, 12, 3, 16), np.arange(12) * 91
-    expected = oracles.FORMS[form](x.astype(np.float64), positions, 5e5)
-    rope = RoPE(5e5, oracles.LAYOUTS[form])
-    got = backend.back(rope.rotate(backend.make(x), positions))
-    # 2.4e-7 for each of cos and sin, and two roundings, at |x| up to 4.
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2.5e-6)
-
-
-@libraries
-@pytest.mark.parametrize("form", oracles.FORMS)
-def test_scores_are_products_of_rotated_heads(backend: Target, form: str) -> None:
-    q, k, _ = some()
-    positions = np.arange(12) * 91
-    rotate = oracles.FORMS[form]
-    expected = oracles.scores(*(rotate(x.astype(np.float64), positions) for x in (q, k)))
-    rope = RoPE(layout=oracles.LAYOUTS[form])
-    got = attention.scores(backend.make(q), backend.make(k), positions, rope)
-    np.testing.assert_allclose(backend.back(got), expected / 4, **CLOSE)
-    scaled = attention.scores(backend.make(q), backend.make(k), positions, rope, scale=1.0)
-    np.testing.assert_allclose(backend.back(scaled), expected, rtol=1e-5, atol=4e-5)
-
-
-# --- what a rotation is for ----------------------------------------------------------------------
-
-
-@libraries
-@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
-def test_scores_depend_on_distance_alone(backend: Target, layout: str) -> None:
-    """One q and one k at all places: each diagonal holds one number."""
-    q, k = (np.broadcast_to(normal(16, seed=i), (30, 1, 16)).copy() for i in (1, 2))
-    found = attention.scores(backend.make(q), backend.make(k), rope=RoPE(layout=layout))
-    for offset in range(-29, 30):
-        diagonal = np.diagonal(backend.back(found)[0], offset)
-        np.testing.assert_allclose(diagonal, diagonal[0], rtol=0, atol=1e-5)
-
-
-@libraries
-@pytest.mark.parametrize("shift", [1, 1000, 1_000_000])
-def test_a_shift_of_all_positions_changes_nothing(backend: Target, shift: int) -> None:
-    for function, n in FUNCTIONS:
-        arrays = [backend.make(x) for x in some()[:n]]
-        here = backend.back(function(*arrays, np.arange(12), RoPE()))
-        there = backend.back(function(*arrays, np.arange(12) + shift, RoPE()))
-        np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-5)
-
-
-@libraries
-@pytest.mark.parametrize("function", [attention.attention, attention.linear_attention])
-def test_permuting_tokens_with_their_positions_permutes(backend: Target, function: Any) -> None:
-    q, k, v = some()
-    order = np.random.default_rng(0).permutation(12)
-    positions = np.arange(12) * 3
-    straight = function(*map(backend.make, (q, k, v)), positions, RoPE())
-    mixed = [backend.make(np.ascontiguousarray(x[:, order])) for x in (q, k, v)]
-    got = backend.back(function(*mixed, positions[order], RoPE()))
-    np.testing.assert_allclose(got, backend.back(straight)[:, order], **CLOSE)
-
+libraries = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
 
 # --- softmax attention ---------------------------------------------------------------------------
 
@@ -275,44 +187,6 @@ def test_the_softmax_scale_of_a_rope_is_in_the_default_scale() -> None:
     assert rope.softmax_scale != 1.0
     expected = oracles.scores(*rope.apply(q, k)) * rope.softmax_scale / 4
     np.testing.assert_allclose(attention.scores(q, k, rope=rope), expected, rtol=1e-12, atol=1e-12)
-
-
-# --- span logits ---------------------------------------------------------------------------------
-
-
-@libraries
-@pytest.mark.parametrize("upper", [True, False])
-@pytest.mark.parametrize("scale", [True, False])
-def test_global_pointer(backend: Target, upper: bool, scale: bool) -> None:
-    q, k, _ = some(fewer=4)
-    real = np.arange(12) < np.array([[12], [7]])
-    got = backend.back(
-        attention.global_pointer(
-            *map(backend.make, (q, k)),
-            rope=RoPE(),
-            mask=backend.make(real),
-            upper_triangular=upper,
-            scale=scale,
-        )
-    )
-    rotate = lambda x: oracles.paper(x.astype(np.float64), np.arange(12))  # noqa: E731
-    expected = oracles.scores(rotate(q), rotate(k)) / (math.sqrt(16) if scale else 1.0)
-    for b, h, i, j in np.ndindex(*got.shape):
-        if not real[b, i] or not real[b, j] or (upper and i > j):
-            assert got[b, h, i, j] == np.float32(-1e12)
-        else:
-            assert got[b, h, i, j] == pytest.approx(expected[b, h, i, j], rel=1e-5, abs=4e-5)
-
-
-@libraries
-def test_global_pointer_is_finite_in_every_dtype(backend: Target) -> None:
-    for dtype in backend.floats:
-        x = backend.make(normal(3, 2, 4, dtype=dtype))
-        mask = backend.make(np.array([True, False, True]))
-        found = backend.back(attention.global_pointer(x, x, mask=mask)).astype(np.float64)
-        assert np.isfinite(found).all()
-        lowest = -65504.0 if dtype == "float16" else -1e12
-        assert found.min() == pytest.approx(lowest, rel=2**-8)  # the step of bfloat16
 
 
 # --- shapes --------------------------------------------------------------------------------------

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from attention_oracles import FUNCTIONS
 
 from rope_xp import RoPE, RopeError, attention
 
 X = np.ones((2, 5, 4, 8), np.float32)
-FUNCTIONS: list[tuple[Callable[..., Any], int]] = [
-    (attention.scores, 2),
-    (attention.attention, 3),
-    (attention.linear_attention, 3),
-    (attention.global_pointer, 2),
-]
 each = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 
 
