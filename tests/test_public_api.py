@@ -74,6 +74,7 @@ def test_names() -> None:
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
     assert public - set(rope_xp.__all__) <= {
         "analysis",
+        "attention",
         "encodings",
         "hf",
         "integrations",

@@ -1,0 +1,160 @@
+"""Attention with rotated queries and keys, as the papers have it: a reference to test against.
+
+Exact and readable rather than fast, and the same on every library of the array API standard.
+Nothing else in rope_xp uses it. float16 and bfloat16 are computed in float32, rotation included,
+and rounded once; float64 stays. Matrix products are those of the library: on a GPU, jax and torch
+may round float32 to fewer bits, see ``jax.default_matmul_precision`` and
+``torch.set_float32_matmul_precision``.
+
+Axes are (batch..., tokens, heads, head_dim), with any number of batch axes or none. Where k and v
+have fewer heads than q, head i of q reads head ``i // (q heads / k heads)`` of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rope_xp import _attention, _attention_checks, _fields
+from rope_xp._attention_linear import linear_attention
+from rope_xp._attention_spans import global_pointer
+from rope_xp._typing import ArrayT
+from rope_xp.rope import Positions, RoPE
+
+__all__ = ["attention", "global_pointer", "linear_attention", "scores"]
+
+
+def scores(
+    q: ArrayT,
+    k: ArrayT,
+    positions: Positions = None,
+    rope: RoPE | None = None,
+    *,
+    k_positions: Positions = None,
+    scale: float | None = None,
+) -> ArrayT:
+    """Return the scaled inner products of queries and keys, before any softmax.
+
+    Parameters
+    ----------
+    q : array, (batch..., tokens, heads, head_dim)
+        float16, bfloat16, float32 or float64.
+    k : array, (batch..., k tokens, k heads, head_dim)
+        Of the library and device of q. Heads of q are a multiple of those of k.
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
+        In tokens, see :func:`rope_xp.apply`. ``k_positions`` is needed to rotate where k has
+        another number of tokens. Not without a rope.
+    rope : RoPE, optional
+        What q and k are rotated by. None, unlike in :func:`rope_xp.apply`: nothing is rotated.
+    scale : float, optional
+        Factor on the products. Default: 1 / sqrt(head_dim), times ``rope.softmax_scale``.
+
+    Returns
+    -------
+    array, (batch..., heads, tokens, k tokens)
+        With the dtype, library and device of q.
+
+    Raises
+    ------
+    RopeError
+        If shapes, devices or positions do not fit, or positions come without a rope.
+    TypeError
+        If an argument is of the wrong type, or q and k are of different libraries.
+
+    Notes
+    -----
+    Su et al., arXiv 2104.09864, eq. 16, and the scale of eq. 2.
+
+    Examples
+    --------
+    They depend on how far apart two tokens are, not on where they are:
+
+    >>> import numpy as np
+    >>> from rope_xp import RoPE, attention
+    >>> q, k = np.ones((3, 1, 4)), np.ones((3, 1, 4))
+    >>> attention.scores(q, k, [10, 11, 12], RoPE()).round(3).tolist()
+    [[[2.0, 1.54, 0.584], [1.54, 2.0, 1.54], [0.584, 1.54, 2.0]]]
+    """
+    given = _attention_checks.check(q, k)
+    xp = given.backend.xp
+    rotated_q, rotated_k = _attention_checks.rotated(rope, given.q, given.k, positions, k_positions)
+    result = _attention.scores(xp, rotated_q, rotated_k, _scale(scale, rope, given))
+    return xp.astype(result, given.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
+
+
+def attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    positions: Positions = None,
+    rope: RoPE | None = None,
+    *,
+    k_positions: Positions = None,
+    mask: ArrayT | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> ArrayT:
+    """Return softmax attention with rotated queries and keys.
+
+    Parameters
+    ----------
+    q, k, positions, rope, k_positions, scale
+        As for :func:`scores`.
+    v : array, (batch..., k tokens, k heads, v head_dim)
+        Never rotated.
+    mask : array, broadcastable to (batch..., heads, tokens, k tokens), optional
+        Boolean, of the library and device of q. True: may attend.
+    causal : bool, default False
+        Whether token i of q attends only to tokens 0 to i of k, by their order and not by their
+        positions, as torch and jax have it; together with ``mask``, where both allow it. Where q
+        follows cached keys, give a mask instead: ``k_positions <= positions[:, None]``.
+
+    Returns
+    -------
+    array, (batch..., tokens, heads, v head_dim)
+        With the dtype, library and device of q. Zeros where a token may attend to nothing.
+
+    Raises
+    ------
+    RopeError, TypeError
+        As :func:`scores`; also if v or mask do not fit.
+
+    Notes
+    -----
+    Su et al., arXiv 2104.09864, eq. 2, with eq. 16 in its exponent. The softmax is computed in
+    float32 or float64, less the largest score of each row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp import RoPE, attention
+    >>> x = np.eye(4)[:, None]
+    >>> attention.attention(x, x, x, rope=RoPE(), causal=True)[:2, 0].round(3).tolist()
+    [[1.0, 0.0, 0.0, 0.0], [0.285, 0.715, 0.0, 0.0]]
+    """
+    given = _attention_checks.check(q, k, v)
+    backend, xp = given.backend, given.backend.xp
+    rows, heads = given.q.shape[-3:-1]
+    columns = given.k.shape[-3]
+    if mask is not None:
+        shape = (*given.q.shape[:-3], heads, rows, columns)
+        axes = "(batch..., heads, tokens, k tokens)"
+        _attention_checks.check_mask(given, mask, shape, axes)
+    rotated_q, rotated_k = _attention_checks.rotated(rope, given.q, given.k, positions, k_positions)
+    logits = _attention.scores(xp, rotated_q, rotated_k, _scale(scale, rope, given))
+    if mask is not None:
+        logits = _attention.keep(xp, mask, logits, -math.inf)
+    if causal:
+        earlier = _attention.in_order(backend, logits, rows, columns)
+        logits = _attention.keep(xp, earlier, logits, -math.inf)
+    weights = _attention.softmax(xp, logits, -1)
+    result = xp.matmul(weights, _attention.heads_first(xp, given.v, heads))
+    result = _attention.swap_tokens_and_heads(xp, result)
+    return xp.astype(result, given.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
+
+
+def _scale(scale: float | None, rope: RoPE | None, given: _attention_checks.Checked) -> float:
+    if scale is not None:
+        _fields.check_positive("scale", scale)
+        return scale
+    factor = 1.0 if rope is None else rope.softmax_scale
+    return factor / math.sqrt(given.q.shape[-1])
