@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rope_xp._contract import Backend
 from rope_xp._typing import Array, Namespace
 
@@ -38,6 +40,12 @@ def keep(xp: Namespace, mask: Array, x: Array, other: float) -> Array:
     return xp.where(mask, x, xp.full_like(x, other))
 
 
+def divide(xp: Namespace, x: Array, by: Array) -> Array:
+    """Return x / by, and zero where by is zero."""
+    # By infinity: a where of the quotient would leave gradients that are not numbers.
+    return x / keep(xp, by != 0.0, by, math.inf)
+
+
 # --- attention -----------------------------------------------------------------------------------
 
 
@@ -58,4 +66,4 @@ def softmax(xp: Namespace, x: Array, axis: int) -> Array:
     # A line of -inf alone would give -inf - -inf, which is not a number.
     weights = xp.exp(x - keep(xp, xp.isfinite(highest), highest, 0.0))
     total = xp.sum(weights, axis=axis, keepdims=True)
-    return weights / keep(xp, total != 0.0, total, 1.0)
+    return divide(xp, weights, total)

@@ -25,13 +25,13 @@ class Checked(NamedTuple):
     """Of q as it came, and so of the result."""
 
 
-def check(q: Any, k: Any, v: Any = None) -> Checked:
-    """Check q, k and v, and widen them: to float64 if one is float64, else to float32."""
-    arrays = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+def check(q: Any, k: Any, *values: Any) -> Checked:
+    """Check q, k and perhaps v, and widen them: to float64 if one is float64, else to float32."""
+    arrays = dict(zip(("q", "k", "v"), (q, k, *values), strict=False))
     backend = _dispatch.backend_of(q, "q")
     names = [_check_array(backend, q, argument, x) for argument, x in arrays.items()]
     _check_shapes(tuple(q.shape), tuple(k.shape))
-    if v is not None:
+    for v in values:
         _check_values(tuple(k.shape), tuple(v.shape))
     xp = backend.xp
     compute = xp.float64 if "float64" in names else xp.float32

@@ -45,7 +45,8 @@ def linear_attention(
     Returns
     -------
     array, (batch..., tokens, heads, v head_dim)
-        With the dtype, library and device of q.
+        With the dtype, library and device of q. Zeros where the denominator is zero: where no
+        feature of the query meets one of a key.
 
     Raises
     ------
@@ -56,8 +57,9 @@ def linear_attention(
     -----
     Su et al., arXiv 2104.09864, eq. 17-19. phi(q) and varphi(k) are rotated in the numerator. The
     denominator stays as it is without positions, as it might otherwise come near zero; so weights
-    may be negative, and do not sum to 1. "elu" is of Katharopoulos et al., arXiv 2006.16236;
-    "softmax" of Shen et al., arXiv 1812.01243, which divides exp(k) by its sum over tokens.
+    may be negative, and do not sum to 1. "elu" is of Katharopoulos et al., arXiv 2006.16236; in
+    float32 it loses digits where all of q and all of k lie below some -40. "softmax" is of Shen et
+    al., arXiv 1812.01243, which divides exp(k) by its sum over tokens.
 
     Examples
     --------
@@ -138,7 +140,7 @@ def _to_all(xp: Namespace, q: Array, k: Array, plain_q: Array, plain_k: Array, v
     state = xp.matmul(xp.matrix_transpose(k), v)
     total = xp.sum(plain_k, axis=-2, keepdims=True, dtype=v.dtype)
     denominator = xp.sum(plain_q * total, axis=-1, keepdims=True, dtype=v.dtype)
-    return xp.matmul(q, state) / denominator
+    return _attention.divide(xp, xp.matmul(q, state), denominator)
 
 
 def _causal(
@@ -155,7 +157,8 @@ def _causal(
         cut = (..., slice(start, min(start + _CHUNK, tokens)), slice(None))
         ones = xp.ones_like(plain_k[cut][..., :1])
         above = numerator.add(q[cut], k[cut], v[cut])
-        parts.append(above / denominator.add(plain_q[cut], plain_k[cut], ones))
+        below = denominator.add(plain_q[cut], plain_k[cut], ones)
+        parts.append(_attention.divide(xp, above, below))
     return xp.concat(parts, axis=-2)
 
 

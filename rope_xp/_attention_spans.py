@@ -36,8 +36,9 @@ def global_pointer(
     Returns
     -------
     array, (batch..., heads, tokens, tokens)
-        With the dtype, library and device of q. Where there is no span: -1e12, or -65504 in
-        float16, which holds no more; finite, so that losses that multiply it by zero get zero.
+        With the dtype, library and device of q. Where there is no span: -1e12 as the dtype rounds
+        it, or -65504 in float16, which holds no more; finite, so that losses that multiply it by
+        zero get zero.
 
     Raises
     ------
@@ -66,6 +67,7 @@ def global_pointer(
     backend, xp, tokens = given.backend, given.backend.xp, given.q.shape[-3]
     if mask is not None:
         _attention_checks.check_mask(given, mask, given.q.shape[:-2], "(batch..., tokens)")
+        mask = xp.broadcast_to(mask, tuple(given.q.shape[:-2]))
     rotated_q, rotated_k = _attention_checks.rotated(rope, given.q, given.k, positions)
     factor = 1.0 / math.sqrt(given.q.shape[-1]) if scale else 1.0
     logits = _attention.scores(xp, rotated_q, rotated_k, factor)

@@ -230,6 +230,9 @@ def _starts(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[l
             f"num_buckets = {num_buckets}; got {max_distance}"
         )
         raise RopeError(msg)
+    if max_distance >= 2**31:
+        msg = f"max_distance must be below 2**31, as distances are; got {max_distance}"
+        raise RopeError(msg)
     near = list(range(1, e + 1))
     return near + [_reaches(e, max_distance, i, steps) for i in range(1, steps)], own
 
@@ -247,6 +250,8 @@ def _reaches(e: int, far: int, i: int, steps: int) -> int:
 def _buckets(backend: Backend, relative: Array, starts: list[int], after: int) -> Array:
     """Return buckets; those of keys after the query begin at ``after``, 0 if they have none."""
     xp = backend.xp
+    # Clipped first: the lowest integer has no negative.
+    relative = xp.clip(relative, -starts[-1], starts[-1])
     distance = xp.abs(relative) if after else xp.clip(-relative, 0, None)
     edges = xp.asarray(starts, dtype=distance.dtype, device=backend.device(distance))
     flat = xp.searchsorted(edges, xp.reshape(distance, (-1,)), side="right")

@@ -170,7 +170,7 @@ def check_rows(name: str, rows: int, *, odd: bool) -> int:
 def check_scale(scale: float) -> float:
     """Check what dot products are multiplied by."""
     _fields.check_positive("scale", scale)
-    return scale
+    return float(scale)  # array-api-strict takes no numpy.float64, which is a float
 
 
 def _both(first: str, x: Any, second: str, y: Any) -> Backend:

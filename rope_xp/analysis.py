@@ -2,7 +2,8 @@
 
 A distance is the position of the query less that of the key, in tokens. Where positions have
 several components, all of them are taken to differ by it, as between two tokens of a text. Angles
-are float64 products, off by ``distance * frequency * 2**-53`` at most.
+are float64 products, off by ``distance * frequency * 2**-52`` at most, with what
+the frequency is rounded by.
 """
 
 from __future__ import annotations

@@ -155,6 +155,6 @@ def attention(
 def _scale(scale: float | None, rope: RoPE | None, given: _attention_checks.Checked) -> float:
     if scale is not None:
         _fields.check_positive("scale", scale)
-        return scale
+        return float(scale)  # array-api-strict takes no numpy.float64, which is a float
     factor = 1.0 if rope is None else rope.softmax_scale
     return factor / math.sqrt(given.q.shape[-1])

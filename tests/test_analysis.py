@@ -207,16 +207,27 @@ def test_sums_that_rounding_could_turn_are_summed_again(monkeypatch: pytest.Monk
         assert analysis.max_distance(rope, 2, limit=m + 5) == (m if expected < 0 else m + 1)
 
 
+def test_a_sum_that_rounds_to_zero_has_the_sign_of_the_exact_one() -> None:
+    hexes = (
+        *("0x1.03abeffc94db6p-20", "0x1.26877769d4463p-19", "0x1.222237520e714p-19"),
+        *("0x1.a5bbbe8ea57bep-20", "0x1.92e607335d757p-20", "0x1.17d86e1943ba7p-20"),
+    )
+    rule = Fixed(*map(float.fromhex, hexes))
+    m = 1_000_003
+    assert np.cos(m * np.array(rule.given)).sum() == 0.0
+    assert analysis.max_distance(RoPE(scaling=rule), 12, limit=m + 5) == m
+
+
 class Fixed:
-    """A rule of one frequency."""
+    """A rule of given frequencies."""
 
     attention_factor = softmax_scale = 1.0
 
-    def __init__(self, frequency: float) -> None:
-        self.frequency = frequency
+    def __init__(self, *given: float) -> None:
+        self.given = given
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
-        return np.array([self.frequency])
+        return np.array(self.given)
 
     def for_length(self, n: int) -> Fixed:
         return self

@@ -89,6 +89,12 @@ def test_values_that_do_not_fit(function: Any, v: Any) -> None:
         function(X, X, v)
 
 
+@pytest.mark.parametrize("function", [attention.attention, attention.linear_attention])
+def test_values_are_needed(function: Any) -> None:
+    with pytest.raises(TypeError, match="v is a NoneType, which is no array"):
+        function(X, X, None)
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
 def test_scales_are_positive(scale: float) -> None:
     with pytest.raises(RopeError, match="scale must be positive and finite"):

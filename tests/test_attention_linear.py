@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import array_api_compat
 import attention_oracles as oracles
 import numpy as np
 import pytest
@@ -101,3 +102,29 @@ def test_large_numbers_stay_finite() -> None:
     x = np.array([[[-1e4, 1e4, 300.0, -300.0]]], np.float32)
     got = attention.linear_attention(x, x, x)
     np.testing.assert_allclose(got, x, rtol=1e-6)
+
+
+@libraries
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature_map", ["elu", "relu"])
+def test_zeros_where_no_weight_is_left(backend: Target, causal: bool, feature_map: str) -> None:
+    """exp underflows, or a map cuts all features off: nothing is read, and nothing is NaN."""
+    plain = np.full((3, 2, 4), -200.0, np.float32)
+    v = backend.make(np.ones((3, 2, 4), np.float32))
+    x = backend.make(plain)
+
+    def relu(features: Any) -> Any:
+        xp = array_api_compat.array_namespace(features)
+        return xp.where(features > 0.0, features, xp.zeros_like(features))
+
+    maps: Any = "elu" if feature_map == "elu" else (relu, relu)
+    got = attention.linear_attention(x, x, v, rope=RoPE(), feature_map=maps, causal=causal)
+    np.testing.assert_array_equal(backend.back(got), np.zeros_like(plain))
+
+
+def test_gradients_where_no_weight_is_left() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.full((3, 2, 4), -200.0, requires_grad=True)
+    attention.linear_attention(x, x, torch.ones(3, 2, 4), causal=True).sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()

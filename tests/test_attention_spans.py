@@ -49,3 +49,9 @@ def test_global_pointer_is_finite_in_every_dtype(backend: Target) -> None:
         assert np.isfinite(found).all()
         lowest = -65504.0 if dtype == "float16" else -1e12
         assert found.min() == pytest.approx(lowest, rel=2**-8)  # the step of bfloat16
+
+
+def test_a_mask_of_one_value_is_for_all_tokens() -> None:
+    x = np.ones((1, 3, 1, 4), np.float32)
+    got = attention.global_pointer(x, x, mask=np.array(False))
+    assert (got == np.float32(-1e12)).all()

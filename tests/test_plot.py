@@ -70,6 +70,8 @@ def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys)
         (["--out", "nowhere/picture.png"], "nowhere/picture.png: No such file or directory"),
         (["--out", "picture.tune"], "Format 'tune' is not supported"),
         (["--head-dim", "7"], "head_dim is 7, an odd number"),
+        (["--out", "."], "--out . names no file; give a name such as decay.png"),
+        (["--distance", "1000000000000"], "--distance 1000000000000 is too far"),
     ],
 )
 def test_errors_are_one_line(
@@ -86,6 +88,12 @@ def test_float64_is_exact_so_far_and_no_further(tmp_path: Path, capsys) -> None:
     out = tmp_path / "picture.png"
     message = fails(capsys, "accuracy", "--distance", "10000001", "--out", out)
     assert "up to position 10000000; got 10000001" in message
+
+
+def test_accuracy_is_of_frequencies_up_to_one(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("matplotlib", reason=WHY)
+    message = fails(capsys, "accuracy", "--base", "0.5", "--out", tmp_path / "picture.png")
+    assert "bases from 1; got base 0.5" in message
 
 
 def test_more_bases_than_colours(capsys) -> None:

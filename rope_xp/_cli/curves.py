@@ -81,6 +81,10 @@ def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: in
     if distance > _EXACT_BELOW:
         msg = f"accuracy is measured against float64, up to position {_EXACT_BELOW}; got {distance}"
         raise RopeError(msg)
+    for name, rope in ropes.items():
+        if rope.base < 1:
+            msg = f"accuracy is measured where no frequency exceeds 1, for bases from 1; got {name}"
+            raise RopeError(msg)
     ends = np.unique(np.geomspace(1, distance, _BLOCKS).round().astype(np.int64))
     errors = {
         name: np.array([_errors(rope, head_dim, int(end)) for end in ends]).T

@@ -73,6 +73,10 @@ def run(options: argparse.Namespace) -> int:
     """Write the picture and print where it is; return the exit status, 1 where that failed."""
     draw, distance = _KINDS[options.kind]
     path = options.out or Path(options.kind)
+    if not path.name:
+        return terminal.fail(
+            "plot", f"--out {path} names no file; give a name such as {options.kind}.png"
+        )
     path = path if path.suffix else path.with_suffix(".png")
     ropes = {f"base {base:,.10g}": RoPE(base) for base in options.base}
     if len(ropes) > len(plots.STYLES):
@@ -87,5 +91,7 @@ def run(options: argparse.Namespace) -> int:
         return terminal.fail("plot", f"{error.filename}: {error.strerror}")
     except RopeError as error:
         return terminal.fail("plot", str(error))
+    except MemoryError as error:
+        return terminal.fail("plot", f"--distance {options.distance} is too far: {error}")
     print(path)
     return 0
