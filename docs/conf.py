@@ -106,6 +106,7 @@ def generate(_app: Sphinx | None = None) -> None:
     """Write pictures, tables and the pages from outside to _generated."""
     sys.path.insert(0, str(HERE))
     import accuracy_table
+    import paper_pictures
     import pictures
     import position_pictures
     import rule_pictures
@@ -113,6 +114,7 @@ def generate(_app: Sphinx | None = None) -> None:
     pictures.write(GENERATED)
     rule_pictures.write(GENERATED)
     position_pictures.write(GENERATED)
+    paper_pictures.write(GENERATED)
     texts = {name: shown_inside(path.read_text("utf-8")) for name, path in PAGES.items()}
     texts["accuracy.md"] = accuracy_table.table()
     texts["libraries.md"] = libraries_table()

@@ -141,6 +141,8 @@ def test_the_bound_as_drawn() -> None:
         np.testing.assert_array_equal(y[:20], exact[:20])
         heights = band.get_paths()[0].vertices[:, 1]
         assert (heights.min(), heights.max()) == (exact.min(), exact.max())
+    dashes = [line.get_linestyle() for line in axes.get_lines()]
+    assert len(set(dashes)) == len(BASES)  # told apart without colours
     assert axes.get_xscale() == "log"
     assert axes.get_xlabel() == "distance of query and key, tokens"
     assert axes.get_ylabel().startswith("bound on the score")

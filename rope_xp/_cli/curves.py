@@ -13,6 +13,8 @@ from rope_xp._cli.plots import INK, STYLES
 from rope_xp._errors import RopeError
 from rope_xp.rope import RoPE
 
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+"""A line for each colour of STYLES, to be told apart in black and white."""
 _POINTS = 300
 """Of a curve, at most. Up to some forty tokens each is one distance, and there is no band."""
 _BAND = "line: mean of distances nearby; band: all of them"
@@ -54,7 +56,8 @@ def _curve(axes: Any, i: int, at: NDArray[Any], values: NDArray[Any], label: str
     low, high = (reduce.reduceat(values, starts) for reduce in (np.minimum, np.maximum))
     colour = STYLES[i][0]
     axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
-    axes.plot(middle, mean, color=colour, linewidth=1.2, label=label)
+    style = {"color": colour, "linestyle": DASHES[i], "linewidth": 1.4}
+    axes.plot(middle, mean, label=label, **style)
 
 
 def _finish_distances(axes: Any, distance: int, title: str) -> None:
