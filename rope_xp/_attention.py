@@ -5,27 +5,15 @@ from __future__ import annotations
 import math
 
 from rope_xp._contract import Backend
+from rope_xp._heads import repeat_heads, swap_tokens_and_heads
 from rope_xp._typing import Array, Namespace
 
 # --- heads and tokens ----------------------------------------------------------------------------
 
 
 def heads_first(xp: Namespace, x: Array, heads: int) -> Array:
-    """Return (batch..., heads, tokens, d) of (batch..., tokens, fewer heads, d).
-
-    Each head of x is repeated for a run of heads that follow each other, as torch and jax have it.
-    """
-    if x.shape[-2] != heads:
-        *lead, fewer, d = x.shape
-        runs = xp.broadcast_to(x[..., None, :], (*lead, fewer, heads // fewer, d))
-        x = xp.reshape(runs, (*lead, heads, d))
-    return swap_tokens_and_heads(xp, x)
-
-
-def swap_tokens_and_heads(xp: Namespace, x: Array) -> Array:
-    """Exchange the second and third axis from the end."""
-    n = x.ndim
-    return xp.permute_dims(x, (*range(n - 3), n - 2, n - 3, n - 1))
+    """Return (batch..., heads, tokens, d) of (batch..., tokens, fewer heads, d)."""
+    return swap_tokens_and_heads(xp, repeat_heads(xp, x, heads))
 
 
 def in_order(backend: Backend, x: Array, rows: int, columns: int) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from rope_xp import _attention, _attention_checks, _dispatch, _validate
+from rope_xp import _attention, _attention_checks, _dispatch, _heads, _validate
 from rope_xp._contract import Backend
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array, ArrayT, Namespace
@@ -85,7 +85,7 @@ def linear_attention(
         result = _causal(backend, q_, k_, plain_q, plain_k, v_)
     else:
         result = _to_all(xp, q_, k_, plain_q, plain_k, v_)
-    result = _attention.swap_tokens_and_heads(xp, result)
+    result = _heads.swap_tokens_and_heads(xp, result)
     return xp.astype(result, given.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _dispatch, _encodings_pair, _fields, _prepare, _validate
+from rope_xp import _dispatch, _encodings_pair, _fields, _heads, _prepare, _validate
 from rope_xp._contract import Backend
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array, ArrayT
@@ -188,7 +188,7 @@ def tupe(
     xp, axes = pair.xp, "(tokens, heads, head_dim), with the batch axes of q or without"
     shapes = [tuple(x.shape) for x in (pair.q, pair.k)]
     at, k_at = (
-        _encodings_pair.swapped(xp, pair.parameter(name, value, axes, shape[-3:], shape))
+        _heads.swap_tokens_and_heads(xp, pair.parameter(name, value, axes, shape[-3:], shape))
         for name, value, shape in zip(
             ("position_q", "position_k"), (position_q, position_k), shapes, strict=True
         )

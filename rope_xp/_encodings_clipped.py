@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rope_xp import _encodings_pair
+from rope_xp import _encodings_pair, _heads
 from rope_xp._errors import RopeError
 from rope_xp._typing import ArrayT
 
@@ -113,8 +113,10 @@ def shaw_values(
     pair = _encodings_pair.weighted(weights, v, positions, k_positions)
     xp = pair.xp
     rows = _shared(pair, "relative_values", relative_values)
-    read = _encodings_pair.swapped(xp, xp.matmul(pair.q, _encodings_pair.swapped(xp, pair.k)))
-    relative = xp.matmul(_encodings_pair.swapped(xp, pair.q), rows)
+    read = _heads.swap_tokens_and_heads(
+        xp, xp.matmul(pair.q, _heads.swap_tokens_and_heads(xp, pair.k))
+    )
+    relative = xp.matmul(_heads.swap_tokens_and_heads(xp, pair.q), rows)
     return pair.result(read + relative)  # type: ignore[no-any-return]  # same kind as v
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp import _dispatch, _fields, _positions, _prepare, _validate
+from rope_xp import _dispatch, _fields, _heads, _positions, _prepare, _validate
 from rope_xp._contract import Backend
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array, Namespace
@@ -71,8 +71,8 @@ class Pair:
 
     def content(self, q: Array | None = None) -> Array:
         """Return q . k, (batch..., heads, q tokens, k tokens)."""
-        q = swapped(self.xp, self.q if q is None else q)
-        k = swapped(self.xp, self.k)
+        q = _heads.swap_tokens_and_heads(self.xp, self.q if q is None else q)
+        k = _heads.swap_tokens_and_heads(self.xp, self.k)
         return self.xp.matmul(q, self.xp.matrix_transpose(k))
 
     def with_rows(self, q: Array, rows: Array) -> Array:
@@ -80,7 +80,9 @@ class Pair:
 
         Its axes are (batch..., heads, q tokens, k tokens).
         """
-        return swapped(self.xp, self.xp.matmul(q, self.xp.matrix_transpose(rows)))
+        return _heads.swap_tokens_and_heads(
+            self.xp, self.xp.matmul(q, self.xp.matrix_transpose(rows))
+        )
 
     def rows(self, table: Array, index: Array) -> Array:
         """Return entries of a table, (*index.shape, *table.shape[1:])."""
@@ -112,7 +114,7 @@ def pair(q: Any, k: Any, positions: Any, k_positions: Any) -> Pair:
     tokens = (q.shape[-3], k.shape[-3])
     apart = _distances(backend, "q", q, tuple(q.shape[:-3]), tokens, (positions, k_positions))
     xp, work = backend.xp, _work(backend, q)
-    keys = repeated(xp, xp.astype(k, work, copy=False), q.shape[-2])
+    keys = _heads.repeat_heads(xp, xp.astype(k, work, copy=False), q.shape[-2])
     return Pair(backend, xp.astype(q, work, copy=False), keys, apart, q, "q")
 
 
@@ -132,20 +134,8 @@ def weighted(weights: Any, v: Any, positions: Any, k_positions: Any) -> Pair:
     lengths = (w[-2], tokens)
     apart = _distances(backend, "weights", weights, batch, lengths, (positions, k_positions))
     xp, work = backend.xp, _work(backend, weights)
-    values = repeated(xp, xp.astype(v, work, copy=False), w[-3])
+    values = _heads.repeat_heads(xp, xp.astype(v, work, copy=False), w[-3])
     return Pair(backend, xp.astype(weights, work, copy=False), values, apart, weights, "weights")
-
-
-def swapped(xp: Namespace, x: Array) -> Array:
-    """Return x with tokens and heads, its axes -3 and -2, in the other order."""
-    return xp.moveaxis(x, -3, -2)
-
-
-def repeated(xp: Namespace, x: Array, heads: int) -> Array:
-    """Return x with each head as often as there are heads of q that read it."""
-    *front, own, last = x.shape
-    wide = xp.broadcast_to(x[..., None, :], (*front, own, heads // own, last))
-    return xp.reshape(wide, (*front, heads, last))
 
 
 def check_float(backend: Backend, name: str, x: Array) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from rope_xp import _attention, _attention_checks, _fields
+from rope_xp import _attention, _attention_checks, _fields, _heads
 from rope_xp._attention_linear import linear_attention
 from rope_xp._attention_spans import global_pointer
 from rope_xp._typing import ArrayT
@@ -148,7 +148,7 @@ def attention(
         logits = _attention.keep(xp, earlier, logits, -math.inf)
     weights = _attention.softmax(xp, logits, -1)
     result = xp.matmul(weights, _attention.heads_first(xp, given.v, heads))
-    result = _attention.swap_tokens_and_heads(xp, result)
+    result = _heads.swap_tokens_and_heads(xp, result)
     return xp.astype(result, given.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
 
 

@@ -264,7 +264,7 @@ def function(unit: Unit) -> Callable[..., Any]:
     names += NAMES[1:] if "Audio" in unit.rotary.__name__ else NAMES
     for name in names:
         if hasattr(unit.module, name):
-            return getattr(unit.module, name)  # type: ignore[no-any-return]
+            return getattr(unit.module, name)  # type: ignore[no-any-return]  # a function
     msg = f"{unit.name} has no function that rotates"
     raise LookupError(msg)
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import dtensor_calls  # noqa: F401  # to import cases is to register them
-import dtensor_results  # noqa: F401
+import dtensor_results  # noqa: F401  # as above
 import torch
 import torch.distributed as dist
 from dtensor_help import CASES

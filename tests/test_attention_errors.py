@@ -100,14 +100,14 @@ def test_scales_are_positive(scale: float) -> None:
     with pytest.raises(RopeError, match="scale must be positive and finite"):
         attention.scores(X, X, scale=scale)
     with pytest.raises(TypeError, match="scale must be a number"):
-        attention.scores(X, X, scale="0.5")  # type: ignore[arg-type]
+        attention.scores(X, X, scale="0.5")  # type: ignore[arg-type]  # the mistake
 
 
 def test_masks_that_do_not_fit() -> None:
     with pytest.raises(TypeError, match="mask is a numpy array .*must be boolean.*mask == 0"):
         attention.attention(X, X, X, mask=np.zeros((5, 5), np.float32))
     with pytest.raises(TypeError, match="mask is a list, which is no array"):
-        attention.attention(X, X, X, mask=[[True]])  # type: ignore[type-var]
+        attention.attention(X, X, X, mask=[[True]])  # type: ignore[type-var]  # the mistake
     for shape in ((5, 4), (2, 5, 5), (2, 3, 5, 5), (1, 2, 4, 5, 5)):
         with pytest.raises(RopeError, match=r"heads, tokens, k tokens\) = \(2, 4, 5, 5\)"):
             attention.attention(X, X, X, mask=np.ones(shape, bool))

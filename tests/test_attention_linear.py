@@ -73,7 +73,7 @@ def test_a_prefix_knows_nothing_of_what_follows(b: int, tokens: int, kv: int, g:
 
 def test_features_may_be_more_than_head_dim() -> None:
     q, k, v = normal(9, 2, 4), normal(9, 2, 4, seed=1), normal(9, 2, 3)
-    double = lambda x: np.exp(np.concatenate([x, -x], axis=-1))  # noqa: E731
+    double = lambda x: np.exp(np.concatenate([x, -x], axis=-1))  # noqa: E731  # one line, used once
     expected = oracles.linear_attention(
         q, k, v, double, double, lambda x: oracles.llama(x, np.arange(9)), True
     )

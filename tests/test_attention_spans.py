@@ -31,7 +31,7 @@ def test_global_pointer(backend: Target, upper: bool, scale: bool) -> None:
             scale=scale,
         )
     )
-    rotate = lambda x: oracles.paper(x.astype(np.float64), np.arange(12))  # noqa: E731
+    rotate = lambda x: oracles.paper(x.astype(np.float64), np.arange(12))  # noqa: E731  # one line, used below
     expected = oracles.scores(rotate(q), rotate(k)) / (math.sqrt(16) if scale else 1.0)
     for b, h, i, j in np.ndindex(*got.shape):
         if not real[b, i] or not real[b, j] or (upper and i > j):

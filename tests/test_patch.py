@@ -52,7 +52,7 @@ def tokens() -> torch.Tensor:
 
 def logits(model: Any, tokens: torch.Tensor, **more: Any) -> torch.Tensor:
     with torch.no_grad():
-        return model(tokens, **more).logits  # type: ignore[no-any-return]
+        return model(tokens, **more).logits  # type: ignore[no-any-return]  # a tensor
 
 
 def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -68,7 +68,7 @@ def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def generated(model: Any, tokens: torch.Tensor, **more: Any) -> torch.Tensor:
-    return model.generate(  # type: ignore[no-any-return]
+    return model.generate(  # type: ignore[no-any-return]  # a tensor
         tokens, max_new_tokens=8, do_sample=False, pad_token_id=0, disable_compile=True, **more
     )
 
