@@ -1,6 +1,6 @@
 """Print the tables behind the thresholds of the CPU paths, as in docs/speed.md.
 
-    python -m asv_benchmarks.thresholds
+    python docs/thresholds.py
 
 Set a constant to the size from which on the choice that it guards is the better one here.
 """
