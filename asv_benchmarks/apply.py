@@ -12,6 +12,7 @@ from . import common
 class Prefill:
     """Into new arrays, in the layout of most models. kernels.py has the others."""
 
+    version = "1"
     params = (common.TARGETS, common.DTYPES)
     param_names = ("target", "dtype")
     timeout = 300
@@ -39,6 +40,7 @@ class Memory:
     The least that can be done is to copy into given memory; in jax ``x * 2`` under jit.
     """
 
+    version = "1"
     params = (common.TARGETS, common.DTYPES)
     param_names = ("target", "dtype")
     timeout = 300
@@ -76,6 +78,7 @@ class Memory:
 class Decode:
     """One token at position 5000, in microseconds that the host spends."""
 
+    version = "1"
     params = (common.TARGETS,)
     param_names = ("target",)
 

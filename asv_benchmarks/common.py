@@ -7,6 +7,9 @@ asv takes every rise for a loss: its regressions, ``asv continuous`` and its gra
 figure that is better when larger. Hence ratios here are times over times, and smaller is better:
 "2 copies" is half the speed of a copy.
 
+Each benchmark has a version. asv drops the history of one whose version changes, or whose code does
+where it has none: raise it when a figure comes to mean something else.
+
 asv_runner 0.3.2 runs setup again before every timed call, and with a setup it times calls one by
 one. Hence inputs are memoised, and what takes microseconds is looped inside a ``track_``.
 """

@@ -47,3 +47,4 @@ def track_overhead() -> float:
 
 
 track_overhead.unit = "us"
+track_overhead.version = "1"

@@ -15,6 +15,7 @@ Call = Callable[[Any, Any, Any], tuple[Any, ...]]
 class Training:
     """The gradients of q and k, where both rotated arrays have a gradient of ones."""
 
+    version = "1"
     params = ([*common.TORCH, *common.JAX], common.DTYPES)
     param_names = ("target", "dtype")
     timeout = 300

@@ -1,16 +1,18 @@
 """Replay commits on this machine, in the environment that runs this: without network, or on a GPU.
 
-    python -m asv_benchmarks.history v1.0..main
+    python -m asv_benchmarks.history main~10..main
     python -m asv_benchmarks.history 6906c1c 0de7a1b main --bench 'apply|rivals'
+    python -m asv_benchmarks.history --landmarks --machine NAME --keep
 
 asv itself builds an environment for every commit, which takes a network. This one gives the
 benchmarks of this tree the library of each commit from a folder of its own, oldest commit first,
 and has asv keep the results under that commit. Nothing is installed, and what is installed is left
-alone. A commit that has results of a benchmark keeps them, unless they are measured again.
+alone. Options that are not its own go to ``asv run``.
 """
 
 import argparse
 import io
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "docs" / "benchmarks"
 SOURCES = ("rope_xp", "backends")
 # A few minutes a commit on two cores: ratios, which mean something on other machines too, and
 # what a call costs on the host.
@@ -78,20 +81,45 @@ def check_is_used(folder: Path, environment: dict[str, str]) -> None:
         raise RuntimeError(msg)
 
 
+def landmarks() -> dict[str, str]:
+    """Return the commits of docs/benchmarks/landmarks.txt, and what each of them brought."""
+    lines = (KEPT / "landmarks.txt").read_text("utf-8").splitlines()
+    return {commit: words for commit, _, words in (line.partition(" ") for line in lines)}
+
+
+def keep() -> None:
+    """Copy all results to docs/benchmarks, where environments have no paths of this machine."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    name = f"existing-py{python}"
+    for path in sorted((ROOT / ".asv" / "results").rglob("*.json")):
+        found = json.loads(path.read_text("utf-8"))
+        to = KEPT / "results" / path.relative_to(ROOT / ".asv" / "results")
+        if "commit_hash" in found:
+            to = to.with_name(f"{found['commit_hash'][:8]}-{name}.json")
+            found["env_name"], found["python"] = name, python
+            found["params"]["python"] = python
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
 def main() -> int:
     """Replay what the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("commits", nargs="+", help="commits, or ranges of first parents as A..B")
+    parser.add_argument("commits", nargs="*", help="commits, or ranges of first parents as A..B")
+    parser.add_argument("--landmarks", action="store_true", help="those that docs/benchmarks lists")
+    parser.add_argument("--keep", action="store_true", help="copy all results to docs/benchmarks")
     parser.add_argument("--bench", default=DEFAULT, help="a regular expression, as asv takes it")
     known, options = parser.parse_known_args()
     status = 0
-    found = commits(known.commits)
+    found = commits(known.commits + (list(landmarks()) if known.landmarks else []))
     for i, commit in enumerate(found):
         print(f"=== {i + 1} of {len(found)}: {commit}", flush=True)
         done = replay(commit, known.bench, options)
         if done not in EXPECTED:
             return done
         status = max(status, done)
+    if known.keep:
+        keep()
     return status
 
 

@@ -19,6 +19,7 @@ PATHS = [
 
 
 class Path:
+    version = "1"
     params = (PATHS, common.DTYPES, common.LAYOUTS)
     param_names = ("path", "dtype", "layout")
     timeout = 300

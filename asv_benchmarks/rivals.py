@@ -9,6 +9,7 @@ class _Prefill:
     """4096 tokens into new arrays, in the layout that the rival rotates."""
 
     rival: str
+    version = "1"
     params = (common.TARGETS, common.DTYPES)
     param_names = ("target", "dtype")
     timeout = 300
@@ -52,6 +53,7 @@ class _Decode:
     """One token at position 5000: the time that the host spends."""
 
     rival: str
+    version = "1"
     params = (common.TARGETS,)
     param_names = ("target",)
 

@@ -34,6 +34,7 @@ _fresh = itertools.count()
 
 
 class Rule:
+    version = "1"
     params = (list(RULES),)
     param_names = ("rule",)
 
