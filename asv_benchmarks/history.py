@@ -91,15 +91,26 @@ def keep() -> None:
     """Copy all results to docs/benchmarks, where environments have no paths of this machine."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     name = f"existing-py{python}"
-    for path in sorted((ROOT / ".asv" / "results").rglob("*.json")):
+    kept, measured = ROOT / ".asv" / "results", set[str]()
+    for path in sorted(kept.glob("*/*.json")):
         found = json.loads(path.read_text("utf-8"))
-        to = KEPT / "results" / path.relative_to(ROOT / ".asv" / "results")
+        to = KEPT / "results" / path.relative_to(kept)
         if "commit_hash" in found:
             to = to.with_name(f"{found['commit_hash'][:8]}-{name}.json")
             found["env_name"], found["python"] = name, python
             found["params"]["python"] = python
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            measured |= set(found["results"])
+        write(to, found)
+    # asv draws an empty graph for each benchmark that it knows and has no results of.
+    known = json.loads((kept / "benchmarks.json").read_text("utf-8"))
+    used = {k: v for k, v in known.items() if k in measured or k == "version"}
+    write(KEPT / "results" / "benchmarks.json", used)
+
+
+def write(path: Path, found: dict[str, object]) -> None:
+    """Write JSON, with the floats that asv writes: NaN stands for what was skipped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 def main() -> int:

@@ -26,7 +26,12 @@ def publish(to: Path) -> str | None:
         return "asv is not installed (pip install 'rope-xp[docs]')"
     settings = load_json(str(ROOT / "asv.conf.json"), js_comments=True)
     # Whatever branch is checked out, the commits that lead to it are those to show.
-    settings |= {"repo": str(ROOT), "branches": ["HEAD"], "results_dir": str(RESULTS)}
+    settings |= {
+        "repo": str(ROOT),
+        "branches": ["HEAD"],
+        "results_dir": str(RESULTS),
+        "project_url": "../index.html",
+    }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "asv.conf.json"
         path.write_text(json.dumps(settings), "utf-8")

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from matplotlib import ticker
+
 from rope_xp._cli import plots
 
 HERE = Path(__file__).resolve().parent
@@ -83,8 +85,9 @@ def draw(path: Path) -> None:
             axes.set_title(title, size=10)
             axes.set_ylabel(unit, size=8)
             axes.tick_params(labelsize=7)
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("{x:g}")
+            axes.yaxis.set_minor_locator(ticker.NullLocator())
             axes.grid(axis="y", linewidth=0.3)
             axes.legend(fontsize=8)
             axes.set_xticks(range(len(words)), [""] * len(words))
