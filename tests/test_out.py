@@ -11,7 +11,7 @@ import rope_xp
 from rope_xp import RoPE, RopeError
 
 WRITING = (
-    *("numpy-portable", "numpy-chunked", "numpy-numba", "array-api-strict"),
+    *("numpy-portable", "numpy-chunked", "numpy-numba", "numpy-cuda", "array-api-strict"),
     *("torch", "torch-numba", "torch:gpu", "cupy"),
 )
 writing = pytest.mark.parametrize("backend", rows(WRITING))
