@@ -50,7 +50,7 @@ def objection() -> str | None:
 def _library() -> ctypes.CDLL:
     """Compile the kernel for every key, which takes seconds."""
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for i, key in enumerate(_cuda_plan.keys()):
+    for i, key in enumerate(_cuda_plan.every_key()):
         source += (
             f'extern "C" void launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
@@ -71,7 +71,7 @@ def _library() -> ctypes.CDLL:
 
 @lru_cache
 def _numbers() -> dict[_cuda_plan.Key, int]:
-    return {key: i for i, key in enumerate(_cuda_plan.keys())}
+    return {key: i for i, key in enumerate(_cuda_plan.every_key())}
 
 
 class Cuda:

@@ -54,7 +54,7 @@ class Key(NamedTuple):
         return f"rotate<{TYPES[self.dtype]}, {', '.join(str(int(flag)) for flag in flags)}>"
 
 
-def keys() -> Iterator[Key]:
+def every_key() -> Iterator[Key]:
     """Yield every key that a launch can have."""
     for (dtype, size), *pairs in product(_SIZES.items(), (True, False), (True, False)):
         read, write = pairs

@@ -59,7 +59,9 @@ ROUNDED(times, "mul")
 ROUNDED(plus, "add")
 ROUNDED(minus, "sub")
 __device__ __forceinline__ float negative(float a) {
-  return __int_as_float(__float_as_int(a) ^ 0x80000000);
+  float c;
+  asm("neg.f32 %0, %1;" : "=f"(c) : "f"(a));
+  return c;
 }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ double plus(double a, double b) { return __dadd_rn(a, b); }
@@ -193,13 +195,27 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
   }
 }
 
+// Blocks that are to fit a multiprocessor: as many as registers allow without spilling them, as
+// tests/test_cuda_compiles.py checks. Compilers for sm_100 and later keep more values at once.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
+#define BLOCKS(source) ((source) == SEVERAL ? 2 : 3)
+#else
+#define BLOCKS(source) 2
+#endif
+
 // --- the kernel ---------------------------------------------------------------------------------
+
+template <typename P>
+__device__ __forceinline__ P row(P x, long long of_outer, long long of_inner, long long outer,
+                                 long long inner) {
+  return x + outer * of_outer + inner * of_inner;
+}
 
 // T: of q and k. READ_PAIRS, WRITE_PAIRS: whether pairs lie side by side, (2i, 2i+1), or half apart,
 // (i, i + r/2). ACCESS: bytes of a load or store. TOGETHER: whether results lie elsewhere than what
 // they come from, in place: all threads of a head read before any writes.
 template <typename T, bool READ_PAIRS, bool WRITE_PAIRS, int ACCESS, int SOURCE, bool TOGETHER>
-__global__ void __launch_bounds__(256) rotate(const __grid_constant__ Arguments a) {
+__global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_constant__ Arguments a) {
   using C = typename Element<T>::Computed;
   using W = typename Word<ACCESS>::Type;
   constexpr bool PAIRS = READ_PAIRS && WRITE_PAIRS;
@@ -213,34 +229,30 @@ __global__ void __launch_bounds__(256) rotate(const __grid_constant__ Arguments 
   if (!TOGETHER && !present) return;
   const int heads = static_cast<int>(a.heads), q_heads = static_cast<int>(a.q_heads);
   for (long long outer = blockIdx.y; outer < a.outer; outer += gridDim.y) {
-    const char *const q = a.q + outer * a.q_strides.x_outer + inner * a.q_strides.x_inner;
-    const char *const k = a.k + outer * a.k_strides.x_outer + inner * a.k_strides.x_inner;
-    char *const q_out = a.q_out + outer * a.q_strides.out_outer + inner * a.q_strides.out_inner;
-    char *const k_out = a.k_out + outer * a.k_strides.out_outer + inner * a.k_strides.out_inner;
     for (int lane = threadIdx.x; lane < a.lanes; lane += blockDim.x) {
       const bool turning = lane < a.turning;
       const int first = lane * N;
-      // Where the first access lies in a head, and how far the second run of pairs half apart is.
-      const long long apart = a.pairs * SIZE;
-      const long long near = a.before + first * SIZE, side = a.before + 2 * first * SIZE;
-      long long passed = (lane - a.turning) * ACCESS;
-      if (passed >= a.before) passed += a.turned;
+      // In a head: where the first access lies, read and written, and how far the next one is off.
+      int from = static_cast<int>(a.before) + first * SIZE * (READ_PAIRS ? 2 : 1);
+      int to = static_cast<int>(a.before) + first * SIZE * (WRITE_PAIRS ? 2 : 1);
+      if (!turning) {
+        from = to = static_cast<int>((lane - a.turning) * ACCESS);
+        if (from >= a.before) from = to = from + static_cast<int>(a.turned);
+      }
+      const int apart = static_cast<int>(a.pairs) * SIZE;
+      const char *const q = row(a.q, a.q_strides.x_outer, a.q_strides.x_inner, outer, inner) + from;
+      const char *const k = row(a.k, a.k_strides.x_outer, a.k_strides.x_inner, outer, inner) + from;
 
       W words[HEADS][WORDS];
-      const auto read = [&](int from) {
+      const auto read = [&](int head) {
 #pragma unroll
-        for (int u = 0; u < HEADS; ++u) {
-          const int head = from + u * blockDim.y;
+        for (int u = 0; u < HEADS; ++u, head += blockDim.y) {
           if (!present || head >= heads) continue;
           const char *const x = head < q_heads ? q + head * a.q_strides.x_head
                                                : k + (head - q_heads) * a.k_strides.x_head;
-          if (!turning) {
-            words[u][0] = read_once<W>(x + passed);
-            continue;
-          }
 #pragma unroll
           for (int i = 0; i < WORDS; ++i) {
-            words[u][i] = read_once<W>(READ_PAIRS ? x + side + i * ACCESS : x + near + i * apart);
+            if (i == 0 || turning) words[u][i] = read_once<W>(x + i * (READ_PAIRS ? ACCESS : apart));
           }
         }
       };
@@ -248,18 +260,22 @@ __global__ void __launch_bounds__(256) rotate(const __grid_constant__ Arguments 
       read(threadIdx.y);
       C cos[N], sin[N];
       if (turning && present) find_angles<SOURCE>(cos, sin, a, outer, inner, first);
+      char *const q_out =
+          row(a.q_out, a.q_strides.out_outer, a.q_strides.out_inner, outer, inner) + to;
+      char *const k_out =
+          row(a.k_out, a.k_strides.out_outer, a.k_strides.out_inner, outer, inner) + to;
 
-      for (int from = threadIdx.y; from - static_cast<int>(threadIdx.y) < heads;) {
+      for (int base = 0; base < heads;) {
         if constexpr (TOGETHER) __syncthreads();
+        int head = base + threadIdx.y;
 #pragma unroll
-        for (int u = 0; u < HEADS; ++u) {
-          const int head = from + u * blockDim.y;
+        for (int u = 0; u < HEADS; ++u, head += blockDim.y) {
           if (!present || head >= heads) continue;
           char *const y = head < q_heads ? q_out + head * a.q_strides.out_head
                                          : k_out + (head - q_heads) * a.k_strides.out_head;
           if (!turning) {
-            const bool in_place = head < q_heads ? q == q_out : k == k_out;
-            if (!in_place) *reinterpret_cast<W *>(y + passed) = words[u][0];
+            const bool in_place = head < q_heads ? a.q == a.q_out : a.k == a.k_out;
+            if (!in_place) *reinterpret_cast<W *>(y) = words[u][0];
             continue;
           }
           T x[2 * N], turned[2 * N];
@@ -277,12 +293,11 @@ __global__ void __launch_bounds__(256) rotate(const __grid_constant__ Arguments 
           memcpy(results, turned, sizeof(turned));
 #pragma unroll
           for (int i = 0; i < WORDS; ++i) {
-            *reinterpret_cast<W *>(WRITE_PAIRS ? y + side + i * ACCESS : y + near + i * apart) =
-                results[i];
+            *reinterpret_cast<W *>(y + i * (WRITE_PAIRS ? ACCESS : apart)) = results[i];
           }
         }
-        from += HEADS * blockDim.y;
-        if (from - static_cast<int>(threadIdx.y) < heads) read(from);
+        base += HEADS * blockDim.y;
+        if (base < heads) read(base + threadIdx.y);
       }
     }
   }
