@@ -8,13 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import cupy
-from cupy.cuda import compiler
 
 SOURCE = Path(__file__).with_name("rotate.cu").read_text()
 OPTIONS = ("--std=c++17", "--fmad=false")
-
-Error = compiler.CompileException
-"""What cupy raises where NVRTC cannot compile."""
 
 
 def compiled(expression: str) -> cupy.RawKernel:
