@@ -135,7 +135,14 @@ TARGETS = (
     Target("dask-portable", "dask", "dask:cpu", path="portable"),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True),
     Target("jax:gpu", "jax", "jax:gpu", run=_jitted, floats=JAX, ulps=FUSED, gpu=True),
-    Target("cupy", "cupy", "cupy:gpu", floats=("float16", *STRICT), ulps=FUSED, gpu=True),
+    Target("cupy", "cupy", "cupy:gpu", ulps=FUSED, gpu=True, path="cuda"),
+    Target(
+        *("cupy-portable", "cupy", "cupy:gpu"),
+        floats=("float16", *STRICT),
+        ulps=FUSED,
+        gpu=True,
+        path="portable",
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from rope_xp import RoPE, RopeError
 
 WRITING = (
     *("numpy-portable", "numpy-chunked", "numpy-numba", "numpy-cuda", "array-api-strict"),
-    *("torch", "torch-numba", "torch:gpu", "cupy"),
+    *("torch", "torch-numba", "torch:gpu", "cupy", "cupy-portable"),
 )
 writing = pytest.mark.parametrize("backend", rows(WRITING))
 
