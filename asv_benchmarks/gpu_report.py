@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _reference, _targets
+from rope_xp import _dispatch, _reference, _targets
 from rope_xp._targets import Target
 from rope_xp._typing import Array
 
@@ -42,6 +42,7 @@ SHAPES = {
 START = 1_000_000
 FLUSH_BYTES = 1 << 29
 Action = Callable[[], tuple[Array, ...]]
+Makers = dict[str, gpu_rivals.Maker]
 
 
 # --- clocks --------------------------------------------------------------------------------------
@@ -111,14 +112,27 @@ def inputs(target: Target, batch: int, tokens: int) -> tuple[Array, Array, Array
     return target.put(q), target.put(k), target.put(np.tile(positions, (batch, 1)))
 
 
+def tried(target: Target, made: Makers) -> tuple[Makers, dict[str, str]]:
+    """Return what runs on one token, and why the rest does not."""
+    q, k, positions = inputs(target, 1, 1)
+    found, missing = {}, {}
+    for name, make in made.items():
+        try:
+            common.synchronise(target, make(positions)(q, k, positions))
+        except _dispatch.BROKEN as error:
+            missing[name] = " ".join(str(error).split()) or type(error).__name__
+        else:
+            found[name] = make
+    return found, missing
+
+
 def speed(
-    target: Target, batch: int, tokens: int, repeat: int, compile_too: bool
+    target: Target, made: Makers, batch: int, tokens: int, repeat: int
 ) -> list[dict[str, Any]]:
     """Return a row for each contender, forward and forward with backward."""
     q, k, positions = inputs(target, batch, tokens)
     size = 2 * 40 * 128 * batch * tokens
     how, seconds = clock_of(target)
-    made, _ = gpu_rivals.functions(target, compile_too)
     functions = {name: make(positions) for name, make in made.items()}
     forward: dict[str, Action] = {"copy": gpu_rivals.copies(target, q, k)}
     backward: dict[str, Action] = {"copy": gpu_rivals.copies(target, q, k)}
@@ -153,10 +167,9 @@ def speed(
     return rows
 
 
-def overhead(target: Target, compile_too: bool, loops: int) -> dict[str, float]:
+def overhead(target: Target, made: Makers, loops: int) -> dict[str, float]:
     """Return the microseconds that the host spends on one token, for each contender."""
     q, k, positions = inputs(target, 1, 1)
-    made, _ = gpu_rivals.functions(target, compile_too)
     found = {}
     for name, make in made.items():
         function = make(positions)
@@ -166,7 +179,7 @@ def overhead(target: Target, compile_too: bool, loops: int) -> dict[str, float]:
     return found
 
 
-def accuracy(target: Target, compile_too: bool) -> dict[str, float]:
+def accuracy(target: Target, made: Makers) -> dict[str, float]:
     """Return the largest error of cos and sin at positions from a million on.
 
     They are what the pair (1, 0) of float32 is turned to.
@@ -177,7 +190,6 @@ def accuracy(target: Target, compile_too: bool) -> dict[str, float]:
     host = np.arange(START, START + tokens, dtype=np.int32)
     positions = target.put(host[None])
     exact = _reference.turns(host, gpu_rivals.ROPE.frequencies(128))
-    made, _ = gpu_rivals.functions(target, compile_too)
     found = {}
     for name, make in made.items():
         turned = target.fetch(make(positions)(target.put(x), target.put(x), positions)[0])
@@ -207,13 +219,15 @@ def report(device: str, libraries: list[str], repeat: int, compile_too: bool) ->
             found["missing"][name] = target
             continue
         found["devices"][name] = _targets.devices(_targets.library_of(name))
-        for contender, why in gpu_rivals.functions(target, compile_too)[1].items():
+        made, absent = gpu_rivals.functions(target, compile_too)
+        made, failed = tried(target, made)
+        for contender, why in (absent | failed).items():
             found["missing"][f"{name} {contender}"] = why
         for batch, tokens in SHAPES[device]:
-            found["speed"] += speed(target, batch, tokens, repeat, compile_too)
+            found["speed"] += speed(target, made, batch, tokens, repeat)
         loops = 20 if device == "cpu" else 300
-        found["overhead_us"][name] = overhead(target, compile_too, loops)
-        found["largest_error_at_1M"][name] = accuracy(target, compile_too)
+        found["overhead_us"][name] = overhead(target, made, loops)
+        found["largest_error_at_1M"][name] = accuracy(target, made)
     return found
 
 

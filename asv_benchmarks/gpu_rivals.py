@@ -19,29 +19,25 @@ from . import common
 from .contenders import usual
 
 Function = Callable[[Array, Array, Array], tuple[Array, ...]]
+Maker = Callable[[Array], Function]
+"""Makes a function for some positions: what may be computed from them beforehand is not timed."""
 ROPE = rope_xp.RoPE(base=common.BASE, layout="half")
 
 
-def functions(
-    target: Target, compile_too: bool
-) -> tuple[dict[str, Callable[[Array], Function]], dict[str, str]]:
-    """Return what a target has, and why it lacks the rest.
-
-    Each is made for some positions: what may be computed from them beforehand is not timed.
-    """
-    found: dict[str, Callable[[Array], Function]] = {
+def functions(target: Target, compile_too: bool) -> tuple[dict[str, Maker], dict[str, str]]:
+    """Return what a target has, and why it lacks the rest."""
+    found: dict[str, Maker] = {
         "rope_xp": lambda _: ROPE.apply,
         "usual": lambda _: usual(target),
     }
-    missing = {}
+    missing: dict[str, str] = {}
     if target.library == "jax":
         return found, missing
     found["rope_xp in place"] = lambda _: lambda q, k, p: ROPE.apply(q, k, p, out=(q, k))
     if target.library != "torch":
         return found, missing
     if compile_too:
-        made = importlib.import_module("torch").compile(usual(target))
-        found["usual compiled"] = lambda _: made
+        found["usual compiled"] = lambda _: _compiled(usual(target))
     else:
         missing["usual compiled"] = "left out by --no-compile"
     try:
@@ -51,6 +47,13 @@ def functions(
     else:
         found["liger"] = lambda positions: _liger(liger, target, positions)
     return found, missing
+
+
+def _compiled(function: Function) -> Function:
+    """Compile for the shapes to come, and forget earlier ones, of which torch keeps eight."""
+    torch = importlib.import_module("torch")
+    torch._dynamo.reset()
+    return torch.compile(function, dynamic=False)
 
 
 def _liger(rotate: Callable[..., Any], target: Target, positions: Array) -> Function:

@@ -71,6 +71,19 @@ def test_gradients_are_those_of_the_rotation() -> None:
             assert distance <= 5 * 2.0**-8 * 4, name
 
 
+def test_a_contender_that_fails_is_missing_by_name() -> None:
+    target = _targets.find("torch:cpu")
+
+    def broken(*_: object) -> None:
+        msg = "no such\nkernel"
+        raise RuntimeError(msg)
+
+    made = {"broken": lambda _: broken, "rope_xp": lambda _: gpu_rivals.ROPE.apply}
+    found, missing = gpu_report.tried(target, made)
+    assert list(found) == ["rope_xp"]
+    assert missing == {"broken": "no such kernel"}
+
+
 def test_contenders_take_turns() -> None:
     seen: list[str] = []
     actions = {name: lambda name=name: (seen.append(name),) for name in "abc"}
