@@ -52,7 +52,7 @@ def functions(target: Target, compile_too: bool) -> tuple[dict[str, Maker], dict
 def _compiled(function: Function) -> Function:
     """Compile for the shapes to come, and forget earlier ones, of which torch keeps eight."""
     torch = importlib.import_module("torch")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(function, dynamic=False)
 
 

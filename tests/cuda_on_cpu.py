@@ -22,7 +22,10 @@ from rope_xp._contract import Call
 
 KERNELS = Path(_cuda.__file__).parent / "kernels"
 # No fused multiply-add, as in PTX; unoptimised, as compiling would take longer than running.
-FLAGS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
+FLAGS = (
+    *("-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-fsanitize=alignment"),
+    *("-shared", "-fPIC", "-w"),
+)
 
 
 def cuda_folder(name: str) -> Path | None:
@@ -52,9 +55,9 @@ def _library() -> ctypes.CDLL:
     source = Path(__file__).with_suffix(".cpp").read_text()
     for i, key in enumerate(_cuda_plan.every_key()):
         source += (
-            f'extern "C" void launch_{i}(const unsigned *grid, const unsigned *block, '
+            f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
-            f"{{ run({key.expression}, {int(key.together)}, grid, block, words); }}\n"
+            f"{{ return run({key.expression}, {int(key.together)}, grid, block, words); }}\n"
         )
     source += 'extern "C" size_t size() { return sizeof(Arguments); }\n'
     include = cuda_folder("include")
@@ -67,6 +70,19 @@ def _library() -> ctypes.CDLL:
     library.size.restype = ctypes.c_size_t
     assert library.size() == _cuda_plan.ARGUMENTS.itemsize
     return library
+
+
+def launch(
+    key: _cuda_plan.Key, grid: tuple[int, ...], block: tuple[int, ...], words: np.ndarray
+) -> None:
+    """Run a kernel; ``words`` is its argument as cupy gets it."""
+    assert words.size == 1  # cupy passes no other array by value
+    assert words.itemsize == _library().size()
+    function = getattr(_library(), f"launch_{_numbers()[key]}")
+    function.restype = ctypes.c_bool
+    integers = ctypes.c_uint * 3
+    aligned = function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
+    assert aligned, f"{key} reads or writes where an access of its width may not"
 
 
 @lru_cache
@@ -91,13 +107,8 @@ class Cuda:
     def run(self, call: Call) -> tuple[Any, ...]:
         outs = call.out or glue._new(call)
         self.ran = _cuda.launches(call, outs, lambda x: np.array(x, order="C"))
-        for launch in self.ran:
-            function = getattr(_library(), f"launch_{_numbers()[launch.key]}")
-            words = launch.words.view(_cuda_plan.ARGUMENTS)
-            assert words.size == 1
-            grid = (ctypes.c_uint * 2)(*launch.grid)
-            block = (ctypes.c_uint * 3)(*launch.block)
-            function(grid, block, ctypes.c_void_p(words.ctypes.data))
+        for key, grid, block, words, _ in self.ran:
+            launch(key, grid, block, words.view(_cuda_plan.ARGUMENTS))
         return outs
 
 

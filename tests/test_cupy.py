@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import cuda_on_cpu
 import numpy as np
 import pytest
+from rope_xp_backends._cuda_plan import every_key
 from targets import TARGETS, missing, numpy_dtype
 
 import rope_xp
@@ -67,15 +67,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         pytest.skip("cupy finds a GPU, where it needs no stand-in")
 
     def compiled(expression: str) -> Any:
-        (number,) = [n for key, n in cuda_on_cpu._numbers().items() if key.expression == expression]
-        function = getattr(cuda_on_cpu._library(), f"launch_{number}")
+        (key,) = [key for key in every_key() if key.expression == expression]
 
         def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any]) -> None:
-            (words,) = arguments
-            assert words.size == 1  # cupy passes no other array by value
-            assert words.itemsize == cuda_on_cpu._library().size()
-            integers = ctypes.c_uint * 3
-            function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
+            cuda_on_cpu.launch(key, grid, block, *arguments)
 
         return SimpleNamespace(kernel=launch)
 
