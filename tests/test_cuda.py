@@ -110,6 +110,50 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
     }
 
 
+def padded(shape: tuple[int, ...], rows: int = 0, head_dim: int = 0) -> np.ndarray:
+    """Return zeros of bfloat16 with so many components more behind each token, and each head."""
+    batch, tokens, heads, d = shape
+    row = heads * (d + head_dim) + rows
+    x = placed(np.zeros(batch * tokens * row, numpy_dtype("bfloat16")), 16)
+    strides = (2 * tokens * row, 2 * row, 2 * (d + head_dim), 2)
+    return np.lib.stride_tricks.as_strided(x, shape, strides)
+
+
+# What lies askew, where all else is a multiple of 16 bytes, and the access that is left: in layout
+# half and interleaved. A rotation by 6 pairs is shared out by 2 pairs a thread.
+ASKEW: dict[str, tuple[Callable[[], np.ndarray], dict[str, int], tuple[int, int]]] = {
+    "nothing": (lambda: padded((2, 21, 8, 64), 8, 8), {}, (16, 16)),
+    "heads": (lambda: padded((2, 21, 8, 64), 0, 2), {}, (4, 4)),
+    "tokens": (lambda: padded((2, 21, 8, 64), 4), {}, (8, 8)),
+    "batches": (lambda: padded((2, 21, 8, 66), 8, 6)[..., :64], {}, (16, 16)),
+    "slice": (lambda: padded((2, 21, 8, 64)), {"rotary_dim": 32, "rotary_offset": 1}, (2, 2)),
+    "pairs": (lambda: padded((2, 21, 8, 64)), {"rotary_dim": 12}, (4, 8)),
+    "what passes": (lambda: padded((2, 21, 8, 66), 0, 6), {"rotary_dim": 64}, (4, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", ASKEW)
+def test_accesses_are_as_wide_as_fits(kind: str, rng: np.random.Generator) -> None:
+    make, slices, accesses = ASKEW[kind]
+    for layout, access in zip(("half", "interleaved"), accesses, strict=True):
+        x, out, rope = make(), make(), RoPE(layout=layout, **slices)
+        x[...] = sample(rng, *x.shape, dtype="bfloat16")
+        same(rope.rotate(x, POSITIONS, out=out), truth(rope.rotate, x, POSITIONS))
+        assert keys_of_last_call()[0].access == access
+
+
+def test_tables_that_lie_askew(rng: np.random.Generator) -> None:
+    x = placed(sample(rng, 21, 2, 64, dtype="bfloat16"), 16)
+    for columns, start, access in ((32, 0, 16), (33, 0, 2), (34, 0, 4), (36, 2, 4), (36, 4, 16)):
+        cos, sin = (
+            placed(np.zeros((21, columns), np.float32), 16)[:, start : start + 32] for _ in "cs"
+        )
+        cos[...], sin[...] = RoPE().cos_sin(POSITIONS, 64)
+        got = rope_xp.apply_tables(x, cos, sin, layout="half")
+        same(got, truth(rope_xp.apply_tables, x, cos, sin, layout="half"))
+        assert keys_of_last_call()[0].access == access
+
+
 # Rows are q's and k's shape, axes, and how many launches take both.
 ONE_LAUNCH = [
     ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", None),
@@ -173,7 +217,9 @@ def test_head_dim(head_dim: int, layout: str, rng: np.random.Generator) -> None:
         same(x, expected)
 
 
-@pytest.mark.parametrize(("rotary_dim", "offset"), [(64, 448), (64, 0), (16, 3), (2, 509)])
+@pytest.mark.parametrize(
+    ("rotary_dim", "offset"), [(64, 448), (64, 0), (12, 64), (16, 3), (2, 509)]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_passes_through(
     rotary_dim: int, offset: int, layout: str, rng: np.random.Generator

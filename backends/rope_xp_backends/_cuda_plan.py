@@ -128,8 +128,6 @@ def plan(turn: Turn, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tupl
     aligned = turn.alignment | bits(s for row in rows for s in row.strides[:4]) | before
     if max(heads) > 1:
         aligned |= bits(head_strides)
-    if not (turn.read_pairs and turn.write_pairs):
-        aligned |= pairs * size
     if passes:
         aligned |= head_dim * size
     angles_aligned = turn.angles_alignment | bits(s for row in rows for s in row.strides[4:6])
