@@ -11,7 +11,7 @@ from typing import Any
 import cuda_on_cpu
 import numpy as np
 import pytest
-from rope_xp_backends._cuda_plan import every_key
+from rope_xp_backends._cuda_plan import ARGUMENTS, every_key
 from targets import TARGETS, missing, numpy_dtype
 
 import rope_xp
@@ -132,6 +132,19 @@ def test_tables_are_waited_for_once(host: list[int]) -> None:
     for _ in range(2):
         RoPE().rotate(on_host(np.ones((3, 2, 8), np.float32)), [5, 6, 7])
         assert host == [0]
+
+
+def test_cupy_takes_the_argument_of_a_launch() -> None:
+    """Its own launch, of no kernel: it gets as far as the driver, where there is none."""
+    if cupy.is_available():
+        pytest.skip("cupy finds a GPU, which would launch what is no kernel")
+    nothing = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)
+    words = np.zeros(ARGUMENTS.itemsize // 8, np.int64)
+    stream = SimpleNamespace(ptr=0)
+    with pytest.raises(TypeError, match="size one can be passed by value"):
+        nothing((1, 1), (1, 1, 1), (words,), 0, stream)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="Driver"):
+        nothing((1, 1), (1, 1, 1), (words.view(ARGUMENTS),), 0, stream)
 
 
 def test_what_is_declined(host: list[int]) -> None:
