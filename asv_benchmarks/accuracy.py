@@ -14,6 +14,7 @@ COUNT = 4096
 class Angles:
     """Over the 4096 positions below ``below``. The same on every library: tests see to that."""
 
+    version = "1"
     params = ([131_072, 1_000_000, 10_000_000],)
     param_names = ("below",)
 

@@ -1,66 +1,94 @@
-"""Prefill: q and k of 4096 tokens, where memory is the limit. Every ratio is better if larger."""
+"""A whole call, from positions to rotated q and k: 4096 tokens, and one.
 
-from asv_runner.benchmarks.mark import SkipNotImplemented
+Of many tokens memory is the limit, so the time is set beside that of copying q and k. Of one token
+the limit is what a call costs on the host.
+"""
+
+from rope_xp._bench import clock, contenders
 
 from . import common
-from .contenders import contenders, ratio
 
 
 class Prefill:
-    params = (common.TARGETS, common.LAYOUTS, common.DTYPES)
-    param_names = ("target", "layout", "dtype")
-    timeout = 300
+    """Into new arrays, in the layout of most models. kernels.py has the others."""
 
-    def setup(self, target: str, layout: str, dtype: str) -> None:
-        self.target, actions = contenders(target, layout, dtype)
-        self.apply = actions["new"]
-        common.synchronise(self.target, self.apply())  # with --quick asv does not warm up
-
-    def time_apply(self, target: str, layout: str, dtype: str) -> None:
-        common.synchronise(self.target, self.apply())
-
-    def track_share_of_copy(self, target: str, layout: str, dtype: str) -> float:
-        """Time to copy q and k in the same library, over that to rotate them into new arrays."""
-        return ratio(target, layout, dtype, "new", "copy")
-
-    track_share_of_copy.unit = "of a copy"
-
-
-class Against:
-    """The layout of most models, beside what their code runs and beside a copy without new memory.
-
-    ``limit`` is what copies: into given memory, or in jax ``x * 2`` under jit.
-    """
-
+    version = "1"
     params = (common.TARGETS, common.DTYPES)
     param_names = ("target", "dtype")
     timeout = 300
 
-    def _ratio(self, target: str, dtype: str, ours: str, other: str) -> float:
-        _, actions = contenders(target, "half", dtype)
-        if not {ours, other} <= set(actions):
-            raise SkipNotImplemented(f"{target} has no {other!r}")
-        return ratio(target, "half", dtype, ours, other)
+    def setup(self, target: str, dtype: str) -> None:
+        with common.skipping():
+            self.target, self.apply, self.copy = contenders.pair(
+                target, "half", dtype, "new", "copy", common.TOKENS
+            )
+        clock.wait(self.target, self.apply())  # with --quick asv does not warm up
 
-    def track_usual(self, target: str, dtype: str) -> float:
-        return self._ratio(target, dtype, "new", "usual")
+    def time_apply(self, target: str, dtype: str) -> None:
+        clock.wait(self.target, self.apply())
 
-    def track_compiled(self, target: str, dtype: str) -> float:
-        return self._ratio(target, dtype, "new", "compiled")
+    def track_time_over_copy(self, target: str, dtype: str) -> float:
+        times = clock.best_seconds(self.target, common.REPEAT, self.apply, self.copy)
+        return common.over(*times)
 
-    def track_limit(self, target: str, dtype: str) -> float:
+    track_time_over_copy.unit = "copies"
+
+
+class Memory:
+    """The layout of most models: memory that is there already, and views of other arrays.
+
+    The least that can be done is to copy into given memory; in jax ``x * 2`` under jit.
+    """
+
+    version = "1"
+    params = (common.TARGETS, common.DTYPES)
+    param_names = ("target", "dtype")
+    timeout = 300
+
+    def setup(self, target: str, dtype: str) -> None:
+        common.case(target, dtype=dtype)  # what is absent is told here
+
+    def _over(self, target: str, dtype: str, ours: str, other: str) -> float:
+        found, *calls = contenders.pair(target, "half", dtype, ours, other, common.TOKENS)
+        return common.over(*clock.best_seconds(found, common.REPEAT, *calls))
+
+    def track_time_over_limit(self, target: str, dtype: str) -> float:
         if target.startswith("jax"):
-            return self._ratio(target, dtype, "new", "jit x * 2")
-        return self._ratio(target, dtype, "out", "copy into")
+            return self._over(target, dtype, "new", "jit x * 2")
+        return self._over(target, dtype, "out", "copy into")
 
-    def track_bhsd(self, target: str, dtype: str) -> float:
-        """Views with heads before tokens, against arrays in order: 1 is no slower."""
-        return self._ratio(target, dtype, "bhsd", "new")
+    def track_in_place_over_limit(self, target: str, dtype: str) -> float:
+        return self._over(target, dtype, "in place", "copy into")
 
-    def track_fused(self, target: str, dtype: str) -> float:
-        """In place in a fused projection, against an array of its own: 1 is no slower."""
-        return self._ratio(target, dtype, "slice of fused", "slice")
+    def track_bhsd_over_bshd(self, target: str, dtype: str) -> float:
+        """Views with heads before tokens, beside arrays in order."""
+        return self._over(target, dtype, "bhsd", "new")
 
-    track_usual.unit = track_compiled.unit = "times as fast"
-    track_limit.unit = "of the limit"
-    track_bhsd.unit = track_fused.unit = "of contiguous"
+    def track_fused_over_alone(self, target: str, dtype: str) -> float:
+        """In place in a fused projection, beside an array of its own."""
+        return self._over(target, dtype, "slice of fused", "slice")
+
+    track_in_place_over_limit.params = (common.WRITEABLE, common.DTYPES)
+    track_bhsd_over_bshd.params = track_fused_over_alone.params = track_in_place_over_limit.params
+    track_time_over_limit.params = ([*common.WRITEABLE, *common.JAX], common.DTYPES)
+    track_time_over_limit.unit = track_in_place_over_limit.unit = "copies"
+    track_bhsd_over_bshd.unit = track_fused_over_alone.unit = "of contiguous"
+
+
+class Decode:
+    """One token at position 5000, in microseconds that the host spends."""
+
+    version = "1"
+    params = (common.TARGETS,)
+    param_names = ("target",)
+
+    def setup(self, target: str) -> None:
+        with common.skipping():
+            self.target, self.apply, _ = contenders.pair(
+                target, "half", "float32", "new", "copy", 1, common.POSITION
+            )
+
+    def track_apply(self, target: str) -> float:
+        return clock.best_microseconds(self.target, self.apply, *common.LOOPS)
+
+    track_apply.unit = "us"

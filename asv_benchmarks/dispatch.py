@@ -1,88 +1,17 @@
-"""Decode: one token, where the limit is what a call costs on the host."""
+"""What is left of a call when nothing is computed: recognising, checking, choosing."""
 
-import importlib
-import importlib.util
 from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import numpy as np
-from asv_runner.benchmarks.mark import SkipNotImplemented
 
 import rope_xp
 from rope_xp import _angles, _positions, _rotate
-from rope_xp._targets import Target
+from rope_xp._bench import clock
 
 from . import common
-from .contenders import usual
 
-ROPE = rope_xp.RoPE(base=common.BASE, layout="half")
-POSITION = 5000
-KERNELS = ("numpy:cpu", "torch:cpu")
-
-
-class Decode:
-    """From positions to rotated q and k: rope_xp beside the formula in common use."""
-
-    params = (common.TARGETS,)
-    param_names = ("target",)
-
-    def setup(self, target: str) -> None:
-        self.target, q, k, positions = common.case(target, 1, POSITION)
-        formula, llama = usual(self.target), None
-        if self.target.library == "torch":
-            llama = _llama(self.target)
-        self.calls = {
-            "apply": lambda: ROPE.apply(q, k, positions),
-            "usual": lambda: formula(q, k, positions),
-            "llama": llama and (lambda: llama(q, k, positions)),
-        }
-        if target in KERNELS and importlib.util.find_spec("numba"):
-            with rope_xp.use_backend("numba"):  # compiled by now, as a prefill comes before
-                ROPE.apply(q, k, positions)
-
-    def best(self, name: str) -> float:
-        call = self.calls[name]
-        if call is None:
-            raise SkipNotImplemented("only where transformers and torch are installed")
-        return common.best_microseconds(self.target, call)
-
-    def track_apply(self, target: str) -> float:
-        return self.best("apply")
-
-    def track_usual_formula(self, target: str) -> float:
-        """Its angles shared by q and k; jitted in jax."""
-        return self.best("usual")
-
-    def track_llama(self, target: str) -> float:
-        """LlamaRotaryEmbedding and apply_rotary_pos_emb, as transformers runs them."""
-        return self.best("llama")
-
-    track_apply.unit = track_usual_formula.unit = track_llama.unit = "us"
-
-
-def decode(target: str) -> dict[str, float]:
-    """Return the microseconds of each contender that a target has."""
-    benchmark = Decode()
-    benchmark.setup(target)
-    return {name: benchmark.best(name) for name, call in benchmark.calls.items() if call}
-
-
-def _llama(target: Target) -> Callable[..., tuple] | None:
-    if importlib.util.find_spec("transformers") is None:
-        return None
-    modeling = importlib.import_module("transformers.models.llama.modeling_llama")
-    config = importlib.import_module("transformers").LlamaConfig(
-        hidden_size=4096, num_attention_heads=32, num_key_value_heads=8
-    )
-    device = target.put(np.ones(1, np.float32)).device
-    embedding = modeling.LlamaRotaryEmbedding(config).to(device)
-
-    def rotate(q: Any, k: Any, positions: Any) -> tuple:
-        cos, sin = embedding(q, positions[None])
-        return modeling.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
-
-    return rotate
+ROPE = rope_xp.RoPE(layout="half")
 
 
 def _constant(value: object) -> Callable[..., object]:
@@ -99,10 +28,11 @@ def track_overhead() -> float:
     All that computes is replaced by constants. What is left recognises and checks arguments and
     picks the path.
     """
-    target, q, k, positions = common.case("numpy:cpu", 1, POSITION)
+    target, q, k, positions = common.case("numpy:cpu", 1, common.POSITION)
     table = np.ones((1, 64), np.float32)
     tables = target.backend.tables(ROPE, 128, False, False, q)
     resolved = (positions, None, _angles.UNKNOWN)
+    loops, rounds = common.LOOPS
 
     with (
         mock.patch.object(_angles, "cos_sin", _constant((table, table))),
@@ -111,7 +41,10 @@ def track_overhead() -> float:
         mock.patch.object(target.backend, "tables", _constant(tables)),
         rope_xp.use_backend("portable"),
     ):
-        return common.best_microseconds(target, lambda: ROPE.apply(q, k, positions), 5000)
+        return clock.best_microseconds(
+            target, lambda: ROPE.apply(q, k, positions), 10 * loops, rounds
+        )
 
 
 track_overhead.unit = "us"
+track_overhead.version = "1"

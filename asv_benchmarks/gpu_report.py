@@ -28,10 +28,13 @@ from typing import Any
 import numpy as np
 
 from rope_xp import _dispatch, _reference, _targets
+from rope_xp._bench import clock
+from rope_xp._bench.clock import Action
+from rope_xp._bench.inputs import HEAD_DIM, HEADS, numpy_dtype
 from rope_xp._targets import Target
 from rope_xp._typing import Array
 
-from . import common, gpu_rivals
+from . import gpu_rivals
 
 LIBRARIES = ("torch", "cupy", "jax")
 PACKAGES = ("numpy", "torch", "triton", "cupy-cuda12x", "cupy-cuda13x", "jax", "liger-kernel")
@@ -41,7 +44,6 @@ SHAPES = {
 }
 START = 1_000_000
 FLUSH_BYTES = 1 << 29
-Action = Callable[[], tuple[Array, ...]]
 Makers = dict[str, gpu_rivals.Maker]
 
 
@@ -79,7 +81,7 @@ def _wall(target: Target, action: Action, calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         results = action()
-    common.synchronise(target, results)
+    clock.wait(target, results)
     return (time.perf_counter() - start) / calls
 
 
@@ -103,10 +105,10 @@ def in_turns(
 def inputs(target: Target, batch: int, tokens: int) -> tuple[Array, Array, Array]:
     random = np.random.default_rng(0)
     q, k = (
-        random.standard_normal((batch, tokens, heads, 128), np.float32).astype(
-            common.numpy_dtype("bfloat16")
+        random.standard_normal((batch, tokens, heads, HEAD_DIM), np.float32).astype(
+            numpy_dtype("bfloat16")
         )
-        for heads in (32, 8)
+        for heads in HEADS
     )
     positions = np.arange(5000, 5000 + tokens, dtype=np.int32)
     return target.put(q), target.put(k), target.put(np.tile(positions, (batch, 1)))
@@ -118,7 +120,7 @@ def tried(target: Target, made: Makers) -> tuple[Makers, dict[str, str]]:
     found, missing = {}, {}
     for name, make in made.items():
         try:
-            common.synchronise(target, make(positions)(q, k, positions))
+            clock.wait(target, make(positions)(q, k, positions))
         except _dispatch.BROKEN as error:
             missing[name] = " ".join(str(error).split()) or type(error).__name__
         else:
@@ -131,7 +133,7 @@ def speed(
 ) -> list[dict[str, Any]]:
     """Return a row for each contender, forward and forward with backward."""
     q, k, positions = inputs(target, batch, tokens)
-    size = 2 * 40 * 128 * batch * tokens
+    size = 2 * sum(HEADS) * HEAD_DIM * batch * tokens
     how, seconds = clock_of(target)
     functions = {name: make(positions) for name, make in made.items()}
     forward: dict[str, Action] = {"copy": gpu_rivals.copies(target, q, k)}
@@ -173,7 +175,7 @@ def overhead(target: Target, made: Makers, loops: int) -> dict[str, float]:
     found = {}
     for name, make in made.items():
         function = make(positions)
-        found[name] = common.best_microseconds(
+        found[name] = clock.best_microseconds(
             target, lambda function=function: function(q, k, positions), loops, 5
         )
     return found

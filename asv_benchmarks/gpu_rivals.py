@@ -12,23 +12,22 @@ from typing import Any
 
 import rope_xp
 from rope_xp import _reference
+from rope_xp._bench import rivals
+from rope_xp._bench.inputs import BASE, HEAD_DIM, Case
 from rope_xp._targets import Target
 from rope_xp._typing import Array
-
-from . import common
-from .contenders import usual
 
 Function = Callable[[Array, Array, Array], tuple[Array, ...]]
 Maker = Callable[[Array], Function]
 """Makes a function for some positions: what may be computed from them beforehand is not timed."""
-ROPE = rope_xp.RoPE(base=common.BASE, layout="half")
+ROPE = rope_xp.RoPE(base=BASE, layout="half")
 
 
 def functions(target: Target, compile_too: bool) -> tuple[dict[str, Maker], dict[str, str]]:
     """Return what a target has, and why it lacks the rest."""
     found: dict[str, Maker] = {
         "rope_xp": lambda _: ROPE.apply,
-        "usual": lambda _: usual(target),
+        "usual": lambda _: _usual(target),
     }
     missing: dict[str, str] = {}
     if target.library == "jax":
@@ -37,7 +36,7 @@ def functions(target: Target, compile_too: bool) -> tuple[dict[str, Maker], dict
     if target.library != "torch":
         return found, missing
     if compile_too:
-        found["usual compiled"] = lambda _: _compiled(usual(target))
+        found["usual compiled"] = lambda _: _compiled(_usual(target))
     else:
         missing["usual compiled"] = "left out by --no-compile"
     try:
@@ -49,6 +48,10 @@ def functions(target: Target, compile_too: bool) -> tuple[dict[str, Maker], dict
     return found, missing
 
 
+def _usual(target: Target) -> Function:
+    return rivals.formula(Case(target, None, None, None))
+
+
 def _compiled(function: Function) -> Function:
     """Compile for the shapes to come, and forget earlier ones, of which torch keeps eight."""
     torch = importlib.import_module("torch")
@@ -58,7 +61,7 @@ def _compiled(function: Function) -> Function:
 
 def _liger(rotate: Callable[..., Any], target: Target, positions: Array) -> Function:
     xp = target.backend.xp
-    cos, sin = _reference.usual_cos_sin(xp, positions, 128, common.BASE)
+    cos, sin = _reference.usual_cos_sin(xp, positions, HEAD_DIM, BASE)
     if len(cos.shape) == 2:
         cos, sin = cos[None], sin[None]
 

@@ -7,3 +7,4 @@ def timeraw_import() -> tuple[str, str]:
 
 # Each sample is a process of its own.
 timeraw_import.repeat = (5, 20, 20.0)
+timeraw_import.version = "1"

@@ -14,7 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
-from . import contenders, dispatch
+from rope_xp._bench import clock, contenders
+from rope_xp._bench.inputs import Absent
+
+from . import common
 
 ROWS = (
     ("into given arrays, share of copying into them", "out", "copy into"),
@@ -23,7 +26,7 @@ ROWS = (
     ("views with heads first, share of the speed in order", "bhsd", "new"),
     ("q in a fused projection in place, share of the speed alone", "slice of fused", "slice"),
     ("times as fast as the usual formula", "new", "usual"),
-    ("times as fast as `torch.compile` of it", "new", "compiled"),
+    ("times as fast as `torch.compile` of it", "new", "torch_compile"),
 )
 COLUMNS = (
     *(("numpy:cpu", dtype) for dtype in ("float32", "float16", "bfloat16")),
@@ -39,11 +42,13 @@ def column(name: str, dtype: str) -> dict[str, float]:
     np.ones(3 << 27)
     least: dict[str, float] = {}
     for layout in ("half", "interleaved"):
-        _, actions = contenders.contenders(name, layout, dtype)
         for text, ours, other in ROWS:
-            if ours in actions and other in actions:
-                found = contenders.ratio(name, layout, dtype, ours, other)
-                least[text] = min(least.get(text, found), found)
+            try:
+                target, *pair = contenders.pair(name, layout, dtype, ours, other)
+            except Absent:
+                continue
+            mine, theirs = clock.best_seconds(target, common.REPEAT, *pair)
+            least[text] = min(least.get(text, theirs / mine), theirs / mine)
     return least
 
 
@@ -68,12 +73,17 @@ def decode_table() -> str:
     """Return the microseconds of one token as Markdown."""
     lines = ["| one token, us | rope_xp | usual formula | transformers |", "|---|---|---|---|"]
     for name in dict(COLUMNS):
-        times = dispatch.decode(name)
-        cells = (
-            f"{times[key]:.0f}" if key in times else "-" for key in ("apply", "usual", "llama")
-        )
+        cells = [_decode(name, key) for key in ("new", "usual", "transformers")]
         lines.append(f"| {name.removesuffix(':cpu')} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _decode(name: str, key: str) -> str:
+    try:
+        target, _, call = contenders.pair(name, "half", "float32", "new", key, 1, common.POSITION)
+    except Absent:
+        return "-"
+    return f"{clock.best_microseconds(target, call):.0f}"
 
 
 if __name__ == "__main__":

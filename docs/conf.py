@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import io
 import re
@@ -106,6 +107,7 @@ def generate(_app: Sphinx | None = None) -> None:
     """Write pictures, tables and the pages from outside to _generated."""
     sys.path.insert(0, str(HERE))
     import accuracy_table
+    import history_pictures
     import paper_pictures
     import pictures
     import position_pictures
@@ -115,12 +117,25 @@ def generate(_app: Sphinx | None = None) -> None:
     rule_pictures.write(GENERATED)
     position_pictures.write(GENERATED)
     paper_pictures.write(GENERATED)
+    history_pictures.draw(GENERATED / "history.png")
     texts = {name: shown_inside(path.read_text("utf-8")) for name, path in PAGES.items()}
     texts["accuracy.md"] = accuracy_table.table()
     texts["libraries.md"] = libraries_table()
     texts["command_line.txt"] = command_line_help()
     for name, text in texts.items():
         (GENERATED / name).write_text(text, encoding="utf-8")
+
+
+def publish_history(app: Sphinx, error: Exception | None) -> None:
+    """Put asv's own site beside the pages, or a page that says why it is absent."""
+    if error is not None or app.builder.format != "html":
+        return
+    import asv_site
+
+    to = Path(app.outdir) / "history"
+    if reason := asv_site.publish(to):
+        to.mkdir(exist_ok=True)
+        (to / "index.html").write_text(f"<p>Not built here: {html.escape(reason)}.</p>", "utf-8")
 
 
 def close_examples(_app: Sphinx, _page: str, source: list[str]) -> None:
@@ -132,3 +147,4 @@ def setup(app: Sphinx) -> None:
     """Generate before any page is read."""
     app.connect("builder-inited", generate)
     app.connect("source-read", close_examples)
+    app.connect("build-finished", publish_history)

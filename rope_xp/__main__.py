@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from rope_xp._cli import demo, info, inspect_config, plot
+from rope_xp._cli import bench, demo, info, inspect_config, plot
 
 
 class Command(Protocol):
@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "demo": demo,
     "inspect": inspect_config,
     "plot": plot,
+    "bench": bench,
 }
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -213,29 +212,3 @@ def _devices(library: str) -> list[str]:
             return []
         return [f"cuda:{i}" for i in range(module.cuda.runtime.getDeviceCount())]
     return ["cpu"]
-
-
-# --- timing --------------------------------------------------------------------------------------
-
-
-def best_seconds(
-    target: Target, repeat: int, *actions: Callable[[], tuple[Any, ...]]
-) -> list[float]:
-    """Return the shortest time of each action, in seconds, after one call to warm it up.
-
-    The actions take turns, so that a busy moment of the machine hits all of them, in an order that
-    changes, so that the memory which one frees is not always the same one's gain or loss. The clock
-    stops once what they return has been computed.
-    """
-    best = [float("inf")] * len(actions)
-    for turn in range(repeat + 1):
-        for i in np.random.default_rng(turn).permutation(len(actions)):
-            start = time.perf_counter()
-            results = actions[i]()
-            for result in results:
-                target.wait(result)
-            elapsed = time.perf_counter() - start
-            if turn > 0:
-                best[i] = min(best[i], elapsed)
-            del results  # else the next action allocates while these are held
-    return best

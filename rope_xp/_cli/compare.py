@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp import _reference, _targets
+from rope_xp import _reference
 from rope_xp._apply import apply, explain
+from rope_xp._bench import clock
 from rope_xp._targets import Target
 from rope_xp._typing import Array, Layout
 
@@ -70,7 +71,7 @@ def run(
         return target.copy(q), target.copy(k)
 
     path = explain(q, k, positions, layout=LAYOUT, base=BASE).path
-    seconds, copy_seconds = _targets.best_seconds(target, repeat, ours, copies)
+    seconds, copy_seconds = clock.best_seconds(target, repeat, ours, copies)
     results = [target.fetch(y) for y in ours()]
     xp = target.backend.xp
     usual = [target.fetch(_reference.usual_rotate(xp, x, positions, BASE)) for x in (q, k)]

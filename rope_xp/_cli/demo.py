@@ -13,27 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _dispatch, _targets
-from rope_xp._cli import arguments, compare, terminal
+from rope_xp import _targets
+from rope_xp._cli import arguments, choice, compare, terminal
+from rope_xp._cli.choice import Skipped
 from rope_xp._cli.compare import Row
 from rope_xp._errors import RopeError
-from rope_xp._targets import Target
 
 STARTS = (0, 1_000_000)
 ERROR_BOUND = 2e-6
 """Times the largest component of q and k."""
 ULP_BOUND = 2.0
 _BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu", "dask:cpu"})
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A target that did not run."""
-
-    target: str
-    reason: str
-    expected: bool
-    """Whether nothing is amiss: it is not here, and nobody asked for it by name."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=5,
         help="timed calls, the best of which counts; default 5",
     )
-    here = {name.partition(":")[0] for name in _targets.NAMES}  # ndonnx makes graphs, for elsewhere
-    names = [library.name for library in _dispatch.LIBRARIES if library.name in here]
-    parser.add_argument(
-        "--backend",
-        action="append",
-        choices=names,
-        metavar="NAME",
-        help=f"only this library, {', '.join(names)}; may be repeated",
-    )
+    choice.add_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -83,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(tokens: int, repeat: int, libraries: list[str] | None) -> Outcome:
     """Run every target that is there, or all of the libraries named."""
-    targets, skipped = _choose(libraries)
+    targets, skipped = choice.choose(libraries)
     arrays = compare.layer(tokens)
     rows: list[Row] = []
     with terminal.progress(len(targets) * len(STARTS)) as advance:
@@ -104,25 +86,6 @@ def measure(tokens: int, repeat: int, libraries: list[str] | None) -> Outcome:
     rows.sort(key=lambda row: _targets.NAMES.index(row.target))
     bound = ERROR_BOUND * max(float(np.max(np.abs(x))) for x in arrays)
     return Outcome(tokens, rows, skipped, bound)
-
-
-def _choose(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
-    targets: list[Target] = []
-    skipped: list[Skipped] = []
-    for library in _dispatch.LIBRARIES:
-        if libraries is not None and library.name not in libraries:
-            continue
-        names = [name for name in _targets.NAMES if name.startswith(f"{library.name}:")]
-        found = {name: _targets.find(name) for name in names}
-        here = [target for target in found.values() if isinstance(target, Target)]
-        targets += here
-        reasons = {name: why for name, why in found.items() if isinstance(why, str)}
-        if here:
-            skipped += [Skipped(name, why, expected=True) for name, why in reasons.items()]
-        elif reasons:
-            why = next(iter(reasons.values()))
-            skipped.append(Skipped(library.name, why, expected=libraries is None))
-    return targets, skipped
 
 
 # --- judging -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Print the tables behind the thresholds of the CPU paths, as in docs/speed.md.
 
-    python -m asv_benchmarks.thresholds
+    python docs/thresholds.py
 
 Set a constant to the size from which on the choice that it guards is the better one here.
 """
@@ -19,6 +19,7 @@ from rope_xp_backends import _chunks, _cpu, _threads
 
 import rope_xp
 from rope_xp import _targets
+from rope_xp._bench import clock
 
 ROPE = rope_xp.RoPE(layout="half")
 ROUNDS = 15
@@ -59,7 +60,7 @@ class Variant(NamedTuple):
 def microseconds(*variants: Variant) -> list[float]:
     """Return the best time of a call of each, measured in turns."""
     actions, loops = zip(*(variant.action() for variant in variants), strict=True)
-    seconds = _targets.best_seconds(_targets.find("numpy:cpu"), ROUNDS, *actions)
+    seconds = clock.best_seconds(_targets.find("numpy:cpu"), ROUNDS, *actions)
     return [s / n * 1e6 for s, n in zip(seconds, loops, strict=True)]
 
 

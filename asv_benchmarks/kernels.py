@@ -1,0 +1,55 @@
+"""Each path by itself: the time of the device, beside that of the least that can be done.
+
+On a GPU events of the stream take the time, so that what the host spends on a call is left out.
+The least is to copy into given memory; in jax ``x * 2`` under jit.
+"""
+
+from asv_runner.benchmarks.mark import SkipNotImplemented
+
+import rope_xp
+from rope_xp._bench import clock, contenders
+
+from . import common
+
+PATHS = [
+    *("numpy:cpu numba", "numpy:cpu chunked", "numpy:cpu complex", "numpy:cpu portable"),
+    *("torch:cpu numba", "torch:cpu portable", "torch:gpu triton", "torch:gpu portable"),
+    *("jax:cpu jit", "jax:gpu jit", "cupy:gpu cuda", "cupy:gpu portable"),
+]
+
+
+class Path:
+    version = "1"
+    params = (PATHS, common.DTYPES, common.LAYOUTS)
+    param_names = ("path", "dtype", "layout")
+    timeout = 300
+
+    def setup(self, path: str, dtype: str, layout: str = "half") -> None:
+        name, _, self.path = path.partition(" ")
+        ours, least = ("new", "jit x * 2") if name.startswith("jax") else ("out", "copy into")
+        with common.skipping():
+            self.target, *self.calls = contenders.pair(
+                name, layout, dtype, ours, least, common.TOKENS
+            )
+        try:
+            with rope_xp.use_backend(self.path):
+                clock.wait(self.target, self.calls[0]())
+        except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
+            # Of another version, of a package that is absent, or not for such arrays.
+            raise SkipNotImplemented(str(error)) from error
+
+    def _seconds(self) -> list[float]:
+        with rope_xp.use_backend(self.path):
+            return clock.best_device_seconds(self.target, common.REPEAT, *self.calls)
+
+    def track_milliseconds(self, path: str, dtype: str) -> float:
+        ours, _ = self._seconds()
+        return ours * 1e3
+
+    def track_time_over_limit(self, path: str, dtype: str, layout: str) -> float:
+        return common.over(*self._seconds())
+
+    track_milliseconds.params = (PATHS, common.DTYPES)
+    track_milliseconds.param_names = ("path", "dtype")
+    track_milliseconds.unit = "ms"
+    track_time_over_limit.unit = "copies"

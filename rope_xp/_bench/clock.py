@@ -1,0 +1,99 @@
+"""Clocks that wait for results, and give what is compared its turns."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rope_xp._targets import Target
+
+Action: TypeAlias = Callable[[], tuple[Any, ...]]
+
+
+def best_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
+    """Return the shortest time of each action, in seconds, after one call to warm it up.
+
+    The actions take turns, so that a busy moment of the machine hits all of them, in an order that
+    changes, so that the memory which one frees is not always the same one's gain or loss. The clock
+    stops once what they return has been computed.
+    """
+    return _best(lambda action: _seconds(target, action), repeat, actions)
+
+
+def best_device_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
+    """Return the shortest time of each action on its device, as :func:`best_seconds`.
+
+    On a GPU by events of the stream, which leave out what the host spends on a call. jax has no
+    streams that a caller can mark, and a CPU is its own host: there it is the time of the call.
+    """
+    event_seconds = _EVENTS.get(target.name)
+    if event_seconds is None:
+        return best_seconds(target, repeat, *actions)
+    return _best(event_seconds, repeat, actions)
+
+
+def best_microseconds(target: Target, action: Action, loops: int = 500, rounds: int = 9) -> float:
+    """Return the time of one of many calls in a row, in the best of several rounds.
+
+    On an accelerator it waits at the end of each round only: this measures what the host spends.
+    """
+    wait(target, action())
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(loops):
+            results = action()
+        wait(target, results)
+        best = min(best, time.perf_counter() - start)
+    return best / loops * 1e6
+
+
+def wait(target: Target, results: tuple[Any, ...]) -> None:
+    """Return once results have been computed."""
+    for result in results:
+        target.wait(result)
+
+
+def _best(
+    seconds: Callable[[Action], float], repeat: int, actions: tuple[Action, ...]
+) -> list[float]:
+    best = [float("inf")] * len(actions)
+    for turn in range(repeat + 1):
+        for i in np.random.default_rng(turn).permutation(len(actions)):
+            elapsed = seconds(actions[i])
+            if turn > 0:
+                best[i] = min(best[i], elapsed)
+    return best
+
+
+def _seconds(target: Target, action: Action) -> float:
+    start = time.perf_counter()
+    wait(target, action())  # and lets go of what it returned, before the next action allocates
+    return time.perf_counter() - start
+
+
+def _torch_event_seconds(action: Action) -> float:
+    cuda = importlib.import_module("torch").cuda
+    start, stop = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    start.record()
+    action()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def _cupy_event_seconds(action: Action) -> float:
+    cuda = importlib.import_module("cupy").cuda
+    start, stop = cuda.Event(), cuda.Event()
+    start.record()
+    action()
+    stop.record()
+    stop.synchronize()
+    return float(cuda.get_elapsed_time(start, stop)) / 1e3
+
+
+_EVENTS = {"torch:gpu": _torch_event_seconds, "cupy:gpu": _cupy_event_seconds}

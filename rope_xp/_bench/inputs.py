@@ -1,0 +1,84 @@
+"""The arrays that everything is measured on: q and k of one attention layer of Llama-3-8B."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from rope_xp import _targets
+from rope_xp._targets import Target
+from rope_xp._typing import Array
+
+TARGETS = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
+"""All that are measured, whatever is installed, so that results of machines can be compared."""
+DTYPES = ("float32", "bfloat16")
+BASE = 500_000.0
+HEADS = (32, 8)
+HEAD_DIM = 128
+TOKENS = 4096
+
+
+class Absent(Exception):  # noqa: N818  # no error: there is nothing to measure here
+    """Says why something cannot be measured here."""
+
+
+class Case(NamedTuple):
+    """A target, and arrays of its library."""
+
+    target: Target
+    q: Array
+    k: Array
+    positions: Array
+
+
+def find(name: str) -> Target:
+    """Return a target by its name.
+
+    Raises
+    ------
+    Absent
+        If its library or device is not here, or this version of rope_xp does not know it.
+    """
+    if name not in _targets.NAMES:
+        msg = f"{name}: not known to this version of rope_xp"
+        raise Absent(msg)
+    target = _targets.find(name)
+    if isinstance(target, str):
+        msg = f"{name}: {target}"
+        raise Absent(msg)
+    return target
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return a dtype by its name, or raise Absent."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        msg = "bfloat16: ml_dtypes is not installed"
+        raise Absent(msg) from error
+    bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+# A case is used up before the next one is made, and may be as large as memory allows.
+@lru_cache(maxsize=1)
+def case(name: str, tokens: int, start: int = 0, dtype: str = "float32") -> Case:
+    """Return inputs of some tokens from position ``start``; the same ones at every call.
+
+    Raises
+    ------
+    Absent
+        As :func:`find`; or if the dtype is not here.
+    """
+    target = find(name)
+    random = np.random.default_rng(0)
+    q, k = (
+        random.standard_normal((1, tokens, heads, HEAD_DIM), np.float32).astype(numpy_dtype(dtype))
+        for heads in HEADS
+    )
+    positions = np.arange(start, start + tokens, dtype=np.int32)
+    return Case(target, *(target.put(x) for x in (q, k, positions)))

@@ -1,0 +1,52 @@
+"""Which libraries a command runs on: those that are here, or those that were asked for."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from rope_xp import _dispatch, _targets
+from rope_xp._targets import Target
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A target that did not run."""
+
+    target: str
+    reason: str
+    expected: bool
+    """Whether nothing is amiss: it is not here, and nobody asked for it by name."""
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--backend``."""
+    here = {name.partition(":")[0] for name in _targets.NAMES}  # ndonnx makes graphs, for elsewhere
+    names = [library.name for library in _dispatch.LIBRARIES if library.name in here]
+    parser.add_argument(
+        "--backend",
+        action="append",
+        choices=names,
+        metavar="NAME",
+        help=f"only this library, {', '.join(names)}; may be repeated",
+    )
+
+
+def choose(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
+    """Return the targets to run on, all that are here unless libraries are named, and the rest."""
+    targets: list[Target] = []
+    skipped: list[Skipped] = []
+    for library in _dispatch.LIBRARIES:
+        if libraries is not None and library.name not in libraries:
+            continue
+        names = [name for name in _targets.NAMES if name.startswith(f"{library.name}:")]
+        found = {name: _targets.find(name) for name in names}
+        here = [target for target in found.values() if isinstance(target, Target)]
+        targets += here
+        reasons = {name: why for name, why in found.items() if isinstance(why, str)}
+        if here:
+            skipped += [Skipped(name, why, expected=True) for name, why in reasons.items()]
+        elif reasons:
+            why = next(iter(reasons.values()))
+            skipped.append(Skipped(library.name, why, expected=libraries is None))
+    return targets, skipped
