@@ -20,6 +20,7 @@ from rope_xp_backends import numpy as glue
 
 from rope_xp._contract import Call
 
+NVRTC = "libnvrtc.so.13"
 KERNELS = Path(_cuda.__file__).parent / "kernels"
 # No fused multiply-add, as in PTX; unoptimised, as compiling would take longer than running.
 FLAGS = (
@@ -38,14 +39,15 @@ def cuda_folder(name: str) -> Path | None:
 
 
 def objection() -> str | None:
-    """Return why the kernel cannot be run here, None if it can."""
+    """Return why the kernel cannot be compiled and run here, None if it can."""
     if importlib.util.find_spec("cupy") is None:
         return "cupy, whose path this is, is not installed"
     if shutil.which("g++") is None:
         return "there is no g++"
-    include = cuda_folder("include")
-    if include is None or not (include / "cuda_bf16.h").exists():
-        return "there are no headers of CUDA (pip install 'rope-xp[gpu-test]')"
+    for folder, file in (("include", "cuda_bf16.h"), ("lib", NVRTC), ("bin", "nvdisasm")):
+        found = cuda_folder(folder)
+        if found is None or not (found / file).exists():
+            return f"there is no {file} of CUDA 13 (pip install 'rope-xp[gpu-test]')"
     return None
 
 

@@ -40,7 +40,7 @@ def nvrtc() -> Any:
         pytest.skip(reason)
     folder = cuda_on_cpu.cuda_folder("lib")
     # cupy finds it by itself in site-packages, this also anywhere else on the path.
-    ctypes.CDLL(str(folder / "libnvrtc.so.13"), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(folder / cuda_on_cpu.NVRTC), mode=ctypes.RTLD_GLOBAL)
     return importlib.import_module("cupy.cuda").nvrtc
 
 
