@@ -239,6 +239,12 @@ class Backend:
         """Return a numpy array as an array of the library on a device."""
         return self.xp.asarray(host, device=device)
 
+    def settle(self, device: Device) -> None:
+        """Return once all streams of a device can read what ``asarray`` put there.
+
+        Asked of tables, which are kept for every later call. Others are read where they were put.
+        """
+
     def length(self, x: Array, axis: int) -> Array:
         """Return what ``arange`` takes for the length of an axis that is None in the shape."""
         raise NotImplementedError
@@ -309,7 +315,9 @@ class Backend:
 def _tables_on_device(
     backend: Backend, rope: RoPE, head_dim: int, inverse: bool, wide: bool, device: Hashable
 ) -> tuple[tuple[Array, ...], ...]:
-    return put_tables(backend, rope, head_dim, inverse, wide, device)
+    tables = put_tables(backend, rope, head_dim, inverse, wide, device)
+    backend.settle(device)
+    return tables
 
 
 def put_tables(

@@ -87,7 +87,7 @@ LIBRARIES = (
     Library("numpy", ("ndarray", "generic"), _numpy, "", ("numba", "chunked", "complex")),
     Library("torch", ("Tensor",), _torch, "torch", ("numba",)),
     Library("jax", ("Array",), _jax, "jax", ("jit",)),
-    Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ()),
+    Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ("cuda",)),
     Library("ndonnx", ("Array",), _ndonnx, "ndonnx", ()),
     Library("dask", ("array.Array",), _dask, "dask", ("blockwise",)),
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hypothesis import settings
-from targets import TARGETS, Target, missing
+from targets import TARGETS, Target, lent, missing
 
 import rope_xp
 
@@ -24,7 +24,7 @@ settings.load_profile("fixed")
 
 
 def pytest_configure() -> None:
-    needed = [t for t in TARGETS if {t.module, t.needs} & REQUIRED and not t.gpu]
+    needed = [t for t in TARGETS if (t.needs or t.module) in REQUIRED and not t.gpu]
     absent = [f"{t.name} ({why})" for t in needed if (why := missing(t))]
     absent += [name for name in sorted(REQUIRED) if importlib.util.find_spec(name) is None]
     if absent:
@@ -56,7 +56,7 @@ def _on_its_path(request: pytest.FixtureRequest) -> Iterator[None]:
     if target.path is None:
         yield
         return
-    with rope_xp.use_backend(target.path):
+    with lent(target.lent), rope_xp.use_backend(target.path):
         yield
 
 

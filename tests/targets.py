@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import cuda_on_cpu
 import numpy as np
+from rope_xp_backends import numpy as numpy_glue
 
 import rope_xp
 from rope_xp import _targets
+from rope_xp._contract import Path
 
 ALL_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -82,6 +86,10 @@ class Target:
     """The path that it asks for by name, which runs all calls of a test but those of ``truth``."""
     needs: str | None = None
     """What the path needs to be importable besides."""
+    lent: Path | None = None
+    """The path, where numpy has it for the tests alone."""
+    objection: Callable[[], str | None] = lambda: None
+    """Returns what else is missing."""
 
     def __str__(self) -> str:
         return self.name
@@ -107,6 +115,14 @@ TARGETS = (
     Target("numpy-portable", "numpy", put=_copy, path="portable"),
     Target("numpy-chunked", "numpy", put=_copy, path="chunked"),
     Target("numpy-numba", "numpy", put=_copy, path="numba", needs="numba"),
+    Target(
+        *("numpy-cuda", "numpy"),
+        put=_copy,
+        path="cuda",
+        needs="nvidia",
+        lent=cuda_on_cpu.PATH,
+        objection=cuda_on_cpu.objection,
+    ),
     Target("array-api-strict", "array_api_strict", **_strict("CPU_DEVICE"), floats=STRICT),
     Target("array-api-strict:device1", "array_api_strict", **_strict("device1"), floats=STRICT),
     Target("torch", "torch", "torch:cpu", path="portable"),
@@ -119,7 +135,14 @@ TARGETS = (
     Target("dask-portable", "dask", "dask:cpu", path="portable"),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True),
     Target("jax:gpu", "jax", "jax:gpu", run=_jitted, floats=JAX, ulps=FUSED, gpu=True),
-    Target("cupy", "cupy", "cupy:gpu", floats=("float16", *STRICT), ulps=FUSED, gpu=True),
+    Target("cupy", "cupy", "cupy:gpu", ulps=FUSED, gpu=True, path="cuda"),
+    Target(
+        *("cupy-portable", "cupy", "cupy:gpu"),
+        floats=("float16", *STRICT),
+        ulps=FUSED,
+        gpu=True,
+        path="portable",
+    ),
 )
 
 
@@ -129,6 +152,18 @@ def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return function(*arguments, **options)
 
 
+@contextmanager
+def lent(path: Path | None) -> Iterator[None]:
+    """Have numpy offer a path besides its own."""
+    backend = numpy_glue.BACKEND
+    own = backend.paths
+    backend.paths = (*own, path) if path else own
+    try:
+        yield
+    finally:
+        backend.paths = own
+
+
 @lru_cache
 def missing(target: Target) -> str | None:
     """Return why a backend cannot be tested here, None if it can."""
@@ -136,4 +171,4 @@ def missing(target: Target) -> str | None:
         if module is not None and importlib.util.find_spec(module) is None:
             return f"{module} is not installed"
     found = _targets.find(target.on) if target.gpu else None
-    return found if isinstance(found, str) else None
+    return found if isinstance(found, str) else target.objection()

@@ -1,4 +1,4 @@
-"""The paths for CPUs, numba and chunked: numpy's bits, memory as it comes, threads."""
+"""Kernels on numpy's arrays: numpy's bits, memory as it comes, threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import oracles
 import pytest
 from rope_xp_backends import _chunks, _cpu, _threads
-from targets import numpy_dtype, truth
+from targets import TARGETS, lent, missing, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -25,6 +25,16 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "numba":
         pytest.importorskip("numba")
     with rope_xp.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=["numba", "chunked", "cuda"])
+def any_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of the kernel for GPUs too, which tests/cuda_on_cpu.py runs on the CPU."""
+    (target,) = [t for t in TARGETS if t.name == f"numpy-{request.param}"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    with lent(target.lent), rope_xp.use_backend(request.param):
         yield request.param
 
 
@@ -62,7 +72,7 @@ def same(got: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("pairs", [32, 1])  # whole vectors, and what is left beside them
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_all_numbers_of_16_bits(path: str, dtype: str, pairs: int, layout: str) -> None:
+def test_all_numbers_of_16_bits(any_path: str, dtype: str, pairs: int, layout: str) -> None:
     """Each as x1 and as x2, with each of three partners, at each of three angles."""
     x1 = np.arange(1 << 16, dtype=np.uint16)
     partners = [np.roll(x1, n) for n in (1, 0x3F80, 0x8001)]
@@ -76,7 +86,7 @@ def test_all_numbers_of_16_bits(path: str, dtype: str, pairs: int, layout: str) 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_sizes_that_fill_no_vector_and_no_block(
-    path: str, dtype: str, layout: str, rng: np.random.Generator
+    any_path: str, dtype: str, layout: str, rng: np.random.Generator
 ) -> None:
     for rotary_dim in (2, 6, 34, 80):
         rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=1)
@@ -91,7 +101,7 @@ def test_sizes_that_fill_no_vector_and_no_block(
 
 @pytest.mark.parametrize("shape", [(4, 2, 130), (1, 2, 130), (4, 1, 130), (4, 2, 1), (130,)])
 def test_two_batch_axes_and_positions_of_their_own(
-    path: str, shape: tuple[int, ...], rng: np.random.Generator
+    any_path: str, shape: tuple[int, ...], rng: np.random.Generator
 ) -> None:
     positions = rng.integers(0, 1 << 20, shape)
     q, k = sample(rng, 4, 2, 130, 3, 8), sample(rng, 4, 2, 130, 1, 8)
@@ -121,7 +131,7 @@ VIEWS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_views(path: str, view: str, dtype: str, rng: np.random.Generator) -> None:
+def test_views(any_path: str, view: str, dtype: str, rng: np.random.Generator) -> None:
     """Those of :func:`numpy.broadcast_to` are read-only besides."""
     axes, make = VIEWS[view]
     for layout in LAYOUTS:
@@ -132,7 +142,7 @@ def test_views(path: str, view: str, dtype: str, rng: np.random.Generator) -> No
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_fused_projection_in_place(path: str, layout: str, rng: np.random.Generator) -> None:
+def test_a_fused_projection_in_place(any_path: str, layout: str, rng: np.random.Generator) -> None:
     qkv, rope = sample(rng, 2, 130, 3, 4, 16), RoPE(layout=layout, rotary_dim=6)
     expected, q, k = qkv.copy(), qkv[:, :, 0], qkv[:, :, 1]
     expected[:, :, 0], expected[:, :, 1] = truth(rope.apply, q.copy(), k.copy(), POSITIONS)
@@ -176,7 +186,7 @@ def test_memory_that_no_kernel_reads(kind: str, rng: np.random.Generator) -> Non
 
 
 @pytest.mark.parametrize("kind", [*list(OTHER)[2:], "tokens backwards", "every second token"])
-def test_angles_in_any_memory(path: str, kind: str, rng: np.random.Generator) -> None:
+def test_angles_in_any_memory(any_path: str, kind: str, rng: np.random.Generator) -> None:
     make = {
         "tokens backwards": lambda a: a[::-1].copy()[::-1],
         "every second token": lambda a: np.repeat(a, 2, axis=0)[::2],

@@ -11,8 +11,8 @@ import rope_xp
 from rope_xp import RoPE, RopeError
 
 WRITING = (
-    *("numpy-portable", "numpy-chunked", "numpy-numba", "array-api-strict"),
-    *("torch", "torch-numba", "torch:gpu", "cupy"),
+    *("numpy-portable", "numpy-chunked", "numpy-numba", "numpy-cuda", "array-api-strict"),
+    *("torch", "torch-numba", "torch:gpu", "cupy", "cupy-portable"),
 )
 writing = pytest.mark.parametrize("backend", rows(WRITING))
 

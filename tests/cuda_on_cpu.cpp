@@ -1,0 +1,99 @@
+// Runs backends/rope_xp_backends/kernels/rotate.cu on a CPU: one thread of a block after the other,
+// as coroutines where the kernel has them wait for each other.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <vector>
+
+#undef __global__
+#undef __device__
+#undef __forceinline__
+#undef __launch_bounds__
+#undef __grid_constant__
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct Index {
+  unsigned x, y, z;
+};
+static Index threadIdx, blockIdx, blockDim, gridDim;
+
+static ucontext_t scheduler;
+static std::vector<ucontext_t> threads;
+static unsigned running;
+
+static void __syncthreads() { swapcontext(&threads[running], &scheduler); }
+
+#include "rotate.cu"
+
+// An address that a GPU would refuse: -fsanitize=alignment calls this, and the CPU reads on.
+static bool misaligned = false;
+extern "C" void __ubsan_handle_type_mismatch_v1(void *, void *) { misaligned = true; }
+
+using Kernel = void (*)(Arguments);
+static Kernel kernel;
+static const Arguments *arguments;
+static std::vector<char> finished;
+
+static void run_thread() {
+  kernel(*arguments);
+  finished[running] = 1;
+}
+
+static Index index_of(unsigned thread) {
+  return {thread % blockDim.x, thread / blockDim.x % blockDim.y,
+          thread / blockDim.x / blockDim.y};
+}
+
+static void run_block_together() {
+  const unsigned count = blockDim.x * blockDim.y * blockDim.z, stack = 1 << 16;
+  static std::vector<char> stacks;
+  stacks.resize(static_cast<size_t>(count) * stack);
+  threads.resize(count);
+  finished.assign(count, 0);
+  for (unsigned i = 0; i < count; ++i) {
+    getcontext(&threads[i]);
+    threads[i].uc_stack.ss_sp = &stacks[static_cast<size_t>(i) * stack];
+    threads[i].uc_stack.ss_size = stack;
+    threads[i].uc_link = &scheduler;
+    makecontext(&threads[i], run_thread, 0);
+  }
+  while (std::count(finished.begin(), finished.end(), 0) > 0) {
+    // From the last to the first: were there no barrier, this order would show it too.
+    for (unsigned i = count; i-- > 0;) {
+      if (finished[i]) continue;
+      running = i;
+      threadIdx = index_of(i);
+      swapcontext(&scheduler, &threads[i]);
+    }
+  }
+}
+
+static bool run(Kernel which, bool together, const unsigned *grid, const unsigned *block,
+                const Arguments *words) {
+  kernel = which;
+  arguments = words;
+  gridDim = {grid[0], grid[1], 1};
+  blockDim = {block[0], block[1], block[2]};
+  misaligned = false;
+  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+      if (together) {
+        run_block_together();
+        continue;
+      }
+      for (unsigned i = 0; i < blockDim.x * blockDim.y * blockDim.z; ++i) {
+        threadIdx = index_of(i);
+        kernel(*arguments);
+      }
+    }
+  }
+  return !misaligned;
+}

@@ -1,0 +1,302 @@
+"""The kernel for GPUs and its launches, without a GPU: every key, and what the matrix leaves out.
+
+Its source is run by tests/cuda_on_cpu.py as the path "cuda" of numpy. The rows "numpy-cuda" of
+tests/targets.py take it through the tests of every path.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import cuda_on_cpu
+import numpy as np
+import pytest
+from rope_xp_backends import _cuda_plan
+from rope_xp_backends._cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key
+from targets import TARGETS, lent, missing, numpy_dtype, truth
+
+import rope_xp
+from rope_xp import RoPE, _angles, _prepare
+
+POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
+LAYOUTS = ("half", "interleaved", "interleaved_to_half")
+
+
+@pytest.fixture(autouse=True)
+def _cuda_on_numpy() -> Iterator[None]:
+    (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    with lent(target.lent), rope_xp.use_backend("cuda"):
+        yield
+
+
+def sample(rng: np.random.Generator, *shape: int, dtype: str = "float32") -> np.ndarray:
+    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def placed(x: np.ndarray, alignment: int) -> np.ndarray:
+    """Return a copy whose address this power of two divides, and no greater one."""
+    buffer = np.empty(x.nbytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 32 + alignment
+    copy = buffer[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def same(got: np.ndarray, expected: np.ndarray) -> None:
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected)
+
+
+def keys_of_last_call() -> list[Key]:
+    return [launch.key for launch in cuda_on_cpu.PATH.ran]
+
+
+ACCESSES = sorted({(key.dtype, key.access) for key in _cuda_plan.every_key()})
+
+
+@pytest.mark.parametrize(("dtype", "access"), ACCESSES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generator) -> None:
+    """New and in place, both ways, with angles of each source: the key that was meant, its bits."""
+    q, k = (placed(sample(rng, 2, 21, h, 64, dtype=dtype), access) for h in (5, 2))
+    rope = RoPE(layout=layout)
+    sections = replace(rope, position_axes=(0, 1, 2, 1) * 8)
+    cos, sin = rope.cos_sin(POSITIONS, 64)
+    three = np.stack([POSITIONS, POSITIONS[::-1], POSITIONS // 7])
+    calls: list[tuple[int, Callable[..., np.ndarray]]] = [
+        (LOOKED_UP, lambda x, **out: rope.rotate(x, POSITIONS, **out)),
+        (LOOKED_UP, lambda x, **out: rope.unrotate(x, POSITIONS, **out)),
+        (SEVERAL, lambda x, **out: sections.rotate(x, three, **out)),
+        (SEVERAL, lambda x, **out: sections.unrotate(x, three, **out)),
+        (GIVEN, lambda x, **out: rope_xp.apply_tables(x, cos, sin, layout=layout, **out)),
+        (
+            GIVEN,
+            lambda x, **out: rope_xp.apply_tables(x, cos, sin, layout=layout, inverse=True, **out),
+        ),
+    ]
+    seen = set()
+    for i, (source, turn) in enumerate(calls):
+        read, write = layout != "half", layout == "interleaved"
+        if i % 2:
+            read, write = write, read
+        source = GIVEN if dtype == "float64" else source  # noqa: PLW2901  # float64 is given
+        for x in (q, k):
+            expected = truth(turn, x)
+            in_place = placed(x, access)
+            for out in (placed(x, access), in_place):
+                turn(in_place if out is in_place else x, out=out)
+                together = read != write and out is in_place
+                (key,) = keys_of_last_call()
+                assert key == Key(dtype, read, write, access, source, together)
+                seen.add(key)
+                same(out, expected)
+    expected = truth(rope.apply, q, k, POSITIONS)
+    for got, e in zip(
+        rope.apply(q, k, POSITIONS, out=(placed(q, access), placed(k, access))),
+        expected,
+        strict=True,
+    ):
+        same(got, e)
+    assert len(keys_of_last_call()) == 1  # q and k in one launch
+    pairs = {(read, write), (write, read)}
+    assert seen == {
+        key
+        for key in _cuda_plan.every_key()
+        if (key.dtype, key.access) == (dtype, access) and key[1:3] in pairs
+    }
+
+
+def padded(shape: tuple[int, ...], rows: int = 0, head_dim: int = 0) -> np.ndarray:
+    """Return zeros of bfloat16 with so many components more behind each token, and each head."""
+    batch, tokens, heads, d = shape
+    row = heads * (d + head_dim) + rows
+    x = placed(np.zeros(batch * tokens * row, numpy_dtype("bfloat16")), 16)
+    strides = (2 * tokens * row, 2 * row, 2 * (d + head_dim), 2)
+    return np.lib.stride_tricks.as_strided(x, shape, strides)
+
+
+# What lies askew, where all else is a multiple of 16 bytes, and the access that is left: in layout
+# half and interleaved. A rotation by 6 pairs is shared out by 2 pairs a thread.
+ASKEW: dict[str, tuple[Callable[[], np.ndarray], dict[str, int], tuple[int, int]]] = {
+    "nothing": (lambda: padded((2, 21, 8, 64), 8, 8), {}, (16, 16)),
+    "heads": (lambda: padded((2, 21, 8, 64), 0, 2), {}, (4, 4)),
+    "tokens": (lambda: padded((2, 21, 8, 64), 4), {}, (8, 8)),
+    "batches": (lambda: padded((2, 21, 8, 66), 8, 6)[..., :64], {}, (16, 16)),
+    "slice": (lambda: padded((2, 21, 8, 64)), {"rotary_dim": 32, "rotary_offset": 1}, (2, 2)),
+    "pairs": (lambda: padded((2, 21, 8, 64)), {"rotary_dim": 12}, (4, 8)),
+    "what passes": (lambda: padded((2, 21, 8, 66), 0, 6), {"rotary_dim": 64}, (4, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", ASKEW)
+def test_accesses_are_as_wide_as_fits(kind: str, rng: np.random.Generator) -> None:
+    make, slices, accesses = ASKEW[kind]
+    for layout, access in zip(("half", "interleaved"), accesses, strict=True):
+        x, out, rope = make(), make(), RoPE(layout=layout, **slices)
+        x[...] = sample(rng, *x.shape, dtype="bfloat16")
+        same(rope.rotate(x, POSITIONS, out=out), truth(rope.rotate, x, POSITIONS))
+        assert keys_of_last_call()[0].access == access
+
+
+def test_tables_that_lie_askew(rng: np.random.Generator) -> None:
+    x = placed(sample(rng, 21, 2, 64, dtype="bfloat16"), 16)
+    for columns, start, access in ((32, 0, 16), (33, 0, 2), (34, 0, 4), (36, 2, 4), (36, 4, 16)):
+        cos, sin = (
+            placed(np.zeros((21, columns), np.float32), 16)[:, start : start + 32] for _ in "cs"
+        )
+        cos[...], sin[...] = RoPE().cos_sin(POSITIONS, 64)
+        got = rope_xp.apply_tables(x, cos, sin, layout="half")
+        same(got, truth(rope_xp.apply_tables, x, cos, sin, layout="half"))
+        assert keys_of_last_call()[0].access == access
+
+
+# Rows are q's and k's shape, axes, and how many launches take both.
+ONE_LAUNCH = [
+    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", None),
+    ((2, 6, 21, 64), (2, 2, 21, 64), "bhsd", None),
+    ((21, 2, 6, 64), (21, 2, 2, 64), "sbhd", None),
+    ((42, 6, 64), (42, 2, 64), "shd", None),
+    ((2, 21, 64), (2, 21, 64), "bsd", None),
+    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", (2, 21)),
+    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", None),
+    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", (4, 2, 21)),
+    ((256, 1, 6, 64), (256, 1, 2, 64), "bshd", (256, 1)),
+]
+
+
+@pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
+def test_one_launch_takes_q_and_k(
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    axes: str,
+    positions: tuple[int, ...] | None,
+    rng: np.random.Generator,
+) -> None:
+    q, k = sample(rng, *q_shape), sample(rng, *k_shape)
+    given = None if positions is None else rng.integers(0, 1 << 23, positions)
+    rope = RoPE(layout="half")
+    expected = truth(rope.apply, q, k, given, axes=axes)
+    for got, e in zip(rope.apply(q, k, given, axes=axes), expected, strict=True):
+        same(got, e)
+    assert len(cuda_on_cpu.PATH.ran) == 1
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_batch_axes_that_do_not_fold_take_launches(counted: bool, rng: np.random.Generator) -> None:
+    q = sample(rng, 3, 2, 4, 21, 5, 64)[:, ::-1, ::2, ::-1]
+    k = sample(rng, 3, 2, 2, 21, 2, 64)
+    positions = None if counted else rng.integers(0, 1 << 23, (3, 1, 2, 21))
+    expected = truth(rope_xp.apply, q, k, positions)
+    for got, e in zip(rope_xp.apply(q, k, positions), expected, strict=True):
+        same(got, e)
+    assert len(cuda_on_cpu.PATH.ran) > 1
+
+
+def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(_cuda_plan, "MAX_GRID_Y", 2)
+    _cuda_plan.plan.cache_clear()
+    x = sample(rng, 5, 7, 3, 8)
+    same(RoPE().rotate(x, POSITIONS[:7]), truth(RoPE().rotate, x, POSITIONS[:7]))
+    assert cuda_on_cpu.PATH.ran[0].grid == (7, 2)
+    _cuda_plan.plan.cache_clear()
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 80, 96, 576, 2048])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_head_dim(head_dim: int, layout: str, rng: np.random.Generator) -> None:
+    """Beside powers of two; and so large that a block has no thread for each pair."""
+    for dtype in ("bfloat16", "float64"):
+        x, rope = sample(rng, 2, 3, 2, head_dim, dtype=dtype), RoPE(layout=layout)
+        expected = truth(rope.rotate, x, POSITIONS[:3])
+        same(rope.rotate(x, POSITIONS[:3]), expected)
+        rope.rotate(x, POSITIONS[:3], out=x)
+        same(x, expected)
+
+
+@pytest.mark.parametrize(
+    ("rotary_dim", "offset"), [(64, 448), (64, 0), (12, 64), (16, 3), (2, 509)]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_passes_through(
+    rotary_dim: int, offset: int, layout: str, rng: np.random.Generator
+) -> None:
+    """q in place and k not: what is left of k is copied, and that of q not written."""
+    rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
+    q, k = (sample(rng, 2, 3, h, 512, dtype="bfloat16") for h in (3, 1))
+    expected = truth(rope.apply, q, k, POSITIONS[:3])
+    other = np.zeros_like(k)
+    rope.apply(q, k, POSITIONS[:3], out=(q, other))
+    same(q, expected[0])
+    same(other, expected[1])
+
+
+def test_more_components_than_the_kernel_takes(rng: np.random.Generator) -> None:
+    x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1, 2, 3, 4, 5, 0, 1))
+    positions = rng.integers(0, 1 << 20, (6, 5))
+    same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
+    assert keys_of_last_call()[0].source == GIVEN
+
+
+def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
+    x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
+    same(rope.rotate(x), truth(rope.rotate, x))
+    assert keys_of_last_call()[0].source == SEVERAL
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_positions_that_nobody_checked(dtype: str, rng: np.random.Generator) -> None:
+    """As they lie on a device: out of range is NaN, in q and k and in every pair."""
+    outside = [1 << 31, -(1 << 31), 1 << 62, -(1 << 63)] if dtype == "int64" else [-(1 << 31)]
+    inside = [(1 << 31) - 1, 1 - (1 << 31), 0, -1, 2047, -2048, 1 << 22]
+    positions = np.array(outside + inside, dtype)
+    q, k = sample(rng, len(positions), 3, 64), sample(rng, len(positions), 1, 64)
+    call = _prepare.pair(RoPE(), q, k, np.zeros(len(positions), int), None, None, None)
+    (lookup,) = call.angles
+    lookup.whole, lookup.reach = positions, _angles.UNKNOWN
+    for got, x in zip(cuda_on_cpu.PATH.run(call), (q, k), strict=True):
+        assert np.isnan(got[: len(outside)]).all()
+        same(got[len(outside) :], truth(RoPE().rotate, x[len(outside) :], inside))
+
+
+@pytest.mark.parametrize("axes", ["shd", "hsd"])
+def test_strides_beyond_32_bits(axes: str, rng: np.random.Generator) -> None:
+    """Tokens, or heads, 3 GiB apart, in memory that is promised and not there."""
+    apart = 3 << 30
+    with mmap.mmap(-1, 2 * apart + (1 << 20)) as memory:
+        buffer = np.frombuffer(memory, np.uint8)
+        strides = (apart, 256, 2) if axes == "shd" else (apart, 512, 2)
+        x = np.ndarray((3, 2, 128), np.float16, buffer, 64, strides)
+        x[...] = sample(rng, 3, 2, 128, dtype="float16")
+        positions = POSITIONS[: 3 if axes == "shd" else 2]
+        expected = truth(RoPE().rotate, x.copy(), positions, axes=axes)
+        RoPE().rotate(x, positions, axes=axes, out=x)
+        same(x.copy(), expected)
+        cuda_on_cpu.PATH.ran.clear()
+        del x, buffer
+
+
+def test_the_barrier_is_needed(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else in-place results of interleaved_to_half would be right by chance of the order."""
+    rope, x = RoPE(layout="interleaved_to_half"), sample(rng, 3, 2, 64)
+    expected = truth(rope.rotate, x, POSITIONS[:3])
+    wrong = x.copy()
+    numbers = cuda_on_cpu._numbers()
+    monkeypatch.setattr(
+        cuda_on_cpu, "_numbers", lambda: {k: numbers[k._replace(together=False)] for k in numbers}
+    )
+    rope.rotate(wrong, POSITIONS[:3], out=wrong)
+    assert (wrong != expected).any()
+    monkeypatch.undo()
+    rope.rotate(x, POSITIONS[:3], out=x)
+    same(x, expected)
+
+
+def test_what_the_path_declines(rng: np.random.Generator) -> None:
+    x = sample(rng, 3, 2, 64)
+    for view, reason in ((x[..., ::2], "not contiguous"), (x[..., ::-1], "not contiguous")):
+        with pytest.raises(rope_xp.RopeError, match=reason):
+            RoPE().rotate(view)
