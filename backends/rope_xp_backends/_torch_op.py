@@ -9,21 +9,17 @@ tell torch of a derivative, this alone survives gradcheck, torch.func, ``torch.c
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
 from rope_xp import _angles, _axes, _portable
 from rope_xp._contract import Call, Given, Lookup, Unavailable
 from rope_xp._typing import Layout
 
-from . import _cpu, _pages, _threads
-from ._cpu import Operand, Rotation, Source
-
-NAMES = {getattr(torch, name): name for name in ("float16", "bfloat16", "float32", "float64")}
+from . import _pages, _torch_cpu, _triton
+from ._cpu import Rotation, Source
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
 # The tables are (low, middle, high), or (cos, sin) and nothing.
@@ -141,24 +137,30 @@ def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
 
 # --- what runs -----------------------------------------------------------------------------------
 
+RUNS: dict[str, Callable[[Tensors, Tensors, How], None]] = {
+    "cpu": _torch_cpu.rotate,
+    "cuda": _triton.rotate,
+}
+"""What rotates on a kind of device: ``run(out, arrays, how)``, or Unavailable."""
 
-@torch.library.impl(_library, "rotate", "CPU")
-def _rotate_cpu(x: torch.Tensor, *how: Any) -> torch.Tensor:
+
+@torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
+def _rotate_here(x: torch.Tensor, *how: Any) -> torch.Tensor:
     out = _new(x)
-    _run([out], [x], How(*how))
+    _run((out,), (x,), How(*how))
     return out
 
 
-@torch.library.impl(_library, "rotate_pair", "CPU")
-def _rotate_pair_cpu(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
+@torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
+def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
     out = (_new(q), _new(k))
     _run(out, (q, k), How(*how))
     return out
 
 
-@torch.library.impl(_library, "rotate_out", "CPU")
-def _rotate_out_cpu(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
-    _run(out, arrays, How(*how))
+@torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
+def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
+    _run(tuple(out), tuple(arrays), How(*how))
     for x in out:
         if not x.is_inference():
             torch.autograd.graph.increment_version(x)
@@ -188,69 +190,25 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 def _new(x: torch.Tensor) -> torch.Tensor:
     new = _like(x)
-    _pages.advise_huge(new.data_ptr(), new.nbytes)
+    if new.device.type == "cpu":
+        _pages.advise_huge(new.data_ptr(), new.nbytes)
     return new
 
 
-def _run(out: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], how: How) -> None:
-    positions, table, table_2, table_3, axes, layout, offset, inverse = how
-    rotation = Rotation(_axes.parse(axes, arrays[0].ndim, "x"), layout, offset, inverse)
-    operands = tuple(
-        Operand(NAMES[x.dtype], _numpy(x), _numpy(y))
-        for x, y in zip(map(_readable, arrays), out, strict=True)
-    )
-    if table_3 is None:
-        source = Source(None, (_numpy(table), _numpy(table_2)))
-    else:
-        at = None if positions is None else _numpy(positions.to(torch.int64))
-        source = Source(at, _digit_tables(table, table_2, table_3))
-    threads = min(_threads.limit(), torch.get_num_threads())
+def _run(out: Tensors, arrays: Tensors, how: How) -> None:
+    arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
     try:
-        _cpu.rotate(operands, (source,), rotation, threads)
+        RUNS[arrays[0].device.type](out, arrays, how)
     except Unavailable:
-        _without_kernels(tuple(out), tuple(arrays), how, rotation)
+        _without_kernels(out, arrays, how)
 
 
-def _readable(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-# As many as in the cache of torch.py that they come from. To make them anew takes 6 us.
-@lru_cache(maxsize=64)
-def _digit_tables(*tables: torch.Tensor) -> tuple[np.ndarray, ...]:
-    return tuple(map(_numpy, tables))
-
-
-_TYPES = {2: "u2", 4: "f4", 8: "f8"}
-
-
-class _Memory:
-    """What numpy takes for an array: the memory of a tensor, as bits where an element has 16.
-
-    Tensor.numpy() would forbid torch to resize the tensor ever after.
-    """
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self.owner, size = x, x.itemsize  # numpy keeps this object, and it the tensor
-        kind = "i8" if x.dtype is torch.int64 else _TYPES[size]
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (x.data_ptr(), False),
-            "shape": tuple(x.shape),
-            "strides": tuple([n * size for n in x.stride()]),
-            "typestr": f"={kind}",
-        }
-
-
-def _numpy(x: torch.Tensor) -> np.ndarray:
-    return np.asarray(_Memory(x))
-
-
-def _without_kernels(out: Tensors, arrays: Tensors, how: How, rotation: Rotation) -> None:
-    """Run plain operations. Here a compiled graph ends up in a process where numba fails."""
+def _without_kernels(out: Tensors, arrays: Tensors, how: How) -> None:
+    """Run plain operations. Here a compiled graph ends up in a process where they fail."""
     from .torch import BACKEND
 
     x, pairs = arrays[0], how.table.shape[-1]
+    axes = _axes.parse(how.axes, x.ndim, "x")
     angles: Given | Lookup = Given(how.table, how.table_2)
     if how.table_3 is not None:
         pairs //= 2
@@ -259,11 +217,12 @@ def _without_kernels(out: Tensors, arrays: Tensors, how: How, rotation: Rotation
             whole=how.positions,
             part=None,
             device=x.device,
-            tokens=x.shape[rotation.axes.tokens],
+            tokens=x.shape[axes.tokens],
             reach=_angles.UNKNOWN,
             wide=False,
             scale=1.0,
             components=0,
         )
-    axes, layout, offset, inverse = rotation
-    _portable.run(Call(BACKEND, arrays, (angles,), out, axes, layout, 2 * pairs, offset, inverse))
+    _portable.run(
+        Call(BACKEND, arrays, (angles,), out, axes, how.layout, 2 * pairs, how.offset, how.inverse)
+    )
