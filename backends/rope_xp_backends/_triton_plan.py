@@ -120,9 +120,8 @@ def plan(
     levels = _folded(lengths, strides)
     if len(levels) > 2:
         return None
-    (batches, batch_steps), (tokens, token_steps) = [(1, [0] * len(strides)), *levels][-2:]
-    if len(levels) == 0:
-        tokens, token_steps = 1, [0] * len(strides)
+    alone = (1, [0] * len(strides))
+    (batches, batch_steps), (tokens, token_steps) = [alone, alone, *levels][-2:]
 
     heads, head_steps = [], []
     for x in operands:
@@ -136,7 +135,8 @@ def plan(
     if inverse:
         read, write = write, read
     copies = 2 * pairs < head_dim and not all(in_place)
-    tile_tokens, tile_heads = _tile(heads, head_dim if copies else 2 * pairs, size)
+    # What is copied beside a slice counts half, or the slice alone would be in narrow accesses.
+    tile_tokens, tile_heads = _tile(heads, head_dim // 2 if copies else 2 * pairs, size)
     rows = batches * tokens
 
     # A stride is passed once for all axes that it leads along, in units.

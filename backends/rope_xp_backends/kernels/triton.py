@@ -94,7 +94,7 @@ def rotate(
         cos = _angle_row(table, at * table_unit, alive, pairs, 1.0)
         sin = _angle_row(table_2, at * table_unit, alive, pairs, 0.0)
     else:
-        position = token.to(tl.int64)
+        position = at.to(tl.int64)
         if angles == "positions":
             position = tl.load(positions + at, mask=alive, other=0).to(tl.int64)
         cos, sin = _look_up(position, table, table_2, table_3, alive, pairs)
