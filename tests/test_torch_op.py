@@ -23,7 +23,7 @@ pytest.importorskip(KERNELS)
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
-# tests/interpreted.py has bfloat16 of its own, as the interpreter does not round.
+# tests/test_triton_kernel.py has bfloat16 of its own, as the interpreter does not round.
 HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
 ops = torch.ops.rope_xp
 

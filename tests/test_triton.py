@@ -35,7 +35,7 @@ ROCM = GPUTarget("hip", "gfx942", 64)
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [
-        (["interpreted.py"], 150),
+        (["test_triton_kernel.py"], 150),
         (["test_equivalence.py"], 75),
         (["test_torch_op.py", "-k", "not gradients_and_theirs"], 40),
     ],

@@ -1,8 +1,10 @@
-"""The kernel for GPUs, with all that leads to it, in Triton's interpreter on tensors of the CPU.
+"""The kernel for GPUs, with all that leads to it, beside the portable path.
 
-    TRITON_INTERPRET=1 pytest tests/interpreted.py
+On a GPU; or in Triton's interpreter, on tensors of the CPU:
 
-tests/test_triton.py does so: whether kernels are interpreted is fixed when they are imported.
+    TRITON_INTERPRET=1 pytest tests/test_triton_kernel.py
+
+tests/test_triton.py does the latter, as it is fixed when kernels are imported.
 """
 
 from __future__ import annotations
@@ -12,22 +14,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rope_xp_backends import _triton_plan
 from targets import INTERPRETED, truth
 
 import rope_xp
 from rope_xp import RoPE
 
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+if not INTERPRETED:
+    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+    pytestmark = [pytest.mark.gpu, no_gpu]
+
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-POSITIONS = torch.tensor([0, 2047, 70_000, (1 << 31) - 1, -1])
+POSITIONS = [0, 2047, 70_000, (1 << 31) - 1, -1]
 Rotate = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def _by_the_kernel() -> Iterator[None]:
-    assert INTERPRETED
     with rope_xp.use_backend("triton"):
         yield
 
@@ -43,23 +51,33 @@ def _offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(DEVICE, dtype)
+
+
+def tensor(numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=DEVICE)
+
+
+def anywhere(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return positions of all sizes."""
+    return tensor(np.random.default_rng(0).integers(0, 1 << 31, shape))
 
 
 def same(got: torch.Tensor, expected: torch.Tensor) -> None:
     """Check that bits are equal. ``expected`` is not yet rounded where they are bfloat16.
 
-    The interpreter cuts float32 off to bfloat16, so each may be rounded to the nearest or down.
+    The interpreter cuts float32 off to bfloat16, so there each may be rounded down as well.
     """
     assert got.shape == expected.shape
     if got.dtype != torch.bfloat16:
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
         return
-    down = (expected.float().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
-    found = got.view(torch.int16)
     nearest = expected.to(torch.bfloat16)
-    right = (found == down.view(torch.int16)) | (found == nearest.view(torch.int16))
-    assert (right | (got.isnan() & nearest.isnan())).all()
+    right = (got.view(torch.int16) == nearest.view(torch.int16)) | (got.isnan() & nearest.isnan())
+    if INTERPRETED:
+        right |= got.view(torch.int16) == expected.float().view(torch.int32) >> 16
+    assert right.all()
 
 
 def right(rotate: Rotate, *arrays: torch.Tensor) -> Any:
@@ -124,7 +142,7 @@ def test_slices(rotary_dim: int, offset: int, layout: str) -> None:
 
 def test_one_array_in_place_and_one_not() -> None:
     rope = RoPE(rotary_dim=4, layout="interleaved_to_half")
-    q, k, other = sample(2, 5, 4, 8), sample(2, 5, 2, 8), torch.zeros(2, 5, 2, 8)
+    q, k, other = sample(2, 5, 4, 8), sample(2, 5, 2, 8), torch.zeros(2, 5, 2, 8, device=DEVICE)
     expected = right(rotation(rope, POSITIONS), q, k)
     rope.apply(q, k, POSITIONS, out=(q, other))
     same(q, expected[0])
@@ -136,7 +154,7 @@ def test_one_array_in_place_and_one_not() -> None:
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd", "hbsd", "hsbd"])
 def test_positions_and_axes(axes: str, shape: tuple[int, ...]) -> None:
     sizes = {"b": 3, "s": 7, "h": 5, "d": 8}
-    positions = torch.from_numpy(np.random.default_rng(0).integers(0, 1 << 31, shape))
+    positions = anywhere(shape)
     q = sample(*(sizes[n] for n in axes))
     k = sample(*(sizes[n] if n != "h" else 2 for n in axes), seed=1)
     check(rotation(RoPE(), positions, axes), q, k)
@@ -146,12 +164,12 @@ def test_positions_and_axes(axes: str, shape: tuple[int, ...]) -> None:
 
 def test_positions_out_of_range_give_no_number() -> None:
     top = 1 << 31
-    outside = torch.tensor([top, -top, top << 20, (1 << 63) - 1, -(1 << 63)])
+    outside = tensor([top, -top, top << 20, (1 << 63) - 1, -(1 << 63)])
     x = sample(5, 3, 8)
     assert RoPE().rotate(x, outside).isnan().all()
     assert not RoPE().rotate(x, outside.sign() * (top - 1)).isnan().any()
-    assert RoPE().rotate(x, torch.full((5,), -top, dtype=torch.int32)).isnan().all()
-    check(rotation(RoPE(), torch.tensor([0, top, 5, -top, 7]), "shd"), x)
+    assert RoPE().rotate(x, tensor([-top] * 5, torch.int32)).isnan().all()
+    check(rotation(RoPE(), tensor([0, top, 5, -top, 7]), "shd"), x)
 
 
 def test_slices_of_one_projection_in_place() -> None:
@@ -202,7 +220,7 @@ def test_many_batch_axes(folds: bool) -> None:
         x = x.permute(2, 1, 0, 3, 4, 5)
     shapes = [(5,), (1, 1, 5), (x.shape[0], 1, 1, 5), (*x.shape[:3], 5), (x.shape[1], 1, 1)]
     for shape in shapes:
-        positions = torch.from_numpy(np.random.default_rng(0).integers(0, 1 << 31, shape))
+        positions = anywhere(shape)
         check(rotation(RoPE(), positions, "xybshd"), x)
         tables = RoPE().cos_sin(positions, 8)
         check(lambda x, out=None, t=tables: rope_xp.apply_tables(x, *t, axes="xybshd", out=out), x)
@@ -240,19 +258,19 @@ def test_more_programs_than_processors() -> None:
 def test_fractions_components_and_differences() -> None:
     """Angles that the kernel is given as cos and sin."""
     q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16, seed=1)
-    check(rotation(RoPE(), POSITIONS.abs() / 3), q, k)
-    images = torch.stack([POSITIONS // 7, POSITIONS // 5, POSITIONS // 3])
+    check(rotation(RoPE(), np.array(POSITIONS) / 3), q, k)
+    images = torch.stack([tensor(POSITIONS) // n for n in (7, 5, 3)])
     rope = RoPE(layout="half", position_axes=(0, 0, 0, 1, 1, 1, 2, 2))
     check(rotation(rope, images), q, k)
     check(rotation(rope, images[:, None].expand(3, 2, 5)), q, k)
     check(
-        lambda x, out=None: RoPE().rerotate(x, POSITIONS, POSITIONS // 2, out=out),
+        lambda x, out=None: RoPE().rerotate(x, POSITIONS, POSITIONS[::-1], out=out),
         sample(2, 5, 4, 16),
     )
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, of infinities
 def test_all_numbers_of_16_bits() -> None:
-    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
     for layout in LAYOUTS:
         check(rotation(RoPE(layout=layout), 70_000 + np.arange(512), "shd"), x.view(512, 1, 128))
