@@ -29,9 +29,13 @@ LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 CUDA = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100, 120)]
 ROCM = GPUTarget("hip", "gfx942", 64)
+# Triton 3.6 has an assembler, of CUDA 12.9, that fuses pairs of floats on Blackwell though told not
+# to, which is within the promised 2 ulp; and an interpreter that numpy 2.4 breaks.
+OLD = triton.__version__.startswith("3.6.")
 
 
 # test_torch_op.py without gradcheck, whose thousands of calls would be interpreted for minutes.
+@pytest.mark.skipif(OLD, reason="the interpreter of triton 3.6 fails with numpy 2.4")
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [
@@ -99,7 +103,8 @@ def inspect(variant: Variant, target: GPUTarget, path: Path) -> tuple[Counter[st
     command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
     usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert re.search(r"REG:\d+ STACK:0 SHARED:\d+ LOCAL:0 ", usage), usage
-    assert not re.search(r"\b[DF]FMA", kernel.asm["sass"])
+    if target.arch < 100 or not OLD:
+        assert not re.search(r"\b[DF]FMA", kernel.asm["sass"])
     code = kernel.asm["ptx"]
     loads = Counter(re.findall(r"ld\.global[\w.:]*?\.(v\d\.b\d+|b\d+)", code))
     return loads, Counter(re.findall(r"st\.global[\w.:]*?\.(v\d\.b\d+|b\d+)", code))
