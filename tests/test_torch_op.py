@@ -64,7 +64,7 @@ class Temperature(rope_xp.scaling.Linear):
 @pytest.mark.parametrize("looked_up", [True, False])
 def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
     how = (None, *RoPE().cos_sin(POSITIONS, 8), None)
-    how = (*((POSITIONS, *digit_tables(8)) if looked_up else how), "bshd", "half", 0, False)
+    how = (*((POSITIONS, *digit_tables(8)) if looked_up else how), None, "bshd", "half", 0, False)
     x, heads_first = sample(2, 5, 3, 8), sample(2, 3, 5, 8).transpose(1, 2)
     for q, k in ((x, x[:, :, 1:]), (heads_first, x), (x.bfloat16(), heads_first.bfloat16())):
         torch.library.opcheck(ops.rotate.default, (q, *how))

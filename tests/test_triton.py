@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from rope_xp_backends import _torch_op, _triton  # noqa: E402  # they need torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -41,7 +42,7 @@ OLD = triton.__version__.startswith("3.6.")
     [
         (["test_triton_kernel.py"], 150),
         (["test_equivalence.py"], 75),
-        (["test_torch_op.py", "-k", "not gradients_and_theirs"], 40),
+        (["test_torch_op.py", "-k", "not gradients_and_theirs"], 36),
     ],
     ids=lambda a: a[0] if isinstance(a, list) else "",
 )
@@ -165,7 +166,7 @@ def test_slices_and_widths(case: str, planned: list[Variant], tmp_path: Path) ->
         check(variant, target, tmp_path)
 
 
-def test_tables_heads_first_and_parts_of_one_projection(
+def test_other_angles_heads_first_and_parts_of_one_projection(
     planned: list[Variant], tmp_path: Path
 ) -> None:
     q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
@@ -174,6 +175,11 @@ def test_tables_heads_first_and_parts_of_one_projection(
     qkv = torch.empty(2, 16, (32 + 8 + 8) * 128, dtype=torch.bfloat16)
     q, k, _ = (x.unflatten(-1, (-1, 128)) for x in qkv.split((4096, 1024, 1024), -1))
     RoPE().apply(q, k, torch.arange(16), out=(q, k))
+    images = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
+    images.apply(q, k, torch.arange(48).view(3, 16))
+    assert [variant.angles for variant in planned] == [
+        *("tables", "positions", "positions", "components")
+    ]
     for variant in planned:
         assert variant.unit == 8
         check(variant, CUDA[1], tmp_path)
@@ -234,6 +240,15 @@ def test_one_token_is_shared_out_and_many_are_not() -> None:
     assert plan_of((1, 65536, 32, 128), (1, 65536, 8, 128)).grid == (16384, 1, 1)
 
 
+def test_tensors_of_a_gpu_are_followed_without_one() -> None:
+    with FakeTensorMode():
+        q, k = (torch.empty(2, n, 5, 8, device="cuda").transpose(1, 2) for n in (4, 2))
+        cos = torch.empty(5, 4, device="cuda")
+        how = (None, cos, cos, None, None, "bshd", "half", 0, False)
+        for x, y in zip((q, k), torch.ops.rope_xp.rotate_pair(q, k, *how), strict=True):
+            assert (y.device, y.shape, y.stride()) == (x.device, x.shape, x.stride())
+
+
 # --- what keeps the path from a call ------------------------------------------------------------
 
 
@@ -246,6 +261,10 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason(x) == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
     monkeypatch.setattr(_triton, "DEVICES", {"cpu"})
     assert rope_xp.explain(x, x).path == "triton"
+    monkeypatch.setattr(_triton, "_capability", lambda _: (7, 5))
+    assert reason(x) == "its kernels need compute capability 8.0, and cpu has 7.5"
+    monkeypatch.undo()
+    monkeypatch.setattr(_triton, "DEVICES", {"cpu"})
     wide = torch.ones(5, 2, 4096)
     assert "4096 components is 16384 bytes long" in reason(wide)
     assert rope_xp.explain(wide.half(), wide.half()).path == "triton"

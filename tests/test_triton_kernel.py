@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends import _triton_plan
+from rope_xp_backends import _torch_op, _triton_plan
 from targets import INTERPRETED, truth
 
 import rope_xp
 from rope_xp import RoPE
+from rope_xp._contract import Unavailable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -113,7 +114,6 @@ def rotation(rope: RoPE, positions: Any, axes: str = "bshd") -> Rotate:
     return rotate
 
 
-@pytest.mark.usefixtures("_offsets")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_dim", [2, 6, 72, 80, 96])
 def test_every_width_of_heads(head_dim: int, layout: str) -> None:
@@ -255,14 +255,65 @@ def test_more_programs_than_processors() -> None:
     check(rotation(RoPE(), None), sample(1, 1500, 2, 64), sample(1, 1500, 1, 64, seed=1))
 
 
-def test_fractions_components_and_differences() -> None:
+@pytest.mark.usefixtures("_offsets")
+@pytest.mark.parametrize("axes", ["bshd", "hbsd"])
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (1, 5), (2, 1)])
+def test_positions_of_several_components(shape: tuple[int, ...], axes: str) -> None:
+    sizes = {"b": 2, "s": 5, "h": 3, "d": 24}
+    x = sample(*(sizes[n] for n in axes))
+    positions = anywhere((3, *shape))
+    positions[1] = -positions[1]
+    for layout, read in (("half", (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)), ("interleaved", (2, 1, 0) * 3)):
+        rope = RoPE(layout=layout, position_axes=read, rotary_dim=2 * len(read))
+        check(rotation(rope, positions, axes), x)
+        check(rotation(rope, positions.int(), axes), x, x[..., :].clone())
+
+
+def test_components_in_more_ways() -> None:
+    images, x = anywhere((3, 4, 2, 5)), sample(4, 2, 5, 3, 12)
+    rope = RoPE(position_axes=(0, 1, 2, 2, 1, 0))
+    check(rotation(rope, images, "xbshd"), x)
+    check(rotation(rope, images.transpose(1, 2), "bxshd"), x.transpose(0, 1))
+    own = torch.func.vmap(rope.rotate, (0, 1))
+    same(own(x, images), right(rotation(rope, images, "xbshd"), x))
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(rope.rotate(x, images, axes="xbshd"), x, x.detach())
+    turned = truth(rope.unrotate, x.detach(), images, axes="xbshd")
+    same(gradient, turned)
+
+    class Temperature(rope_xp.scaling.Linear):
+        attention_factor = 1.1
+
+    scaled = RoPE(position_axes=rope.position_axes, scaling=Temperature(3.0))
+    expected = truth(scaled.rotate, x.detach(), images, axes="xbshd")
+    # The factor is multiplied by digits here and by angles there: 2 roundings of |x| up to 5.
+    torch.testing.assert_close(
+        scaled.rotate(x, images, axes="xbshd").detach(), expected, rtol=0, atol=3e-6
+    )
+
+
+def test_where_the_kernel_fails_components_are_looked_up_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, images = sample(2, 5, 3, 12), anywhere((3, 2, 5))
+    rope = RoPE(position_axes=(0, 1, 2, 2, 1, 0))
+    expected = right(rotation(rope, images), x)
+
+    def fail(*_: object) -> None:
+        raise Unavailable
+
+    monkeypatch.setitem(_torch_op.RUNS, DEVICE, fail)
+    same(rope.rotate(x, images), expected)
+
+
+def test_fractions_and_differences() -> None:
     """Angles that the kernel is given as cos and sin."""
     q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16, seed=1)
     check(rotation(RoPE(), np.array(POSITIONS) / 3), q, k)
-    images = torch.stack([tensor(POSITIONS) // n for n in (7, 5, 3)])
+    images = np.stack([np.array(POSITIONS) / n for n in (7, 5, 3)])
     rope = RoPE(layout="half", position_axes=(0, 0, 0, 1, 1, 1, 2, 2))
     check(rotation(rope, images), q, k)
-    check(rotation(rope, images[:, None].expand(3, 2, 5)), q, k)
+    check(rotation(RoPE(layout="half", position_axes=(0, 1, 0, 1)), None), q[..., :8], k[..., :8])
     check(
         lambda x, out=None: RoPE().rerotate(x, POSITIONS, POSITIONS[::-1], out=out),
         sample(2, 5, 4, 16),

@@ -21,7 +21,7 @@ NAMES = {getattr(torch, name): name for name in ("float16", "bfloat16", "float32
 
 def rotate(out: Tensors, arrays: Tensors, how: How) -> None:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
-    positions, table, table_2, table_3, axes, layout, offset, inverse = how
+    positions, table, table_2, table_3, _, axes, layout, offset, inverse = how
     rotation = Rotation(_axes.parse(axes, arrays[0].ndim, "x"), layout, offset, inverse)
     operands = tuple(
         Operand(NAMES[x.dtype], _numpy(x), _numpy(y)) for x, y in zip(arrays, out, strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,9 +23,10 @@ from . import _pages, _torch_cpu, _triton
 from ._cpu import Rotation, Source
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
-# The tables are (low, middle, high), or (cos, sin) and nothing.
+# The tables are (low, middle, high), or (cos, sin) and nothing. Positions are (batch..., tokens),
+# or (batch..., tokens, components) where ``components``, (r/2,), says which one a frequency reads.
 _HOW = (
-    "Tensor? positions, Tensor table, Tensor table_2, Tensor? table_3, "
+    "Tensor? positions, Tensor table, Tensor table_2, Tensor? table_3, Tensor? components, "
     "str axes, str layout, int offset, bool inverse"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -46,6 +48,7 @@ class How(NamedTuple):
     table: torch.Tensor
     table_2: torch.Tensor
     table_3: torch.Tensor | None
+    components: torch.Tensor | None
     axes: str
     layout: Layout
     offset: int
@@ -56,7 +59,8 @@ def how(source: Source, rotation: Rotation) -> How:
     """Return the arguments of an operator."""
     table, table_2, table_3 = (*source.tables, None)[:3]
     axes, layout, offset, inverse = rotation
-    return How(source.positions, table, table_2, table_3, axes.names, layout, offset, inverse)
+    tables = table, table_2, table_3, source.components
+    return How(source.positions, *tables, axes.names, layout, offset, inverse)
 
 
 def apply(arrays: Tensors, how: How) -> Tensors:
@@ -95,35 +99,36 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Tensors:
-        return _plain(arguments[8:], arguments[:8])
+        return _plain(arguments[9:], arguments[:9])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
-        ctx.save_for_backward(*inputs[:4])
-        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[4:8]
+        ctx.save_for_backward(*inputs[:5])
+        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[5:9]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
-            return *(None,) * 8, *_plain(grads, back)
-        return *(None,) * 8, *_Rotate.apply(*back, *grads)
+            return *(None,) * 9, *_plain(grads, back)
+        return *(None,) * 9, *_Rotate.apply(*back, *grads)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
         """Make the mapped axis one more batch axis, the first."""
-        names = arguments[4]
+        names = arguments[5]
         batch = len(set(names) - set("shd"))
         letter = next(c for c in string.ascii_letters if c not in names + "shd")
+        own = 2 if arguments[4] is None else 3  # axes of positions, with the mapped one
         angles = [
             _mapped_angles(x, at, batch + axes)
-            for x, at, axes in zip(arguments[:4], in_dims[:4], (2, 3, 3, 3), strict=True)
+            for x, at, axes in zip(arguments[:4], in_dims[:4], (own, 3, 3, 3), strict=True)
         ]
         arrays = [
             x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
-            for x, at in zip(arguments[8:], in_dims[8:], strict=True)
+            for x, at in zip(arguments[9:], in_dims[9:], strict=True)
         ]
-        results = _Rotate.apply(*angles, letter + names, *arguments[5:8], *arrays)
+        results = _Rotate.apply(*angles, arguments[4], letter + names, *arguments[6:9], *arrays)
         return results, (0,) * len(results)
 
 
@@ -207,22 +212,29 @@ def _without_kernels(out: Tensors, arrays: Tensors, how: How) -> None:
     """Run plain operations. Here a compiled graph ends up in a process where they fail."""
     from .torch import BACKEND
 
-    x, pairs = arrays[0], how.table.shape[-1]
-    axes = _axes.parse(how.axes, x.ndim, "x")
+    axes = _axes.parse(how.axes, arrays[0].ndim, "x")
     angles: Given | Lookup = Given(how.table, how.table_2)
     if how.table_3 is not None:
-        pairs //= 2
+        tables = (how.table, how.table_2, how.table_3, how.table)
+        tokens, device = arrays[0].shape[axes.tokens], arrays[0].device
         angles = Lookup(
-            tables=((how.table, how.table_2, how.table_3, how.table),),
-            whole=how.positions,
-            part=None,
-            device=x.device,
-            tokens=x.shape[axes.tokens],
-            reach=_angles.UNKNOWN,
-            wide=False,
-            scale=1.0,
-            components=0,
+            (tables,), how.positions, None, device, tokens, _angles.UNKNOWN, False, 1.0, 0
         )
+        if how.components is not None and how.positions is not None:
+            angles = Given(*_angles_of_components(angles, how.positions, how.components))
+    pairs = how.table.shape[-1] // (1 if how.table_3 is None else 2)
     _portable.run(
         Call(BACKEND, arrays, (angles,), out, axes, how.layout, 2 * pairs, how.offset, how.inverse)
     )
+
+
+def _angles_of_components(
+    lookup: Lookup, positions: torch.Tensor, components: torch.Tensor
+) -> Tensors:
+    from .torch import BACKEND
+
+    cos = sin = torch.zeros((), device=positions.device)
+    for c in range(positions.shape[-1]):
+        own = _angles.cos_sin(BACKEND, replace(lookup, whole=positions[..., c]))
+        cos, sin = (torch.where(components == c, *x) for x in zip(own, (cos, sin), strict=True))
+    return cos, sin

@@ -8,9 +8,11 @@ import torch
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from rope_xp._contract import Call, Difference, Given
+from rope_xp._contract import Angles, Call, Difference, Given, Lookup
 
 from . import _compiled, _cpu, _torch_cpu, _torch_op, _triton
+from ._cpu import Source
+from ._torch_lasting import merged
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _EXPORTED = "an exported program runs without rope_xp"
@@ -26,6 +28,7 @@ class Triton:
         return (
             _first(call, _not_for_gpu)
             or _triton.objection()
+            or _triton.too_old(call.arrays[0])
             or _first(call, _triton.too_large)
             or _not_for_operator(call, _not_for_gpu)
         )
@@ -38,7 +41,7 @@ class Triton:
         """Call the operator, once for each source of angles."""
         if not torch.compiler.is_compiling():
             _triton.load()
-        return _rotated(call)
+        return _rotated(call, _source_of)
 
 
 class Numba:
@@ -65,15 +68,27 @@ class Numba:
         if not torch.compiler.is_compiling():
             for x in call.arrays:
                 _compiled.kernel(_cpu.rotation_of(call).key(_torch_cpu.NAMES[x.dtype]))
-        return _rotated(call)
+        return _rotated(call, _cpu.source_of)
 
 
-def _rotated(call: Call) -> tuple[torch.Tensor, ...]:
+def _source_of(call: Call, angles: Angles) -> Source:
+    """Return where a kernel of Triton gets these angles: it knows components of positions too."""
+    if (
+        isinstance(angles, Lookup)
+        and angles.components
+        and angles.whole is not None
+        and not (angles.wide or angles.part is not None or torch.compiler.is_compiling())
+    ):
+        return Source(angles.whole.movedim(0, -1), *merged(angles.tables))
+    return _cpu.source_of(call, angles)
+
+
+def _rotated(call: Call, source_of: Any) -> tuple[torch.Tensor, ...]:
     rotation = _cpu.rotation_of(call)
     results: tuple[torch.Tensor, ...] = ()
     for i, angles in enumerate(call.angles):
         part = slice(None) if len(call.angles) == 1 else slice(i, i + 1)
-        how = _torch_op.how(_cpu.source_of(call, angles), rotation)
+        how = _torch_op.how(source_of(call, angles), rotation)
         if call.out is None:
             results += _torch_op.apply(call.arrays[part], how)
         else:

@@ -48,6 +48,24 @@ def too_large(x: torch.Tensor) -> str | None:
     )
 
 
+def too_old(x: torch.Tensor) -> str | None:
+    """Return why Triton does not know a tensor's device, or None."""
+    if torch.compiler.is_compiling():  # which cannot look at devices; the operator will find out
+        return None
+    capability = _capability(x.device)
+    if capability >= (8, 0):
+        return None
+    found = ".".join(map(str, capability))
+    return f"its kernels need compute capability 8.0, and {x.device} has {found}"
+
+
+@lru_cache(maxsize=64)
+def _capability(device: torch.device) -> tuple[int, int]:
+    if device.type != "cuda" or torch.version.hip:
+        return (8, 0)
+    return torch.cuda.get_device_capability(device)
+
+
 def load() -> Any:
     """Return the module of kernels, or raise Unavailable."""
     if _objection is not None:
@@ -98,10 +116,10 @@ def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tenso
         ]
     if not any(x.numel() for x in arrays):
         return []
-    positions, table, table_2, table_3, axes, layout, offset, inverse = how
+    positions, table, table_2, table_3, components, axes, layout, offset, inverse = how
     pairs = table.shape[-1]
     if table_3 is not None:
-        pairs, angles = pairs // 2, _angles_of(positions)
+        pairs, angles = pairs // 2, _angles_of(positions, components)
     else:
         table, table_2, angles = _given(table, table_2)
     plan = _triton_plan.plan(
@@ -117,9 +135,9 @@ def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tenso
     )
     if plan is None:
         return [launch for part in _split(out, arrays, how) for launch in _launches(*part)]
-    last = table if table_3 is None else table_3
-    tensors = (arrays[0], out[0], arrays[-1], out[-1], table, table_2, last)
-    return [(plan, (*tensors, table if positions is None else positions))]
+    # A kernel reads nothing from those that there are not, but wants an address.
+    others = [table if x is None else x for x in (table_3, positions, components)]
+    return [(plan, (arrays[0], out[0], arrays[-1], out[-1], table, table_2, *others))]
 
 
 def _operand(x: torch.Tensor, out: torch.Tensor) -> Operand:
@@ -130,9 +148,13 @@ def _operand(x: torch.Tensor, out: torch.Tensor) -> Operand:
 _COUNTED = Angles("counted", (), (), "int64", ACCESS)
 
 
-def _angles_of(positions: torch.Tensor | None) -> Angles:
+def _angles_of(positions: torch.Tensor | None, components: torch.Tensor | None) -> Angles:
     if positions is None:
         return _COUNTED
+    if components is not None:
+        name, steps = _NAMES[positions.dtype], positions.stride()
+        shape = positions.shape
+        return Angles("components", shape[:-1], steps[:-1], name, ACCESS, shape[-1], steps[-1])
     return Angles("positions", positions.shape, positions.stride(), _NAMES[positions.dtype], ACCESS)
 
 
@@ -149,13 +171,14 @@ def _split(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Tensors, Tenso
     axis, ndim = where.batch[0], len(where.batch) + 1
     names = how.axes[:axis] + how.axes[axis + 1 :]
     looked_up = how.table_3 is not None
+    own = ndim if how.components is None else ndim + 1
     return [
         (
             tuple([x.select(axis, i) for x in out]),
             tuple([x.select(axis, i) for x in arrays]),
             how._replace(
                 axes=names,
-                positions=None if how.positions is None else _at(i, how.positions, ndim),
+                positions=None if how.positions is None else _at(i, how.positions, own),
                 table=how.table if looked_up else _at(i, how.table, ndim + 1),
                 table_2=how.table_2 if looked_up else _at(i, how.table_2, ndim + 1),
             ),

@@ -29,7 +29,7 @@ _INT32 = 1 << 31
 _TILE_ROWS = 256  # rows of few bytes: more would hold more angles than data
 
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-Kind = Literal["counted", "positions", "tables"]
+Kind = Literal["counted", "positions", "components", "tables"]
 Ints = tuple[int, ...]
 
 
@@ -73,7 +73,7 @@ class Operand(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Where the angles lie: positions, or cos and sin without their last axis."""
+    """Where the angles lie: positions, without their components, or cos and sin, without pairs."""
 
     kind: Kind
     shape: Ints
@@ -81,6 +81,9 @@ class Angles(NamedTuple):
     dtype: str
     """Of positions."""
     alignment: int
+    components: int = 1
+    """How many positions have."""
+    component_stride: int = 0
 
 
 class Plan(NamedTuple):
@@ -152,7 +155,8 @@ def plan(
         _span((batches, tokens, n), steps) + head_dim
         for n, steps in zip([n for n in heads for _ in (0, 1)], of_arrays, strict=True)
     ]
-    spans += [_span((batches, tokens), of_rows[-1]) + pairs, rows + tile_tokens]
+    of_angles = (*of_rows[-1], angles.component_stride)
+    spans += [_span((batches, tokens, angles.components), of_angles) + pairs, rows + tile_tokens]
     variant = Variant(
         dtype=dtype,
         position_dtype=angles.dtype,
@@ -175,7 +179,7 @@ def plan(
     blocks, turns = -(-rows // tile_tokens), -(-max(heads) // tile_heads)
     shares = max(1, min(turns, -(-PROGRAMS_A_PROCESSOR * processors // max(blocks, 1)), 65535))
     numbers = [n // unit for steps in (of_arrays * 2)[:4] for n in steps]
-    numbers += [n // table_unit for n in of_rows[-1]]
+    numbers += [n // table_unit for n in of_angles]
     return Plan(variant, (blocks, shares, 1), (rows, tokens, heads[0], heads[-1], *numbers))
 
 

@@ -11,13 +11,13 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
-from torch.utils._python_dispatch import _disable_current_modes
 
 from rope_xp import _angles, _contract
 from rope_xp._contract import Backend, Memory
 from rope_xp.rope import RoPE
 
 from . import _torch_paths
+from ._torch_lasting import Tables, lasting
 
 _NAMES = {
     getattr(torch, name): name
@@ -26,8 +26,6 @@ _NAMES = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     )
 }
-
-Tables = tuple[tuple[torch.Tensor, ...], ...]
 
 
 class Torch(Backend):
@@ -128,13 +126,7 @@ class Torch(Backend):
 def _cached_tables(
     rope: RoPE, head_dim: int, inverse: bool, wide: bool, device: torch.device
 ) -> Tables:
-    # Tables outlive the call. Under functorch or a dispatch mode torch would make wrappers that are
-    # dead afterwards, and under inference_mode tensors that no backward pass may save.
-    with (
-        torch._C._DisableFuncTorch(),  # noqa: SLF001  # torch has no public name for either
-        _disable_current_modes(),
-        torch.inference_mode(False),
-    ):
+    with lasting():
         return _contract.put_tables(BACKEND, rope, head_dim, inverse, wide, device)
 
 

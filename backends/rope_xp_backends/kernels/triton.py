@@ -44,6 +44,7 @@ def rotate(
     table_2,
     table_3,
     positions,
+    components,
     rows,
     tokens,
     q_heads,
@@ -62,6 +63,7 @@ def rotate(
     k_out_head,
     angle_batch,
     angle_token,
+    angle_component,
     head_dim: tl.constexpr,
     pairs: tl.constexpr,
     offset: tl.constexpr,
@@ -82,7 +84,8 @@ def rotate(
 
     Strides are in units of unit or table_unit elements, so that the compiler sees how they align.
     table, table_2 and table_3 are the digit tables, or cos, sin and nothing where angles is
-    "tables"; positions are nothing then, and where they are counted.
+    "tables"; positions are nothing then, and where they are counted. components say which
+    component of positions a pair reads, where there are several.
     """
     row = tl.program_id(0) * tile_tokens + tl.arange(0, tile_tokens)
     if wide:
@@ -91,13 +94,18 @@ def rotate(
     batch, token = row // tokens, row % tokens
     at = batch * angle_batch + token * angle_token
     if angles == "tables":
-        cos = _angle_row(table, at * table_unit, alive, pairs, 1.0)
-        sin = _angle_row(table_2, at * table_unit, alive, pairs, 0.0)
+        cos = _angle_row(table, (at * table_unit)[:, None], alive[:, None], pairs, 1.0)
+        sin = _angle_row(table_2, (at * table_unit)[:, None], alive[:, None], pairs, 0.0)
     else:
-        position = at.to(tl.int64)
+        position = at[:, None].to(tl.int64)
         if angles == "positions":
-            position = tl.load(positions + at, mask=alive, other=0).to(tl.int64)
-        cos, sin = _look_up(position, table, table_2, table_3, alive, pairs)
+            position = tl.load(positions + at[:, None], mask=alive[:, None], other=0).to(tl.int64)
+        if angles == "components":
+            pair = tl.arange(0, triton.next_power_of_2(pairs))
+            component = tl.load(components + pair, mask=pair < pairs, other=0)
+            own = positions + at[:, None] + component[None, :] * angle_component
+            position = tl.load(own, mask=alive[:, None], other=0).to(tl.int64)
+        cos, sin = _look_up(position, table, table_2, table_3, alive[:, None], pairs)
     if inverse:
         sin = -sin
     cos, sin = cos[:, None, :], sin[:, None, :]
@@ -127,7 +135,7 @@ def _look_up(position, low, middle, high, alive, pairs: tl.constexpr):
     cos, sin = _compose(cos, sin, middle, digit, alive, pairs)
     digit = tl.where(outside, _TOP, size >> (2 * _BITS))
     cos, sin = _compose(cos, sin, high, digit, alive, pairs)
-    return cos, tl.where((position < 0)[:, None], -sin, sin)
+    return cos, tl.where(position < 0, -sin, sin)
 
 
 @triton.jit
@@ -140,8 +148,8 @@ def _compose(cos, sin, table, digit, alive, pairs: tl.constexpr):
 @triton.jit
 def _angle_row(table, start, alive, pairs: tl.constexpr, other: tl.constexpr):
     pair = tl.arange(0, triton.next_power_of_2(pairs))
-    mask = alive[:, None] & (pair < pairs)[None, :]
-    return tl.load(table + start[:, None] + pair[None, :], mask=mask, other=other)
+    mask = alive & (pair < pairs)[None, :]
+    return tl.load(table + start + pair[None, :], mask=mask, other=other)
 
 
 @triton.jit
@@ -232,6 +240,7 @@ def source(variant: Variant) -> ASTSource:
     wide_tables = variant.dtype == "float64"
     positions = "*i32" if variant.position_dtype == "int32" else "*i64"
     types = {"tokens": "i32", "q_heads": "i32", "k_heads": "i32", "positions": positions}
+    types |= {"components": "*i32"}
     types |= dict.fromkeys(_ARRAYS, f"*{_TYPES[variant.dtype]}")
     types |= dict.fromkeys(_TABLES, "*fp64" if wide_tables else "*fp32")
     # Digit tables begin where memory of torch's begins, at a multiple of 256 bytes or more.
