@@ -28,6 +28,7 @@ DEVICES = {"cuda"}
 """Kinds of devices whose tensors are taken. ROCm's are called cuda too."""
 
 _NAMES = {getattr(torch, name): name for name in (*_triton_plan.SIZES, "int32", "int64")}
+_kernels: Any = None  # an import statement in a function takes a microsecond each time
 _objection: str | None = None
 if importlib.util.find_spec("triton") is None:
     _objection = "triton is not installed (pip install 'rope-xp[triton]')"
@@ -68,13 +69,15 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 def load() -> Any:
     """Return the module of kernels, or raise Unavailable."""
+    global _kernels
     if _objection is not None:
         raise Unavailable(_objection)
-    try:
-        from .kernels import triton as kernels
-    except BROKEN as error:
-        _fail("imported", error)
-    return kernels
+    if _kernels is None:
+        try:
+            from .kernels import triton as _kernels
+        except BROKEN as error:
+            _fail("imported", error)
+    return _kernels
 
 
 def _fail(what: str, error: Exception) -> NoReturn:
