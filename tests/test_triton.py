@@ -92,6 +92,8 @@ def inspect(variant: Variant, target: GPUTarget, path: Path) -> tuple[Counter[st
     Check that it keeps no numbers but in registers, and fuses no multiply-add.
     """
     kernel = compiled(variant, target)
+    # The interpreter cannot show a race. Threads that write where others read wait for them.
+    assert not variant.barrier or re.search(r"\bt*g(pu)?\.barrier", kernel.asm["ttgir"])
     if target.backend == "hip":
         code = kernel.asm["amdgcn"]
         unused = re.findall(r"(?:\.[sv]gpr_spill_count|; ScratchSize): +(\d+)", code)
@@ -163,6 +165,7 @@ def test_slices_and_widths(case: str, planned: list[Variant], tmp_path: Path) ->
     rope.rotate(x, torch.arange(16))
     rope.unrotate(x, torch.arange(16, dtype=torch.int32), out=x)
     rope.rotate(x.float(), torch.arange(16))
+    assert planned[1].barrier == (rope.layout == "interleaved_to_half")
     for variant, target in zip(planned, (CUDA[1], CUDA[1], ROCM), strict=True):
         check(variant, target, tmp_path)
 
