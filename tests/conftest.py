@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hypothesis import settings
-from targets import TARGETS, Target, lent, missing
+from targets import INTERPRETED, TARGETS, Target, lent, missing
 
 import rope_xp
 
@@ -30,6 +30,11 @@ def pytest_configure() -> None:
     if absent:
         msg = f"ROPE_XP_REQUIRE asks for what is missing: {', '.join(absent)}"
         raise pytest.UsageError(msg)
+    if INTERPRETED:
+        from rope_xp_backends import _torch_op, _triton
+
+        _triton.DEVICES.add("cpu")
+        _torch_op.RUNS["cpu"] = _triton.rotate
 
 
 def rows(names: tuple[str, ...] = ()) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ class Target:
     """The path, where numpy has it for the tests alone."""
     objection: Callable[[], str | None] = lambda: None
     """Returns what else is missing."""
+    truncates: bool = False
+    """Whether bfloat16 is cut off where it should be rounded, which is one step away at most."""
 
     def __str__(self) -> str:
         return self.name
@@ -109,6 +112,8 @@ FUSED = 2
 
 # The standard knows neither 16-bit float. Without x64, jax has no float64 to speak of.
 STRICT, JAX = ("float32", "float64"), ("float16", "bfloat16", "float32")
+
+TRITON = {"path": "triton", "needs": "triton"}
 
 TARGETS = (
     Target("numpy", "numpy", put=_read_only),
@@ -133,7 +138,8 @@ TARGETS = (
     Target("jax-jit", "jax", "jax:cpu", run=_jitted, floats=JAX, ulps=FUSED),
     Target("dask", "dask", "dask:cpu"),
     Target("dask-portable", "dask", "dask:cpu", path="portable"),
-    Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True),
+    Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, path="portable"),
+    Target("torch-triton:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, **TRITON),
     Target("jax:gpu", "jax", "jax:gpu", run=_jitted, floats=JAX, ulps=FUSED, gpu=True),
     Target("cupy", "cupy", "cupy:gpu", ulps=FUSED, gpu=True, path="cuda"),
     Target(
@@ -144,6 +150,16 @@ TARGETS = (
         path="portable",
     ),
 )
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether this process tests the kernel for GPUs, and nothing else, on tensors of the CPU.
+
+Triton's interpreter runs kernels by numpy. It cuts float32 off to bfloat16 where GPUs round to the
+nearest. tests/test_triton.py starts such a process.
+"""
+
+if INTERPRETED:
+    TARGETS = (Target("torch-triton", "torch", "torch:cpu", truncates=True, **TRITON),)
 
 
 def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -28,6 +28,10 @@ def same(
     got = backend.back(result)
     assert got.shape == x.shape
     assert got.dtype == x.dtype
+    if backend.truncates and x.dtype.name == "bfloat16":
+        bits, right = (y.view(np.int16).astype(int) for y in (got, expected))
+        assert np.abs(bits - right).max(initial=0) <= 1
+        return
     if backend.ulps == 0:
         np.testing.assert_array_equal(got, expected)
         return
@@ -280,6 +284,7 @@ def test_weights_permuted_to_the_other_layout(backend: Target, rng: np.random.Ge
     np.testing.assert_array_equal(backend.back(bias), permuted[:, 0])
     scores = []
     for weights, layout in ((w, "interleaved"), (permuted, "half")):
-        rotated = RoPE(layout=layout).rotate((x @ weights.T).reshape(9, heads, d), POSITIONS)
+        projected = (x @ weights.T).reshape(9, heads, d)
+        rotated = truth(RoPE(layout=layout).rotate, projected, POSITIONS)
         scores.append(np.einsum("ihd,jhd->hij", rotated, rotated))
     np.testing.assert_allclose(*scores, rtol=0, atol=2e-5)

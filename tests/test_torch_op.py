@@ -1,4 +1,7 @@
-"""torch's operator around the kernels for CPUs: derivatives, transforms, compilers, memory."""
+"""torch's operator around kernels: derivatives, transforms, compilers, memory.
+
+The kernels are those for CPUs; in the process that tests/test_triton.py starts, those for GPUs.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends import _compiled, _cpu
-from targets import numpy_dtype, truth
+from rope_xp_backends import _compiled, _cpu, _triton
+from targets import INTERPRETED, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp._contract import Unavailable
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("numba")
+KERNELS = "triton" if INTERPRETED else "numba"
+pytest.importorskip(KERNELS)
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
+# tests/test_triton_kernel.py has bfloat16 of its own, as the interpreter does not round.
+HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
 ops = torch.ops.rope_xp
 
 
@@ -26,7 +32,7 @@ ops = torch.ops.rope_xp
 def _by_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ask for kernels by name. Calls that choose for themselves take them however small."""
     monkeypatch.setattr(_cpu, "BYTES_TO_COMPILE_FOR", 0)
-    with rope_xp.use_backend("numba"):
+    with rope_xp.use_backend(KERNELS):
         yield
 
 
@@ -58,7 +64,7 @@ class Temperature(rope_xp.scaling.Linear):
 @pytest.mark.parametrize("looked_up", [True, False])
 def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
     how = (None, *RoPE().cos_sin(POSITIONS, 8), None)
-    how = (*((POSITIONS, *digit_tables(8)) if looked_up else how), "bshd", "half", 0, False)
+    how = (*((POSITIONS, *digit_tables(8)) if looked_up else how), None, "bshd", "half", 0, False)
     x, heads_first = sample(2, 5, 3, 8), sample(2, 3, 5, 8).transpose(1, 2)
     for q, k in ((x, x[:, :, 1:]), (heads_first, x), (x.bfloat16(), heads_first.bfloat16())):
         torch.library.opcheck(ops.rotate.default, (q, *how))
@@ -104,11 +110,12 @@ def test_all_memory_can_still_be_resized() -> None:
         owner.resize_(1, 4096, 8, 64)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", HALVES)
 def test_bits_are_numpys(dtype: torch.dtype) -> None:
     x = sample(2, 5, 3, 16, dtype=dtype)
     name = numpy_dtype(str(dtype).removeprefix("torch."))
-    expected = RoPE().rotate(x.view(torch.uint16).numpy().view(name), POSITIONS.numpy())
+    x_numpy = x.view(torch.uint16).numpy().view(name)
+    expected = truth(RoPE().rotate, x_numpy, POSITIONS.numpy())
     got = rotate(x).view(torch.uint16).numpy()
     np.testing.assert_array_equal(got, expected.view(np.uint16))
 
@@ -159,7 +166,7 @@ def test_gradients_and_theirs(layout: str, part: dict[str, int]) -> None:
         assert torch.autograd.gradgradcheck(f, (q, k), check_batched_grad=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_are_those_of_plain_operations(dtype: torch.dtype, layout: str) -> None:
     rope = RoPE(layout=layout, rotary_dim=8, scaling=Temperature(2.0))
@@ -222,7 +229,7 @@ def test_transforms_that_take_plain_operations() -> None:
     x, forward_ad = sample(5, 2, 8), torch.autograd.forward_ad
     with rope_xp.use_backend(None):
         expected = rotate(x)
-        assert rope_xp.explain(x, x).path == "numba"
+        assert rope_xp.explain(x, x).path == KERNELS
         for got in torch.func.jvp(rotate, (x,), (x,)):
             same(got, expected)
         with forward_ad.dual_level():
@@ -257,7 +264,7 @@ def turned(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
 
 
-@pytest.mark.parametrize("path", ["numba", None])
+@pytest.mark.parametrize("path", [KERNELS, None])
 def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None) -> None:
     torch._dynamo.reset()
     graphs: list[set[str]] = []
@@ -277,17 +284,18 @@ def test_generated_code_has_the_bits_of_eager() -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_a_graph_runs_where_numba_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
     expected = turned(compiled, 5, POSITIONS)
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
 
-    def fail(key: object) -> None:
+    def fail(*_: object) -> None:
         raise Unavailable
 
     monkeypatch.setattr(_compiled, "kernel", fail)
+    monkeypatch.setattr(_triton, "load", fail)
     same(turned(compiled, 5, POSITIONS), expected)
     same(given(*tables), expected_given)
 

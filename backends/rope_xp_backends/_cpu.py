@@ -29,6 +29,8 @@ class Source(NamedTuple):
     """Whole positions to look up, (batch..., tokens); None for 0, 1, 2, ... or with tables."""
     tables: tuple[Array, ...]
     """The digit tables (low, middle, high), or (cos, sin) of every token."""
+    components: Array | None = None
+    """Which component of positions each frequency reads, (r/2,); they are the last axis then."""
 
 
 class Rotation(NamedTuple):

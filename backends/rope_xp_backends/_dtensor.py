@@ -21,6 +21,7 @@ from rope_xp.rope import RoPE
 
 from . import _dtensor_angles
 from . import torch as _glue
+from ._torch_lasting import Tables
 
 _PLAIN = _glue.BACKEND
 _LINEAR = (Partial("sum"), Partial("avg"))
@@ -38,9 +39,7 @@ class Distributed(_glue.Torch):
         """Return itself: there is no further kind."""
         return self
 
-    def tables(
-        self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Any
-    ) -> _glue.Tables:
+    def tables(self, rope: RoPE, head_dim: int, inverse: bool, wide: bool, like: Any) -> Tables:
         """Return those of plain tensors, from their cache."""
         return _PLAIN.tables(rope, head_dim, inverse, wide, _held(like))
 

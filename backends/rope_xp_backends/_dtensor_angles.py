@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from rope_xp._axes import Axes
 from rope_xp._contract import Angles, Call, Difference, Given, Lookup
 
+from . import _torch_paths
 from . import torch as _glue
 
 Placements: TypeAlias = tuple[Placement, ...]
@@ -49,7 +50,7 @@ def of_positions(lookup: Lookup, whole: DTensor, placements: Placements) -> Look
 
 def _alike(call: Call, q: Any, k: Any) -> bool:
     """Return whether the parts of q and k have the same angles."""
-    if _glue.angles_need_gradient(call):
+    if _torch_paths.angles_need_gradient(call):
         return bool(q.placements == k.placements)  # else it is a sum over other processes
     cut = [
         [p.dim if p.is_shard() and p.dim != call.axes.heads else None for p in x.placements]

@@ -9,26 +9,24 @@ tell torch of a derivative, this alone survives gradcheck, torch.func, ``torch.c
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
 from rope_xp import _angles, _axes, _portable
 from rope_xp._contract import Call, Given, Lookup, Unavailable
 from rope_xp._typing import Layout
 
-from . import _cpu, _pages, _threads
-from ._cpu import Operand, Rotation, Source
-
-NAMES = {getattr(torch, name): name for name in ("float16", "bfloat16", "float32", "float64")}
+from . import _pages, _torch_cpu, _triton
+from ._cpu import Rotation, Source
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
-# The tables are (low, middle, high), or (cos, sin) and nothing.
+# The tables are (low, middle, high), or (cos, sin) and nothing. Positions are (batch..., tokens),
+# or (batch..., tokens, components) where ``components``, (r/2,), says which one a frequency reads.
 _HOW = (
-    "Tensor? positions, Tensor table, Tensor table_2, Tensor? table_3, "
+    "Tensor? positions, Tensor table, Tensor table_2, Tensor? table_3, Tensor? components, "
     "str axes, str layout, int offset, bool inverse"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -50,6 +48,7 @@ class How(NamedTuple):
     table: torch.Tensor
     table_2: torch.Tensor
     table_3: torch.Tensor | None
+    components: torch.Tensor | None
     axes: str
     layout: Layout
     offset: int
@@ -60,7 +59,8 @@ def how(source: Source, rotation: Rotation) -> How:
     """Return the arguments of an operator."""
     table, table_2, table_3 = (*source.tables, None)[:3]
     axes, layout, offset, inverse = rotation
-    return How(source.positions, table, table_2, table_3, axes.names, layout, offset, inverse)
+    tables = table, table_2, table_3, source.components
+    return How(source.positions, *tables, axes.names, layout, offset, inverse)
 
 
 def apply(arrays: Tensors, how: How) -> Tensors:
@@ -99,35 +99,36 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Tensors:
-        return _plain(arguments[8:], arguments[:8])
+        return _plain(arguments[9:], arguments[:9])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
-        ctx.save_for_backward(*inputs[:4])
-        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[4:8]
+        ctx.save_for_backward(*inputs[:5])
+        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[5:9]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
-            return *(None,) * 8, *_plain(grads, back)
-        return *(None,) * 8, *_Rotate.apply(*back, *grads)
+            return *(None,) * 9, *_plain(grads, back)
+        return *(None,) * 9, *_Rotate.apply(*back, *grads)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
         """Make the mapped axis one more batch axis, the first."""
-        names = arguments[4]
+        names = arguments[5]
         batch = len(set(names) - set("shd"))
         letter = next(c for c in string.ascii_letters if c not in names + "shd")
+        own = 2 if arguments[4] is None else 3  # axes of positions, with the mapped one
         angles = [
             _mapped_angles(x, at, batch + axes)
-            for x, at, axes in zip(arguments[:4], in_dims[:4], (2, 3, 3, 3), strict=True)
+            for x, at, axes in zip(arguments[:4], in_dims[:4], (own, 3, 3, 3), strict=True)
         ]
         arrays = [
             x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
-            for x, at in zip(arguments[8:], in_dims[8:], strict=True)
+            for x, at in zip(arguments[9:], in_dims[9:], strict=True)
         ]
-        results = _Rotate.apply(*angles, letter + names, *arguments[5:8], *arrays)
+        results = _Rotate.apply(*angles, arguments[4], letter + names, *arguments[6:9], *arrays)
         return results, (0,) * len(results)
 
 
@@ -141,24 +142,30 @@ def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
 
 # --- what runs -----------------------------------------------------------------------------------
 
+RUNS: dict[str, Callable[[Tensors, Tensors, How], None]] = {
+    "cpu": _torch_cpu.rotate,
+    "cuda": _triton.rotate,
+}
+"""What rotates on a kind of device: ``run(out, arrays, how)``, or Unavailable."""
 
-@torch.library.impl(_library, "rotate", "CPU")
-def _rotate_cpu(x: torch.Tensor, *how: Any) -> torch.Tensor:
+
+@torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
+def _rotate_here(x: torch.Tensor, *how: Any) -> torch.Tensor:
     out = _new(x)
-    _run([out], [x], How(*how))
+    _run((out,), (x,), How(*how))
     return out
 
 
-@torch.library.impl(_library, "rotate_pair", "CPU")
-def _rotate_pair_cpu(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
+@torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
+def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
     out = (_new(q), _new(k))
     _run(out, (q, k), How(*how))
     return out
 
 
-@torch.library.impl(_library, "rotate_out", "CPU")
-def _rotate_out_cpu(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
-    _run(out, arrays, How(*how))
+@torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
+def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
+    _run(tuple(out), tuple(arrays), How(*how))
     for x in out:
         if not x.is_inference():
             torch.autograd.graph.increment_version(x)
@@ -188,82 +195,46 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 def _new(x: torch.Tensor) -> torch.Tensor:
     new = _like(x)
-    _pages.advise_huge(new.data_ptr(), new.nbytes)
+    if new.device.type == "cpu":
+        _pages.advise_huge(new.data_ptr(), new.nbytes)
     return new
 
 
-def _run(out: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], how: How) -> None:
-    positions, table, table_2, table_3, axes, layout, offset, inverse = how
-    rotation = Rotation(_axes.parse(axes, arrays[0].ndim, "x"), layout, offset, inverse)
-    operands = tuple(
-        Operand(NAMES[x.dtype], _numpy(x), _numpy(y))
-        for x, y in zip(map(_readable, arrays), out, strict=True)
-    )
-    if table_3 is None:
-        source = Source(None, (_numpy(table), _numpy(table_2)))
-    else:
-        at = None if positions is None else _numpy(positions.to(torch.int64))
-        source = Source(at, _digit_tables(table, table_2, table_3))
-    threads = min(_threads.limit(), torch.get_num_threads())
+def _run(out: Tensors, arrays: Tensors, how: How) -> None:
+    arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
     try:
-        _cpu.rotate(operands, (source,), rotation, threads)
+        RUNS[arrays[0].device.type](out, arrays, how)
     except Unavailable:
-        _without_kernels(tuple(out), tuple(arrays), how, rotation)
+        _without_kernels(out, arrays, how)
 
 
-def _readable(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-# As many as in the cache of torch.py that they come from. To make them anew takes 6 us.
-@lru_cache(maxsize=64)
-def _digit_tables(*tables: torch.Tensor) -> tuple[np.ndarray, ...]:
-    return tuple(map(_numpy, tables))
-
-
-_TYPES = {2: "u2", 4: "f4", 8: "f8"}
-
-
-class _Memory:
-    """What numpy takes for an array: the memory of a tensor, as bits where an element has 16.
-
-    Tensor.numpy() would forbid torch to resize the tensor ever after.
-    """
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self.owner, size = x, x.itemsize  # numpy keeps this object, and it the tensor
-        kind = "i8" if x.dtype is torch.int64 else _TYPES[size]
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (x.data_ptr(), False),
-            "shape": tuple(x.shape),
-            "strides": tuple([n * size for n in x.stride()]),
-            "typestr": f"={kind}",
-        }
-
-
-def _numpy(x: torch.Tensor) -> np.ndarray:
-    return np.asarray(_Memory(x))
-
-
-def _without_kernels(out: Tensors, arrays: Tensors, how: How, rotation: Rotation) -> None:
-    """Run plain operations. Here a compiled graph ends up in a process where numba fails."""
+def _without_kernels(out: Tensors, arrays: Tensors, how: How) -> None:
+    """Run plain operations. Here a compiled graph ends up in a process where they fail."""
     from .torch import BACKEND
 
-    x, pairs = arrays[0], how.table.shape[-1]
+    axes = _axes.parse(how.axes, arrays[0].ndim, "x")
     angles: Given | Lookup = Given(how.table, how.table_2)
     if how.table_3 is not None:
-        pairs //= 2
+        tables = (how.table, how.table_2, how.table_3, how.table)
+        tokens, device = arrays[0].shape[axes.tokens], arrays[0].device
         angles = Lookup(
-            tables=((how.table, how.table_2, how.table_3, how.table),),
-            whole=how.positions,
-            part=None,
-            device=x.device,
-            tokens=x.shape[rotation.axes.tokens],
-            reach=_angles.UNKNOWN,
-            wide=False,
-            scale=1.0,
-            components=0,
+            (tables,), how.positions, None, device, tokens, _angles.UNKNOWN, False, 1.0, 0
         )
-    axes, layout, offset, inverse = rotation
-    _portable.run(Call(BACKEND, arrays, (angles,), out, axes, layout, 2 * pairs, offset, inverse))
+        if how.components is not None and how.positions is not None:
+            angles = Given(*_angles_of_components(angles, how.positions, how.components))
+    pairs = how.table.shape[-1] // (1 if how.table_3 is None else 2)
+    _portable.run(
+        Call(BACKEND, arrays, (angles,), out, axes, how.layout, 2 * pairs, how.offset, how.inverse)
+    )
+
+
+def _angles_of_components(
+    lookup: Lookup, positions: torch.Tensor, components: torch.Tensor
+) -> Tensors:
+    from .torch import BACKEND
+
+    cos = sin = torch.zeros((), device=positions.device)
+    for c in range(positions.shape[-1]):
+        own = _angles.cos_sin(BACKEND, replace(lookup, whole=positions[..., c]))
+        cos, sin = (torch.where(components == c, *x) for x in zip(own, (cos, sin), strict=True))
+    return cos, sin

@@ -10,16 +10,14 @@ from typing import Any
 import array_api_compat.torch as xp
 import numpy as np
 import torch
-from torch._C import _functorch
-from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import guard_scalar
-from torch.utils._python_dispatch import _disable_current_modes
 
 from rope_xp import _angles, _contract
-from rope_xp._contract import Backend, Call, Difference, Given, Memory
+from rope_xp._contract import Backend, Memory
 from rope_xp.rope import RoPE
 
-from . import _compiled, _cpu, _torch_op
+from . import _torch_paths
+from ._torch_lasting import Tables, lasting
 
 _NAMES = {
     getattr(torch, name): name
@@ -28,9 +26,6 @@ _NAMES = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     )
 }
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-Tables = tuple[tuple[torch.Tensor, ...], ...]
 
 
 class Torch(Backend):
@@ -93,13 +88,17 @@ class Torch(Backend):
         """Keep fake, functional and distributed tensors out of the cache."""
         if torch.compiler.is_compiling():
             return _tables_in_graph(rope, head_dim, inverse, wide, like.device)
-        if type(like) not in _PLAIN:
+        if type(like) not in _torch_paths.PLAIN:
             return _contract.put_tables(self, rope, head_dim, inverse, wide, like.device)
         return _cached_tables(rope, head_dim, inverse, wide, like.device)
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""
-        if type(x) not in _PLAIN or torch.compiler.is_compiling() or x.device.type == "meta":
+        if (
+            type(x) not in _torch_paths.PLAIN
+            or torch.compiler.is_compiling()
+            or x.device.type == "meta"
+        ):
             return None
         strides = tuple(n * x.element_size() for n in x.stride())
         try:
@@ -127,13 +126,7 @@ class Torch(Backend):
 def _cached_tables(
     rope: RoPE, head_dim: int, inverse: bool, wide: bool, device: torch.device
 ) -> Tables:
-    # Tables outlive the call. Under functorch or a dispatch mode torch would make wrappers that are
-    # dead afterwards, and under inference_mode tensors that no backward pass may save.
-    with (
-        torch._C._DisableFuncTorch(),  # noqa: SLF001  # torch has no public name for either
-        _disable_current_modes(),
-        torch.inference_mode(False),
-    ):
+    with lasting():
         return _contract.put_tables(BACKEND, rope, head_dim, inverse, wide, device)
 
 
@@ -193,101 +186,4 @@ def _constant_tables(
     return _contract.put_tables(BACKEND, rope, head_dim, inverse, wide, device)
 
 
-class Numba:
-    """Kernels compiled by numba, on the tensors' own memory."""
-
-    name = "numba"
-
-    def declines(self, call: Call) -> str | None:
-        """Decline what kernels cannot read and what an operator's derivative cannot follow."""
-        return (
-            _compiled.objection()
-            or next(filter(None, map(_not_for_kernels, call.arrays)), None)
-            or _not_differentiable(call)
-            or (None if call.out is None else _not_writeable(call))
-        )
-
-    def defers(self, call: Call) -> str | None:
-        """Leave small calls to torch until there is a kernel, and graphs to be run elsewhere."""
-        if torch.compiler.is_compiling():
-            exported = torch.compiler.is_exporting()
-            return "an exported program runs without rope_xp" if exported else None
-        return _cpu.defers(call, tuple(_NAMES[x.dtype] for x in call.arrays))
-
-    def run(self, call: Call) -> tuple[torch.Tensor, ...]:
-        """Call the operator, once for each source of angles."""
-        rotation = _cpu.rotation_of(call)
-        if not torch.compiler.is_compiling():
-            for x in call.arrays:
-                _compiled.kernel(rotation.key(_NAMES[x.dtype]))
-        results: tuple[torch.Tensor, ...] = ()
-        for i, angles in enumerate(call.angles):
-            part = slice(None) if len(call.angles) == 1 else slice(i, i + 1)
-            how = _torch_op.how(_cpu.source_of(call, angles), rotation)
-            if call.out is None:
-                results += _torch_op.apply(call.arrays[part], how)
-            else:
-                _torch_op.write(call.out[part], call.arrays[part], how)
-        return call.out or results
-
-
-def _not_for_kernels(x: torch.Tensor) -> str | None:
-    if x.device.type != "cpu":
-        return f"its kernels are for CPUs, and a tensor is on {x.device}"
-    if type(x) not in _PLAIN:
-        return f"{type(x).__name__} is a tensor of another kind"
-    if x.layout is not torch.strided:
-        return f"a tensor has the layout {x.layout}"
-    return None
-
-
-def _followed() -> bool:
-    """Return whether the operator can follow every transform that is active."""
-    if not _torch_op.transformed():
-        return forward_ad._current_level < 0  # noqa: SLF001  # torch has no public way to ask
-    if torch.compiler.is_compiling():
-        return False
-    kinds = {level.key() for level in _functorch.get_interpreter_stack()}
-    return kinds <= {_functorch.TransformType.Grad, _functorch.TransformType.Vmap}
-
-
-def _not_differentiable(call: Call) -> str | None:
-    if not _followed():
-        return "this transform needs plain operations"
-    if angles_need_gradient(call):
-        return "a derivative with respect to angles needs plain operations"
-    return None
-
-
-def angles_need_gradient(call: Call) -> bool:
-    """Return whether autograd records what happens to the angles of a call."""
-    return torch.is_grad_enabled() and any(
-        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in _angle_inputs(call)
-    )
-
-
-def _angle_inputs(call: Call) -> list[torch.Tensor | None]:
-    found: list[Any] = []
-    for angles in call.angles:
-        if isinstance(angles, Given):
-            found += [angles.cos, angles.sin]
-        elif isinstance(angles, Difference):
-            found += [angles.new.whole, angles.new.part, angles.old.whole, angles.old.part]
-        else:
-            found += [angles.whole, angles.part]
-    return found
-
-
-def _not_writeable(call: Call) -> str | None:
-    if torch.compiler.is_compiling() or _torch_op.transformed():
-        return "a compiler or transform cannot follow out="
-    for x in call.out or ():
-        if x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1):
-            return "the last axis of out is not contiguous, or holds negated numbers"
-        reason = _not_for_kernels(x)
-        if reason is not None:
-            return reason
-    return None
-
-
-BACKEND = Torch("torch", xp, (Numba(),))
+BACKEND = Torch("torch", xp, (_torch_paths.Triton(), _torch_paths.Numba()))
