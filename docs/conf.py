@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import re
 import sys
 from contextlib import redirect_stdout
@@ -104,19 +105,23 @@ def command_line_help() -> str:
 
 def generate(_app: Sphinx | None = None) -> None:
     """Write pictures, tables and the pages from outside to _generated."""
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE / "examples")]
     import accuracy_table
     import paper_pictures
     import pictures
     import position_pictures
     import rule_pictures
+    import tiny_results
 
     pictures.write(GENERATED)
     rule_pictures.write(GENERATED)
     position_pictures.write(GENERATED)
     paper_pictures.write(GENERATED)
+    tiny = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
+    tiny_results.draw(tiny, GENERATED / "train_tiny.png")
     texts = {name: shown_inside(path.read_text("utf-8")) for name, path in PAGES.items()}
     texts["accuracy.md"] = accuracy_table.table()
+    texts["train_tiny.md"] = tiny_results.markdown(tiny)
     texts["libraries.md"] = libraries_table()
     texts["command_line.txt"] = command_line_help()
     for name, text in texts.items():

@@ -50,7 +50,8 @@ def logits(config: Config, weights: Weights, tokens: Tensor) -> Tensor:
     """Return logits of the next token, (batch, tokens, characters), of tokens (batch, tokens)."""
     x = functional.embedding(tokens, weights["embedding"]) * math.sqrt(config.width)
     if config.encoding == "sinusoidal":
-        x = x + encodings.sinusoidal(torch.arange(tokens.shape[1]), config.width)
+        places = torch.arange(tokens.shape[1])
+        x = x + encodings.sinusoidal(places, config.width, dtype=x.dtype)
     for i in range(config.layers):
         own = {name[2:]: w for name, w in weights.items() if name.startswith(f"{i}/")}
         x = x + attend(config, own, norm(x, own["attention/norm"]))

@@ -100,6 +100,23 @@ def tokens(characters: str) -> NDArray[np.int64]:
     return np.array([places[c] for c in characters if c in places], np.int64)
 
 
+def loss_of_counts(train: NDArray[np.int64], held_out: NDArray[np.int64], before: int) -> float:
+    """Return the loss, in nats per character, of no model but counts.
+
+    They say how often each character came after the last ``before`` ones. Each is raised by 0.1,
+    so that what never came has a share too.
+    """
+    counts = np.full((len(ALPHABET),) * (before + 1), 0.1)
+    np.add.at(counts, _runs(train, before + 1), 1.0)
+    shares = counts / counts.sum(axis=-1, keepdims=True)
+    return float(-np.log(shares[_runs(held_out, before + 1)]).mean())
+
+
+def _runs(tokens: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], ...]:
+    """Return each run of so many tokens, as an index."""
+    return tuple(np.lib.stride_tricks.sliding_window_view(tokens, length).T)
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 

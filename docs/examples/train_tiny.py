@@ -22,7 +22,7 @@ from pathlib import Path
 import tiny_model
 import tiny_results
 import torch
-from tiny_shared import COMBINATIONS, Config, Saved, save, text
+from tiny_shared import COMBINATIONS, Config, Saved, loss_of_counts, save, text
 from torch import Tensor
 from torch.nn import functional
 
@@ -146,7 +146,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser().error("Shaw's encoding is a part of scores, which linear attention never forms")
     if options.threads:
         torch.set_num_threads(options.threads)
-    train_text, held_out = texts = tuple(map(torch.from_numpy, text()))
+    arrays = text()
+    counted = [loss_of_counts(*arrays, before) for before in range(3)]
+    train_text, held_out = texts = tuple(map(torch.from_numpy, arrays))
     python = platform.python_version()
     print(f"text: {len(train_text):,} characters, {len(held_out):,} held out (Python {python})")
     runs, saved = [], []
@@ -156,18 +158,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             runs.append(asdict(run))
             prompt = held_out[None, : config.context]
             answer = tiny_model.logits(config, weights, prompt).numpy()
-            arrays = {name: w.numpy() for name, w in weights.items()}
-            saved.append(Saved(config, seed, arrays, prompt.numpy(), answer))
+            as_numpy = {name: w.numpy() for name, w in weights.items()}
+            saved.append(Saved(config, seed, as_numpy, prompt.numpy(), answer))
     results = {
         "python": python,
         "torch": torch.__version__,
         "characters": [len(train_text), len(held_out)],
         "context": todo[0][0].context,
         "characters of a step": BATCH * todo[0][0].context,
+        "loss of counts": counted,
         "runs": runs,
     }
     print(tiny_results.UNIT)
     terminal.table(*tiny_results.summary(results), text_columns=2)
+    print("by counts alone, after 0, 1 and 2 characters:", *(f"{loss:.3f}" for loss in counted))
     if options.json:
         options.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
     if options.save:
