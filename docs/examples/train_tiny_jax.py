@@ -72,7 +72,7 @@ def main(path: Path) -> None:
         weights = {name: jnp.asarray(w) for name, w in run.weights.items()}
         difference = jnp.abs(logits(run.config, weights, jnp.asarray(run.tokens)) - run.logits)
         largest = abs(run.logits).max()
-        numbers = (str(run.seed), f"{largest:.1f}", f"{difference.max():.1e}")
+        numbers = (str(run.seed), f"{largest:.1f}", f"{difference.max():.2e}")
         rows.append((run.config.attention, run.config.encoding, *numbers))
     columns = ("attention", "positions", "seed", "largest logit", "largest difference")
     terminal.table(columns, rows, text_columns=2)
