@@ -26,7 +26,7 @@ SOURCES = ("rope_xp", "backends")
 # A few minutes a commit on two cores: ratios, which mean something on other machines too, and
 # what a call costs on the host.
 DEFAULT = (
-    r"^accuracy|^dispatch|^imports|^apply\.Decode|^apply\.Prefill\.track|track_time_over_limit"
+    r"^accuracy|^dispatch|^imports|^apply\.Decode|^apply\.(Prefill|Memory)\.track_time"
     r"|^rivals\.Usual|^gradients.*track|^memory.*results"
 )
 EXPECTED = 0, 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import io
+import json
 import re
 import sys
 from contextlib import redirect_stdout
@@ -105,21 +106,25 @@ def command_line_help() -> str:
 
 def generate(_app: Sphinx | None = None) -> None:
     """Write pictures, tables and the pages from outside to _generated."""
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE / "examples")]
     import accuracy_table
     import history_pictures
     import paper_pictures
     import pictures
     import position_pictures
     import rule_pictures
+    import tiny_results
 
     pictures.write(GENERATED)
     rule_pictures.write(GENERATED)
     position_pictures.write(GENERATED)
     paper_pictures.write(GENERATED)
     history_pictures.draw(GENERATED / "history.png")
+    tiny = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
+    tiny_results.draw(tiny, GENERATED / "train_tiny.png")
     texts = {name: shown_inside(path.read_text("utf-8")) for name, path in PAGES.items()}
     texts["accuracy.md"] = accuracy_table.table()
+    texts["train_tiny.md"] = tiny_results.markdown(tiny)
     texts["libraries.md"] = libraries_table()
     texts["command_line.txt"] = command_line_help()
     for name, text in texts.items():

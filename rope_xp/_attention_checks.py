@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rope_xp import _dispatch, _validate
+from rope_xp import _dispatch, _head_checks, _validate
 from rope_xp._contract import Backend
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array
 from rope_xp.rope import RoPE
-
-_AXES = "(batch..., tokens, heads, head_dim)"
 
 
 class Checked(NamedTuple):
@@ -29,8 +27,11 @@ def check(q: Any, k: Any, *values: Any) -> Checked:
     """Check q, k and perhaps v, and widen them: to float64 if one is float64, else to float32."""
     arrays = dict(zip(("q", "k", "v"), (q, k, *values), strict=False))
     backend = _dispatch.backend_of(q, "q")
-    names = [_check_array(backend, q, argument, x) for argument, x in arrays.items()]
-    _check_shapes(tuple(q.shape), tuple(k.shape))
+    names = []
+    for argument, x in arrays.items():
+        names.append(_head_checks.check_array(backend, "q", q, argument, x))
+        _head_checks.check_axes(argument, x)
+    _head_checks.check_fit(tuple(q.shape), tuple(k.shape))
     for v in values:
         _check_values(tuple(k.shape), tuple(v.shape))
     xp = backend.xp
@@ -39,57 +40,11 @@ def check(q: Any, k: Any, *values: Any) -> Checked:
     return Checked(backend, wide[0], wide[1], wide[-1], q.dtype)
 
 
-def _check_array(backend: Backend, q: Array, argument: str, x: Any) -> str:
-    check_library(backend, q, argument, x)
-    dtype = backend.dtype_name(x)
-    if dtype not in _validate.FLOATS:
-        msg = (
-            f"{argument} is {_validate.describe(backend, x)}; attention takes "
-            f"{', '.join(sorted(_validate.FLOATS))}. Convert it first"
-        )
-        raise TypeError(msg)
-    if len(x.shape) < 3:
-        msg = (
-            f"{argument} has shape {tuple(x.shape)}; it needs {_AXES}. Where there is one head "
-            f"and no axis for it, {argument}[..., None, :]"
-        )
-        raise RopeError(msg)
-    return dtype
-
-
-def check_library(backend: Backend, q: Array, argument: str, x: Any) -> None:
-    """Check that an array is of the library and on the device of q."""
-    other = _dispatch.backend_of(x, argument)
-    if other is not backend:
-        raise _validate.different_libraries("q", backend, argument, other)
-    _validate.check_same_device(backend, "q", q, argument, x)
-
-
-def _check_shapes(q: tuple[int, ...], k: tuple[int, ...]) -> None:
-    fix = None
-    if len(q) != len(k) or q[:-3] != k[:-3]:
-        fix = f"batch axes of {_AXES}; broadcast one of them"
-    elif q[-1] != k[-1]:
-        fix = "head_dim, the last axis, whose products are summed; project both to one size"
-    if fix is not None:
-        msg = f"q of shape {q} and k of shape {k} must have equal {fix}"
-        raise RopeError(msg)
-    if q[-1] == 0:
-        msg = f"q has shape {q}; its last axis, head_dim, must not be empty"
-        raise RopeError(msg)
-    if k[-2] == 0 or q[-2] % k[-2]:
-        msg = (
-            f"q has {q[-2]} heads and k {k[-2]}; those of q must be a multiple, as each head of k "
-            f"serves as many of q. The axes are {_AXES}; move heads behind tokens if they are not"
-        )
-        raise RopeError(msg)
-
-
 def _check_values(k: tuple[int, ...], v: tuple[int, ...]) -> None:
     if k[:-1] != v[:-1]:
         msg = (
             f"k of shape {k} and v of shape {v} must have equal batch, tokens and heads: the axes "
-            f"are {_AXES}, and head_dim alone may differ. Pass the v of the same tokens"
+            f"are {_head_checks.AXES}, and head_dim alone may differ. Pass the v of the same tokens"
         )
         raise RopeError(msg)
 
@@ -107,7 +62,7 @@ def check_same_tokens(function: str, q: Array, k: Array) -> None:
 def check_mask(given: Checked, mask: Any, shape: tuple[int, ...], axes: str) -> None:
     """Check that mask is boolean and broadcasts to a shape."""
     backend = given.backend
-    check_library(backend, given.q, "mask", mask)
+    _head_checks.check_library(backend, "q", given.q, "mask", mask)
     if backend.dtype_name(mask) != "bool":
         msg = (
             f"mask is {_validate.describe(backend, mask)}; it must be boolean, True where there is "
@@ -115,10 +70,7 @@ def check_mask(given: Checked, mask: Any, shape: tuple[int, ...], axes: str) -> 
         )
         raise TypeError(msg)
     has = tuple(mask.shape)
-    fits = len(has) <= len(shape) and all(
-        n in {1, m} for n, m in zip(has[::-1], shape[::-1], strict=False)
-    )
-    if not fits:
+    if not _head_checks.broadcasts(has, shape):
         msg = (
             f"mask has shape {has}; it must broadcast to {axes} = {shape}. Give an axis that it "
             "lacks by None in an index"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _dispatch, _encodings_pair, _fields, _heads, _prepare, _validate
+from rope_xp import _dispatch, _encodings_pair, _fields, _head_checks, _heads, _prepare, _validate
 from rope_xp._contract import Backend
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array, ArrayT
@@ -89,7 +89,7 @@ def t5_bias(
         In tokens; see :func:`t5_buckets`.
     bidirectional : bool, default True
         As in T5's encoder; False as in its decoder.
-    positions, k_positions : array or sequence, (tokens,) or (batch..., tokens), optional
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         q . k is multiplied by it, b is not; T5 has 1.
@@ -119,7 +119,7 @@ def t5_bias(
     >>> encodings.t5_bias(q, k, bias, max_distance=2).tolist()
     [[[0.0, 3.0, 3.0], [1.0, 0.0, 3.0], [1.0, 1.0, 0.0]]]
     """
-    scale = _encodings_pair.check_scale(scale)
+    scale = _head_checks.check_scale(scale)
     pair = _encodings_pair.pair(q, k, positions, k_positions)
     added = _bias(pair, bias, max_distance, bidirectional)
     return pair.result(pair.content() * scale + added)  # type: ignore[no-any-return]  # as q
@@ -151,7 +151,7 @@ def tupe(
         b, as for :func:`t5_bias`. None: TUPE-A, without it.
     max_distance, bidirectional
         Of the buckets; see :func:`t5_buckets`.
-    positions, k_positions : array or sequence, (tokens,) or (batch..., tokens), optional
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens, for b alone. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         Both products are multiplied by it, b is not; the paper has ``(2 * head_dim) ** -0.5``.
@@ -183,7 +183,7 @@ def tupe(
     >>> encodings.tupe(q, k, places, places).tolist()
     [[[1.0, 2.0], [2.0, 4.0]]]
     """
-    scale = _encodings_pair.check_scale(scale)
+    scale = _head_checks.check_scale(scale)
     pair = _encodings_pair.pair(q, k, positions, k_positions)
     xp, axes = pair.xp, "(tokens, heads, head_dim), with the batch axes of q or without"
     shapes = [tuple(x.shape) for x in (pair.q, pair.k)]

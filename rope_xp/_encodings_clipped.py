@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rope_xp import _encodings_pair, _heads
+from rope_xp import _encodings_pair, _head_checks, _heads
 from rope_xp._errors import RopeError
 from rope_xp._typing import ArrayT
 
@@ -26,7 +26,7 @@ def shaw(
         Queries and keys; the heads of q may be a multiple of those of k.
     relative_keys : array, (2 * clip + 1, head_dim)
         p, for all heads: row ``clip + r`` is added to keys that lie r tokens before the query.
-    positions, k_positions : array or sequence, (tokens,) or (batch..., tokens), optional
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``head_dim ** -0.5``.
@@ -58,7 +58,7 @@ def shaw(
     >>> encodings.shaw(q, k, np.array([[-1.0], [0.0], [1.0]])).tolist()
     [[[0.0, -1.0, -1.0], [1.0, 0.0, -1.0], [1.0, 1.0, 0.0]]]
     """
-    scale = _encodings_pair.check_scale(scale)
+    scale = _head_checks.check_scale(scale)
     pair = _encodings_pair.pair(q, k, positions, k_positions)
     rows = _shared(pair, "relative_keys", relative_keys)
     scores = pair.content() + pair.with_rows(pair.q, rows)
@@ -83,7 +83,7 @@ def shaw_values(
         Values; the heads of weights may be a multiple of theirs.
     relative_values : array, (2 * clip + 1, head_dim)
         p, for all heads, as for :func:`shaw`.
-    positions, k_positions : array or sequence, (tokens,) or (batch..., tokens), optional
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens. Default: 0, 1, ...; for v those of the queries.
 
     Returns
@@ -139,7 +139,7 @@ def deberta(
     relative_q, relative_k : array, (2 * clip, heads, head_dim)
         Projected embeddings of relative positions. Entry ``clip + m - n`` is for distance m - n,
         from -clip to clip - 1; what lies beyond has the first and the last.
-    positions, k_positions : array or sequence, (tokens,) or (batch..., tokens), optional
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``(3 * head_dim) ** -0.5``.
@@ -171,7 +171,7 @@ def deberta(
     >>> encodings.deberta(q, k, table, table).tolist()
     [[[0.0, -1.0, -1.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]]
     """
-    scale = _encodings_pair.check_scale(scale)
+    scale = _head_checks.check_scale(scale)
     pair = _encodings_pair.pair(q, k, positions, k_positions)
     xp, shape = pair.xp, (None, pair.heads, pair.head_dim)
     axes = "(2 * clip, heads, head_dim)"
@@ -208,7 +208,7 @@ def multiplicative(
         Queries and keys; the heads of q may be a multiple of those of k.
     factors : array, (2 * clip + 1,) or (2 * clip + 1, heads)
         a: entry ``clip + r`` is for keys r tokens before the query, r clipped.
-    positions, k_positions : array or sequence, (tokens,) or (batch..., tokens), optional
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``head_dim ** -0.5``.
@@ -239,7 +239,7 @@ def multiplicative(
     >>> encodings.multiplicative(q, k, np.array([0.0, 1.0, 0.5])).tolist()
     [[[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]]]
     """
-    scale = _encodings_pair.check_scale(scale)
+    scale = _head_checks.check_scale(scale)
     pair = _encodings_pair.pair(q, k, positions, k_positions)
     axes = "(2 * clip + 1,) or (2 * clip + 1, heads)"
     a = pair.parameter("factors", factors, axes, (None,), (None, pair.heads))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp import _dispatch, _fields, _heads, _positions, _prepare, _validate
+from rope_xp import _dispatch, _head_checks, _heads, _positions, _prepare, _validate
 from rope_xp._contract import Backend
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array, Namespace
+
+FARTHEST = 2**31 - 1
+"""The largest distance, in tokens, that int32 holds."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,9 @@ class Pair:
     q, k : array, (batch..., tokens, heads, head_dim)
         float32 or float64. Grouped keys are repeated, one for each head of q. ``q`` may be
         (batch..., heads, q tokens, k tokens) instead: the weights of attention.
-    distances : array, (q tokens, k tokens) or (batch..., q tokens, k tokens)
-        Integers, the position of the query less that of the key.
+    distances : array, broadcastable to (batch..., q tokens, k tokens)
+        Integers, the position of the query less that of the key. In int32 those beyond ``FARTHEST``
+        in modulus, which it cannot hold, are that.
     given : array
         What the caller passed for q; results have its dtype.
     name : str
@@ -57,11 +62,7 @@ class Pair:
 
         None stands for any length but 0.
         """
-        owner = _dispatch.backend_of(value, name)
-        if owner is not self.backend:
-            raise _validate.different_libraries(self.name, self.backend, name, owner)
-        check_float(owner, name, value)
-        _validate.check_same_device(owner, self.name, self.given, name, value)
+        _head_checks.check_array(self.backend, self.name, self.given, name, value)
         got = tuple(value.shape)
         if not any(_fits(got, shape) for shape in shapes):
             wanted = " or ".join(str(shape).replace("None", "any") for shape in shapes)
@@ -86,9 +87,18 @@ class Pair:
 
     def rows(self, table: Array, index: Array) -> Array:
         """Return entries of a table, (*index.shape, *table.shape[1:])."""
-        flat = self.xp.reshape(table, (table.shape[0], -1))
+        # Not -1, which says nothing where there are no heads.
+        flat = self.xp.reshape(table, (table.shape[0], math.prod(table.shape[1:])))
         found = self.backend.rows(flat, index)
         return self.xp.reshape(found, (*index.shape, *table.shape[1:]))
+
+    def in_range(self) -> Array:
+        """Return the distances, out of the range of angles where they are more than int32 holds."""
+        if self.backend.dtype_name(self.distances) != "int32":
+            return self.distances
+        beyond = self.xp.abs(self.distances) == FARTHEST
+        outside = self.xp.full_like(self.distances, -FARTHEST - 1)
+        return self.xp.where(beyond, outside, self.distances)
 
     def clipped(self, clip: int, highest: int) -> Array:
         """Return the distances as indices of a table whose entry ``clip`` is for distance 0."""
@@ -102,15 +112,9 @@ class Pair:
 def pair(q: Any, k: Any, positions: Any, k_positions: Any) -> Pair:
     """Check queries and keys and return them with their distances."""
     backend = _both("q", q, "k", k)
-    _check_axes("q", q)
-    _check_axes("k", k)
-    if q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1] or q.shape[-2] % k.shape[-2]:
-        msg = (
-            f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)} do not fit; their batch "
-            "axes and head_dim must be equal, and the heads of q a multiple of those of k. Are the "
-            "axes (batch..., tokens, heads, head_dim)?"
-        )
-        raise RopeError(msg)
+    _head_checks.check_axes("q", q)
+    _head_checks.check_axes("k", k)
+    _head_checks.check_fit(tuple(q.shape), tuple(k.shape))
     tokens = (q.shape[-3], k.shape[-3])
     apart = _distances(backend, "q", q, tuple(q.shape[:-3]), tokens, (positions, k_positions))
     xp, work = backend.xp, _work(backend, q)
@@ -121,10 +125,11 @@ def pair(q: Any, k: Any, positions: Any, k_positions: Any) -> Pair:
 def weighted(weights: Any, v: Any, positions: Any, k_positions: Any) -> Pair:
     """Check weights of attention and values; they take the places of q and k."""
     backend = _both("weights", weights, "v", v)
-    _check_axes("v", v)
+    _head_checks.check_axes("v", v)
+    _head_checks.check_head_dim("v", tuple(v.shape))
     batch, (tokens, heads, _) = tuple(v.shape[:-3]), v.shape[-3:]
     w = tuple(weights.shape)
-    if len(w) < 3 or w[:-3] != batch or w[-3] % heads or w[-1] != tokens:
+    if len(w) < 3 or w[:-3] != batch or heads == 0 or w[-3] % heads or w[-1] != tokens:
         msg = (
             f"weights has shape {w} and v {tuple(v.shape)}; weights must be (batch..., heads, q "
             f"tokens, k tokens), here ({', '.join(map(str, batch))}{', ' if batch else ''}{heads} "
@@ -138,16 +143,6 @@ def weighted(weights: Any, v: Any, positions: Any, k_positions: Any) -> Pair:
     return Pair(backend, xp.astype(weights, work, copy=False), values, apart, weights, "weights")
 
 
-def check_float(backend: Backend, name: str, x: Array) -> None:
-    """Check that x holds real floats."""
-    if backend.dtype_name(x) not in _validate.FLOATS:
-        msg = (
-            f"{name} is {_validate.describe(backend, x)}; it must hold "
-            f"{', '.join(sorted(_validate.FLOATS))}. Convert it first"
-        )
-        raise TypeError(msg)
-
-
 def check_rows(name: str, rows: int, *, odd: bool) -> int:
     """Check the entries of a table of clipped distances, and return the largest distance kept."""
     if rows % 2 != odd or rows < 1:
@@ -157,35 +152,17 @@ def check_rows(name: str, rows: int, *, odd: bool) -> int:
     return rows // 2
 
 
-def check_scale(scale: float) -> float:
-    """Check what dot products are multiplied by."""
-    _fields.check_positive("scale", scale)
-    return float(scale)  # array-api-strict takes no numpy.float64, which is a float
-
-
 def _both(first: str, x: Any, second: str, y: Any) -> Backend:
-    backend, other = _dispatch.backend_of(x, first), _dispatch.backend_of(y, second)
-    if other is not backend:
-        raise _validate.different_libraries(first, backend, second, other)
-    check_float(backend, first, x)
-    check_float(backend, second, y)
+    backend = _dispatch.backend_of(x, first)
+    _head_checks.check_array(backend, first, x, first, x)
+    _head_checks.check_array(backend, first, x, second, y)
     if x.dtype != y.dtype:
         msg = (
             f"{first} is {backend.dtype_name(x)} and {second} {backend.dtype_name(y)}; convert one "
             "of them"
         )
         raise TypeError(msg)
-    _validate.check_same_device(backend, first, x, second, y)
     return backend
-
-
-def _check_axes(name: str, x: Array) -> None:
-    if x.ndim < 3 or 0 in x.shape[-3:]:
-        msg = (
-            f"{name} has shape {tuple(x.shape)}; it must be (batch..., tokens, heads, head_dim), "
-            "with one of each at least"
-        )
-        raise RopeError(msg)
 
 
 def _work(backend: Backend, x: Array) -> Any:
@@ -215,7 +192,14 @@ def _distances(
 
     at = counted("positions", 0)
     k_at = counted("k_positions", 1) if own_keys else at
-    return at[..., :, None] - k_at[..., None, :]
+    m, n = at[..., :, None], k_at[..., None, :]
+    apart = m - n
+    if (positions[0] is None and not own_keys) or backend.dtype_name(apart) != "int32":
+        return apart
+    # A difference that wraps around is told by that of the halves, which does not.
+    xp, halves = backend.xp, (m >> 1) - (n >> 1)
+    apart = xp.where(halves >= 2**30, xp.full_like(apart, FARTHEST), apart)
+    return xp.where(halves <= -(2**30), xp.full_like(apart, -FARTHEST), apart)
 
 
 def _counted(
@@ -230,13 +214,15 @@ def _counted(
     if part is not None:
         msg = f"{argument} must hold integers (tokens), as tables are read by distance; round them"
         raise TypeError(msg)
-    if tuple(whole.shape) not in (full[-1:], full):
+    has = tuple(whole.shape)
+    if not _head_checks.broadcasts(has, full) or (not has and full[-1] != 1):
         msg = (
-            f"{argument} has shape {tuple(whole.shape)}; it must be (tokens,) = {full[-1:]} or "
+            f"{argument} has shape {has}; it must be (tokens,) = {full[-1:]}, or broadcast to "
             f"(batch..., tokens) = {full}"
         )
         raise RopeError(msg)
-    return whole
+    wanted = (*has[:-1], full[-1])
+    return whole if has == wanted else backend.xp.broadcast_to(whole, wanted)
 
 
 def _fits(got: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:

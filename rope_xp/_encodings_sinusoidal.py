@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rope_xp import _dispatch, _encodings_pair, _fields
+from rope_xp import _dispatch, _encodings_pair, _fields, _head_checks
 from rope_xp._errors import RopeError
 from rope_xp._typing import Array, ArrayT, Device, Namespace
 from rope_xp.rope import RoPE
@@ -90,15 +90,16 @@ def transformer_xl(
         W, which projects the sinusoidal encoding p of dim columns; see :func:`sinusoidal`.
     base : float, default 10000.0
         Of the encoding p.
-    positions, k_positions : array or sequence, (tokens,) or (batch..., tokens), optional
-        Integers, in tokens. Default: 0, 1, ...; for k those of q.
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
+        Integers, in tokens, less than 2**31 - 1 apart. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``head_dim ** -0.5``.
 
     Returns
     -------
     array, (batch..., heads, q tokens, k tokens)
-        Like q. Computed in float32, in float64 for float64 q.
+        Like q. Computed in float32, in float64 for float64 q. NaN for positions farther apart,
+        where they lie on a device and are not read.
 
     Raises
     ------
@@ -122,14 +123,14 @@ def transformer_xl(
     >>> encodings.transformer_xl(q, k, u, v, w).round(2).tolist()
     [[[0.0, -0.84, -0.91], [0.84, 0.0, -0.84], [0.91, 0.84, 0.0]]]
     """
-    scale = _encodings_pair.check_scale(scale)
+    scale = _head_checks.check_scale(scale)
     pair = _encodings_pair.pair(q, k, positions, k_positions)
     own = (pair.heads, pair.head_dim)
     to_content = pair.parameter("u", u, "(heads, head_dim)", own)
     to_position = pair.parameter("v", v, "(heads, head_dim)", own)
     w = pair.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*own, None))
     _check_dim("the last axis of w_relative", w.shape[-1])
-    encoding = sinusoidal(pair.distances, w.shape[-1], base=base, dtype=w.dtype)
+    encoding = sinusoidal(pair.in_range(), w.shape[-1], base=base, dtype=w.dtype)
     # W is taken to the side of the query, which spares projecting the encoding for every head.
     projected = pair.xp.matmul((pair.q + to_position)[..., None, :], w)[..., 0, :]
     scores = pair.content(pair.q + to_content) + pair.with_rows(projected, encoding)

@@ -1,10 +1,10 @@
 """Attention with rotated queries and keys, as the papers have it: a reference to test against.
 
 Exact and readable rather than fast, and the same on every library of the array API standard.
-Nothing else in rope_xp uses it. float16 and bfloat16 are computed in float32, rotation included,
-and rounded once; float64 stays. Matrix products are those of the library: on a GPU, jax and torch
-may round float32 to fewer bits, see ``jax.default_matmul_precision`` and
-``torch.set_float32_matmul_precision``.
+Compilers of torch and jax take it in one graph, and dask arrays give lazy ones. Nothing else in
+rope_xp uses it. float16 and bfloat16 are computed in float32, rotation included, and rounded once;
+float64 stays. Matrix products are those of the library: on a GPU, jax and torch may round float32
+to fewer bits, see ``jax.default_matmul_precision`` and ``torch.set_float32_matmul_precision``.
 
 Axes are (batch..., tokens, heads, head_dim), with any number of batch axes or none. Where k and v
 have fewer heads than q, head i of q reads head ``i // (q heads / k heads)`` of them.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from rope_xp import _attention, _attention_checks, _fields, _heads
+from rope_xp import _attention, _attention_checks, _head_checks, _heads
 from rope_xp._attention_linear import linear_attention
 from rope_xp._attention_spans import global_pointer
 from rope_xp._typing import ArrayT
@@ -154,7 +154,6 @@ def attention(
 
 def _scale(scale: float | None, rope: RoPE | None, given: _attention_checks.Checked) -> float:
     if scale is not None:
-        _fields.check_positive("scale", scale)
-        return float(scale)  # array-api-strict takes no numpy.float64, which is a float
+        return _head_checks.check_scale(scale)
     factor = 1.0 if rope is None else rope.softmax_scale
     return factor / math.sqrt(given.q.shape[-1])

@@ -24,9 +24,9 @@ Eq. 6 is what eq. 7 starts from: the product of sums q + p and k + p, written ou
 Every function of scores takes q and k of (batch..., tokens, heads, head_dim), then its parameters,
 then by name ``positions``, ``k_positions`` and ``scale``. A distance is the position of the query
 less that of the key, m - n, as in RoFormer; :func:`t5_buckets` alone counts the other way, as T5
-does. Distances are counted in the integers that positions come in, or in int32: positions below
-2**30 in modulus have room. Unlike :mod:`rope_xp.attention`, q and k must have one dtype, and the
-default scale is 1. Products of float32 matrices are as precise as the library is set to make them.
+does. Positions are integers below 2**31 in modulus. Unlike :mod:`rope_xp.attention`, q and k must
+have one dtype, and the default scale is 1. Products of float32 matrices are as precise as the
+library is set to make them.
 """
 
 from __future__ import annotations

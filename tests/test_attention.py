@@ -167,6 +167,23 @@ def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None
         np.testing.assert_allclose(np.asarray(got), numbers, **CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("function", "n", "causal"),
+    [(f, n, c) for f, n in FUNCTIONS for c in (False, True)[: n - 1]],  # those of three have both
+)
+@pytest.mark.parametrize("backend", rows(("torch-compile", "jax-jit", "dask")))
+def test_compilers_and_dask(backend: Target, function: Any, n: int, causal: bool) -> None:
+    options = {"causal": causal} if causal else {}
+
+    def call(*arrays: Any) -> Any:
+        return function(*arrays, rope=RoPE(), **options)
+
+    arrays = some(s=150, t=150)[:n]  # of linear attention, more than a chunk
+    found = backend.run(call, *map(backend.make, arrays))
+    assert type(found) is type(backend.make(arrays[0]))
+    np.testing.assert_allclose(backend.back(found), call(*arrays), **CLOSE)
+
+
 @libraries
 def test_batch_axes_are_any_number(backend: Target) -> None:
     q, k, v = some()

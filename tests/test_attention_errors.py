@@ -20,8 +20,8 @@ each = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
     [
         (0, X.tolist(), TypeError, "q is a list, which is no array"),
         (1, X.tolist(), TypeError, "k is a list, which is no array"),
-        (0, X.astype(int), TypeError, "q is a numpy array .* int64; attention takes .*Convert it"),
-        (1, X > 0, TypeError, "k is a numpy array .* bool; attention takes"),
+        (0, X.astype(int), TypeError, "q is a numpy array .* int64; it must hold .*Convert it"),
+        (1, X > 0, TypeError, "k is a numpy array .* bool; it must hold"),
         (0, X[0, 0], RopeError, r"q has shape \(4, 8\); it needs \(batch..., tokens, heads, head"),
         (1, X[0], RopeError, "must have equal batch axes of .*; broadcast one"),
         (1, X[:1], RopeError, r"k of shape \(1, 5, 4, 8\) must have equal batch axes"),

@@ -469,11 +469,20 @@ TABLE = np.zeros((7, 6))
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: encodings.shaw(Q[0, 0], Q[0, 0], TABLE), RopeError, "q has shape .*must be"),
-        (lambda: encodings.shaw(Q, Q[..., :5], TABLE), RopeError, "head_dim must be equal"),
-        (lambda: encodings.shaw(Q, Q[:, :, :3], TABLE), RopeError, "multiple of those of k"),
-        (lambda: encodings.shaw(Q, Q[:1], TABLE), RopeError, "batch axes"),
-        (lambda: encodings.shaw(Q[:, :0], Q[:, :0], TABLE), RopeError, "one of each at least"),
+        (
+            lambda: encodings.shaw(Q[0, 0], Q[0, 0], TABLE),
+            RopeError,
+            r"q has shape \(4, 6\); it needs",
+        ),
+        (lambda: encodings.shaw(Q, Q[..., :5], TABLE), RopeError, "must have equal head_dim"),
+        (
+            lambda: encodings.shaw(Q, Q[:, :, :3], TABLE),
+            RopeError,
+            "q has 4 heads and k 3; those of q must",
+        ),
+        (lambda: encodings.shaw(Q, Q[:1], TABLE), RopeError, "must have equal batch axes"),
+        (lambda: encodings.shaw(Q[..., :0], Q[..., :0], TABLE), RopeError, "must not be empty"),
+        (lambda: encodings.shaw(Q, Q[:, :, :0], TABLE), RopeError, "q has 4 heads and k 0"),
         (lambda: encodings.shaw(Q, Q[:, :3], TABLE), RopeError, "give positions and k_positions"),
         (lambda: encodings.shaw(Q, Q, TABLE[:6]), RopeError, r"6 entries.*2 \* clip \+ 1"),
         (lambda: encodings.shaw(Q, Q, TABLE[:, :5]), RopeError, r"\(7, 5\); .* here \(any, 6\)"),
