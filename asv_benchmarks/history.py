@@ -2,12 +2,12 @@
 
     python -m asv_benchmarks.history main~10..main
     python -m asv_benchmarks.history 6906c1c 0de7a1b main --bench 'apply|rivals'
-    python -m asv_benchmarks.history --landmarks --machine NAME --keep
+    python -m asv_benchmarks.history --landmarks --machine=NAME --keep
 
 asv itself builds an environment for every commit, which takes a network. This one gives the
 benchmarks of this tree the library of each commit from a folder of its own, oldest commit first,
 and has asv keep the results under that commit. Nothing is installed, and what is installed is left
-alone. Options that are not its own go to ``asv run``.
+alone. Options that are not its own, as --name=value, go to ``asv run``.
 """
 
 import argparse

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,11 +19,30 @@ asv_util = pytest.importorskip("asv.util", reason="asv keeps the history (rope-x
 pytestmark = [pytest.mark.planted, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parent.parent
-FACTOR = "1.3"
-"""What CONTRIBUTING.md has `asv continuous` called with; docs/benchmarks.md has the noise below."""
-BENCHMARKS = {
-    "short": (r"apply\.Prefill\.track_time_over_copy\(.numpy:cpu., .float32", ["numba"]),
-    "long": (r"apply\.(Prefill\.track|Decode).*(numpy|torch):cpu", ["numba", "ml_dtypes", "torch"]),
+
+
+class Case(NamedTuple):
+    """What to run and install, and a factor above the noise, which docs/benchmarks.md has."""
+
+    benchmarks: str
+    packages: list[str]
+    factor: str
+    lost: str
+
+
+CASES = {
+    "short": Case(
+        r"apply\.Memory\.track_time_over_limit\(.numpy:cpu., .float32",
+        ["numba"],
+        "1.3",
+        "apply.Memory.track_time_over_limit('numpy:cpu', 'float32')",
+    ),
+    "long": Case(
+        r"apply\.(Prefill\.track|Memory\.track_time|Decode).*(numpy|torch):cpu.*float32",
+        ["numba", "torch"],
+        "1.7",
+        "apply.Prefill.track_time_over_copy('torch:cpu', 'float32')",
+    ),
 }
 # As long as the rotation itself takes on a slow machine, so that it shows on any.
 SLOW = """
@@ -51,10 +71,10 @@ def git(folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(scope="module", params=BENCHMARKS)
+@pytest.fixture(scope="module", params=CASES)
 def scratch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """Return the benchmarks to run, and a repository whose last commits are base, same and slow."""
-    benchmarks, packages = BENCHMARKS[request.param]
+    """Return a case, and a repository whose last commits are base, same and slow."""
+    case = CASES[request.param]
     folder = tmp_path_factory.mktemp("scratch")
     tracked = run("git", "ls-files", folder=ROOT).stdout.split()
     for name in tracked:
@@ -62,7 +82,7 @@ def scratch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, folder / name)
     settings = asv_util.load_json(str(ROOT / "asv.conf.json"), js_comments=True)
-    needed = " ".join(["numpy", "array-api-compat", "asv_runner", *packages])
+    needed = " ".join(["numpy", "array-api-compat", "asv_runner", *case.packages])
     constraints = ROOT / "constraints" / "test.txt"
     settings["install_command"] = [
         f"in-dir={{env_dir}} python -mpip install -c {constraints} {needed}",
@@ -83,26 +103,27 @@ def scratch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         git(folder, "tag", name)
     machine = run(sys.executable, "-m", "asv", "machine", "--yes", folder=folder)
     assert machine.returncode == 0, machine.stderr
-    return benchmarks, folder
+    return case, folder
 
 
-def continuous(scratch: tuple[str, Path], head: str) -> subprocess.CompletedProcess[str]:
-    benchmarks, folder = scratch
-    command = ["-m", "asv", "continuous", "base", head, "--factor", FACTOR, "-b", benchmarks]
+def continuous(scratch: tuple[Case, Path], head: str) -> subprocess.CompletedProcess[str]:
+    case, folder = scratch
+    command = ["-m", "asv", "continuous", "base", head]
+    command += ["--factor", case.factor, "-b", case.benchmarks]
     done = run(sys.executable, *command, folder=folder)
     assert "failed" not in done.stdout, done.stdout
     return done
 
 
-def test_a_slowdown_is_found_by_name(scratch: tuple[str, Path]) -> None:
+def test_a_slowdown_is_found_by_name(scratch: tuple[Case, Path]) -> None:
     done = continuous(scratch, "slow")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "PERFORMANCE DECREASED" in done.stdout
     lost = [line for line in done.stdout.splitlines() if line.startswith("| +")]
-    assert any("apply.Prefill.track_time_over_copy('numpy:cpu', 'float32')" in x for x in lost)
+    assert any(scratch[0].lost in line for line in lost)
 
 
-def test_no_slowdown_is_made_up(scratch: tuple[str, Path]) -> None:
+def test_no_slowdown_is_made_up(scratch: tuple[Case, Path]) -> None:
     done = continuous(scratch, "same")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "BENCHMARKS NOT SIGNIFICANTLY CHANGED" in done.stdout
