@@ -1,6 +1,6 @@
 """What users run today instead of rope_xp, each as its own documentation has it called.
 
-tests/test_rivals.py sees to it that each of them computes what rope_xp does.
+tests/test_benchmarks.py sees to it that each of them rotates as rope_xp does.
 """
 
 from __future__ import annotations
