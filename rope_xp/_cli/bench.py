@@ -14,8 +14,8 @@ from typing import Any
 
 import rope_xp
 from rope_xp._bench import clock, contenders
-from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, TOKENS, Absent, case
-from rope_xp._cli import arguments, choice, plots, terminal
+from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, Absent, case
+from rope_xp._cli import choice, plots, terminal
 from rope_xp._cli.choice import Skipped
 from rope_xp._errors import RopeError
 
@@ -43,17 +43,7 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "--tokens", type=arguments.count, default=TOKENS, help="default %(default)s"
-    )
-    parser.add_argument(
-        "--repeat",
-        type=arguments.count,
-        default=5,
-        help="timed calls, the best of which counts; default 5",
-    )
-    choice.add_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    choice.add_arguments(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the shares of a copy")
 
 

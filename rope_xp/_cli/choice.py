@@ -1,4 +1,4 @@
-"""Which libraries a command runs on: those that are here, or those that were asked for."""
+"""What commands that time calls have in common: their options, and which libraries they run on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from rope_xp import _dispatch, _targets
+from rope_xp._cli import arguments
 from rope_xp._targets import Target
 
 
@@ -19,8 +20,15 @@ class Skipped:
     """Whether nothing is amiss: it is not here, and nobody asked for it by name."""
 
 
-def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--backend``."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that times calls on libraries."""
+    parser.add_argument("--tokens", type=arguments.count, default=4096, help="default %(default)s")
+    parser.add_argument(
+        "--repeat",
+        type=arguments.count,
+        default=5,
+        help="timed calls, the best of which counts; default 5",
+    )
     here = {name.partition(":")[0] for name in _targets.NAMES}  # ndonnx makes graphs, for elsewhere
     names = [library.name for library in _dispatch.LIBRARIES if library.name in here]
     parser.add_argument(
@@ -30,6 +38,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"only this library, {', '.join(names)}; may be repeated",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def choose(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp import _targets
-from rope_xp._cli import arguments, choice, compare, terminal
+from rope_xp._cli import choice, compare, terminal
 from rope_xp._cli.choice import Skipped
 from rope_xp._cli.compare import Row
 from rope_xp._errors import RopeError
@@ -38,15 +38,7 @@ class Outcome:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--tokens", type=arguments.count, default=4096, help="default %(default)s")
-    parser.add_argument(
-        "--repeat",
-        type=arguments.count,
-        default=5,
-        help="timed calls, the best of which counts; default 5",
-    )
-    choice.add_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    choice.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
