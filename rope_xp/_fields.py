@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -76,11 +77,25 @@ def check_scaling(scaling: object, protocol: Any) -> None:
             f"{scaling!r}"
         )
         raise TypeError(msg)
-    try:
-        hash(scaling)
-    except TypeError as error:
-        msg = f"scaling must be hashable, as tables are kept for it: {error} in {scaling!r}"
-        raise TypeError(msg) from error
+    if unhashable := _unhashable(scaling):
+        msg = (
+            f"scaling must be hashable, as tables are kept for it; got {scaling!r} with a "
+            f"{unhashable}"
+        )
+        raise TypeError(msg)
+
+
+def _unhashable(value: object) -> str:
+    """Return the name of a type that keeps value from being hashed, or nothing.
+
+    torch.compile (seen in torch 2.11) cannot trace hash itself.
+    """
+    if type(value).__hash__ is None:
+        return type(value).__name__
+    held: Any = value if isinstance(value, tuple) else ()
+    if dataclasses.is_dataclass(value):
+        held = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return next(filter(None, map(_unhashable, held)), "")
 
 
 def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:

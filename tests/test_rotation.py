@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import oracles
 import pytest
@@ -176,6 +178,8 @@ def test_attention_factor_counts_once_with_several_components(backend: Target) -
 
 
 def test_rerotation_between_attention_factors(backend: Target) -> None:
+    if backend.name.startswith("torch-compile") and sys.modules["torch"].__version__ < "2.13":
+        pytest.skip("older than torch 2.13, which takes a rule that is no dataclass for a constant")
     rope, to = RoPE(scaling=Temperature(1.25)), RoPE(base=1e6, scaling=Temperature(0.5))
     x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)
     old, new = np.arange(9) * 1000, np.arange(9) * 7

@@ -35,7 +35,7 @@ class Triton:
 
     def defers(self, call: Call) -> str | None:
         """Leave graphs that are run elsewhere to plain operations."""
-        return _EXPORTED if torch.compiler.is_exporting() else None
+        return _EXPORTED if _exporting() else None
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
         """Call the operator, once for each source of angles."""
@@ -60,7 +60,7 @@ class Numba:
     def defers(self, call: Call) -> str | None:
         """Leave small calls to torch until there is a kernel, and graphs to be run elsewhere."""
         if torch.compiler.is_compiling():
-            return _EXPORTED if torch.compiler.is_exporting() else None
+            return _EXPORTED if _exporting() else None
         return _cpu.defers(call, tuple(_torch_cpu.NAMES[x.dtype] for x in call.arrays))
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
@@ -69,6 +69,12 @@ class Numba:
             for x in call.arrays:
                 _compiled.kernel(_cpu.rotation_of(call).key(_torch_cpu.NAMES[x.dtype]))
         return _rotated(call, _cpu.source_of)
+
+
+def _exporting() -> bool:
+    # torch.compiler.is_exporting() of torch 2.11 is True in all that torch.compile traces:
+    # https://github.com/pytorch/pytorch/issues/176347
+    return torch.compiler._is_exporting_flag  # noqa: SLF001  # see above
 
 
 def _source_of(call: Call, angles: Angles) -> Source:
