@@ -106,7 +106,10 @@ class Jax(Backend):
         if not isinstance(cos, jax.core.Tracer) or jax.default_backend() != "cpu":
             return cos, sin
         axis, pairs = cos.ndim - 1, cos.shape[-1]
-        both = jnp.zeros_like(jnp.concatenate([cos, sin], axis))
+        both = jnp.concatenate([cos, sin], axis)
+        # New arrays belong to the mesh in use, which need not be the one that these lie on.
+        with jax.sharding.use_abstract_mesh(jax.typeof(both).sharding.mesh):
+            both = jnp.zeros_like(both)
         both = jax.lax.dynamic_update_slice_in_dim(both, cos, 0, axis)
         both = jax.lax.dynamic_update_slice_in_dim(both, sin, pairs, axis)
         return both[..., :pairs], both[..., pairs:]
