@@ -86,7 +86,7 @@ class Library:
 LIBRARIES = (
     Library("numpy", ("ndarray", "generic"), _numpy, "", ("numba", "chunked", "complex")),
     Library("torch", ("Tensor",), _torch, "torch", ("triton", "numba")),
-    Library("jax", ("Array",), _jax, "jax", ("jit",)),
+    Library("jax", ("Array",), _jax, "jax", ("jit-gpu", "jit")),
     Library("cupy", ("ndarray",), _cupy, "cupy-cuda13x", ("cuda",)),
     Library("ndonnx", ("Array",), _ndonnx, "ndonnx", ()),
     Library("dask", ("array.Array",), _dask, "dask", ("blockwise",)),

@@ -1,5 +1,7 @@
 """The path that every library has: look the angles up, rotate, write."""
 
+from collections.abc import Callable
+
 from rope_xp import _angles, _axes, _rotate
 from rope_xp._contract import Angles, Call, Difference, Given
 from rope_xp._typing import Array
@@ -19,8 +21,11 @@ def cos_sin(call: Call, angles: Angles) -> tuple[Array, Array]:
     return call.backend.computed_once(*made)
 
 
-def run(call: Call) -> tuple[Array, ...]:
-    """Return the rotated arrays, written to ``call.out`` if it is given."""
+def run(call: Call, rotate: Callable[..., Array] = _rotate.rotate) -> tuple[Array, ...]:
+    """Return the rotated arrays, written to ``call.out`` if it is given.
+
+    ``rotate`` stands for :func:`rope_xp._rotate.rotate`, where a compiler wants it in other words.
+    """
     results = []
     for i, x in enumerate(call.arrays):
         if i < len(call.angles):  # else q and k share their angles
@@ -28,7 +33,7 @@ def run(call: Call) -> tuple[Array, ...]:
             cos = _axes.align(call.backend.xp, cos, call.axes)
             sin = _axes.align(call.backend.xp, sin, call.axes)
         results.append(
-            _rotate.rotate(
+            rotate(
                 call.backend.xp,
                 x,
                 cos,

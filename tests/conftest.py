@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ from hypothesis import settings
 from targets import INTERPRETED, TARGETS, Target, lent, missing
 
 import rope_xp
+
+try:
+    ctypes.CDLL("libcuda.so.1")
+except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell so at each start
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 REQUIRED = {
     name.strip().replace("-", "_")

@@ -1,8 +1,9 @@
 """Shardings of jax on eight devices of one CPU, which need a process of their own.
 
-    python tests/meshes.py
+    python tests/meshes.py [path]
 
-Prints a line for each case that does not hold, and the number of cases.
+Prints a line for each case that does not hold, and the number of cases. Those of jax run on the
+path, if one is named.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,6 +25,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import rope_xp
 from rope_xp import RoPE, positions
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 4, 64, 8, 32
@@ -49,6 +52,11 @@ def mesh(kind: AxisType) -> Mesh:
     return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("b", "t", "h"), axis_types=(kind,) * 3)
 
 
+def by_numpy(function: Callable[..., Any], *arguments: Any) -> Any:
+    with rope_xp.use_backend(None):
+        return function(*arguments)
+
+
 def collectives(function: Callable[..., Any], *arguments: Any) -> list[str]:
     return sorted(set(COLLECTIVE.findall(jax.jit(function).lower(*arguments).compile().as_text())))
 
@@ -72,7 +80,7 @@ def sharded(layout: Any, kind: AxisType, spec: P) -> Iterator[tuple[str, bool]]:
 
     gradient = jax.grad(loss, argnums=(0, 1))
     for name, at, known in placed(on, spec):
-        expected = rope.apply(Q, K, known)
+        expected = by_numpy(rope.apply, Q, K, known)
         for how, function in (("eager", rope.apply), ("jit", jax.jit(rope.apply))):
             found = function(q, k, at)
             for x, y, right in zip((q, k), found, expected, strict=True):
@@ -88,7 +96,7 @@ def context_parallel(layout: Any) -> Iterator[tuple[str, bool]]:
     """Devices that see their own tokens only, in order and in zigzag."""
     rope, ring = RoPE(layout=layout), jax.make_mesh((8,), ("t",))
     split = P(None, "t")
-    right = rope.rotate(Q)
+    right = by_numpy(rope.rotate, Q)
 
     @partial(jax.shard_map, mesh=ring, in_specs=split, out_specs=split)
     def in_order(x: Any) -> Any:
@@ -113,11 +121,16 @@ def split_heads(layout: Any) -> Iterator[tuple[str, bool]]:
     rope = RoPE(layout=layout)
     x = jax.device_put(Q, NamedSharding(ring, P(None, None, None, "d")))
     found = jax.jit(rope.rotate)(x)
-    yield "values", np.allclose(found, rope.rotate(Q), rtol=0, atol=CLOSE)
+    yield "values", np.allclose(found, by_numpy(rope.rotate, Q), rtol=0, atol=CLOSE)
     yield "something moves", bool(collectives(rope.rotate, x))
 
 
-def main() -> None:
+def main(path: str | None = None) -> None:
+    with rope_xp.use_backend(path):
+        every_case()
+
+
+def every_case() -> None:
     count = 0
     for layout in ("interleaved", "half", "interleaved_to_half"):
         cases = [
@@ -136,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

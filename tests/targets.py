@@ -44,6 +44,11 @@ def _jitted(function: Callable[..., Any], *arrays: Any) -> Any:
     return importlib.import_module("jax").jit(function)(*arrays)
 
 
+def _jitted_for_gpus(function: Callable[..., Any], *arrays: Any) -> Any:
+    with rope_xp.use_backend("jit-gpu"):
+        return _jitted(function, *arrays)
+
+
 def _copy(x: np.ndarray) -> np.ndarray:
     return x.copy()
 
@@ -136,6 +141,7 @@ TARGETS = (
     Target("torch-compile-numba", "torch", "torch:cpu", run=_compiled, path="numba", needs="numba"),
     Target("jax", "jax", "jax:cpu", floats=JAX, ulps=FUSED),
     Target("jax-jit", "jax", "jax:cpu", run=_jitted, floats=JAX, ulps=FUSED),
+    Target("jax-jit-gpu", "jax", "jax:cpu", run=_jitted_for_gpus, floats=JAX, ulps=FUSED),
     Target("dask", "dask", "dask:cpu"),
     Target("dask-portable", "dask", "dask:cpu", path="portable"),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, path="portable"),

@@ -13,10 +13,11 @@ pytest.importorskip("jax")
 HERE = Path(__file__).parent
 
 
-def test_on_eight_devices() -> None:
+@pytest.mark.parametrize("path", ["jit", "jit-gpu"])
+def test_on_eight_devices(path: str) -> None:
     # The number of devices is fixed when jax starts, and warnings are errors there too.
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(HERE / "meshes.py")],
+        [sys.executable, "-W", "error", str(HERE / "meshes.py"), path],
         check=False,
         capture_output=True,
         text=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rope_xp import _angles, _portable, _validate
 from rope_xp._contract import Backend, Call, Difference, Given, Lookup, numpy_name
 from rope_xp.rope import RoPE
+
+from . import _jax_gpu
 
 # A call is a tree: its arrays are traced, the rest is static and part of jit's cache key.
 jax.tree_util.register_dataclass(
@@ -28,13 +32,15 @@ jax.tree_util.register_dataclass(Given, data_fields=["cos", "sin"], meta_fields=
 jax.tree_util.register_dataclass(Difference, data_fields=["new", "old"], meta_fields=[])
 
 _FLOAT32_MIN = float(np.finfo(np.float32).min)
-_run = jax.jit(_portable.run)
 
 
 class Jit:
     """The portable path, compiled. Inside another jit it is inlined."""
 
     name = "jit"
+
+    def __init__(self) -> None:
+        self._run: Callable[[Call], tuple[Any, ...]] = jax.jit(_portable.run)
 
     def declines(self, call: Call) -> str | None:
         """Decline nothing."""
@@ -46,7 +52,24 @@ class Jit:
 
     def run(self, call: Call) -> tuple[Any, ...]:
         """Compile once for each signature."""
-        return _run(call)  # type: ignore[no-any-return]  # jit hides the type
+        return self._run(call)
+
+
+class JitGpu(Jit):
+    """The same, with the rotation spelled for GPUs."""
+
+    name = "jit-gpu"
+
+    def __init__(self) -> None:
+        self._run = jax.jit(partial(_portable.run, rotate=_jax_gpu.rotate))
+
+    def defers(self, call: Call) -> str | None:
+        """Defer on other devices. That of a trace is only guessed, as numbers are the same."""
+        device = call.backend.device(call.arrays[0])
+        platform = jax.default_backend() if device is None else device.platform
+        return (
+            None if platform == "gpu" else f"it is spelled for GPUs, and this runs on a {platform}"
+        )
 
 
 class Jax(Backend):
@@ -127,4 +150,4 @@ class Jax(Backend):
             return super().tables(rope, head_dim, inverse, wide, like)
 
 
-BACKEND = Jax("jax", jnp, (Jit(),))
+BACKEND = Jax("jax", jnp, (JitGpu(), Jit()))
