@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from rope_xp_backends._triton_plan import Variant
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._contract import Unavailable
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from rope_xp_backends import _torch_op, _triton  # noqa: E402  # they need torch
+from rope_xp_backends import _torch_lasting, _torch_op, _triton  # noqa: E402  # they need torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
@@ -256,6 +258,35 @@ def test_tensors_of_a_gpu_are_followed_without_one() -> None:
             assert (y.device, y.shape, y.stride()) == (x.device, x.shape, x.stride())
 
 
+def test_tables_of_components_are_waited_for_and_no_graph_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any stream may read those that are kept, but not what a graph has yet to compute."""
+    waited: list[Any] = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    # A torch that is built for CPUs alone cannot index even a fake tensor of CUDA.
+    monkeypatch.setattr(
+        _torch_lasting, "_merge", lambda t: ((t[0][0].clone(), *t[0][1:3]), t[0][3])
+    )
+    with FakeTensorMode():
+        shapes = ((4, 8), (4, 8), (3, 8), (4,))
+        tables = tuple(tuple(torch.ones(n, device="cuda") for n in shapes) for _ in range(2))
+    capturing = True
+    (first, *_), _ = _torch_lasting.merged(tables)
+    (second, *_), _ = _torch_lasting.merged(tables)
+    assert first.device.type == "cuda"
+    assert first is not second
+    assert waited == []
+    capturing = False
+    kept = [_torch_lasting.merged(tables) for _ in range(2)]
+    assert kept[0] is kept[1]
+    assert kept[0][0][0] is not second
+    assert waited == [None]
+    _torch_lasting._kept.cache_clear()
+
+
 # --- what keeps the path from a call ------------------------------------------------------------
 
 
@@ -297,3 +328,30 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
         got = RoPE().rotate(x, out=x)
     assert torch.equal(got, expected)
     assert "triton cannot be used" in dict(rope_xp.explain(x, x).declined)["triton"]
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
+    capturing: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may refuse to load a kernel there. Where Triton finds no driver it asserts one."""
+
+    def fail(*_: object) -> None:
+        raise error("no")
+
+    kernels = SimpleNamespace(ready=fail, Error=triton.errors.TritonError)
+    monkeypatch.setattr(_triton, "_kernels", kernels)
+    monkeypatch.setattr(_triton, "_objection", None)
+    monkeypatch.setattr(_triton, "_launches", lambda *_: [(SimpleNamespace(variant=None), ())])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    with FakeTensorMode():
+        x = (torch.ones(5, 2, 8, device="cuda"),)
+    if capturing:
+        with pytest.raises(error, match="no"):
+            _triton._rotate(x, x, None)
+        assert _triton.objection() is None
+    else:
+        with pytest.warns(RuntimeWarning, match="used: no"), pytest.raises(Unavailable):
+            _triton._rotate(x, x, None)
+        assert _triton.objection() == "triton cannot be used: no"

@@ -28,14 +28,32 @@ def lasting() -> Iterator[None]:
         yield
 
 
-# As many as in the cache of torch.py, whose tables these are made of.
-@lru_cache(maxsize=64)
-def merged(tables: Tables) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+Merged: TypeAlias = tuple[tuple[torch.Tensor, ...], torch.Tensor]
+
+
+def merged(tables: Tables) -> Merged:
     """Return one set of digit tables for positions of several components, and what they read.
 
     In the tables of a component the frequencies of others are zero. Here each column is that of its
-    own component, whose number is in the second result, (r/2,). Nothing is read on the host.
+    own component, whose number is in the second result, (r/2,).
     """
+    # A CUDA graph computes them in its own memory at each replay, where none is made to last.
+    if tables[0][0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return _merge(tables)
+    return _kept(tables)
+
+
+# As many as in the cache of torch.py, whose tables these are made of.
+@lru_cache(maxsize=64)
+def _kept(tables: Tables) -> Merged:
+    made = _merge(tables)
+    device = made[1].device
+    if device.type == "cuda":  # any stream may read them next, and none waits for this one
+        torch.cuda.current_stream(device).synchronize()
+    return made
+
+
+def _merge(tables: Tables) -> Merged:
     with lasting():
         used = torch.stack([frequencies for *_, frequencies in tables]) != 0
         components = used.to(torch.int32).argmax(0).to(torch.int32)
