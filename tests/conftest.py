@@ -21,6 +21,9 @@ except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell 
 # Else jax takes three quarters of a GPU's memory, in every process of pytest-xdist.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+# To be read for doctests this program would run, and put its driver in the place of CUDA's.
+collect_ignore = ["triton_launches.py"]
+
 REQUIRED = {
     name.strip().replace("-", "_")
     for name in os.environ.get("ROPE_XP_REQUIRE", "").split(",")
