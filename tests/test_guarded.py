@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import cuda_on_cpu
@@ -25,6 +26,8 @@ def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -
     for module in {"numba": ["numba"], "triton": ["torch", "triton"]}.get(path, []):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
+    if path == "triton" and version("triton").startswith("3.6."):
+        pytest.skip("the interpreter of triton 3.6 fails with numpy 2.4")
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", str(HERE / "guarded.py"), path, str(every)],
         check=False,
