@@ -77,25 +77,23 @@ def check_scaling(scaling: object, protocol: Any) -> None:
             f"{scaling!r}"
         )
         raise TypeError(msg)
-    if unhashable := _unhashable(scaling):
-        msg = (
-            f"scaling must be hashable, as tables are kept for it; got {scaling!r} with a "
-            f"{unhashable}"
-        )
-        raise TypeError(msg)
+    if _may_be_unhashable(scaling):
+        try:
+            hash(scaling)
+        except TypeError as error:
+            msg = f"scaling must be hashable, as tables are kept for it: {error} in {scaling!r}"
+            raise TypeError(msg) from error
 
 
-def _unhashable(value: object) -> str:
-    """Return the name of a type that keeps value from being hashed, or nothing.
+def _may_be_unhashable(value: object) -> bool:
+    """Return whether hash must be asked, which torch.compile (seen in torch 2.11) cannot trace.
 
-    torch.compile (seen in torch 2.11) cannot trace hash itself.
+    It need not raise then: a dataclass may leave a field out of its hash, or have one of its own.
     """
-    if type(value).__hash__ is None:
-        return type(value).__name__
     held: Any = value if isinstance(value, tuple) else ()
     if dataclasses.is_dataclass(value):
-        held = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return next(filter(None, map(_unhashable, held)), "")
+        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return type(value).__hash__ is None or any(map(_may_be_unhashable, held))
 
 
 def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:

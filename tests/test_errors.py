@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -180,6 +181,27 @@ def test_rules_that_cannot_be_a_key() -> None:
             RoPE(scaling=rule)
     finally:
         Rule.__hash__ = before
+
+
+@dataclass(frozen=True)
+class Noted(Rule):
+    """A rule with a note, which may or may not be a part of its hash."""
+
+    attention_factor = 1.0
+    note: object = None
+    aside: object = field(default=None, compare=False)
+
+
+@pytest.mark.parametrize("note", [[1.0], np.ones(2), (1, (2, {})), Noted(note=[1.0])])
+def test_rules_with_a_field_that_cannot_be_a_key(note: object) -> None:
+    with pytest.raises(TypeError, match="scaling must be hashable.*: unhashable type: '"):
+        RoPE(scaling=Noted(note=note))
+
+
+@pytest.mark.parametrize("note", [Rule, Linear, math.inf, len, frozenset((1, 2))])
+def test_rules_that_can_be_a_key(note: object) -> None:
+    rule = Noted(note=note, aside=[1.0])
+    assert RoPE(scaling=rule).scaling is rule
 
 
 def test_more_axes_than_have_names() -> None:

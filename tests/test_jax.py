@@ -66,6 +66,25 @@ def test_gradients(layout: str, rotary_dim: int) -> None:
     close(pull(g)[0], rope.unrotate(g, POSITIONS), 2e-6)
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
+def test_gradients_are_rounded_once(layout: str, dtype: str, bits: int) -> None:
+    rope, g = RoPE(layout=layout, rotary_dim=8), sample(5, 3, 10).astype(dtype)
+    expected = rope.unrotate(np.asarray(g).astype(np.float64), POSITIONS)
+    rotate = lambda x: rope.rotate(x, POSITIONS)  # noqa: E731  # a function of x alone
+    (got,) = jax.vjp(rotate, g)[1](g)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2.0**-bits, atol=ATOL)
+
+
+def test_derivatives_keep_angles_alone() -> None:
+    """Of the tokens, not of their heads, whatever is rotated."""
+    x = sample(2, 5, 3, 16).at[0].set(jnp.inf)
+    _, pull = jax.vjp(lambda x: RoPE().rotate(x, POSITIONS), x)
+    assert max(kept.size for kept in jax.tree.leaves(pull)) <= 5 * 8
+    tangent = jax.jvp(lambda x: RoPE().rotate(x, POSITIONS), (x,), (jnp.ones_like(x),))[1]
+    close(tangent, RoPE().rotate(jnp.ones_like(x), POSITIONS))
+
+
 def test_transformations_compose() -> None:
     rope, x = RoPE(), sample(3, 5, 2, 8)
     p = jnp.asarray(POSITIONS, jnp.int32)
