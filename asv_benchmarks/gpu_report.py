@@ -5,10 +5,10 @@
 
 It needs no network. q is (b, s, 32, 128) and k (b, s, 8, 128), bfloat16, from one token to 16384.
 Contenders take turns in an order that changes. In torch and cupy each call is timed by events of
-the device, after a write of 512 MB that leaves nothing of q and k in its caches, and behind which
-the host is done launching. jax has no events: there the clock runs over a loop of calls, with
-caches as they are. "share of a copy" is the median time of copying q and k into given memory
-over that of a contender; forward and backward is set beside two copies.
+the device, after writes of 2 GB that leave nothing of q and k in its caches, and behind which the
+host is done launching. jax has no events: there the clock runs over a loop of calls, with caches as
+they are. "share of a copy" is the median time of copying q and k into given memory over that of a
+contender; forward and backward is set beside two copies. The JSON is written after each library.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ SHAPES = {
 }
 START = 1_000_000
 FLUSH_BYTES = 1 << 29
+# Half a millisecond of an H200, as forward and backward may take the host as long.
+FLUSHES = 4
 Makers = dict[str, gpu_rivals.Maker]
 
 
@@ -64,7 +66,8 @@ def clock_of(target: Target) -> tuple[str, Callable[[Action], float]]:
     ]
 
     def seconds(action: Action) -> float:
-        flushed[...] = 1
+        for _ in range(FLUSHES):
+            flushed[...] = 1
         events[0].record()
         results = action()
         events[1].record()
@@ -203,8 +206,17 @@ def accuracy(target: Target, made: Makers) -> dict[str, float]:
 # --- the report ----------------------------------------------------------------------------------
 
 
-def report(device: str, libraries: list[str], repeat: int, compile_too: bool) -> dict[str, Any]:
-    """Return everything that was found out, and what is missing by name."""
+def report(
+    device: str,
+    libraries: list[str],
+    repeat: int,
+    compile_too: bool,
+    save: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Return everything that was found out, and what is missing by name.
+
+    It is saved after each library, should the next one break off.
+    """
     found: dict[str, Any] = {
         "platform": platform.platform(),
         "versions": _versions(),
@@ -230,6 +242,7 @@ def report(device: str, libraries: list[str], repeat: int, compile_too: bool) ->
         loops = 20 if device == "cpu" else 300
         found["overhead_us"][name] = overhead(target, made, loops)
         found["largest_error_at_1M"][name] = accuracy(target, made)
+        save(found)
     return found
 
 
@@ -276,13 +289,17 @@ def main(arguments: list[str] | None = None) -> int:
     libraries = options.libraries.split(",")
     if unknown := set(libraries) - set(LIBRARIES):
         parser.error(f"no library is called {', '.join(unknown)}; there are {', '.join(LIBRARIES)}")
-    found = report(options.device, libraries, options.repeat, not options.no_compile)
+
+    def save(found: dict[str, Any]) -> None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    found = report(options.device, libraries, options.repeat, not options.no_compile, save)
     if not found["speed"]:
         for name, why in found["missing"].items():
             print(f"{name}: {why}", file=sys.stderr)
         print("nothing was measured: no library finds a device", file=sys.stderr)
         return 1
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(found)
     print(markdown(found))
     print(f"\nwritten to {options.out}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert printed.out == ""
     assert "torch:gpu: no accelerator found" in printed.err
     assert "nothing was measured" in printed.err
+
+
+def test_it_is_saved_after_each_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu_report.SHAPES, "cpu", [(1, 1)])
+    saved: list[list[str]] = []
+
+    def save(found: dict[str, Any]) -> None:
+        saved.append(list(found["largest_error_at_1M"]))
+
+    gpu_report.report("cpu", ["torch", "jax"], 1, False, save)
+    assert saved == [["torch:cpu"], ["torch:cpu", "jax:cpu"]]
 
 
 def test_gradients_are_those_of_the_rotation() -> None:
