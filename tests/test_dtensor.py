@@ -62,24 +62,34 @@ def test_every_case(tmp_path: Path) -> None:
             assert len(ran) == CASES[n]
 
 
-def test_examples() -> None:
+ABORTED = "terminate called without an active exception"
+"""What torch prints now and then as a process leaves a busy machine, when all is done: twice in
+some hundred runs, of torch 2.11 and 2.13. https://github.com/pytorch/pytorch/issues/190489 has it.
+"""
+
+
+def launched(name: str) -> subprocess.Popen[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    launched = [
-        subprocess.Popen(
-            [*launch, str(ROOT / "docs" / "examples" / f"{name}.py")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
-        for name in EXAMPLES
-    ]
+    return subprocess.Popen(
+        [*launch, str(ROOT / "docs" / "examples" / f"{name}.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+def test_examples() -> None:
+    processes = {name: launched(name) for name in EXAMPLES}
     try:
-        for process in launched:
-            printed, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
+        for name in EXAMPLES:
+            printed, errors = processes[name].communicate(timeout=120)
+            if processes[name].returncode != 0 and ABORTED in errors:
+                processes[name] = launched(name)
+                printed, errors = processes[name].communicate(timeout=120)
+            assert processes[name].returncode == 0, errors
             assert printed.startswith("2 processes, ")
     finally:
-        for process in launched:
+        for process in processes.values():
             process.terminate()  # and not kill: it has processes of its own to end
-            process.wait()
+            process.communicate()
