@@ -21,8 +21,8 @@ except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell 
 # Else jax takes three quarters of a GPU's memory, in every process of pytest-xdist.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# Programs, which set up their process when they are read: another driver, more devices.
-collect_ignore = ["meshes.py", "triton_launches.py", "xla_for_gpu.py"]
+# Programs, which set up their process when they are read: another driver, more devices, libc.
+collect_ignore = ["guarded.py", "meshes.py", "triton_launches.py", "xla_for_gpu.py"]
 
 REQUIRED = {
     name.strip().replace("-", "_")
