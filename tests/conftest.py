@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hypothesis import settings
-from targets import INTERPRETED, TARGETS, Target, lent, missing
+from targets import INTERPRETED, TARGETS, Target, give_cpu_to_triton, lent, missing
 
 import rope_xp
 
@@ -42,10 +42,7 @@ def pytest_configure() -> None:
         msg = f"ROPE_XP_REQUIRE asks for what is missing: {', '.join(absent)}"
         raise pytest.UsageError(msg)
     if INTERPRETED:
-        from rope_xp_backends import _torch_op, _triton
-
-        _triton.DEVICES.add("cpu")
-        _torch_op.RUNS["cpu"] = _triton.rotate
+        give_cpu_to_triton()
 
 
 def rows(names: tuple[str, ...] = ()) -> list[object]:

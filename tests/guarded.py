@@ -22,7 +22,7 @@ from typing import Any
 
 import cuda_on_cpu
 import numpy as np
-from targets import lent, numpy_dtype, truth
+from targets import give_cpu_to_triton, lent, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE, _contract
@@ -73,9 +73,7 @@ def running(path: str) -> Iterator[tuple[Any, Any]]:
             yield numpy_glue.BACKEND, as_numpy
             return
         glue = importlib.import_module("rope_xp_backends.torch")
-        triton = importlib.import_module("rope_xp_backends._triton")
-        triton.DEVICES.add("cpu")
-        importlib.import_module("rope_xp_backends._torch_op").RUNS["cpu"] = triton.rotate
+        give_cpu_to_triton()
         yield glue.BACKEND, as_torch
 
 

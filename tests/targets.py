@@ -168,6 +168,14 @@ if INTERPRETED:
     TARGETS = (Target("torch-triton", "torch", "torch:cpu", truncates=True, **TRITON),)
 
 
+def give_cpu_to_triton() -> None:
+    """Have tensors of the CPU take the path of GPUs, for an interpreter or a stand-in to run."""
+    from rope_xp_backends import _torch_op, _triton
+
+    _triton.DEVICES.add("cpu")
+    _torch_op.RUNS["cpu"] = _triton.rotate
+
+
 def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Return what a function returns on the portable path, which others are tested against."""
     with rope_xp.use_backend("portable"):

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import HERE, ROOT, environment
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this torch was built without distributed or gloo", allow_module_level=True)
 pytest.importorskip("numba")
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
 EXAMPLES = ("tensor_parallel", "context_parallel")
 CASES = {2: 18, 4: 9}
 """How many there are for each number of processes: none may go missing."""
 
 
-def environment() -> dict[str, str]:
-    """Return this environment, in which processes find rope_xp and leave cores to each other."""
-    paths = [str(ROOT), str(ROOT / "backends"), str(HERE), os.environ.get("PYTHONPATH", "")]
-    few = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    return os.environ | few | {"PYTHONPATH": os.pathsep.join(paths)}
+# Processes leave cores to each other.
+FEW = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def start(folder: Path, processes: int) -> list[subprocess.Popen[bytes]]:
@@ -37,7 +32,7 @@ def start(folder: Path, processes: int) -> list[subprocess.Popen[bytes]]:
         with (folder / f"{rank}.log").open("wb") as log:
             command = [sys.executable, *arguments]
             started.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env=environment(), cwd=ROOT)
+                subprocess.Popen(command, stdout=log, stderr=log, env=environment(**FEW), cwd=ROOT)
             )
     return started
 
@@ -75,7 +70,7 @@ def launched(name: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment(**FEW),
     )
 
 

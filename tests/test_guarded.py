@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import cuda_on_cpu
 import pytest
-
-HERE = Path(__file__).parent
+from programs import printed
 
 
 # The interpreter takes minutes for all 4320; by elevens it comes to every width, dtype and layout.
@@ -28,17 +24,6 @@ def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -
             pytest.skip(f"{module} is not installed")
     if path == "triton" and version("triton").startswith("3.6."):
         pytest.skip("the interpreter of triton 3.6 fails with numpy 2.4")
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(HERE / "guarded.py"), path, str(every)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "PYTHONPATH": os.pathsep.join(str(p) for p in (HERE.parent, HERE.parent / "backends")),
-        },
-    )
-    assert done.returncode == 0, (done.returncode, done.stderr[-4000:])
-    assert done.stdout == f"{count}\n"
+    options = ("-X", "faulthandler")
+    rotations = printed("guarded.py", path, every, options=options, TRITON_INTERPRET="1")
+    assert rotations == f"{count}\n"

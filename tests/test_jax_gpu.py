@@ -5,21 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import printed
 from targets import TARGETS, missing
 
 import rope_xp
 
 pytest.importorskip("jax")
 
-HERE = Path(__file__).parent
 COS_AND_SIN = 2 * 2 * 4096 * 4  # bytes for each pair of a token: batch of 2, 4096 tokens, float32
 # 132 multiprocessors with 4 schedulers at 1.98 GHz begin 33e12 instructions of threads in a second,
 # in which 4.3 TB are copied: 124 in the time of 16 bytes, which are 4 numbers of 16 bits, read and
@@ -31,15 +28,8 @@ INSTRUCTIONS = 124
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         pytest.skip("there is no plugin of jax for CUDA 13 (pip install 'rope-xp[gpu-test]')")
-    done = subprocess.run(
-        [sys.executable, str(HERE / "xla_for_gpu.py"), str(tmp_path_factory.mktemp("ptx"))],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    lines = printed("xla_for_gpu.py", tmp_path_factory.mktemp("ptx")).splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def accesses(ptx: str, what: str) -> Counter[int]:

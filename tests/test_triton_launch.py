@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import printed
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-HERE = Path(__file__).parent
 # How many launches a call takes, and how many kernels that no earlier call has loaded.
 CALLS = {
     "q and k": (1, 1),
@@ -41,15 +39,7 @@ def test_the_driver_gets_what_was_planned(tmp_path: Path) -> None:
         pass
     else:
         pytest.skip("there is a driver of CUDA; test_triton_gpu.py launches by it")
-    done = subprocess.run(
-        [sys.executable, str(HERE / "triton_launches.py"), str(tmp_path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    calls = [json.loads(line) for line in done.stdout.splitlines()]
+    calls = [json.loads(line) for line in printed("triton_launches.py", tmp_path).splitlines()]
     assert {c["name"]: (len(c["found"]), c["modules"]) for c in calls} == CALLS
     for call in calls:
         for launch in call["found"]:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rope_xp_backends import _torch_op, _triton
 from rope_xp_backends.kernels import triton as kernels
+from targets import give_cpu_to_triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime import driver
@@ -56,8 +56,7 @@ class Driver(CudaDriver):
 
 stand_in = loaded()
 driver.set_active(Driver())
-_triton.DEVICES.add("cpu")
-_torch_op.RUNS["cpu"] = _triton.rotate
+give_cpu_to_triton()
 ready, found = kernels.ready, []
 
 
