@@ -4,7 +4,7 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import rope_xp
-from rope_xp import _reference
+from rope_xp._bench import formulas
 
 BASE = 10_000.0
 HEAD_DIM = 128
@@ -22,7 +22,7 @@ class Angles:
         self.positions = np.arange(below - COUNT, below)
         self.rope = rope_xp.RoPE(base=BASE)
         frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        self.exact = _reference.turns(self.positions, frequencies)
+        self.exact = formulas.turns(self.positions, frequencies)
 
     def _error(self, cos: np.ndarray, sin: np.ndarray) -> float:
         cos_error, sin_error = np.abs(cos - self.exact.real), np.abs(sin - self.exact.imag)
@@ -32,7 +32,7 @@ class Angles:
         return self._error(*self.rope.cos_sin(self.positions, HEAD_DIM))
 
     def track_usual_formula(self, below: int) -> float:
-        cos, sin = _reference.usual_cos_sin(xp, self.positions, HEAD_DIM, BASE)
+        cos, sin = formulas.usual_cos_sin(xp, self.positions, HEAD_DIM, BASE)
         half = HEAD_DIM // 2
         return self._error(cos[:, :half], sin[:, :half])
 

@@ -6,8 +6,10 @@ from unittest import mock
 import numpy as np
 
 import rope_xp
-from rope_xp import _angles, _positions, _rotate
+from rope_xp._arguments import positions as _positions
 from rope_xp._bench import clock
+from rope_xp._contract.call import UNKNOWN
+from rope_xp._rotation import angles, pairs
 
 from . import common
 
@@ -31,13 +33,13 @@ def track_overhead() -> float:
     target, q, k, positions = common.case("numpy:cpu", 1, common.POSITION)
     table = np.ones((1, 64), np.float32)
     tables = target.backend.tables(ROPE, 128, False, False, q)
-    resolved = (positions, None, _angles.UNKNOWN)
+    resolved = (positions, None, UNKNOWN)
     loops, rounds = common.LOOPS
 
     with (
-        mock.patch.object(_angles, "cos_sin", _constant((table, table))),
-        mock.patch.object(_rotate, "rotate", _constant(q)),
-        mock.patch.object(_positions, "resolve", _constant(resolved)),
+        mock.patch.object(angles, "cos_sin", _constant((table, table))),
+        mock.patch.object(pairs, "rotate", _constant(q)),
+        mock.patch.object(_positions, "resolve_positions", _constant(resolved)),
         mock.patch.object(target.backend, "tables", _constant(tables)),
         rope_xp.use_backend("portable"),
     ):

@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _dispatch, _reference, _targets
-from rope_xp._bench import clock
+from rope_xp._bench import clock, formulas, targets
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import HEAD_DIM, HEADS, numpy_dtype
-from rope_xp._targets import Target
-from rope_xp._typing import Array
+from rope_xp._bench.targets import Target
+from rope_xp._contract.errors import BROKEN
+from rope_xp._contract.typing import Array
 
 from . import gpu_rivals
 
@@ -124,7 +124,7 @@ def tried(target: Target, made: Makers) -> tuple[Makers, dict[str, str]]:
     for name, make in made.items():
         try:
             clock.wait(target, make(positions)(q, k, positions))
-        except _dispatch.BROKEN as error:
+        except BROKEN as error:
             missing[name] = " ".join(str(error).split()) or type(error).__name__
         else:
             found[name] = make
@@ -194,7 +194,7 @@ def accuracy(target: Target, made: Makers) -> dict[str, float]:
     x[..., :64] = 1
     host = np.arange(START, START + tokens, dtype=np.int32)
     positions = target.put(host[None])
-    exact = _reference.turns(host, gpu_rivals.ROPE.frequencies(128))
+    exact = formulas.turns(host, gpu_rivals.ROPE.frequencies(128))
     found = {}
     for name, make in made.items():
         turned = target.fetch(make(positions)(target.put(x), target.put(x), positions)[0])
@@ -228,11 +228,11 @@ def report(
     }
     for library in libraries:
         name = f"{library}:{device}"
-        target = _targets.find(name) if name in _targets.NAMES else f"{library} has no {device}"
+        target = targets.find(name) if name in targets.NAMES else f"{library} has no {device}"
         if isinstance(target, str):
             found["missing"][name] = target
             continue
-        found["devices"][name] = _targets.devices(_targets.library_of(name))
+        found["devices"][name] = targets.devices(targets.library_of(name))
         made, absent = gpu_rivals.functions(target, compile_too)
         made, failed = tried(target, made)
         for contender, why in (absent | failed).items():

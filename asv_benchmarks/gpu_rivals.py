@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import rope_xp
-from rope_xp import _reference
-from rope_xp._bench import rivals
+from rope_xp._bench import formulas, rivals
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Case
-from rope_xp._targets import Target
-from rope_xp._typing import Array
+from rope_xp._bench.targets import Target
+from rope_xp._contract.typing import Array
 
 Function = Callable[[Array, Array, Array], tuple[Array, ...]]
 Maker = Callable[[Array], Function]
@@ -61,7 +60,7 @@ def _compiled(function: Function) -> Function:
 
 def _liger(rotate: Callable[..., Any], target: Target, positions: Array) -> Function:
     xp = target.backend.xp
-    cos, sin = _reference.usual_cos_sin(xp, positions, HEAD_DIM, BASE)
+    cos, sin = formulas.usual_cos_sin(xp, positions, HEAD_DIM, BASE)
     if len(cos.shape) == 2:
         cos, sin = cos[None], sin[None]
 

@@ -75,7 +75,7 @@ def shown_inside(text: str) -> str:
 
 def libraries_table() -> str:
     """Return the libraries with a backend of their own, from the table that dispatch reads."""
-    from rope_xp._dispatch import LIBRARIES
+    from rope_xp._dispatch.find import libraries as LIBRARIES
 
     lines = ["| library | recognised by | paths, fastest first | install |", "|---|---|---|---|"]
     for library in LIBRARIES:

@@ -15,11 +15,12 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
-from rope_xp_backends import _chunks, _cpu, _threads
+from rope_xp_backends.cpu import launch
+from rope_xp_backends.cpu import threads as _threads
+from rope_xp_backends.numpy import chunks as _chunks
 
 import rope_xp
-from rope_xp import _targets
-from rope_xp._bench import clock
+from rope_xp._bench import clock, targets
 
 ROPE = rope_xp.RoPE(layout="half")
 ROUNDS = 15
@@ -60,7 +61,7 @@ class Variant(NamedTuple):
 def microseconds(*variants: Variant) -> list[float]:
     """Return the best time of a call of each, measured in turns."""
     actions, loops = zip(*(variant.action() for variant in variants), strict=True)
-    seconds = clock.best_seconds(_targets.find("numpy:cpu"), ROUNDS, *actions)
+    seconds = clock.best_seconds(targets.find("numpy:cpu"), ROUNDS, *actions)
     return [s / n * 1e6 for s, n in zip(seconds, loops, strict=True)]
 
 
@@ -108,7 +109,7 @@ def compiling() -> str:
     lines = ["| q and k, KiB | numpy in chunks, us | numba, us |", "|---|---|---|"]
     for tokens in (1, 16, 64, 256, 1024, 4096):
         chunked = Variant(tokens, "chunked", _chunks, "CHUNK_BYTES", _chunks.CHUNK_BYTES)
-        kernel = numba(tokens, "BYTES_A_THREAD", _cpu.BYTES_A_THREAD)
+        kernel = numba(tokens, "BYTES_A_THREAD", launch.BYTES_A_THREAD)
         lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(chunked, kernel)))
     glue = "import rope_xp_backends.numpy"
     imported = glue + "; from rope_xp_backends.kernels import numba"

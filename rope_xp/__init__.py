@@ -6,14 +6,15 @@
 >>> q, k = rope_xp.apply(q, k, positions=np.arange(6), layout="half")
 """
 
-from rope_xp import scaling
+from rope_xp import _libraries, scaling
 from rope_xp._apply import apply, apply_tables, explain
-from rope_xp._dispatch import Explanation, use_backend
-from rope_xp._errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._contract.errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._dispatch.choose import Explanation, use_backend
 from rope_xp._weights import permute_weights
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 
+_libraries.register()
 __version__ = "0.1.0"
 
 __all__ = [

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
-from rope_xp import _dispatch, _prepare, _validate
-from rope_xp._typing import ArrayT, Layout
+from rope_xp._arguments import fields, read
+from rope_xp._contract.typing import ArrayT, Layout
+from rope_xp._dispatch import choose
+from rope_xp._dispatch.choose import Explanation
 from rope_xp.rope import Positions, RoPE
 
 _DEFAULT = RoPE()
-_FIELDS = tuple(field.name for field in fields(RoPE))
 
 
 def _rope(rope: RoPE | None, options: dict[str, Any]) -> RoPE:
     if not options:
         if rope is None:
             return _DEFAULT
-        _validate.check_rope(rope, RoPE)
+        fields.check_rope(rope, RoPE)
         return rope
     if rope is not None:
-        raise _validate.rope_and_options(tuple(options))
-    unknown = [name for name in options if name not in _FIELDS]
-    if unknown:
-        raise _validate.unknown_options(unknown, _FIELDS)
+        raise fields.rope_and_options(tuple(options))
     return RoPE(**options)
 
 
@@ -167,8 +164,8 @@ def apply_tables(
     >>> rope_xp.apply_tables(x, cos, sin, layout="half").tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """
-    call = _prepare.with_tables(x, cos, sin, layout, inverse, axes, rotary_offset, out)
-    return _dispatch.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
+    call = read.with_tables(x, cos, sin, layout, inverse, axes, rotary_offset, out)
+    return choose.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def explain(
@@ -181,7 +178,7 @@ def explain(
     k_positions: Positions = None,
     out: tuple[ArrayT, ArrayT] | None = None,
     **options: Any,
-) -> _dispatch.Explanation:
+) -> Explanation:
     """Tell which path :func:`apply` would take with these arguments, without taking it.
 
     Parameters
@@ -208,4 +205,4 @@ def explain(
     'numpy'
     """
     rope = _rope(rope, options)
-    return _dispatch.explain(_prepare.pair(rope, q, k, positions, axes, k_positions, out))
+    return choose.explain(read.pair(rope, q, k, positions, axes, k_positions, out))

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
-from rope_xp import _dispatch, _validate
-from rope_xp._typing import ArrayT
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.numbers import is_int
+from rope_xp._contract.typing import ArrayT
+from rope_xp._dispatch import find
 
 
 def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "half"]) -> ArrayT:
@@ -46,12 +48,28 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     >>> rope_xp.permute_weights(np.arange(8), 2, to="half").tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]
     """
-    backend = _dispatch.backend_of(w, "w")
+    backend = find.backend_of(w, "w")
     shape = tuple(w.shape)  # type: ignore[attr-defined]  # every array has one
-    _validate.check_weights(shape, num_heads, to)
+    _check(shape, num_heads, to)
     xp = backend.xp
     pairs = shape[0] // num_heads // 2
     split = (num_heads, pairs, 2) if to == "half" else (num_heads, 2, pairs)
     rows = xp.reshape(w, (*split, *shape[1:]))
     order = (0, 2, 1, *range(3, len(shape) + 2))
     return xp.reshape(xp.permute_dims(rows, order), shape)  # type: ignore[no-any-return]  # as w
+
+
+def _check(shape: tuple[int, ...], num_heads: object, to: object) -> None:
+    """Check the arguments."""
+    if to not in ("interleaved", "half"):
+        msg = f"to must be 'interleaved' or 'half', the layout that the result is for; got {to!r}"
+        raise RopeError(msg)
+    if not is_int(num_heads) or num_heads <= 0:  # type: ignore[operator]  # an int by then
+        msg = f"num_heads must be a positive integer; got {num_heads!r}"
+        raise RopeError(msg)
+    if not shape or shape[0] % (2 * num_heads):  # type: ignore[operator]  # an int, as checked
+        msg = (
+            f"w has shape {shape}; its first axis must be num_heads * head_dim with head_dim even, "
+            f"and num_heads is {num_heads}. Grouped keys have fewer heads than queries"
+        )
+        raise RopeError(msg)

@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from rope_xp import _fields, _validate
-from rope_xp._errors import RopeError
+from rope_xp._arguments import fields
+from rope_xp._arguments.slices import resolve_slice
+from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
 __all__ = ["model", "nodes"]
@@ -177,11 +179,11 @@ def _two_names(inputs: Sequence[str]) -> tuple[str, str]:
 
 def _check(rope: RoPE, head_dim: int, max_positions: int, num_heads: int | None, dtype: str) -> int:
     """Check what the operator can express; return how many components it rotates."""
-    _validate.check_rope(rope, RoPE)
-    _fields.check_head_dim(head_dim)
-    _fields.check_positive_int("max_positions", max_positions)
+    fields.check_rope(rope, RoPE)
+    fields.check_head_dim(head_dim)
+    numbers.check_positive_int("max_positions", max_positions)
     if num_heads is not None:
-        _fields.check_positive_int("num_heads", num_heads)
+        numbers.check_positive_int("num_heads", num_heads)
     if dtype not in _FLOATS:
         msg = f"dtype must be one of {', '.join(_FLOATS)}; got {dtype!r}"
         raise RopeError(msg)
@@ -193,7 +195,7 @@ def _check(rope: RoPE, head_dim: int, max_positions: int, num_heads: int | None,
         )
     if rope.position_axes is not None:
         raise _cannot("position_axes", "trace the model by torch.onnx.export or ndonnx")
-    rotary_dim, offset = _validate.resolve_slice(
+    rotary_dim, offset = resolve_slice(
         head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes
     )
     if offset:

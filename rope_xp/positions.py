@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _dispatch, _fields, _prepare
-from rope_xp._contract import Backend
-from rope_xp._errors import RopeError
-from rope_xp._typing import Array, Device, Namespace
+from rope_xp._arguments import read
+from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, Device, Namespace
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
 
 __all__ = ["grid", "mrope", "offsets", "packed", "video", "zigzag"]
 
@@ -222,7 +224,7 @@ def mrope(
     >>> positions.mrope([2, (1, 2, 2), 1]).tolist()
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
     """
-    _fields.check_positive("interval", interval)
+    numbers.check_positive("interval", interval)
     start = _index("start", start)
     parts = [np.empty((3, 0), np.int64)]
     for i, span in enumerate(spans):
@@ -309,15 +311,15 @@ def _placed(array: np.ndarray, xp: Namespace | None, device: Device | None) -> A
         if device is not None:
             raise RopeError(f"device = {device!r} needs xp, the library whose device it is")
         return array
-    return _dispatch.backend_of_namespace(xp).asarray(array, device)
+    return find.backend_of_namespace(xp).asarray(array, device)
 
 
 def _integers(name: str, values: Any) -> tuple[Backend, Any]:
     """Return a line of integers as an array, and its backend."""
-    backend = _prepare.owner_of(values)
+    backend = read.owner_of(values)
     if backend is None:
         values = np.asarray(values)
-        backend = _dispatch.backend_of(values, name)
+        backend = find.backend_of(values, name)
     dtype = backend.dtype_name(values)
     if values.ndim != 1 or not dtype.startswith(("int", "uint")):
         msg = f"{name} must have one axis and integers; got {dtype} of {tuple(values.shape)}"

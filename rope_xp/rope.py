@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp import _dispatch, _fields, _prepare, _validate
-from rope_xp._frequencies import inverse_frequencies
-from rope_xp._typing import Array, ArrayT, Device, Layout, Namespace
+from rope_xp._arguments import fields, read
+from rope_xp._arguments.slices import resolve_slice
+from rope_xp._contract import numbers
+from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
+from rope_xp._dispatch import choose
+from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.scaling import Scaling
 
 Positions = Any
 """Integers or floats: an array of the same library, a numpy array, or Python numbers."""
 
 
-@dataclass(frozen=True)
+@fields.keyword_only
+@dataclass(frozen=True, kw_only=True)
 class RoPE:
     r"""A rotary position embedding: frequencies, how components pair up, and which are rotated.
 
@@ -76,13 +80,13 @@ class RoPE:
     position_axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        _fields.check_positive("base", self.base)
-        _fields.check_layout(self.layout)
-        _fields.check_rotary_dim(self.rotary_dim)
-        _fields.check_rotary_offset(self.rotary_offset)
-        _fields.check_position_axes(self.position_axes, self.rotary_dim)
+        numbers.check_positive("base", self.base)
+        fields.check_layout(self.layout)
+        fields.check_rotary_dim(self.rotary_dim)
+        fields.check_rotary_offset(self.rotary_offset)
+        fields.check_position_axes(self.position_axes, self.rotary_dim)
         if self.scaling is not None:
-            _fields.check_scaling(self.scaling, Scaling)
+            fields.check_scaling(self.scaling, Scaling)
 
     # --- rotation --------------------------------------------------------------------------------
 
@@ -97,8 +101,8 @@ class RoPE:
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :func:`rope_xp.apply`, which is the same with a default."""
-        call = _prepare.pair(self, q, k, positions, axes, k_positions, out)
-        rotated_q, rotated_k = _dispatch.run(call)
+        call = read.pair(self, q, k, positions, axes, k_positions, out)
+        rotated_q, rotated_k = choose.run(call)
         return rotated_q, rotated_k
 
     def rotate(
@@ -140,7 +144,7 @@ class RoPE:
         >>> rope_xp.RoPE().rotate(x, [1], axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return _dispatch.run(_prepare.single(self, x, positions, axes, out, False))[0]  # type: ignore[no-any-return]  # same kind as x
+        return choose.run(read.single(self, x, positions, axes, out, False))[0]  # type: ignore[no-any-return]  # same kind as x
 
     def unrotate(
         self,
@@ -179,7 +183,7 @@ class RoPE:
         >>> bool(np.allclose(back, x, rtol=0, atol=1e-14))
         True
         """
-        return _dispatch.run(_prepare.single(self, x, positions, axes, out, True))[0]  # type: ignore[no-any-return]  # same kind as x
+        return choose.run(read.single(self, x, positions, axes, out, True))[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,
@@ -230,9 +234,9 @@ class RoPE:
         True
         """
         to = self if to is None else to
-        _validate.check_rope(to, RoPE, "to")
-        call = _prepare.between(self, to, x, old_positions, new_positions, axes, out)
-        return _dispatch.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
+        fields.check_rope(to, RoPE, "to")
+        call = read.between(self, to, x, old_positions, new_positions, axes, out)
+        return choose.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
 
     # --- angles ----------------------------------------------------------------------------------
 
@@ -264,14 +268,12 @@ class RoPE:
         >>> rope_xp.RoPE().frequencies(8).tolist()
         [1.0, 0.1, 0.01, 0.001]
         """
-        _fields.check_head_dim(head_dim)
-        r, _ = _validate.resolve_slice(
-            head_dim, self.rotary_dim, self.rotary_offset, self.position_axes
-        )
+        fields.check_head_dim(head_dim)
+        r, _ = resolve_slice(head_dim, self.rotary_dim, self.rotary_offset, self.position_axes)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         scaled = np.asarray(self.scaling.frequencies(self.base, r), np.float64)
-        _fields.check_frequencies(self.scaling, scaled, r // 2)
+        fields.check_frequencies(self.scaling, scaled, r // 2)
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
@@ -348,8 +350,8 @@ class RoPE:
         >>> cos.dtype.name, cos.shape
         ('float32', (2, 2))
         """
-        _fields.check_head_dim(head_dim)
-        lookup, backend = _prepare.tables(self, positions, head_dim, xp, device, dtype)
+        fields.check_head_dim(head_dim)
+        lookup, backend = read.tables(self, positions, head_dim, xp, device, dtype)
         cos, sin = backend.cos_sin(lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin
@@ -393,7 +395,7 @@ class RoPE:
         >>> rope.for_length(8192) is rope
         True
         """
-        _fields.check_length(n)
+        numbers.check_length(n)
         if self.scaling is None:
             return self
         fixed = self.scaling.for_length(n)

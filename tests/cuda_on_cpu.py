@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rope_xp_backends import _cuda, _cuda_plan
 from rope_xp_backends import numpy as glue
+from rope_xp_backends.gpu import cuda, cuda_plan
 
-from rope_xp._contract import Call
+from rope_xp._contract.call import Call
 
 NVRTC = "libnvrtc.so.13"
-KERNELS = Path(_cuda.__file__).parent / "kernels"
+KERNELS = Path(cuda.__file__).parent / "kernels"
 # No fused multiply-add, as in PTX; unoptimised, as compiling would take longer than running.
 FLAGS = (
     *("-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-fsanitize=alignment"),
@@ -55,7 +55,7 @@ def objection() -> str | None:
 def _library() -> ctypes.CDLL:
     """Compile the kernel for every key, which takes seconds."""
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for i, key in enumerate(_cuda_plan.every_key()):
+    for i, key in enumerate(cuda_plan.every_key()):
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
@@ -70,12 +70,12 @@ def _library() -> ctypes.CDLL:
         subprocess.run(["g++", *FLAGS, *paths, str(file), "-o", str(made)], check=True, timeout=300)
         library = ctypes.CDLL(str(made))
     library.size.restype = ctypes.c_size_t
-    assert library.size() == _cuda_plan.ARGUMENTS.itemsize
+    assert library.size() == cuda_plan.ARGUMENTS.itemsize
     return library
 
 
 def launch(
-    key: _cuda_plan.Key, grid: tuple[int, ...], block: tuple[int, ...], words: np.ndarray
+    key: cuda_plan.Key, grid: tuple[int, ...], block: tuple[int, ...], words: np.ndarray
 ) -> None:
     """Run a kernel; ``words`` is its argument as cupy gets it."""
     assert words.size == 1  # cupy passes no other array by value
@@ -88,8 +88,8 @@ def launch(
 
 
 @lru_cache
-def _numbers() -> dict[_cuda_plan.Key, int]:
-    return {key: i for i, key in enumerate(_cuda_plan.every_key())}
+def _numbers() -> dict[cuda_plan.Key, int]:
+    return {key: i for i, key in enumerate(cuda_plan.every_key())}
 
 
 class Cuda:
@@ -98,19 +98,19 @@ class Cuda:
     name = "cuda"
 
     def __init__(self) -> None:
-        self.ran: list[_cuda.Launch] = []
+        self.ran: list[cuda.Launch] = []
 
     def declines(self, call: Call) -> str | None:
-        return _cuda.objection(call)
+        return cuda.objection(call)
 
     def defers(self, call: Call) -> str | None:
         return None
 
     def run(self, call: Call) -> tuple[Any, ...]:
         outs = call.out or glue._new(call)
-        self.ran = _cuda.launches(call, outs, lambda x: np.array(x, order="C"))
+        self.ran = cuda.launches(call, outs, lambda x: np.array(x, order="C"))
         for key, grid, block, words, _ in self.ran:
-            launch(key, grid, block, words.view(_cuda_plan.ARGUMENTS))
+            launch(key, grid, block, words.view(cuda_plan.ARGUMENTS))
         return outs
 
 

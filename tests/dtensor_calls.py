@@ -83,21 +83,21 @@ def what_does_not_fit_is_refused(mesh: DeviceMesh) -> None:
 
 @case(2)
 def a_wrong_slice_is_noticed(mesh: DeviceMesh) -> None:
-    from rope_xp_backends import _dtensor_angles as angles
+    from rope_xp_backends.torch import dtensor_angles
 
-    right = angles._part
+    right = dtensor_angles._part
 
     def wrong(t: Any, like: Any, placing: Any) -> Any:
         got = right(t, like, placing)
         return right(t.flip(0), like, placing) if got.shape != t.shape else got
 
-    angles._part = wrong
+    dtensor_angles._part = wrong
     try:
         with refuses(AssertionError, "not equal"):
             check(mesh, [Shard(1)], POSITIONS, POSITIONS)
         check(mesh, [Shard(2)], POSITIONS, POSITIONS)
     finally:
-        angles._part = right
+        dtensor_angles._part = right
 
 
 @case(2)

@@ -25,7 +25,8 @@ import numpy as np
 from targets import give_cpu_to_triton, lent, numpy_dtype, truth
 
 import rope_xp
-from rope_xp import RoPE, _contract
+from rope_xp import RoPE
+from rope_xp._dispatch.backend import put_tables
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NOBODY = 0  # PROT_NONE
@@ -99,7 +100,7 @@ def main(path: str, every: str = "1") -> None:
         for end in (False, True):
             put = partial(against, end)
             backend.asarray = lambda host, device, put=put: own(put(np.asarray(host)))
-            tables = lru_cache(partial(_contract.put_tables, backend, device=None))
+            tables = lru_cache(partial(put_tables, backend, device=None))
             backend.tables = lambda *which, tables=tables: tables(*which[:-1])
             for rope, axes, arrays, positions in islice(cases(), 0, None, int(every)):
                 expected = [x.copy() for x in arrays]

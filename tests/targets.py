@@ -16,8 +16,8 @@ import numpy as np
 from rope_xp_backends import numpy as numpy_glue
 
 import rope_xp
-from rope_xp import _targets
-from rope_xp._contract import Path
+from rope_xp._bench import targets
+from rope_xp._contract.path import Path
 
 ALL_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -104,11 +104,11 @@ class Target:
 
     def make(self, x: np.ndarray) -> Any:
         """Return a numpy array as one of the target."""
-        return self.put(x) if self.put else _targets.find(self.on).put(x)
+        return self.put(x) if self.put else targets.find(self.on).put(x)
 
     def back(self, x: Any) -> np.ndarray:
         """Return an array of the target as one of numpy."""
-        return self.fetch(x) if self.put else _targets.find(self.on).fetch(x)
+        return self.fetch(x) if self.put else targets.find(self.on).fetch(x)
 
 
 # XLA and the compilers of GPUs fuse x1 * cos - x2 * sin into one multiply-add, which rounds once
@@ -170,10 +170,11 @@ if INTERPRETED:
 
 def give_cpu_to_triton() -> None:
     """Have tensors of the CPU take the path of GPUs, for an interpreter or a stand-in to run."""
-    from rope_xp_backends import _torch_op, _triton
+    from rope_xp_backends.torch import gpu as _gpu
+    from rope_xp_backends.torch import op
 
-    _triton.DEVICES.add("cpu")
-    _torch_op.RUNS["cpu"] = _triton.rotate
+    _gpu.DEVICES.add("cpu")
+    op.RUNS["cpu"] = _gpu.rotate
 
 
 def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -200,5 +201,5 @@ def missing(target: Target) -> str | None:
     for module in (target.module, target.needs):
         if module is not None and importlib.util.find_spec(module) is None:
             return f"{module} is not installed"
-    found = _targets.find(target.on) if target.gpu else None
+    found = targets.find(target.on) if target.gpu else None
     return found if isinstance(found, str) else target.objection()

@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from rope_xp import RoPE, _distances, analysis, scaling
+from rope_xp import RoPE, analysis, scaling
+from rope_xp.analysis import _distances
 
 RULED = {
     "none": RoPE(),

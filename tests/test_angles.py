@@ -14,7 +14,9 @@ import oracles
 import pytest
 from targets import Target, numpy_dtype, truth
 
-from rope_xp import RoPE, _angles, _contract, scaling
+from rope_xp import RoPE, scaling
+from rope_xp._dispatch.backend import _tables_on_device
+from rope_xp._rotation.tables import host_tables
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -69,7 +71,7 @@ def test_every_digit_below_2_22() -> None:
     """
     rope = RoPE()
     frequencies = rope.frequencies(128)[[0, 1, 9]]
-    host = _angles.host_tables(rope, 128, False, False)[0]
+    host = host_tables(rope, 128, False, False)[0]
     columns = [0, 1, 9, 64, 65, 73]
     low, middle = (t[:, columns].astype(np.float32) for t in host[:2])
     worst = 0.0
@@ -201,20 +203,20 @@ def test_wavelengths() -> None:
 def test_tables_are_small_and_shared() -> None:
     """O(sqrt(max position)): 4609 rows serve 2**31 positions, and are built once."""
     rope = RoPE(base=77_777.0)
-    before = _angles.host_tables.cache_info().misses
+    before = host_tables.cache_info().misses
     for length in (5, 50, 500):
         x = np.ones((length, 2, 128), np.float32)
         rope.rotate(x)
         rope.rotate(x, np.arange(length) + 1_000_000_000)
-    assert _angles.host_tables.cache_info().misses == before + 1
-    host = _angles.host_tables(rope, 128, False, False)
+    assert host_tables.cache_info().misses == before + 1
+    host = host_tables(rope, 128, False, False)
     assert sum(t.nbytes for component in host for t in component) < 2.5e6
     assert sum(t.shape[0] for t in host[0][:3]) == 2048 + 2048 + 513
 
 
 def test_caches_are_bounded() -> None:
-    assert _angles.host_tables.cache_info().maxsize == 64
-    assert _contract._tables_on_device.cache_info().maxsize == 64
+    assert host_tables.cache_info().maxsize == 64
+    assert _tables_on_device.cache_info().maxsize == 64
 
 
 def test_two_bases_do_not_share_tables(backend: Target) -> None:
@@ -303,7 +305,7 @@ def test_counted_positions_around_a_digit(backend: Target, tokens: int) -> None:
 @pytest.mark.parametrize("r", [96, 128])
 def test_tables_hold_the_nearest_float32(r: int) -> None:
     """Of the largest digits too, where a float64 frequency is too coarse: that costs 1.2e-7."""
-    host = _angles.host_tables(RoPE(base=5e5), r, False, False)[0]
+    host = host_tables(RoPE(base=5e5), r, False, False)[0]
     pairs = [0, 1, 2, 3, 5, 9, r // 2 - 1]
     columns = [*pairs, *(r // 2 + i for i in pairs)]
     for table, unit in zip(host, (1, 1 << 11, 1 << 22), strict=False):

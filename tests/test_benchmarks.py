@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import rope_xp
-from rope_xp import _targets
-from rope_xp._bench import contenders, inputs, rivals
+from rope_xp._bench import contenders, inputs, rivals, targets
 
 discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +59,7 @@ def test_runs(few_tokens: None, benchmark: Any, index: int, capsys) -> None:
 
 
 def test_targets_are_all_there_are() -> None:
-    assert inputs.TARGETS == _targets.NAMES
+    assert inputs.TARGETS == targets.NAMES
 
 
 RIVALS = [

@@ -15,8 +15,11 @@ from targets import numpy_dtype
 
 import rope_xp
 from rope_xp import __main__ as cli
-from rope_xp import _dispatch, _reference, _targets
+from rope_xp import _libraries
+from rope_xp._bench import formulas, targets
 from rope_xp._cli import bench, compare, demo
+from rope_xp._dispatch import find
+from rope_xp._dispatch.find import Library
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +37,7 @@ def test_info() -> None:
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
     assert lines["rope_xp"].strip() == rope_xp.__version__
-    assert {library.name for library in _dispatch.LIBRARIES} <= set(lines)
+    assert {library.name for library in find.libraries} <= set(lines)
 
 
 def test_info_json() -> None:
@@ -68,7 +71,7 @@ def test_demo_on_every_library() -> None:
     assert outcome["problems"] == []
     ran = {row["target"] for row in outcome["rows"]}
     absent = {skipped["target"] for skipped in outcome["skipped"]}
-    assert all(name in ran or {name, name.partition(":")[0]} & absent for name in _targets.NAMES)
+    assert all(name in ran or {name, name.partition(":")[0]} & absent for name in targets.NAMES)
     for row in outcome["rows"]:
         assert 0 < row["max_error"] <= outcome["error_bound"]
         # At a million the usual formula is wrong in the second digit.
@@ -129,9 +132,9 @@ def test_demo_fails_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, caps
 def test_demo_fails_where_a_library_asked_for_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    row = _dispatch.Library("no_such_library", ("A",), _dispatch._numpy, "torch", ())
-    monkeypatch.setattr(_dispatch, "LIBRARIES", (_dispatch.LIBRARIES[0], row))
-    monkeypatch.setattr(_targets, "NAMES", ("numpy:cpu", "no_such_library:cpu"))
+    row = Library("no_such_library", ("A",), _libraries._numpy, "torch", ())
+    monkeypatch.setattr(find, "libraries", (find.libraries[0], row))
+    monkeypatch.setattr(targets, "NAMES", ("numpy:cpu", "no_such_library:cpu"))
     arguments = ["demo", "--tokens", "8", "--repeat", "1"]
     assert cli.main(arguments) == 0
     assert (
@@ -152,7 +155,7 @@ def test_usage(arguments: list[str], capsys) -> None:
 def test_bfloat16_reaches_torch_and_comes_back() -> None:
     pytest.importorskip("torch")
     x = np.arange(6).astype(numpy_dtype("bfloat16"))
-    target = _targets.find("torch:cpu")
+    target = targets.find("torch:cpu")
     np.testing.assert_array_equal(target.fetch(target.put(x)), x)
 
 
@@ -164,7 +167,7 @@ def test_the_yardstick_agrees_with_the_other_oracle() -> None:
     for layout in ("interleaved", "half", "interleaved_to_half"):
         angles = (np.arange(9) * 1000)[:, None, None] * frequencies
         expected = oracles.rotate_complex(x, angles, layout)
-        got = _reference.rotate_exact(x, np.arange(9) * 1000, frequencies, layout)
+        got = formulas.rotate_exact(x, np.arange(9) * 1000, frequencies, layout)
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
 
 

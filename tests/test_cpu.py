@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import oracles
 import pytest
-from rope_xp_backends import _chunks, _cpu, _threads
+from rope_xp_backends.cpu import launch
+from rope_xp_backends.cpu import threads as _threads
+from rope_xp_backends.numpy import chunks
 from targets import TARGETS, lent, missing, numpy_dtype, truth
 
 import rope_xp
@@ -41,8 +43,8 @@ def any_path(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Set the number of threads, and have small arrays keep them all busy."""
-    monkeypatch.setattr(_cpu, "BYTES_A_THREAD", 1)
-    monkeypatch.setattr(_chunks, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(launch, "BYTES_A_THREAD", 1)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 10)
 
     def use(number: str) -> None:
         monkeypatch.setenv("ROPE_XP_NUM_THREADS", number)

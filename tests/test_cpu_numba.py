@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rope_xp_backends import _compiled, _cpu
+from rope_xp_backends.cpu import compiled as _compiled
+from rope_xp_backends.cpu import launch
 from targets import truth
 
 import rope_xp
@@ -95,7 +96,7 @@ def test_numba_that_cannot_be_imported(
     package = importlib.import_module("rope_xp_backends.kernels")
     monkeypatch.delattr(package, "numba", raising=False)
     monkeypatch.setitem(sys.modules, "rope_xp_backends.kernels.numba", None)
-    monkeypatch.setattr(_cpu, "BYTES_TO_COMPILE_FOR", 1)
+    monkeypatch.setattr(launch, "BYTES_TO_COMPILE_FOR", 1)
     x = sample(rng, 130, 2, 16)
     expected = truth(RoPE().rotate, x, POSITIONS)
     with pytest.warns(RuntimeWarning, match="goes on without numba.*cannot be imp") as caught:
@@ -123,7 +124,7 @@ def test_a_second_kernel_that_fails_finds_nothing_written(
         return compiled(dtype, *pairs)
 
     monkeypatch.setattr(kernels, "compiled", only_float32)
-    monkeypatch.setattr(_cpu, "BYTES_TO_COMPILE_FOR", 1)
+    monkeypatch.setattr(launch, "BYTES_TO_COMPILE_FOR", 1)
     q, k = sample(rng, 130, 4, 16), sample(rng, 130, 2, 16, dtype="float16")
     expected = truth(rope_xp.apply, q, k, POSITIONS)
     with pytest.warns(RuntimeWarning, match="numba cannot be used: float16"):
@@ -141,7 +142,7 @@ def test_small_calls_do_not_compile(nothing_compiled: None) -> None:
     RoPE().rotate(small)
     assert not _compiled._kernels
     large = np.ones((1, 2048, 4, 64), np.float32)
-    assert 2 * large.nbytes == _cpu.BYTES_TO_COMPILE_FOR
+    assert 2 * large.nbytes == launch.BYTES_TO_COMPILE_FOR
     assert rope_xp.explain(large[..., :62], large[..., :62]).path == "chunked"
     assert rope_xp.explain(large, large).path == "numba"
     RoPE().apply(large, large)

@@ -13,12 +13,14 @@ from dataclasses import replace
 import cuda_on_cpu
 import numpy as np
 import pytest
-from rope_xp_backends import _cuda_plan
-from rope_xp_backends._cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key
+from rope_xp_backends.gpu import cuda_plan
+from rope_xp_backends.gpu.cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key
 from targets import TARGETS, lent, missing, numpy_dtype, truth
 
 import rope_xp
-from rope_xp import RoPE, _angles, _prepare
+from rope_xp import RoPE
+from rope_xp._arguments import read as _read
+from rope_xp._contract.call import UNKNOWN
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
@@ -55,7 +57,7 @@ def keys_of_last_call() -> list[Key]:
     return [launch.key for launch in cuda_on_cpu.PATH.ran]
 
 
-ACCESSES = sorted({(key.dtype, key.access) for key in _cuda_plan.every_key()})
+ACCESSES = sorted({(key.dtype, key.access) for key in cuda_plan.every_key()})
 
 
 @pytest.mark.parametrize(("dtype", "access"), ACCESSES)
@@ -105,7 +107,7 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
     pairs = {(read, write), (write, read)}
     assert seen == {
         key
-        for key in _cuda_plan.every_key()
+        for key in cuda_plan.every_key()
         if (key.dtype, key.access) == (dtype, access) and key[1:3] in pairs
     }
 
@@ -197,12 +199,12 @@ def test_batch_axes_that_do_not_fold_take_launches(counted: bool, rng: np.random
 
 
 def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(_cuda_plan, "MAX_GRID_Y", 2)
-    _cuda_plan.plan.cache_clear()
+    monkeypatch.setattr(cuda_plan, "MAX_GRID_Y", 2)
+    cuda_plan.plan.cache_clear()
     x = sample(rng, 5, 7, 3, 8)
     same(RoPE().rotate(x, POSITIONS[:7]), truth(RoPE().rotate, x, POSITIONS[:7]))
     assert cuda_on_cpu.PATH.ran[0].grid == (7, 2)
-    _cuda_plan.plan.cache_clear()
+    cuda_plan.plan.cache_clear()
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 80, 96, 576, 2048])
@@ -254,9 +256,9 @@ def test_positions_that_nobody_checked(dtype: str, rng: np.random.Generator) -> 
     inside = [(1 << 31) - 1, 1 - (1 << 31), 0, -1, 2047, -2048, 1 << 22]
     positions = np.array(outside + inside, dtype)
     q, k = sample(rng, len(positions), 3, 64), sample(rng, len(positions), 1, 64)
-    call = _prepare.pair(RoPE(), q, k, np.zeros(len(positions), int), None, None, None)
+    call = _read.pair(RoPE(), q, k, np.zeros(len(positions), int), None, None, None)
     (lookup,) = call.angles
-    lookup.whole, lookup.reach = positions, _angles.UNKNOWN
+    lookup.whole, lookup.reach = positions, UNKNOWN
     for got, x in zip(cuda_on_cpu.PATH.run(call), (q, k), strict=True):
         assert np.isnan(got[: len(outside)]).all()
         same(got[len(outside) :], truth(RoPE().rotate, x[len(outside) :], inside))

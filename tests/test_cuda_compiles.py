@@ -12,7 +12,7 @@ from typing import Any
 
 import cuda_on_cpu
 import pytest
-from rope_xp_backends._cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key, every_key
+from rope_xp_backends.gpu.cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key, every_key
 from targets import TARGETS, missing
 
 WIDE = [key for key in every_key() if key.access == 16]

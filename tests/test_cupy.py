@@ -11,11 +11,15 @@ from typing import Any
 import cuda_on_cpu
 import numpy as np
 import pytest
-from rope_xp_backends._cuda_plan import ARGUMENTS, every_key
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, every_key
 from targets import TARGETS, missing, numpy_dtype
 
 import rope_xp
-from rope_xp import RoPE, _contract, _dispatch, _prepare
+from rope_xp import RoPE
+from rope_xp._arguments import read as _read
+from rope_xp._contract.path import Unavailable
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend, _tables_on_device
 
 cupy = pytest.importorskip("cupy")
 glue = importlib.import_module("rope_xp_backends.cupy")
@@ -24,15 +28,15 @@ LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
 def test_the_glue_imports_without_a_gpu() -> None:
     assert glue.BACKEND.name == "cupy"
-    assert isinstance(glue.BACKEND, _contract.Backend)
+    assert isinstance(glue.BACKEND, Backend)
     for name in ("take", "where", "stack", "concat", "astype", "full_like", "permute_dims"):
         assert callable(getattr(glue.BACKEND.xp, name))
 
 
 def test_the_row_of_the_table() -> None:
-    (row,) = [library for library in _dispatch.LIBRARIES if library.name == "cupy"]
+    (row,) = [library for library in find.libraries if library.name == "cupy"]
     assert row.load() is glue.BACKEND
-    assert _dispatch.backend_of_namespace(cupy) is row.load()
+    assert find.backend_of_namespace(cupy) is row.load()
     assert all(hasattr(cupy, name) for name in row.array)
     assert row.paths == tuple(path.name for path in glue.BACKEND.paths)
 
@@ -84,9 +88,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(glue.BACKEND, "paths", (glue.Cuda(),))
     settled: list[int] = []
     monkeypatch.setattr(glue.BACKEND, "settle", settled.append)
-    _contract._tables_on_device.cache_clear()
+    _tables_on_device.cache_clear()
     yield settled
-    _contract._tables_on_device.cache_clear()  # which lie on no device
+    _tables_on_device.cache_clear()  # which lie on no device
 
 
 POSITIONS = np.array([0, 2047, 70_000, (1 << 31) - 1, -5])
@@ -170,11 +174,11 @@ def test_a_kernel_that_cannot_be_compiled(
     kernels = importlib.import_module("rope_xp_backends.kernels.cuda")
     monkeypatch.setattr(kernels, "compiled", broken)
     path = glue.Cuda()
-    call = _prepare.single(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
+    call = _read.single(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
     assert path.declines(call) is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without its kernel for cupy.*no "),
-        pytest.raises(_contract.Unavailable, match="cannot be compiled: no "),
+        pytest.raises(Unavailable, match="cannot be compiled: no "),
     ):
         path.run(call)
     assert "cannot be compiled" in str(path.declines(call))

@@ -216,7 +216,7 @@ def test_tables_of_one_position() -> None:
 def test_blocks_of_another_library_than_their_positions() -> None:
     """Positions of numpy follow a block to where it lies: cupy's in earnest, torch's here."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from rope_xp_backends._blocks import Recipe, Source, Turn
+    from rope_xp_backends.dask.blocks import Recipe, Source, Turn
 
     x = sample(2, 9, 4, 8)
     source = Source(Recipe(RoPE(), 8, False, False), rope_xp._angles.UNKNOWN, 1.0, 0, False, False)

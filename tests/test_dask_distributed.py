@@ -43,7 +43,7 @@ def spilled(dask_worker: distributed.Worker) -> int:
 
 def compiled() -> bool:
     """Return whether this process has a kernel."""
-    from rope_xp_backends import _compiled
+    from rope_xp_backends.cpu import compiled as _compiled
 
     return bool(_compiled._kernels)
 

@@ -15,7 +15,13 @@ import pytest
 from targets import Target
 
 import rope_xp
-from rope_xp import MissingBackendError, RopeError, _contract, _dispatch, _portable
+from rope_xp import MissingBackendError, RopeError, _libraries
+from rope_xp._contract.call import Call
+from rope_xp._contract.path import Unavailable
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.find import Library
+from rope_xp._rotation import portable
 
 X = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
 
@@ -23,12 +29,12 @@ X = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what was recognised, and let no test leave traces."""
-    monkeypatch.setattr(_dispatch, "_by_type", {})
-    monkeypatch.setattr(_dispatch, "_third_party", None)
+    monkeypatch.setattr(find, "_by_type", {})
+    monkeypatch.setattr(find, "_third_party", None)
 
 
 def test_every_target_is_recognised(backend: Target) -> None:
-    found = _dispatch.find(backend.make(X))
+    found = find.find(backend.make(X))
     assert found is not None
     assert found.name == backend.module
 
@@ -36,18 +42,18 @@ def test_every_target_is_recognised(backend: Target) -> None:
 @pytest.mark.usefixtures("fresh")
 def test_subclasses_are_recognised() -> None:
     torch = pytest.importorskip("torch")
-    assert _dispatch.find(torch.nn.Parameter(torch.ones(2, 2))).name == "torch"
-    assert _dispatch.find(np.float64(1.0)).name == "numpy"
+    assert find.find(torch.nn.Parameter(torch.ones(2, 2))).name == "torch"
+    assert find.find(np.float64(1.0)).name == "numpy"
 
     class Mine(np.ndarray):
         pass
 
-    assert _dispatch.find(X.view(Mine)).name == "numpy"
+    assert find.find(X.view(Mine)).name == "numpy"
 
 
 def test_nothing_else_is(backend: Target) -> None:
     for thing in (None, 1, "x", [backend.make(X)], object(), np, SimpleNamespace(shape=(1, 2))):
-        assert _dispatch.find(thing) is None
+        assert find.find(thing) is None
 
 
 # --- choosing a path -----------------------------------------------------------------------------
@@ -61,25 +67,25 @@ class Path:
         self.rather_not: str | None = None
         self.unavailable: str | None = None
 
-    def declines(self, call: _contract.Call) -> str | None:
+    def declines(self, call: Call) -> str | None:
         return self.reason
 
-    def defers(self, call: _contract.Call) -> str | None:
+    def defers(self, call: Call) -> str | None:
         return self.rather_not
 
-    def run(self, call: _contract.Call):
+    def run(self, call: Call):
         if self.unavailable:
-            raise _contract.Unavailable(self.unavailable)
+            raise Unavailable(self.unavailable)
         self.ran += 1
-        return _portable.run(call)
+        return portable.run(call)
 
 
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     made = Path("swift", "it is Tuesday"), Path("brisk", None)
-    monkeypatch.setattr(_dispatch.find(X), "paths", made)
-    row = _dispatch.Library("numpy", ("ndarray",), _dispatch._numpy, "", ("swift", "brisk"))
-    monkeypatch.setattr(_dispatch, "LIBRARIES", (row, *_dispatch.LIBRARIES[1:]))
+    monkeypatch.setattr(find.find(X), "paths", made)
+    row = Library("numpy", ("ndarray",), _libraries._numpy, "", ("swift", "brisk"))
+    monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
     return made
 
 
@@ -162,8 +168,8 @@ def test_unknown_paths() -> None:
 
 
 def test_paths_of_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = _dispatch.Library("no_such_library", ("A",), _dispatch._numpy, "torch", ("swift",))
-    monkeypatch.setattr(_dispatch, "LIBRARIES", (row,))
+    row = Library("no_such_library", ("A",), _libraries._numpy, "torch", ("swift",))
+    monkeypatch.setattr(find, "libraries", (row,))
     with (
         pytest.raises(MissingBackendError, match=r"not installed; pip install 'rope-xp\[torch\]'"),
         rope_xp.use_backend("swift"),
@@ -211,7 +217,7 @@ class Wrapped:
         self.inner, self.shape, self.dtype = inner, inner.shape, inner.dtype
 
 
-class Box(_contract.Backend):
+class Box(Backend):
     def recognises(self, x: object) -> bool:
         return isinstance(x, Wrapped)
 
@@ -225,13 +231,13 @@ class Box(_contract.Backend):
 class Unwrap:
     name = "unwrap"
 
-    def declines(self, call: _contract.Call) -> str | None:
+    def declines(self, call: Call) -> str | None:
         return None
 
-    def defers(self, call: _contract.Call) -> str | None:
+    def defers(self, call: Call) -> str | None:
         return None
 
-    def run(self, call: _contract.Call):
+    def run(self, call: Call):
         rope = rope_xp.RoPE(layout=call.layout)
         return tuple(Wrapped(rope.rotate(x.inner)) for x in call.arrays)
 
@@ -241,7 +247,7 @@ BOX = Box("box", np, (Unwrap(),))
 
 def announce(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[int]:
     reads: list[int] = []
-    group = _dispatch.ENTRY_POINTS
+    group = find.ENTRY_POINTS
     entries = [importlib.metadata.EntryPoint(name, f"{name}:BOX", group) for name in names]
 
     def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:

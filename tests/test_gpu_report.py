@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asv_benchmarks import gpu_report, gpu_rivals
-from rope_xp import _targets
+from rope_xp._bench import targets
 
 pytest.importorskip("torch")
 
@@ -48,7 +48,7 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> 
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(_targets, "find", lambda name: "no accelerator found")
+    monkeypatch.setattr(targets, "find", lambda name: "no accelerator found")
     out = tmp_path / "report.json"
     assert gpu_report.main(["--out", str(out)]) == 1
     assert not out.exists()
@@ -71,7 +71,7 @@ def test_it_is_saved_after_each_library(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_gradients_are_those_of_the_rotation() -> None:
     """What is timed is what is meant: the gradient of a rotation turns back."""
-    target = _targets.find("torch:cpu")
+    target = targets.find("torch:cpu")
     q, k, positions = gpu_report.inputs(target, 2, 3)
     functions, _ = gpu_rivals.functions(target, False)
     for name in ("rope_xp", "usual"):
@@ -84,7 +84,7 @@ def test_gradients_are_those_of_the_rotation() -> None:
 
 
 def test_a_contender_that_fails_is_missing_by_name() -> None:
-    target = _targets.find("torch:cpu")
+    target = targets.find("torch:cpu")
 
     def broken(*_: object) -> None:
         msg = "no such\nkernel"

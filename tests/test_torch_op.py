@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends import _compiled, _cpu, _triton
+from rope_xp_backends.cpu import compiled as _compiled
+from rope_xp_backends.cpu import launch
+from rope_xp_backends.torch import gpu
 from targets import INTERPRETED, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._contract import Unavailable
+from rope_xp._contract.path import Unavailable
 
 torch = pytest.importorskip("torch")
 KERNELS = "triton" if INTERPRETED else "numba"
@@ -31,7 +33,7 @@ ops = torch.ops.rope_xp
 @pytest.fixture(autouse=True)
 def _by_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ask for kernels by name. Calls that choose for themselves take them however small."""
-    monkeypatch.setattr(_cpu, "BYTES_TO_COMPILE_FOR", 0)
+    monkeypatch.setattr(launch, "BYTES_TO_COMPILE_FOR", 0)
     with rope_xp.use_backend(KERNELS):
         yield
 
@@ -295,7 +297,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         raise Unavailable
 
     monkeypatch.setattr(_compiled, "kernel", fail)
-    monkeypatch.setattr(_triton, "load", fail)
+    monkeypatch.setattr(gpu, "load", fail)
     same(turned(compiled, 5, POSITIONS), expected)
     same(given(*tables), expected_given)
 

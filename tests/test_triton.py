@@ -13,17 +13,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rope_xp_backends import _triton_plan
-from rope_xp_backends._triton_plan import Variant
+from rope_xp_backends.gpu import triton_plan
+from rope_xp_backends.gpu.triton_plan import Variant
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._contract import Unavailable
+from rope_xp._contract.path import Unavailable
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from rope_xp_backends import _torch_lasting, _torch_op, _triton  # noqa: E402  # they need torch
+from rope_xp_backends.torch import (
+    gpu,  # they need torch
+    op,
+)
+from rope_xp_backends.torch import tables as _tables
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
@@ -76,19 +80,19 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Va
     found: list[Variant] = []
 
     def plan(out: Any, arrays: Any, how: Any) -> None:
-        found.extend(launch.variant for launch, _ in _triton._launches(out, arrays, how))
+        found.extend(launch.variant for launch, _ in gpu._launches(out, arrays, how))
 
-    monkeypatch.setitem(_torch_op.RUNS, "cpu", plan)
-    monkeypatch.setattr(_triton, "DEVICES", {"cpu"})
+    monkeypatch.setitem(op.RUNS, "cpu", plan)
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with rope_xp.use_backend("triton"):
         yield found
 
 
 def compiled(variant: Variant, target: GPUTarget) -> Any:
-    from rope_xp_backends.kernels import triton as kernels
+    from rope_xp_backends.gpu import triton_kernel
 
-    return kernels.compiled(variant, target)
+    return triton_kernel.compiled(variant, target)
 
 
 def inspect(variant: Variant, target: GPUTarget, path: Path) -> tuple[Counter[str], Counter[str]]:
@@ -199,9 +203,9 @@ def test_more_elements_than_32_bits_count(planned: list[Variant], tmp_path: Path
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
         shape, strides = (b, 1 << 10, 1, 128), (1 << 17, 128, 128, 1)
         # Nothing is read or written, so there need be no memory behind the numbers.
-        operand = _triton_plan.Operand(shape, strides, strides, False, 16)
-        angles = _triton_plan.Angles("counted", (), (), "int64", 16)
-        plan = _triton_plan.plan((operand,), angles, "bfloat16", "bshd", "half", 0, 64, False, 132)
+        operand = triton_plan.Operand(shape, strides, strides, False, 16)
+        angles = triton_plan.Angles("counted", (), (), "int64", 16)
+        plan = triton_plan.plan((operand,), angles, "bfloat16", "bshd", "half", 0, 64, False, 132)
         assert plan is not None
         assert plan.variant.wide == wide
         check(plan.variant, CUDA[1], tmp_path)
@@ -228,11 +232,11 @@ def test_rows_that_lie_askew_are_read_as_they_can_be(
 def plan_of(q: tuple[int, ...], k: tuple[int, ...], processors: int = 132) -> Any:
     def operand(shape: tuple[int, ...]) -> Any:
         strides = torch.empty(shape, device="meta").stride()
-        return _triton_plan.Operand(shape, strides, strides, False, 16)
+        return triton_plan.Operand(shape, strides, strides, False, 16)
 
-    angles = _triton_plan.Angles("positions", q[1:2], (1,), "int64", 16)
+    angles = triton_plan.Angles("positions", q[1:2], (1,), "int64", 16)
     how = (angles, "bfloat16", "bshd", "half", 0, q[-1] // 2, False, processors)
-    return _triton_plan.plan((operand(q), operand(k)), *how)
+    return triton_plan.plan((operand(q), operand(k)), *how)
 
 
 def test_every_row_is_rotated_once() -> None:
@@ -267,24 +271,22 @@ def test_tables_of_components_are_waited_for_and_no_graph_keeps_them(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     # A torch that is built for CPUs alone cannot index even a fake tensor of CUDA.
-    monkeypatch.setattr(
-        _torch_lasting, "_merge", lambda t: ((t[0][0].clone(), *t[0][1:3]), t[0][3])
-    )
+    monkeypatch.setattr(_tables, "_merge", lambda t: ((t[0][0].clone(), *t[0][1:3]), t[0][3]))
     with FakeTensorMode():
         shapes = ((4, 8), (4, 8), (3, 8), (4,))
         tables = tuple(tuple(torch.ones(n, device="cuda") for n in shapes) for _ in range(2))
     capturing = True
-    (first, *_), _ = _torch_lasting.merged(tables)
-    (second, *_), _ = _torch_lasting.merged(tables)
+    (first, *_), _ = _tables.merged(tables)
+    (second, *_), _ = _tables.merged(tables)
     assert first.device.type == "cuda"
     assert first is not second
     assert waited == []
     capturing = False
-    kept = [_torch_lasting.merged(tables) for _ in range(2)]
+    kept = [_tables.merged(tables) for _ in range(2)]
     assert kept[0] is kept[1]
     assert kept[0][0][0] is not second
     assert waited == [None]
-    _torch_lasting._kept.cache_clear()
+    _tables._kept.cache_clear()
 
 
 # --- what keeps the path from a call ------------------------------------------------------------
@@ -297,16 +299,16 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
         return dict(rope_xp.explain(x, x).declined)["triton"]
 
     assert reason(x) == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
-    monkeypatch.setattr(_triton, "DEVICES", {"cpu"})
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     assert rope_xp.explain(x, x).path == "triton"
-    monkeypatch.setattr(_triton, "_capability", lambda _: (7, 5))
+    monkeypatch.setattr(gpu, "_capability", lambda _: (7, 5))
     assert reason(x) == "its kernels need compute capability 8.0, and cpu has 7.5"
     monkeypatch.undo()
-    monkeypatch.setattr(_triton, "DEVICES", {"cpu"})
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     wide = torch.ones(5, 2, 4096)
     assert "4096 components is 16384 bytes long" in reason(wide)
     assert rope_xp.explain(wide.half(), wide.half()).path == "triton"
-    monkeypatch.setattr(_triton, "_objection", "triton is not installed")
+    monkeypatch.setattr(gpu, "_objection", "triton is not installed")
     assert reason(x) == "triton is not installed"
     with (
         rope_xp.use_backend("triton"),
@@ -321,9 +323,9 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is a GPU, and triton works")
     x = torch.randn(5, 2, 8)
     expected = RoPE().rotate(x)
-    monkeypatch.setattr(_triton, "DEVICES", {"cpu"})
-    monkeypatch.setattr(_triton, "_objection", None)
-    monkeypatch.setitem(_torch_op.RUNS, "cpu", _triton.rotate)
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    monkeypatch.setattr(gpu, "_objection", None)
+    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
     with pytest.warns(RuntimeWarning, match="goes on without triton. triton cannot be used: "):
         got = RoPE().rotate(x, out=x)
     assert torch.equal(got, expected)
@@ -341,17 +343,17 @@ def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
         raise error("no")
 
     kernels = SimpleNamespace(ready=fail, Error=triton.errors.TritonError)
-    monkeypatch.setattr(_triton, "_kernels", kernels)
-    monkeypatch.setattr(_triton, "_objection", None)
-    monkeypatch.setattr(_triton, "_launches", lambda *_: [(SimpleNamespace(variant=None), ())])
+    monkeypatch.setattr(gpu, "_kernels", kernels)
+    monkeypatch.setattr(gpu, "_objection", None)
+    monkeypatch.setattr(gpu, "_launches", lambda *_: [(SimpleNamespace(variant=None), ())])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     with FakeTensorMode():
         x = (torch.ones(5, 2, 8, device="cuda"),)
     if capturing:
         with pytest.raises(error, match="no"):
-            _triton._rotate(x, x, None)
-        assert _triton.objection() is None
+            gpu._rotate(x, x, None)
+        assert gpu.objection() is None
     else:
         with pytest.warns(RuntimeWarning, match="used: no"), pytest.raises(Unavailable):
-            _triton._rotate(x, x, None)
-        assert _triton.objection() == "triton cannot be used: no"
+            gpu._rotate(x, x, None)
+        assert gpu.objection() == "triton cannot be used: no"

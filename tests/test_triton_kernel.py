@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends import _torch_op, _triton_plan
+from rope_xp_backends.gpu import triton_plan
+from rope_xp_backends.torch import op
 from targets import INTERPRETED, truth
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract import Unavailable
+from rope_xp._contract.path import Unavailable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -45,10 +46,10 @@ def _by_the_kernel() -> Iterator[None]:
 def _offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Once more as if every tensor had more than 2**31 elements."""
     if request.param:
-        monkeypatch.setattr(_triton_plan, "_INT32", 0)
-    _triton_plan.plan.cache_clear()
+        monkeypatch.setattr(triton_plan, "_INT32", 0)
+    triton_plan.plan.cache_clear()
     yield
-    _triton_plan.plan.cache_clear()
+    triton_plan.plan.cache_clear()
 
 
 def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -305,7 +306,7 @@ def test_where_the_kernel_fails_components_are_looked_up_all_the_same(
     def fail(*_: object) -> None:
         raise Unavailable
 
-    monkeypatch.setitem(_torch_op.RUNS, DEVICE, fail)
+    monkeypatch.setitem(op.RUNS, DEVICE, fail)
     same(rope.rotate(x, images), expected)
 
 

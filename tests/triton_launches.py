@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rope_xp_backends.kernels import triton as kernels
+from rope_xp_backends.gpu import triton_kernel
 from targets import give_cpu_to_triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
@@ -57,7 +57,7 @@ class Driver(CudaDriver):
 stand_in = loaded()
 driver.set_active(Driver())
 give_cpu_to_triton()
-ready, found = kernels.ready, []
+ready, found = triton_kernel.ready, []
 
 
 def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
@@ -68,7 +68,7 @@ def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
 def watched(variant: Any, device: int | None) -> Any:
     """Return the launch of a kernel, with a note of what goes in and what the driver gets."""
     launch = ready(variant, device)
-    ptx = kernels.compiled(variant, H100).asm["ptx"]
+    ptx = triton_kernel.compiled(variant, H100).asm["ptx"]
     sizes = [int(bits) // 8 for bits in re.findall(r"\.param \.u(\d+)", ptx[: ptx.index(")")])]
 
     def run(grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ def watched(variant: Any, device: int | None) -> Any:
 
 
 def main() -> None:
-    kernels.ready = watched
+    triton_kernel.ready = watched
     q, k = torch.ones(2, 7, 8, 64, dtype=torch.bfloat16), torch.ones(2, 7, 2, 64).bfloat16()
     at, rope = torch.arange(7) + 1_000_000, RoPE(layout="half")
     tables = rope.cos_sin(at, 64)

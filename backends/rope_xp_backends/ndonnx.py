@@ -8,7 +8,7 @@ import ndonnx
 import numpy as np
 from spox.opset.ai.onnx import v21 as op
 
-from rope_xp._contract import Backend
+from rope_xp._dispatch.backend import Backend
 
 
 class _Namespace:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rope_xp._targets import Target
+from rope_xp._bench.targets import Target
 
 Action: TypeAlias = Callable[[], tuple[Any, ...]]
 

@@ -10,8 +10,8 @@ import rope_xp
 from rope_xp._bench import rivals
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, TOKENS, Absent, Case, case
-from rope_xp._targets import Target
-from rope_xp._typing import Array, Layout
+from rope_xp._bench.targets import Target
+from rope_xp._contract.typing import Array, Layout
 
 REPEAT = 9
 _HAVE_KERNELS = ("numpy:cpu", "torch:cpu")

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp import _targets
-from rope_xp._targets import Target
-from rope_xp._typing import Array
+from rope_xp._bench import targets
+from rope_xp._bench.targets import Target
+from rope_xp._contract.typing import Array
 
 TARGETS = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
 """All that are measured, whatever is installed, so that results of machines can be compared."""
@@ -41,10 +41,10 @@ def find(name: str) -> Target:
     Absent
         If its library or device is not here, or this version of rope_xp does not know it.
     """
-    if name not in _targets.NAMES:
+    if name not in targets.NAMES:
         msg = f"{name}: not known to this version of rope_xp"
         raise Absent(msg)
-    target = _targets.find(name)
+    target = targets.find(name)
     if isinstance(target, str):
         msg = f"{name}: {target}"
         raise Absent(msg)

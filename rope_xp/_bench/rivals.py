@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _reference
+from rope_xp._bench import formulas
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent, Case
-from rope_xp._typing import Array
+from rope_xp._contract.typing import Array
 
 LAYOUTS = {"rotary_embedding_torch": "interleaved"}
 """Of those that do not rotate halves."""
@@ -109,8 +109,8 @@ def formula(case: Case) -> Callable[..., tuple[Array, ...]]:
     xp = case.target.backend.xp
 
     def rotate(q: Array, k: Array, positions: Array) -> tuple[Array, ...]:
-        cos, sin = _reference.usual_cos_sin(xp, positions, HEAD_DIM, BASE)
-        return tuple(_reference.usual_apply_tables(xp, x, cos, sin) for x in (q, k))
+        cos, sin = formulas.usual_cos_sin(xp, positions, HEAD_DIM, BASE)
+        return tuple(formulas.usual_apply_tables(xp, x, cos, sin) for x in (q, k))
 
     if case.target.library == "jax":
         jitted: Callable[..., tuple[Array, ...]] = importlib.import_module("jax").jit(rotate)
@@ -121,7 +121,7 @@ def formula(case: Case) -> Callable[..., tuple[Array, ...]]:
 def _tables(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Return cos and sin, (tokens, head_dim / 2), float32."""
     frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-    unit = _reference.turns(case.target.fetch(case.positions), frequencies)
+    unit = formulas.turns(case.target.fetch(case.positions), frequencies)
     return unit.real.astype(np.float32), unit.imag.astype(np.float32)
 
 

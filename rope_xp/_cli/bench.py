@@ -17,7 +17,7 @@ from rope_xp._bench import clock, contenders
 from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, Absent, case
 from rope_xp._cli import choice, plots, terminal
 from rope_xp._cli.choice import Skipped
-from rope_xp._errors import RopeError
+from rope_xp._contract.errors import RopeError
 
 _WIDTH = 20
 """Characters of a bar that is as long as a copy."""

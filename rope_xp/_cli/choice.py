@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from rope_xp import _dispatch, _targets
+from rope_xp._bench import targets
+from rope_xp._bench.targets import Target
 from rope_xp._cli import arguments
-from rope_xp._targets import Target
+from rope_xp._dispatch import find
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=5,
         help="timed calls, the best of which counts; default 5",
     )
-    here = {name.partition(":")[0] for name in _targets.NAMES}  # ndonnx makes graphs, for elsewhere
-    names = [library.name for library in _dispatch.LIBRARIES if library.name in here]
+    here = {name.partition(":")[0] for name in targets.NAMES}  # ndonnx makes graphs, for elsewhere
+    names = [library.name for library in find.libraries if library.name in here]
     parser.add_argument(
         "--backend",
         action="append",
@@ -43,19 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def choose(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
     """Return the targets to run on, all that are here unless libraries are named, and the rest."""
-    targets: list[Target] = []
+    found_here: list[Target] = []
     skipped: list[Skipped] = []
-    for library in _dispatch.LIBRARIES:
+    for library in find.libraries:
         if libraries is not None and library.name not in libraries:
             continue
-        names = [name for name in _targets.NAMES if name.startswith(f"{library.name}:")]
-        found = {name: _targets.find(name) for name in names}
+        names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
+        found = {name: targets.find(name) for name in names}
         here = [target for target in found.values() if isinstance(target, Target)]
-        targets += here
+        found_here += here
         reasons = {name: why for name, why in found.items() if isinstance(why, str)}
         if here:
             skipped += [Skipped(name, why, expected=True) for name, why in reasons.items()]
         elif reasons:
             why = next(iter(reasons.values()))
             skipped.append(Skipped(library.name, why, expected=libraries is None))
-    return targets, skipped
+    return found_here, skipped

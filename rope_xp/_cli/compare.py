@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp import _reference
 from rope_xp._apply import apply, explain
-from rope_xp._bench import clock
-from rope_xp._targets import Target
-from rope_xp._typing import Array, Layout
+from rope_xp._bench import clock, formulas
+from rope_xp._bench.targets import Target
+from rope_xp._contract.typing import Array, Layout
 
 LAYOUT: Layout = "half"
 BASE = 500_000.0
@@ -74,7 +73,7 @@ def run(
     seconds, copy_seconds = clock.best_seconds(target, repeat, ours, copies)
     results = [target.fetch(y) for y in ours()]
     xp = target.backend.xp
-    usual = [target.fetch(_reference.usual_rotate(xp, x, positions, BASE)) for x in (q, k)]
+    usual = [target.fetch(formulas.usual_rotate(xp, x, positions, BASE)) for x in (q, k)]
     row = Row(
         target=target.name,
         start=start,
@@ -93,7 +92,7 @@ def max_error(arrays: Arrays, positions: NDArray[Any], results: Arrays) -> float
     frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
 
     def difference(x: NDArray[Any], y: NDArray[Any], part: slice) -> NDArray[Any]:
-        exact = _reference.rotate_exact(x[:, part], positions[part], frequencies, LAYOUT)
+        exact = formulas.rotate_exact(x[:, part], positions[part], frequencies, LAYOUT)
         return np.abs(y[:, part] - exact)
 
     return _largest(

@@ -9,7 +9,7 @@ from typing import Any
 
 from rope_xp._cli import suspicions
 from rope_xp._cli.reading import Layers, Reading, lengths, without_offset
-from rope_xp._hf import keys
+from rope_xp.hf import _keys
 from rope_xp.rope import RoPE
 
 
@@ -69,7 +69,7 @@ def _count(part: Mapping[str, Any], label: str) -> int | None:
     types = part.get("layer_types")
     if label and isinstance(types, list):
         return types.count(label)
-    return None if label else keys.size(part, "num_hidden_layers")
+    return None if label else _keys.size(part, "num_hidden_layers")
 
 
 def _regimes(layers: Layers, rope: RoPE, asked: int | None) -> list[dict[str, Any]]:
@@ -127,5 +127,5 @@ def without_rotation(part: Mapping[str, Any]) -> list[int]:
         return [i for i, rotates in enumerate(listed) if not rotates]
     if "no_rope_layers" not in part and "no_rope_layer_interval" not in part:
         return []
-    every = keys.size(part, "no_rope_layer_interval") or 4
-    return list(range(every - 1, keys.size(part, "num_hidden_layers") or 0, every))
+    every = _keys.size(part, "no_rope_layer_interval") or 4
+    return list(range(every - 1, _keys.size(part, "num_hidden_layers") or 0, every))

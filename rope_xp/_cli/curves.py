@@ -8,9 +8,10 @@ import numpy as np
 from array_api_compat import numpy as xp
 from numpy.typing import NDArray
 
-from rope_xp import _reference, analysis
+from rope_xp import analysis
+from rope_xp._bench import formulas
 from rope_xp._cli.plots import INK, STYLES
-from rope_xp._errors import RopeError
+from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
@@ -109,9 +110,9 @@ def _errors(rope: RoPE, head_dim: int, end: int) -> tuple[float, float]:
     """Return the errors of the usual formula and of rope_xp among the positions up to an end."""
     positions = np.arange(max(1, end - _BLOCK + 1), end + 1)
     frequencies = rope.base ** (-np.arange(0, head_dim, 2) / head_dim)
-    exact = _reference.turns(positions, frequencies)
+    exact = formulas.turns(positions, frequencies)
     half = head_dim // 2
-    usual = _reference.usual_cos_sin(xp, positions, head_dim, rope.base)
+    usual = formulas.usual_cos_sin(xp, positions, head_dim, rope.base)
     cos, sin = (table[:, :half] for table in usual)
     return _error(cos, sin, exact), _error(*rope.cos_sin(positions, head_dim), exact)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import _targets
+from rope_xp._bench import targets
 from rope_xp._cli import choice, compare, terminal
 from rope_xp._cli.choice import Skipped
 from rope_xp._cli.compare import Row
-from rope_xp._errors import RopeError
+from rope_xp._contract.errors import RopeError
 
 STARTS = (0, 1_000_000)
 ERROR_BOUND = 2e-6
@@ -57,25 +57,25 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(tokens: int, repeat: int, libraries: list[str] | None) -> Outcome:
     """Run every target that is there, or all of the libraries named."""
-    targets, skipped = choice.choose(libraries)
+    chosen, skipped = choice.choose(libraries)
     arrays = compare.layer(tokens)
     rows: list[Row] = []
-    with terminal.progress(len(targets) * len(STARTS)) as advance:
+    with terminal.progress(len(chosen) * len(STARTS)) as advance:
         for start in STARTS:
             first = None
-            for target in list(targets):
+            for target in list(chosen):
                 advance(f"{target.name} from position {start}")
                 # A library may be installed and unable to run: its driver does not fit, its GPU
                 # is full. That must not stop the others.
                 try:
                     row, results = compare.run(target, arrays, start, repeat, first)
                 except (RopeError, RuntimeError, MemoryError, ImportError) as error:
-                    targets.remove(target)
+                    chosen.remove(target)
                     skipped.append(Skipped(target.name, str(error), expected=False))
                     continue
                 rows.append(row)
                 first = results if first is None else first
-    rows.sort(key=lambda row: _targets.NAMES.index(row.target))
+    rows.sort(key=lambda row: targets.NAMES.index(row.target))
     bound = ERROR_BOUND * max(float(np.max(np.abs(x))) for x in arrays)
     return Outcome(tokens, rows, skipped, bound)
 

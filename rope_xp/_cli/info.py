@@ -13,10 +13,15 @@ from typing import Any
 import numpy as np
 
 import rope_xp
-from rope_xp import _dispatch, _portable, _prepare, _targets
+from rope_xp._arguments import read
+from rope_xp._bench import targets
 from rope_xp._cli import terminal
-from rope_xp._contract import Backend, Path
-from rope_xp._dispatch import Library
+from rope_xp._contract.errors import BROKEN
+from rope_xp._contract.path import Path
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.find import Library
+from rope_xp._rotation import portable
 
 _VARIABLE = "ROPE_XP_BACKEND"
 _STRICT = "array-api-strict"
@@ -41,11 +46,11 @@ def collect() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "array_api_compat": importlib.metadata.version("array-api-compat"),
-        "libraries": {library.name: _library(library) for library in _dispatch.LIBRARIES}
+        "libraries": {library.name: _library(library) for library in find.libraries}
         | {_STRICT: _strict()},
         "third_party": {
             entry.name: _entry(entry)
-            for entry in importlib.metadata.entry_points(group=_dispatch.ENTRY_POINTS)
+            for entry in importlib.metadata.entry_points(group=find.ENTRY_POINTS)
         },
         "choice": _chosen(),
     }
@@ -53,17 +58,17 @@ def collect() -> dict[str, Any]:
 
 def _library(library: Library) -> dict[str, Any]:
     """Describe one row of the dispatch table."""
-    backend = _targets.load(library)
+    backend = targets.load(library)
     if isinstance(backend, str):
         return _row(problem=backend)
     version = importlib.import_module(library.name).__version__
-    devices = _targets.devices(library)
+    devices = targets.devices(library)
     if isinstance(devices, str):
         return _row(version=version, problem=devices)
     paths = {path.name: _reason(library, path) for path in backend.paths}
     for name in library.paths:
         paths.setdefault(name, f"the {library.name} backend did not load it")
-    return _row(version=version, devices=devices, paths={**paths, _portable.NAME: None})
+    return _row(version=version, devices=devices, paths={**paths, portable.NAME: None})
 
 
 def _strict() -> dict[str, Any]:
@@ -74,7 +79,7 @@ def _strict() -> dict[str, Any]:
         version = importlib.import_module("array_api_strict").__version__
     except ImportError as error:
         return _row(problem=f"broken: {error}")
-    return _row(version=version, devices=["cpu"], paths={_portable.NAME: None})
+    return _row(version=version, devices=["cpu"], paths={portable.NAME: None})
 
 
 def _row(
@@ -95,14 +100,14 @@ def _reason(library: Library, path: Path) -> str | None:
     """Return why a path declines a small, plain call on every device, None if one takes it."""
     reasons = []
     host = np.ones((1, 4, 2, 64), np.float32)
-    for name in _targets.NAMES:
+    for name in targets.NAMES:
         if name.partition(":")[0] != library.name:
             continue
-        target = _targets.find(name)
+        target = targets.find(name)
         if isinstance(target, str):
             continue
         x = target.put(host)
-        call = _prepare.pair(rope_xp.RoPE(), x, x, None, None, None, None)
+        call = read.pair(rope_xp.RoPE(), x, x, None, None, None, None)
         reason = path.declines(call)
         if reason is None:
             return None
@@ -113,9 +118,9 @@ def _reason(library: Library, path: Path) -> str | None:
 def _entry(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
     try:
         backend: Backend = entry.load()
-    except _dispatch.BROKEN as error:
+    except BROKEN as error:
         return {"object": entry.value, "problem": f"broken: {error}", "paths": []}
-    names = [*(path.name for path in backend.paths), _portable.NAME]
+    names = [*(path.name for path in backend.paths), portable.NAME]
     return {"object": entry.value, "problem": None, "paths": names}
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from rope_xp._cli import arguments, config_report, plots, terminal
 from rope_xp._cli.reading import Layers, Reading, lengths, read, without_offset
-from rope_xp._errors import RopeError
+from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
 _COMPONENTS = {2: ("row", "column"), 3: ("time", "height", "width")}

@@ -16,7 +16,7 @@ import numpy as np
 
 from rope_xp import analysis
 from rope_xp._cli import arguments, curves, plots, terminal
-from rope_xp._errors import RopeError
+from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
 
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
             "plot", f"--out {path} names no file; give a name such as {options.kind}.png"
         )
     path = path if path.suffix else path.with_suffix(".png")
-    ropes = {f"base {base:,.10g}": RoPE(base) for base in options.base}
+    ropes = {f"base {base:,.10g}": RoPE(base=base) for base in options.base}
     if len(ropes) > len(plots.STYLES):
         most = len(plots.STYLES)
         reason = f"{most} bases at most can be told apart in one picture; got {len(ropes)}"

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_xp._hf import keys, rules, table
-from rope_xp._hf.model import FLAT, Model, Parameters
-from rope_xp.hf import from_hf_config
+from rope_xp.hf import _keys, _rules, _table, from_hf_config
+from rope_xp.hf._model import FLAT, Model, Parameters
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear
 
@@ -59,12 +58,12 @@ class Reading:
 
 def read(config: object) -> Reading:
     """Read a configuration, given as to :func:`rope_xp.from_hf_config`."""
-    whole = keys.read(config)
+    whole = _keys.read(config)
     found = from_hf_config(whole)
-    part = keys.language_part(whole)
-    model = table.find(part)
+    part = _keys.language_part(whole)
+    model = _table.find(part)
     ropes = found if isinstance(found, dict) else {FLAT: found}
-    parameters = keys.layers(part, model)
+    parameters = _keys.layers(part, model)
     return Reading(
         part,
         _path(whole),
@@ -74,7 +73,7 @@ def read(config: object) -> Reading:
 
 
 def _path(config: Mapping[str, Any]) -> str:
-    for name in keys.PARTS:
+    for name in _keys.PARTS:
         if isinstance(config.get(name), Mapping):
             return ".".join(filter(None, (name, _path(config[name]))))
     return ""
@@ -89,13 +88,13 @@ def _layers(
 ) -> Layers:
     given = parameters or {}
     so_far = Layers(label, given, rope, _head_dim(part, model, label), None, None)
-    source = rules.Source(part, model, given, so_far.where)
+    source = _rules.Source(part, model, given, so_far.where)
     # Perhaps no rule read them, and so nothing checked them yet.
-    extended = keys.size({EXTENDED: source.extended}, EXTENDED)
+    extended = _keys.size({EXTENDED: source.extended}, EXTENDED)
     trained = written(part, so_far)
     if trained is None and not isinstance(rope and rope.scaling, Linear | NTK):
         trained = extended  # these two extend a context of which they do not know the length
-    return replace(so_far, trained=keys.size({TRAINED: trained}, TRAINED), extended=extended)
+    return replace(so_far, trained=_keys.size({TRAINED: trained}, TRAINED), extended=extended)
 
 
 def written(part: Mapping[str, Any], layers: Layers) -> Any:
@@ -106,13 +105,13 @@ def written(part: Mapping[str, Any], layers: Layers) -> Any:
 
 def _head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
     """Return the components of a head of one type of layer."""
-    latent = keys.size(part, "qk_rope_head_dim")
+    latent = _keys.size(part, "qk_rope_head_dim")
     if latent is not None:
-        rest = keys.size(part, "qk_nope_head_dim")
+        rest = _keys.size(part, "qk_nope_head_dim")
         return None if rest is None else rest + latent
     # Gemma 4 has wider heads where attention is full, and two ways to write that down.
-    wide = keys.size(part, "global_head_dim") if label == "full_attention" else None
-    return wide or _of_one_layer(part, label) or keys.head_dim(part, model)
+    wide = _keys.size(part, "global_head_dim") if label == "full_attention" else None
+    return wide or _of_one_layer(part, label) or _keys.head_dim(part, model)
 
 
 def _of_one_layer(part: Mapping[str, Any], label: str) -> int | None:
@@ -120,7 +119,7 @@ def _of_one_layer(part: Mapping[str, Any], label: str) -> int | None:
     if not isinstance(types, list) or label not in types or not isinstance(each, Mapping):
         return None
     one = each.get(str(types.index(label)))
-    return keys.size(one, "head_dim") if isinstance(one, Mapping) else None
+    return _keys.size(one, "head_dim") if isinstance(one, Mapping) else None
 
 
 def lengths(layers: Layers, asked: int | None) -> tuple[int, ...]:

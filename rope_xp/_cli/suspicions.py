@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rope_xp._cli.reading import EXTENDED, TRAINED, Layers, Reading, lengths, written
-from rope_xp._hf import build, keys, rules, slices, table, text_models
-from rope_xp._hf.model import Model
+from rope_xp.hf import _build, _keys, _rules, _slices, _table, _text_models
+from rope_xp.hf._model import Model
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
 _ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -40,7 +40,7 @@ def find(reading: Reading, asked: int | None = None) -> list[str]:
 def is_checked(model_type: object) -> bool:
     """Return whether the table knows the model type, and so its layout and its defaults."""
     names = {str(model_type), str(model_type).removesuffix("_text")}
-    return not names.isdisjoint({*table.MODELS, *text_models.PLAIN})
+    return not names.isdisjoint({*_table.MODELS, *_text_models.PLAIN})
 
 
 def _model_type(reading: Reading) -> Iterator[str]:
@@ -87,7 +87,7 @@ _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_p
 def _unread_beside(reading: Reading) -> Iterator[str]:
     """Yield the keys beside the dictionary that sound as if they were about positions."""
     watched = _Watched(reading.part)
-    build.from_config(watched)
+    _build.from_config(watched)
     for key, value in reading.part.items():
         unread = key not in watched.read and key not in _REPORTED
         if unread and _ROTARY.search(key) and value not in (None, False):
@@ -95,7 +95,7 @@ def _unread_beside(reading: Reading) -> Iterator[str]:
 
 
 def _unread(reading: Reading) -> Iterator[str]:
-    name = keys.dictionary(reading.part)
+    name = _keys.dictionary(reading.part)
     given = reading.part.get(name) or {}
     nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
     read = {layers.label: _keys_read(reading, layers) for layers in reading.layers}
@@ -113,8 +113,8 @@ def _keys_read(reading: Reading, layers: Layers) -> set[str]:
     """Return the keys that were read, found by reading them once more."""
     watched = _Watched(layers.parameters)
     if layers.rope is not None:
-        rules.rule(rules.Source(reading.part, reading.model, watched, layers.where))
-        slices.find(reading.part, reading.model, watched, layers.where)
+        _rules.rule(_rules.Source(reading.part, reading.model, watched, layers.where))
+        _slices.find(reading.part, reading.model, watched, layers.where)
         # The one in the configuration itself goes first; _contradictions tells if they differ.
         if reading.part.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):
             watched.read.add(TRAINED)
@@ -182,7 +182,7 @@ def _rounding(reading: Reading, layers: Layers) -> Iterator[str]:
     rope, partial = layers.rope, layers.parameters["partial_rotary_factor"]
     if rope is None or rope.rotary_dim is None:
         return
-    product = (keys.head_dim(reading.part, reading.model) or 0) * partial
+    product = (_keys.head_dim(reading.part, reading.model) or 0) * partial
     cut = int(product)
     if abs(product - cut) > 1e-9 and rope.rotary_dim in (cut, cut + 1):
         yield f"partial_rotary_factor = {partial} of a head is {product:g} components, cut to {cut}"

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import torch
 
 from rope_xp._apply import apply_tables
-from rope_xp._errors import RopeError
-from rope_xp._typing import Layout
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Layout
 from rope_xp.integrations import _formats
 from rope_xp.integrations._formats import Format, Tables
 

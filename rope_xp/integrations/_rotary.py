@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rope_xp._errors import RopeError
+from rope_xp._contract.errors import RopeError
 from rope_xp.hf import from_hf_config
 from rope_xp.integrations import _formats
 from rope_xp.integrations._formats import Format, Tables

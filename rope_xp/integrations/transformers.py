@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rope_xp._errors import RopeError
+from rope_xp._contract.errors import RopeError
 from rope_xp.integrations import _functions, _rotary
 
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)

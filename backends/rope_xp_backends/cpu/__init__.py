@@ -1,0 +1,1 @@
+"""From a call to compiled kernels on CPU memory, for numpy and torch."""

@@ -1,0 +1,90 @@
+"""Views of numpy arrays with axes in one order, which is all that kernels know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from rope_xp._contract.call import Axes
+from rope_xp._contract.memory import Laid, Rows, rows
+
+Arrays: TypeAlias = Sequence[np.ndarray]
+Views: TypeAlias = tuple[list[np.ndarray], list[np.ndarray]]
+
+
+def in_order(arrays: Arrays, positions: Arrays, tables: Arrays, axes: Axes) -> Iterator[Views]:
+    """Yield (arrays, angles), once unless no two strides lead to all batches and tokens.
+
+    Parameters
+    ----------
+    arrays : sequence of array
+        With ``axes``; yielded as (batch, tokens, heads, head_dim). No elements are copied.
+    positions, tables : sequence of array
+        (batch..., tokens) and (batch..., tokens, r/2), as far as they have these axes; yielded as
+        (batch or 1, tokens or 1) and (batch or 1, tokens or 1, r/2), the positions first. Where
+        there are neither, tokens are counted by their place in the second axis.
+    axes : Axes
+        Where the axes of ``arrays`` lie.
+    """
+    if len(axes.batch) > 1:
+        yield from _folded(arrays, positions, tables, axes)
+    else:
+        views = [_ordered(x, axes) for x in arrays]
+        yield views, [_padded(p, 2) for p in positions] + [_padded(t, 3) for t in tables]
+
+
+def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
+    if axes.names == "bshd":
+        return x
+    heads = () if axes.heads is None else (axes.heads,)
+    x = x.transpose((*axes.batch, axes.tokens, *heads, x.ndim - 1))
+    if not heads:
+        x = x[..., None, :]
+    return x if axes.batch else x[None]
+
+
+def _padded(angles: np.ndarray, ndim: int) -> np.ndarray:
+    missing = ndim - angles.ndim
+    return angles[(None,) * missing] if missing else angles
+
+
+def _folded(arrays: Arrays, positions: Arrays, tables: Arrays, axes: Axes) -> Iterator[Views]:
+    """Yield views with as few axes of batch and tokens as lead to the same rows."""
+    angles = [*positions, *tables]
+    ends = [a.ndim for a in positions] + [a.ndim - 1 for a in tables]
+    of_angles = [Laid(a.shape[:n], a.strides[:n]) for a, n in zip(angles, ends, strict=True)]
+    found = rows(axes.rows, [Laid(x.shape, x.strides) for x in arrays], of_angles)
+    alone = Rows(1, (0,) * (len(arrays) + max(len(angles), 1)))
+    if not angles and not (found and found[-1].steps[-1]):
+        found.append(alone)  # a single token, which is the last axis all the same
+    found = [alone] * (2 - len(found)) + found
+    if axes.heads is None:
+        arrays = [x[..., None, :] for x in arrays]
+    heads = -2 if axes.heads is None else axes.heads
+    views = [_strided(x, found, i, (heads, -1)) for i, x in enumerate(arrays)]
+    views += [
+        _strided(a, found, len(arrays) + i, range(n, a.ndim), broadcast=True)
+        for i, (a, n) in enumerate(zip(angles, ends, strict=True))
+    ]
+    for index in np.ndindex(tuple(row.length for row in found[:-2])):
+        parts = [x[tuple(map(min, index, (n - 1 for n in x.shape)))] for x in views]
+        yield parts[: len(arrays)], parts[len(arrays) :]
+
+
+def _strided(
+    x: np.ndarray, found: list[Rows], which: int, behind: Sequence[int], *, broadcast: bool = False
+) -> np.ndarray:
+    """Return a view along the axes found, and behind them axes of x itself.
+
+    With ``broadcast`` axes along which nothing changes have a length of 1.
+    """
+    steps = [row.steps[which] for row in found]
+    lengths = [
+        1 if broadcast and step == 0 else row.length for step, row in zip(steps, found, strict=True)
+    ]
+    lengths += [x.shape[axis] for axis in behind]
+    steps += [x.strides[axis] for axis in behind]
+    return as_strided(x, lengths, steps)

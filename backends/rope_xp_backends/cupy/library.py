@@ -1,0 +1,42 @@
+"""cupy: arrays on the devices of CUDA or ROCm, with numpy's dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from rope_xp._contract.memory import Memory
+from rope_xp._dispatch.backend import Backend
+
+
+class Cupy(Backend):
+    """The glue of cupy. Devices are named by their number, which hashes."""
+
+    numpy_dtypes = True
+
+    def device(self, x: Any) -> int:
+        """Return the number of the device."""
+        return int(x.device.id)
+
+    def asarray(self, host: np.ndarray, device: Any) -> Any:
+        """Copy to the device."""
+        if device is None:
+            return cupy.asarray(host)
+        with cupy.cuda.Device(device):
+            return cupy.asarray(host)
+
+    def settle(self, device: int) -> None:
+        """Wait for the stream that copies, as no other one would."""
+        with cupy.cuda.Device(device):
+            cupy.cuda.get_current_stream().synchronize()
+
+    def arange(self, n: int, device: int) -> Any:
+        """Count on the device."""
+        with cupy.cuda.Device(device):
+            return cupy.arange(n, dtype=cupy.int32)
+
+    def memory(self, x: Any) -> Memory:
+        """Read from the array's pointer."""
+        return Memory(int(x.data.ptr), x.shape, x.strides, x.itemsize, True)

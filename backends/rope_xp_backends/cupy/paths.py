@@ -1,0 +1,60 @@
+"""cupy: one kernel for angles, q and k, on the device of the arrays and its current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+from cupy.cuda.compiler import CompileException
+
+from rope_xp._contract.call import Call
+from rope_xp._dispatch.kernels import Errors, Kernels
+from rope_xp_backends.gpu import cuda
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, Key
+
+
+def _load() -> tuple[Callable[[tuple[Key, int]], Any], Errors]:
+    from . import kernel
+
+    return lambda key: kernel.compiled(key[0].expression), (CompileException,)
+
+
+class Cuda:
+    """The kernel of gpu/rotate.cu, compiled for a device when it is first needed there."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._kernels: Kernels[tuple[Key, int], Any] = Kernels("cupy", _load)
+
+    def declines(self, call: Call) -> str | None:
+        """Decline what the kernel cannot read, and everything where cupy cannot compile it."""
+        if cupy.cuda.runtime.is_hip:
+            return "this cupy is built for ROCm, and the kernel is CUDA"
+        return self._kernels.objection() or cuda.objection(call)
+
+    def defers(self, call: Call) -> str | None:
+        """Defer to nothing."""
+        return None
+
+    def run(self, call: Call) -> tuple[Any, ...]:
+        """Launch the kernel, for q and k at once where they have one dtype and one position."""
+        device = int(call.arrays[0].device.id)
+        with cupy.cuda.Device(device):
+            outs = call.out or tuple(_new(x) for x in call.arrays)
+            launches = cuda.launches(call, outs, _copy)
+            functions = [self._kernels.get((launch.key, device)) for launch in launches]
+            for function, launch in zip(functions, launches, strict=True):
+                function(launch.grid, launch.block, (launch.words.view(ARGUMENTS),))
+        return outs
+
+
+def _new(x: Any) -> Any:
+    """Return a new array with axes in memory as those of x, but head_dim last."""
+    new = cupy.empty_like(x)
+    return new if new.strides[-1] == new.itemsize else cupy.empty(x.shape, x.dtype)
+
+
+def _copy(x: Any) -> Any:
+    return cupy.array(x, order="C")

@@ -1,0 +1,8 @@
+"""dask, and how its arrays are rotated."""
+
+import array_api_compat.dask.array as xp
+
+from .library import Dask
+from .paths import Blockwise
+
+BACKEND = Dask("dask", xp, (Blockwise(),))

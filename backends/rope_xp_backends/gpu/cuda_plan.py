@@ -1,0 +1,195 @@
+"""How the kernel in rotate.cu is launched: its key, its grid and its arguments, as numbers.
+
+Everything here depends on shapes, strides and alignment, and on no pointer and no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from rope_xp._contract.caches import kept
+from rope_xp._contract.call import Turn
+from rope_xp._contract.dtypes import FLOATS
+from rope_xp._contract.memory import ACCESS, Laid, Rows, alignment, rows
+
+THREADS = 256
+"""Of a block, at most; the kernel is compiled for that many."""
+HEADS_A_THREAD = 4
+"""How many heads share what a thread found out of a token's angles. Not yet measured on a GPU."""
+BLOCKS = 1024
+"""Blocks of fewer tokens are made where there would not be that many. Not yet measured either."""
+MAX_GRID_Y = 65535
+MAX_BLOCK_Z = 64
+
+GIVEN, LOOKED_UP, SEVERAL = 0, 1, 2
+"""Where a thread gets its angles: tables of the call, one position a token, several."""
+
+TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
+
+POINTERS = 10
+"""q, k, their results; positions or cosines, sines; three digit tables, and components."""
+ARGUMENTS = np.dtype([("words", np.int64, (POINTERS + 31,))])
+"""``Arguments`` of the kernel. One array element, as cupy passes no more than one by value."""
+
+
+class Key(NamedTuple):
+    """Of a compiled kernel."""
+
+    dtype: str
+    read_pairs: bool
+    """Whether pairs lie side by side where they are read; else half apart."""
+    write_pairs: bool
+    access: int
+    """Bytes of a load or store."""
+    source: int
+    together: bool
+    """Whether all threads of a head read before any of them writes."""
+
+    @property
+    def expression(self) -> str:
+        """How C++ spells it."""
+        flags = (self.read_pairs, self.write_pairs, self.access, self.source, self.together)
+        return f"rotate<{TYPES[self.dtype]}, {', '.join(str(int(flag)) for flag in flags)}>"
+
+
+def every_key() -> Iterator[Key]:
+    """Yield every key that a launch can have."""
+    for (dtype, size), *pairs in product(FLOATS.items(), (True, False), (True, False)):
+        read, write = pairs
+        for access in (16, 8, 4, 2):
+            if access >= size:
+                for source in (GIVEN,) if dtype == "float64" else (GIVEN, LOOKED_UP, SEVERAL):
+                    for together in (False,) if read == write else (False, True):
+                        yield Key(dtype, read, write, access, source, together)
+
+
+class Job(NamedTuple):
+    """All that a plan depends on but how arrays of one dtype lie."""
+
+    dtype: str
+    turn: Turn
+    in_place: tuple[bool, ...]
+    source: int
+    long_positions: bool
+    alignment: int
+    """Of the pointers of q, k and their results, in bytes."""
+    angles_alignment: int
+
+
+class Step(NamedTuple):
+    """A launch, but for pointers."""
+
+    key: Key
+    grid: tuple[int, int]
+    block: tuple[int, int, int]
+    words: np.ndarray
+    """The arguments, with what is to be added to the pointers."""
+
+
+@kept(256)
+def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[Step, ...]:
+    """Return the launches that turn one array or two, given as inputs and then results.
+
+    Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
+    none where positions are counted.
+    """
+    turn, n, size = job.turn, len(arrays) // 2, FLOATS[job.dtype]
+    axis = turn.axes.heads
+    heads = [1 if axis is None else x.shape[axis] for x in arrays[:n]]
+    head_strides = [0 if axis is None else x.strides[axis] for x in arrays]
+    found = _rows(job, arrays, angles)
+    if sum(heads) == 0 or any(row.length == 0 for row in found):
+        return ()
+    pairs, head_dim = turn.rotary_dim // 2, arrays[0].shape[-1]
+    before, turned = turn.rotary_offset * size, turn.rotary_dim * size
+    passes = head_dim > turn.rotary_dim and not all(job.in_place)
+    aligned = alignment(job.alignment, before, *(s for row in found for s in row.steps[:4]))
+    if max(heads) > 1:
+        aligned = alignment(aligned, *head_strides)
+    if passes:
+        aligned = alignment(aligned, head_dim * size)
+    angles_aligned = alignment(job.angles_alignment, *(s for r in found for s in r.steps[4:6]))
+    read, write = turn.side_by_side
+    access, each = _access(job, size, pairs, aligned, angles_aligned)
+    turning = pairs // each
+    lanes = turning + ((head_dim * size - turned) // access if passes else 0)
+    alone = Rows(1, (0,) * 7)
+    inner, outer, *rest = [*found, alone, alone][: max(len(found), 2)]
+    grid, block = _grid(lanes, sum(heads), inner.length, outer.length)
+    together = any(job.in_place) and read != write
+    key = Key(job.dtype, read, write, access, job.source, together)
+    if n == 1:
+        head_strides = [head_strides[0], 0, head_strides[1], 0]
+    each_head = [
+        stride
+        for i in (0, 1)
+        for j in (i, i + 2)
+        for stride in (outer.steps[j], inner.steps[j], head_strides[j])
+    ]
+    component = angles[0].strides[0] if job.source == SEVERAL else 0
+    steps = []
+    for index in product(*(range(row.length) for row in rest)):
+        moved = [0] * 7
+        for at, row in zip(index, rest, strict=True):
+            moved = [a + at * b for a, b in zip(moved, row.steps, strict=True)]
+        numbers = (
+            *(outer.length, inner.length, heads[0], sum(heads)),
+            *each_head,
+            *(outer.steps[4], inner.steps[4], component),
+            *(outer.steps[5], inner.steps[5]),
+            *(moved[6], outer.steps[6], inner.steps[6]),
+            *(pairs, before, turned, turning, lanes),
+            *(job.long_positions, turn.inverse),
+        )
+        words = (*moved[:6], *(0,) * (POINTERS - 6), *numbers)
+        steps.append(Step(key, grid, block, np.array(words, np.int64)))
+    return tuple(steps)
+
+
+def _rows(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> list[Rows]:
+    """Return the axes that lead to all rows, the longest first.
+
+    Their steps are those of q, k, their results, the angles, the sines; and how far a counted
+    position goes on.
+    """
+    ends = list(arrays)
+    if len(ends) == 2:
+        nothing = Laid(ends[0].shape, (0,) * len(ends[0].shape))
+        ends = [ends[0], nothing, ends[1], nothing]
+    lead, trail = int(job.source == SEVERAL), int(job.source == GIVEN)
+    of_rows = [Laid(a.shape[lead : len(a.shape) - trail], a.strides[lead:]) for a in angles]
+    of_rows = [Laid(a.shape, a.strides[: len(a.shape)]) for a in of_rows]
+    before, behind = (0, 2 - len(angles)) if angles else (2, -1)
+    found = [
+        Rows(n, (*steps[:4], *(0,) * before, *steps[4:], *(0,) * (behind + 1)))
+        for n, steps in rows(job.turn.axes.rows, ends, of_rows)
+    ]
+    return sorted(found, key=lambda row: -row.length)
+
+
+def _access(job: Job, size: int, pairs: int, aligned: int, angles_aligned: int) -> tuple[int, int]:
+    """Return the bytes of a load or store, and how many pairs a thread has."""
+    both = all(job.turn.side_by_side)
+    access = ACCESS
+    while True:
+        each = access // size
+        if both and each > 1:
+            each //= 2
+        # Angles are read by up to 16 bytes as well; the digit tables are as well aligned as rows.
+        angles = min(each * max(size, 4), ACCESS) if job.source == GIVEN else 1
+        if access == size or not (aligned % access or pairs % each or angles_aligned % angles):
+            return access, each
+        access //= 2
+
+
+def _grid(
+    lanes: int, heads: int, inner: int, outer: int
+) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    x = min(lanes, THREADS)
+    y = min(THREADS // x, -(-heads // HEADS_A_THREAD))
+    z = max(1, min(THREADS // (x * y), MAX_BLOCK_Z, inner * outer // BLOCKS, inner))
+    return (-(-inner // z), min(outer, MAX_GRID_Y)), (x, y, z)

@@ -1,0 +1,176 @@
+"""How a rotation is cut into programs of a GPU: plain numbers, from shapes, strides and addresses.
+
+Nothing here imports triton or reads a tensor, and a plan is made once for each kind of call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from rope_xp._contract.caches import kept
+from rope_xp._contract.call import Turn
+from rope_xp._contract.dtypes import FLOATS
+from rope_xp._contract.memory import Ints, Laid, Rows, alignment, rows, span
+
+# The next four are choices from the sizes of the hardware; none has been measured on a GPU yet.
+TILE_BYTES = 1 << 13
+"""Of q or k in flight in one program: four accesses for each of 128 threads."""
+TILE_HEADS = 8
+"""Heads of a token side by side in a tile, at most. More heads take turns and share its angles."""
+PROGRAMS_A_PROCESSOR = 8
+"""Programs that keep a multiprocessor busy. Where tokens are fewer, heads are shared out too."""
+LARGEST_ROW = 1 << 13
+"""Bytes of head_dim beyond which a tile no longer fits in registers."""
+_INT32 = 1 << 31
+_TILE_ROWS = 256  # rows of few bytes: more would hold more angles than data
+
+Kind = Literal["counted", "positions", "components", "tables"]
+
+
+class Variant(NamedTuple):
+    """What a kernel is compiled for."""
+
+    dtype: str
+    position_dtype: str
+    angles: Kind
+    head_dim: int
+    pairs: int
+    offset: int
+    read_pairs: bool
+    write_pairs: bool
+    inverse: bool
+    both: bool
+    """Whether there are k as well as q."""
+    copies: bool
+    """Whether components beside the rotated slice go to new memory."""
+    barrier: bool
+    """Whether rows are written over themselves in another layout."""
+    wide: bool
+    """Whether offsets need 64 bits."""
+    unit: int
+    """Elements of q and k by which all their rows are aligned."""
+    table_unit: int
+    """The same of cos and sin."""
+    tile_tokens: int
+    tile_heads: int
+
+
+class Operand(NamedTuple):
+    """Where an array and its result lie: shape and strides in elements."""
+
+    shape: Ints
+    strides: Ints
+    out_strides: Ints
+    in_place: bool
+    alignment: int
+    """A number that the addresses of both are multiples of, at most ACCESS, in bytes."""
+
+
+class Angles(NamedTuple):
+    """Where the angles lie: positions, without their components, or cos and sin, without pairs."""
+
+    kind: Kind
+    shape: Ints
+    strides: Ints
+    dtype: str
+    """Of positions."""
+    alignment: int = 1
+    """Of cos and sin, in bytes."""
+    components: int = 1
+    """How many positions have."""
+    component_stride: int = 0
+
+
+class Plan(NamedTuple):
+    """One launch: what to compile, how many programs, and all numbers that a kernel is given."""
+
+    variant: Variant
+    grid: tuple[int, int, int]
+    numbers: Ints
+
+
+# Every length of a sequence is another call; a plan has a few hundred bytes.
+@kept(4096)
+def plan(
+    operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn, processors: int
+) -> Plan | None:
+    """Return how to rotate one array or two that share their angles.
+
+    None where the batch axes are too many for one launch: they lie in memory such that no two
+    strides lead to all rows.
+    """
+    ends = [Laid(x.shape, s) for x in operands for s in (x.strides, x.out_strides)]
+    counted = angles.kind == "counted"
+    found = rows(turn.axes.rows, ends, [] if counted else [Laid(angles.shape, angles.strides)])
+    if len(found) > 2:
+        return None
+    alone = Rows(1, (0,) * (len(ends) + 1))
+    batches, tokens = [alone, alone, *found][-2:]
+
+    axis = turn.axes.heads
+    heads = [1 if axis is None else x.shape[axis] for x in operands]
+    # A stride is passed once for all axes that it leads along, in units.
+    of_arrays = [
+        (
+            batches.steps[i],
+            tokens.steps[i],
+            0 if axis is None or heads[i // 2] == 1 else x.strides[axis],
+        )
+        for i, x in enumerate(ends)
+    ]
+    of_angles = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
+    head_dim, pairs, size = operands[0].shape[-1], turn.rotary_dim // 2, FLOATS[dtype]
+    in_place = [x.in_place for x in operands]
+    read, write = turn.side_by_side
+    copies = 2 * pairs < head_dim and not all(in_place)
+    # What is copied beside a slice counts half, or the slice alone would be in narrow accesses.
+    tile_tokens, tile_heads = _tile(heads, head_dim // 2 if copies else 2 * pairs, size)
+    count = batches.length * tokens.length
+    unit = _aligned(size, [x.alignment for x in operands], of_arrays)
+    table_unit = 1
+    if angles.kind == "tables":
+        table_unit = _aligned(max(size, 4), [angles.alignment], [of_angles])
+    lengths = (batches.length, tokens.length)
+    spans = [span((*lengths, heads[i // 2]), steps) + head_dim for i, steps in enumerate(of_arrays)]
+    spans += [span((*lengths, angles.components), of_angles) + pairs, count + tile_tokens]
+    variant = Variant(
+        dtype=dtype,
+        position_dtype=angles.dtype,
+        angles=angles.kind,
+        head_dim=head_dim,
+        pairs=pairs,
+        offset=turn.rotary_offset,
+        read_pairs=read,
+        write_pairs=write,
+        inverse=turn.inverse,
+        both=len(operands) == 2,
+        copies=copies,
+        barrier=read != write and any(in_place),
+        wide=max(spans) >= _INT32,
+        unit=unit,
+        table_unit=table_unit,
+        tile_tokens=tile_tokens,
+        tile_heads=tile_heads,
+    )
+    blocks, turns = -(-count // tile_tokens), -(-max(heads) // tile_heads)
+    shares = max(1, min(turns, -(-PROGRAMS_A_PROCESSOR * processors // max(blocks, 1)), 65535))
+    numbers = [n // unit for steps in (of_arrays * 2)[:4] for n in steps]
+    numbers += [n // table_unit for n in of_angles]
+    return Plan(variant, (blocks, shares, 1), (count, tokens.length, heads[0], heads[-1], *numbers))
+
+
+def _tile(heads: Sequence[int], components: int, size: int) -> tuple[int, int]:
+    """Return how many tokens and heads a tile has, whose lengths Triton wants as powers of two."""
+    row = (1 << (components - 1).bit_length()) * size
+    rows = min(max(TILE_BYTES // row, 1), _TILE_ROWS)
+    side = min(TILE_HEADS, rows)
+    # As many heads as leave a fifth of the lanes without work, at most.
+    while side > 1 and 4 * sum(-(-n // side) * side for n in heads) > 5 * sum(heads):
+        side //= 2
+    return rows // side, side
+
+
+def _aligned(size: int, alignments: Sequence[int], steps: Sequence[Sequence[int]]) -> int:
+    """Return by how many elements, at most those of an access, all rows are aligned."""
+    return max(alignment(*alignments, *(n * size for some in steps for n in some)) // size, 1)

@@ -1,0 +1,93 @@
+"""jax: its arrays, their devices and shardings, and what it must be told to compute."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.library import Recipe, Tables
+from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation.tables import host_tables
+
+_FLOAT32_MIN = float(np.finfo(np.float32).min)
+
+
+class Jax(Backend):
+    """The glue of jax."""
+
+    numpy_dtypes = True
+
+    out_refusal = (
+        "jax arrays cannot be written to. Under jit, donate the inputs and XLA reuses their "
+        "memory: jax.jit(..., donate_argnums=(0, 1))"
+    )
+
+    def device(self, x: jax.Array) -> jax.Device | None:
+        """Return the device that x is committed to, None for tracers and sharded arrays."""
+        if isinstance(x, jax.core.Tracer) or not x.committed:
+            return None
+        devices = x.devices()
+        return next(iter(devices)) if len(devices) == 1 else None
+
+    def asarray(self, host: np.ndarray, device: jax.Device | None) -> jax.Array:
+        """Place uncommitted where no device is named, so that jit may move it.
+
+        jnp.asarray would tie it to the mesh in use, and trips jax_debug_nans on the tables' NaN.
+        """
+        return jax.device_put(host, device)  # type: ignore[no-any-return]  # of a tree, in general
+
+    def arange(self, n: int, device: jax.Device | None) -> jax.Array:
+        """Leave the device to jit."""
+        return jnp.arange(n, dtype=jnp.int32)
+
+    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """XLA fuses a * b + c, past optimization_barrier too; a maximum in between it cannot fold.
+
+        With it the tables have the bits of all other libraries. float64 needs no such care.
+        """
+        return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
+
+    def rows(self, table: jax.Array, indices: jax.Array) -> jax.Array:
+        """Index with all axes, as flat indices would have to be gathered from a mesh.
+
+        Under explicit sharding the result lies as the indices do.
+        """
+        axes = jax.typeof(indices).sharding
+        explicit = axes.mesh.axis_types and AxisType.Explicit in axes.mesh.axis_types
+        spec = PartitionSpec(*axes.spec, None)  # type: ignore[no-untyped-call]  # jax leaves it so
+        where = NamedSharding(axes.mesh, spec) if explicit else None
+        return jnp.asarray(table).at[indices].get(mode="promise_in_bounds", out_sharding=where)
+
+    def computed_once(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Write them to memory, where XLA on a CPU would fuse the lookup into the rotation.
+
+        That takes 1.7 times as long in bfloat16. It fuses past optimization_barrier, but not past
+        an update of part of an array. Numbers are the same, so the platform is only guessed.
+        """
+        if not isinstance(cos, jax.core.Tracer) or jax.default_backend() != "cpu":
+            return cos, sin
+        axis, pairs = cos.ndim - 1, cos.shape[-1]
+        both = jnp.concatenate([cos, sin], axis)
+        # New arrays belong to the mesh in use, which need not be the one that these lie on.
+        with jax.sharding.use_abstract_mesh(jax.typeof(both).sharding.mesh):
+            both = jnp.zeros_like(both)
+        both = jax.lax.dynamic_update_slice_in_dim(both, cos, 0, axis)
+        both = jax.lax.dynamic_update_slice_in_dim(both, sin, pairs, axis)
+        return both[..., :pairs], both[..., pairs:]
+
+    def tables(self, recipe: Recipe, like: jax.Array) -> Tables:
+        """Return numpy tables to a trace, which makes constants of them; else arrays."""
+        if recipe.wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+            msg = (
+                f"float64 angles are asked for, by dtype or by an array, and {self.name} computes "
+                "in float32 as it is configured; set jax_enable_x64, or convert to float32"
+            )
+            raise RopeError(msg)
+        if isinstance(like, jax.core.Tracer):
+            return host_tables(recipe)
+        # Another trace may be under way, whose tracers must not get into the cache.
+        with jax.ensure_compile_time_eval():
+            return super().tables(recipe, like)

@@ -1,0 +1,66 @@
+"""jax: an eager call runs one cached jitted function; under a transformation it traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from rope_xp._contract.call import Call, Difference, Given, Lookup
+from rope_xp._rotation import portable
+
+from . import gpu
+
+# A call is a tree: its arrays are traced, the rest is static and part of jit's cache key. What
+# tables are made of is left out: ropes that differ in numbers alone share what is compiled.
+jax.tree_util.register_dataclass(
+    Call, data_fields=["arrays", "angles", "out"], meta_fields=["backend", "turn"]
+)
+jax.tree_util.register_dataclass(
+    Lookup,
+    data_fields=["tables", "whole", "part"],
+    meta_fields=["device", "tokens", "reach", "components"],
+    drop_fields=["recipe"],
+)
+jax.tree_util.register_dataclass(Given, data_fields=["cos", "sin"], meta_fields=[])
+jax.tree_util.register_dataclass(Difference, data_fields=["new", "old"], meta_fields=[])
+
+
+class Jit:
+    """The portable path, compiled. Inside another jit it is inlined."""
+
+    name = "jit"
+
+    def __init__(self) -> None:
+        self._run: Callable[[Call], tuple[Any, ...]] = jax.jit(portable.run)
+
+    def declines(self, call: Call) -> str | None:
+        """Decline nothing."""
+        return None
+
+    def defers(self, call: Call) -> str | None:
+        """Defer to nothing."""
+        return None
+
+    def run(self, call: Call) -> tuple[Any, ...]:
+        """Compile once for each signature."""
+        return self._run(call)
+
+
+class JitGpu(Jit):
+    """The same, with the rotation spelled for GPUs."""
+
+    name = "jit-gpu"
+
+    def __init__(self) -> None:
+        self._run = jax.jit(partial(portable.run, rotate=gpu.rotate))
+
+    def defers(self, call: Call) -> str | None:
+        """Defer on other devices. That of a trace is only guessed, as numbers are the same."""
+        device = call.backend.device(call.arrays[0])
+        platform = jax.default_backend() if device is None else device.platform
+        return (
+            None if platform == "gpu" else f"it is spelled for GPUs, and this runs on a {platform}"
+        )

@@ -1,0 +1,34 @@
+"""numpy: one device, arrays of every dtype, ml_dtypes.bfloat16 among them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rope_xp._contract.memory import Memory
+from rope_xp._dispatch.backend import Backend
+
+
+class Numpy(Backend):
+    """The glue of numpy."""
+
+    host = True
+    numpy_dtypes = True
+
+    def refusal(self, x: np.ndarray) -> str | None:
+        """Matrices and masked arrays give another meaning to ``*``."""
+        if isinstance(x, (np.matrix, np.ma.MaskedArray)):
+            return "its operators are not those of an ndarray; pass numpy.asarray of it"
+        return None
+
+    def device(self, x: np.ndarray) -> None:
+        """There is one."""
+        return
+
+    def asarray(self, host: np.ndarray, device: None) -> np.ndarray:
+        """Return it as it is."""
+        return host
+
+    def memory(self, x: np.ndarray) -> Memory:
+        """Read from the array interface."""
+        pointer = x.__array_interface__["data"][0]
+        return Memory(pointer, x.shape, x.strides, x.itemsize, x.flags.writeable)

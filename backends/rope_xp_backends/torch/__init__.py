@@ -1,0 +1,8 @@
+"""torch, and what its tensors are rotated by."""
+
+import array_api_compat.torch as xp
+
+from .library import Torch
+from .paths import Numba, Triton
+
+BACKEND = Torch("torch", xp, (Triton(), Numba()))

@@ -1,0 +1,60 @@
+"""The arguments of torch's operator: angles and a turn as tensors and plain values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._contract.call import UNKNOWN, Given, Lookup, Turn
+from rope_xp._contract.library import Digits
+from rope_xp._contract.typing import Layout
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+
+
+class How(NamedTuple):
+    """How an operator rotates: its arguments after the tensors to rotate."""
+
+    positions: torch.Tensor | None
+    table: torch.Tensor
+    table_2: torch.Tensor
+    table_3: torch.Tensor | None
+    components: torch.Tensor | None
+    axes: str
+    layout: Layout
+    offset: int
+    inverse: bool
+
+    @property
+    def turn(self) -> Turn:
+        """What is done to each tensor."""
+        components = self.table.shape[-1] * (2 if self.table_3 is None else 1)
+        axes = parse_axes(self.axes, len(self.axes), "x")
+        return Turn(axes, self.layout, components, self.offset, self.inverse)
+
+    def source(self, tokens: int) -> Lookup | Given:
+        """Return where angles come from, positions with their components in front."""
+        low, middle, high, positions = self.table, self.table_2, self.table_3, self.positions
+        if high is None:
+            return Given(low, middle)
+        count = 0
+        if self.components is not None and positions is not None:
+            positions, count = positions.movedim(-1, 0), positions.shape[-1]
+        tables = Digits(low, middle, high, None, self.components)
+        return Lookup(tables, positions, None, low.device, tokens, UNKNOWN, count)
+
+
+def arguments(source: Lookup | Given, turn: Turn) -> How:
+    """Return the arguments of an operator."""
+    rest = turn.axes.names, turn.layout, turn.rotary_offset, turn.inverse
+    if isinstance(source, Given):
+        return How(None, source.cos, source.sin, None, None, *rest)
+    (low, middle, high), component = source.digits, source.tables.component
+    positions = source.whole
+    if positions is None or not source.components:
+        component = None
+    else:
+        positions = positions.movedim(0, -1)
+    return How(positions, low, middle, high, component, *rest)

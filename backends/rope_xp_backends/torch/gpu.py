@@ -1,0 +1,163 @@
+"""torch's operator on GPUs: from tensors to launches of Triton's kernel.
+
+Nothing is read from the device and nothing is waited for, so a CUDA graph can record it all.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from rope_xp._contract.caches import kept
+from rope_xp._contract.memory import alignment
+from rope_xp._dispatch.kernels import Errors, Kernels
+from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan, Variant, plan
+
+from .arguments import How, Tensors
+from .library import NAMES
+
+DEVICES = {"cuda"}
+"""Kinds of devices whose tensors are taken. ROCm's are called cuda too."""
+
+Run: TypeAlias = Callable[..., None]
+
+
+def _load() -> tuple[Callable[[tuple[Variant, int | None]], Run], Errors]:
+    from rope_xp_backends.gpu import triton_kernel
+
+    errors = (AssertionError, subprocess.SubprocessError, triton_kernel.Error)
+    return lambda key: triton_kernel.loaded(key[0]), errors
+
+
+KERNELS: Kernels[tuple[Variant, int | None], Run] = Kernels("triton", _load)
+"""By the number of their device too, which was current when they were loaded."""
+
+
+def too_large(x: torch.Tensor) -> str | None:
+    """Return why the rows of a tensor do not fit a kernel, or None."""
+    if x.shape[-1] * x.itemsize <= LARGEST_ROW:
+        return None
+    return (
+        f"a head of {x.shape[-1]} components is {x.shape[-1] * x.itemsize} bytes long, and its "
+        f"kernel holds {LARGEST_ROW} in registers"
+    )
+
+
+def too_old(x: torch.Tensor) -> str | None:
+    """Return why Triton does not know a tensor's device, or None."""
+    if torch.compiler.is_compiling():  # which cannot look at devices; the operator will find out
+        return None
+    capability = _capability(x.device)
+    if capability >= (8, 0):
+        return None
+    found = ".".join(map(str, capability))
+    return f"its kernels need compute capability 8.0, and {x.device} has {found}"
+
+
+@kept(64)
+def _capability(device: torch.device) -> tuple[int, int]:
+    if device.type != "cuda" or torch.version.hip:
+        return (8, 0)
+    return torch.cuda.get_device_capability(device)
+
+
+def rotate(out: Tensors, arrays: Tensors, how: How) -> None:
+    """Rotate arrays into out, or raise Unavailable before anything is written."""
+    device = arrays[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _rotate(out, arrays, how)
+    else:
+        _rotate(out, arrays, how)
+
+
+def _rotate(out: Tensors, arrays: Tensors, how: How) -> None:
+    launches = _launches(out, arrays, how)
+    # The driver may load no kernel while a CUDA graph is captured, and loads it at other times.
+    capturing = arrays[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    device = arrays[0].device.index
+    ready = [KERNELS.get((made.variant, device), give_up=not capturing) for made, _ in launches]
+    for run, (made, tensors) in zip(ready, launches, strict=True):
+        run(made.grid, tensors, made.numbers)
+
+
+def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tensors]]:
+    """Return what is launched, with the tensors of each launch."""
+    if not any(x.numel() for x in arrays):
+        return []
+    positions, table, table_2, table_3, components = how[:5]
+    if table_3 is None:
+        table, table_2, angles = _given(table, table_2)
+    else:
+        angles = _angles_of(positions, components)
+    operands = tuple([_operand(x, y) for x, y in zip(arrays, out, strict=True)])
+    dtype, device = NAMES[arrays[0].dtype], arrays[0].device
+    made = plan(operands, angles, dtype, how.turn, _processors(device))
+    if made is None:
+        return [launch for part in _split(out, arrays, how) for launch in _launches(*part)]
+    # A kernel reads nothing from those that there are not, but wants an address.
+    others = [table if x is None else x for x in (table_3, positions, components)]
+    return [(made, (arrays[0], out[0], arrays[-1], out[-1], table, table_2, *others))]
+
+
+def _operand(x: torch.Tensor, out: torch.Tensor) -> Operand:
+    at, to = x.data_ptr(), out.data_ptr()
+    return Operand(x.shape, x.stride(), out.stride(), at == to, alignment(at, to))
+
+
+_COUNTED = Angles("counted", (), (), "int64")
+
+
+def _angles_of(positions: torch.Tensor | None, components: torch.Tensor | None) -> Angles:
+    if positions is None:
+        return _COUNTED
+    if components is not None:
+        name, steps = NAMES[positions.dtype], positions.stride()
+        shape = positions.shape
+        return Angles("components", shape[:-1], steps[:-1], name, 1, shape[-1], steps[-1])
+    return Angles("positions", positions.shape, positions.stride(), NAMES[positions.dtype])
+
+
+def _given(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Angles]:
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    aligned = alignment(cos.data_ptr(), sin.data_ptr())
+    return cos, sin, Angles("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)
+
+
+def _split(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Tensors, Tensors, How]]:
+    """Return one call for each index of the first batch axis."""
+    where = how.turn.axes
+    axis, ndim = where.batch[0], len(where.batch) + 1
+    names = how.axes[:axis] + how.axes[axis + 1 :]
+    looked_up = how.table_3 is not None
+    own = ndim if how.components is None else ndim + 1
+    return [
+        (
+            tuple([x.select(axis, i) for x in out]),
+            tuple([x.select(axis, i) for x in arrays]),
+            how._replace(
+                axes=names,
+                positions=None if how.positions is None else _at(i, how.positions, own),
+                table=how.table if looked_up else _at(i, how.table, ndim + 1),
+                table_2=how.table_2 if looked_up else _at(i, how.table_2, ndim + 1),
+            ),
+        )
+        for i in range(arrays[0].shape[axis])
+    ]
+
+
+def _at(i: int, angles: torch.Tensor, ndim: int) -> torch.Tensor:
+    """Return the angles of one index of the first axis, if they have it."""
+    return angles[min(i, angles.shape[0] - 1)] if angles.ndim == ndim else angles
+
+
+@kept(64)
+def _processors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has; a CPU stands for the smallest one."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

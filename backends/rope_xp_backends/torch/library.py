@@ -1,0 +1,99 @@
+"""torch: its tensors eager and traced, their memory, and what may be written over them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rope_xp._contract.call import LIMIT
+from rope_xp._contract.dtypes import FLOATS, INTEGERS
+from rope_xp._contract.library import Recipe, Tables
+from rope_xp._contract.memory import Memory
+from rope_xp._dispatch.backend import Backend, put_tables
+
+from . import tables
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Kinds of tensors that are memory, and nothing else."""
+NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
+
+
+class Torch(Backend):
+    """The glue of torch."""
+
+    def is_compiling(self) -> bool:
+        """Return whether Dynamo or export traces the call."""
+        return torch.compiler.is_compiling()
+
+    def traced(self, host: object, device: torch.device) -> torch.Tensor:
+        """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
+        made = torch.as_tensor(host, device=device)
+        if made.dtype.is_floating_point and isinstance(host, (int, float, list, tuple)):
+            made = torch.as_tensor(host, dtype=torch.float64, device=device)
+        return made
+
+    def dtype_name(self, x: torch.Tensor) -> str:
+        """Name the usual dtypes by a dict."""
+        return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
+
+    def device(self, x: torch.Tensor) -> torch.device:
+        """Return the attribute."""
+        return x.device
+
+    def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
+        """Copy: torch warns of read-only numpy memory, and cannot take negative strides."""
+        if host.dtype.name == "bfloat16":
+            host = host.astype(np.float32)
+        return torch.tensor(np.ascontiguousarray(host), device=device)
+
+    def arange(self, n: int, device: torch.device) -> torch.Tensor:
+        """Take n as it is: torch.compile passes a symbol."""
+        return torch.arange(n, dtype=torch.int32, device=device)
+
+    def integers(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return int32 or int64. torch does not compare the unsigned dtypes."""
+        if positions.dtype in (torch.int32, torch.int64):
+            return positions
+        if positions.dtype in (torch.uint32, torch.uint64):
+            # uint64 beyond int64 wraps around to a negative number.
+            signed = positions.to(torch.int64)
+            return torch.where(signed < 0, LIMIT, signed)
+        return positions.to(torch.int32)
+
+    def rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Select without a look at sizes, which a compiler may hold as symbols."""
+        rows = table.index_select(0, indices.reshape(-1))
+        return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
+
+    def tables(self, recipe: Recipe, like: torch.Tensor) -> Tables:
+        """Keep fake, functional and distributed tensors out of the cache."""
+        if torch.compiler.is_compiling():
+            return tables.in_graph(self, recipe, like.device)
+        if type(like) not in PLAIN:
+            return put_tables(self, recipe, like.device)
+        return tables.cached(self, recipe, like.device)
+
+    def memory(self, x: torch.Tensor) -> Memory | None:
+        """Only plain tensors on a device have an address."""
+        if type(x) not in PLAIN or torch.compiler.is_compiling() or x.device.type == "meta":
+            return None
+        strides = tuple(n * x.element_size() for n in x.stride())
+        try:
+            pointer = x.data_ptr()
+        except RuntimeError:  # a wrapper of functorch, which looks plain
+            return None
+        return Memory(pointer, tuple(x.shape), strides, x.element_size(), True)
+
+    def out_objection(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
+        """Refuse what autograd would refuse, before anything is written."""
+        if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
+            return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"
+        if torch.compiler.is_compiling():
+            return None
+        if out.is_inference() and not torch.is_inference_mode_enabled():
+            return "it was made under inference_mode and can be written only there"
+        return None
+
+    def write(self, out: torch.Tensor, result: torch.Tensor) -> None:
+        """Copy result into out."""
+        out.copy_(result)

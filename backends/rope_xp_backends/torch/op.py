@@ -1,0 +1,191 @@
+"""The rotation as one operator of torch, which autograd, torch.func and compilers can follow.
+
+The operator itself knows nothing of derivatives; :class:`_Rotate` around it does. Of the ways to
+tell torch of a derivative, this alone survives gradcheck, torch.func, ``torch.compile`` with
+``fullgraph`` and export together: an operator with ``register_autograd`` fails under torch.func
+(https://github.com/pytorch/pytorch/issues/168393) and has silent zeros for forward-mode tangents.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from rope_xp._contract.call import Call
+from rope_xp._contract.path import Unavailable
+from rope_xp._dispatch import choose
+from rope_xp._rotation import portable
+
+from . import cpu, gpu, pages
+from .arguments import How, Tensors
+from .library import Torch
+
+# Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
+# The tables are (low, middle, high), or (cos, sin) and nothing. Positions are (batch..., tokens),
+# or (batch..., tokens, components) where ``components``, (r/2,), says which one a frequency reads.
+_HOW = (
+    "Tensor? positions, Tensor table, Tensor table_2, Tensor? table_3, Tensor? components, "
+    "str axes, str layout, int offset, bool inverse"
+)
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_library = torch.library.Library("rope_xp", "FRAGMENT")
+_library.define(f"rotate(Tensor x, {_HOW}) -> Tensor", tags=_TAGS)
+_library.define(f"rotate_pair(Tensor q, Tensor k, {_HOW}) -> (Tensor, Tensor)", tags=_TAGS)
+_library.define(f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_HOW}) -> ()", tags=_TAGS)
+_rotate = torch.ops.rope_xp.rotate.default
+_rotate_pair = torch.ops.rope_xp.rotate_pair.default
+_rotate_out = torch.ops.rope_xp.rotate_out.default
+
+_PORTABLE = Torch("torch", xp)
+
+
+def apply(arrays: Tensors, how: How) -> Tensors:
+    """Return arrays rotated, in a way that derivatives can follow where there are any to take."""
+    if transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays)):
+        return tuple(_Rotate.apply(*how, *arrays))
+    return _plain(arrays, how)
+
+
+def transformed() -> bool:
+    """Return whether a transform of torch.func is active."""
+    # There is no public way to ask. autograd.Function.apply asks like this.
+    return torch._C._are_functorch_transforms_active()  # noqa: SLF001  # see above
+
+
+def write(out: Tensors, arrays: Tensors, how: How) -> None:
+    """Rotate arrays into out."""
+    _rotate_out(out, arrays, *how)
+
+
+def _plain(arrays: Tensors, how: How | tuple[Any, ...]) -> Tensors:
+    if len(arrays) == 1:
+        return (_rotate(*arrays, *how),)
+    return tuple(_rotate_pair(*arrays, *how))
+
+
+# --- derivatives ---------------------------------------------------------------------------------
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation is linear and its transpose is its inverse, so nothing but angles is saved.
+
+    Its arguments are those of How, each by itself, and the arrays: torch.compile takes a tuple for
+    its elements.
+    """
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensors:
+        return _plain(arguments[9:], arguments[:9])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
+        ctx.save_for_backward(*inputs[:5])
+        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[5:9]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
+        if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
+            return *(None,) * 9, *_plain(grads, back)
+        return *(None,) * 9, *_Rotate.apply(*back, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
+        """Make the mapped axis one more batch axis, the first."""
+        names = arguments[5]
+        batch = len(set(names) - set("shd"))
+        letter = next(c for c in string.ascii_letters if c not in names + "shd")
+        own = 2 if arguments[4] is None else 3  # axes of positions, with the mapped one
+        angles = [
+            _mapped_angles(x, at, batch + axes)
+            for x, at, axes in zip(arguments[:4], in_dims[:4], (own, 3, 3, 3), strict=True)
+        ]
+        arrays = [
+            x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
+            for x, at in zip(arguments[9:], in_dims[9:], strict=True)
+        ]
+        results = _Rotate.apply(*angles, arguments[4], letter + names, *arguments[6:9], *arrays)
+        return results, (0,) * len(results)
+
+
+def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
+    """Return angles with the mapped axis first, then all axes that angles can have."""
+    if angles is None or at is None:
+        return angles
+    angles = angles.movedim(at, 0)
+    return angles.reshape(angles.shape[0], *(1,) * (ndim - angles.ndim), *angles.shape[1:])
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+RUNS: dict[str, Callable[[Tensors, Tensors, How], None]] = {
+    "cpu": cpu.rotate,
+    "cuda": gpu.rotate,
+}
+"""What rotates on a kind of device: ``run(out, arrays, how)``, or Unavailable."""
+
+
+@torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
+def _rotate_here(x: torch.Tensor, *how: Any) -> torch.Tensor:
+    out = _new(x)
+    _run((out,), (x,), How(*how))
+    return out
+
+
+@torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
+def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
+    out = (_new(q), _new(k))
+    _run(out, (q, k), How(*how))
+    return out
+
+
+@torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
+def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
+    _run(tuple(out), tuple(arrays), How(*how))
+    for x in out:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
+@torch.library.register_fake("rope_xp::rotate", lib=_library)
+def _rotate_fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return _like(x)
+
+
+@torch.library.register_fake("rope_xp::rotate_pair", lib=_library)
+def _rotate_pair_fake(q: torch.Tensor, k: torch.Tensor, *_: Any) -> Tensors:
+    return _like(q), _like(k)
+
+
+@torch.library.register_fake("rope_xp::rotate_out", lib=_library)
+def _rotate_out_fake(*_: Any) -> None:
+    return
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty result: with the strides of x, but head_dim is contiguous."""
+    if x.stride(-1) == 1:
+        return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _new(x: torch.Tensor) -> torch.Tensor:
+    new = _like(x)
+    if new.device.type == "cpu":
+        pages.advise_huge(new.data_ptr(), new.nbytes)
+    return new
+
+
+def _run(out: Tensors, arrays: Tensors, how: How) -> None:
+    arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
+    try:
+        RUNS[arrays[0].device.type](out, arrays, how)
+    except Unavailable as reason:
+        choose.refuse_if_asked_for(reason)
+        # Here a compiled graph ends up too, in a process where kernels fail.
+        source = how.source(arrays[0].shape[how.turn.axes.tokens])
+        portable.run(Call(_PORTABLE, arrays, (source,), out, how.turn))

@@ -1,0 +1,157 @@
+"""torch's fast paths: kernels behind one operator, and what keeps a call from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch.autograd import forward_ad
+
+from rope_xp._contract.call import Call, leaves
+from rope_xp._rotation import portable
+from rope_xp_backends.cpu import launch
+
+from . import gpu, op
+from .arguments import arguments
+from .library import NAMES, PLAIN
+
+_EXPORTED = "an exported program runs without rope_xp"
+
+
+class Triton:
+    """Kernels compiled by Triton, for GPUs of CUDA and ROCm."""
+
+    name = "triton"
+
+    def declines(self, call: Call) -> str | None:
+        """Decline what kernels cannot read and what an operator's derivative cannot follow."""
+        return (
+            _first(call, _not_for_gpu)
+            or gpu.KERNELS.objection()
+            or gpu.too_old(call.arrays[0])
+            or _first(call, gpu.too_large)
+            or _not_for_operator(call, _not_for_gpu)
+        )
+
+    def defers(self, call: Call) -> str | None:
+        """Leave graphs that are run elsewhere to plain operations."""
+        return _EXPORTED if _exporting() else None
+
+    def run(self, call: Call) -> tuple[torch.Tensor, ...]:
+        """Call the operator, once for each source of angles."""
+        if not torch.compiler.is_compiling():
+            gpu.KERNELS.load()
+            return _rotated(call, components=True)
+        return _rotated(call, components=False)
+
+
+class Numba:
+    """Kernels compiled by numba, on the tensors' own memory."""
+
+    name = "numba"
+
+    def declines(self, call: Call) -> str | None:
+        """Decline what kernels cannot read and what an operator's derivative cannot follow."""
+        return (
+            launch.objection(call.turn, _dtypes(call))
+            or _first(call, _not_for_cpu)
+            or _not_for_operator(call, _not_for_cpu)
+        )
+
+    def defers(self, call: Call) -> str | None:
+        """Leave small calls to torch until there is a kernel, and graphs to be run elsewhere."""
+        if torch.compiler.is_compiling():
+            return _EXPORTED if _exporting() else None
+        return launch.defers(call, _dtypes(call))
+
+    def run(self, call: Call) -> tuple[torch.Tensor, ...]:
+        """Call the operator, once for each source of angles."""
+        if not torch.compiler.is_compiling():
+            launch.prepare(call.turn, _dtypes(call))
+        return _rotated(call, components=False)
+
+
+def _dtypes(call: Call) -> list[str]:
+    return [NAMES[x.dtype] for x in call.arrays]
+
+
+def _exporting() -> bool:
+    # torch.compiler.is_exporting() of torch 2.11 is True in all that torch.compile traces:
+    # https://github.com/pytorch/pytorch/issues/176347
+    return torch.compiler._is_exporting_flag  # noqa: SLF001  # see above
+
+
+def _rotated(call: Call, *, components: bool) -> tuple[torch.Tensor, ...]:
+    results: tuple[torch.Tensor, ...] = ()
+    for arrays, out, source in call.groups(call.out, one_dtype=True):
+        found = portable.for_kernel(call, source, components=components)
+        how = arguments(found, call.turn)
+        if out is None:
+            results += op.apply(arrays, how)
+        else:
+            op.write(out, arrays, how)
+    return call.out or results
+
+
+def _first(call: Call, objection: Any) -> str | None:
+    return next(filter(None, map(objection, call.arrays)), None)
+
+
+def _not_for_cpu(x: torch.Tensor) -> str | None:
+    if x.device.type != "cpu":
+        return f"its kernels are for CPUs, and a tensor is on {x.device}"
+    return _not_plain(x)
+
+
+def _not_for_gpu(x: torch.Tensor) -> str | None:
+    if x.device.type not in gpu.DEVICES:
+        return f"its kernels are for GPUs of CUDA and ROCm, and a tensor is on {x.device}"
+    return _not_plain(x)
+
+
+def _not_plain(x: torch.Tensor) -> str | None:
+    if type(x) not in PLAIN:
+        return f"{type(x).__name__} is a tensor of another kind"
+    if x.layout is not torch.strided:
+        return f"a tensor has the layout {x.layout}"
+    return None
+
+
+def _not_for_operator(call: Call, not_for_kernels: Any) -> str | None:
+    if not _followed():
+        return "this transform needs plain operations"
+    if angles_need_gradient(call):
+        return "a derivative with respect to angles needs plain operations"
+    return None if call.out is None else _not_writeable(call.out, not_for_kernels)
+
+
+def _followed() -> bool:
+    """Return whether the operator can follow every transform that is active."""
+    if not op.transformed():
+        return forward_ad._current_level < 0  # noqa: SLF001  # torch has no public way to ask
+    if torch.compiler.is_compiling():
+        return False
+    kinds = {level.key() for level in _functorch.get_interpreter_stack()}
+    return kinds <= {_functorch.TransformType.Grad, _functorch.TransformType.Vmap}
+
+
+def angles_need_gradient(call: Call) -> bool:
+    """Return whether autograd records what happens to the angles of a call."""
+    return torch.is_grad_enabled() and any(
+        isinstance(leaf.array, torch.Tensor) and leaf.array.requires_grad
+        for source in call.angles
+        for leaf in leaves(source)
+    )
+
+
+def _not_writeable(out: tuple[torch.Tensor, ...], not_for_kernels: Any) -> str | None:
+    if torch.compiler.is_compiling() or op.transformed():
+        return "a compiler or transform cannot follow out="
+    for x in out:
+        if x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1):
+            return "the last axis of out is not contiguous, or holds negated numbers"
+        reason: str | None = not_for_kernels(x)
+        if reason is not None:
+            return reason
+    return None

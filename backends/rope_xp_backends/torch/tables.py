@@ -1,0 +1,101 @@
+"""The tables of a rope as tensors, which outlive the call that makes them or are constants."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.utils._python_dispatch import _disable_current_modes
+
+from rope_xp._contract.caches import kept
+from rope_xp._contract.library import Digits, Recipe, Tables, Wide
+from rope_xp._dispatch.backend import Backend, put_tables
+from rope_xp._rotation.tables import table_shapes
+
+
+@contextmanager
+def _lasting() -> Iterator[None]:
+    """Have plain tensors made, whatever the call is part of.
+
+    Under functorch or a dispatch mode torch would make wrappers that are dead afterwards, and under
+    inference_mode tensors that no backward pass may save.
+    """
+    with (
+        torch._C._DisableFuncTorch(),  # noqa: SLF001  # torch has no public name for either
+        _disable_current_modes(),
+        torch.inference_mode(False),
+    ):
+        yield
+
+
+@kept(64)
+def cached(library: Backend, recipe: Recipe, device: torch.device) -> Tables:
+    """Return the tables of a rope on a device, from a bounded cache."""
+    with _lasting():
+        return put_tables(library, recipe, device)
+
+
+def in_graph(library: Backend, recipe: Recipe, device: torch.device) -> Tables:
+    """Return tables as constants of the graph that a compiler makes."""
+    rope = recipe.rope
+    # A rule that is no dataclass can only be handed over by itself, not within a tuple.
+    rule = None if dataclasses.is_dataclass(rope.scaling) else rope.scaling
+    head_dim, wide = guard_scalar(recipe.head_dim), recipe.wide
+    made = _constant(library, _flat(rope, rule), rule, head_dim, recipe.inverse, wide, device)
+    pairs = int(guard_scalar(head_dim if rope.rotary_dim is None else rope.rotary_dim)) // 2
+    # Dynamo makes symbols of the sizes of constants too, given dynamic=True. These are known.
+    known = [
+        None if n is None else t.as_strided(n, (*n[1:], 1)[: len(n)])
+        for t, n in zip(made, table_shapes(pairs, recipe.components, wide), strict=True)
+    ]
+    return Wide(*known) if wide else Digits(*known)
+
+
+def _flat(value: Any, without: Any = None) -> Any:
+    """Return a rope or rule as nested tuples of a class, names and plain values.
+
+    In place of a dataclass instance that was made inside the graph, Dynamo (seen in torch 2.13)
+    hands a constant function one with default fields, without a word.
+    """
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        values = [(name, getattr(value, name)) for name in names]
+        kept = [(name, _flat(v)) for name, v in values if v is None or v is not without]
+        return (type(value), *kept)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return guard_scalar(
+            value
+        )  # numbers of a second rope become symbols, which are no constants
+    return value
+
+
+def _built(flat: Any) -> Any:
+    """Return what _flat was given."""
+    if not (isinstance(flat, tuple) and flat and isinstance(flat[0], type)):
+        return flat
+    made: Any = object.__new__(flat[0])
+    for name, value in flat[1:]:
+        object.__setattr__(made, name, _built(value))
+    return made
+
+
+# Dynamo would trace through the cache and numpy, and compile the float64 builder in float32. A
+# constant result is computed in plain Python and enters the graph finished.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type for it
+def _constant(
+    library: Backend,
+    flat: Any,
+    rule: Any,
+    head_dim: int,
+    inverse: bool,
+    wide: bool,
+    device: torch.device,
+) -> tuple[torch.Tensor | None, ...]:
+    rope = _built(flat)
+    if rule is not None:
+        object.__setattr__(rope, "scaling", rule)
+    return tuple(put_tables(library, Recipe(rope, head_dim, inverse, wide), device))

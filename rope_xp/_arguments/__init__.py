@@ -1,0 +1,1 @@
+"""From what the caller gives to a checked call."""

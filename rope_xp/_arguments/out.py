@@ -1,0 +1,94 @@
+"""Whether results may be written to ``out``: checked before anything is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rope_xp._arguments import messages
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.library import ArrayLibrary
+from rope_xp._contract.memory import Memory, overlap, overlaps_itself
+from rope_xp._contract.typing import Array
+from rope_xp._dispatch import find
+
+
+def check_out(
+    backend: ArrayLibrary,
+    names: tuple[str, ...],
+    arrays: tuple[Array, ...],
+    out: Any,
+    read_too: tuple[Array, ...] = (),
+) -> tuple[Array, ...]:
+    """Return out as a tuple, one array for each of ``arrays``, or raise."""
+    if backend.out_refusal is not None:
+        msg = f"out= with {backend.name} arrays: {backend.out_refusal}"
+        raise TypeError(msg)
+    labels = ("out",) if len(arrays) == 1 else tuple(f"out[{i}]" for i in range(len(arrays)))
+    if len(arrays) == 1:
+        out = (out,)
+    elif not isinstance(out, (tuple, list)) or len(out) != len(arrays):
+        msg = f"out must be a tuple ({', '.join(names)}) of arrays to write to; got {type(out)}"
+        raise TypeError(msg)
+    for label, target, name, x in zip(labels, out, names, arrays, strict=True):
+        _check_like(backend, label, target, name, x)
+    memories = [backend.memory(target) for target in out]
+    for label, target, x, memory in zip(labels, out, arrays, memories, strict=True):
+        if memory is not None:
+            _check_writeable(label, memory)
+        objection = backend.out_objection(target, x)
+        if objection is not None:
+            msg = f"{label}: {objection}"
+            raise RopeError(msg)
+    _check_overlap(backend, names, arrays, labels, memories, read_too)
+    return tuple(out)
+
+
+def _check_like(backend: ArrayLibrary, label: str, target: Any, name: str, x: Array) -> None:
+    if find.find(target) is not backend:
+        msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
+        raise TypeError(msg)
+    same = tuple(target.shape) == tuple(x.shape) and target.dtype == x.dtype
+    if not same or backend.device(target) != backend.device(x):
+        msg = (
+            f"{label} is {messages.describe(backend, target)}; the result for {name} is "
+            f"{messages.describe(backend, x)}"
+        )
+        raise RopeError(msg)
+
+
+def _check_writeable(label: str, memory: Memory) -> None:
+    if not memory.writeable:
+        msg = f"{label} is read-only; pass a writeable array or leave out= away"
+        raise RopeError(msg)
+    if overlaps_itself(memory):
+        msg = f"{label} is a view whose elements share memory; pass an array of its own"
+        raise RopeError(msg)
+
+
+def _check_overlap(
+    backend: ArrayLibrary,
+    names: tuple[str, ...],
+    arrays: tuple[Array, ...],
+    labels: tuple[str, ...],
+    memories: list[Memory | None],
+    read_too: tuple[Array, ...],
+) -> None:
+    named = [*zip(names, arrays, strict=True), *zip(("cos", "sin"), read_too, strict=False)]
+    inputs = [(name, backend.memory(x)) for name, x in named]
+    for i, mine in enumerate(memories):
+        if mine is None:
+            continue
+        for j, (name, other) in enumerate(inputs):
+            if other is None or (i == j and mine[:4] == other[:4]):
+                continue
+            if overlap(mine, other):
+                msg = (
+                    f"{labels[i]} overlaps {name} without being {names[i]} itself; pass "
+                    f"{names[i]} for in place, or memory that is not read"
+                )
+                raise RopeError(msg)
+        for j in range(i):
+            earlier = memories[j]
+            if earlier is not None and overlap(mine, earlier):
+                msg = f"{labels[j]} and {labels[i]} overlap; each result needs its own memory"
+                raise RopeError(msg)

@@ -1,0 +1,56 @@
+"""The rotated slice of head_dim."""
+
+from __future__ import annotations
+
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.library import Rope
+from rope_xp._contract.numbers import check_known
+
+
+def resolve_slice(
+    head_dim: int, rotary_dim: int | None, rotary_offset: int, position_axes: tuple[int, ...] | None
+) -> tuple[int, int]:
+    """Return (r, offset) of the rotated slice in a head of head_dim components."""
+    if head_dim is None:
+        check_known("the array to rotate", (head_dim,))
+    r = head_dim if rotary_dim is None else rotary_dim
+    if r % 2:
+        check_known("the array to rotate", (head_dim,))
+        msg = (
+            f"head_dim is {head_dim}, an odd number, and components turn in pairs; pass an even "
+            "rotary_dim, the rest passes through"
+        )
+        raise RopeError(msg)
+    offset = rotary_offset if rotary_offset >= 0 else head_dim + rotary_offset
+    if offset < 0 or offset + r > head_dim:
+        msg = (
+            f"the rotated slice, rotary_dim={r} components from rotary_offset={rotary_offset}, "
+            f"does not lie within head_dim={head_dim}"
+        )
+        raise RopeError(msg)
+    if position_axes is not None and len(position_axes) != r // 2:
+        msg = (
+            f"position_axes has {len(position_axes)} entries; {r} rotated components have "
+            f"{r // 2} pairs, each of which needs one"
+        )
+        raise RopeError(msg)
+    return r, offset
+
+
+def slice_of(rope: Rope, head_dim: int) -> tuple[int, int]:
+    """Return (r, offset) of what a rope rotates."""
+    return resolve_slice(head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes)
+
+
+def check_rerotation(rope: Rope, to: Rope, head_dim: int) -> None:
+    """Check that two ropes rotate the same pairs."""
+    old, new = (
+        (*slice_of(r, head_dim), "interleaved" if r.layout == "interleaved" else "half")
+        for r in (rope, to)
+    )
+    if old != new:
+        msg = (
+            "rerotate needs ropes that rotate the same pairs; got (rotary_dim, rotary_offset, "
+            f"layout written) {old} and to with {new}"
+        )
+        raise RopeError(msg)

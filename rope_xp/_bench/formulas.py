@@ -1,0 +1,138 @@
+r"""Two yardsticks: the rotation in float64, and the float32 formula in common use.
+
+The demo, the tests and the benchmarks measure rope_xp against these. Neither knows anything of how
+rope_xp computes angles or rotates.
+
+A float64 product ``position * frequency`` is rounded by at most 2**-53 of itself, a frequency that
+is the nearest float64 by as much again, so an angle in radians is off by at most
+``position * frequency * 2**-52``: 2.3e-9 at position 10**7 and frequency 1, where rounding a
+cosine to float32 costs up to 3e-8. Up to that position the reference may be taken for the truth.
+At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rope_xp._contract.typing import Array, Layout, Namespace
+
+# For a layout the slices of r components that hold x1 and x2, and those that y1 and y2 go to.
+_EVEN_ODD = (slice(0, None, 2), slice(1, None, 2))
+
+
+def turns(positions: ArrayLike, frequencies: ArrayLike) -> NDArray[np.complex128]:
+    """Return the complex numbers cos a + i sin a of the angles a = position * frequency.
+
+    Parameters
+    ----------
+    positions : array, any shape
+        In tokens.
+    frequencies : array, (r/2,)
+        In radians per token.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape of positions with r/2 appended, complex128.
+    """
+    angles = np.multiply.outer(
+        np.asarray(positions, dtype=np.float64), np.asarray(frequencies, dtype=np.float64)
+    )
+    return np.cos(angles) + 1j * np.sin(angles)
+
+
+def rotate_exact(
+    x: ArrayLike, positions: ArrayLike, frequencies: ArrayLike, layout: Layout
+) -> NDArray[np.float64]:
+    """Rotate in float64: a pair is a complex number, and turning it is one product.
+
+    Parameters
+    ----------
+    x : array, (batch, tokens, heads, head_dim)
+        Anything numpy can read.
+    positions : array, (tokens,) or (batch, tokens)
+        In tokens.
+    frequencies : array, (r/2,)
+        In radians per token, r <= head_dim. Components after the first r pass through.
+    layout : {"interleaved", "half", "interleaved_to_half"}
+        How components pair up, see :class:`rope_xp.RoPE`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape of x, float64. Off by 3e-9 of the pair's length at most up to position 10**7.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    unit = turns(positions, frequencies)
+    pairs = unit.shape[-1]
+    halves = (slice(0, pairs), slice(pairs, 2 * pairs))
+    read = halves if layout == "half" else _EVEN_ODD
+    write = _EVEN_ODD if layout == "interleaved" else halves
+    y = x.copy()
+    source, target = x[..., : 2 * pairs], y[..., : 2 * pairs]
+    turned = (source[..., read[0]] + 1j * source[..., read[1]]) * unit[..., None, :]
+    target[..., write[0]], target[..., write[1]] = turned.real, turned.imag
+    return y
+
+
+def usual_cos_sin(
+    xp: Namespace, positions: Array, head_dim: int, base: float
+) -> tuple[Array, Array]:
+    """Return cos and sin as model libraries compute them: float32 position times frequency.
+
+    Parameters
+    ----------
+    xp : namespace
+        The array API namespace of positions.
+    positions : array, (tokens,) or (batch, tokens)
+        In tokens.
+    head_dim : int
+        Components of a head, even.
+    base : float
+        Base of the geometric series of frequencies.
+
+    Returns
+    -------
+    cos, sin : array, (..., tokens, head_dim)
+        float32, each angle twice, once for either half.
+    """
+    device = getattr(positions, "device", None)  # a tracer of jax has none
+    exponents = xp.arange(0, head_dim, 2, dtype=xp.float32, device=device) / head_dim
+    inverse_frequencies = 1.0 / base**exponents
+    angles = xp.astype(positions, xp.float32)[..., None] * inverse_frequencies
+    angles = xp.concat([angles, angles], axis=-1)
+    return xp.cos(angles), xp.sin(angles)
+
+
+def usual_rotate(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
+    """Rotate by the formula that Hugging Face's Llama and most model libraries use.
+
+    Parameters
+    ----------
+    xp : namespace
+        The array API namespace of x.
+    x : array, (batch, tokens, heads, head_dim)
+        Of any float dtype.
+    positions : array, (tokens,) or (batch, tokens)
+        In tokens, on the device of x.
+    base : float
+        Base of the geometric series of frequencies.
+
+    Returns
+    -------
+    array
+        Like x, rotated in layout "half". Its angles are off by some 2**-24 of themselves: 0.06 at
+        position 10**6.
+    """
+    cos, sin = usual_cos_sin(xp, positions, x.shape[-1], base)
+    return usual_apply_tables(xp, x, cos, sin)
+
+
+def usual_apply_tables(xp: Namespace, x: Array, cos: Array, sin: Array) -> Array:
+    """Rotate x by what :func:`usual_cos_sin` returned, in the dtype of x."""
+    cos = xp.astype(cos, x.dtype)[..., None, :]
+    sin = xp.astype(sin, x.dtype)[..., None, :]
+    middle = x.shape[-1] // 2
+    partner = xp.concat([-x[..., middle:], x[..., :middle]], axis=-1)
+    return x * cos + partner * sin

@@ -1,0 +1,30 @@
+"""The home of every cache: bounded, safe under threads, and emptied by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import _lru_cache_wrapper, lru_cache
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+ALL: dict[str, _lru_cache_wrapper[object]] = {}
+"""Every cache by the name of the function whose results it keeps."""
+
+
+def kept(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Keep the latest results of a function, of which its arguments say all."""
+
+    def keep(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        cache = lru_cache(maxsize=results)(function)
+        ALL[f"{function.__module__}.{function.__qualname__}"] = cache
+        return cache  # type: ignore[return-value]  # called as the function is
+
+    return keep
+
+
+def clear() -> None:
+    """Forget all that is kept."""
+    for cache in ALL.values():
+        cache.cache_clear()

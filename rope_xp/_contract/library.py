@@ -1,0 +1,130 @@
+"""What a rope and an array library are asked, by everything that needs to know of them.
+
+:class:`rope_xp.RoPE` and :class:`rope_xp.backend.Backend` are what answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._contract.memory import Memory
+from rope_xp._contract.typing import Array, Device, Layout, Namespace
+
+
+class Rope(Protocol):
+    """What angles are made of. Hashable."""
+
+    @property
+    def base(self) -> float:
+        """The base of the geometric series."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """How components pair up."""
+        ...
+
+    @property
+    def rotary_dim(self) -> int | None:
+        """How many components are rotated; None for all."""
+        ...
+
+    @property
+    def rotary_offset(self) -> int:
+        """Where the rotated slice starts; negative counts from the end."""
+        ...
+
+    @property
+    def scaling(self) -> Any:
+        """A rule that changes the frequencies, or None."""
+        ...
+
+    @property
+    def position_axes(self) -> tuple[int, ...] | None:
+        """Which component of positions each frequency reads; None where there is one."""
+        ...
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by."""
+        ...
+
+    def frequencies(self, head_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies after scaling, (r/2,) in radians per token."""
+        ...
+
+
+class Recipe(NamedTuple):
+    """What tables are made of: with a device, all that they depend on."""
+
+    rope: Rope
+    head_dim: int
+    inverse: bool
+    """Whether the factor on cos and sin is undone."""
+    wide: bool
+    """Whether angles are computed in float64."""
+
+    @property
+    def components(self) -> int:
+        """The length of the leading axis of positions, 0 where they have none."""
+        axes = self.rope.position_axes
+        return 0 if axes is None else max(axes) + 1
+
+
+class Digits(NamedTuple):
+    """The tables of :mod:`rope_xp._rotation.tables`, each (digits, r): cosines, then sines."""
+
+    low: Array
+    """The factor on cos and sin is in here."""
+    middle: Array
+    high: Array
+    frequencies: Array
+    """(r/2,) float32, for what positions have after the point."""
+    component: Array | None
+    """(r/2,) int32: which component of positions each frequency reads; None for one component."""
+
+
+class Wide(NamedTuple):
+    """What angles are computed from in float64."""
+
+    frequencies: Array
+    """(r/2,)"""
+    factor: Array
+    """On cos and sin, ()."""
+    component: Array | None
+
+
+Tables: TypeAlias = Digits | Wide
+
+
+class ArrayLibrary(Protocol):
+    """What is asked of an array library. :class:`rope_xp.backend.Backend` describes each answer."""
+
+    name: str
+    xp: Namespace
+    out_refusal: str | None
+
+    host: bool
+    numpy_dtypes: bool
+
+    @property
+    def kin(self) -> ArrayLibrary | None: ...  # described in Backend, as are all
+    def is_compiling(self) -> bool: ...
+    def traced(self, host: object, device: Device) -> Array: ...
+    def dtype_name(self, x: Array) -> str: ...
+    def device(self, x: Array) -> Device: ...
+    def asarray(self, host: np.ndarray, device: Device) -> Array: ...
+    def length(self, x: Array, axis: int) -> Array: ...
+    def arange(self, n: int, device: Device) -> Array: ...
+    def integers(self, positions: Array) -> Array: ...
+    def parts(self, positions: Array) -> tuple[Array, Array]: ...
+    def product(self, a: Array, b: Array) -> Array: ...
+    def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]: ...
+    def rows(self, table: Array, indices: Array) -> Array: ...
+    def tables(self, recipe: Recipe, like: Array) -> Tables: ...
+    def memory(self, x: Array) -> Memory | None: ...
+    def out_objection(self, out: Array, x: Array) -> str | None: ...
+    def write(self, out: Array, result: Array) -> None: ...

@@ -1,0 +1,53 @@
+"""What a path is: one way to run a call, which may decline it with a reason.
+
+The portable path follows all others and declines nothing, so it is the truth that fast paths are
+tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rope_xp._contract.call import Call
+from rope_xp._contract.typing import Array
+
+
+class Unavailable(Exception):  # noqa: N818  # no error: the next path runs
+    """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
+
+    Only for what cannot be known without importing or compiling; ``declines`` tells all else.
+    """
+
+
+class Path(Protocol):
+    """One way to run a call."""
+
+    @property
+    def name(self) -> str:
+        """The name by which ``use_backend`` and ``explain`` call the path."""
+        ...
+
+    def declines(self, call: Call) -> str | None:
+        """Return why the path cannot take the call, or None if it can. Must not import or build."""
+        ...
+
+    def defers(self, call: Call) -> str | None:
+        """Return why another path is better for the call, or None. Not asked of a path by name."""
+        ...
+
+    def run(self, call: Call) -> tuple[Array, ...]:
+        """Return the rotated arrays, one for each of ``call.arrays``."""
+        ...
+
+
+class Spread(Protocol):
+    """The one way to run a call on arrays that lie on several devices: by calls on their parts."""
+
+    def here(self, call: Call) -> Call:
+        """Return a call like that which ``run`` will run, moving nothing between devices."""
+        ...
+
+    def run(self, call: Call, run: Callable[[Call], tuple[Array, ...]]) -> tuple[Array, ...]:
+        """Run a call, by having others run on what its arrays consist of."""
+        ...

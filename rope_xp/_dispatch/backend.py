@@ -1,0 +1,170 @@
+"""The glue of an array library, with defaults that need only the array API standard.
+
+A *backend* is the glue of one array library: one :class:`Backend`. It lists its fast paths,
+fastest first; see :class:`rope_xp._contract.path.Path`. To add one, see backends/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from rope_xp._contract.caches import kept
+from rope_xp._contract.call import LIMIT, Lookup
+from rope_xp._contract.dtypes import numpy_name
+from rope_xp._contract.library import Recipe, Tables
+from rope_xp._contract.memory import Memory
+from rope_xp._contract.path import Path, Spread
+from rope_xp._contract.typing import Array, Device, Namespace
+from rope_xp._dispatch import compat
+from rope_xp._rotation.angles import cos_sin
+from rope_xp._rotation.tables import host_tables
+
+
+class Backend:
+    """What rope_xp must know of one array library. The defaults need only the standard.
+
+    Parameters
+    ----------
+    name : str
+        The library's name, as users call it.
+    xp : namespace
+        Its array API namespace.
+    paths : tuple of Path, optional
+        Its fast paths, fastest first.
+    """
+
+    out_refusal: str | None = None
+    """Why the library cannot take ``out=``, or None if it can."""
+    host: bool = False
+    """Whether its arrays are those of numpy, whose values are read at once."""
+    numpy_dtypes: bool = False
+    """Whether its dtypes are those of numpy."""
+    kin: Backend | None = None
+    """The backend of arrays that are taken for positions and tables too, or None for its own."""
+    spread: Spread | None = None
+    """What runs a call whose arrays lie on several devices, in place of paths; None elsewhere."""
+
+    def __init__(self, name: str, xp: Namespace, paths: tuple[Path, ...] = ()) -> None:
+        self.name = name
+        self.xp = xp
+        self.paths = paths
+
+    def __repr__(self) -> str:
+        return f"<backend {self.name}>"
+
+    def recognises(self, x: object) -> bool:
+        """Return whether x is an array of this library. Asked only of third-party backends."""
+        return False
+
+    def cos_sin(self, lookup: Lookup) -> tuple[Array, Array]:
+        """Return cos and sin, (..., tokens, r/2), as the result of a call for them alone."""
+        return cos_sin(self, lookup)
+
+    def refusal(self, x: Array) -> str | None:
+        """Return why this array of the library cannot be taken, or None. Asked once a type."""
+        return None
+
+    def is_compiling(self) -> bool:
+        """Return whether a compiler is tracing the Python code of the call right now."""
+        return False
+
+    def traced(self, host: object, device: Device) -> Array:
+        """Return numpy or Python numbers as an array, asked only while a compiler is tracing."""
+        return self.xp.asarray(host, device=device)
+
+    def dtype_name(self, x: Array) -> str:
+        """Return the name of the dtype of x as numpy would spell it, such as "bfloat16"."""
+        return numpy_name(x.dtype) if self.numpy_dtypes else str(x.dtype).rpartition(".")[2]
+
+    def device(self, x: Array) -> Device:
+        """Return the device of x, hashable; None where there is only one."""
+        return compat.device_of(x)
+
+    def asarray(self, host: np.ndarray, device: Device) -> Array:
+        """Return a numpy array as an array of the library on a device."""
+        return self.xp.asarray(host, device=device)
+
+    def settle(self, device: Device) -> None:
+        """Return once all streams of a device can read what ``asarray`` put there.
+
+        Asked of tables, which are kept for every later call. Others are read where they were put.
+        """
+
+    def length(self, x: Array, axis: int) -> Array:
+        """Return what ``arange`` takes for the length of an axis that is None in the shape."""
+        raise NotImplementedError
+
+    def arange(self, n: int, device: Device) -> Array:
+        """Return the integers 0 to n - 1."""
+        return self.xp.arange(n, dtype=self.xp.int32, device=device)
+
+    def integers(self, positions: Array) -> Array:
+        """Return integer positions in a signed dtype of at least 32 bits, which can be indices."""
+        xp, dtype = self.xp, self.dtype_name(positions)
+        if dtype in ("int32", "int64"):
+            return positions
+        if dtype not in ("uint32", "uint64"):
+            return xp.astype(positions, xp.int32)
+        # Spelled with numbers that fit 32 signed bits: jax takes no others without x64.
+        signed = xp.astype(positions & (LIMIT - 1), xp.int32)
+        return xp.where(positions >> 31 == 0, signed, xp.full_like(signed, -LIMIT))
+
+    def parts(self, positions: Array) -> tuple[Array, Array]:
+        """Return the whole part of float positions, as int32, and the fractional part."""
+        xp = self.xp
+        if self.dtype_name(positions) in ("float16", "bfloat16"):
+            positions = xp.astype(positions, xp.float32)
+        # Not a number, infinite, or too large: the one number that the lookup takes for "outside".
+        inside = xp.abs(positions) < float(LIMIT)
+        positions = xp.where(inside, positions, xp.full_like(positions, -float(LIMIT)))
+        floor = xp.floor(positions)
+        return xp.astype(floor, xp.int32), positions - floor
+
+    def product(self, a: Array, b: Array) -> Array:
+        """Return a * b rounded to its dtype, also where a compiler likes to fuse multiply-add."""
+        return a * b
+
+    def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]:
+        """Return cos and sin such that a compiler does not compute them anew for every head."""
+        return cos, sin
+
+    def rows(self, table: Array, indices: Array) -> Array:
+        """Return rows of a table, (*indices.shape, columns)."""
+        if indices.ndim == 1:
+            return self.xp.take(table, indices, axis=0)
+        # The standard takes lines of indices only.
+        rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
+        return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
+
+    def tables(self, recipe: Recipe, like: Array) -> Tables:
+        """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
+        return _tables_on_device(self, recipe, self.device(like))
+
+    def memory(self, x: Array) -> Memory | None:
+        """Return where x lies, or None if the library does not tell."""
+        return None
+
+    def out_objection(self, out: Array, x: Array) -> str | None:
+        """Return why this result may not be written over ``out``, or None."""
+        return None
+
+    def write(self, out: Array, result: Array) -> None:
+        """Copy result into out."""
+        out[...] = result
+
+
+# A model has one or two ropes and a process a few devices; a table set is 2.4 MB at head_dim 128.
+@kept(64)
+def _tables_on_device(backend: Backend, recipe: Recipe, device: Hashable) -> Tables:
+    tables = put_tables(backend, recipe, device)
+    backend.settle(device)
+    return tables
+
+
+def put_tables(backend: Backend, recipe: Recipe, device: Device) -> Tables:
+    """Return the digit tables of a rope on a device, copied there anew."""
+    host = host_tables(recipe)
+    placed = [None if table is None else backend.asarray(table, device) for table in host]
+    return type(host)(*placed)

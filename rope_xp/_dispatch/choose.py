@@ -1,0 +1,183 @@
+"""From a call to the path that runs it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import cast
+
+from rope_xp._contract.call import Call
+from rope_xp._contract.errors import MissingBackendError, RopeError
+from rope_xp._contract.path import Path, Unavailable
+from rope_xp._contract.typing import Array
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation import portable
+
+
+class _Choice(threading.local):
+    """The path asked for by name in this thread. A ContextVar stops torch.compile."""
+
+    name: str | None = os.environ.get("ROPE_XP_BACKEND") or None
+
+
+_choice = _Choice()
+
+
+@contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Run every call in this thread on the path of this name, or raise where it cannot.
+
+    The choice belongs to the thread, and so to all its asyncio tasks: await nothing inside.
+
+    The environment variable ``ROPE_XP_BACKEND``, read at import, sets the choice for a process.
+
+    Parameters
+    ----------
+    name : str or None
+        A name that :func:`explain` or ``python -m rope_xp info`` lists, such as "portable" (every
+        library has it) or "jit" (jax). None: choose automatically.
+
+    Raises
+    ------
+    RopeError
+        If no path has this name; in a call, if the path cannot take it.
+    MissingBackendError
+        If the library that the path belongs to is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> with rope_xp.use_backend("portable"):
+    ...     y = rope_xp.RoPE().rotate(np.ones((3, 2, 8)))
+    """
+    if name is not None:
+        _check_name(name)
+    before = _choice.name
+    _choice.name = name
+    try:
+        yield
+    finally:
+        _choice.name = before
+
+
+def _check_name(name: str) -> None:
+    import importlib.util
+
+    if name == portable.NAME:
+        return
+    owners = [library for library in find.libraries if name in library.paths]
+    if owners:
+        if all(importlib.util.find_spec(library.name) is None for library in owners):
+            msg = (
+                f"the path {name!r} belongs to {owners[0].name}, which is not installed; "
+                f"pip install 'rope-xp[{owners[0].extra}]'"
+            )
+            raise MissingBackendError(msg, name=owners[0].name)
+        return
+    others = [path.name for backend in find.third_party() for path in backend.paths]
+    if name not in others:
+        own = (path for library in find.libraries for path in library.paths)
+        known = dict.fromkeys((portable.NAME, *own, *others))  # two libraries may share a name
+        msg = f"no path is called {name!r}; there are {', '.join(known)}"
+        raise RopeError(msg)
+
+
+def run(call: Call) -> tuple[Array, ...]:
+    """Run a call on the path asked for, or on the fastest that takes it."""
+    backend, name = _backend(call), _choice.name
+    if backend.spread is not None:
+        return backend.spread.run(call, run)
+    if name is None:
+        for path in backend.paths:
+            if path.declines(call) is None and path.defers(call) is None:
+                try:
+                    return path.run(call)
+                except Unavailable:
+                    continue
+        return portable.run(call)
+    if name == portable.NAME:
+        return portable.run(call)
+    path = _named(call, name)
+    try:
+        return path.run(call)
+    except Unavailable as reason:
+        raise _cannot(name, str(reason)) from reason
+
+
+def _backend(call: Call) -> Backend:
+    return cast(Backend, call.backend)  # find makes no others
+
+
+def refuse_if_asked_for(reason: Unavailable) -> None:
+    """Raise where the path that turned out unavailable was asked for by name."""
+    if _choice.name is not None:
+        raise _cannot(_choice.name, str(reason)) from reason
+
+
+def _named(call: Call, name: str) -> Path:
+    backend = _backend(call)
+    for path in backend.paths:
+        if path.name == name:
+            reason = path.declines(call)
+            if reason is None:
+                return path
+            raise _cannot(name, reason)
+    have = ", ".join([*(path.name for path in backend.paths), portable.NAME])
+    msg = (
+        f"the path {name!r} was asked for and {backend.name} arrays have none of that name: {have}"
+    )
+    raise RopeError(msg)
+
+
+def _cannot(name: str, reason: str) -> RopeError:
+    return RopeError(f"the path {name!r} was asked for and cannot take this call: {reason}")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which path runs a call, and why each faster one does not.
+
+    Parameters
+    ----------
+    library : str
+        The array library.
+    path : str
+        The path that runs.
+    declined : tuple of (str, str)
+        Name and reason of each faster path that declined, fastest first.
+    forced : bool
+        Whether the path was asked for by name.
+    """
+
+    library: str
+    path: str
+    declined: tuple[tuple[str, str], ...]
+    forced: bool
+
+    def __str__(self) -> str:
+        how = " (asked for)" if self.forced else ""
+        lines = [f"{self.library}: {self.path}{how}"]
+        lines += [f"  not {name}: {reason}" for name, reason in self.declined]
+        return "\n".join(lines)
+
+
+def explain(call: Call) -> Explanation:
+    """Return which path would run a call."""
+    backend, name = _backend(call), _choice.name
+    if backend.spread is not None:
+        return replace(explain(backend.spread.here(call)), library=backend.name)
+    if name is not None:
+        path = name if name == portable.NAME else _named(call, name).name
+        return Explanation(backend.name, path, (), True)
+    declined: list[tuple[str, str]] = []
+    for candidate in backend.paths:
+        reason = candidate.declines(call) or candidate.defers(call)
+        if reason is None:
+            return Explanation(backend.name, candidate.name, tuple(declined), False)
+        declined.append((candidate.name, reason))
+    return Explanation(backend.name, portable.NAME, tuple(declined), False)

@@ -1,0 +1,1 @@
+"""The rotation in the plain array API: frequencies, tables, angles, pairs. The specification."""

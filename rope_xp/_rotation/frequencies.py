@@ -1,0 +1,57 @@
+"""Frequencies of a rotary embedding before any rule, in numpy float64."""
+
+from __future__ import annotations
+
+import decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._contract.caches import kept
+
+
+def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
+    """Return the unscaled frequencies, ``base ** (-2 i / rotary_dim)``.
+
+    Parameters
+    ----------
+    base : float
+        The base of the geometric series, often called theta. Positive.
+    rotary_dim : int
+        Even number of rotated components, r.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (r/2,), float64, radians per token; each entry is the float64 nearest to the
+        formula's value.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 15.
+
+    Examples
+    --------
+    >>> from rope_xp.scaling import inverse_frequencies
+    >>> inverse_frequencies(10000.0, 8).tolist()
+    [1.0, 0.1, 0.01, 0.001]
+    """
+    return np.array(_powers(float(base), rotary_dim)[0])
+
+
+def remainders(base: float, rotary_dim: int) -> NDArray[np.float64]:
+    """Return what :func:`inverse_frequencies` rounded away; position 2**31 makes 1.2e-7 of it."""
+    return np.array(_powers(float(base), rotary_dim)[1])
+
+
+@kept(64)
+def _powers(base: float, rotary_dim: int) -> tuple[list[float], list[float]]:
+    # A float64 power loses up to five units where 2i/r is no binary fraction, and its last bit
+    # differs between processors. Position 2**31 multiplies that error; forty digits leave none.
+    with decimal.localcontext(decimal.Context(prec=40)):  # whatever the caller has set
+        exact = [
+            decimal.Decimal(base) ** (decimal.Decimal(-2 * i) / rotary_dim)
+            for i in range(rotary_dim // 2)
+        ]
+        nearest = [float(f) for f in exact]
+        return nearest, [float(f - decimal.Decimal(n)) for f, n in zip(exact, nearest, strict=True)]

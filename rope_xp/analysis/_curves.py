@@ -1,0 +1,216 @@
+"""Curves over distance. Public in :mod:`rope_xp.analysis`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rope_xp._contract import numbers
+from rope_xp.analysis import _distances
+from rope_xp.rope import RoPE
+
+
+def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.float64]:
+    r"""Return how much of a score can be left at a distance: RoFormer's long-term decay.
+
+    Parameters
+    ----------
+    rope : RoPE
+        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
+    head_dim : int
+        Components of a head.
+    distances : array_like, any shape
+        In tokens, integers or floats.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape of distances, float64, without unit: the mean of ``|S_j|`` over j = 1 ... r/2,
+        where ``S_j`` is the sum of ``exp(1j * distance * frequencies[i])`` over i < j. At distance
+        0 it is (r/2 + 1) / 2, the largest that it can be.
+
+    Raises
+    ------
+    RopeError
+        If a distance is not finite; otherwise as :meth:`rope_xp.RoPE.frequencies`.
+    TypeError
+        If distances are no numbers.
+
+    Notes
+    -----
+    Su et al., "RoFormer", arXiv 2104.09864, section 3.4.3. The score is the real part of the sum of
+    ``h_i exp(1j * distance * frequencies[i])``, h_i the product of pair i of the query and the
+    conjugate of that of the key (eq. 35). Summed by parts (eq. 36) it is at most the largest
+    ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37), with h_(r/2) = 0. Figure 2 shows
+    the mean that is returned here. The attention factor and components that pass through are left
+    out.
+
+    Examples
+    --------
+    >>> from rope_xp import RoPE, analysis
+    >>> analysis.decay_bound(RoPE(), 128, [0, 10, 100, 250]).round(2).tolist()
+    [32.5, 17.95, 10.23, 6.55]
+    """
+    frequencies = _distances.frequencies(rope, head_dim)
+    distances = _distances.numbers(distances)
+    bound = np.empty(distances.size)
+    for part, angles in _distances.angles(distances, frequencies):
+        turned = np.cos(angles) + 1j * np.sin(angles)
+        bound[part] = np.abs(np.cumsum(turned, axis=1)).mean(axis=1)
+    return bound.reshape(distances.shape)
+
+
+def score_curve(
+    rope: RoPE,
+    head_dim: int,
+    distances: ArrayLike,
+    q: ArrayLike | None = None,
+    k: ArrayLike | None = None,
+) -> NDArray[np.float64]:
+    """Return the score of a query and a key at each distance.
+
+    Parameters
+    ----------
+    rope : RoPE
+        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
+    head_dim : int
+        Components of a head.
+    distances : array_like, any shape
+        In tokens, integers or floats. Positive where the key comes before the query.
+    q, k : array_like, (head_dim,), optional
+        Query and key before rotation. Default: all ones.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape of distances, float64: the dot product of the rotated q and k, not normalised
+        and before any softmax scale. The attention factor is in it, squared, as it is after
+        :func:`rope_xp.apply`. With all ones, no rule and no components that pass through it is
+        twice the sum of ``cos(distance * frequencies[i])``, and head_dim at distance 0.
+
+    Raises
+    ------
+    RopeError
+        If q or k has another shape, or a distance is not finite; otherwise as
+        :meth:`rope_xp.RoPE.frequencies`.
+    TypeError
+        If distances, q or k are no numbers.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 35.
+
+    Examples
+    --------
+    >>> from rope_xp import RoPE, analysis
+    >>> analysis.score_curve(RoPE(), 128, [0, 1, 1000, 1707]).round(2).tolist()
+    [128.0, 124.19, 20.36, -1.0]
+    """
+    frequencies = _distances.frequencies(rope, head_dim)
+    distances = _distances.numbers(distances)
+    q, k = _distances.vector("q", q, head_dim), _distances.vector("k", k, head_dim)
+    products = _distances.pairs(rope, head_dim, q) * _distances.pairs(rope, head_dim, k).conj()
+    standing = float(q @ k - products.real.sum())  # of the components that pass through
+    score = np.empty(distances.size)
+    for part, angles in _distances.angles(distances, frequencies):
+        score[part] = np.cos(angles) @ products.real
+        if products.imag.any():  # not for ones, nor for any q along k; it takes half the time
+            score[part] -= np.sin(angles) @ products.imag
+    score *= rope.attention_factor**2
+    return (score + standing).reshape(distances.shape)
+
+
+def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None:
+    """Return the smallest distance at which the sum of cosines over all pairs is negative.
+
+    Parameters
+    ----------
+    rope : RoPE
+        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
+    head_dim : int
+        Components of a head.
+    limit : int, default 2**20
+        The last distance to look at, in tokens.
+
+    Returns
+    -------
+    int or None
+        In tokens; None if no sum up to the limit is negative. Every whole distance is looked at.
+        It does not grow steadily with the base: a single dip decides.
+
+    Raises
+    ------
+    RopeError
+        If limit is not positive; otherwise as :meth:`rope_xp.RoPE.frequencies`.
+    TypeError
+        If limit is no integer.
+
+    Notes
+    -----
+    Men et al., "Base of RoPE Bounds Context Length", arXiv 2405.14591: as long as the sum of
+    ``cos(distance * frequencies[i])`` is not negative, a key like the query is expected to score
+    higher than any other. The paper's L, the last distance up to which that holds, is one less.
+    Components that pass through are left out; pairs of frequency zero are in.
+
+    Examples
+    --------
+    >>> from rope_xp import RoPE, analysis
+    >>> analysis.max_distance(RoPE(), 128), analysis.max_distance(RoPE(base=500000.0), 128)
+    (1707, 18438)
+    """
+    numbers.check_positive_int("limit", limit)
+    frequencies = _distances.frequencies(rope, head_dim)
+    length = _distances.block_length(len(frequencies))
+    for start in range(1, limit + 1, length):
+        distances = np.arange(start, min(start + length, limit + 1))
+        sums = np.cos(np.multiply.outer(distances, frequencies)).sum(axis=1)
+        # Twice what rounding the angles, the cosines and their sum may cost.
+        terms = len(frequencies)
+        doubt = (distances * np.abs(frequencies).sum() + terms * (terms + 8)) * 2.0**-52
+        for i in np.flatnonzero(sums < doubt):
+            if sums[i] < -doubt[i] or _distances.exact_sum(int(distances[i]), frequencies) < 0:
+                return int(distances[i])
+    return None
+
+
+def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
+    """Return how many turns each pair makes within a context.
+
+    Parameters
+    ----------
+    rope : RoPE
+        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
+    head_dim : int
+        Components of a head.
+    tokens : int or float
+        Length of the context, positive.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (r/2,), float64: ``tokens`` divided by :meth:`rope_xp.RoPE.wavelengths`; 0 where the
+        frequency is zero. Of a pair below 1 a model that was trained on that context has not seen
+        all angles.
+
+    Raises
+    ------
+    RopeError
+        If tokens is not positive; otherwise as :meth:`rope_xp.RoPE.frequencies`.
+    TypeError
+        If tokens is no number.
+
+    Notes
+    -----
+    Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d), L divided by the wavelength.
+
+    Examples
+    --------
+    >>> from rope_xp import RoPE, analysis
+    >>> turned = analysis.turns(RoPE(), 128, 4096)
+    >>> int((turned >= 1).sum()), len(turned)
+    (46, 64)
+    """
+    numbers.check_positive("tokens", tokens)
+    return tokens * _distances.frequencies(rope, head_dim) / (2.0 * math.pi)

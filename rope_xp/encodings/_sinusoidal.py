@@ -1,0 +1,147 @@
+"""Sinusoidal encodings, absolute and relative. Public in :mod:`rope_xp.encodings`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rope_xp import _heads
+from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, ArrayT, Device, Namespace
+from rope_xp._dispatch import find
+from rope_xp.encodings import _pair
+from rope_xp.rope import RoPE
+
+
+def sinusoidal(
+    positions: Any,
+    dim: int,
+    *,
+    base: float = 10000.0,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+    dtype: Any = None,
+) -> Array:
+    """Return sines and cosines of positions, to be added to the embeddings of tokens.
+
+    Column 2t is ``sin(p * base ** (-2t / dim))``, column 2t + 1 the cosine of the same angle.
+
+    Parameters
+    ----------
+    positions : array or sequence, (..., tokens)
+        Integers or floats, in tokens; of modulus below 2**31.
+    dim : int
+        Columns, even.
+    base : float, default 10000.0
+        Of the geometric series of frequencies.
+    xp, device, dtype : optional
+        Library, device and dtype of the result, as for :meth:`rope_xp.RoPE.cos_sin`.
+
+    Returns
+    -------
+    array, (..., tokens, dim)
+        Dimensionless; float32 by default. Off by less than 2.4e-7 below position 2**22, 4e-7 below
+        2**31.
+
+    Raises
+    ------
+    RopeError
+        If dim is not positive and even, or positions are out of range.
+    TypeError
+        If positions are no numbers.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 4; Vaswani et al., "Attention Is All You Need", arXiv
+    1706.03762, section 3.5. tensor2tensor and Transformer-XL's code put all sines before all
+    cosines instead, which is this with its columns in another order.
+
+    Examples
+    --------
+    >>> from rope_xp import encodings
+    >>> encodings.sinusoidal([0, 1], 4, dtype="float64").round(4).tolist()
+    [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
+    """
+    _check_dim("dim", dim)
+    rope = RoPE(base=base)
+    cos, sin = rope.cos_sin(positions, dim, xp=xp, device=device, dtype=dtype)
+    space = find.backend_of(cos, "cos").xp
+    return space.reshape(space.stack([sin, cos], axis=-1), (*cos.shape[:-1], dim))
+
+
+def transformer_xl(
+    q: ArrayT,
+    k: ArrayT,
+    u: ArrayT,
+    v: ArrayT,
+    w_relative: ArrayT,
+    *,
+    base: float = 10000.0,
+    positions: Any = None,
+    k_positions: Any = None,
+    scale: float = 1.0,
+) -> ArrayT:
+    """Return the scores of Transformer-XL: ``(q_m + u) . k_n + (q_m + v) . W p(m - n)``.
+
+    Parameters
+    ----------
+    q, k : array, (batch..., tokens, heads, head_dim)
+        Queries and keys; the heads of q may be a multiple of those of k.
+    u, v : array, (heads, head_dim)
+        What stands for the query's position towards content and towards position.
+    w_relative : array, (heads, head_dim, dim)
+        W, which projects the sinusoidal encoding p of dim columns; see :func:`sinusoidal`.
+    base : float, default 10000.0
+        Of the encoding p.
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
+        Integers, in tokens, less than 2**31 - 1 apart. Default: 0, 1, ...; for k those of q.
+    scale : float, default 1.0
+        The result is multiplied by it; the paper has ``head_dim ** -0.5``.
+
+    Returns
+    -------
+    array, (batch..., heads, q tokens, k tokens)
+        Like q. Computed in float32, in float64 for float64 q. NaN for positions farther apart,
+        where they lie on a device and are not read.
+
+    Raises
+    ------
+    RopeError
+        If shapes do not fit, or positions are out of range.
+    TypeError
+        If an array is of another library, or of a dtype that does not fit.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 7; Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3.
+    RoFormer leaves W_q in the products with u and v; Dai et al. put u and v in the place of the
+    whole projected position, as is done here. With ``u' = W_q u`` the two are the same.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp import encodings
+    >>> q = k = np.zeros((3, 1, 2))
+    >>> u, v, w = np.zeros((1, 2)), np.array([[1.0, 0.0]]), np.eye(2)[None]
+    >>> encodings.transformer_xl(q, k, u, v, w).round(2).tolist()
+    [[[0.0, -0.84, -0.91], [0.84, 0.0, -0.84], [0.91, 0.84, 0.0]]]
+    """
+    scale = _heads.check_scale(scale)
+    pair = _pair.pair(q, k, positions, k_positions)
+    own = (pair.heads, pair.head_dim)
+    to_content = pair.parameter("u", u, "(heads, head_dim)", own)
+    to_position = pair.parameter("v", v, "(heads, head_dim)", own)
+    w = pair.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*own, None))
+    _check_dim("the last axis of w_relative", w.shape[-1])
+    encoding = sinusoidal(pair.in_range(), w.shape[-1], base=base, dtype=w.dtype)
+    # W is taken to the side of the query, which spares projecting the encoding for every head.
+    projected = pair.xp.matmul((pair.q + to_position)[..., None, :], w)[..., 0, :]
+    scores = pair.content(pair.q + to_content) + pair.with_rows(projected, encoding)
+    return pair.result(scores * scale)  # type: ignore[no-any-return]  # same kind as q
+
+
+def _check_dim(name: str, dim: int) -> None:
+    numbers.check_positive_int(name, dim)
+    if dim % 2:
+        msg = f"{name} must be even, a sine and a cosine for each frequency; got {dim}"
+        raise RopeError(msg)

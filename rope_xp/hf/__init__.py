@@ -1,0 +1,60 @@
+"""Read the rotary embedding of a model from its Hugging Face configuration."""
+
+from __future__ import annotations
+
+from rope_xp.rope import RoPE
+
+
+def from_hf_config(config: object) -> RoPE | dict[str, RoPE | None]:
+    """Return the RoPE that a Hugging Face model uses.
+
+    Parameters
+    ----------
+    config : dict, path or object with ``to_dict()``
+        The configuration: the contents of a config.json, its path or that of its directory, or a
+        configuration object of transformers. Of a model of several parts the language model is
+        taken; pass ``config["vision_config"]`` for another.
+
+    Returns
+    -------
+    RoPE or dict of str to RoPE or None
+        A dictionary by layer type where layers differ; None stands for layers without positions.
+
+    Raises
+    ------
+    RopeConfigError
+        If a key is missing, its value impossible, or rope_type not known; if the model has no
+        rotary embedding, or one that no RoPE can express.
+    TypeError
+        If config is none of these.
+    FileNotFoundError
+        If there is no such file.
+
+    Notes
+    -----
+    All spellings are read: ``rope_parameters`` of transformers 5 and ``rope_scaling`` with
+    ``rope_theta`` of 4, one dictionary or one a layer type, ``type`` for ``rope_type``, and older
+    names such as ``rotary_pct`` or ``rope_local_base_freq``. transformers keeps the layout of the
+    pairs, the place of the rotated slice and the values of missing keys in code; here they are a
+    table by ``model_type``, and half layout otherwise.
+
+    Positions of M-RoPE have the components (time, height, width), those of vision towers (height,
+    width).
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> config = {
+    ...     "model_type": "glm4",
+    ...     "head_dim": 128,
+    ...     "rope_theta": 10000.0,
+    ...     "partial_rotary_factor": 0.5,
+    ... }
+    >>> rope_xp.from_hf_config(config)
+    RoPE(base=10000.0, layout='interleaved', rotary_dim=64, rotary_offset=0, scaling=None, \
+position_axes=None)
+    """
+    # Imported when it is asked for: most programs never do, and importing rope_xp is to be quick.
+    from rope_xp.hf import _build
+
+    return _build.from_config(config)

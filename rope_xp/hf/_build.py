@@ -1,0 +1,55 @@
+"""From a configuration to the RoPE of each layer type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rope_xp._contract.errors import RopeConfigError, RopeError
+from rope_xp._contract.typing import Layout
+from rope_xp.hf import _keys, _rules, _slices, _table
+from rope_xp.hf._model import FLAT, Model, Parameters
+from rope_xp.rope import RoPE
+
+_LONG = 1 << 40
+"""More tokens than any model was trained for."""
+
+
+def from_config(config: object) -> RoPE | dict[str, RoPE | None]:
+    """Return what :func:`rope_xp.from_hf_config` promises."""
+    part = _keys.language_part(_keys.read(config))
+    model = _table.find(part)
+    ropes = {
+        label: None if parameters is None else _rope(part, model, parameters, label)
+        for label, parameters in _keys.layers(part, model).items()
+    }
+    return ropes.get(FLAT) or ropes
+
+
+def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label: str) -> RoPE:
+    where = _keys.dictionary(config) + (f".{label}" if label else "")
+    try:
+        rule = _rules.rule(_rules.Source(config, model, parameters, where))
+        part = _slices.find(config, model, parameters, where)
+        rope = RoPE(
+            base=part.base,
+            layout=_layout(config, model),
+            rotary_dim=part.rotary_dim,
+            rotary_offset=part.rotary_offset,
+            scaling=rule,
+            position_axes=part.position_axes,
+        )
+        if part.components is not None:
+            for length in (1, _LONG):  # whether both lists of LongRoPE have r/2 entries
+                rope.for_length(length).frequencies(part.components)
+    except RopeConfigError:
+        raise
+    except (RopeError, TypeError, OverflowError) as error:
+        raise RopeConfigError(f"{where}: {error}") from error
+    return rope
+
+
+def _layout(config: Mapping[str, Any], model: Model) -> Layout:
+    if model.layout == "interleaved_to_half" and config.get("rope_interleave") is False:
+        return "half"
+    return model.layout

@@ -1,0 +1,187 @@
+"""Find what a Hugging Face configuration says under any of the names that it has had."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeConfigError
+from rope_xp.hf._model import FLAT, Model, Parameters
+
+# The language model inside a configuration of several parts.
+PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
+PARTIAL = ("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct")
+HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model", "embed_dim"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+}
+SAYS_ROTARY = (
+    *("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim"),
+    *(*BASE, *PARTIAL),
+)
+
+
+def read(config: object) -> Mapping[str, Any]:
+    """Return the configuration as a dictionary."""
+    if isinstance(config, Mapping):
+        return config
+    if isinstance(config, str | os.PathLike):
+        import json  # not needed by those who only rotate
+
+        path = Path(config)
+        path = path / "config.json" if path.is_dir() else path
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RopeConfigError(f"{path} is no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise RopeConfigError(f"{path} must hold one JSON object; got {type(found).__name__}")
+        return found
+    if hasattr(config, "to_dict"):
+        found = config.to_dict()
+        if isinstance(found, Mapping):
+            return found
+    msg = (
+        "config must be a dictionary, the path of a config.json or an object with to_dict(); got "
+        f"{type(config).__name__}"
+    )
+    raise TypeError(msg)
+
+
+def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model of a configuration of several parts; itself where it is one."""
+    for name in PARTS:
+        if isinstance(config.get(name), Mapping):
+            # A part that leaves its type out is of the family of the whole.
+            return language_part({"model_type": config.get("model_type"), **config[name]})
+    return config
+
+
+def first(config: Mapping[str, Any], *names: str) -> Any:
+    """Return the first value that is there and not None."""
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def size(config: Mapping[str, Any], name: str) -> int | None:
+    """Return a positive integer of the configuration, None where it is not there."""
+    value = first(config, name, *ALIASES.get(name, ()))
+    if value is None:
+        return None
+    try:
+        numbers.check_positive_int(name, value)
+    except (ValueError, TypeError) as error:
+        raise RopeConfigError(str(error)) from error
+    return int(value)
+
+
+def head_dim(config: Mapping[str, Any], model: Model) -> int | None:
+    """Return the components of a head, None where the configuration does not say."""
+    for name in HEAD_DIM:
+        found = size(config, name)
+        if found is not None:
+            return found
+    found, *divisors = (size(config, name) for name in model.width)
+    return None if None in (found, *divisors) else found // math.prod(divisors)  # type: ignore[operator, arg-type]  # none is None
+
+
+def dictionary(config: Mapping[str, Any]) -> str:
+    """Return the key of the rotary parameters; transformers 4 wrote rope_scaling."""
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+
+def layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters | None]:
+    """Return the rotary parameters of each layer type, under ``FLAT`` if all share them."""
+    name = dictionary(config)
+    given = config.get(name) or {}
+    if not isinstance(given, Mapping):
+        msg = f"{name} must be a dictionary; got {given!r}"
+        raise RopeConfigError(msg)
+    nested = _nested(config, given, model)
+    own = {**_by_default(config, {} if nested else given, model), **nested}
+    if nested:
+        own.pop(FLAT, None)
+    found: dict[str, Parameters | None] = {
+        label: None if parameters is None else _completed(config, parameters, model, label)
+        for label, parameters in own.items()
+    }
+    no_window = "sliding_window" in config and config["sliding_window"] is None
+    if FLAT in found and model.unrotated and not (model.rotated_without_window and no_window):
+        return {"sliding_attention": found[FLAT], **dict.fromkeys(model.unrotated)}
+    return found
+
+
+def _nested(config: Mapping[str, Any], given: Parameters, model: Model) -> dict[str, Any]:
+    """Return the entries of single layer types; none where the parameters are for all."""
+    kinds = config.get("layer_types") or ()
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence):
+        raise RopeConfigError(f"layer_types must be a list of names; got {kinds!r}")
+    declared = {*kinds, *model.layers}
+    return {
+        key: value
+        for key, value in given.items()
+        if isinstance(value, Mapping) or (value is None and key in declared)
+    }
+
+
+def _by_default(
+    config: Mapping[str, Any], given: Parameters, model: Model
+) -> dict[str, Parameters | None]:
+    """Return the model's own parameters, with those that were given for some of its layers."""
+    if FLAT in model.layers or not model.layers:
+        return {FLAT: given or model.layers.get(FLAT, {})}
+    if given and not model.scaled:
+        msg = f"rope_parameters must have one dictionary for each of {', '.join(model.layers)}"
+        raise RopeConfigError(f"{msg}; got {dict(given)!r}")
+    own = {}
+    for label, usual in model.layers.items():
+        here = given if label in model.scaled else {}
+        own[label] = {**(usual or {}), **_named_type(here)} if here else usual
+        key = model.base_keys.get(label)
+        base = None if key is None else _of_layer(config, key, label)
+        # A key that is for this layer type alone says more than the dictionary.
+        if base is not None and (key != "rope_theta" or here.get(key) is None):
+            own[label] = {**(own[label] or {}), "rope_theta": base}
+    return own
+
+
+def _named_type(parameters: Parameters) -> dict[str, Any]:
+    """Return the parameters with rope_type, which may be called type."""
+    return {**parameters, "rope_type": first(parameters, "rope_type", "type") or "default"}
+
+
+def _of_layer(config: Mapping[str, Any], key: str, label: str) -> Any:
+    """Return a value of the configuration, which may be a list with an entry for each layer."""
+    value = config.get(key)
+    if label == FLAT or not isinstance(value, list):
+        return value
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list):
+        msg = f"layer_types is missing; {key} is a list with an entry for each layer: {value!r}"
+        raise RopeConfigError(msg)
+    return next((entry for kind, entry in zip(kinds, value, strict=False) if kind == label), None)
+
+
+def _completed(
+    config: Mapping[str, Any], parameters: Any, model: Model, label: str
+) -> dict[str, Any]:
+    """Return the parameters with rope_type, rope_theta and partial_rotary_factor filled in."""
+    filled = {key: value for key, value in parameters.items() if not isinstance(value, Mapping)}
+    filled = _named_type(filled)
+    if model.axial and filled["rope_type"] == "default":
+        filled["rope_type"] = "axial"
+    usual: Parameters = model.layers.get(label) or {}
+    bases = (model.base_keys[label],) if label in model.base_keys else BASE
+    for name, others, default in (
+        ("rope_theta", bases, model.base),
+        ("partial_rotary_factor", PARTIAL, model.partial),
+    ):
+        elsewhere = (_of_layer(config, other, label) for other in others)
+        values = (filled.get(name), *elsewhere, usual.get(name))
+        filled[name] = next((value for value in values if value is not None), default)
+    return filled

@@ -1,0 +1,27 @@
+"""Rules that change the frequencies of a rotary embedding, in numpy float64.
+
+A rule is any hashable object with the members of :class:`Scaling`, given as ``RoPE(scaling=...)``.
+Fields of the rules here have the names of their keys in Hugging Face configurations.
+
+In all formulae r is rotary_dim, the even number of rotated components, i = 0 ... r/2 - 1, and
+w_i = base ** (-2 i / r) the frequency without a rule.
+"""
+
+from rope_xp._rotation.frequencies import inverse_frequencies
+from rope_xp.scaling._axial import Axial
+from rope_xp.scaling._long_context import LongRoPE, YaRN
+from rope_xp.scaling._rule import Scaling
+from rope_xp.scaling._simple import NTK, DynamicNTK, Linear, Llama3, Proportional
+
+__all__ = [
+    "NTK",
+    "Axial",
+    "DynamicNTK",
+    "Linear",
+    "Llama3",
+    "LongRoPE",
+    "Proportional",
+    "Scaling",
+    "YaRN",
+    "inverse_frequencies",
+]

@@ -1,0 +1,222 @@
+"""YaRN and LongRoPE: rules that also make q and k longer. Public in :mod:`rope_xp.scaling`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._contract import numbers
+from rope_xp._rotation.frequencies import inverse_frequencies
+from rope_xp.scaling import _checks
+from rope_xp.scaling._rule import Rule
+
+_COMPUTED = cast(float, None)
+"""The default of a field that is a float once the rule is made."""
+
+
+@dataclass(frozen=True)
+class YaRN(Rule):
+    """Slow pairs divided by ``factor``, fast ones left, a ramp over the pairs between.
+
+    Parameters
+    ----------
+    factor : float
+        How many times longer the context is than the trained one, s. Positive.
+    original_max_position_embeddings : int
+        Tokens of the trained context, L. Positive.
+    beta_fast, beta_slow : float, default 32.0, 1.0
+        Turns within L above which a pair is left, and below which it is divided. Positive, the
+        first not below the second.
+    attention_factor : float, optional
+        What cos and sin are multiplied by. None: ``g(mscale) / g(mscale_all_dim)`` if both are
+        given and not 0, else ``g(1)``, where g(m) = 0.1 m ln s + 1, and 1 for s <= 1.
+    mscale, mscale_all_dim : float, optional
+        As in DeepSeek's configurations.
+    truncate : bool, default True
+        Whether the ends of the ramp are rounded to whole pairs, outwards.
+
+    Raises
+    ------
+    RopeError
+        If a field is out of range.
+
+    Notes
+    -----
+    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv
+    2309.00071: eq. 17 for the pair that turns b times, c(b) = r ln(L / (2 pi b)) / (2 ln base);
+    eq. 18 to 20 for ``w_i (1 - t_i) + w_i / s * t_i``, with a ramp t_i over i from c(beta_fast) to
+    c(beta_slow), as the authors' code has it; eq. 22 for g. DeepSeek-V2 and V3 moreover multiply
+    their softmax scale by g(mscale_all_dim)**2: that is ``softmax_scale``, and up to the caller.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> rule = rope_xp.scaling.YaRN(factor=4.0, original_max_position_embeddings=4096)
+    >>> rope = rope_xp.RoPE(scaling=rule)
+    >>> (rope.frequencies(16) / rope_xp.RoPE().frequencies(16)).round(3).tolist()
+    [1.0, 1.0, 1.0, 0.812, 0.625, 0.438, 0.25, 0.25]
+    >>> round(rope.attention_factor, 4)
+    1.1386
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = _COMPUTED
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "beta_fast", "beta_slow"):
+            numbers.check_positive(f"YaRN.{name}", getattr(self, name))
+        trained = self.original_max_position_embeddings
+        numbers.check_positive_int("YaRN.original_max_position_embeddings", trained)
+        numbers.check_greater(
+            "YaRN.beta_fast", self.beta_fast, "beta_slow", self.beta_slow, or_equal=True
+        )
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(self, name) is not None:
+                numbers.check_not_negative(f"YaRN.{name}", getattr(self, name))
+        if self.attention_factor is None:
+            factor = self._magnitude(1.0)
+            if self.mscale and self.mscale_all_dim:
+                factor = self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+            object.__setattr__(self, "attention_factor", factor)
+        numbers.check_positive("YaRN.attention_factor", self.attention_factor)
+
+    def _magnitude(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1.0 else 0.1 * mscale * math.log(self.factor) + 1.0
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return slow, fast and intermediate frequencies."""
+        if base == 1:
+            raise _checks.no_series("YaRN")
+
+        def pair(turns: float) -> float:
+            length = self.original_max_position_embeddings / (2.0 * math.pi * turns)
+            return rotary_dim * math.log(length) / (2.0 * math.log(base))
+
+        low: float = pair(self.beta_fast)
+        high: float = pair(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotary_dim - 1)
+        if low == high:
+            high += 0.001  # a step, as the authors' code has it
+        i = np.arange(rotary_dim // 2, dtype=np.float64)
+        ramp = np.clip((i - low) / (high - low), 0.0, 1.0)
+        plain = inverse_frequencies(base, rotary_dim)
+        return np.asarray(plain * (1.0 - ramp) + plain / self.factor * ramp)
+
+    @property
+    def softmax_scale(self) -> float:
+        """``g(mscale_all_dim)**2``; 1.0 where that is not given."""
+        return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+
+@dataclass(frozen=True)
+class LongRoPE(Rule):
+    """Every pair divided by a factor of its own, of two lists: for short contexts and long ones.
+
+    Parameters
+    ----------
+    short_factor, long_factor : sequence of float, length r/2
+        Divisors of the frequencies up to L tokens, and beyond. Positive.
+    original_max_position_embeddings : int
+        Tokens of the trained context, L. Greater than 1.
+    factor : float, optional
+        How many times longer the context is than the trained one, s. Given, or else
+        ``max_position_embeddings / L``. It enters only the attention factor.
+    attention_factor : float, optional
+        What cos and sin are multiplied by. None: sqrt(1 + ln s / ln L), and 1 for s <= 1.
+    max_position_embeddings : int, optional
+        Tokens of the extended context.
+    length : int, optional
+        Tokens of the present context, fixed by :meth:`for_length`. All keys of one attention must
+        be rotated for the same length; see :meth:`rope_xp.RoPE.rerotate` for cached ones.
+
+    Raises
+    ------
+    RopeError
+        If a field is out of range, none of factor, attention_factor and max_position_embeddings is
+        given; in ``frequencies``, where no length is fixed or the lists do not have r/2 entries.
+
+    Notes
+    -----
+    Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv 2402.13753,
+    eq. 2 for the divisors; the attention factor is that of Phi-3, Abdin et al., arXiv 2404.14219.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> rule = rope_xp.scaling.LongRoPE([1.0, 1.0], [1.0, 4.0], 4096, factor=32.0)
+    >>> rope = rope_xp.RoPE(scaling=rule)
+    >>> rope.for_length(4096).frequencies(4).tolist(), rope.for_length(4097).frequencies(4).tolist()
+    ([1.0, 0.01], [1.0, 0.0025])
+    >>> round(rope.attention_factor, 4)
+    1.1902
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float = _COMPUTED
+    max_position_embeddings: int | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("short_factor", "long_factor"):
+            object.__setattr__(self, name, _numbers(f"LongRoPE.{name}", getattr(self, name)))
+        trained = self.original_max_position_embeddings
+        numbers.check_positive_int("LongRoPE.original_max_position_embeddings", trained)
+        numbers.check_greater("LongRoPE.original_max_position_embeddings", trained, "", 1)
+        if self.max_position_embeddings is not None:
+            numbers.check_positive_int(
+                "LongRoPE.max_position_embeddings", self.max_position_embeddings
+            )
+        if self.factor is not None:
+            numbers.check_positive("LongRoPE.factor", self.factor)
+        if self.length is not None:
+            numbers.check_length(self.length)
+        if self.attention_factor is None:
+            object.__setattr__(self, "attention_factor", self._attention_factor())
+        numbers.check_positive("LongRoPE.attention_factor", self.attention_factor)
+
+    def _attention_factor(self) -> float:
+        trained, factor = self.original_max_position_embeddings, self.factor
+        if factor is None:
+            if self.max_position_embeddings is None:
+                raise _checks.no_longrope_factor()
+            factor = self.max_position_embeddings / trained
+        return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(trained))
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies for this length."""
+        if self.length is None:
+            raise _checks.no_length("LongRoPE")
+        long = self.length > self.original_max_position_embeddings
+        divisors = self.long_factor if long else self.short_factor
+        name = "LongRoPE.long_factor" if long else "LongRoPE.short_factor"
+        _checks.check_entries(name, len(divisors), rotary_dim)
+        return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors))
+
+    def for_length(self, n: int) -> LongRoPE:
+        """Return the rule fixed for a context of n tokens."""
+        return replace(self, length=n)
+
+
+def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        msg = f"{name} must be a sequence of r/2 numbers; got {type(values).__name__}"
+        raise TypeError(msg)
+    for i, value in enumerate(values):
+        numbers.check_positive(f"{name}[{i}]", value)
+    return tuple(float(value) for value in values)

@@ -1,0 +1,260 @@
+"""Rules that need no more than a factor or a few. Public in :mod:`rope_xp.scaling`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._contract import numbers
+from rope_xp._rotation.frequencies import inverse_frequencies
+from rope_xp.scaling import _checks
+from rope_xp.scaling._rule import Rule
+
+
+@dataclass(frozen=True)
+class Linear(Rule):
+    """Position interpolation: every frequency divided by ``factor``.
+
+    Parameters
+    ----------
+    factor : float
+        How many times longer the context is than the trained one. Positive.
+
+    Raises
+    ------
+    RopeError
+        If factor is not a positive finite number.
+
+    Notes
+    -----
+    Chen et al., "Extending Context Window of Large Language Models via Positional
+    Interpolation", arXiv 2306.15595, eq. 4: f'(x, m) = f(x, m / factor).
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> rope = rope_xp.RoPE(scaling=rope_xp.scaling.Linear(factor=4.0))
+    >>> rope.frequencies(8).tolist()
+    [0.25, 0.025, 0.0025, 0.00025]
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        numbers.check_positive("Linear.factor", self.factor)
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return ``base ** (-2 i / rotary_dim) / factor``."""
+        return inverse_frequencies(base, rotary_dim) / self.factor
+
+
+@dataclass(frozen=True)
+class NTK(Rule):
+    """A larger base: the slowest pair turns ``factor`` times slower, the fastest as before.
+
+    Parameters
+    ----------
+    factor : float
+        How many times longer the context is than the trained one. Positive. Often called alpha.
+
+    Raises
+    ------
+    RopeError
+        If factor is not a positive finite number, or only two components are rotated.
+
+    Notes
+    -----
+    "NTK-aware" interpolation: the base becomes ``base * factor ** (r / (r - 2))``. Peng et al.,
+    YaRN, arXiv 2309.00071, eq. 16 and 17.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> rope = rope_xp.RoPE(scaling=rope_xp.scaling.NTK(factor=8.0))
+    >>> (rope.frequencies(8) / rope_xp.RoPE().frequencies(8)).round(3).tolist()
+    [1.0, 0.5, 0.25, 0.125]
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        numbers.check_positive("NTK.factor", self.factor)
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies of the larger base."""
+        return inverse_frequencies(_stretched("NTK", base, self.factor, rotary_dim), rotary_dim)
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Rule):
+    """NTK with a factor that grows with the context: no change within the trained one.
+
+    Parameters
+    ----------
+    factor : float
+        How fast the base grows. Positive.
+    max_position_embeddings : int
+        Tokens of the trained context. Positive.
+    length : int, optional
+        Tokens of the present context, fixed by :meth:`for_length`. All keys of one attention must
+        be rotated for the same length; see :meth:`rope_xp.RoPE.rerotate` for cached ones.
+
+    Raises
+    ------
+    RopeError
+        If a field is not positive and finite; in ``frequencies``, where no length is fixed.
+
+    Notes
+    -----
+    With n = max(length, max_position_embeddings) and L = max_position_embeddings, the base becomes
+    ``base * (factor * n / L - (factor - 1)) ** (r / (r - 2))``. Peng et al., arXiv 2309.00071,
+    section 3.3, in the form of transformers' ``dynamic``.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> rule = rope_xp.scaling.DynamicNTK(factor=2.0, max_position_embeddings=4096)
+    >>> rope = rope_xp.RoPE(scaling=rule).for_length(8192)
+    >>> (rope.frequencies(8) / rope_xp.RoPE().frequencies(8)).round(3).tolist()
+    [1.0, 0.693, 0.481, 0.333]
+    """
+
+    factor: float
+    max_position_embeddings: int
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        numbers.check_positive("DynamicNTK.factor", self.factor)
+        numbers.check_positive_int(
+            "DynamicNTK.max_position_embeddings", self.max_position_embeddings
+        )
+        if self.length is not None:
+            numbers.check_length(self.length)
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies of the base for this length."""
+        if self.length is None:
+            raise _checks.no_length("DynamicNTK")
+        trained = self.max_position_embeddings
+        factor = self.factor * max(self.length, trained) / trained - (self.factor - 1)
+        return inverse_frequencies(_stretched("DynamicNTK", base, factor, rotary_dim), rotary_dim)
+
+    def for_length(self, n: int) -> DynamicNTK:
+        """Return the rule fixed for a context of n tokens."""
+        return replace(self, length=n)
+
+
+def _stretched(rule: str, base: float, factor: float, rotary_dim: int) -> float:
+    if rotary_dim < 4:
+        raise _checks.too_few_pairs(rule, rotary_dim)
+    return float(base * factor ** (rotary_dim / (rotary_dim - 2)))
+
+
+@dataclass(frozen=True)
+class Llama3(Rule):
+    """Slow pairs divided by ``factor``, fast ones left, a ramp between. Llama 3.1 and later.
+
+    Parameters
+    ----------
+    factor : float
+        Of the slow pairs. Positive.
+    low_freq_factor, high_freq_factor : float
+        Pairs that turn fewer than ``low_freq_factor`` times within the trained context are slow,
+        those that turn more than ``high_freq_factor`` times are fast. Positive, the second not
+        below the first; where they are alike there is a step, as in Llama 4 Scout.
+    original_max_position_embeddings : int
+        Tokens of the trained context, L. Positive.
+
+    Raises
+    ------
+    RopeError
+        If a field is not positive and finite, or high_freq_factor is below low_freq_factor.
+
+    Notes
+    -----
+    With t_i = (L w_i / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clipped to
+    [0, 1]: ``(1 - t_i) * w_i / factor + t_i * w_i``. From Meta's code for Llama 3.1; Dubey et al.,
+    "The Llama 3 Herd of Models", arXiv 2407.21783, tells of the model.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> rule = rope_xp.scaling.Llama3(8.0, 1.0, 4.0, original_max_position_embeddings=8192)
+    >>> rope = rope_xp.RoPE(base=500000.0, scaling=rule)
+    >>> (rope.frequencies(8) / rope_xp.RoPE(base=500000.0).frequencies(8)).round(3).tolist()
+    [1.0, 1.0, 0.371, 0.125]
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            numbers.check_positive(f"Llama3.{name}", getattr(self, name))
+        numbers.check_positive_int(
+            "Llama3.original_max_position_embeddings", self.original_max_position_embeddings
+        )
+        numbers.check_greater(
+            *("Llama3.high_freq_factor", self.high_freq_factor),
+            *("low_freq_factor", self.low_freq_factor),
+            or_equal=True,
+        )
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return slow, fast and intermediate frequencies."""
+        plain = inverse_frequencies(base, rotary_dim)
+        turns = self.original_max_position_embeddings * plain / (2.0 * math.pi)
+        width = self.high_freq_factor - self.low_freq_factor
+        above = turns - self.low_freq_factor
+        kept = np.clip(above / width, 0.0, 1.0) if width else np.asarray(above >= 0.0, np.float64)
+        return (1.0 - kept) * plain / self.factor + kept * plain
+
+
+@dataclass(frozen=True)
+class Proportional(Rule):
+    """Only the fastest share of pairs turns, the others stand still. Gemma 4.
+
+    Unlike a smaller ``rotary_dim``, the pairs and their frequencies are those of the whole head.
+
+    Parameters
+    ----------
+    partial_rotary_factor : float, default 1.0
+        Share of pairs that turn, in (0, 1].
+    factor : float, default 1.0
+        What all frequencies are divided by. Positive.
+
+    Raises
+    ------
+    RopeError
+        If a field is out of range.
+
+    Notes
+    -----
+    ``w_i / factor`` for i < floor(partial_rotary_factor * r / 2), else 0, as ``proportional`` of
+    transformers.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> rope = rope_xp.RoPE(scaling=rope_xp.scaling.Proportional(partial_rotary_factor=0.5))
+    >>> rope.frequencies(8).tolist()
+    [1.0, 0.1, 0.0, 0.0]
+    """
+
+    partial_rotary_factor: float = 1.0
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        numbers.check_positive("Proportional.factor", self.factor)
+        numbers.check_share("Proportional.partial_rotary_factor", self.partial_rotary_factor)
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies of the pairs that turn, then zeros."""
+        scaled = inverse_frequencies(base, rotary_dim) / self.factor
+        scaled[int(self.partial_rotary_factor * rotary_dim // 2) :] = 0.0
+        return scaled
