@@ -5,6 +5,7 @@ asv runs the benchmarks of this tree over the library of any commit. What they s
 measured by one rule.
 """
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -20,3 +21,9 @@ if _NAME not in sys.modules:
         raise ImportError(_FOLDER)
     sys.modules[_NAME] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_NAME])
+
+_TABLE = "rope_xp._dispatch.find"
+_dispatch = importlib.import_module("rope_xp._dispatch")
+if hasattr(_dispatch, "LIBRARIES"):  # as it was when all of dispatch was one module
+    _dispatch.libraries = _dispatch.LIBRARIES  # type: ignore[attr-defined]  # under today's name
+    sys.modules[_TABLE] = _dispatch

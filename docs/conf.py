@@ -75,13 +75,13 @@ def shown_inside(text: str) -> str:
 
 def libraries_table() -> str:
     """Return the libraries with a backend of their own, from the table that dispatch reads."""
-    from rope_xp._dispatch.find import libraries as LIBRARIES
+    from rope_xp._libraries import LIBRARIES
 
     lines = ["| library | recognised by | paths, fastest first | install |", "|---|---|---|---|"]
     for library in LIBRARIES:
         paths = ", ".join(f"`{path}`" for path in (*library.paths, "portable"))
         extra = f"`rope-xp[{library.extra}]`" if library.extra else "required"
-        array = ", ".join(f"`{library.name}.{name}`" for name in library.array)
+        array = ", ".join(f"`{library.name}.{name}`" for name, _ in library.arrays)
         lines.append(f"| {library.name} | {array} | {paths} | {extra} |")
     lines.append(
         "| any other of the standard | `__array_namespace__` | `portable` | nothing more |"

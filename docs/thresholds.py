@@ -66,7 +66,7 @@ def microseconds(*variants: Variant) -> list[float]:
 
 
 def numba(tokens: int, constant: str, value: int) -> Variant:
-    return Variant(tokens, "numba", _cpu, constant, value)
+    return Variant(tokens, "numba", launch, constant, value)
 
 
 def kib(tokens: int) -> int:

@@ -10,14 +10,15 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from rope_xp._contract.typing import Array
-from rope_xp._dispatch import find as _find
-from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.find import Library
+if TYPE_CHECKING:
+    from rope_xp._contract.typing import Array
+    from rope_xp._dispatch.backend import Backend
+    from rope_xp._dispatch.find import Library
+
 
 NAMES = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
 """Every target, whatever is installed."""
@@ -62,7 +63,10 @@ class Target:
 def library_of(name: str) -> Library:
     """Return the row of the dispatch table that a library or target belongs to."""
     wanted = name.partition(":")[0]
-    return next(library for library in _find.libraries if library.name == wanted)
+    # Here, where the benchmarks of this tree can have an older library's table in its place.
+    from rope_xp._dispatch.find import libraries
+
+    return next(library for library in libraries if library.name == wanted)
 
 
 def install_hint(library: Library) -> str:
