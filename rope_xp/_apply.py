@@ -20,7 +20,11 @@ def _rope(rope: RoPE | None, options: dict[str, Any]) -> RoPE:
         fields.check_rope(rope, RoPE)
         return rope
     if rope is not None:
-        raise fields.rope_and_options(tuple(options))
+        listed = ", ".join(options)
+        msg = (
+            f"got both rope and its fields ({listed}); pass one, or dataclasses.replace(rope, ...)"
+        )
+        raise TypeError(msg)
     return RoPE(**options)
 
 

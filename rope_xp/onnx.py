@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rope_xp._arguments import fields
-from rope_xp._arguments.slices import resolve_slice
+from rope_xp._arguments.slices import slice_of
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
@@ -195,9 +195,7 @@ def _check(rope: RoPE, head_dim: int, max_positions: int, num_heads: int | None,
         )
     if rope.position_axes is not None:
         raise _cannot("position_axes", "trace the model by torch.onnx.export or ndonnx")
-    rotary_dim, offset = resolve_slice(
-        head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes
-    )
+    rotary_dim, offset = slice_of(rope, head_dim)
     if offset:
         raise _cannot(
             f"a slice that starts at component {offset}",

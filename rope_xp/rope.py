@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._arguments import fields, read
-from rope_xp._arguments.slices import resolve_slice
+from rope_xp._arguments.slices import slice_of
 from rope_xp._contract import numbers
 from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
 from rope_xp._dispatch import choose
@@ -269,7 +269,7 @@ class RoPE:
         [1.0, 0.1, 0.01, 0.001]
         """
         fields.check_head_dim(head_dim)
-        r, _ = resolve_slice(head_dim, self.rotary_dim, self.rotary_offset, self.position_axes)
+        r, _ = slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         scaled = np.asarray(self.scaling.frequencies(self.base, r), np.float64)

@@ -1,7 +1,7 @@
 """Axis names: one letter an axis, ``s`` tokens, ``h`` heads, ``d`` head_dim, others batch."""
 
-from rope_xp._arguments import messages
 from rope_xp._contract.call import Axes
+from rope_xp._contract.errors import RopeError
 
 _BATCH = "bcefgijklmno"
 
@@ -37,14 +37,51 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
     """Return where the axes of an ndim-dimensional array lie."""
     if axes is None:
         if ndim < 2:
-            raise messages.too_few_axes(argument, ndim)
+            msg = (
+                f"{argument} has {ndim} axes; it needs at least two, tokens and head_dim "
+                f"(for one vector, {argument}[None, :])"
+            )
+            raise RopeError(msg)
         if ndim not in _DEFAULT:
-            raise messages.too_many_axes(argument, ndim)
+            msg = f"{argument} has {ndim} axes, too many to guess; name each with axes="
+            raise RopeError(msg)
         return _DEFAULT[ndim]
     found = _NAMED.get(axes) if isinstance(axes, str) else None
     if found is None:
-        messages.check_axes(axes)
+        _check(axes)
         found = _make(axes)
-    if len(found.names) != ndim:
-        raise messages.axes_do_not_fit(axes, argument, ndim)
+    check_fit(found, argument, ndim)
     return found
+
+
+def check_fit(axes: Axes, argument: str, ndim: int) -> None:
+    """Check that an array has as many axes as are named."""
+    names = axes.names
+    if len(names) != ndim:
+        msg = (
+            f"axes={names!r} names {len(names)} axes; {argument} has {ndim}. "
+            f"Name each axis of {argument}"
+        )
+        raise RopeError(msg)
+
+
+def _check(axes: object) -> None:
+    """Check the spelling of axis names."""
+    example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
+    if not isinstance(axes, str):
+        msg = f"axes must be a string of one letter an axis, such as {example}; got {axes!r}"
+        raise TypeError(msg)
+    problem = None
+    if not (axes.isascii() and axes.isalpha() and axes.islower()):
+        problem = "has characters that are not lower-case letters"
+    elif len(set(axes)) != len(axes):
+        problem = "names an axis twice"
+    elif "s" not in axes:
+        problem = "has no tokens axis 's'"
+    elif "d" not in axes:
+        problem = "has no head_dim axis 'd'"
+    elif axes[-1] != "d":
+        problem = "does not end in head_dim 'd'; move that axis to the end"
+    if problem is not None:
+        msg = f"axes={axes!r} {problem}; write for example {example}"
+        raise RopeError(msg)

@@ -122,14 +122,6 @@ def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
         raise TypeError(msg)
 
 
-def rope_and_options(options: Sequence[str]) -> TypeError:
-    """Return the error for a rope given together with its fields."""
-    listed = ", ".join(options)
-    return TypeError(
-        f"got both rope and its fields ({listed}); pass one, or dataclasses.replace(rope, ...)"
-    )
-
-
 _MEANT = {
     "theta": "base",
     "rope_theta": "base",

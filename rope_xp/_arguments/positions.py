@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import messages
+from rope_xp._arguments.messages import check_same_device, different_libraries
 from rope_xp._contract.call import LIMIT, UNKNOWN, Reach, reach_of
 from rope_xp._contract.dtypes import FLOATS, INTEGERS
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import ArrayLibrary
+from rope_xp._contract.numbers import check_known, same_length
 from rope_xp._contract.typing import Array
 
 _ROTATED = "the array to rotate"
@@ -43,8 +44,8 @@ def resolve_positions(
             part = None if part is None else backend.asarray(part, device)
         return whole, part, reach
     if owner is not backend and owner is not backend.kin:
-        raise messages.different_libraries(_ROTATED, backend, argument, owner)
-    messages.check_same_device(backend, _ROTATED, like, argument, positions)
+        raise different_libraries(_ROTATED, backend, argument, owner)
+    check_same_device(backend, _ROTATED, like, argument, positions)
     return _from_device(backend, positions, wide, argument)
 
 
@@ -58,7 +59,7 @@ def _from_host(
         raise RopeError(msg) from error
     kind = host.dtype.kind
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
-        raise messages.not_positions(argument, str(host.dtype))
+        raise _no_numbers(argument, str(host.dtype))
     if host.size == 0:
         return host.astype(integer), None, Reach(1, False, True)
     exact = host if kind in "iu" else host.astype(np.float64)
@@ -69,7 +70,8 @@ def _from_host(
     else:
         lowest, highest = host.min().item(), host.max().item()
     if not (lowest > -LIMIT and highest < LIMIT):
-        raise messages.positions_out_of_range(argument, lowest, highest, LIMIT)
+        msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
+        raise RopeError(msg)
     whole, reach = host.astype(integer, copy=False), reach_of(int(lowest), int(highest))
     if exact is host or not (exact != host).any():
         return whole, None, reach
@@ -87,7 +89,53 @@ def _from_device(
             return xp.astype(positions, xp.float64), None, UNKNOWN
         return backend.integers(positions), None, UNKNOWN
     if dtype not in FLOATS:
-        raise messages.not_positions(argument, dtype)
+        raise _no_numbers(argument, dtype)
     if wide:
         return positions, None, UNKNOWN
     return *backend.parts(positions), UNKNOWN
+
+
+def _no_numbers(argument: str, dtype: str) -> TypeError:
+    return TypeError(f"{argument} must hold integers or real floats (tokens); got {dtype}")
+
+
+def check_components(argument: str, shape: tuple[int, ...], components: int) -> None:
+    """Check that positions have the leading axis that position_axes asks for."""
+    if not shape or shape[0] != components:
+        msg = (
+            f"{argument} has shape {shape}; position_axes names {components} components, so it "
+            f"needs a leading axis of {components}: ({components}, batch..., tokens)"
+        )
+        raise RopeError(msg)
+
+
+def check_positions_shape(
+    argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
+) -> None:
+    """Check that positions broadcast to (components, batch..., tokens)."""
+    rest = shape
+    if components:
+        check_components(argument, shape, components)
+        rest = shape[1:]
+    if not rest:
+        if tokens == 1:
+            return
+        n = "n" if tokens is None else tokens
+        msg = (
+            f"{argument} is one number for {n} tokens; write {argument} = offset + arange({n}) "
+            "for consecutive tokens from an offset"
+        )
+        raise RopeError(msg)
+    full = (*batch, tokens)
+    fits = len(rest) <= len(full) and all(
+        n == 1 or same_length(n, m) for n, m in zip(rest[::-1], full[::-1], strict=False)
+    )
+    if not fits:
+        check_known(argument, rest)
+        check_known(_ROTATED, full)
+        lead = f"({components}, ...)" if components else "it"
+        msg = (
+            f"{argument} has shape {shape}; {lead} must broadcast to (batch..., tokens) = {full}, "
+            "batch first whatever axes says. Is axes right?"
+        )
+        raise RopeError(msg)

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments import fields, messages
-from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.out import check_out
-from rope_xp._arguments.positions import resolve_positions
-from rope_xp._arguments.slices import check_rerotation, resolve_slice, slice_of
+from rope_xp._arguments.positions import (
+    check_components,
+    check_positions_shape,
+    resolve_positions,
+)
+from rope_xp._arguments.slices import check_rerotation, check_tables, resolve_slice, slice_of
 from rope_xp._contract.call import COUNTED, Axes, Call, Difference, Given, Lookup, Turn, reach_of
 from rope_xp._contract.library import Recipe, Rope
 from rope_xp._contract.typing import Array, Layout
@@ -51,7 +55,7 @@ def _lookup(
         given = whole.shape
         if len(given) != 1 or given[0] != tokens or components:
             batch = tuple([shape[i] for i in axes.batch])
-            messages.check_positions_shape(argument, tuple(given), components, batch, tokens)
+            check_positions_shape(argument, tuple(given), components, batch, tokens)
             if len(given) == (1 if components else 0):
                 whole = whole[..., None]
                 part = None if part is None else part[..., None]
@@ -75,8 +79,7 @@ def pair(
         raise messages.different_libraries("q", backend, "k", other)
     shape, k_shape = q.shape, k.shape
     where = parse_axes(axes, len(shape), "q")
-    if len(k_shape) != len(shape):
-        raise messages.axes_do_not_fit(where.names, "k", len(k_shape))
+    check_fit(where, "k", len(k_shape))
     wide = messages.check_float(backend, "q", q) == "float64"
     k_wide = messages.check_float(backend, "k", k) == "float64"
     messages.check_same_device(backend, "q", q, "k", k)
@@ -159,7 +162,7 @@ def tables(
         like = backend.asarray(np.zeros((), np.float64 if wide else np.float32), device)
     whole, part, reach = resolve_positions(backend, positions, owner, like, wide, "positions")
     if recipe.components:
-        messages.check_components("positions", tuple(whole.shape), recipe.components)
+        check_components("positions", tuple(whole.shape), recipe.components)
     tables, device = backend.tables(recipe, like), backend.device(like)
     return Lookup(tables, whole, part, device, 0, reach, recipe.components, recipe), backend
 
@@ -181,7 +184,7 @@ def with_tables(
     cos, sin = _table(backend, x, cos, "cos"), _table(backend, x, sin, "sin")
     head_dim, tokens = x.shape[-1], x.shape[where.tokens]
     batch = tuple(x.shape[i] for i in where.batch)
-    messages.check_tables(tuple(cos.shape), tuple(sin.shape), head_dim, batch, tokens)
+    check_tables(tuple(cos.shape), tuple(sin.shape), head_dim, batch, tokens)
     r, offset = resolve_slice(head_dim, 2 * cos.shape[-1], rotary_offset, None)
     if out is not None:
         out = check_out(backend, ("x",), (x,), out, (cos, sin))

@@ -1,10 +1,11 @@
-"""The rotated slice of head_dim."""
+"""The rotated slice of head_dim, of a rope or of tables."""
 
 from __future__ import annotations
 
+from rope_xp._arguments.positions import check_positions_shape
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Rope
-from rope_xp._contract.numbers import check_known
+from rope_xp._contract.numbers import check_known, same_length
 
 
 def resolve_slice(
@@ -54,3 +55,32 @@ def check_rerotation(rope: Rope, to: Rope, head_dim: int) -> None:
             f"layout written) {old} and to with {new}"
         )
         raise RopeError(msg)
+
+
+def check_tables(
+    cos_shape: tuple[int, ...],
+    sin_shape: tuple[int, ...],
+    head_dim: int,
+    batch: tuple[int, ...],
+    tokens: int,
+) -> None:
+    """Check that cos and sin are (batch..., tokens, r/2)."""
+    same = len(cos_shape) == len(sin_shape)
+    if not same or not all(map(same_length, cos_shape, sin_shape)):
+        msg = f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal"
+        raise RopeError(msg)
+    if len(cos_shape) < 2:
+        msg = f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)"
+        raise RopeError(msg)
+    if cos_shape[-1] == 0 or 2 * cos_shape[-1] > head_dim:
+        twice = cos_shape[-1] == head_dim
+        hint = (
+            ". Tables that repeat each angle for both of a pair, as Hugging Face makes them, need "
+            "only their first half: cos[..., : head_dim // 2]"
+        )
+        msg = (
+            f"cos has {cos_shape[-1]} columns, one for each rotated pair; head_dim={head_dim} has "
+            f"room for 1 to {head_dim // 2}{hint if twice else ''}"
+        )
+        raise RopeError(msg)
+    check_positions_shape("cos[..., 0]", cos_shape[:-1], 0, batch, tokens)

@@ -108,7 +108,7 @@ def _reason(library: Library, path: Path) -> str | None:
             continue
         x = target.put(host)
         call = read.pair(rope_xp.RoPE(), x, x, None, None, None, None)
-        reason = path.declines(call)
+        reason = path.objection(call, asked=True)
         if reason is None:
             return None
         reasons.append(reason)

@@ -1,4 +1,4 @@
-"""The home of every cache: bounded, safe under threads, and emptied by one call."""
+"""The home of every cache: each is bounded, safe under threads, and listed here."""
 
 from __future__ import annotations
 
@@ -22,9 +22,3 @@ def kept(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
         return cache  # type: ignore[return-value]  # called as the function is
 
     return keep
-
-
-def clear() -> None:
-    """Forget all that is kept."""
-    for cache in ALL.values():
-        cache.cache_clear()

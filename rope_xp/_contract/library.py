@@ -17,44 +17,22 @@ from rope_xp._contract.typing import Array, Device, Layout, Namespace
 class Rope(Protocol):
     """What angles are made of. Hashable."""
 
+    # Properties, as nothing may write to them. rope_xp.RoPE describes each.
     @property
-    def base(self) -> float:
-        """The base of the geometric series."""
-        ...
-
+    def base(self) -> float: ...
     @property
-    def layout(self) -> Layout:
-        """How components pair up."""
-        ...
-
+    def layout(self) -> Layout: ...
     @property
-    def rotary_dim(self) -> int | None:
-        """How many components are rotated; None for all."""
-        ...
-
+    def rotary_dim(self) -> int | None: ...
     @property
-    def rotary_offset(self) -> int:
-        """Where the rotated slice starts; negative counts from the end."""
-        ...
-
+    def rotary_offset(self) -> int: ...
     @property
-    def scaling(self) -> Any:
-        """A rule that changes the frequencies, or None."""
-        ...
-
+    def scaling(self) -> Any: ...
     @property
-    def position_axes(self) -> tuple[int, ...] | None:
-        """Which component of positions each frequency reads; None where there is one."""
-        ...
-
+    def position_axes(self) -> tuple[int, ...] | None: ...
     @property
-    def attention_factor(self) -> float:
-        """What cos and sin are multiplied by."""
-        ...
-
-    def frequencies(self, head_dim: int) -> NDArray[np.float64]:
-        """Return the frequencies after scaling, (r/2,) in radians per token."""
-        ...
+    def attention_factor(self) -> float: ...
+    def frequencies(self, head_dim: int) -> NDArray[np.float64]: ...
 
 
 class Recipe(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a path is: one way to run a call, which may decline it with a reason.
+"""What a path is: one way to run a call, which it may decline with a reason.
 
 The portable path follows all others and declines nothing, so it is the truth that fast paths are
 tested against.
@@ -16,29 +16,27 @@ from rope_xp._contract.typing import Array
 class Unavailable(Exception):  # noqa: N818  # no error: the next path runs
     """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
 
-    Only for what cannot be known without importing or compiling; ``declines`` tells all else.
+    Only for what cannot be known without importing or compiling; ``objection`` tells all else.
     """
 
 
-class Path(Protocol):
+class Path:
     """One way to run a call."""
 
-    @property
-    def name(self) -> str:
-        """The name by which ``use_backend`` and ``explain`` call the path."""
-        ...
+    name: str
+    """By which ``use_backend`` and ``explain`` call the path."""
 
-    def declines(self, call: Call) -> str | None:
-        """Return why the path cannot take the call, or None if it can. Must not import or build."""
-        ...
+    def objection(self, call: Call, *, asked: bool) -> str | None:
+        """Return why the path does not take the call, or None if it does.
 
-    def defers(self, call: Call) -> str | None:
-        """Return why another path is better for the call, or None. Not asked of a path by name."""
-        ...
+        It must not import or build. Where it was ``asked`` for by name, only what it cannot do
+        counts, and not that another path is better.
+        """
+        return None
 
     def run(self, call: Call) -> tuple[Array, ...]:
         """Return the rotated arrays, one for each of ``call.arrays``."""
-        ...
+        raise NotImplementedError
 
 
 class Spread(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import array_api_compat
 import numpy as np
 
 from rope_xp._contract.caches import kept
@@ -17,7 +18,6 @@ from rope_xp._contract.library import Recipe, Tables
 from rope_xp._contract.memory import Memory
 from rope_xp._contract.path import Path, Spread
 from rope_xp._contract.typing import Array, Device, Namespace
-from rope_xp._dispatch import compat
 from rope_xp._rotation.angles import cos_sin
 from rope_xp._rotation.tables import host_tables
 
@@ -80,7 +80,7 @@ class Backend:
 
     def device(self, x: Array) -> Device:
         """Return the device of x, hashable; None where there is only one."""
-        return compat.device_of(x)
+        return array_api_compat.device(x)
 
     def asarray(self, host: np.ndarray, device: Device) -> Array:
         """Return a numpy array as an array of the library on a device."""

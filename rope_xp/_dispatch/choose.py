@@ -94,7 +94,7 @@ def run(call: Call) -> tuple[Array, ...]:
         return backend.spread.run(call, run)
     if name is None:
         for path in backend.paths:
-            if path.declines(call) is None and path.defers(call) is None:
+            if path.objection(call, asked=False) is None:
                 try:
                     return path.run(call)
                 except Unavailable:
@@ -123,7 +123,7 @@ def _named(call: Call, name: str) -> Path:
     backend = _backend(call)
     for path in backend.paths:
         if path.name == name:
-            reason = path.declines(call)
+            reason = path.objection(call, asked=True)
             if reason is None:
                 return path
             raise _cannot(name, reason)
@@ -176,7 +176,7 @@ def explain(call: Call) -> Explanation:
         return Explanation(backend.name, path, (), True)
     declined: list[tuple[str, str]] = []
     for candidate in backend.paths:
-        reason = candidate.declines(call) or candidate.defers(call)
+        reason = candidate.objection(call, asked=False)
         if reason is None:
             return Explanation(backend.name, candidate.name, tuple(declined), False)
         declined.append((candidate.name, reason))

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import array_api_compat
+
 from rope_xp._contract.errors import BROKEN
-from rope_xp._dispatch import compat
 from rope_xp._dispatch.backend import Backend
 
 ENTRY_POINTS = "rope_xp.backends"
@@ -136,8 +137,9 @@ def third_party() -> list[Backend]:
 
 
 def _from_namespace(x: object) -> Backend | None:
-    xp = compat.namespace_of(x)
-    if xp is None:
+    try:
+        xp = array_api_compat.array_namespace(x)
+    except TypeError:  # no array of the standard
         return None
     name = xp.__name__
     return _standard.setdefault(name, Backend(name, xp))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._arguments import fields
-from rope_xp._arguments.slices import resolve_slice
+from rope_xp._arguments.slices import slice_of
 from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
@@ -51,7 +51,7 @@ def vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray[np.flo
 
 def pairs(rope: RoPE, head_dim: int, x: NDArray[np.float64]) -> NDArray[np.complex128]:
     """Return the rotated pairs of a vector as complex numbers."""
-    r, offset = resolve_slice(head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes)
+    r, offset = slice_of(rope, head_dim)
     rotated = x[offset : offset + r]
     apart = rope.layout == "half"
     first, second = rotated.reshape(2, -1) if apart else rotated.reshape(-1, 2).T

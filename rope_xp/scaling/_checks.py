@@ -28,21 +28,3 @@ def no_length(rule: str) -> RopeError:
         f"the frequencies of {rule} depend on the length of the context; fix it first, by "
         "rope = rope.for_length(n). All keys of one attention need the same"
     )
-
-
-def no_longrope_factor() -> RopeError:
-    """Return the error of a LongRoPE whose attention factor cannot be computed."""
-    return RopeError(
-        "LongRoPE needs factor, max_position_embeddings or attention_factor to know by how much "
-        "the context was extended"
-    )
-
-
-def no_series(rule: str) -> RopeError:
-    """Return the error of a rule that divides by the logarithm of the base."""
-    return RopeError(f"base must not be 1 with {rule}, as all pairs then turn alike")
-
-
-def too_few_pairs(rule: str, rotary_dim: int) -> RopeError:
-    """Return the error of a rule that leaves the first pair and slows the last."""
-    return RopeError(f"{rule} needs two pairs or more; {rotary_dim} components are rotated")

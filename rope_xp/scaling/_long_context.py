@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.scaling import _checks
 from rope_xp.scaling._rule import Rule
@@ -97,7 +98,7 @@ class YaRN(Rule):
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return slow, fast and intermediate frequencies."""
         if base == 1:
-            raise _checks.no_series("YaRN")
+            raise RopeError("base must not be 1 with YaRN, as all pairs then turn alike")
 
         def pair(turns: float) -> float:
             length = self.original_max_position_embeddings / (2.0 * math.pi * turns)
@@ -194,7 +195,11 @@ class LongRoPE(Rule):
         trained, factor = self.original_max_position_embeddings, self.factor
         if factor is None:
             if self.max_position_embeddings is None:
-                raise _checks.no_longrope_factor()
+                msg = (
+                    "LongRoPE needs factor, max_position_embeddings or attention_factor to know "
+                    "by how much the context was extended"
+                )
+                raise RopeError(msg)
             factor = self.max_position_embeddings / trained
         return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(trained))
 

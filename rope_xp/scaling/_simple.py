@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.scaling import _checks
 from rope_xp.scaling._rule import Rule
@@ -149,7 +150,8 @@ class DynamicNTK(Rule):
 
 def _stretched(rule: str, base: float, factor: float, rotary_dim: int) -> float:
     if rotary_dim < 4:
-        raise _checks.too_few_pairs(rule, rotary_dim)
+        msg = f"{rule} needs two pairs or more; {rotary_dim} components are rotated"
+        raise RopeError(msg)
     return float(base * factor ** (rotary_dim / (rotary_dim - 2)))
 
 

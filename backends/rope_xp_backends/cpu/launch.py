@@ -30,7 +30,7 @@ def objection(turn: Turn, dtypes: Sequence[str]) -> str | None:
     return KERNELS.objection(*_keys(turn, dtypes))
 
 
-def defers(call: Call, dtypes: Sequence[str]) -> str | None:
+def not_yet(call: Call, dtypes: Sequence[str]) -> str | None:
     """Return why a call would not have its kernels compiled, None if it would or they are."""
     if all(map(KERNELS.ready, _keys(call.turn, dtypes))):
         return None

@@ -9,6 +9,7 @@ import cupy
 from cupy.cuda.compiler import CompileException
 
 from rope_xp._contract.call import Call
+from rope_xp._contract.path import Path
 from rope_xp._dispatch.kernels import Errors, Kernels
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, Key
@@ -20,7 +21,7 @@ def _load() -> tuple[Callable[[tuple[Key, int]], Any], Errors]:
     return lambda key: kernel.compiled(key[0].expression), (CompileException,)
 
 
-class Cuda:
+class Cuda(Path):
     """The kernel of gpu/rotate.cu, compiled for a device when it is first needed there."""
 
     name = "cuda"
@@ -28,15 +29,11 @@ class Cuda:
     def __init__(self) -> None:
         self._kernels: Kernels[tuple[Key, int], Any] = Kernels("cupy", _load)
 
-    def declines(self, call: Call) -> str | None:
+    def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline what the kernel cannot read, and everything where cupy cannot compile it."""
         if cupy.cuda.runtime.is_hip:
             return "this cupy is built for ROCm, and the kernel is CUDA"
         return self._kernels.objection() or cuda.objection(call)
-
-    def defers(self, call: Call) -> str | None:
-        """Defer to nothing."""
-        return None
 
     def run(self, call: Call) -> tuple[Any, ...]:
         """Launch the kernel, for q and k at once where they have one dtype and one position."""

@@ -8,24 +8,17 @@ import numpy as np
 from rope_xp._contract.call import Axes, Call, Difference, Leaf, Lookup, Source, leaves
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.numbers import check_known
+from rope_xp._contract.path import Path
 from rope_xp._contract.typing import Array
 
 from . import blocks
 from .library import ROTATED, known_length
 
 
-class Blockwise:
+class Blockwise(Path):
     """One ``da.blockwise`` an array. Its chunks stay, but that head_dim becomes a single one."""
 
     name = "blockwise"
-
-    def declines(self, call: Call) -> str | None:
-        """Decline nothing."""
-        return None
-
-    def defers(self, call: Call) -> str | None:
-        """Defer to nothing."""
-        return None
 
     def run(self, call: Call) -> tuple[Array, ...]:
         """Add the tasks to the graph."""

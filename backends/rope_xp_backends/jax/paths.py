@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from rope_xp._contract.call import Call, Difference, Given, Lookup
+from rope_xp._contract.path import Path
 from rope_xp._rotation import portable
 
 from . import gpu
@@ -28,21 +29,13 @@ jax.tree_util.register_dataclass(Given, data_fields=["cos", "sin"], meta_fields=
 jax.tree_util.register_dataclass(Difference, data_fields=["new", "old"], meta_fields=[])
 
 
-class Jit:
+class Jit(Path):
     """The portable path, compiled. Inside another jit it is inlined."""
 
     name = "jit"
 
     def __init__(self) -> None:
         self._run: Callable[[Call], tuple[Any, ...]] = jax.jit(portable.run)
-
-    def declines(self, call: Call) -> str | None:
-        """Decline nothing."""
-        return None
-
-    def defers(self, call: Call) -> str | None:
-        """Defer to nothing."""
-        return None
 
     def run(self, call: Call) -> tuple[Any, ...]:
         """Compile once for each signature."""
@@ -57,8 +50,10 @@ class JitGpu(Jit):
     def __init__(self) -> None:
         self._run = jax.jit(partial(portable.run, rotate=gpu.rotate))
 
-    def defers(self, call: Call) -> str | None:
-        """Defer on other devices. That of a trace is only guessed, as numbers are the same."""
+    def objection(self, call: Call, *, asked: bool) -> str | None:
+        """Leave other devices to others. That of a trace is only guessed, as numbers are alike."""
+        if asked:
+            return None
         device = call.backend.device(call.arrays[0])
         platform = jax.default_backend() if device is None else device.platform
         return (

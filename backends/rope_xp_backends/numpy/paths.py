@@ -8,24 +8,25 @@ import numpy as np
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.dtypes import numpy_name
+from rope_xp._contract.path import Path
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch, threads, views
 
 from . import chunks
 
 
-class Numba:
+class Numba(Path):
     """Kernels compiled by numba."""
 
     name = "numba"
 
-    def declines(self, call: Call) -> str | None:
-        """Decline what kernels cannot read, and everything where there is no numba."""
-        return launch.objection(call.turn, _dtypes(call)) or _first(_not_for_kernels, call)
-
-    def defers(self, call: Call) -> str | None:
-        """Leave small calls to numpy until there is a kernel."""
-        return launch.defers(call, _dtypes(call))
+    def objection(self, call: Call, *, asked: bool) -> str | None:
+        """Decline what kernels cannot read, and small calls until there is a kernel."""
+        return (
+            launch.objection(call.turn, _dtypes(call))
+            or _first(_not_for_kernels, call)
+            or (None if asked else launch.not_yet(call, _dtypes(call)))
+        )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""
@@ -39,18 +40,14 @@ class Numba:
         return outs
 
 
-class Chunked:
+class Chunked(Path):
     """numpy alone, in chunks that stay in cache."""
 
     name = "chunked"
 
-    def declines(self, call: Call) -> str | None:
+    def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline arrays of classes that may give operators a meaning of their own."""
         return _first(_not_plain, call)
-
-    def defers(self, call: Call) -> str | None:
-        """Defer to nothing."""
-        return None
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by numpy."""
@@ -60,20 +57,21 @@ class Chunked:
         return outs
 
 
-class Complex:
+class Complex(Path):
     """Neighbouring pairs as complex numbers: one product of numpy, which may fuse multiply-add."""
 
     name = "complex"
 
-    def declines(self, call: Call) -> str | None:
-        """Decline what is no complex number in memory."""
+    def objection(self, call: Call, *, asked: bool) -> str | None:
+        """Decline what is no complex number in memory, and to run unasked: bits may differ."""
         if call.turn.layout != "interleaved":
             return f"its pairs are neighbours, and the layout is {call.turn.layout!r}"
-        return _first(_not_for_kernels, call) or _first(_too_narrow, call)
-
-    def defers(self, call: Call) -> str | None:
-        """Never run unasked: bits differ between processors."""
-        return "its results are within 2 ulp, and not equal in every bit; ask for it by name"
+        unasked = "its results are within 2 ulp, and not equal in every bit; ask for it by name"
+        return (
+            _first(_not_for_kernels, call)
+            or _first(_too_narrow, call)
+            or (None if asked else unasked)
+        )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by products of complex numbers."""

@@ -9,6 +9,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from rope_xp._contract.call import Call, leaves
+from rope_xp._contract.path import Path
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch
 
@@ -16,15 +17,13 @@ from . import gpu, op
 from .arguments import arguments
 from .library import NAMES, PLAIN
 
-_EXPORTED = "an exported program runs without rope_xp"
 
-
-class Triton:
+class Triton(Path):
     """Kernels compiled by Triton, for GPUs of CUDA and ROCm."""
 
     name = "triton"
 
-    def declines(self, call: Call) -> str | None:
+    def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline what kernels cannot read and what an operator's derivative cannot follow."""
         return (
             _first(call, _not_for_gpu)
@@ -32,11 +31,8 @@ class Triton:
             or gpu.too_old(call.arrays[0])
             or _first(call, gpu.too_large)
             or _not_for_operator(call, _not_for_gpu)
+            or (None if asked else _exported())
         )
-
-    def defers(self, call: Call) -> str | None:
-        """Leave graphs that are run elsewhere to plain operations."""
-        return _EXPORTED if _exporting() else None
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
         """Call the operator, once for each source of angles."""
@@ -46,24 +42,21 @@ class Triton:
         return _rotated(call, components=False)
 
 
-class Numba:
+class Numba(Path):
     """Kernels compiled by numba, on the tensors' own memory."""
 
     name = "numba"
 
-    def declines(self, call: Call) -> str | None:
-        """Decline what kernels cannot read and what an operator's derivative cannot follow."""
-        return (
+    def objection(self, call: Call, *, asked: bool) -> str | None:
+        """Decline the same for CPUs, and small calls until there is a kernel."""
+        reason = (
             launch.objection(call.turn, _dtypes(call))
             or _first(call, _not_for_cpu)
             or _not_for_operator(call, _not_for_cpu)
         )
-
-    def defers(self, call: Call) -> str | None:
-        """Leave small calls to torch until there is a kernel, and graphs to be run elsewhere."""
-        if torch.compiler.is_compiling():
-            return _EXPORTED if _exporting() else None
-        return launch.defers(call, _dtypes(call))
+        if reason is not None or asked:
+            return reason
+        return _exported() if torch.compiler.is_compiling() else launch.not_yet(call, _dtypes(call))
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
         """Call the operator, once for each source of angles."""
@@ -76,10 +69,12 @@ def _dtypes(call: Call) -> list[str]:
     return [NAMES[x.dtype] for x in call.arrays]
 
 
-def _exporting() -> bool:
+def _exported() -> str | None:
+    """Return why graphs that are run elsewhere are left to plain operations."""
     # torch.compiler.is_exporting() of torch 2.11 is True in all that torch.compile traces:
     # https://github.com/pytorch/pytorch/issues/176347
-    return torch.compiler._is_exporting_flag  # noqa: SLF001  # see above
+    exporting = torch.compiler._is_exporting_flag  # noqa: SLF001  # see above
+    return "an exported program runs without rope_xp" if exporting else None
 
 
 def _rotated(call: Call, *, components: bool) -> tuple[torch.Tensor, ...]:
