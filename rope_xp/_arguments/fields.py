@@ -91,8 +91,15 @@ def _may_be_unhashable(value: object) -> bool:
     """
     held: Any = value if isinstance(value, tuple) else ()
     if dataclasses.is_dataclass(value):
-        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        held = held_by(value).values()
     return type(value).__hash__ is None or any(map(_may_be_unhashable, held))
+
+
+def held_by(rule: Any) -> dict[str, Any]:
+    """Return what an instance of a dataclass holds, also what dataclasses.fields does not name."""
+    if hasattr(rule, "__dict__"):
+        return dict(vars(rule))
+    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
 
 
 def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:

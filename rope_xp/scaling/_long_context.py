@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import Field, dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,22 @@ from rope_xp.scaling._rule import Rule
 
 _COMPUTED = cast(float, None)
 """The default of a field that is a float once the rule is made."""
+
+
+class _Given:
+    """The fields of a rule; of an instance, less the attention factor if nobody gave it one.
+
+    ``dataclasses.replace`` hands on the fields that an instance names, and what followed from
+    those that are replaced must follow anew.
+    """
+
+    def __init__(self, rule: type) -> None:
+        self._all: dict[str, Field[Any]] = vars(rule)["__dataclass_fields__"]
+
+    def __get__(self, rule: Any, _: type) -> dict[str, Field[Any]]:
+        if rule is None or rule._given:  # noqa: SLF001  # of the rules below
+            return self._all
+        return {name: field for name, field in self._all.items() if name != "attention_factor"}
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,7 @@ class YaRN(Rule):
         for name in ("mscale", "mscale_all_dim"):
             if getattr(self, name) is not None:
                 numbers.check_not_negative(f"YaRN.{name}", getattr(self, name))
+        object.__setattr__(self, "_given", self.attention_factor is not None)
         if self.attention_factor is None:
             factor = self._magnitude(1.0)
             if self.mscale and self.mscale_all_dim:
@@ -120,6 +137,9 @@ class YaRN(Rule):
     def softmax_scale(self) -> float:
         """``g(mscale_all_dim)**2``; 1.0 where that is not given."""
         return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+
+YaRN.__dataclass_fields__ = _Given(YaRN)  # type: ignore[assignment]  # a mapping once it is got
 
 
 @dataclass(frozen=True)
@@ -187,6 +207,7 @@ class LongRoPE(Rule):
             numbers.check_positive("LongRoPE.factor", self.factor)
         if self.length is not None:
             numbers.check_length(self.length)
+        object.__setattr__(self, "_given", self.attention_factor is not None)
         if self.attention_factor is None:
             object.__setattr__(self, "attention_factor", self._attention_factor())
         numbers.check_positive("LongRoPE.attention_factor", self.attention_factor)
@@ -216,6 +237,9 @@ class LongRoPE(Rule):
     def for_length(self, n: int) -> LongRoPE:
         """Return the rule fixed for a context of n tokens."""
         return replace(self, length=n)
+
+
+LongRoPE.__dataclass_fields__ = _Given(LongRoPE)  # type: ignore[assignment]  # likewise
 
 
 def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rope_xp._arguments.fields import held_by
 from rope_xp._contract.caches import kept
 from rope_xp._contract.library import Digits, Recipe, Tables, Wide
 from rope_xp._dispatch.backend import Backend, put_tables
@@ -62,9 +63,8 @@ def _flat(value: Any, without: Any = None) -> Any:
     hands a constant function one with default fields, without a word.
     """
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        values = [(name, getattr(value, name)) for name in names]
-        kept = [(name, _flat(v)) for name, v in values if v is None or v is not without]
+        held = held_by(value).items()
+        kept = [(name, _flat(v)) for name, v in held if v is None or v is not without]
         return (type(value), *kept)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return guard_scalar(
