@@ -7,7 +7,7 @@ from typing import Any
 from rope_xp._arguments import messages
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.memory import Memory, overlap, overlaps_itself
+from rope_xp._contract.memory import Memory, overlap, overlaps_itself, placed
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch import find
 
@@ -74,12 +74,13 @@ def _check_overlap(
     read_too: tuple[Array, ...],
 ) -> None:
     named = [*zip(names, arrays, strict=True), *zip(("cos", "sin"), read_too, strict=False)]
-    inputs = [(name, backend.memory(x)) for name, x in named]
-    for i, mine in enumerate(memories):
+    inputs = [(name, placed(backend.memory(x))) for name, x in named]
+    outputs = [placed(memory) for memory in memories]
+    for i, mine in enumerate(outputs):
         if mine is None:
             continue
         for j, (name, other) in enumerate(inputs):
-            if other is None or (i == j and mine[:4] == other[:4]):
+            if other is None or (i == j and mine.memory[:4] == other.memory[:4]):
                 continue
             if overlap(mine, other):
                 msg = (
@@ -88,7 +89,7 @@ def _check_overlap(
                 )
                 raise RopeError(msg)
         for j in range(i):
-            earlier = memories[j]
+            earlier = outputs[j]
             if earlier is not None and overlap(mine, earlier):
                 msg = f"{labels[j]} and {labels[i]} overlap; each result needs its own memory"
                 raise RopeError(msg)

@@ -220,16 +220,15 @@ class Call:
     turn: Turn
 
     def groups(
-        self, out: tuple[Array, ...] | None, *, one_dtype: bool
-    ) -> list[tuple[tuple[Array, ...], tuple[Array, ...] | None, Source]]:
+        self, out: tuple[Array, ...] = (), *, one_dtype: bool
+    ) -> list[tuple[tuple[Array, ...], tuple[Array, ...], Source]]:
         """Return (arrays, out, source) of what can be rotated at once: q and k that share angles.
 
         With ``one_dtype`` only arrays of the same dtype go together.
         """
-        arrays = self.arrays
-        if len(self.angles) == 1 and not (one_dtype and arrays[0].dtype != arrays[-1].dtype):
-            return [(arrays, out, self.angles[0])]
+        arrays, angles = self.arrays, self.angles
+        if len(angles) == 1 and (not one_dtype or arrays[0].dtype == arrays[-1].dtype):
+            return [(arrays, out, angles[0])]
         return [
-            ((x,), None if out is None else (out[i],), self.angles[min(i, len(self.angles) - 1)])
-            for i, x in enumerate(arrays)
+            ((x,), out[i : i + 1], angles[min(i, len(angles) - 1)]) for i, x in enumerate(arrays)
         ]

@@ -87,6 +87,9 @@ class ArrayLibrary(Protocol):
 
     host: bool
     numpy_dtypes: bool
+    # Of Path, and of Spread: those know a call, and a call knows its library.
+    paths: tuple[Any, ...]
+    spread: Any
 
     @property
     def kin(self) -> ArrayLibrary | None: ...  # described in Backend, as are all

@@ -24,19 +24,6 @@ class Memory(NamedTuple):
     itemsize: int
     writeable: bool
 
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The addresses of the first byte and behind the last."""
-        start = end = self.pointer
-        if 0 in self.shape:
-            return start, end
-        for step, n in zip(self.strides, self.shape, strict=True):
-            if step < 0:
-                start += step * (n - 1)
-            else:
-                end += step * (n - 1)
-        return start, end + self.itemsize
-
 
 # --- overlap -------------------------------------------------------------------------------------
 
@@ -54,12 +41,34 @@ def overlaps_itself(memory: Memory) -> bool:
     return False
 
 
-def overlap(a: Memory, b: Memory) -> bool:
+class Placed(NamedTuple):
+    """Memory, and the addresses of its first byte and behind its last."""
+
+    memory: Memory
+    start: int
+    end: int
+
+
+def placed(memory: Memory | None) -> Placed | None:
+    """Return where memory starts and ends, if it is known."""
+    if memory is None:
+        return None
+    start = end = memory.pointer
+    if 0 in memory.shape:
+        return Placed(memory, start, end)
+    for step, n in zip(memory.strides, memory.shape, strict=True):
+        if step < 0:
+            start += step * (n - 1)
+        else:
+            end += step * (n - 1)
+    return Placed(memory, start, end + memory.itemsize)
+
+
+def overlap(a: Placed, b: Placed) -> bool:
     """Return whether two arrays have an element in common."""
-    (a_start, a_end), (b_start, b_end) = a.ends, b.ends
-    if a_end <= b_start or b_end <= a_start:
+    if a.end <= b.start or b.end <= a.start:
         return False  # nearly always; to ask numpy takes 10 us
-    return np.shares_memory(_StandIn(a), _StandIn(b))
+    return np.shares_memory(_StandIn(a.memory), _StandIn(b.memory))
 
 
 class _StandIn:

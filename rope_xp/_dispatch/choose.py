@@ -7,14 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.errors import MissingBackendError, RopeError
-from rope_xp._contract.path import Path, Unavailable
+from rope_xp._contract.path import Path, Spread, Unavailable
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch import find
-from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import portable
 
 
@@ -89,11 +87,13 @@ def _check_name(name: str) -> None:
 
 def run(call: Call) -> tuple[Array, ...]:
     """Run a call on the path asked for, or on the fastest that takes it."""
-    backend, name = _backend(call), _choice.name
-    if backend.spread is not None:
-        return backend.spread.run(call, run)
+    name = _choice.name
+    spread: Spread | None = call.backend.spread
+    if spread is not None:
+        return spread.run(call, run)
+    path: Path
     if name is None:
-        for path in backend.paths:
+        for path in call.backend.paths:
             if path.objection(call, asked=False) is None:
                 try:
                     return path.run(call)
@@ -109,10 +109,6 @@ def run(call: Call) -> tuple[Array, ...]:
         raise _cannot(name, str(reason)) from reason
 
 
-def _backend(call: Call) -> Backend:
-    return cast(Backend, call.backend)  # find makes no others
-
-
 def refuse_if_asked_for(reason: Unavailable) -> None:
     """Raise where the path that turned out unavailable was asked for by name."""
     if _choice.name is not None:
@@ -120,7 +116,8 @@ def refuse_if_asked_for(reason: Unavailable) -> None:
 
 
 def _named(call: Call, name: str) -> Path:
-    backend = _backend(call)
+    backend = call.backend
+    path: Path
     for path in backend.paths:
         if path.name == name:
             reason = path.objection(call, asked=True)
@@ -168,7 +165,7 @@ class Explanation:
 
 def explain(call: Call) -> Explanation:
     """Return which path would run a call."""
-    backend, name = _backend(call), _choice.name
+    backend, name = call.backend, _choice.name
     if backend.spread is not None:
         return replace(explain(backend.spread.here(call)), library=backend.name)
     if name is not None:

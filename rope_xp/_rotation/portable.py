@@ -39,7 +39,7 @@ def run(call: Call, rotate: Callable[..., Array] = pairs.rotate) -> tuple[Array,
     words.
     """
     xp, results = call.backend.xp, []
-    for arrays, _, source in call.groups(None, one_dtype=False):
+    for arrays, _, source in call.groups(one_dtype=False):
         cos, sin = (align(xp, table, call.turn.axes) for table in cos_sin(call, source))
         results += [rotate(xp, x, cos, sin, call.turn) for x in arrays]
     if call.out is None:

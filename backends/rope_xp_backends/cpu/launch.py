@@ -20,19 +20,15 @@ BYTES_TO_COMPILE_FOR = 1 << 22
 """Compiling takes a second. What rotates fewer bytes waits for a larger call to have it done."""
 
 
-def _keys(turn: Turn, dtypes: Sequence[str]) -> list[Key]:
+def keys(turn: Turn, dtypes: Sequence[str]) -> list[Key]:
+    """Return the keys of the kernels that turn arrays of these dtypes."""
     read, write = turn.side_by_side
     return [(dtype, read, write) for dtype in dtypes]
 
 
-def objection(turn: Turn, dtypes: Sequence[str]) -> str | None:
-    """Return why there are no kernels for arrays of these dtypes, None if there can be."""
-    return KERNELS.objection(*_keys(turn, dtypes))
-
-
-def not_yet(call: Call, dtypes: Sequence[str]) -> str | None:
+def not_yet(call: Call, wanted: Sequence[Key]) -> str | None:
     """Return why a call would not have its kernels compiled, None if it would or they are."""
-    if all(map(KERNELS.ready, _keys(call.turn, dtypes))):
+    if all(map(KERNELS.ready, wanted)):
         return None
     size = sum(x.nbytes for x in call.arrays)
     if size >= BYTES_TO_COMPILE_FOR:
@@ -43,12 +39,6 @@ def not_yet(call: Call, dtypes: Sequence[str]) -> str | None:
     )
 
 
-def prepare(turn: Turn, dtypes: Sequence[str]) -> None:
-    """Have kernels compiled, or raise Unavailable before anything is written."""
-    for key in _keys(turn, dtypes):
-        KERNELS.get(key)
-
-
 # --- running -------------------------------------------------------------------------------------
 
 _NO_POSITIONS = np.empty((0, 0), np.int64)
@@ -57,7 +47,7 @@ _NO_ANGLES = (np.empty((0, 0, 0), np.float32),) * 2
 
 
 def rotate(
-    dtype: str,
+    kernel: Kernel,
     arrays: Sequence[np.ndarray],
     outs: Sequence[np.ndarray],
     source: Lookup | Given,
@@ -68,7 +58,6 @@ def rotate(
 
     Arrays are numpy's, 16-bit floats as their bits. Positions are int64, without components.
     """
-    kernel = KERNELS.get(_keys(turn, [dtype])[0])
     positions: tuple[np.ndarray, ...] = ()
     cos_sin: tuple[np.ndarray, ...] = ()
     tables: tuple[np.ndarray, ...] = _NO_TABLES

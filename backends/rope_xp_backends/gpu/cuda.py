@@ -56,9 +56,7 @@ def launches(
     return [
         launch
         for arrays, out, source in call.groups(outs, one_dtype=True)
-        for launch in _launches(
-            call, arrays, out or (), _angles(call, source, contiguous), contiguous
-        )
+        for launch in _launches(call, arrays, out, _angles(call, source, contiguous), contiguous)
     ]
 
 

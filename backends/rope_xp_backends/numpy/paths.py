@@ -11,6 +11,7 @@ from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.path import Path
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch, threads, views
+from rope_xp_backends.cpu.compiled import KERNELS, Key
 
 from . import chunks
 
@@ -22,21 +23,22 @@ class Numba(Path):
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline what kernels cannot read, and small calls until there is a kernel."""
+        keys = _keys(call)
         return (
-            launch.objection(call.turn, _dtypes(call))
+            KERNELS.objection(*keys)
             or _first(_not_for_kernels, call)
-            or (None if asked else launch.not_yet(call, _dtypes(call)))
+            or (None if asked else launch.not_yet(call, keys))
         )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""
         outs = call.out or _new(call)
-        launch.prepare(call.turn, _dtypes(call))
-        for arrays, group, source in call.groups(outs, one_dtype=True):
+        kernels = [KERNELS.get(key) for key in _keys(call)]  # all of them, before any writes
+        limit = threads.limit()
+        for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
+            x, y = [_bits(x) for x in arrays], [_bits(y) for y in group]
             found = portable.for_kernel(call, source, components=False)
-            x, y = ([_bits(x) for x in each] for each in (arrays, group or ()))
-            name = numpy_name(arrays[0].dtype)
-            launch.rotate(name, x, y, found, call.turn, threads.limit())
+            launch.rotate(kernels[i], x, y, found, call.turn, limit)
         return outs
 
 
@@ -88,13 +90,13 @@ def _with_tables(
     for arrays, group, source in call.groups(outs, one_dtype=False):
         cos, sin = portable.cos_sin(call, source)
         tables = (cos, -sin if call.turn.inverse else sin)
-        for each in zip(arrays, group or (), strict=True):
+        for each in zip(arrays, group, strict=True):
             for (x, out), (c, s) in views.in_order(each, (), tables, call.turn.axes):
                 yield x, out, c, s
 
 
-def _dtypes(call: Call) -> tuple[str, ...]:
-    return tuple([numpy_name(x.dtype) for x in call.arrays])
+def _keys(call: Call) -> list[Key]:
+    return launch.keys(call.turn, [numpy_name(x.dtype) for x in call.arrays])
 
 
 def _new(call: Call) -> tuple[np.ndarray, ...]:

@@ -9,6 +9,7 @@ from rope_xp._contract.caches import kept
 from rope_xp._contract.call import Given, Lookup
 from rope_xp._contract.library import Digits
 from rope_xp_backends.cpu import launch, threads
+from rope_xp_backends.cpu.compiled import KERNELS
 
 from .arguments import How, Tensors
 from .library import NAMES
@@ -16,12 +17,12 @@ from .library import NAMES
 
 def rotate(out: Tensors, arrays: Tensors, how: How) -> None:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
-    dtype = NAMES[arrays[0].dtype]
     turn = how.turn
-    launch.prepare(turn, [dtype])
-    x, y = ([_numpy(x) for x in each] for each in (arrays, out))
+    (key,) = launch.keys(turn, [NAMES[arrays[0].dtype]])
+    kernel = KERNELS.get(key)
+    x, y = [_numpy(x) for x in arrays], [_numpy(y) for y in out]
     limit = min(threads.limit(), torch.get_num_threads())
-    launch.rotate(dtype, x, y, _source(how), turn, limit)
+    launch.rotate(kernel, x, y, _source(how), turn, limit)
 
 
 def _source(how: How) -> Lookup | Given:

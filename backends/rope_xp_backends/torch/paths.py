@@ -12,6 +12,7 @@ from rope_xp._contract.call import Call, leaves
 from rope_xp._contract.path import Path
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch
+from rope_xp_backends.cpu.compiled import KERNELS, Key
 
 from . import gpu, op
 from .arguments import arguments
@@ -49,24 +50,26 @@ class Numba(Path):
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline the same for CPUs, and small calls until there is a kernel."""
+        keys = _keys(call)
         reason = (
-            launch.objection(call.turn, _dtypes(call))
+            KERNELS.objection(*keys)
             or _first(call, _not_for_cpu)
             or _not_for_operator(call, _not_for_cpu)
         )
         if reason is not None or asked:
             return reason
-        return _exported() if torch.compiler.is_compiling() else launch.not_yet(call, _dtypes(call))
+        return _exported() if torch.compiler.is_compiling() else launch.not_yet(call, keys)
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
         """Call the operator, once for each source of angles."""
         if not torch.compiler.is_compiling():
-            launch.prepare(call.turn, _dtypes(call))
+            for key in _keys(call):
+                KERNELS.get(key)
         return _rotated(call, components=False)
 
 
-def _dtypes(call: Call) -> list[str]:
-    return [NAMES[x.dtype] for x in call.arrays]
+def _keys(call: Call) -> list[Key]:
+    return launch.keys(call.turn, [NAMES[x.dtype] for x in call.arrays])
 
 
 def _exported() -> str | None:
@@ -79,13 +82,13 @@ def _exported() -> str | None:
 
 def _rotated(call: Call, *, components: bool) -> tuple[torch.Tensor, ...]:
     results: tuple[torch.Tensor, ...] = ()
-    for arrays, out, source in call.groups(call.out, one_dtype=True):
+    for arrays, out, source in call.groups(call.out or (), one_dtype=True):
         found = portable.for_kernel(call, source, components=components)
         how = arguments(found, call.turn)
-        if out is None:
-            results += op.apply(arrays, how)
-        else:
+        if out:
             op.write(out, arrays, how)
+        else:
+            results += op.apply(arrays, how)
     return call.out or results
 
 
