@@ -54,8 +54,8 @@ def write(folder: Path) -> None:
     """Write every picture to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (base, head_dim, rules, lengths) in PICTURES.items():
-        ropes = {"no rule": RoPE(base)} | {
-            title: RoPE(base, scaling=rule) for title, rule in rules.items()
+        ropes = {"no rule": RoPE(base=base)} | {
+            title: RoPE(base=base, scaling=rule) for title, rule in rules.items()
         }
         contexts = dict(zip(("trained context", "extended"), lengths, strict=False))
         title = f"base {base:g}, {head_dim} components"

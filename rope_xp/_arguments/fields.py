@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.numbers import is_int
+from rope_xp._contract.numbers import held_by, is_int
 
 T = TypeVar("T")
 
@@ -93,13 +93,6 @@ def _may_be_unhashable(value: object) -> bool:
     if dataclasses.is_dataclass(value):
         held = held_by(value).values()
     return type(value).__hash__ is None or any(map(_may_be_unhashable, held))
-
-
-def held_by(rule: Any) -> dict[str, Any]:
-    """Return what an instance of a dataclass holds, also what dataclasses.fields does not name."""
-    if hasattr(rule, "__dict__"):
-        return dict(vars(rule))
-    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
 
 
 def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:

@@ -11,10 +11,8 @@ from rope_xp._contract.call import LIMIT, UNKNOWN, Reach, reach_of
 from rope_xp._contract.dtypes import FLOATS, INTEGERS
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.numbers import check_known, same_length
+from rope_xp._contract.numbers import ROTATED, check_known, same_length
 from rope_xp._contract.typing import Array
-
-_ROTATED = "the array to rotate"
 
 
 def resolve_positions(
@@ -44,8 +42,8 @@ def resolve_positions(
             part = None if part is None else backend.asarray(part, device)
         return whole, part, reach
     if owner is not backend and owner is not backend.kin:
-        raise different_libraries(_ROTATED, backend, argument, owner)
-    check_same_device(backend, _ROTATED, like, argument, positions)
+        raise different_libraries(ROTATED, backend, argument, owner)
+    check_same_device(backend, ROTATED, like, argument, positions)
     return _from_device(backend, positions, wide, argument)
 
 
@@ -132,7 +130,7 @@ def check_positions_shape(
     )
     if not fits:
         check_known(argument, rest)
-        check_known(_ROTATED, full)
+        check_known(ROTATED, full)
         lead = f"({components}, ...)" if components else "it"
         msg = (
             f"{argument} has shape {shape}; {lead} must broadcast to (batch..., tokens) = {full}, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rope_xp._arguments.positions import check_positions_shape
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Rope
-from rope_xp._contract.numbers import check_known, same_length
+from rope_xp._contract.numbers import ROTATED, check_known, same_length
 
 
 def resolve_slice(
@@ -13,10 +13,10 @@ def resolve_slice(
 ) -> tuple[int, int]:
     """Return (r, offset) of the rotated slice in a head of head_dim components."""
     if head_dim is None:
-        check_known("the array to rotate", (head_dim,))
+        check_known(ROTATED, (head_dim,))
     r = head_dim if rotary_dim is None else rotary_dim
     if r % 2:
-        check_known("the array to rotate", (head_dim,))
+        check_known(ROTATED, (head_dim,))
         msg = (
             f"head_dim is {head_dim}, an odd number, and components turn in pairs; pass an even "
             "rotary_dim, the rest passes through"

@@ -105,7 +105,7 @@ class Lookup:
     device : device or None
         Where the tables lie.
     tokens : int
-        Length of the tokens axis.
+        Length of the tokens axis; asked only where positions are counted.
     reach : Reach
         What is known about the size of the positions.
     components : int

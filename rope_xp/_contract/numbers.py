@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rope_xp._contract.errors import RopeError
+
+ROTATED = "the array to rotate"
+"""How messages call it where several arguments may be meant."""
 
 
 def is_int(value: object) -> bool:
@@ -93,3 +98,10 @@ def check_known(argument: str, lengths: Sequence[int | None]) -> None:
             "needed here; give it a number, in dask by compute_chunk_sizes()"
         )
         raise RopeError(msg)
+
+
+def held_by(rule: Any) -> dict[str, Any]:
+    """Return what an instance of a dataclass holds, also what dataclasses.fields does not name."""
+    if hasattr(rule, "__dict__"):
+        return dict(vars(rule))
+    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}

@@ -87,10 +87,10 @@ def _check_name(name: str) -> None:
 
 def run(call: Call) -> tuple[Array, ...]:
     """Run a call on the path asked for, or on the fastest that takes it."""
-    name = _choice.name
     spread: Spread | None = call.backend.spread
     if spread is not None:
         return spread.run(call, run)
+    name = _choice.name
     path: Path
     if name is None:
         for path in call.backend.paths:

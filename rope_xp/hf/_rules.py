@@ -86,8 +86,9 @@ def _yarn(source: Source) -> Scaling:
         truncate=source.get("truncate", True),
     )
     if source.config.get("qk_rope_head_dim") is None:
-        # Only models with latent attention correct their softmax; attention_factor stays.
-        return replace(rule, mscale=None, mscale_all_dim=None)
+        # Only models with latent attention correct their softmax; the attention factor stays.
+        factor = rule.attention_factor
+        return replace(rule, mscale=None, mscale_all_dim=None, attention_factor=factor)
     return rule
 
 

@@ -49,7 +49,7 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
         stream, start, stop)``, which releases the GIL. q, k and their results are (batch, tokens,
         heads, head_dim), as bits where 16 bits wide; k may have no heads. positions are (batch or
         1, tokens or 1) int64, or empty for 0, 1, 2, ...; low, middle and high are as in
-        :func:`rope_xp._angles.host_tables`. Or they are all empty and cos and sin are given,
+        :func:`rope_xp._rotation.tables.host_tables`. Or they are all empty and cos and sin are given,
         (batch or 1, tokens or 1, r/2) in the dtype of the arithmetic. ``stream`` has
         results written past the caches. It rotates rows ``start`` to ``stop`` of the batch * tokens
         there are.
@@ -136,7 +136,7 @@ def _take(table, batch, token, row):
 
 @_jit
 def _look_up(position, low, middle, high, cos, sin):
-    """As rope_xp._angles.cos_sin, without the sign: a digit of 0 changes nothing."""
+    """As rope_xp._rotation.angles.cos_sin, without the sign: a digit of 0 changes nothing."""
     pairs = cos.size
     inside = -LIMIT < position < LIMIT
     count = abs(position)

@@ -14,14 +14,12 @@ from rope_xp._contract.caches import kept
 from rope_xp._contract.call import Lookup
 from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.library import Digits, Recipe, Tables, Wide
-from rope_xp._contract.numbers import check_known
+from rope_xp._contract.numbers import ROTATED, check_known
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import checked_frequencies, table_shapes
 
 from . import blocks
-
-ROTATED = "the array to rotate"
 
 
 class Dask(Backend):

@@ -7,12 +7,12 @@ import numpy as np
 
 from rope_xp._contract.call import Axes, Call, Difference, Leaf, Lookup, Source, leaves
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.numbers import check_known
+from rope_xp._contract.numbers import ROTATED, check_known
 from rope_xp._contract.path import Path
 from rope_xp._contract.typing import Array
 
 from . import blocks
-from .library import ROTATED, known_length
+from .library import known_length
 
 
 class Blockwise(Path):

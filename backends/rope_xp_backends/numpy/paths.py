@@ -32,8 +32,8 @@ class Numba(Path):
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""
-        outs = call.out or _new(call)
         kernels = [KERNELS.get(key) for key in _keys(call)]  # all of them, before any writes
+        outs = call.out or _new(call)
         limit = threads.limit()
         for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
             x, y = [_bits(x) for x in arrays], [_bits(y) for y in group]

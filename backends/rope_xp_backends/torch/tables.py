@@ -11,9 +11,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rope_xp._arguments.fields import held_by
 from rope_xp._contract.caches import kept
 from rope_xp._contract.library import Digits, Recipe, Tables, Wide
+from rope_xp._contract.numbers import held_by
 from rope_xp._dispatch.backend import Backend, put_tables
 from rope_xp._rotation.tables import table_shapes
 
