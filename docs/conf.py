@@ -112,6 +112,7 @@ def generate(_app: Sphinx | None = None) -> None:
     import paper_pictures
     import pictures
     import position_pictures
+    import rooms_picture
     import rule_pictures
     import tiny_results
 
@@ -119,6 +120,7 @@ def generate(_app: Sphinx | None = None) -> None:
     rule_pictures.write(GENERATED)
     position_pictures.write(GENERATED)
     paper_pictures.write(GENERATED)
+    rooms_picture.write(GENERATED)
     history_pictures.draw(GENERATED / "history.png")
     tiny = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
     tiny_results.draw(tiny, GENERATED / "train_tiny.png")
