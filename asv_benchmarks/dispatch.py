@@ -43,7 +43,7 @@ def track_overhead() -> float:
     made: list[object] = []
     with mock.patch.object(target.backend, "tables", _kept(target.backend.tables, made)):
         ROPE.apply(q, k, positions)
-    resolved = read._from_host(positions, positions.dtype.type, False, "positions")
+    resolved = read._from_host(positions, positions.dtype.type, False, "positions")  # noqa: SLF001  # as replaced below
     loops, rounds = common.LOOPS
 
     with (

@@ -49,10 +49,10 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
         stream, start, stop)``, which releases the GIL. q, k and their results are (batch, tokens,
         heads, head_dim), as bits where 16 bits wide; k may have no heads. positions are (batch or
         1, tokens or 1) int64, or empty for 0, 1, 2, ...; low, middle and high are as in
-        :func:`rope_xp._rotation.tables.host_tables`. Or they are all empty and cos and sin are given,
-        (batch or 1, tokens or 1, r/2) in the dtype of the arithmetic. ``stream`` has
-        results written past the caches. It rotates rows ``start`` to ``stop`` of the batch * tokens
-        there are.
+        :class:`rope_xp._contract.library.Digits`. Or they are all empty and cos and sin are given,
+        (batch or 1, tokens or 1, r/2) in the dtype of the arithmetic. ``stream`` has results
+        written past the caches. It rotates rows ``start`` to ``stop`` of the batch * tokens there
+        are.
     """
     element, _, computed, _ = ELEMENTS[dtype]
     width = computed.bitwidth // 8
