@@ -22,8 +22,13 @@ if _NAME not in sys.modules:
     sys.modules[_NAME] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_NAME])
 
-_TABLE = "rope_xp._dispatch.find"
+# What the above imports, by the name that it had when dispatch was a single module.
+_ONCE = {
+    "rope_xp._contract.typing": "rope_xp._typing",
+    "rope_xp._dispatch.backend": "rope_xp._contract",
+    "rope_xp._dispatch.find": "rope_xp._dispatch",
+}
 _dispatch = importlib.import_module("rope_xp._dispatch")
-if hasattr(_dispatch, "LIBRARIES"):  # as it was when all of dispatch was one module
-    _dispatch.libraries = _dispatch.LIBRARIES  # type: ignore[attr-defined]  # under today's name
-    sys.modules[_TABLE] = _dispatch
+if hasattr(_dispatch, "LIBRARIES"):
+    _dispatch.libraries = _dispatch.LIBRARIES
+    sys.modules.update({name: importlib.import_module(once) for name, once in _ONCE.items()})

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import rope_xp
 from rope_xp._bench import rivals
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, TOKENS, Absent, Case, case
 from rope_xp._bench.targets import Target
-
-if TYPE_CHECKING:
-    from rope_xp._contract.typing import Array, Layout
+from rope_xp._contract.typing import Array, Layout
 
 REPEAT = 9
 _HAVE_KERNELS = ("numpy:cpu", "torch:cpu")

@@ -12,14 +12,10 @@ At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-if TYPE_CHECKING:
-    from rope_xp._contract.typing import Array, Layout, Namespace
-
+from rope_xp._contract.typing import Array, Layout, Namespace
 
 # For a layout the slices of r components that hold x1 and x2, and those that y1 and y2 go to.
 _EVEN_ODD = (slice(0, None, 2), slice(1, None, 2))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rope_xp._bench import targets
 from rope_xp._bench.targets import Target
-
-if TYPE_CHECKING:
-    from rope_xp._contract.typing import Array
+from rope_xp._contract.typing import Array
 
 TARGETS = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
 """All that are measured, whatever is installed, so that results of machines can be compared."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rope_xp._bench import formulas
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent, Case
-
-if TYPE_CHECKING:
-    from rope_xp._contract.typing import Array
+from rope_xp._contract.typing import Array
 
 LAYOUTS = {"rotary_embedding_torch": "interleaved"}
 """Of those that do not rotate halves."""

@@ -10,15 +10,13 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from rope_xp._contract.typing import Array
-    from rope_xp._dispatch.backend import Backend
-    from rope_xp._dispatch.find import Library
-
+from rope_xp._contract.typing import Array
+from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.find import Library
 
 NAMES = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
 """Every target, whatever is installed."""

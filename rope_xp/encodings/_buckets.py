@@ -86,16 +86,14 @@ def t5_bias(
 
     Parameters
     ----------
-    q, k : array, (batch..., tokens, heads, head_dim)
-        Queries and keys; the heads of q may be a multiple of those of k.
+    q, k, positions, k_positions
+        As for :func:`rope_xp.encodings.shaw`.
     bias : array, (num_buckets, heads)
         b, as T5 keeps it in ``relative_attention_bias.weight``; see :func:`t5_buckets`.
     max_distance : int, default 128
         In tokens; see :func:`t5_buckets`.
     bidirectional : bool, default True
         As in T5's encoder; False as in its decoder.
-    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
-        Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         q . k is multiplied by it, b is not; T5 has 1.
 
@@ -106,10 +104,8 @@ def t5_bias(
 
     Raises
     ------
-    RopeError
-        If shapes do not fit, or positions are out of range.
-    TypeError
-        If an array is of another library, or of a dtype that does not fit.
+    RopeError, TypeError
+        As :func:`rope_xp.encodings.shaw`.
 
     Notes
     -----
@@ -168,10 +164,8 @@ def tupe(
 
     Raises
     ------
-    RopeError
-        If shapes do not fit, or positions are out of range.
-    TypeError
-        If an array is of another library, or of a dtype that does not fit.
+    RopeError, TypeError
+        As :func:`rope_xp.encodings.shaw`.
 
     Notes
     -----

@@ -94,10 +94,8 @@ def shaw_values(
 
     Raises
     ------
-    RopeError
-        If shapes do not fit, or positions are out of range.
-    TypeError
-        If an array is of another library, or of a dtype that does not fit.
+    RopeError, TypeError
+        As :func:`shaw`.
 
     Notes
     -----
@@ -152,10 +150,8 @@ def deberta(
 
     Raises
     ------
-    RopeError
-        If shapes do not fit, or positions are out of range.
-    TypeError
-        If an array is of another library, or of a dtype that does not fit.
+    RopeError, TypeError
+        As :func:`shaw`.
 
     Notes
     -----
@@ -205,12 +201,10 @@ def multiplicative(
 
     Parameters
     ----------
-    q, k : array, (batch..., tokens, heads, head_dim)
-        Queries and keys; the heads of q may be a multiple of those of k.
+    q, k, positions, k_positions
+        As for :func:`shaw`.
     factors : array, (2 * clip + 1,) or (2 * clip + 1, heads)
         a: entry ``clip + r`` is for keys r tokens before the query, r clipped.
-    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
-        Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``head_dim ** -0.5``.
 
@@ -221,10 +215,8 @@ def multiplicative(
 
     Raises
     ------
-    RopeError
-        If shapes do not fit, or positions are out of range.
-    TypeError
-        If an array is of another library, or of a dtype that does not fit.
+    RopeError, TypeError
+        As :func:`shaw`.
 
     Notes
     -----

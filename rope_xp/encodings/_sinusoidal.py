@@ -106,10 +106,8 @@ def transformer_xl(
 
     Raises
     ------
-    RopeError
-        If shapes do not fit, or positions are out of range.
-    TypeError
-        If an array is of another library, or of a dtype that does not fit.
+    RopeError, TypeError
+        As :func:`rope_xp.encodings.shaw`.
 
     Notes
     -----

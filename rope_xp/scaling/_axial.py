@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling import _checks
 from rope_xp.scaling._rule import Rule
 
 ORDERS = ("blocks", "alternating", "dealt")
@@ -63,7 +63,10 @@ class Axial(Rule):
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the series of all components, in order."""
-        _checks.check_divides("Axial.axes", self.axes, rotary_dim)
+        if rotary_dim % (2 * self.axes):
+            pairs = rotary_dim // 2
+            msg = f"Axial.axes = {self.axes} does not divide the {pairs} rotated pairs evenly"
+            raise RopeError(msg)
         if self.order == "dealt":
             return inverse_frequencies(base, rotary_dim).reshape(-1, self.axes).T.ravel()
         series = inverse_frequencies(base, rotary_dim // self.axes)

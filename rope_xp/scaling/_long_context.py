@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling import _checks
-from rope_xp.scaling._rule import Rule
+from rope_xp.scaling._rule import Rule, no_length
 
 _COMPUTED = cast(float, None)
 """The default of a field that is a float once the rule is made."""
@@ -227,11 +226,16 @@ class LongRoPE(Rule):
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies for this length."""
         if self.length is None:
-            raise _checks.no_length("LongRoPE")
+            raise no_length("LongRoPE")
         long = self.length > self.original_max_position_embeddings
         divisors = self.long_factor if long else self.short_factor
         name = "LongRoPE.long_factor" if long else "LongRoPE.short_factor"
-        _checks.check_entries(name, len(divisors), rotary_dim)
+        if len(divisors) != rotary_dim // 2:
+            msg = (
+                f"{name} has {len(divisors)} entries; {rotary_dim} rotated components have "
+                f"{rotary_dim // 2} pairs. Set RoPE.rotary_dim if only a part of head_dim is rotated"
+            )
+            raise RopeError(msg)
         return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors))
 
     def for_length(self, n: int) -> LongRoPE:

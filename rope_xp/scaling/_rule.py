@@ -7,6 +7,8 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_xp._contract.errors import RopeError
+
 
 @runtime_checkable
 class Scaling(Protocol):
@@ -47,3 +49,11 @@ class Rule:
     def for_length(self, n: int) -> Self:
         """Return the rule itself, which does not depend on length."""
         return self
+
+
+def no_length(rule: str) -> RopeError:
+    """Return the error of a rule whose frequencies depend on the length of the context."""
+    return RopeError(
+        f"the frequencies of {rule} depend on the length of the context; fix it first, by "
+        "rope = rope.for_length(n). All keys of one attention need the same"
+    )

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling import _checks
-from rope_xp.scaling._rule import Rule
+from rope_xp.scaling._rule import Rule, no_length
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class DynamicNTK(Rule):
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies of the base for this length."""
         if self.length is None:
-            raise _checks.no_length("DynamicNTK")
+            raise no_length("DynamicNTK")
         trained = self.max_position_embeddings
         factor = self.factor * max(self.length, trained) / trained - (self.factor - 1)
         return inverse_frequencies(_stretched("DynamicNTK", base, factor, rotary_dim), rotary_dim)

@@ -151,19 +151,11 @@ def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: 
             torch.autograd.graph.increment_version(x)
 
 
-@torch.library.register_fake("rope_xp::rotate", lib=_library)
-def _rotate_fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return _like(x)
-
-
-@torch.library.register_fake("rope_xp::rotate_pair", lib=_library)
-def _rotate_pair_fake(q: torch.Tensor, k: torch.Tensor, *_: Any) -> Tensors:
-    return _like(q), _like(k)
-
-
-@torch.library.register_fake("rope_xp::rotate_out", lib=_library)
-def _rotate_out_fake(*_: Any) -> None:
-    return
+torch.library.register_fake("rope_xp::rotate", lambda x, *_: _like(x), lib=_library)
+torch.library.register_fake(
+    "rope_xp::rotate_pair", lambda q, k, *_: (_like(q), _like(k)), lib=_library
+)
+torch.library.register_fake("rope_xp::rotate_out", lambda *_: None, lib=_library)
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
