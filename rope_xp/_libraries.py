@@ -54,10 +54,7 @@ def _dask() -> Backend:
 
 LIBRARIES = (
     Library(
-        "numpy",
-        (("generic", _numpy), ("ndarray", _numpy)),
-        "",
-        ("numba", "chunked", "complex"),
+        "numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("numba", "chunked", "complex")
     ),
     Library(
         "torch",

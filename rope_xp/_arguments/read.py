@@ -9,11 +9,7 @@ import numpy as np
 from rope_xp._arguments import fields, messages
 from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.out import check_out
-from rope_xp._arguments.positions import (
-    check_components,
-    check_positions_shape,
-    resolve_positions,
-)
+from rope_xp._arguments.positions import check_components, check_positions_shape, resolve_positions
 from rope_xp._arguments.slices import check_rerotation, check_tables, resolve_slice, slice_of
 from rope_xp._contract.call import COUNTED, Axes, Call, Difference, Given, Lookup, Turn, reach_of
 from rope_xp._contract.library import Recipe, Rope
@@ -30,12 +26,7 @@ def owner_of(positions: Any) -> Backend | None:
 
 
 def _lookup(
-    backend: Backend,
-    recipe: Recipe,
-    x: Array,
-    axes: Axes,
-    positions: Any,
-    argument: str,
+    backend: Backend, recipe: Recipe, x: Array, axes: Axes, positions: Any, argument: str
 ) -> Lookup:
     shape = x.shape
     tokens = shape[axes.tokens]
@@ -64,13 +55,7 @@ def _lookup(
 
 
 def pair(
-    rope: Rope,
-    q: Array,
-    k: Array,
-    positions: Any,
-    axes: str | None,
-    k_positions: Any,
-    out: Any,
+    rope: Rope, q: Array, k: Array, positions: Any, axes: str | None, k_positions: Any, out: Any
 ) -> Call:
     """Return the call that rotates q and k."""
     backend = find.backend_of(q, "q")
@@ -98,14 +83,7 @@ def pair(
     return Call(backend, arrays, angles, out, Turn(where, rope.layout, r, offset, False))
 
 
-def single(
-    rope: Rope,
-    x: Array,
-    positions: Any,
-    axes: str | None,
-    out: Any,
-    inverse: bool,
-) -> Call:
+def single(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
     """Return the call that rotates x."""
     backend, where, wide = _one(x, axes)
     r, offset = slice_of(rope, x.shape[-1])

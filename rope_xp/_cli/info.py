@@ -88,12 +88,7 @@ def _row(
     devices: list[str] | None = None,
     paths: dict[str, str | None] | None = None,
 ) -> dict[str, Any]:
-    return {
-        "version": version,
-        "problem": problem,
-        "devices": devices or [],
-        "paths": paths or {},
-    }
+    return {"version": version, "problem": problem, "devices": devices or [], "paths": paths or {}}
 
 
 def _reason(library: Library, path: Path) -> str | None:

@@ -8,9 +8,7 @@ from rope_xp._contract.caches import kept
 
 FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """What can be rotated, and the bytes of an element."""
-INTEGERS = frozenset(
-    {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"},
-)
+INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
 
 @kept(64)

@@ -122,10 +122,7 @@ def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
 
 # --- what runs -----------------------------------------------------------------------------------
 
-RUNS: dict[str, Callable[[Tensors, Tensors, How], None]] = {
-    "cpu": cpu.rotate,
-    "cuda": gpu.rotate,
-}
+RUNS: dict[str, Callable[[Tensors, Tensors, How], None]] = {"cpu": cpu.rotate, "cuda": gpu.rotate}
 """What rotates on a kind of device: ``run(out, arrays, how)``, or Unavailable."""
 
 
