@@ -1,7 +1,5 @@
 """The public functions on arrays: docstring, validation, delegation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rope_xp._arguments import fields, read

@@ -1,7 +1,5 @@
 """Arrays with heads, for both :mod:`rope_xp.attention` and :mod:`rope_xp.encodings`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rope_xp._arguments import messages

@@ -3,8 +3,6 @@
 Loaders are spelled as import statements, which torch.compile can trace.
 """
 
-from __future__ import annotations
-
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library

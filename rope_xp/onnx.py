@@ -3,8 +3,6 @@
 Needs ``pip install 'rope-xp[onnx]'``. To export a whole model, trace it instead: see docs/onnx.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@
 others are made of Python numbers alone, in numpy unless ``xp`` names another library.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

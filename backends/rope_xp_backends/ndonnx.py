@@ -1,7 +1,5 @@
 """ndonnx, whose arrays build an ONNX graph: lengths and values may be unknown until it runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ndonnx

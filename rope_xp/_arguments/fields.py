@@ -1,7 +1,5 @@
 """Checks of the fields of a RoPE."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What arrays must have in common. A message says what came, what fits, what to do."""
 
-from __future__ import annotations
-
 from rope_xp._contract.call import Axes
 from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.errors import RopeError

@@ -1,7 +1,5 @@
 """Whether results may be written to ``out``: checked before anything is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rope_xp._arguments import messages

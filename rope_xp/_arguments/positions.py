@@ -1,7 +1,5 @@
 """Positions as the caller gives them, brought to whole and fractional parts on the right device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From arguments to a checked Call. Everything is checked here, before anything is computed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

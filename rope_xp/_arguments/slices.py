@@ -1,7 +1,5 @@
 """The rotated slice of head_dim, of a rope or of tables."""
 
-from __future__ import annotations
-
 from rope_xp._arguments.positions import check_positions_shape
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Rope

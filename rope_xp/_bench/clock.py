@@ -1,7 +1,5 @@
 """Clocks that wait for results, and give what is compared its turns."""
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is timed beside what: rope_xp, a copy of the same bytes, and what users run today."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from functools import lru_cache

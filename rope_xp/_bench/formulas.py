@@ -10,8 +10,6 @@ cosine to float32 costs up to 3e-8. Up to that position the reference may be tak
 At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -1,7 +1,5 @@
 """The arrays that everything is measured on: q and k of one attention layer of Llama-3-8B."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 tests/test_benchmarks.py sees to it that each of them rotates as rope_xp does.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable

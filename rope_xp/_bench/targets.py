@@ -4,8 +4,6 @@ A *target* is spelled "library:device", as in "torch:cpu" or "jax:gpu". "gpu" st
 accelerator the library calls its current one. Importing this module imports no framework.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Kinds of argument that the commands share, checked as argparse reads them."""
 
-from __future__ import annotations
-
 import argparse
 import math
 

@@ -4,8 +4,6 @@ q and k are those of one attention layer of Llama-3-8B over 4096 tokens, and of 
 rotation reads and writes as much as a copy, so a share of 1 is as fast as memory allows.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, dataclass

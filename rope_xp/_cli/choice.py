@@ -1,7 +1,5 @@
 """What commands that time calls have in common: their options, and which libraries they run on."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The arrays are those of Llama-3-8B: 32 query heads, 8 key heads of 128 component
 base 500000, float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

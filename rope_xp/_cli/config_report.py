@@ -1,7 +1,5 @@
 """The numbers of ``python -m rope_xp inspect``, as what JSON can hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

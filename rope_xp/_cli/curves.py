@@ -1,7 +1,5 @@
 """Drawings of what happens to scores, and to accuracy, over distance and position."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Each library rotates the same q and k, at positions from 0 and from a million. I
 beside that of copying the same arrays, its error beside that of the float32 formula in common use.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Print what rope_xp finds here: versions, libraries, devices, paths, and the choice in force."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

@@ -15,8 +15,6 @@ The keys of the JSON object are always there. null stands for what is not known 
 - ``suspicious``: sentences
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import replace

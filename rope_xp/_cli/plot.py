@@ -6,8 +6,6 @@
 - ``accuracy``: the largest error of cos and sin over position, beside the float32 formula in use
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

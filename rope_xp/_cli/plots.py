@@ -1,7 +1,5 @@
 """Drawings of rotary embeddings. matplotlib is imported when something is drawn."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager

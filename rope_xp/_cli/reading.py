@@ -1,7 +1,5 @@
 """What a configuration says, beside what :func:`rope_xp.from_hf_config` makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What is odd about a configuration, in plain sentences."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Output that goes to a file or a pipe is plain text, always.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence

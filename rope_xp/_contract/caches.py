@@ -1,16 +1,14 @@
 """The home of every cache: each is bounded, safe under threads, and listed here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from functools import _lru_cache_wrapper, lru_cache
-from typing import ParamSpec, TypeVar
+from functools import lru_cache
+from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-ALL: dict[str, _lru_cache_wrapper[object]] = {}
-"""Every cache by the name of the function whose results it keeps."""
+ALL: dict[str, Any] = {}
+"""Every cache of ``lru_cache``, by the name of the function whose results it keeps."""
 
 
 def kept(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

@@ -1,7 +1,5 @@
 """One checked call, as plain data: arrays, where their angles come from, what is done to them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """The names of dtypes, as numpy spells them, and how long their elements are."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rope_xp._contract.caches import kept

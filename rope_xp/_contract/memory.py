@@ -1,7 +1,5 @@
 """How arrays lie in memory: where they overlap, which axes are one, what their rows align to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """Checks of plain numbers, and of lengths that some libraries do not know before they compute."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Sequence

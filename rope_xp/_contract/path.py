@@ -4,8 +4,6 @@ The portable path follows all others and declines nothing, so it is the truth th
 tested against.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

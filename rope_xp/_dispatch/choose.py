@@ -1,7 +1,5 @@
 """From a call to the path that runs it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

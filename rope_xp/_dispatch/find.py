@@ -11,8 +11,6 @@ Requirements, which explain the shape of this file:
   no write to a dict that it would guard on.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

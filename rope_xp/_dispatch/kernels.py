@@ -1,7 +1,5 @@
 """Kernels that are compiled when they are first needed, and what becomes of those that fail."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import threading

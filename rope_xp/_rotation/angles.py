@@ -22,8 +22,6 @@ two digits, all positions below 2**22, are off by at most (2 sqrt(2) + 3) u = 1.
 and 2.2e-7.
 """
 
-from __future__ import annotations
-
 from rope_xp._contract.call import DIGIT, DIGIT_BITS, LIMIT, Difference, Given, Lookup, Source
 from rope_xp._contract.library import ArrayLibrary, Digits, Wide
 from rope_xp._contract.typing import Array

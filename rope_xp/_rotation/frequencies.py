@@ -1,7 +1,5 @@
 """Frequencies of a rotary embedding before any rule, in numpy float64."""
 
-from __future__ import annotations
-
 import decimal
 
 import numpy as np

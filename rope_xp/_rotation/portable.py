@@ -1,7 +1,5 @@
 """The path that every library has: look the angles up, rotate, write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rope_xp._contract.call import Axes, Call, Given, Lookup, Source

@@ -1,7 +1,5 @@
 """The tables that angles are looked up in: made on the host in float64, rounded once."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Curves over distance. Public in :mod:`rope_xp.analysis`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

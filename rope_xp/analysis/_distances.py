@@ -1,7 +1,5 @@
 """What rope_xp.analysis works with: checked arguments, and angles a block at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """From the arguments of :mod:`rope_xp.attention` to checked arrays of one float dtype."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from rope_xp import _heads

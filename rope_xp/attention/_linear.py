@@ -1,7 +1,5 @@
 """Linear attention, for :mod:`rope_xp.attention`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 

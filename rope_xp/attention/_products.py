@@ -1,7 +1,5 @@
 """Arithmetic that the functions of :mod:`rope_xp.attention` share, on arrays that are checked."""
 
-from __future__ import annotations
-
 import math
 
 from rope_xp._contract.typing import Array, Namespace

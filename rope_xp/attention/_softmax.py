@@ -1,7 +1,5 @@
 """Scores and the softmax of them. Public in :mod:`rope_xp.attention`."""
 
-from __future__ import annotations
-
 import math
 
 from rope_xp import _heads

@@ -1,7 +1,5 @@
 """The logits of spans, for :mod:`rope_xp.attention`."""
 
-from __future__ import annotations
-
 import math
 
 from rope_xp._contract.typing import ArrayT

@@ -29,8 +29,6 @@ have one dtype, and the default scale is 1. Products of float32 matrices are as 
 library is set to make them.
 """
 
-from __future__ import annotations
-
 from rope_xp.encodings._buckets import t5_bias, t5_buckets, tupe
 from rope_xp.encodings._clipped import deberta, multiplicative, shaw, shaw_values
 from rope_xp.encodings._sinusoidal import sinusoidal, transformer_xl

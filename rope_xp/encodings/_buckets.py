@@ -1,7 +1,5 @@
 """Biases of T5 and TUPE, by buckets of distances. Public in :mod:`rope_xp.encodings`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Encodings that are tables of clipped distances. Public in :mod:`rope_xp.encodings`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rope_xp import _heads

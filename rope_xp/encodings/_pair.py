@@ -1,7 +1,5 @@
 """What the scores of rope_xp.encodings share: checked queries and keys, and their distances."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Sinusoidal encodings, absolute and relative. Public in :mod:`rope_xp.encodings`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rope_xp import _heads

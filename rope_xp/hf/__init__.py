@@ -1,7 +1,5 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
-from __future__ import annotations
-
 from rope_xp.rope import RoPE
 
 

@@ -1,7 +1,5 @@
 """From a configuration to the RoPE of each layer type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

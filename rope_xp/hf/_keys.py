@@ -1,7 +1,5 @@
 """Find what a Hugging Face configuration says under any of the names that it has had."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the code of a model type fixes and its configuration does not say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """From the parameters in a Hugging Face configuration to a scaling rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

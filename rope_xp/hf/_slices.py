@@ -1,7 +1,5 @@
 """Which components of a head a Hugging Face model rotates, and what each pair reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

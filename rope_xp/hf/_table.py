@@ -1,7 +1,5 @@
 """The row of each model type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

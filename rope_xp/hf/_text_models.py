@@ -6,8 +6,6 @@ plain, with half layout, base 10000 and the whole head rotated. ``tests/census.p
 row with the code of transformers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

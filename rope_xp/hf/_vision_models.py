@@ -4,8 +4,6 @@ Their configurations in transformers 5 say ``rope_type`` "axial"; older files sa
 Component 0 of a position is the row (height), component 1 the column (width).
 """
 
-from __future__ import annotations
-
 from rope_xp.hf._model import Model
 
 _MEMORY = (

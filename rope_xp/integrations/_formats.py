@@ -1,7 +1,5 @@
 """How the models of transformers write tables of cos and sin: one column a pair, or two."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """The modules of transformers that make cos and sin: recognised, checked, and replaced."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass

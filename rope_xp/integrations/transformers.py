@@ -1,7 +1,5 @@
 """Hand the rotation of a model of transformers to rope_xp."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar

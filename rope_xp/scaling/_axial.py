@@ -1,7 +1,5 @@
 """The rule of positions with several components. Public in :mod:`rope_xp.scaling`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

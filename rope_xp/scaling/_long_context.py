@@ -233,7 +233,8 @@ class LongRoPE(Rule):
         if len(divisors) != rotary_dim // 2:
             msg = (
                 f"{name} has {len(divisors)} entries; {rotary_dim} rotated components have "
-                f"{rotary_dim // 2} pairs. Set RoPE.rotary_dim if only a part of head_dim is rotated"
+                f"{rotary_dim // 2} pairs. Set RoPE.rotary_dim if only a part of head_dim is "
+                "rotated"
             )
             raise RopeError(msg)
         return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors))

@@ -1,7 +1,5 @@
 """numba's kernels: one for each dtype and layout, compiled when it is first needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

@@ -4,8 +4,6 @@ Each step is the portable path's, in the same order and without fused multiply-a
 equal in every bit. Arrays may have any strides but along head_dim, which is contiguous.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

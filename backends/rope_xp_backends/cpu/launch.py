@@ -1,7 +1,5 @@
 """From arrays in CPU memory to kernels. Shared by numpy and torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

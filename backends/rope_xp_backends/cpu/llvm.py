@@ -4,8 +4,6 @@ LLVM makes vectors of plain loops too, but not where input and output may be the
 pairs that lie side by side, nor of 16-bit floats, which numba does not know.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

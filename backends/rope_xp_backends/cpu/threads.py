@@ -4,8 +4,6 @@ Why not numba's: with ``parallel=True`` its default layer aborts the process whe
 call at once, and the OpenMP one does after a fork.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Views of numpy arrays with axes in one order, which is all that kernels know."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The kernel of rotate.cu, compiled by cupy, which keeps what NVRTC made on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cupy

@@ -1,7 +1,5 @@
 """cupy: arrays on the devices of CUDA or ROCm, with numpy's dtypes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cupy

@@ -1,7 +1,5 @@
 """cupy: one kernel for angles, q and k, on the device of the arrays and its current stream."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ So it holds a rope and a few numbers, and no table: a process that runs blocks m
 A block is numpy's or cupy's; it takes the path that it would take as an array by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

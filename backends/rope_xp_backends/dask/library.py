@@ -1,7 +1,5 @@
 """dask: arrays that are graphs of blocks, which may be numpy's or cupy's. Nothing is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """dask: one task a block, which rotates it with the positions that fit it."""
 
-from __future__ import annotations
-
 import dask.array as da
 import numpy as np
 

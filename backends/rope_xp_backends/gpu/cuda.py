@@ -4,8 +4,6 @@ A launch says where arrays lie by pointers and strides, so it runs on whatever c
 run it on the CPU, through the same source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

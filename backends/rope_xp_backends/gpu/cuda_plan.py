@@ -3,8 +3,6 @@
 Everything here depends on shapes, strides and alignment, and on no pointer and no library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple

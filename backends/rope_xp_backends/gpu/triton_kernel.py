@@ -7,8 +7,6 @@ read of a row, head_dim components of one head of one token, lies in one tile, s
 written over itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

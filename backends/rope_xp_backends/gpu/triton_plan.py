@@ -3,8 +3,6 @@
 Nothing here imports triton or reads a tensor, and a plan is made once for each kind of call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 

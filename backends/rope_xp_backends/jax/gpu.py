@@ -5,8 +5,6 @@ it comes from, XLA reads and writes several at once: on an H200 some 20 instead 
 an element of bfloat16, in accesses of 8 instead of 2 bytes (tests/test_jax_gpu.py).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """jax: its arrays, their devices and shardings, and what it must be told to compute."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """jax: an eager call runs one cached jitted function; under a transformation it traces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ products are added while they are still there. The products and sums are the por
 results are equal in every bit; numpy's complex product would not be, as it may fuse multiply-add.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from rope_xp_backends.cpu import threads as pool

@@ -1,7 +1,5 @@
 """numpy: one device, arrays of every dtype, ml_dtypes.bfloat16 among them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rope_xp._contract.memory import Memory

@@ -1,7 +1,5 @@
 """What numpy arrays are rotated by: kernels of numba, chunks of numpy, complex products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The arguments of torch's operator: angles and a turn as tensors and plain values."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeAlias
 
 import torch

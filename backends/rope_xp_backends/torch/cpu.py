@@ -1,7 +1,5 @@
 """torch's operator on CPUs: from tensors to kernels on their own memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

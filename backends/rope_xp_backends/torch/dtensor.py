@@ -7,8 +7,6 @@ through ``to_local`` and ``from_local``.
 Dynamo knows placements by their methods and ``==`` alone, so there is no ``isinstance`` of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ tokens and batch, as the array to rotate is, takes a local slice: torch's own, s
 parts and several mesh dimensions come out as they do for the array.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 

@@ -3,8 +3,6 @@
 Nothing is read from the device and nothing is waited for, so a CUDA graph can record it all.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from typing import TypeAlias

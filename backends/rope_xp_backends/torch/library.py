@@ -1,7 +1,5 @@
 """torch: its tensors eager and traced, their memory, and what may be written over them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -6,8 +6,6 @@ tell torch of a derivative, this alone survives gradcheck, torch.func, ``torch.c
 (https://github.com/pytorch/pytorch/issues/168393) and has silent zeros for forward-mode tangents.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable
 from typing import Any

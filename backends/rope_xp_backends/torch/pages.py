@@ -7,8 +7,6 @@ THP_MEM_ALLOC_ENABLE is set. The memory stays torch's own; a tensor around numpy
 resized.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

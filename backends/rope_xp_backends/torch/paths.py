@@ -1,7 +1,5 @@
 """torch's fast paths: kernels behind one operator, and what keeps a call from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

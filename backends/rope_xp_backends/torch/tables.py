@@ -1,7 +1,5 @@
 """The tables of a rope as tensors, which outlive the call that makes them or are constants."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
