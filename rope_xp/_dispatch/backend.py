@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import array_api_compat
 import numpy as np
 
 from rope_xp._contract.caches import kept
@@ -80,6 +79,8 @@ class Backend:
 
     def device(self, x: Array) -> Device:
         """Return the device of x, hashable; None where there is only one."""
+        import array_api_compat  # half of what importing rope_xp would take; few libraries ask
+
         return array_api_compat.device(x)
 
     def asarray(self, host: np.ndarray, device: Device) -> Array:

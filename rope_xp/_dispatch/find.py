@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat
-
 from rope_xp._contract.errors import BROKEN
 from rope_xp._dispatch.backend import Backend
 
@@ -135,6 +133,8 @@ def third_party() -> list[Backend]:
 
 
 def _from_namespace(x: object) -> Backend | None:
+    import array_api_compat  # half of what importing rope_xp would take
+
     try:
         xp = array_api_compat.array_namespace(x)
     except TypeError:  # no array of the standard
