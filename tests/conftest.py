@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hypothesis import settings
+from support.exhaustive import leave_out
 from support.targets import (
     INTERPRETED,
     TARGETS,
@@ -52,6 +53,11 @@ def pytest_configure() -> None:
         raise pytest.UsageError(msg)
     if INTERPRETED:
         give_cpu_to_triton()
+
+
+@pytest.hookimpl(tryfirst=True)  # before what the mark is asked for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_out(items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,13 +8,19 @@ from importlib.metadata import version
 
 import pytest
 from support import cuda_on_cpu
+from support.exhaustive import exhaustive
 from support.programs import printed
 
 
-# The interpreter takes minutes for all 4320; by elevens it comes to every width, dtype and layout.
+# The interpreter takes minutes for all 4320; by elevens it comes to every width of every dtype and
+# layout. The short suite comes to some, as it is the kernels that take long to compile.
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect")
 @pytest.mark.parametrize(
-    ("path", "every", "count"), [("numba", 5, 864), ("cuda", 1, 4320), ("triton", 11, 396)]
+    ("path", "every", "count"),
+    [
+        *(("numba", 541, 8), ("cuda", 7, 620), ("triton", 271, 16)),
+        *(exhaustive("numba", 5, 864), exhaustive("cuda", 1, 4320), exhaustive("triton", 11, 396)),
+    ],
 )
 def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -> None:
     if path == "cuda" and (reason := cuda_on_cpu.objection()):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -26,6 +27,7 @@ ROPES = {
     "trailing": RoPE(layout="interleaved_to_half", rotary_dim=8, rotary_offset=-8),
     "yarn": RoPE(scaling=YaRN(4.0, 4096)),
 }
+SHORT = ("half", "interleaved_to_half", "trailing", "yarn")
 KNOWN = (BATCH, TOKENS, HEADS, D)
 UNKNOWN = ("batch", "tokens", HEADS, D)
 LONGER = ("batch", "tokens", "heads", D)
@@ -63,8 +65,9 @@ def check(
         np.testing.assert_allclose(g, e, rtol=0, atol=atol)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", [KNOWN, UNKNOWN, LONGER], ids=["known", "unknown", "heads"])
-@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in ROPES])
 def test_same_bits_as_numpy(name: str, shape: tuple[Any, ...]) -> None:
     rope, x = ROPES[name], (sample(), shape)
     check(rope.rotate, x, (POSITIONS, shape[1:2]))
@@ -73,7 +76,7 @@ def test_same_bits_as_numpy(name: str, shape: tuple[Any, ...]) -> None:
     check(rope.rotate, x)
 
 
-@pytest.mark.parametrize("axes", ["bhsd", "sbhd", "shbd", "hsbd"])
+@pytest.mark.parametrize("axes", ["bhsd", exhaustive("sbhd"), exhaustive("shbd"), "hsbd"])
 def test_axes(axes: str) -> None:
     names = dict(zip("bshd", UNKNOWN, strict=True))
     order = ["bshd".index(name) for name in axes]

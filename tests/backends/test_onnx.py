@@ -179,6 +179,7 @@ def exported(module: object, arguments: tuple, shapes: tuple) -> object:
     return program.model_proto
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("given", ["positions", "counted"])
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """asv finds a slowdown that was planted, by name, and none where there is none.
 
 Each test has asv build environments and measure two commits of a scratch repository, which takes
-minutes: `pytest -m planted`.
+minutes: `pytest -n 0 -m planted`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 from support.targets import numpy_dtype
 
 import rope_xp
@@ -29,16 +31,30 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_info() -> None:
-    done = run("info")
-    assert done.returncode == 0, done.stderr
-    lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
+@pytest.fixture(params=["here", exhaustive("alone")])
+def printed(request: pytest.FixtureRequest, capsys) -> Callable[..., str]:
+    """Return what a command prints, here or in a process that has imported nothing before."""
+
+    def here(*arguments: str) -> str:
+        assert cli.main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    def alone(*arguments: str) -> str:
+        done = run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return {"here": here, "alone": alone}[request.param]
+
+
+def test_info(printed: Callable[..., str]) -> None:
+    lines = dict(line.split(":", 1) for line in printed("info").splitlines())
     assert lines["rope_xp"].strip() == rope_xp.__version__
     assert {library.name for library in _dispatch.LIBRARIES} <= set(lines)
 
 
-def test_info_json() -> None:
-    found = json.loads(run("info", "--json").stdout)
+def test_info_json(printed: Callable[..., str]) -> None:
+    found = json.loads(printed("info", "--json"))
     assert set(found) == {
         *("rope_xp", "python", "platform", "array_api_compat", "libraries", "third_party"),
         "choice",
@@ -61,10 +77,8 @@ def test_info_tells_of_a_choice_that_cannot_be(monkeypatch: pytest.MonkeyPatch, 
     assert "no path is called 'warp'" in capsys.readouterr().out
 
 
-def test_demo_on_every_library() -> None:
-    done = run("demo", "--tokens", "600", "--repeat", "1", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcome = json.loads(done.stdout)
+def test_demo_on_every_library(printed: Callable[..., str]) -> None:
+    outcome = json.loads(printed("demo", "--tokens", "600", "--repeat", "1", "--json"))
     assert outcome["problems"] == []
     ran = {row["target"] for row in outcome["rows"]}
     absent = {skipped["target"] for skipped in outcome["skipped"]}

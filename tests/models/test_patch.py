@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 import torch
 import torch._dynamo.testing
 import transformers
+from support.exhaustive import exhaustive
 from support.small_models import MODELS, make, vision_language
 
 import rope_xp
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 # Float32 of two or more layers, with logits of 1 to 10 in modulus: the model's own rounding.
 LOGITS = 2e-4
-FULL_GRAPH = ("llama", "gemma3_text", "phi3", "glm")
+# One for each way in which models write the rotation, and what there is but once.
+SHORT = (
+    *("llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +77,7 @@ def generated(model: Any, tokens: torch.Tensor, **more: Any) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
 def test_logits_gradients_and_generation(name: str, tokens: torch.Tensor) -> None:
     model = make(name)
     before, own, tail = logits(model, tokens), gradients(model, tokens), generated(model, tokens)
@@ -92,8 +96,14 @@ def test_logits_gradients_and_generation(name: str, tokens: torch.Tensor) -> Non
     assert torch.equal(logits(model, tokens), before)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "phi3", "deepseek_v3"])
-@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        *(("llama", "static"), ("phi3", None), ("deepseek_v3", "static")),
+        *(exhaustive("llama", None), exhaustive("phi3", "static"), exhaustive("deepseek_v3", None)),
+        *(exhaustive("gemma3_text", None), exhaustive("gemma3_text", "static")),
+    ],
+)
 def test_padding_and_caches(name: str, cache: str | None, tokens: torch.Tensor) -> None:
     model, mask = make(name), torch.ones_like(tokens)
     mask[0, :5] = 0
@@ -103,12 +113,18 @@ def test_padding_and_caches(name: str, cache: str | None, tokens: torch.Tensor) 
     assert torch.equal(generated(patch(model), tokens, **more), before)
 
 
-@pytest.mark.parametrize("name", FULL_GRAPH)
-def test_torch_compile_in_one_graph(name: str, tokens: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("llama", "aot_eager"),
+        *(exhaustive(name, "inductor") for name in ("llama", "gemma3_text", "phi3", "glm")),
+    ],
+)
+def test_torch_compile_in_one_graph(name: str, backend: str, tokens: torch.Tensor) -> None:
     model = make(name)
     before = logits(model, tokens)
     torch._dynamo.reset()
-    compiled = torch.compile(patch(model), fullgraph=True)
+    compiled = torch.compile(patch(model), fullgraph=True, backend=backend)
     torch.testing.assert_close(logits(compiled, tokens), before, rtol=0, atol=LOGITS)
 
 
@@ -241,6 +257,7 @@ def test_other_models_of_the_type_are_not_touched(tokens: torch.Tensor) -> None:
     assert all(map(is_patched, [copied.model.rotary_emb, copied.model.layers[0].self_attn]))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", ["llama", "glm", "deepseek_v3", "llama4_text", "gemma4_text"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_tokens_are_rotated_by_the_models_own_function_to_the_same_bits(

@@ -166,6 +166,7 @@ def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None
         np.testing.assert_allclose(np.asarray(got), numbers, **CLOSE)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("function", "n", "causal"),
     [(f, n, c) for f, n in FUNCTIONS for c in (False, True)[: n - 1]],  # those of three have both

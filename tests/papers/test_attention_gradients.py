@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import attention_oracles as oracles
+from support.exhaustive import exhaustive
 
 from rope_xp import RoPE, attention
 
@@ -55,7 +56,9 @@ def from_torch(function: Callable[..., Any], dtype: Any) -> list[np.ndarray]:
     return [np.zeros(x.shape) if x.grad is None else x.grad.numpy() for x in arrays]
 
 
-@pytest.mark.parametrize("function", CASES)
+@pytest.mark.parametrize(
+    "function", [masked, exhaustive(causal), exhaustive(linear), linear_causal, spans]
+)
 def test_torch_and_jax_agree(function: Callable[..., Any]) -> None:
     def loss(*arrays: Any) -> Any:
         return jax.numpy.sin(function(jax.numpy, *arrays)).sum()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import attention_oracles as oracles
+from support.exhaustive import exhaustive
 from support.targets import Target, rows
 
 import rope_xp
@@ -37,6 +38,7 @@ CASES = [
 ]
 
 
+@pytest.mark.covering
 @libraries
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("name", "causal", "tokens"), CASES)
@@ -82,7 +84,7 @@ def test_features_may_be_more_than_head_dim() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [exhaustive(False), True])
 def test_memory_is_linear_in_tokens(causal: bool) -> None:
     """100 000 tokens: a square of them would be 40 GB, a state for each token 410 MB."""
     tokens, d = 100_000, 32

@@ -23,6 +23,7 @@ from support.targets import Target, rows
 from rope_xp import encodings
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("backend", LIBRARIES)
@@ -45,6 +46,7 @@ def test_scores_of_float64(backend: Target, name: str, rng: np.random.Generator)
     np.testing.assert_allclose(found, expected(name, case), rtol=0, atol=1e-13)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("backend", rows(("torch", "jax")))
@@ -59,6 +61,7 @@ def test_16_bit_scores_are_rounded_once(
     np.testing.assert_allclose(found.astype(float), expected(name, case), rtol=step, atol=ATOL)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("backend", LIBRARIES)
 def test_values_of_shaw(backend: Target, size: Any, rng: np.random.Generator) -> None:

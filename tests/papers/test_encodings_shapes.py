@@ -24,6 +24,7 @@ takes_nothing = pytest.mark.parametrize(
 # --- positions that a batch shares ---------------------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("batch", "shape"), [((3,), (1, 4)), ((2, 3), (2, 1, 4)), ((2, 3), (3, 4)), ((3,), (1,))]
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import tiny_model  # noqa: E402  # imports torch
 import tiny_results  # noqa: E402
 import tiny_shared  # noqa: E402
 import train_tiny  # noqa: E402
+from support.exhaustive import exhaustive  # noqa: E402
 from tiny_shared import ALPHABET, COMBINATIONS, Config  # noqa: E402
 
 SMALL = {"layers": 2, "width": 32, "heads": 2, "context": 32, "clip": 4}
@@ -25,6 +28,11 @@ STEPS = 40
 TWINS = 1e-5
 
 every_combination = pytest.mark.parametrize(("attention", "encoding"), COMBINATIONS)
+# Of models that are trained, which takes seconds.
+SHORT = (("softmax", "rope"),)
+trained_combinations = pytest.mark.parametrize(
+    ("attention", "encoding"), [c if c in SHORT else exhaustive(*c) for c in COMBINATIONS]
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +46,12 @@ def texts(whole) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def trained(texts: tuple[torch.Tensor, torch.Tensor]) -> dict[tuple[str, str], tuple]:
-    return {
-        (attention, encoding): train_tiny.train(
-            Config(attention, encoding, **SMALL), 0, texts, STEPS
-        )
-        for attention, encoding in COMBINATIONS
-    }
+def trained(texts: tuple[torch.Tensor, torch.Tensor]) -> Callable[[str, str], tuple]:
+    @functools.cache
+    def train(attention: str, encoding: str) -> tuple:
+        return train_tiny.train(Config(attention, encoding, **SMALL), 0, texts, STEPS)
+
+    return train
 
 
 def some_tokens(length: int = 40, batch: int = 2) -> torch.Tensor:
@@ -148,9 +155,9 @@ def test_models_of_one_seed_share_what_they_have_in_common() -> None:
 # --- training ------------------------------------------------------------------------------------
 
 
-@every_combination
+@trained_combinations
 def test_the_loss_falls_far_below_a_uniform_guess(attention: str, encoding: str, trained) -> None:
-    run, _ = trained[attention, encoding]
+    run, _ = trained(attention, encoding)
     assert run.steps[0] == 0
     assert run.steps[-1] == STEPS
     assert len(run.losses) == len(run.steps) == train_tiny.POINTS + 1
@@ -182,14 +189,14 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 
 @pytest.mark.parametrize("which", ["random", "trained"])
-@every_combination
+@trained_combinations
 def test_jax_gives_the_logits_of_torch(attention: str, encoding: str, which: str, trained) -> None:
     jnp = pytest.importorskip("jax.numpy")
     import train_tiny_jax
 
     config = Config(attention, encoding, **SMALL)
     weights = (
-        trained[attention, encoding][1] if which == "trained" else tiny_model.initial(config, 1)
+        trained(attention, encoding)[1] if which == "trained" else tiny_model.initial(config, 1)
     )
     tokens = some_tokens(2 * config.context)
     answer = tiny_model.logits(config, weights, tokens).numpy()
@@ -199,13 +206,13 @@ def test_jax_gives_the_logits_of_torch(attention: str, encoding: str, which: str
     np.testing.assert_allclose(twin, answer, rtol=0, atol=TWINS)
 
 
-@every_combination
+@trained_combinations
 def test_float64_leaves_no_difference(attention: str, encoding: str, trained) -> None:
     jax = pytest.importorskip("jax")
     import train_tiny_jax
 
     config = Config(attention, encoding, **SMALL)
-    weights = {name: w.double() for name, w in trained[attention, encoding][1].items()}
+    weights = {name: w.double() for name, w in trained(attention, encoding)[1].items()}
     tokens = some_tokens(2 * config.context)
     answer = tiny_model.logits(config, weights, tokens).numpy()
     with jax.enable_x64(True):
@@ -219,6 +226,7 @@ def test_float64_leaves_no_difference(attention: str, encoding: str, trained) ->
 # --- the command line ----------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_commands_write_and_read_results(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, texts
 ) -> None:

@@ -1,6 +1,8 @@
 """What each process of backends/torch/test_dtensor.py runs: every case, failures to a file.
 
-Run as ``python tests/support/dtensor_cases.py FOLDER RANK PROCESSES``.
+    python tests/support/dtensor_cases.py FOLDER RANK PROCESSES [CASE...]
+
+Runs all cases if none is named.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from support import (
 from support.dtensor_help import CASES
 
 
-def main(folder: Path, rank: int, processes: int) -> None:
+def main(folder: Path, rank: int, processes: int, *names: str) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
     wait = timedelta(seconds=60)
@@ -34,7 +36,7 @@ def main(folder: Path, rank: int, processes: int) -> None:
     # That nothing is brought in yet can only be seen first of all.
     for name in sorted(CASES, key="plain_tensors_do_not_bring_it".__ne__):
         sizes, function = CASES[name]
-        if processes not in sizes:
+        if processes not in sizes or (names and name not in names):
             continue
         ran[name] = None
         try:
@@ -48,4 +50,4 @@ def main(folder: Path, rank: int, processes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -1,9 +1,9 @@
 """Shardings of jax on eight devices of one CPU, which need a process of their own.
 
-    python tests/support/meshes.py [path]
+    python tests/support/meshes.py [PATH [KIND]]
 
 Prints a line for each case that does not hold, and the number of cases. Those of jax run on the
-path, if one is named.
+path, if one is named. If a kind of axes is named, one sharding of one layout over such is tried.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -125,27 +125,32 @@ def split_heads(layout: Any) -> Iterator[tuple[str, bool]]:
     yield "something moves", bool(collectives(rope.rotate, x))
 
 
-def main(path: str | None = None) -> None:
+def main(path: str | None = None, kind: str = "") -> None:
     with rope_xp.use_backend(path):
-        every_case()
-
-
-def every_case() -> None:
-    count = 0
-    for layout in ("interleaved", "half", "interleaved_to_half"):
-        cases = [
-            (f"{kind.name} {spec}", case)
-            for kind in (AxisType.Auto, AxisType.Explicit)
-            for spec in (SPECS if layout == "half" else SPECS[3:4])  # they differ in head_dim alone
-            for case in sharded(layout, kind, spec)
-        ]
-        cases += [("shard_map", case) for case in context_parallel(layout)]
-        cases += [("head_dim", case) for case in split_heads(layout)]
-        for where, (name, holds) in cases:
-            count += 1
-            if not holds:
-                print(f"{layout}, {where}: {name} does not hold")
+        if kind:
+            count = failures("half", [AxisType[kind]], SPECS[3:4])
+        else:
+            kinds = (AxisType.Auto, AxisType.Explicit)
+            count = failures("half", kinds, SPECS)
+            for layout in ("interleaved", "interleaved_to_half"):  # they differ in head_dim alone
+                count += failures(layout, kinds, SPECS[3:4])
     print(f"{count} cases")
+
+
+def failures(layout: str, kinds: Iterable[AxisType], specs: Iterable[P]) -> int:
+    """Print the cases of one layout that do not hold, and return how many cases there are."""
+    cases = [
+        (f"{kind.name} {spec}", case)
+        for kind in kinds
+        for spec in specs
+        for case in sharded(layout, kind, spec)
+    ]
+    cases += [("shard_map", case) for case in context_parallel(layout)]
+    cases += [("head_dim", case) for case in split_heads(layout)]
+    for where, (name, holds) in cases:
+        if not holds:
+            print(f"{layout}, {where}: {name} does not hold")
+    return len(cases)
 
 
 if __name__ == "__main__":

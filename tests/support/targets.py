@@ -97,6 +97,8 @@ class Target:
     """The path, where numpy has it for the tests alone."""
     objection: Callable[[], str | None] = lambda: None
     """Returns what else is missing."""
+    compiles: bool = False
+    """Whether each case is compiled or planned anew, so that the short suite runs some of them."""
     truncates: bool = False
     """Whether bfloat16 is cut off where it should be rounded, which is one step away at most."""
 
@@ -117,7 +119,8 @@ class Target:
 FUSED = 2
 
 # The standard knows neither 16-bit float. Without x64, jax has no float64 to speak of.
-STRICT, JAX = ("float32", "float64"), ("float16", "bfloat16", "float32")
+STRICT = ("float32", "float64")
+JAX = {"floats": ("float16", "bfloat16", "float32"), "ulps": FUSED, "compiles": True}
 
 TRITON = {"path": "triton", "needs": "triton"}
 
@@ -138,16 +141,22 @@ TARGETS = (
     Target("array-api-strict:device1", "array_api_strict", **_strict("device1"), floats=STRICT),
     Target("torch", "torch", "torch:cpu", path="portable"),
     Target("torch-numba", "torch", "torch:cpu", path="numba", needs="numba"),
-    Target("torch-compile", "torch", "torch:cpu", run=_compiled, path="portable"),
-    Target("torch-compile-numba", "torch", "torch:cpu", run=_compiled, path="numba", needs="numba"),
-    Target("jax", "jax", "jax:cpu", floats=JAX, ulps=FUSED),
-    Target("jax-jit", "jax", "jax:cpu", run=_jitted, floats=JAX, ulps=FUSED),
-    Target("jax-jit-gpu", "jax", "jax:cpu", run=_jitted_for_gpus, floats=JAX, ulps=FUSED),
-    Target("dask", "dask", "dask:cpu"),
-    Target("dask-portable", "dask", "dask:cpu", path="portable"),
+    Target("torch-compile", "torch", "torch:cpu", run=_compiled, path="portable", compiles=True),
+    Target(
+        *("torch-compile-numba", "torch", "torch:cpu"),
+        run=_compiled,
+        path="numba",
+        needs="numba",
+        compiles=True,
+    ),
+    Target("jax", "jax", "jax:cpu", **JAX),
+    Target("jax-jit", "jax", "jax:cpu", run=_jitted, **JAX),
+    Target("jax-jit-gpu", "jax", "jax:cpu", run=_jitted_for_gpus, **JAX),
+    Target("dask", "dask", "dask:cpu", compiles=True),
+    Target("dask-portable", "dask", "dask:cpu", path="portable", compiles=True),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, path="portable"),
     Target("torch-triton:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, **TRITON),
-    Target("jax:gpu", "jax", "jax:gpu", run=_jitted, floats=JAX, ulps=FUSED, gpu=True),
+    Target("jax:gpu", "jax", "jax:gpu", run=_jitted, gpu=True, **JAX),
     Target("cupy", "cupy", "cupy:gpu", ulps=FUSED, gpu=True, path="cuda"),
     Target(
         *("cupy-portable", "cupy", "cupy:gpu"),
@@ -169,7 +178,9 @@ KERNELS = "triton" if INTERPRETED else "numba"
 """The path of torch's operator around kernels in this process."""
 
 if INTERPRETED:
-    TARGETS = (Target("torch-triton", "torch", "torch:cpu", truncates=True, **TRITON),)
+    TARGETS = (
+        Target("torch-triton", "torch", "torch:cpu", truncates=True, compiles=True, **TRITON),
+    )
 
 
 def give_cpu_to_triton() -> None:

@@ -1,10 +1,11 @@
 """What XLA makes of a rotation on an H200, compiled by name where there is no GPU.
 
-    python tests/support/xla_for_gpu.py FOLDER
+    python tests/support/xla_for_gpu.py FOLDER [EVERY]
 
 The plugin of jax for CUDA compiles for a GPU that is described to it. Kernels are written to the
 folder; a line of JSON for each case tells the bytes that XLA allocates besides arguments and
-results, what moves between devices, and the PTX of each kernel by its name.
+results, what moves between devices, and the PTX of each kernel by its name. Of the path that is for
+GPUs it may be each EVERYth case.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def main() -> None:
         for make in (forward, backward)
         for spec in (P("x"), P(None, "x"), P(None, None, "x"))
     ]
+    cases = cases[:: int((*sys.argv, "1")[2])]
     cases += [("jit", make, "half", HEAD_DIM, "bfloat16", 1, P()) for make in (forward, backward)]
     for path, make, layout, rotary_dim, dtype, of, spec in cases:
         rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list

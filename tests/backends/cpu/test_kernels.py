@@ -15,6 +15,7 @@ LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
 
 # Infinity times zero is among them.
+@pytest.mark.covering(2)
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("pairs", [32, 1])  # whole vectors, and what is left beside them
@@ -30,6 +31,7 @@ def test_all_numbers_of_16_bits(any_path: str, dtype: str, pairs: int, layout: s
     same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_sizes_that_fill_no_vector_and_no_block(

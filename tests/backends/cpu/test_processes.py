@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rope_xp_backends import _compiled, _cpu
+from support.exhaustive import exhaustive
 from support.targets import truth
 
 import rope_xp
@@ -84,7 +85,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("path", ["numba", "chunked"])
+@pytest.mark.parametrize("path", [exhaustive("numba"), "chunked"])
 def test_processes_forked_and_spawned(path: str, tmp_path: Path) -> None:
     python(tmp_path / "forks.py", FORKS, path, ROPE_XP_NUM_THREADS="3")
 
@@ -175,6 +176,7 @@ print(sum(kernel.stats.cache_hits.total() for kernel in _compiled._kernels.value
 """
 
 
+@pytest.mark.exhaustive  # each of four processes compiles kernels
 def test_kernels_are_kept_in_files_where_asked_for(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
 

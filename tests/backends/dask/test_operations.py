@@ -10,7 +10,7 @@ from support.targets import ALL_FLOATS
 import rope_xp
 from rope_xp import RoPE, RopeError
 
-dask = pytest.importorskip("dask", reason="dask is not installed")
+pytest.importorskip("dask", reason="dask is not installed")
 da = pytest.importorskip("dask.array", reason="dask is installed without its arrays")
 
 RULE = rope_xp.scaling.YaRN(4.0, 64)

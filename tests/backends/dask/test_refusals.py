@@ -9,7 +9,7 @@ from support.lazy import equal, sample
 import rope_xp
 from rope_xp import RoPE, RopeError
 
-dask = pytest.importorskip("dask", reason="dask is not installed")
+pytest.importorskip("dask", reason="dask is not installed")
 da = pytest.importorskip("dask.array", reason="dask is installed without its arrays")
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -52,6 +49,7 @@ def test_eager_calls_run_one_jitted_function(path: str) -> None:
     assert run._cache_size() == before
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rotary_dim", [4, 6])
 @pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
 def test_gradients(layout: str, rotary_dim: int) -> None:
@@ -66,6 +64,7 @@ def test_gradients(layout: str, rotary_dim: int) -> None:
     close(pull(g)[0], rope.unrotate(g, POSITIONS), 2e-6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
 def test_gradients_are_rounded_once(layout: str, dtype: str, bits: int) -> None:
@@ -235,30 +234,3 @@ def test_float64_without_x64_is_refused() -> None:
 def test_debug_nans_sees_none() -> None:
     with jax.debug_nans(True):
         RoPE(base=10_987.0).rotate(sample(5, 2, 8))
-
-
-MESHES = """
-import jax, jax.numpy as jnp, numpy as np, rope_xp
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-one, two = jax.make_mesh((8,), ("a",)), jax.make_mesh((4, 2), ("x", "y"))
-rope, p = rope_xp.RoPE(), np.arange(16) + 1_000_000
-x = np.random.default_rng(0).standard_normal((8, 16, 8, 16)).astype(np.float32)
-expected = rope.rotate(x, p)
-with jax.set_mesh(one):
-    rope.rotate(jnp.asarray(x), p)
-for spec in (P("x"), P(None, "x"), P(None, None, "x"), P("x", "y")):
-    placed = jax.device_put(x, NamedSharding(two, spec))
-    for function in (rope.rotate, jax.jit(lambda x: rope.rotate(x, p))):
-        got = function(placed, p) if function == rope.rotate else function(placed)
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
-        assert got.sharding.is_equivalent_to(placed.sharding, 4), (spec, got.sharding)
-fifth = jax.device_put(x, jax.devices()[5])
-assert rope.rotate(fifth, p).devices() == {jax.devices()[5]}
-"""
-
-
-def test_meshes_and_devices() -> None:
-    """Eight devices, in a process that is told so before jax starts."""
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    subprocess.run([sys.executable, "-W", "error", "-c", MESHES], env=env, check=True, timeout=300)

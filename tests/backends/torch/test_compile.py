@@ -8,6 +8,7 @@ import warnings
 import mpmath
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE, _angles
@@ -158,8 +159,10 @@ class Layer(torch.nn.Module):
 
 
 @torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_layers_with_ropes_of_their_own(dynamic: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("dynamic", "every"), [(None, 3), exhaustive(None, 1), exhaustive(True, 1)]
+)
+def test_layers_with_ropes_of_their_own(dynamic: bool | None, every: int) -> None:
     """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
     torch._dynamo.reset()
     rule = Nested(Inner(factor=2.0), (1.0, 2.0, 4.0, 8.0))
@@ -168,7 +171,7 @@ def test_layers_with_ropes_of_their_own(dynamic: bool | None) -> None:
         *(RoPE(scaling=Linear(2.0)), RoPE(scaling=Linear(3.0)), Slower(), RoPE(scaling=rule)),
         *(RoPE(position_axes=(0, 0, 1, 1)), RoPE(rotary_dim=4, rotary_offset=-4)),
     ]
-    for rope in ropes:
+    for rope in ropes[::every]:
         for head_dim in (8,) if rope.scaling is rule or rope.position_axes else (8, 16):
             for tokens in (5, 7):
                 x = sample(tokens, 2, head_dim)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.exhaustive import exhaustive
 from support.programs import HERE, ROOT, environment
 
 torch = pytest.importorskip("torch")
@@ -19,17 +21,23 @@ pytest.importorskip("numba")
 EXAMPLES = ("tensor_parallel", "context_parallel")
 CASES = {2: 18, 4: 9}
 """How many there are for each number of processes: none may go missing."""
+SHORT = (
+    *("plain_tensors_do_not_bring_it", "positions_that_every_process_knows", "in_place"),
+    *("positions_that_are_distributed", "keys_sharded_otherwise_than_queries", "other_functions"),
+    *("what_does_not_fit_is_refused", "gradients_of_angles_are_complete"),
+)
+"""Cases that the short suite runs, on two processes: those that neither compile nor take long."""
 
 
 # Processes leave cores to each other.
 FEW = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def start(folder: Path, processes: int) -> list[subprocess.Popen[bytes]]:
+def start(folder: Path, processes: int, names: Sequence[str]) -> list[subprocess.Popen[bytes]]:
     folder.mkdir()
     started = []
     for rank in range(processes):
-        arguments = [str(HERE / "dtensor_cases.py"), str(folder), str(rank), str(processes)]
+        arguments = [str(HERE / "dtensor_cases.py"), str(folder), str(rank), str(processes), *names]
         with (folder / f"{rank}.log").open("wb") as log:
             command = [sys.executable, *arguments]
             started.append(
@@ -38,9 +46,12 @@ def start(folder: Path, processes: int) -> list[subprocess.Popen[bytes]]:
     return started
 
 
-def test_every_case(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cases", "names"), [({2: len(SHORT)}, SHORT), exhaustive(CASES, ())], ids=["short", "every"]
+)
+def test_cases(cases: dict[int, int], names: tuple[str, ...], tmp_path: Path) -> None:
     # Both at once: most of the time goes into starting processes.
-    worlds = {n: start(tmp_path / str(n), n) for n in CASES}
+    worlds = {n: start(tmp_path / str(n), n, names) for n in cases}
     started = [process for processes in worlds.values() for process in processes]
     try:
         for process in started:
@@ -55,7 +66,7 @@ def test_every_case(tmp_path: Path) -> None:
             ran = json.loads((tmp_path / str(n) / f"{rank}.json").read_text("utf-8"))
             failed = [f"{name}:\n{failure}" for name, failure in ran.items() if failure]
             assert not failed, f"in process {rank} of {n}, {failed[0]}"
-            assert len(ran) == CASES[n]
+            assert len(ran) == cases[n]
 
 
 ABORTED = "terminate called without an active exception"
@@ -75,6 +86,7 @@ def launched(name: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.exhaustive
 def test_examples() -> None:
     processes = {name: launched(name) for name in EXAMPLES}
     try:

@@ -28,6 +28,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("part", [{}, {"rotary_dim": 4, "rotary_offset": 1}], ids=str)
 def test_gradients_and_theirs(layout: str, part: dict[str, int]) -> None:
@@ -42,6 +43,7 @@ def test_gradients_and_theirs(layout: str, part: dict[str, int]) -> None:
         assert torch.autograd.gradgradcheck(f, (q, k), check_batched_grad=True)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_are_those_of_plain_operations(dtype: torch.dtype, layout: str) -> None:

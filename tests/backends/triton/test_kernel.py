@@ -33,7 +33,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-pytestmark = [pytest.mark.usefixtures("_by_the_kernel")]
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering]
 if not INTERPRETED:
     no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
     pytestmark += [pytest.mark.gpu, no_gpu]

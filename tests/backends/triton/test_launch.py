@@ -29,6 +29,7 @@ CALLS = {
 }
 
 
+@pytest.mark.exhaustive
 def test_the_driver_gets_what_was_planned(tmp_path: Path) -> None:
     """One launch for q and k, of the grid and the arguments that the interpreter is given too."""
     if shutil.which("gcc") is None:
