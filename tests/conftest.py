@@ -10,7 +10,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hypothesis import settings
-from targets import INTERPRETED, TARGETS, Target, give_cpu_to_triton, lent, missing
+from support.exhaustive import leave_out
+from support.targets import (
+    INTERPRETED,
+    TARGETS,
+    Target,
+    give_cpu_to_triton,
+    lent,
+    missing,
+    rows,
+)
 
 import rope_xp
 
@@ -21,8 +30,9 @@ except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell 
 # Else jax takes three quarters of a GPU's memory, in every process of pytest-xdist.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# Programs, which set up their process when they are read: another driver, more devices, libc.
-collect_ignore = ["guarded.py", "meshes.py", "triton_launches.py", "xla_for_gpu.py"]
+# What tests share has no examples. Programs are among it, which set up their process when they are
+# read: another driver, more devices, libc.
+collect_ignore = ["support"]
 
 REQUIRED = {
     name.strip().replace("-", "_")
@@ -45,10 +55,9 @@ def pytest_configure() -> None:
         give_cpu_to_triton()
 
 
-def rows(names: tuple[str, ...] = ()) -> list[object]:
-    """Return tested backends, those of the given names or all, as parameters of a test."""
-    chosen = [t for t in TARGETS if not names or t.name in names]
-    return [pytest.param(t, marks=[pytest.mark.gpu] if t.gpu else [], id=t.name) for t in chosen]
+@pytest.hookimpl(tryfirst=True)  # before what the mark is asked for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_out(items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,0 +1,47 @@
+"""The paths of numpy, one after another, and any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from rope_xp_backends.cpu import launch
+from rope_xp_backends.cpu import threads as _threads
+from rope_xp_backends.numpy import chunks
+from support.targets import TARGETS, lent, missing
+
+import rope_xp
+
+
+@pytest.fixture(params=["numba", "chunked"])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    with rope_xp.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=["numba", "chunked", "cuda"])
+def any_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of the kernel for GPUs too, which tests/support/cuda_on_cpu.py runs on the CPU."""
+    (target,) = [t for t in TARGETS if t.name == f"numpy-{request.param}"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    with lent(target.lent), rope_xp.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Set the number of threads, and have small arrays keep them all busy."""
+    monkeypatch.setattr(launch, "BYTES_A_THREAD", 1)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 10)
+
+    def use(number: str) -> None:
+        monkeypatch.setenv("ROPE_XP_NUM_THREADS", number)
+        _threads.limit.cache_clear()
+        _threads._forget()
+
+    yield use
+    _threads.limit.cache_clear()
+    _threads._forget()

@@ -1,0 +1,81 @@
+"""Kernels on numpy's arrays have numpy's bits, of every number and every size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.bits import same, sample
+from support.targets import numpy_dtype, truth
+
+import rope_xp
+from rope_xp import RoPE
+
+POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
+LAYOUTS = ("half", "interleaved", "interleaved_to_half")
+
+
+# Infinity times zero is among them.
+@pytest.mark.covering(2)
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("pairs", [32, 1])  # whole vectors, and what is left beside them
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_numbers_of_16_bits(any_path: str, dtype: str, pairs: int, layout: str) -> None:
+    """Each as x1 and as x2, with each of three partners, at each of three angles."""
+    x1 = np.arange(1 << 16, dtype=np.uint16)
+    partners = [np.roll(x1, n) for n in (1, 0x3F80, 0x8001)]
+    x = np.stack([np.stack([x1, x2], -1) for x2 in partners]).reshape(3, 1, -1, pairs, 2)
+    x = x.swapaxes(-1, -2) if layout == "half" else x
+    x = np.repeat(x.reshape(3, 1, -1, 2 * pairs), 3, axis=1).view(numpy_dtype(dtype))
+    rope, positions = RoPE(layout=layout), [0, 1, 12_345]
+    same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_sizes_that_fill_no_vector_and_no_block(
+    any_path: str, dtype: str, layout: str, rng: np.random.Generator
+) -> None:
+    for rotary_dim in (2, 6, 34, 80):
+        rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=1)
+        x = sample(rng, 2, 130, 3, rotary_dim + 4, dtype=dtype)
+        for turn in (rope.rotate, rope.unrotate):
+            expected = truth(turn, x, POSITIONS)
+            same(turn(x, POSITIONS), expected)
+            y = x.copy()
+            turn(y, POSITIONS, out=y)
+            same(y, expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 130), (1, 2, 130), (4, 1, 130), (4, 2, 1), (130,)])
+def test_two_batch_axes_and_positions_of_their_own(
+    any_path: str, shape: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    positions = rng.integers(0, 1 << 20, shape)
+    q, k = sample(rng, 4, 2, 130, 3, 8), sample(rng, 4, 2, 130, 1, 8)
+    for axes in ("xbshd", "sxhbd"):
+        order = ["xbshd".index(name) for name in axes]
+        views = [x.transpose(order) for x in (q, k)]
+        expected = truth(rope_xp.apply, *views, positions, axes=axes)
+        for got, e in zip(rope_xp.apply(*views, positions, axes=axes), expected, strict=True):
+            same(got, e)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_fused_projection_in_place(any_path: str, layout: str, rng: np.random.Generator) -> None:
+    qkv, rope = sample(rng, 2, 130, 3, 4, 16), RoPE(layout=layout, rotary_dim=6)
+    expected, q, k = qkv.copy(), qkv[:, :, 0], qkv[:, :, 1]
+    expected[:, :, 0], expected[:, :, 1] = truth(rope.apply, q.copy(), k.copy(), POSITIONS)
+    rope.apply(q, k, POSITIONS, out=(q, k))
+    same(qkv, expected)
+
+
+def test_positions_out_of_range_give_nan() -> None:
+    pytest.importorskip("numba")
+    torch = pytest.importorskip("torch")
+    outside, inside = [1 << 31, -(1 << 31), -(1 << 63), 1 << 62], [(1 << 31) - 1, 0, -5, 7]
+    with rope_xp.use_backend("numba"):
+        got = RoPE().rotate(torch.ones(8, 2, 8), torch.tensor([outside, inside]).T.reshape(8))
+    assert got[::2].isnan().all()
+    same(got[1::2].numpy(), truth(RoPE().rotate, np.ones((4, 2, 8), np.float32), inside))

@@ -1,0 +1,122 @@
+"""Kernels on numpy's arrays: memory as it comes, and products of complex numbers in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support import oracles
+from support.bits import same, sample
+from support.targets import truth
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+
+POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
+LAYOUTS = ("half", "interleaved", "interleaved_to_half")
+VIEWS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "heads first": ("bhsd", lambda x: x.transpose(0, 2, 1, 3)),
+    "heads first in memory": ("bshd", lambda x: x.swapaxes(1, 2).copy().swapaxes(1, 2)),
+    "tokens first": ("sbhd", lambda x: x.swapaxes(0, 1)),
+    "part of a projection": ("bshd", lambda x: np.stack([x, x, x], 2)[:, :, 1]),
+    "part of head_dim": ("bshd", lambda x: x[..., 3:13]),
+    "batches backwards": ("bshd", lambda x: x[::-1]),
+    "tokens backwards": ("bshd", lambda x: x[:, ::-1]),
+    "heads backwards": ("bshd", lambda x: x[:, :, ::-1]),
+    "every second head": ("bshd", lambda x: x[:, :, ::2]),
+    "one batch for all": ("bshd", lambda x: np.broadcast_to(x[:1], x.shape)),
+    "one token for all": ("bshd", lambda x: np.broadcast_to(x[:, :1], x.shape)),
+    "one head for all": ("bshd", lambda x: np.broadcast_to(x[:, :, :1], x.shape)),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_views(any_path: str, view: str, dtype: str, rng: np.random.Generator) -> None:
+    """Those of :func:`numpy.broadcast_to` are read-only besides."""
+    axes, make = VIEWS[view]
+    for layout in LAYOUTS:
+        x, rope = make(sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
+        before = x.copy()
+        same(rope.rotate(x, POSITIONS, axes=axes), truth(rope.rotate, before, POSITIONS, axes=axes))
+        same(x, before)
+
+
+class Own(np.ndarray):
+    """An array of somebody's own class."""
+
+
+def unaligned(x: np.ndarray) -> np.ndarray:
+    return np.frombuffer(bytearray(1) + x.tobytes(), x.dtype, offset=1).reshape(x.shape)
+
+
+OTHER: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
+    "every second component": ("not contiguous", "chunked", lambda x: x[..., ::2]),
+    "components backwards": ("not contiguous", "chunked", lambda x: x[..., ::-1]),
+    "Fortran order": ("not contiguous", "chunked", np.asfortranarray),
+    "byte order": ("byte order", "chunked", lambda x: x.astype(x.dtype.newbyteorder())),
+    "unaligned": ("not aligned", "chunked", unaligned),
+    "file": ("memmap is a class", "portable", lambda x: x.view(np.memmap)),
+    "class": ("Own is a class", "portable", lambda x: x.view(Own)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_memory_that_no_kernel_reads(kind: str, rng: np.random.Generator) -> None:
+    pytest.importorskip("numba")
+    reason, path, make = OTHER[kind]
+    x = make(sample(rng, 2, 130, 3, 16))
+    expected = truth(RoPE().rotate, np.array(x, np.float32, order="C"), POSITIONS)
+    with rope_xp.use_backend("numba"), pytest.raises(RopeError, match=reason):
+        RoPE().rotate(x, POSITIONS)
+    assert rope_xp.explain(x, x, POSITIONS).path == path
+    got = RoPE().rotate(x, POSITIONS)
+    assert got.dtype == x.dtype
+    same(np.asarray(got, np.float32), expected)
+    RoPE().rotate(x, POSITIONS, out=x)
+    same(np.array(x, np.float32), expected)
+
+
+@pytest.mark.parametrize("kind", [*list(OTHER)[2:], "tokens backwards", "every second token"])
+def test_angles_in_any_memory(any_path: str, kind: str, rng: np.random.Generator) -> None:
+    make = {
+        "tokens backwards": lambda a: a[::-1].copy()[::-1],
+        "every second token": lambda a: np.repeat(a, 2, axis=0)[::2],
+    }.get(kind) or OTHER[kind][2]
+    x, angles = sample(rng, 2, 130, 3, 16), RoPE().cos_sin(POSITIONS, 16)
+    expected = truth(RoPE().rotate, x, POSITIONS)
+    same(RoPE().rotate(x, make(POSITIONS)), expected)
+    same(rope_xp.apply_tables(x, *map(make, angles)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("view", [v for v in VIEWS if "for all" not in v])
+def test_complex_products_where_asked_for(
+    view: str, dtype: str, threads: Callable[[str], None], rng: np.random.Generator
+) -> None:
+    threads("3")
+    axes, make = VIEWS[view]
+    x = make(sample(rng, 2, 130, 3, 16, dtype=dtype))
+    rope = RoPE(rotary_dim=8, rotary_offset=1)
+    for turn in (rope.rotate, rope.unrotate):
+        expected = truth(turn, x, POSITIONS, axes=axes)
+        with rope_xp.use_backend("complex"):
+            results = [turn(x, POSITIONS, axes=axes), x.copy()]
+            turn(results[1], POSITIONS, axes=axes, out=results[1])
+        for got in results:
+            # numpy fuses multiply-add where the processor can, which changes one rounding.
+            assert oracles.ulps(got[..., 1:9], expected[..., 1:9], x[..., 1:9], "interleaved") <= 2
+            same(got[..., 9:].copy(), expected[..., 9:].copy())
+            same(got[..., :1].copy(), expected[..., :1].copy())
+
+
+def test_complex_products_are_never_taken_unasked(rng: np.random.Generator) -> None:
+    x = sample(rng, 3, 2, 8)
+    assert rope_xp.explain(x, x).path != "complex"
+    with rope_xp.use_backend("complex"):
+        assert rope_xp.explain(x, x).path == "complex"
+        with pytest.raises(RopeError, match="the layout is 'half'"):
+            RoPE(layout="half").rotate(x)
+        with pytest.raises(RopeError, match="no complex numbers of two float16"):
+            RoPE().rotate(x.astype(np.float16))

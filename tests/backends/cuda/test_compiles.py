@@ -1,0 +1,112 @@
+"""What NVRTC makes of the kernel for GPUs, without a GPU: registers, accesses, arithmetic."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rope_xp_backends.gpu.cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key, every_key
+from support import cuda_on_cpu
+from support.exhaustive import exhaustive
+from support.targets import TARGETS, missing
+
+WIDE = [key for key in every_key() if key.access == 16]
+# For arrays that lie askew: one generation stands for all, and bfloat16 for float16.
+NARROW = [
+    key
+    for key in every_key()
+    if key.access < 16 and key.dtype != "float16" and key.source != SEVERAL
+]
+MATRIX = {"sm_80": WIDE, "sm_90": WIDE + NARROW, "sm_100": WIDE, "sm_120": WIDE}
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([\w.]+)", re.MULTILINE)
+REPORT = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers", re.DOTALL)
+# A block has 256 threads and a multiprocessor 65536 registers: two blocks of 128, three of 80.
+REGISTERS = {
+    arch: {GIVEN: few, LOOKED_UP: few, SEVERAL: 128}
+    for arch, few in {"sm_80": 80, "sm_90": 80, "sm_100": 128, "sm_120": 128}.items()
+}
+WIDTHS = {16: {"128"}, 8: {"64"}, 4: set(), 2: {"U16"}}
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Any:
+    (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    folder = cuda_on_cpu.cuda_folder("lib")
+    # cupy finds it by itself in site-packages, this also anywhere else on the path.
+    ctypes.CDLL(str(folder / cuda_on_cpu.NVRTC), mode=ctypes.RTLD_GLOBAL)
+    return importlib.import_module("cupy.cuda").nvrtc
+
+
+def compiled(nvrtc: Any, arch: str, keys: list[Key]) -> tuple[dict[str, Key], str, bytes]:
+    """Return the keys by their names in a cubin, what the assembler says, and the cubin."""
+    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
+    include = cuda_on_cpu.cuda_folder("include")
+    # As cupy calls it, but for the report and the folder of headers.
+    options = (
+        *kernels.OPTIONS,
+        *("-ftz=true", "--device-as-default-execution-space", f"-arch={arch}"),
+        *(f"-I{include}", f"-I{include / 'cccl'}", "--ptxas-options=-v"),
+    )
+    program = nvrtc.createProgram(kernels.SOURCE, "rotate.cu", (), ())
+    for key in keys:
+        nvrtc.addNameExpression(program, key.expression)
+    try:
+        nvrtc.compileProgram(program, options)
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
+    names = {nvrtc.getLoweredName(program, key.expression): key for key in keys}
+    # cupy takes the last byte for the end of a string.
+    return names, nvrtc.getProgramLog(program), nvrtc.getCUBIN(program) + b"\0"
+
+
+def disassembled(cubin: bytes, folder: Path) -> dict[str, list[str]]:
+    """Return the instructions of each kernel in a cubin."""
+    program = cuda_on_cpu.cuda_folder("bin") / "nvdisasm"
+    (folder / "kernels.cubin").write_bytes(cubin)
+    command = [str(program), "-c", str(folder / "kernels.cubin")]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
+    found = {}
+    for section in re.split(r"^\.text\.", text, flags=re.MULTILINE)[1:]:
+        name = section.partition(":")[0]
+        found[name] = INSTRUCTION.findall(section)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arch", "every"), [("sm_90", 9), *(exhaustive(arch, 1) for arch in MATRIX)]
+)
+def test_kernels_fit_the_chip(arch: str, every: int, nvrtc: Any, tmp_path: Path) -> None:
+    keys = MATRIX[arch][::every]
+    names, log, cubin = compiled(nvrtc, arch, keys)
+    reports = REPORT.findall(log)
+    assert {names[name] for name, *_ in reports} == set(keys)
+    for name, report, registers in reports:
+        key = names[name]
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report, key
+        assert int(registers) <= REGISTERS[arch][key.source], (key, registers)
+    kernels = disassembled(cubin, tmp_path)
+    assert {names[name] for name in kernels} == set(keys)
+    for name, instructions in kernels.items():
+        check_instructions(names[name], instructions)
+
+
+def check_instructions(key: Key, instructions: list[str]) -> None:
+    parts = [instruction.split(".") for instruction in instructions]
+    count = Counter(part[0] for part in parts)
+    fused_or_local = {"FFMA", "DFMA", "LDL", "STL"} & set(count)
+    assert not fused_or_local, (key, fused_or_local)
+    assert not any("FTZ" in part for part in parts), key
+    # q and k are read past the first cache (EF); what else is read are angles and positions.
+    accesses = [p for p in parts if p[0] == "STG" or (p[0] == "LDG" and "EF" in p)]
+    kinds = {frozenset(p[1:]) & {"128", "64", "U16"} for p in accesses}
+    assert kinds == {frozenset(WIDTHS[key.access])}, (key, kinds)
+    assert count["STG"] >= 4, key
+    assert (count["BAR"] > 0) == key.together, key

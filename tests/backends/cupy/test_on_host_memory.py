@@ -1,0 +1,184 @@
+"""cupy without a GPU: its dispatch, and its path on host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, every_key
+from support import cuda_on_cpu
+from support.targets import TARGETS, missing, numpy_dtype
+
+import rope_xp
+from rope_xp import RoPE
+from rope_xp._arguments import read as _read
+from rope_xp._contract.path import Unavailable
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend, _tables_on_device
+
+cupy = pytest.importorskip("cupy")
+
+glue = importlib.import_module("rope_xp_backends.cupy")
+paths = importlib.import_module("rope_xp_backends.cupy.paths")
+LAYOUTS = ("half", "interleaved", "interleaved_to_half")
+
+
+def test_the_glue_imports_without_a_gpu() -> None:
+    assert glue.BACKEND.name == "cupy"
+    assert isinstance(glue.BACKEND, Backend)
+    for name in ("take", "where", "stack", "concat", "astype", "full_like", "permute_dims"):
+        assert callable(getattr(glue.BACKEND.xp, name))
+
+
+def test_the_row_of_the_table() -> None:
+    (row,) = [library for library in find.libraries if library.name == "cupy"]
+    assert row.load() is glue.BACKEND
+    assert find.backend_of_namespace(cupy) is row.load()
+    assert all(hasattr(cupy, name) for name, _ in row.arrays)
+    assert row.paths == tuple(path.name for path in glue.BACKEND.paths)
+
+
+def on_host(x: np.ndarray) -> Any:
+    """Return an array of cupy that lies in the memory of one of numpy."""
+    memory = cupy.cuda.UnownedMemory(x.ctypes.data, x.nbytes, x, 0)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(x.shape, x.dtype, pointer, strides=x.strides)
+
+
+def read(x: Any) -> np.ndarray:
+    """Return a copy in numpy of what such an array holds."""
+    interface = {"version": 3, "shape": x.shape, "strides": x.strides, "typestr": f"|V{x.itemsize}"}
+    interface["data"] = (x.data.ptr, True)
+    return np.array(SimpleNamespace(__array_interface__=interface)).view(x.dtype)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Have cupy's device be the memory of the host, and its kernels those of g++.
+
+    Yields the devices whose tables were waited for.
+    """
+    (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    if cupy.is_available():
+        pytest.skip("cupy finds a GPU, where it needs no stand-in")
+
+    def compiled(expression: str) -> Any:
+        (key,) = [key for key in every_key() if key.expression == expression]
+
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any]) -> None:
+            cuda_on_cpu.launch(key, grid, block, *arguments)
+
+        return launch
+
+    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
+    monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cupy, "asarray", lambda x: on_host(np.array(x)))
+    monkeypatch.setattr(cupy, "array", lambda x, order: on_host(read(x)))
+    monkeypatch.setattr(cupy, "empty", lambda shape, dtype: on_host(np.empty(shape, dtype)))
+    monkeypatch.setattr(cupy, "empty_like", lambda x: on_host(np.empty_like(read(x))))
+    monkeypatch.setattr(glue.BACKEND, "paths", (glue.Cuda(),))
+    settled: list[int] = []
+    monkeypatch.setattr(glue.BACKEND, "settle", settled.append)
+    _tables_on_device.cache_clear()
+    yield settled
+    _tables_on_device.cache_clear()  # which lie on no device
+
+
+POSITIONS = np.array([0, 2047, 70_000, (1 << 31) - 1, -5])
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "bshd": lambda x: x,
+    "bhsd": lambda x: x.transpose(0, 2, 1, 3),
+    "sbhd": lambda x: x.transpose(1, 0, 2, 3),
+}
+
+
+@pytest.mark.parametrize("axes", VIEWS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_path_on_host_memory(
+    host: list[int], layout: str, dtype: str, axes: str, rng: np.random.Generator
+) -> None:
+    """Arrays, glue and launches are cupy's own; only who computes is not."""
+    fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
+    q, k = fused[:, :, :4], fused[:, :, 4:]
+    rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
+    expected = rope.apply(q, k, POSITIONS)
+    arrays = tuple(VIEWS[axes](on_host(x)) for x in (q, k))
+    for positions in (POSITIONS, on_host(POSITIONS), on_host(POSITIONS.astype(np.int32))):
+        assert rope_xp.explain(*arrays, positions, rope, axes=axes).path == "cuda"
+        got = rope.apply(*arrays, positions, axes=axes)
+        for g, e in zip(got, expected, strict=True):
+            assert type(g) is cupy.ndarray
+            np.testing.assert_array_equal(read(g), VIEWS[axes](e))
+    rope.apply(*arrays, POSITIONS, axes=axes, out=arrays)
+    np.testing.assert_array_equal(q, expected[0])
+    np.testing.assert_array_equal(k, expected[1])
+
+
+def test_results_lie_as_their_inputs_do(host: list[int], rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 3, 4, 8)).astype(np.float32)
+    turned = RoPE().rotate(on_host(x).transpose(0, 2, 1, 3), axes="bhsd")
+    assert turned.strides == x.transpose(0, 2, 1, 3).strides
+    np.testing.assert_array_equal(read(turned), RoPE().rotate(x.swapaxes(1, 2), axes="bhsd"))
+
+
+def test_tables_are_waited_for_once(host: list[int]) -> None:
+    """Any stream may read them next, and none waits for the one that copied them."""
+    for _ in range(2):
+        RoPE().rotate(on_host(np.ones((3, 2, 8), np.float32)), [5, 6, 7])
+        assert host == [0]
+
+
+def test_cupy_takes_the_argument_of_a_launch() -> None:
+    """Its own launch, of no kernel: it gets as far as the driver, where there is none."""
+    if cupy.is_available():
+        pytest.skip("cupy finds a GPU, which would launch what is no kernel")
+    nothing = cupy.cuda.function.Function.__new__(cupy.cuda.function.Function)
+    words = np.zeros(ARGUMENTS.itemsize // 8, np.int64)
+    stream = SimpleNamespace(ptr=0)
+    with pytest.raises(TypeError, match="size one can be passed by value"):
+        nothing((1, 1), (1, 1, 1), (words,), 0, stream)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="Driver"):
+        nothing((1, 1), (1, 1, 1), (words.view(ARGUMENTS),), 0, stream)
+
+
+def test_what_is_declined(host: list[int]) -> None:
+    x = on_host(np.ones((3, 2, 8), np.float32))
+    strided = on_host(np.ones((3, 2, 16), np.float32))[..., ::2]
+    declined = dict(rope_xp.explain(strided, strided).declined)
+    assert declined["cuda"] == "the last axis of an array is not contiguous"
+    with rope_xp.use_backend("cuda"), pytest.raises(rope_xp.RopeError, match="not contiguous"):
+        RoPE().rotate(x, out=strided)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no libnvrtc"), "compile"])
+def test_a_kernel_that_cannot_be_compiled(
+    host: list[int], error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path warns once, and leaves this call and all others to the portable one."""
+    if error == "compile":
+        error = paths.CompileException("no cuda_fp16.h", "", "rotate.cu", ())
+
+    def broken(expression: str) -> Any:
+        raise error
+
+    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
+    monkeypatch.setattr(kernels, "compiled", broken)
+    path = paths.Cuda()
+    call = _read.single(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
+    assert path.objection(call, asked=False) is None
+    with (
+        pytest.warns(RuntimeWarning, match="goes on without a kernel of cupy.*no "),
+        pytest.raises(Unavailable, match="cannot compile its kernel: no "),
+    ):
+        path.run(call)
+    with pytest.raises(Unavailable, match="cannot compile its kernel: no "):
+        path.run(call)  # without another warning, which would be an error

@@ -1,0 +1,92 @@
+"""dask.distributed: an array larger than a worker's memory passes through it chunk by chunk."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+
+from rope_xp import RoPE
+
+da = pytest.importorskip("dask.array", reason="dask is not installed")
+distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+
+MIB = 1 << 20
+CHUNK = 16 * MIB
+TOKENS = CHUNK // (4 * 8 * 128)
+LIMIT = 640 * MIB
+CHUNKS = 80
+"""1280 MiB in all."""
+
+
+def block(x: np.ndarray) -> np.ndarray:
+    """Return the sums of squares of each token: rotations leave them as they are."""
+    return np.einsum("bshd,bshd->bs", x, x, dtype=np.float64)
+
+
+def resident(field: str) -> int:
+    """Return a line of what Linux knows of the memory of this process, in bytes."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise KeyError(field)
+
+
+def spilled(dask_worker: distributed.Worker) -> int:
+    """Return how many bytes a worker has ever written to disk for want of memory."""
+    metrics = getattr(dask_worker.data, "cumulative_metrics", {})
+    return int(sum(n for key, n in metrics.items() if key[0] == "disk-write"))
+
+
+def compiled() -> bool:
+    """Return whether this process has a kernel."""
+    from rope_xp_backends.cpu import compiled as _compiled
+
+    return bool(_compiled._kernels)
+
+
+def rotated(chunks: int):
+    """Return the sums of squares of rotated ones, each chunk made by the task that needs it."""
+    x = da.ones((1, chunks * TOKENS, 8, 128), chunks=(1, TOKENS, 8, 128), dtype=np.float32)
+    x = x.map_blocks(np.ascontiguousarray)  # a block of ones is a single one until it is copied
+    y = RoPE(layout="half").rotate(x, da.arange(10**6, 10**6 + x.shape[1], chunks=TOKENS))
+    return da.blockwise(
+        block, "bs", y, "bshd", dtype=np.float64, concatenate=True, meta=np.empty((0, 0))
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/status").exists(), reason="only Linux tells the peak of memory"
+)
+def test_more_than_a_worker_can_hold(tmp_path: pathlib.Path) -> None:
+    assert CHUNKS * CHUNK >= 2 * LIMIT
+    with (
+        distributed.LocalCluster(
+            n_workers=1,
+            threads_per_worker=2,
+            processes=True,
+            memory_limit=LIMIT,
+            dashboard_address=None,
+            local_directory=str(tmp_path),
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        rotated(2).compute()  # imports, tables and kernels are there to stay
+        before = client.run(resident, "VmRSS")
+        sums = rotated(CHUNKS).compute()
+        peaks = client.run(resident, "VmHWM")
+        written = client.run(spilled)
+        kernels = client.run(compiled)
+    np.testing.assert_allclose(sums, 8 * 128, rtol=1e-6)
+    assert sums.shape == (1, CHUNKS * TOKENS)
+    for worker, peak in peaks.items():
+        # Each of two threads holds a block and its rotation, and may wait for one to be freed.
+        print(f"{(peak - before[worker]) / CHUNK:.2f} chunks beyond {before[worker] / MIB:.0f} MiB")
+        assert peak - before[worker] <= 2 * 3 * CHUNK
+        assert peak < 0.7 * LIMIT
+    assert not any(written.values())
+    assert all(kernels.values()) == (importlib.util.find_spec("numba") is not None)

@@ -1,0 +1,107 @@
+"""What XLA makes of a rotation on a GPU, read where there is none: see xla_for_gpu.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from support.exhaustive import exhaustive
+from support.programs import printed
+from support.targets import TARGETS, missing
+
+import rope_xp
+
+pytest.importorskip("jax")
+
+COS_AND_SIN = 2 * 2 * 4096 * 4  # bytes for each pair of a token: batch of 2, 4096 tokens, float32
+# 132 multiprocessors with 4 schedulers at 1.98 GHz begin 33e12 instructions of threads in a second,
+# in which 4.3 TB are copied: 124 in the time of 16 bytes, which are 4 numbers of 16 bits, read and
+# written. Above that, memory waits for arithmetic.
+INSTRUCTIONS = 124
+
+
+@pytest.fixture(scope="module", params=[5, exhaustive(1)], ids=["every fifth", "every"])
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+        pytest.skip("there is no plugin of jax for CUDA 13 (pip install 'rope-xp[gpu-test]')")
+    lines = printed("xla_for_gpu.py", tmp_path_factory.mktemp("ptx"), request.param).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def accesses(ptx: str, what: str) -> Counter[int]:
+    """Return how often global memory is read (ld) or written (st), by bytes of a thread."""
+    found = re.findall(rf"\b{what}\.global\.(?:nc\.)?(?:v(\d)\.)?b(\d+)", ptx)
+    return Counter(int(n or 1) * int(bits) // 8 for n, bits in found)
+
+
+def rotations(case: dict[str, Any]) -> list[str]:
+    """Return the kernels that rotate q and k; the other one looks the angles up."""
+    (angles,) = [name for name, ptx in case["kernels"].items() if "shr.s32" in ptx]
+    return [ptx for name, ptx in case["kernels"].items() if name != angles]
+
+
+def spelled_for_gpus(compiled: list[dict[str, Any]], direction: str) -> list[dict[str, Any]]:
+    found = [c for c in compiled if c["path"] == "jit-gpu" and c["direction"] == direction]
+    every = {44: 3 * 2 * 3 + 3, 11: 5 if direction == "backward" else 4}
+    assert len(found) == every[len(compiled)]
+    return found
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_one_kernel_each_for_angles_q_and_k(compiled: list[dict[str, Any]], direction: str) -> None:
+    for case in spelled_for_gpus(compiled, direction):
+        if direction == "backward" and case["layout"] == "interleaved_to_half":
+            continue  # where XLA transposes a copy of the gradients
+        assert len(case["kernels"]) == 3, case
+        # Some bytes hold constants. Shards have less.
+        assert case["allocated"] <= COS_AND_SIN * case["rotary_dim"] // 2 + 1024
+        assert case["collectives"] == []
+
+
+def test_several_numbers_at_once(compiled: list[dict[str, Any]]) -> None:
+    for case in spelled_for_gpus(compiled, "forward"):
+        for ptx in rotations(case):
+            assert min(accesses(ptx, "st")) >= 8
+            reads = accesses(ptx, "ld")
+            assert reads.pop(1, 0) + reads.pop(2, 0) <= 1, case  # which of two is selected
+            least = (
+                8 if case["layout"] != "interleaved_to_half" and case["rotary_dim"] == 128 else 4
+            )
+            assert min(reads) >= least, case
+            assert len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE)) < INSTRUCTIONS
+    for case in spelled_for_gpus(compiled, "backward"):
+        for ptx in rotations(case):
+            assert min(accesses(ptx, "st")) >= 8
+            assert len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE)) < INSTRUCTIONS
+
+
+def test_every_operation_rounds_by_itself(compiled: list[dict[str, Any]]) -> None:
+    """So the bits are numpy's: ptxas fuses nothing that says how it is rounded."""
+    for case in compiled:
+        assert sum(ptx.count("mul.rn.f32") for ptx in case["kernels"].values()) >= 8 + 2 * 4
+        for ptx in case["kernels"].values():
+            assert not re.search(r"\bfma\.|\.ftz|\b(add|sub|mul)\.f(16|32)", ptx)
+
+
+def test_why_gpus_have_a_spelling_of_their_own(compiled: list[dict[str, Any]]) -> None:
+    """Once this fails, XLA may have learnt, and the path jit-gpu may go."""
+    forward, backward = (case for case in compiled if case["path"] == "jit")
+    assert all(max(accesses(ptx, "st")) == 2 for ptx in rotations(forward))
+    for ptx in rotations(backward):
+        assert len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE)) > INSTRUCTIONS
+
+
+@pytest.mark.gpu
+def test_it_is_chosen_on_a_gpu() -> None:
+    (target,) = [t for t in TARGETS if t.name == "jax:gpu"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    q = target.make(np.ones((1, 3, 2, 8), np.float32))
+    assert rope_xp.explain(q, q).path == "jit-gpu"

@@ -1,0 +1,238 @@
+"""jax: one cached jitted function for eager calls, clean traces under every transformation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import rope_xp
+from rope_xp import RoPE
+from rope_xp._contract.library import Recipe
+from rope_xp._rotation.tables import host_tables
+
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+
+POSITIONS = np.array([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
+# Two compilations of the same operations may fuse differently: 2 ulp at |x| up to 4.
+ATOL = 1e-6
+
+
+@pytest.fixture(autouse=True, params=["jit", "jit-gpu"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have jax's arrays take a path; use_backend would ask numpy's for it as well."""
+    from rope_xp_backends import jax as glue
+
+    reason = None if request.param == "jit-gpu" else "it is the other one's turn"
+    monkeypatch.setattr(glue.JitGpu, "objection", lambda *_, **__: reason)
+    return request.param
+
+
+def sample(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+
+
+def close(a: jax.Array, b: jax.Array, atol: float = ATOL) -> None:
+    np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
+def test_eager_calls_run_one_jitted_function(path: str) -> None:
+    from rope_xp_backends import jax as glue
+
+    q, k = sample(1, 5, 4, 16), sample(1, 5, 2, 16)
+    assert rope_xp.explain(q, k).path == path
+    (run,) = [p._run for p in glue.BACKEND.paths if p.name == path]
+    rope_xp.apply(q, k, POSITIONS)
+    before = run._cache_size()
+    for start in range(4):
+        rope_xp.apply(q, k, POSITIONS - start, RoPE(base=1000.0 + start))
+    assert run._cache_size() == before
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("rotary_dim", [4, 6])
+@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
+def test_gradients(layout: str, rotary_dim: int) -> None:
+    from jax.test_util import check_grads
+
+    rope = RoPE(layout=layout, rotary_dim=rotary_dim)
+    rotate = lambda x: rope.rotate(x, POSITIONS)  # noqa: E731  # a function of x alone
+    for function in (rotate, jax.jit(rotate)):
+        check_grads(function, (sample(5, 2, 6),), order=2, modes=("fwd", "rev"))
+    x, g = sample(5, 2, 6), sample(5, 2, 6) * 2
+    _, pull = jax.vjp(rotate, x)
+    close(pull(g)[0], rope.unrotate(g, POSITIONS), 2e-6)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
+def test_gradients_are_rounded_once(layout: str, dtype: str, bits: int) -> None:
+    rope, g = RoPE(layout=layout, rotary_dim=8), sample(5, 3, 10).astype(dtype)
+    expected = rope.unrotate(np.asarray(g).astype(np.float64), POSITIONS)
+    rotate = lambda x: rope.rotate(x, POSITIONS)  # noqa: E731  # a function of x alone
+    (got,) = jax.vjp(rotate, g)[1](g)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2.0**-bits, atol=ATOL)
+
+
+def test_derivatives_keep_angles_alone() -> None:
+    """Of the tokens, not of their heads, whatever is rotated."""
+    x = sample(2, 5, 3, 16).at[0].set(jnp.inf)
+    _, pull = jax.vjp(lambda x: RoPE().rotate(x, POSITIONS), x)
+    assert max(kept.size for kept in jax.tree.leaves(pull)) <= 5 * 8
+    tangent = jax.jvp(lambda x: RoPE().rotate(x, POSITIONS), (x,), (jnp.ones_like(x),))[1]
+    close(tangent, RoPE().rotate(jnp.ones_like(x), POSITIONS))
+
+
+def test_transformations_compose() -> None:
+    rope, x = RoPE(), sample(3, 5, 2, 8)
+    p = jnp.asarray(POSITIONS, jnp.int32)
+    expected = rope.rotate(x, p)
+    close(jax.jit(rope.rotate)(x, p), expected)
+    close(jax.vmap(lambda x: rope.rotate(x, p))(x), expected)
+    own = jnp.stack([p, p - 1, p // 2])
+    close(jax.vmap(rope.rotate)(x, own), rope.rotate(x, own))
+    close(
+        jax.jit(jax.vmap(jax.grad(lambda x, p: (rope.rotate(x, p) ** 2).sum())))(x, own),
+        2 * x,
+        5e-6,
+    )
+    close(jax.checkpoint(rope.rotate)(x, p), expected)
+    close(jax.linearize(lambda x: rope.rotate(x, p), x)[0], expected)
+    assert jax.eval_shape(rope.rotate, x, p).shape == x.shape
+
+
+def test_decoding_in_scan() -> None:
+    """One token a step, its position traced."""
+    rope, x = RoPE(layout="half"), sample(6, 1, 2, 8)
+
+    def step(position, token):
+        return position + 1, rope.rotate(token, position[None])
+
+    _, got = jax.lax.scan(step, jnp.int32(1_000_000), x)
+    close(got[:, 0], rope.rotate(x[:, 0], np.arange(6) + 1_000_000))
+    looped = jax.lax.fori_loop(0, 3, lambda i, y: rope.rotate(y, i[None]), x[0])
+    close(looped, rope.rotate(x[0], [3]), 2e-6)
+
+
+def test_shard_map() -> None:
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("tokens",), axis_types=auto, devices=jax.devices()[:1])
+    spec = jax.sharding.PartitionSpec("tokens")
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    def rotate(x, p):
+        return RoPE().rotate(x, p)
+
+    x, p = sample(5, 2, 8), jnp.asarray(POSITIONS, jnp.int32)
+    close(jax.jit(rotate)(x, p), RoPE().rotate(x, p))
+
+
+def test_no_table_is_built_for_a_call_or_a_length(path: str) -> None:
+    rope = RoPE(base=43_210.0 + len(path))  # another one for each path
+    rotate = jax.jit(rope.rotate)
+    before = host_tables.cache_info().misses
+    for tokens in (4, 5, 70):
+        x = sample(tokens, 2, 8)
+        rotate(x)
+        rotate(x, jnp.arange(tokens))
+        rope.rotate(x)
+    assert host_tables.cache_info().misses == before + 1
+
+
+def test_traces_leave_no_tracers_behind() -> None:
+    """Tables that a trace needs first are good for eager calls afterwards."""
+    rope, x = RoPE(base=32_109.0), sample(5, 2, 8)
+    jax.jit(lambda p: rope.rotate(x, p))(jnp.arange(5))
+    with jax.checking_leaks():
+        jax.jit(rope.rotate)(x)
+    close(rope.rotate(x), RoPE(base=32_109.0).rotate(np.asarray(x)))
+    assert not any(isinstance(t, jax.core.Tracer) for t in _tables(rope))
+
+
+def _tables(rope: RoPE):
+    from rope_xp_backends import jax as glue
+
+    return glue.BACKEND.tables(Recipe(rope, 8, False, False), sample(1, 1, 8))
+
+
+def test_donated_inputs_are_reused() -> None:
+    rotate = jax.jit(RoPE().apply, donate_argnums=(0, 1))
+    q, k = sample(1, 64, 4, 16), sample(1, 64, 2, 16)
+    expected = RoPE().apply(np.asarray(q), np.asarray(k))
+    got = rotate(q, k)
+    assert q.is_deleted()
+    assert k.is_deleted()
+    for g, e in zip(got, expected, strict=True):
+        close(g, e)
+
+
+def test_strict_dtype_and_rank_promotion() -> None:
+    q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16)
+    with jax.numpy_dtype_promotion("strict"):
+        expected = rope_xp.apply(np.asarray(q), np.asarray(k), POSITIONS)
+        got = rope_xp.apply(q, k, POSITIONS)
+        rope_xp.apply(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), POSITIONS)
+        rope_xp.apply(q, k, jnp.asarray(POSITIONS, jnp.int32))
+        rope_xp.apply(q, k, jnp.asarray([0.5] * 5))
+    for g, e in zip(got, expected, strict=True):
+        close(g, e)
+
+
+def test_x64() -> None:
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 8)))
+        assert x.dtype == jnp.float64
+        got = RoPE().rotate(x, POSITIONS)
+        assert got.dtype == jnp.float64
+        np.testing.assert_allclose(got, RoPE().rotate(np.asarray(x), POSITIONS), rtol=0, atol=1e-14)
+        cos, _ = RoPE().cos_sin(jnp.arange(3), 8, dtype=jnp.float64)
+        assert cos.dtype == jnp.float64
+        beyond = RoPE().rotate(sample(1, 1, 8).astype(jnp.float32), jnp.asarray([1 << 31]))
+        assert bool(jnp.isnan(beyond).all())
+
+
+def test_committed_arrays_stay_on_their_device() -> None:
+    device = jax.devices()[-1]
+    x = jax.device_put(sample(5, 2, 8), device)
+    assert x.committed
+    for positions in (None, POSITIONS, jax.device_put(jnp.arange(5), device)):
+        got = RoPE().rotate(x, positions)
+        assert got.devices() == {device}
+
+
+def test_export_with_symbolic_lengths() -> None:
+    from jax import export
+
+    scope = export.SymbolicScope()
+    b, s = export.symbolic_shape("b, s", scope=scope)
+    spec = jax.ShapeDtypeStruct((b, s, 2, 8), jnp.float32)
+    where = jax.ShapeDtypeStruct((b, s), jnp.int32)
+    exported = export.export(jax.jit(RoPE().rotate))(spec, where)
+    x, p = sample(3, 5, 2, 8), jnp.asarray(np.stack([POSITIONS] * 3), jnp.int32)
+    close(exported.call(x, p), RoPE().rotate(x, p))
+
+
+def test_float64_without_x64_is_refused() -> None:
+    """Not float32 in disguise, nor kept as such for later."""
+    rope = RoPE(base=21_098.0)
+    with jax.enable_x64(True):
+        wide = jnp.ones((1, 1, 8), jnp.float64)
+    for attempt in (
+        lambda: rope.cos_sin(jnp.asarray([10_000_000]), 8, dtype=jnp.float64),
+        lambda: rope.cos_sin([10_000_000], 8, xp=jnp, dtype=jnp.float64),
+        lambda: rope.rotate(wide, [10_000_000]),
+    ):
+        with pytest.raises(rope_xp.RopeError, match="set jax_enable_x64"):
+            attempt()
+    with jax.enable_x64(True):
+        got = rope.rotate(wide, [10_000_000])
+    expected = rope.rotate(np.ones((1, 1, 8)), [10_000_000])
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
+
+
+def test_debug_nans_sees_none() -> None:
+    with jax.debug_nans(True):
+        RoPE(base=10_987.0).rotate(sample(5, 2, 8))

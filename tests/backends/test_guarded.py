@@ -1,0 +1,35 @@
+"""No kernel reads or writes beyond an array, as the pages there are nobody's: see guarded.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.metadata import version
+
+import pytest
+from support import cuda_on_cpu
+from support.exhaustive import exhaustive
+from support.programs import printed
+
+
+# The interpreter takes minutes for all 4320; by elevens it comes to every width of every dtype and
+# layout. The short suite comes to some, as it is the kernels that take long to compile.
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect")
+@pytest.mark.parametrize(
+    ("path", "every", "count"),
+    [
+        *(("numba", 541, 8), ("cuda", 7, 620), ("triton", 271, 16)),
+        *(exhaustive("numba", 5, 864), exhaustive("cuda", 1, 4320), exhaustive("triton", 11, 396)),
+    ],
+)
+def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -> None:
+    if path == "cuda" and (reason := cuda_on_cpu.objection()):
+        pytest.skip(reason)
+    for module in {"numba": ["numba"], "triton": ["torch", "triton"]}.get(path, []):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    if path == "triton" and version("triton").startswith("3.6."):
+        pytest.skip("the interpreter of triton 3.6 fails with numpy 2.4")
+    options = ("-X", "faulthandler")
+    rotations = printed("guarded.py", path, every, options=options, TRITON_INTERPRET="1")
+    assert rotations == f"{count}\n"

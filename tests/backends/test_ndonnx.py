@@ -1,0 +1,179 @@
+"""ndonnx: graphs with unknown lengths, run by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.exhaustive import exhaustive
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+from rope_xp.scaling import YaRN
+
+ndx = pytest.importorskip("ndonnx")
+ort = pytest.importorskip("onnxruntime")
+
+BATCH, TOKENS, HEADS, D = 2, 9, 4, 16
+POSITIONS = np.array([0, 1, 2047, 70_000, 1 << 22, (1 << 31) - 1, -1, -70_001, 5])
+BY_BATCH = np.stack([POSITIONS, 3 * np.arange(TOKENS) + 1_000_000])
+ROPES = {
+    "interleaved": RoPE(),
+    "half": RoPE(layout="half"),
+    "interleaved_to_half": RoPE(layout="interleaved_to_half"),
+    "leading": RoPE(layout="half", rotary_dim=6),
+    "trailing": RoPE(layout="interleaved_to_half", rotary_dim=8, rotary_offset=-8),
+    "yarn": RoPE(scaling=YaRN(4.0, 4096)),
+}
+SHORT = ("half", "interleaved_to_half", "trailing", "yarn")
+KNOWN = (BATCH, TOKENS, HEADS, D)
+UNKNOWN = ("batch", "tokens", HEADS, D)
+LONGER = ("batch", "tokens", "heads", D)
+
+
+def sample(dtype: str = "float32", shape: tuple[int, ...] = KNOWN) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+def graph(function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any, ...]]) -> Any:
+    """Trace a function of arrays, each given with its shape, and return what runs the graph."""
+    inputs = {
+        f"x{i}": ndx.argument(shape=shape, dtype=getattr(ndx, array.dtype.name))
+        for i, (array, shape) in enumerate(arguments)
+    }
+    made = function(*inputs.values())
+    made = made if isinstance(made, tuple) else (made,)
+    model = ndx.build(inputs, {f"y{i}": y for i, y in enumerate(made)})
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda *arrays: session.run(None, dict(zip(inputs, arrays, strict=True)))
+
+
+def check(
+    function: Callable[..., Any],
+    *arguments: tuple[np.ndarray, tuple[Any, ...]],
+    atol: float = 0.0,
+) -> None:
+    """Check that a graph gives what numpy gives: for integer positions the same bits."""
+    arrays = [array for array, _ in arguments]
+    expected = function(*arrays)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    got = graph(function, *arguments)(*arrays)
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype == e.dtype
+        np.testing.assert_allclose(g, e, rtol=0, atol=atol)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("shape", [KNOWN, UNKNOWN, LONGER], ids=["known", "unknown", "heads"])
+@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in ROPES])
+def test_same_bits_as_numpy(name: str, shape: tuple[Any, ...]) -> None:
+    rope, x = ROPES[name], (sample(), shape)
+    check(rope.rotate, x, (POSITIONS, shape[1:2]))
+    check(rope.rotate, x, (BY_BATCH, shape[:2]))
+    check(lambda x: rope.rotate(x, POSITIONS), x)
+    check(rope.rotate, x)
+
+
+@pytest.mark.parametrize("axes", ["bhsd", exhaustive("sbhd"), exhaustive("shbd"), "hsbd"])
+def test_axes(axes: str) -> None:
+    names = dict(zip("bshd", UNKNOWN, strict=True))
+    order = ["bshd".index(name) for name in axes]
+    x = (sample().transpose(order).copy(), tuple(names[name] for name in axes))
+    check(lambda x, p: RoPE().rotate(x, p, axes=axes), x, (POSITIONS, ("tokens",)))
+    check(lambda x, p: RoPE().rotate(x, p, axes=axes), x, (BY_BATCH, ("batch", "tokens")))
+    check(lambda x: RoPE().rotate(x, axes=axes), x)
+
+
+def test_one_graph_runs_at_every_length() -> None:
+    q, k, p = sample(), sample(shape=(BATCH, TOKENS, 2, D)), POSITIONS
+    shapes = UNKNOWN, ("batch", "tokens", 2, D), ("tokens",)
+    run = graph(rope_xp.apply, *zip((q, k, p), shapes, strict=True))
+    for batch, tokens in ((1, 1), (3, 700), (2, 0)):
+        q, k = sample(shape=(batch, tokens, HEADS, D)), sample(shape=(batch, tokens, 2, D))
+        p = 1_000_000 + np.arange(tokens)
+        for g, e in zip(run(q, k, p), rope_xp.apply(q, k, p), strict=True):
+            np.testing.assert_array_equal(g, e)
+
+
+def test_16_bits_and_separate_positions() -> None:
+    x = (sample("float16"), UNKNOWN)
+    check(RoPE().rotate, x, (POSITIONS, ("tokens",)))
+    k, p = (sample(), UNKNOWN), (POSITIONS, ("tokens",))
+    check(lambda q, k, p: rope_xp.apply(q, k, p, k_positions=p + 0), x, k, p)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
+def test_integers_of_every_size(dtype: str) -> None:
+    positions = np.array([0, 1, 2, 3, 5, 8, 13, 21, 127]).astype(dtype)
+    check(RoPE().rotate, (sample(), UNKNOWN), (positions, ("tokens",)))
+
+
+def test_float_positions() -> None:
+    # cos and sin of a fraction are onnxruntime's own, an ulp (6e-8) from numpy's, and |x| < 4.
+    for positions in (POSITIONS / 7, (BY_BATCH[1] + 0.25).astype(np.float32)):
+        check(RoPE().rotate, (sample(), UNKNOWN), (positions, ("tokens",)), atol=5e-7)
+
+
+def test_the_other_methods() -> None:
+    rope, x, p = ROPES["yarn"], (sample(), UNKNOWN), (BY_BATCH, ("batch", "tokens"))
+    check(rope.unrotate, x, p)
+    check(lambda x, p: RoPE().rerotate(x, p, p + 5), x, (np.arange(9), ("tokens",)))
+    check(lambda p: rope.cos_sin(p, D), p)
+    several = RoPE(position_axes=(0, 1, 2, 0, 1, 2, 0, 1))
+    check(several.rotate, x, (np.stack([BY_BATCH] * 3), (3, "batch", "tokens")))
+    check(several.rotate, x)
+
+
+def test_out_of_range_is_not_a_number() -> None:
+    run = graph(RoPE().rotate, (sample(), UNKNOWN), (POSITIONS, ("tokens",)))
+    beyond = np.array([2**31, -(2**31), 2**63 - 1, -(2**63), 2**31 - 1, 0, 1, 2, 3])
+    nan = np.isnan(run(sample(), beyond)[0]).all((0, 2, 3))
+    np.testing.assert_array_equal(nan, [True] * 4 + [False] * 5)
+
+
+def test_float64() -> None:
+    # The bound is that of cos and sin of two libraries, 1.1e-16 each, times |x| < 4. ndonnx's own
+    # cos would take float32 and be off by 3.
+    x = (sample("float64"), UNKNOWN)
+    for rope in (RoPE(), ROPES["yarn"]):
+        check(rope.rotate, x, (POSITIONS, ("tokens",)), atol=2e-15)
+        check(rope.rotate, x, (POSITIONS / 7, ("tokens",)), atol=2e-15)
+        check(rope.rotate, x, atol=2e-15)
+    tables = RoPE().cos_sin(POSITIONS, D, dtype=np.float64)
+    check(lambda x: rope_xp.apply_tables(x, *tables), x)
+
+
+def test_arrays_with_values() -> None:
+    x = sample()
+    got = RoPE().rotate(ndx.asarray(x), ndx.asarray(POSITIONS))
+    np.testing.assert_array_equal(got.unwrap_numpy(), RoPE().rotate(x, POSITIONS))
+    assert str(rope_xp.explain(got, got)) == "ndonnx: portable"
+
+
+def test_known_lengths_are_kept() -> None:
+    x = ndx.argument(shape=UNKNOWN, dtype=ndx.float32)
+    for rope in ROPES.values():
+        assert rope.rotate(x).shape == (None, None, HEADS, D)
+
+
+def test_errors() -> None:
+    x = ndx.argument(shape=UNKNOWN, dtype=ndx.float32)
+    with pytest.raises(RopeError, match="one number for n tokens; write positions = offset"):
+        RoPE().rotate(x, 5)
+    with pytest.raises(TypeError, match="a value in a graph"):
+        RoPE().rotate(x, out=x)
+    with pytest.raises(RopeError, match="must broadcast"):
+        RoPE().rotate(ndx.asarray(sample()), POSITIONS[:3])
+    maybe = ndx.argument(shape=UNKNOWN, dtype=ndx.nfloat32)
+    with pytest.raises(TypeError, match="nfloat32"):
+        RoPE().rotate(maybe)
+
+
+def test_a_head_of_unknown_length_is_refused() -> None:
+    x = ndx.argument(shape=("b", "s", 2, "d"), dtype=ndx.float32)
+    with pytest.raises(
+        RopeError, match="the array to rotate has an axis whose length is not known"
+    ):
+        RoPE().rotate(x)

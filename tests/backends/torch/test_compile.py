@@ -1,0 +1,246 @@
+"""torch.compile: one graph for all lengths, exact angles in generated code, ropes kept apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import mpmath
+import numpy as np
+import pytest
+from support.exhaustive import exhaustive
+
+import rope_xp
+from rope_xp import RoPE
+from rope_xp._rotation.tables import host_tables
+from rope_xp.scaling import Linear
+
+torch = pytest.importorskip("torch")
+
+POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
+
+
+def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return made.requires_grad_(grad)
+
+
+def options_inside(q, k, p):
+    return rope_xp.apply(q, k, p, layout="half", base=5e5, scaling=Linear(2.0))
+
+
+def rope_outside(q, k, p, rope=RoPE(base=5e5, layout="half", scaling=Linear(2.0))):  # noqa: B008  # hashable
+    return rope.apply(q, k, p)
+
+
+def no_positions(q, k, p):
+    return RoPE(layout="half").apply(q, k)
+
+
+def numpy_positions(q, k, p):
+    return rope_xp.apply(q, k, np.arange(3)[:, None] * 1000, axes="bshd")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [options_inside, rope_outside, no_positions, numpy_positions],
+    ids=lambda f: f.__name__,
+)
+def test_compile_without_warning_in_two_graphs(function) -> None:
+    """The first graph is for one length, the second for all."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(function, fullgraph=True, backend=count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for tokens in (5, 9, 33, 700, 2049, 3000):
+            q, k = sample(3, tokens, 4, 16), sample(3, tokens, 2, 16)
+            p = torch.arange(tokens) + 70_000
+            for got, expected in zip(compiled(q, k, p), function(q, k, p), strict=True):
+                torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert len(graphs) <= 2
+
+
+def test_no_table_is_built_for_a_call_or_a_length() -> None:
+    torch._dynamo.reset()
+    rope = RoPE(base=54_321.0)
+    compiled = torch.compile(lambda x: rope.rotate(x), fullgraph=True, backend="aot_eager")
+    before = host_tables.cache_info().misses
+    for tokens in (4, 5, 6, 70, 4):
+        compiled(sample(tokens, 2, 8))
+    assert host_tables.cache_info().misses == before + 1
+
+
+def test_generated_code_has_exact_angles() -> None:
+    """The trap: traced, the float64 table builder was compiled in float32, off by 4.4e-4."""
+    torch._dynamo.reset()
+    with mpmath.workdps(40):
+        angles = [
+            [p * mpmath.mpf(10000) ** (-mpmath.mpf(i) / 4) for i in range(4)]
+            for p in POSITIONS.tolist()
+        ]
+        cos = torch.tensor([[float(mpmath.cos(a)) for a in row] for row in angles])
+        sin = torch.tensor([[float(mpmath.sin(a)) for a in row] for row in angles])
+    tables = torch.compile(lambda p: RoPE().cos_sin(p, 8), fullgraph=True)(POSITIONS)
+    for got, expected in zip(tables, (cos, sin), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=4e-7)
+
+    def rotate(q, k, p):
+        return rope_xp.apply(q, k, p, layout="half")
+
+    compiled = torch.compile(rotate, fullgraph=True)
+    q, k = sample(1, 5, 4, 16, grad=True), sample(1, 5, 2, 16)
+    got, expected = compiled(q, k, POSITIONS), rotate(q, k, POSITIONS)
+    for g, e in zip(got, expected, strict=True):
+        size = torch.maximum(*q.detach().abs().chunk(2, -1)).max()
+        bound = 2 * float(np.spacing(np.float32(size)))
+        torch.testing.assert_close(g, e, rtol=0, atol=bound)
+    (grad,) = torch.autograd.grad(got[0].sum(), q)
+    (expected_grad,) = torch.autograd.grad(expected[0].sum(), q)
+    torch.testing.assert_close(grad, expected_grad, rtol=0, atol=5e-7)
+
+
+def test_ropes_made_inside_a_graph_are_not_confused() -> None:
+    """In place of a dataclass made inside, Dynamo hands constants one with default fields."""
+
+    def both(x):
+        first = RoPE(base=5e3, scaling=Linear(4.0)).rotate(x)
+        second = rope_xp.apply(x, x, base=7e3, position_axes=(0, 0, 0, 0))[0]
+        return first, second
+
+    torch._dynamo.reset()
+    x = sample(900, 2, 8)
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")(x)
+    for got, expected in zip(compiled, both(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+class Slower(RoPE):
+    """Somebody's own kind of RoPE."""
+
+    def frequencies(self, head_dim: int) -> np.ndarray:
+        return super().frequencies(head_dim) / 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner:
+    factor: float
+    derived: float = dataclasses.field(init=False, default=3.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """A rule of a third party, of every kind of field."""
+
+    inner: Inner
+    factors: tuple[float, ...]
+    attention_factor = 1.5
+    softmax_scale = 1.0
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        scale = np.array(self.factors) * self.inner.factor * self.inner.derived
+        return rope_xp.scaling.inverse_frequencies(base, rotary_dim) / scale
+
+    def for_length(self, n: int) -> Nested:
+        return self
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, rope: RoPE) -> None:
+        super().__init__()
+        self.rope = rope
+
+    def forward(self, x, p):
+        return self.rope.rotate(x, p), self.rope.unrotate(x)
+
+
+@torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
+@pytest.mark.parametrize(
+    ("dynamic", "every"), [(None, 3), exhaustive(None, 1), exhaustive(True, 1)]
+)
+def test_layers_with_ropes_of_their_own(dynamic: bool | None, every: int) -> None:
+    """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
+    torch._dynamo.reset()
+    rule = Nested(Inner(factor=2.0), (1.0, 2.0, 4.0, 8.0))
+    ropes = [
+        *(RoPE(base=1e4), RoPE(base=1e6), RoPE(rotary_dim=4), RoPE(rotary_dim=6)),
+        *(RoPE(scaling=Linear(2.0)), RoPE(scaling=Linear(3.0)), Slower(), RoPE(scaling=rule)),
+        *(RoPE(position_axes=(0, 0, 1, 1)), RoPE(rotary_dim=4, rotary_offset=-4)),
+    ]
+    for rope in ropes[::every]:
+        for head_dim in (8,) if rope.scaling is rule or rope.position_axes else (8, 16):
+            for tokens in (5, 7):
+                x = sample(tokens, 2, head_dim)
+                p = torch.arange(tokens) + 70_000
+                p = torch.stack([p, 2 * p]) if rope.position_axes else p
+                layer = Layer(rope)
+                compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=dynamic)
+                for got, expected in zip(compiled(x, p), layer(x, p), strict=True):
+                    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_generated_code_gives_nan_out_of_range() -> None:
+    """In C++ abs of the most negative integer is undefined, and the compiler makes use of that."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda p: RoPE().cos_sin(p, 64), fullgraph=True)
+    for outside in (
+        torch.full((1,), float("nan")),
+        torch.full((1,), 2.0**31),
+        torch.full((1,), -(2**31), dtype=torch.int32),
+        torch.tensor([2**31, -(2**63)]),
+    ):
+        for table in compiled(outside):
+            assert table.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "positions", [[16_777_217.0, 33_554_433.5], [1, 5_000_000.7], (1_000_000.3, 2.0)]
+)
+def test_compiled_python_floats_keep_their_digits(positions) -> None:
+    torch._dynamo.reset()
+    x = sample(2, 1, 8)
+    compiled = torch.compile(
+        lambda x: RoPE().rotate(x, positions), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(x), RoPE().rotate(x, positions), rtol=0, atol=1e-6)
+
+
+def test_compiled_inverse_and_rerotation() -> None:
+    rope = RoPE(layout="half")
+
+    def there_and_back(x, p):
+        moved = rope.rerotate(rope.rotate(x, p), p, p + 5)
+        return rope.unrotate(moved, p + 5)
+
+    torch._dynamo.reset()
+    x = sample(5, 2, 8)
+    p = POSITIONS.clamp(max=1 << 30)
+    got = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")(x, p)
+    torch.testing.assert_close(got, x, rtol=0, atol=4e-6)
+
+
+def test_compiled_in_place() -> None:
+    def in_place(x):
+        RoPE().rotate(x, out=x)
+        return x * 2
+
+    torch._dynamo.reset()
+    x = sample(5, 2, 8)
+    expected = RoPE().rotate(x) * 2
+    got = torch.compile(in_place, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    torch.testing.assert_close(x * 2, expected, rtol=0, atol=0)
+
+
+def test_a_choice_of_path_reaches_compiled_code() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: RoPE().rotate(x), fullgraph=True, backend="aot_eager")
+    x = sample(5, 2, 8)
+    with rope_xp.use_backend("portable"):
+        got = compiled(x)
+    torch.testing.assert_close(got, RoPE().rotate(x), rtol=0, atol=0)

@@ -1,0 +1,119 @@
+"""torch's operator around kernels: memory, bits, writing in place.
+
+The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.targets import numpy_dtype, truth
+from support.torch_op import (
+    HALVES,
+    POSITIONS,
+    digit_tables,
+    rotate,
+    same,
+    sample,
+)
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+
+torch = pytest.importorskip("torch")
+
+ops = torch.ops.rope_xp
+pytestmark = pytest.mark.usefixtures("_by_kernels")
+
+
+@pytest.mark.parametrize("looked_up", [True, False])
+def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
+    how = (None, *RoPE().cos_sin(POSITIONS, 8), None)
+    how = (*((POSITIONS, *digit_tables(8)) if looked_up else how), None, "bshd", "half", 0, False)
+    x, heads_first = sample(2, 5, 3, 8), sample(2, 3, 5, 8).transpose(1, 2)
+    for q, k in ((x, x[:, :, 1:]), (heads_first, x), (x.bfloat16(), heads_first.bfloat16())):
+        torch.library.opcheck(ops.rotate.default, (q, *how))
+        torch.library.opcheck(ops.rotate_pair.default, (q, k, *how))
+        out = [torch.empty_like(q), torch.empty_like(k)]
+        torch.library.opcheck(ops.rotate_out.default, (out, [q, k], *how))
+
+
+def permuted(*axes: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x.permute(axes).contiguous().permute([axes.index(i) for i in range(4)])
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "heads first": permuted(0, 2, 1, 3),
+    "head_dim first": permuted(3, 1, 2, 0),
+    "heads last": permuted(0, 1, 3, 2),
+    "every second component": lambda x: x[..., ::2],
+    "one batch for all": lambda x: x[:1].expand_as(x),
+    "one token for all": lambda x: x[:, :1].expand_as(x),
+    "one head for all": lambda x: x[:, :, :1].expand_as(x),
+    "imaginary part": lambda x: torch.complex(x, x).conj().imag,
+    "negated": torch._neg_view,
+    "parameter": torch.nn.Parameter,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_results_lie_in_memory_as_torch_has_it(view: str) -> None:
+    x = VIEWS[view](sample(2, 5, 3, 8))
+    for got in (rotate(x), *RoPE().apply(x, x, POSITIONS)):
+        same(got, truth(rotate, x.clone(memory_format=torch.contiguous_format)))
+        assert (
+            got.stride() == (torch.empty_like(x) if x.stride(-1) == 1 else x.contiguous()).stride()
+        )
+        assert not got.is_neg()
+
+
+def test_all_memory_can_still_be_resized() -> None:
+    x = torch.ones(1, 2048, 8, 64)
+    assert x.nbytes == 1 << 22  # from where on results are in huge pages
+    for owner in (rotate(x, None), x, *RoPE().apply(x[:, :2], x[:, :2])):
+        owner.resize_(1, 4096, 8, 64)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_bits_are_numpys(dtype: torch.dtype) -> None:
+    x = sample(2, 5, 3, 16, dtype=dtype)
+    name = numpy_dtype(str(dtype).removeprefix("torch."))
+    x_numpy = x.view(torch.uint16).numpy().view(name)
+    expected = truth(RoPE().rotate, x_numpy, POSITIONS.numpy())
+    got = rotate(x).view(torch.uint16).numpy()
+    np.testing.assert_array_equal(got, expected.view(np.uint16))
+
+
+def test_writing_over_what_backward_needs_is_noticed() -> None:
+    for write in (
+        lambda x: RoPE().rotate(x, out=x),
+        lambda x: RoPE().apply(x.clone(), x, out=(torch.empty_like(x), x)),
+    ):
+        x, w = sample(5, 2, 8), sample(5, 2, 8, grad=True)
+        y = w * x
+        with torch.no_grad():
+            write(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_in_place_under_inference_mode() -> None:
+    x, expected = sample(5, 2, 8), rotate(sample(5, 2, 8))
+    with torch.inference_mode():
+        inside = sample(5, 2, 8)
+        for y in (inside, x):
+            same(RoPE().rotate(y, POSITIONS, out=y), expected)
+    assert (inside.is_inference(), x.is_inference()) == (True, False)
+
+
+@pytest.mark.parametrize("view", ["every second component", "negated"])
+def test_out_that_no_kernel_writes(view: str) -> None:
+    x = VIEWS[view](sample(1, 5, 2, 8))
+    expected = truth(rotate, x.clone())
+    with pytest.raises(RopeError, match="last axis of out is not contiguous, or holds"):
+        RoPE().rotate(x, POSITIONS, out=x)
+    with rope_xp.use_backend(None):
+        same(RoPE().rotate(x, POSITIONS, out=x), expected)

@@ -1,0 +1,99 @@
+"""torch's operator around kernels: torch.compile and torch.export.
+
+The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rope_xp_backends.torch import cpu, gpu
+from support.targets import KERNELS
+from support.torch_op import (
+    POSITIONS,
+    Temperature,
+    same,
+    sample,
+)
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+from rope_xp._contract.path import Unavailable
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("_by_kernels")
+
+
+def recording(graphs: list[set[str]]) -> Any:
+    """Return a backend of torch.compile that keeps what graphs call, and runs them as they are."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+        return rope_xp.apply(q, k, p, layout="half", scaling=Temperature(2.0))
+
+
+def turned(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
+    """Return results and gradients."""
+    q, k = sample(2, tokens, 4, 16, grad=True), sample(2, tokens, 2, 16, grad=True)
+    results = attention(q, k, p)
+    return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
+
+
+@pytest.mark.parametrize("path", [KERNELS, None])
+def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None) -> None:
+    torch._dynamo.reset()
+    graphs: list[set[str]] = []
+    with rope_xp.use_backend(path):
+        compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
+        for tokens in (5, 9, 33, 700):
+            p = torch.arange(tokens) + 70_000
+            same(turned(compiled, tokens, p), turned(Attention(), tokens, p))
+    assert len(graphs) == 4  # forward and backward, of one length and of all
+    assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
+
+
+def test_generated_code_has_the_bits_of_eager() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    same(turned(torch.compile(Attention()), 5, POSITIONS), turned(Attention(), 5, POSITIONS))
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
+    expected = turned(compiled, 5, POSITIONS)
+    given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
+    expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
+
+    def fail(*_: object) -> None:
+        raise Unavailable
+
+    for kernels in (cpu.KERNELS, gpu.KERNELS):
+        monkeypatch.setattr(kernels, "get", fail)
+    with rope_xp.use_backend(None):
+        same(turned(compiled, 5, POSITIONS), expected)
+        same(given(*tables), expected_given)
+    with pytest.raises(RopeError, match="was asked for and cannot take this call"):
+        given(*tables)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_programs_need_no_rope_xp(strict: bool) -> None:
+    arguments = sample(2, 5, 4, 16), sample(2, 5, 2, 16), POSITIONS
+    with rope_xp.use_backend(None):
+        program = torch.export.export(Attention(), arguments, strict=strict)
+    assert not [n for n in program.graph.nodes if "rope_xp" in str(n.target)]
+    same(program.module()(*arguments), Attention()(*arguments))

@@ -1,0 +1,118 @@
+"""torch's operator around kernels: derivatives and transforms.
+
+The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.targets import KERNELS, truth
+from support.torch_op import (
+    HALVES,
+    LAYOUTS,
+    POSITIONS,
+    Temperature,
+    digit_tables,
+    rotate,
+    same,
+    sample,
+)
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("_by_kernels")
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("part", [{}, {"rotary_dim": 4, "rotary_offset": 1}], ids=str)
+def test_gradients_and_theirs(layout: str, part: dict[str, int]) -> None:
+    rope = RoPE(layout=layout, scaling=Temperature(2.0), **part)
+    q, k = (sample(5, n, 6, dtype=torch.float64, grad=True) for n in (2, 1))
+    for f in (
+        lambda q, k: rope.apply(q, k, POSITIONS),
+        lambda q, k: rope.unrotate(q, POSITIONS),
+        lambda q, k: rope.apply(q, k, POSITIONS, k_positions=POSITIONS - 1),
+    ):
+        assert torch.autograd.gradcheck(f, (q, k), check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(f, (q, k), check_batched_grad=True)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_those_of_plain_operations(dtype: torch.dtype, layout: str) -> None:
+    rope = RoPE(layout=layout, rotary_dim=8, scaling=Temperature(2.0))
+    q, k = sample(1, 5, 4, 16, dtype=dtype, grad=True), sample(1, 5, 2, 16, dtype=dtype, grad=True)
+    weights = [sample(*x.shape, dtype=dtype).flip(1) for x in (q, k)]
+
+    def gradients() -> Any:
+        return torch.autograd.grad(rope.apply(q, k, POSITIONS), (q, k), weights)
+
+    for got, expected in zip(gradients(), truth(gradients), strict=True):
+        same(got, expected)
+
+
+def test_only_angles_are_saved() -> None:
+    saved: list[torch.Tensor] = []
+    q, k = sample(7, 5, 4, 16, grad=True), sample(7, 5, 2, 16, grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        RoPE().apply(q, k, POSITIONS)
+    assert {x.data_ptr() for x in saved[1:]} == {x.data_ptr() for x in digit_tables(16)}
+    same(saved[0], POSITIONS)
+
+
+def test_positions_have_gradients() -> None:
+    x = sample(5, 2, 8, dtype=torch.float64)
+    positions = torch.linspace(0.25, 50.25, 5, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RopeError, match="with respect to angles"):
+        rotate(x, positions)
+    with rope_xp.use_backend(None):
+        assert torch.autograd.gradcheck(lambda p: rotate(x, p), positions)
+        same(rotate(x, positions.detach()), rotate(x, positions).detach())
+
+
+def test_vmap() -> None:
+    x, p = sample(5, 2, 8, 3), torch.stack([POSITIONS, POSITIONS - 1, POSITIONS // 2])
+    maps = torch.func.vmap
+    each = [rotate(x[..., i]) for i in range(3)]
+    own = [rotate(x[..., i], p[i]) for i in range(3)]
+    same(maps(rotate, (3,))(x), torch.stack(each))
+    same(maps(rotate, (3,), 2)(x), torch.stack(each, 2))
+    same(maps(rotate, (None, 0))(x[..., 0], p), torch.stack([rotate(x[..., 0], a) for a in p]))
+    same(maps(rotate, (3, 1))(x, p.mT), torch.stack(own))
+    tables = [torch.stack(t) for t in zip(*(RoPE().cos_sin(a, 8) for a in p), strict=True)]
+    same(maps(rope_xp.apply_tables, (3, 0, 0))(x, *tables), torch.stack(own))
+    keys = maps(lambda q, k: RoPE().apply(q, k, POSITIONS), (3, None))(x, x[:, :1, :, 0])
+    same(keys[0], torch.stack(each))
+    same(keys[1], torch.stack([each[0][:, :1]] * 3))
+
+
+def test_grad_of_func() -> None:
+    x, w = sample(3, 5, 2, 8), sample(3, 5, 2, 8).flip(0)
+    grad = torch.func.grad(lambda x, w: (rotate(x) * w).sum())
+    expected = truth(grad, x, w)
+    same(grad(x, w), expected)
+    same(torch.func.vmap(grad)(x, w), expected)
+    small = x[0, :, 0, :4].double()
+    same(torch.func.jacrev(rotate)(small), truth(torch.func.jacrev(rotate), small))
+
+
+def test_transforms_that_take_plain_operations() -> None:
+    x, forward_ad = sample(5, 2, 8), torch.autograd.forward_ad
+    with rope_xp.use_backend(None):
+        expected = rotate(x)
+        assert rope_xp.explain(x, x).path == KERNELS
+        for got in torch.func.jvp(rotate, (x,), (x,)):
+            same(got, expected)
+        with forward_ad.dual_level():
+            same(forward_ad.unpack_dual(rotate(forward_ad.make_dual(x, x))).tangent, expected)
+        same(torch.func.functionalize(rotate)(x), expected)
+        hessian = torch.func.hessian(lambda x: rotate(x).pow(2).sum())(x[:, :1, :2])
+        # cos**2 + sin**2, of tables within 3.4e-7 and twice over
+        torch.testing.assert_close(hessian.reshape(10, 10), 2 * torch.eye(10), rtol=0, atol=3e-6)

@@ -1,0 +1,114 @@
+"""torch: modules that are exported and saved, and tensors of every other kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rope_xp
+from rope_xp import RoPE
+
+torch = pytest.importorskip("torch")
+
+
+def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return made.requires_grad_(grad)
+
+
+class Attention(torch.nn.Module):
+    """A module with a rope of its own, as models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = RoPE(base=5e5, layout="half")
+
+    def forward(self, q, k, positions):
+        return self.rope.apply(q, k, positions)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict: bool) -> None:
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    q, k, p = sample(1, 8, 4, 16), sample(1, 8, 2, 16), torch.arange(8)
+    shapes = ({1: tokens}, {1: tokens}, {0: tokens})
+    program = torch.export.export(Attention(), (q, k, p), dynamic_shapes=shapes, strict=strict)
+    q, k, p = sample(1, 77, 4, 16), sample(1, 77, 2, 16), torch.arange(77) + 1_000_000
+    got, expected = program.module()(q, k, p), Attention()(q, k, p)
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=0, atol=0)
+
+
+def test_modules_deepcopy_and_save(tmp_path) -> None:
+    torch.save(Attention(), tmp_path / "module.pt")
+    again = torch.load(tmp_path / "module.pt", weights_only=False)
+    q = sample(1, 8, 4, 16)
+    torch.testing.assert_close(again(q, q, None), Attention()(q, q, None))
+
+
+def test_meta_tensors() -> None:
+    q, k = torch.empty(2, 9, 4, 16, device="meta"), torch.empty(2, 9, 2, 16, device="meta")
+    for positions in (None, np.arange(9), torch.arange(9, device="meta")):
+        got_q, got_k = rope_xp.apply(q, k, positions)
+        assert got_q.device.type == got_k.device.type == "meta"
+        assert got_q.shape == q.shape
+    rope_xp.apply(q, k, out=(torch.empty_like(q), torch.empty_like(k)))
+
+
+def test_fake_tensors_do_not_get_into_the_cache() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    rope = RoPE(base=98_765.0)
+    with FakeTensorMode():
+        assert rope.rotate(torch.ones(3, 2, 8)).shape == (3, 2, 8)
+    x = sample(3, 2, 8)
+    np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))
+
+
+def test_tables_made_in_inference_mode_serve_training() -> None:
+    rope, x = RoPE(base=87_654.0), sample(3, 2, 8, grad=True)
+    with torch.inference_mode():
+        rope.rotate(x.detach().clone())
+    rope.rotate(x).sum().backward()
+    assert x.grad is not None
+    positions = torch.tensor([0.5, 1.5, 2.5], requires_grad=True)
+    rope.rotate(x, positions).sum().backward()  # which saves the frequencies
+    assert positions.grad is not None
+
+
+def test_default_device_and_dtype_do_not_matter() -> None:
+    x = sample(3, 2, 8)
+    expected = RoPE(base=76_543.0).rotate(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            got = RoPE(base=76_543.0).rotate(x, [0, 1, 2])
+            other = RoPE(base=65_432.0).rotate(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    torch.testing.assert_close(other, RoPE(base=65_432.0).rotate(x), rtol=0, atol=0)
+
+
+def test_autocast_does_not_lower_the_angles() -> None:
+    x = sample(3, 2, 8)
+    p = [0, 65_536, 1_000_000]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = RoPE().rotate(x, p)
+    torch.testing.assert_close(got, RoPE().rotate(x, p), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs() -> None:
+    """After a warm-up nothing waits for the device or allocates outside the graph's pool."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    q, k = (sample(1, 64, h, 128).cuda() for h in (8, 2))
+    p = torch.arange(64, device="cuda") + 1_000_000
+    expected = rope_xp.apply(q, k, p)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = rope_xp.apply(q, k, p)
+    graph.replay()
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=0, atol=0)

@@ -1,0 +1,180 @@
+"""What only a GPU can show of its kernel: streams, graphs, memory, launches, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.targets import truth
+
+import rope_xp
+from rope_xp import RoPE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+pytestmark = [
+    pytest.mark.usefixtures("_by_the_kernel"),
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+]
+
+LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+
+
+def sample(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(0)
+    made = torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
+    return made.requires_grad_(grad)
+
+
+def layer(tokens: int = 512) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    positions = torch.arange(tokens, device="cuda") + 1_000_000
+    return sample(1, tokens, 32, 128), sample(1, tokens, 8, 128), positions
+
+
+def same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_it_is_chosen() -> None:
+    q, k, _ = layer()
+    with rope_xp.use_backend(None):
+        assert rope_xp.explain(q, k).path == "triton"
+
+
+# torch says so of the mode, once, whatever it finds.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_launch_that_nothing_waits_for(layout: Any) -> None:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    q, k, positions = layer()
+    rope = RoPE(layout=layout)
+    calls: list[Callable[[], Any]] = [
+        lambda: rope.apply(q, k, positions),
+        lambda: rope.apply(q, k, positions, out=(q, k)),
+        lambda: rope.apply(q[:, :1], k[:, :1], positions[:1]),
+    ]
+    for call in calls:
+        call()
+        torch.cuda.synchronize()
+        # Without acc_events torch warns that a next cycle, which there is not, would clear events.
+        with torch.profiler.profile(activities=activities, acc_events=True) as seen:
+            try:
+                torch.cuda.set_sync_debug_mode("error")
+                call()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        kernels = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        assert len(kernels) == 1, kernels
+
+
+def test_memory_is_that_of_the_results() -> None:
+    q, k, positions = layer()
+    RoPE().apply(q, k, positions)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    RoPE().apply(q, k, positions, out=(q, k))
+    assert torch.cuda.max_memory_allocated() == before
+    results = RoPE().apply(q, k, positions)
+    assert torch.cuda.max_memory_allocated() == before + sum(x.nbytes for x in results)
+
+
+def test_two_streams() -> None:
+    inputs = [layer(4096), layer(4096)]
+    expected = [truth(RoPE().apply, *x) for x in inputs]
+    RoPE().apply(*layer())  # compiles
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(10):
+        for stream, x in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(RoPE().apply(*x))
+    torch.cuda.synchronize()
+    for i, got in enumerate(results):
+        same(got, expected[i % 2])
+
+
+def test_a_graph_is_captured_and_replayed() -> None:
+    q, k, positions = layer()
+    RoPE().apply(q, k, positions)  # compiles, and brings the tables to the device
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        new = RoPE().apply(q, k, positions)
+        RoPE().apply(q, k, positions, out=(q, k))
+    for shift in (0, 70_000, 1 << 30):
+        q.copy_(sample(*q.shape))
+        k.copy_(sample(*k.shape) + shift % 7)
+        positions.copy_(torch.arange(512, device="cuda") + shift)
+        expected = truth(RoPE().apply, q, k, positions)
+        graph.replay()
+        same(new, expected)
+        same((q, k), expected)
+
+
+def test_the_largest_positions() -> None:
+    x = sample(1, 4, 2, 128, dtype=torch.float32)
+    for kind in (torch.int32, torch.int64):
+        top = torch.tensor([(1 << 31) - 1, (1 << 31) - 2, 1 - (1 << 31), 0], device="cuda").to(kind)
+        same(RoPE().rotate(x, top), truth(RoPE().rotate, x, top))
+    beyond = torch.tensor([1 << 31, -(1 << 31), 1 << 62, -(1 << 63)], device="cuda")
+    assert RoPE().rotate(x, beyond).isnan().all()
+
+
+# The last rows lie beyond what signed offsets of 32 bits reach.
+LARGE = {
+    "bshd": (1, (1 << 17) + 3, 128, 128),
+    "bhsd": (5, 33, (1 << 17) + 1, 128),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("axes", LARGE)
+def test_more_than_2_to_the_31_elements(axes: str) -> None:
+    shape = LARGE[axes]
+    count = shape[0] * shape[1] * shape[2] * shape[3]
+    assert count > 1 << 31
+    free, _ = torch.cuda.mem_get_info()
+    if free < 2 * count + (1 << 30):
+        pytest.skip(f"needs {2 * count + (1 << 30)} bytes of GPU memory, and {free} are free")
+    x = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+    token = axes.index("s")
+    picked = torch.tensor([0, 1, shape[token] // 2, shape[token] - 2, shape[token] - 1])
+    picked = picked.to("cuda")
+    expected = truth(RoPE().rotate, x.index_select(token, picked), picked, axes=axes)
+    RoPE().rotate(x, axes=axes, out=x)
+    same(x.index_select(token, picked), expected)
+
+
+def test_gradients() -> None:
+    for layout in LAYOUTS:
+        rope = RoPE(layout=layout, rotary_dim=64)
+        q, k = sample(2, 33, 4, 128, grad=True), sample(2, 33, 2, 128, grad=True)
+        weights = [sample(*x.shape).flip(1) for x in (q, k)]
+
+        def gradients(rope: RoPE = rope, x: Any = (q, k), w: Any = weights) -> Any:
+            return torch.autograd.grad(rope.apply(*x), x, w)
+
+        same(gradients(), truth(gradients))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_graphs(mode: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(RoPE().apply, fullgraph=True, mode=mode)
+    for tokens in (512, 512, 512, 700):
+        x = layer(tokens)
+        same(compiled(*x), truth(RoPE().apply, *x))
+
+
+def test_another_device_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    q, k, positions = (x.to("cuda:1") for x in layer())
+    expected = truth(RoPE().apply, q, k, positions)
+    same(RoPE().apply(q, k, positions), expected)
+    assert torch.cuda.current_device() == 0

@@ -1,0 +1,61 @@
+"""The kernel for GPUs where there is none, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.exhaustive import exhaustive
+
+pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+TESTS = Path(__file__).parents[2]
+# Triton 3.6 has an assembler, of CUDA 12.9, that fuses pairs of floats on Blackwell though told not
+# to, which is within the promised 2 ulp; and an interpreter that numpy 2.4 breaks.
+OLD = triton.__version__.startswith("3.6.")
+
+KERNEL = "backends/triton/test_kernel*.py"
+EQUIVALENCE = "core/test_equivalence*.py"
+# The tests of torch's operator without gradcheck, whose thousands of calls would be interpreted for
+# minutes, and without what is about memory of CPUs.
+OPERATOR = "not gradients_and_theirs and not resized"
+# What takes longest to interpret of the rest.
+LONG = "not many_batch_axes and not more_programs and not tables_of_the_caller"
+# Files, which of their tests, those of the short suite or all, and how many there are at least.
+RUNS = [
+    ([KERNEL, EQUIVALENCE], LONG, "not exhaustive", 75),
+    exhaustive([KERNEL], "", "", 145),
+    exhaustive([EQUIVALENCE], "", "", 75),
+    exhaustive(["core/test_rotation.py"], "torch-triton and not bfloat16", "", 15),
+    exhaustive(["core/test_oracles.py"], "torch-triton", "", 10),
+    exhaustive(["core/test_angles*.py", "core/test_tables.py"], "torch-triton", "", 35),
+    exhaustive(["backends/torch/test_op*.py"], OPERATOR, "", 35),
+]
+
+
+@pytest.mark.skipif(OLD, reason="the interpreter of triton 3.6 fails with numpy 2.4")
+@pytest.mark.parametrize(
+    ("files", "chosen", "marks", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
+)
+def test_in_the_interpreter(files: list[str], chosen: str, marks: str, least: int) -> None:
+    found = sorted(str(path) for file in files for path in TESTS.glob(file))
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", marks, "-k", chosen)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *found],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        # Not the options of the outer run, which may ask for processes of its own.
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    assert "skipped" not in done.stdout
+    passed = re.search(r"^(\d+) passed", done.stdout, re.MULTILINE)
+    assert passed, done.stdout[-4000:]
+    assert int(passed[1]) >= least

@@ -1,0 +1,134 @@
+"""The kernel for GPUs, with all that leads to it, beside the portable path.
+
+On a GPU; or in Triton's interpreter, on tensors of the CPU:
+
+    TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
+
+test_interpreted.py does the latter, as it is fixed when kernels are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.targets import INTERPRETED
+from support.tensors import (
+    DEVICE,
+    DTYPES,
+    LAYOUTS,
+    POSITIONS,
+    check,
+    right,
+    rotation,
+    same,
+    sample,
+    tensor,
+)
+
+from rope_xp import RoPE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering]
+if not INTERPRETED:
+    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+    pytestmark += [pytest.mark.gpu, no_gpu]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim", [2, 6, 72, 80, 96])
+def test_every_width_of_heads(head_dim: int, layout: str) -> None:
+    for dtype in DTYPES:
+        q, k = (sample(2, 5, n, head_dim, dtype=dtype, seed=n) for n in (3, 1))
+        check(rotation(RoPE(layout=layout), POSITIONS), q, k)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_wider_than_a_warp(dtype: torch.dtype, layout: str) -> None:
+    check(rotation(RoPE(layout=layout), POSITIONS), sample(1, 5, 2, 512, dtype=dtype))
+    check(rotation(RoPE(layout=layout), POSITIONS), sample(1, 5, 1, 1024, dtype=dtype))
+
+
+@pytest.mark.usefixtures("_offsets")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("rotary_dim", "offset"), [(8, 0), (8, 16), (16, -16), (6, 5), (2, -2)])
+def test_slices(rotary_dim: int, offset: int, layout: str) -> None:
+    for head_dim in (24, 37):
+        rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
+        for turn in (rope.rotate, rope.unrotate):
+            x = sample(2, 5, 3, head_dim, dtype=torch.float32 if head_dim == 37 else torch.bfloat16)
+            check(lambda x, out=None, turn=turn: turn(x, POSITIONS, out=out), x)
+
+
+def test_one_array_in_place_and_one_not() -> None:
+    rope = RoPE(rotary_dim=4, layout="interleaved_to_half")
+    q, k, other = sample(2, 5, 4, 8), sample(2, 5, 2, 8), torch.zeros(2, 5, 2, 8, device=DEVICE)
+    expected = right(rotation(rope, POSITIONS), q, k)
+    rope.apply(q, k, POSITIONS, out=(q, other))
+    same(q, expected[0])
+    same(other, expected[1])
+
+
+def test_slices_of_one_projection_in_place() -> None:
+    for layout in LAYOUTS:
+        qkv = sample(2, 5, (4 + 2 + 2) * 16)
+        before = qkv.clone()
+        q, k, v = (x.unflatten(-1, (-1, 16)) for x in qkv.split((64, 32, 32), -1))
+        check(rotation(RoPE(layout=layout, rotary_dim=8), POSITIONS), q, k)
+        assert torch.equal(v.flatten(-2), before[..., 96:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("start", [1, 2, 3, 4])
+def test_memory_that_begins_anywhere(start: int, dtype: torch.dtype) -> None:
+    """Rows that no access of 16 bytes can read, and whose neighbours must not change."""
+    for layout in LAYOUTS:
+        memory = sample(start + 2 * 5 * 3 * 19, dtype=dtype)
+        before = memory.clone()
+        x = memory[start:].unflatten(0, (2, 5, 3, 19))[..., :16]
+        check(rotation(RoPE(layout=layout), POSITIONS), x)
+        outside = memory[start:].unflatten(0, (2, 5, 3, 19))[..., 16:]
+        unchanged = before[start:].unflatten(0, (2, 5, 3, 19))[..., 16:]
+        assert torch.equal(outside, unchanged)
+        assert torch.equal(memory[:start], before[:start])
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "one head for all": lambda x: x[:, :, :1].expand_as(x),
+    "one batch for all": lambda x: x[:1].expand_as(x),
+    "every second token": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "every second component": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+    "head_dim first": lambda x: x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0),
+    "heads apart": lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views(view: str) -> None:
+    x = VIEWS[view](sample(2, 5, 4, 8))
+    expected = right(rotation(RoPE(), POSITIONS), x.contiguous())
+    same(RoPE().rotate(x, POSITIONS), expected)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (32, 8), (33, 1), (28, 4), (71, 1), (9, 3)])
+def test_any_number_of_heads(heads: tuple[int, int]) -> None:
+    for tokens in (1, 9):
+        for batch in (1, 2):
+            q, k = (sample(batch, tokens, n, 8, seed=n) for n in heads)
+            check(rotation(RoPE(), POSITIONS[-tokens:] if tokens == 1 else None), q, k)
+
+
+def test_more_programs_than_processors() -> None:
+    check(rotation(RoPE(), None), sample(1, 1500, 2, 64), sample(1, 1500, 1, 64, seed=1))
+
+
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, of infinities
+def test_all_numbers_of_16_bits() -> None:
+    x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
+    for layout in LAYOUTS:
+        check(rotation(RoPE(layout=layout), 70_000 + np.arange(512), "shd"), x.view(512, 1, 128))

@@ -1,0 +1,127 @@
+"""What is launched on GPUs, and when calls go by another path, without a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rope_xp_backends.gpu import triton_plan
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._contract.call import Turn
+from rope_xp._contract.path import Unavailable
+from rope_xp._dispatch.kernels import Kernels
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from rope_xp_backends.torch import gpu, op  # noqa: E402  # they need torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+
+def plan_of(q: tuple[int, ...], k: tuple[int, ...], processors: int = 132) -> Any:
+    def operand(shape: tuple[int, ...]) -> Any:
+        strides = torch.empty(shape, device="meta").stride()
+        return triton_plan.Operand(shape, strides, strides, False, 16)
+
+    angles = triton_plan.Angles("positions", q[1:2], (1,), "int64")
+    turn = Turn(parse_axes("bshd", 4, "x"), "half", q[-1], 0, inverse=False)
+    return triton_plan.plan((operand(q), operand(k)), angles, "bfloat16", turn, processors)
+
+
+def test_every_row_is_rotated_once() -> None:
+    for tokens in (1, 7, 4096):
+        for heads in ((32, 8), (28, 4), (71, 1), (1, 1)):
+            plan = plan_of((3, tokens, heads[0], 128), (3, tokens, heads[1], 128))
+            variant, (blocks, shares, _) = plan.variant, plan.grid
+            assert (blocks - 1) * variant.tile_tokens < 3 * tokens <= blocks * variant.tile_tokens
+            assert 1 <= shares <= -(-max(heads) // variant.tile_heads)
+
+
+def test_one_token_is_shared_out_and_many_are_not() -> None:
+    assert plan_of((1, 1, 32, 128), (1, 1, 8, 128)).grid == (1, 4, 1)
+    assert plan_of((1, 65536, 32, 128), (1, 65536, 8, 128)).grid == (16384, 1, 1)
+
+
+def test_tensors_of_a_gpu_are_followed_without_one() -> None:
+    with FakeTensorMode():
+        q, k = (torch.empty(2, n, 5, 8, device="cuda").transpose(1, 2) for n in (4, 2))
+        cos = torch.empty(5, 4, device="cuda")
+        how = (None, cos, cos, None, None, "bshd", "half", 0, False)
+        for x, y in zip((q, k), torch.ops.rope_xp.rotate_pair(q, k, *how), strict=True):
+            assert (y.device, y.shape, y.stride()) == (x.device, x.shape, x.stride())
+
+
+def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(5, 2, 8)
+
+    def reason(x: Any) -> str:
+        return dict(rope_xp.explain(x, x).declined)["triton"]
+
+    assert reason(x) == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    assert rope_xp.explain(x, x).path == "triton"
+    monkeypatch.setattr(gpu, "_capability", lambda _: (7, 5))
+    assert reason(x) == "its kernels need compute capability 8.0, and cpu has 7.5"
+    monkeypatch.undo()
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    wide = torch.ones(5, 2, 4096)
+    assert "4096 components is 16384 bytes long" in reason(wide)
+    assert rope_xp.explain(wide.half(), wide.half()).path == "triton"
+    monkeypatch.setattr(gpu.KERNELS, "_objection", "triton is not installed")
+    assert reason(x) == "triton is not installed"
+    with (
+        rope_xp.use_backend("triton"),
+        pytest.raises(RopeError, match="cannot take this call: triton is not installed"),
+    ):
+        RoPE().rotate(x)
+
+
+def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here for the reason that there is no GPU: the first launch finds no driver."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, and triton works")
+    x = torch.randn(5, 2, 8)
+    expected = RoPE().rotate(x)
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load))
+    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
+    with pytest.warns(RuntimeWarning, match="without a kernel of triton. triton cannot compile "):
+        got = RoPE().rotate(x.clone(), out=x)
+    assert torch.equal(got, expected)
+    with (
+        rope_xp.use_backend("triton"),
+        pytest.raises(RopeError, match="'triton' was asked for .* cannot compile its kernel"),
+    ):
+        RoPE().rotate(x)
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
+    capturing: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may refuse to load a kernel there. Where Triton finds no driver it asserts one."""
+
+    def fail(*_: object) -> None:
+        raise error("no")
+
+    kernels: Any = Kernels("triton", lambda: (fail, (AssertionError,)))
+    monkeypatch.setattr(gpu, "KERNELS", kernels)
+    monkeypatch.setattr(gpu, "_launches", lambda *_: [(SimpleNamespace(variant=None), ())])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    with FakeTensorMode():
+        x = (torch.ones(5, 2, 8, device="cuda"),)
+    if capturing:
+        with pytest.raises(error, match="no"):
+            gpu._rotate(x, x, None)
+        assert kernels.objection((None, None)) is None
+    else:
+        with pytest.warns(RuntimeWarning, match="its kernel: no"), pytest.raises(Unavailable):
+            gpu._rotate(x, x, None)
+        assert kernels.objection() is None  # others may do better
+        (key,) = kernels._failed
+        assert kernels.objection(key) == "triton cannot compile its kernel: no"

@@ -1,0 +1,120 @@
+"""The benchmarks run, and the rivals compute what rope_xp does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.exhaustive import covering
+
+import rope_xp
+from rope_xp._bench import contenders, inputs, rivals, targets
+
+discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = list(discovery.disc_benchmarks(str(ROOT / "asv_benchmarks")))
+
+
+@pytest.fixture
+def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asv_benchmarks import common
+
+    small = {"QUICK": True, "TOKENS": 16, "REPEAT": 1, "LOOPS": (1, 1)}
+    for name, value in small.items():
+        monkeypatch.setattr(common, name, value)
+
+
+def on_gpu(*values: object) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.gpu] if any(":gpu" in str(value) for value in values) else []
+
+
+def combinations() -> Iterator[Any]:
+    """Yield every benchmark with every combination of its parameters.
+
+    The short suite runs so few that each value of a parameter occurs.
+    """
+    for benchmark in BENCHMARKS:
+        if benchmark.type == "time" and "timeraw" in benchmark.name:
+            continue
+        found = list(enumerate(itertools.product(*benchmark._params)))
+        here = [(i, values) for i, values in found if not on_gpu(*values)]
+        short = covering({str(i): {str(j): v for j, v in enumerate(values)} for i, values in here})
+        for i, values in found:
+            marks = on_gpu(*values)
+            if (str(i) not in short or "TorchCompile" in benchmark.name) and not marks:
+                marks = [pytest.mark.exhaustive]
+            yield pytest.param(
+                benchmark, i, id="-".join([benchmark.name, *map(str, values)]), marks=marks
+            )
+
+
+@pytest.mark.parametrize(("benchmark", "index"), list(combinations()))
+def test_runs(few_tokens: None, benchmark: Any, index: int, capsys) -> None:
+    if benchmark._params:
+        benchmark.set_param_idx(index)
+    if benchmark.do_setup():
+        pytest.skip(capsys.readouterr().out.strip())
+    if benchmark.type == "time":
+        benchmark.func(*benchmark._current_params)
+    else:
+        assert 0 <= benchmark.do_run() < math.inf
+
+
+def test_targets_are_all_there_are() -> None:
+    assert inputs.TARGETS == targets.NAMES
+
+
+RIVALS = [
+    ("numpy:cpu", "onnxruntime", "float32"),
+    *(
+        pytest.param(target, rival, dtype, marks=on_gpu(target))
+        for target, rival, dtype in itertools.product(inputs.TARGETS, rivals.RIVALS, inputs.DTYPES)
+        if rival == "usual" or (target.startswith("torch") and rival != "onnxruntime")
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "rival", "dtype"), RIVALS)
+def test_rivals_rotate_alike(target: str, rival: str, dtype: str) -> None:
+    tokens = 40
+    layout = rivals.LAYOUTS.get(rival, "half")
+    try:
+        found, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, tokens)
+    except inputs.Absent as reason:
+        pytest.skip(str(reason))
+    # Float32 angles below 40 are off by 4e-6, components of q are below 5; bfloat16 has 8 bits,
+    # and those that rotate in it round three times.
+    bound = 3e-5 if dtype == "float32" else 3 * 2**-8 * 5
+    for mine, other in zip(ours(), theirs(), strict=True):
+        a, b = (found.fetch(x).astype(np.float64) for x in (mine, other))
+        if b.shape != a.shape:
+            b = b.transpose(0, 2, 1, 3)
+        np.testing.assert_allclose(a, b, rtol=0, atol=bound)
+
+
+def test_what_is_absent_says_so() -> None:
+    with pytest.raises(inputs.Absent, match="abacus:cpu: not known to this version"):
+        inputs.case("abacus:cpu", 1)
+    with pytest.raises(inputs.Absent, match="jax:cpu cannot do 'out' or 'copy'"):
+        contenders.pair("jax:cpu", "half", "float32", "out", "copy", 1)
+    with pytest.raises(inputs.Absent, match="only torch has this"):
+        rivals.torch_compile(inputs.case("numpy:cpu", 1))
+
+
+def test_contenders_do_the_same() -> None:
+    _, actions = contenders.contenders("numpy:cpu", "half", "float32", 24)
+    new, out = actions["new"](), actions["out"]()
+    for a, b in zip(new, out, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(new, actions["bhsd"](), strict=True):
+        np.testing.assert_array_equal(a, b.transpose(0, 2, 1, 3))
+    case = inputs.case("numpy:cpu", 24)
+    rope = rope_xp.RoPE(base=inputs.BASE, layout="half")
+    expected = rope.rotate(case.q, case.positions)
+    np.testing.assert_array_equal(new[0], expected)

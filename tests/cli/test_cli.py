@@ -1,0 +1,251 @@
+"""python -m rope_xp: info and demo, as a user and as a program reads them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.exhaustive import exhaustive
+from support.targets import numpy_dtype
+
+import rope_xp
+from rope_xp import __main__ as cli
+from rope_xp import _libraries
+from rope_xp._bench import formulas, targets
+from rope_xp._cli import bench, compare, demo
+from rope_xp._dispatch import find
+from rope_xp._dispatch.find import Library
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "rope_xp", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(params=["here", exhaustive("alone")])
+def printed(request: pytest.FixtureRequest, capsys) -> Callable[..., str]:
+    """Return what a command prints, here or in a process that has imported nothing before."""
+
+    def here(*arguments: str) -> str:
+        assert cli.main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    def alone(*arguments: str) -> str:
+        done = run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return {"here": here, "alone": alone}[request.param]
+
+
+def test_info(printed: Callable[..., str]) -> None:
+    lines = dict(line.split(":", 1) for line in printed("info").splitlines())
+    assert lines["rope_xp"].strip() == rope_xp.__version__
+    assert {library.name for library in find.libraries} <= set(lines)
+
+
+def test_info_json(printed: Callable[..., str]) -> None:
+    found = json.loads(printed("info", "--json"))
+    assert set(found) == {
+        *("rope_xp", "python", "platform", "array_api_compat", "libraries", "third_party"),
+        "choice",
+    }
+    numpy = found["libraries"]["numpy"]
+    absent = None
+    if importlib.util.find_spec("numba") is None:
+        absent = "numba is not installed (pip install 'rope-xp[numba]')"
+    assert numpy == {
+        "version": np.__version__,
+        "problem": None,
+        "devices": ["cpu"],
+        "paths": {"numba": absent, "chunked": None, "complex": None, "portable": None},
+    }
+
+
+def test_info_tells_of_a_choice_that_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("ROPE_XP_BACKEND", "warp")
+    assert cli.main(["info"]) == 0
+    assert "no path is called 'warp'" in capsys.readouterr().out
+
+
+def test_demo_on_every_library(printed: Callable[..., str]) -> None:
+    outcome = json.loads(printed("demo", "--tokens", "600", "--repeat", "1", "--json"))
+    assert outcome["problems"] == []
+    ran = {row["target"] for row in outcome["rows"]}
+    absent = {skipped["target"] for skipped in outcome["skipped"]}
+    assert all(name in ran or {name, name.partition(":")[0]} & absent for name in targets.NAMES)
+    for row in outcome["rows"]:
+        assert 0 < row["max_error"] <= outcome["error_bound"]
+        # At a million the usual formula is wrong in the second digit.
+        assert (row["usual_max_error"] > 0.05) == (row["start"] == 1_000_000)
+
+
+def test_demo_in_words() -> None:
+    done = run("demo", "--tokens", "64", "--repeat", "1", "--backend", "numpy")
+    assert done.returncode == 0, done.stderr
+    assert "numpy:cpu  chunked" in done.stdout
+    assert "There is nothing to compare." in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_demo_in_a_terminal() -> None:
+    """A person sees a table and a bar; nothing of them may reach a file."""
+    pytest.importorskip("rich")
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "rope_xp", "demo", "--tokens", "64", "--backend", "numpy"]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, env=env)
+    os.close(follower)
+    seen = b""
+    while True:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(leader)
+    assert process.wait(60) == 0
+    assert b"from position" in seen
+    assert b"\x1b" in seen
+
+
+def test_demo_fails_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    right = compare.apply
+
+    def wrong(q, k, positions, **options):
+        return tuple(y + np.float32(1e-4) for y in right(q, k, positions, **options))
+
+    monkeypatch.setattr(compare, "apply", wrong)
+    assert cli.main(["demo", "--tokens", "8", "--repeat", "1", "--backend", "numpy"]) == 1
+    assert "PROBLEM: numpy:cpu from position 0: error 1.0e-04 exceeds" in capsys.readouterr().out
+
+
+def test_demo_fails_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(compare, "run", broken)
+    assert cli.main(["demo", "--tokens", "8", "--repeat", "1", "--backend", "numpy"]) == 1
+    assert "PROBLEM: numpy:cpu did not run: out of memory" in capsys.readouterr().out
+
+
+def test_demo_fails_where_a_library_asked_for_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ())
+    monkeypatch.setattr(find, "libraries", (find.libraries[0], row))
+    monkeypatch.setattr(targets, "NAMES", ("numpy:cpu", "no_such_library:cpu"))
+    arguments = ["demo", "--tokens", "8", "--repeat", "1"]
+    assert cli.main(arguments) == 0
+    assert (
+        "no_such_library: not installed (pip install 'rope-xp[torch]')" in capsys.readouterr().out
+    )
+    assert cli.main([*arguments, "--backend", "no_such_library"]) == 1
+    assert "PROBLEM: no_such_library did not run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--tokens", "0"]])
+def test_usage(arguments: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "usage: python -m rope_xp" in capsys.readouterr().err
+
+
+def test_bfloat16_reaches_torch_and_comes_back() -> None:
+    pytest.importorskip("torch")
+    x = np.arange(6).astype(numpy_dtype("bfloat16"))
+    target = targets.find("torch:cpu")
+    np.testing.assert_array_equal(target.fetch(target.put(x)), x)
+
+
+def test_the_yardstick_agrees_with_the_other_oracle() -> None:
+    from support import oracles
+
+    x = np.random.default_rng(0).standard_normal((1, 9, 2, 16))
+    frequencies = rope_xp.RoPE().frequencies(16)
+    for layout in ("interleaved", "half", "interleaved_to_half"):
+        angles = (np.arange(9) * 1000)[:, None, None] * frequencies
+        expected = oracles.rotate_complex(x, angles, layout)
+        got = formulas.rotate_exact(x, np.arange(9) * 1000, frequencies, layout)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
+
+
+def test_problems_are_found() -> None:
+    row = compare.Row("numpy:cpu", 0, "portable", 1.0, 1.0, float("nan"), 0.0, 0.0)
+    differs = compare.Row("torch:cpu", 0, "portable", 1.0, 1.0, 0.0, 0.0, 1.0)
+    far = compare.Row("jax:cpu", 0, "jit", 1.0, 1.0, 0.0, 0.0, 2.5)
+    found = demo.problems(demo.Outcome(1, [row, differs, far], [], 1e-6))
+    assert len(found) == 3
+    assert demo.agreement([row, differs, far]).startswith("THE LIBRARIES DIFFER")
+
+
+# --- bench ---------------------------------------------------------------------------------------
+
+
+def test_bench_in_words_and_in_a_picture(tmp_path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "shares.png"
+    few = ["--tokens", "16", "--repeat", "1", "--backend", "numpy"]
+    assert cli.main(["bench", *few, "--plot", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "numpy:cpu  float32 " in printed
+    assert "numpy:cpu  bfloat16" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_as_json(capsys) -> None:
+    few = ["--tokens", "16", "--repeat", "1", "--backend", "numpy", "--json"]
+    assert cli.main(["bench", *few]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["target"], row["dtype"]) for row in found["rows"]] == [
+        ("numpy:cpu", "float32"),
+        ("numpy:cpu", "bfloat16"),
+    ]
+    for row in found["rows"]:
+        numbers = ("milliseconds", "share_of_copy", "times_usual", "token_microseconds")
+        assert all(row[name] > 0 for name in numbers)
+
+
+@pytest.mark.parametrize(
+    ("share", "bar"),
+    [
+        (0.5, "##########          |"),
+        (1.0, "####################|"),
+        (1.5, "####################|#########"),
+        (9.0, "####################|###################"),
+    ],
+)
+def test_bars_end_where_the_share_does(share: float, bar: str) -> None:
+    assert bench.bar(share) == bar
+
+
+def test_bench_goes_on_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def broken(*_: object) -> None:
+        msg = "out of memory"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(bench, "_row", broken)
+    assert cli.main(["bench", "--backend", "numpy"]) == 1
+    assert "PROBLEM: numpy:cpu float32: out of memory" in capsys.readouterr().out
+
+
+def test_a_picture_that_cannot_be_written(tmp_path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    few = ["--tokens", "2", "--repeat", "1", "--backend", "numpy"]
+    assert cli.main(["bench", *few, "--plot", str(tmp_path / "no" / "x.png")]) == 1
+    assert capsys.readouterr().err.startswith("bench: ")

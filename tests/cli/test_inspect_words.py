@@ -1,0 +1,293 @@
+"""python -m rope_xp inspect: what is suspicious, its words, errors and drawings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.inspected import (
+    CONFIGS,
+    GEMMA4,
+    LLAMA,
+    NEOX,
+    QWEN2_VL,
+    UNCLEAR,
+    reporter,
+    waves,
+    with_rule,
+)
+
+from rope_xp import RoPE, scaling
+from rope_xp import __main__ as cli
+from rope_xp._cli import plots
+
+report = pytest.fixture(reporter)
+
+
+# --- suspicions ----------------------------------------------------------------------------------
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+PLAIN = {"model_type": "qwen2", "head_dim": 64, "max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (with_rule(LLAMA, low_freq=1), "nothing reads rope_scaling.low_freq = 1"),
+        ({**LLAMA, "rope_embedding_base": 1e6}, "nothing reads rope_embedding_base = 1000000.0"),
+        ({**LLAMA, "use_dynamic_ntk": True}, "nothing reads use_dynamic_ntk = True"),
+        (
+            {**PLAIN, "rope_parameters": {"factor": 8.0}},
+            "nothing reads rope_parameters.factor = 8.0",
+        ),
+        (
+            {**GEMMA4, "rope_parameters": {**GEMMA4["rope_parameters"], "factor": 2.0}},
+            "nothing reads rope_parameters.factor = 2.0",
+        ),
+        (
+            {**GEMMA4, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4, "beta": 1}}},
+            "nothing reads rope_parameters.sliding_attention.beta = 1",
+        ),
+        (
+            {**PLAIN, "rope_scaling": YARN, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling and rope_parameters are both there; only rope_scaling is read",
+        ),
+        (
+            {**PLAIN, "rope_scaling": {**YARN, "factor": 2.0}},
+            (
+                "factor = 2.0, but max_position_embeddings / original_max_position_embeddings = "
+                "32768 / 8192 = 4"
+            ),
+        ),
+        (
+            {
+                **PLAIN,
+                "original_max_position_embeddings": 16384,
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            },
+            (
+                "factor = 4.0, but max_position_embeddings / original_max_position_embeddings = "
+                "32768 / 16384 = 2"
+            ),
+        ),
+        (
+            {**PLAIN, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+            "factor = 0.5 is below 1, and a rule is there to make contexts longer",
+        ),
+        (
+            with_rule(LLAMA, original_max_position_embeddings=131072),
+            (
+                "original_max_position_embeddings = 131072 is not below max_position_embeddings = "
+                "131072: no context is extended"
+            ),
+        ),
+        (
+            with_rule(LLAMA, original_max_position_embeddings=None),
+            (
+                "original_max_position_embeddings is missing, and taken to be "
+                "max_position_embeddings = 131072"
+            ),
+        ),
+        (
+            {**PLAIN, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}},
+            "rope_parameters.rope_theta = 1000000.0 is read and not rope_theta = 10000.0",
+        ),
+        (
+            {**PLAIN, "original_max_position_embeddings": 16384, "rope_scaling": YARN},
+            (
+                "original_max_position_embeddings = 16384 is read and not "
+                "rope_parameters.original_max_position_embeddings = 8192"
+            ),
+        ),
+        (
+            {**PLAIN, "rope_scaling": {**YARN, "type": "linear"}},
+            "rope_type = 'yarn' is read and not type = 'linear'",
+        ),
+        (
+            {**PLAIN, "head_dim": 25, "partial_rotary_factor": 0.3, "rope_theta": 1e4},
+            "partial_rotary_factor = 0.3 of a head is 7.5 components, cut to 7",
+        ),
+        (
+            {**PLAIN, "head_dim": 25, "partial_rotary_factor": 0.3, "rope_theta": 1e4},
+            (
+                "7 components, an odd number, are rotated as 8 by the same frequencies: "
+                "base 37275.9 for 10000"
+            ),
+        ),
+        (
+            {**PLAIN, "model_type": "novel", "rope_theta": 1e4},
+            (
+                "model_type 'novel' is not among those that were checked: layout 'half' and the "
+                "usual defaults are assumed"
+            ),
+        ),
+        (
+            {"head_dim": 64, "max_position_embeddings": 9, "rope_theta": 1e4},
+            "the configuration has no model_type: layout 'half' and the usual defaults are assumed",
+        ),
+    ],
+)
+def test_suspicious(report, config: dict[str, Any], expected: str) -> None:
+    assert expected in report(config)["suspicious"]
+
+
+def test_a_contradiction_is_told_once(report) -> None:
+    config = {**PLAIN, "original_max_position_embeddings": 16384, "rope_scaling": YARN}
+    contradiction, factor = report(config)["suspicious"]
+    assert "16384 is read and not" in contradiction
+    assert factor.endswith("32768 / 16384 = 2")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**PLAIN, "rope_scaling": YARN},
+        {**PLAIN, "rope_scaling": {}, "rope_parameters": YARN},
+        {**CONFIGS["beam"], "rope_parameters": {"full_attention": None, "sliding_attention": {}}},
+        {**PLAIN, "rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e6, "rope_type": None}},
+        {**PLAIN, "rope_scaling": {**YARN, "beta_fast": None, "unheard_of": None}},
+        # What the configuration and its rule both say, and alike, is said once.
+        {**PLAIN, "original_max_position_embeddings": 8192, "rope_scaling": YARN},
+        {**PLAIN, "rope_parameters": {**YARN, "max_position_embeddings": 32768}},
+        {**PLAIN, "head_dim": 100, "partial_rotary_factor": 0.14},  # 14.000000000000002 components
+        {**QWEN2_VL, "model_type": "qwen2_vl_text"},
+        GEMMA4,
+        NEOX,
+    ],
+)
+def test_not_suspicious(report, config: dict[str, Any]) -> None:
+    assert report(config)["suspicious"] == []
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def test_in_words(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(with_rule(LLAMA, finetuned=True)))
+    assert cli.main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "all layers (32)" in text
+    assert "rule:             Llama3(factor=8.0, low_freq_factor=1.0" in text
+    assert "context:          8192 tokens, extended to 131072" in text
+    assert text.endswith("suspicious:\n- nothing reads rope_scaling.finetuned = True\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("phi3", "short_factor=(48 numbers from 1 to 1.47)"),
+        ("gemma3", "131072 tokens; the original is not known"),
+        ("gemma4", "never turns            192 of 256 pairs"),
+        ("deepseek", "64 of 192 components, the last; 32 pairs"),
+        ("qwen2_vl", "3 numbers; pairs that read each: time 16, height 24, width 24"),
+        ("neox", "24 of 96 components, the first; 12 pairs"),
+        ("unclear", "all components of a head of unknown size"),
+        ("beam", "full_attention: no positions"),
+    ],
+)
+def test_words_of_a_model(tmp_path: Path, capsys, name: str, expected: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    assert cli.main(["inspect", str(tmp_path)]) == 0
+    assert expected in capsys.readouterr().out
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (json.dumps(with_rule(LLAMA, rope_type="warp")), "rope_type 'warp' is not known"),
+        (json.dumps({"model_type": "bert", "hidden_size": 8}), "has no rotary embedding"),
+        (json.dumps({**LLAMA, "max_position_embeddings": -1}), "max_position_embeddings"),
+        ("{", "is no JSON"),
+        (b"\x89PNG", "is no JSON"),
+        (None, "config.json: No such file or directory"),
+    ],
+)
+def test_errors_are_one_line(tmp_path: Path, capsys, content: Any, expected: str) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert cli.main(["inspect", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("inspect: ")
+    assert printed.err.count("\n") == 1
+    assert expected in printed.err
+
+
+@pytest.mark.parametrize("length", ["0", "-5", "many"])
+def test_a_length_is_a_number_of_tokens(capsys, length: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["inspect", "config.json", "--length", length])
+    assert stop.value.code == 2
+    assert "--length" in capsys.readouterr().err
+
+
+# --- drawings ------------------------------------------------------------------------------------
+
+
+def draw(tmp_path: Path, config: dict[str, Any], name: str = "picture.png") -> tuple[int, Path]:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    picture = tmp_path / name
+    return cli.main(["inspect", str(tmp_path), "--plot", str(picture)]), picture
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma4", "deepseek", "dynamic"])
+def test_plot(tmp_path: Path, capsys, name: str) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws (pip install 'rope-xp[plot]')")
+    status, picture = draw(tmp_path, CONFIGS[name])
+    assert status == 0
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    assert "suspicious" in capsys.readouterr().out
+
+
+def test_what_is_drawn() -> None:
+    figure = pytest.importorskip(
+        "matplotlib.figure", reason="matplotlib draws (pip install 'rope-xp[plot]')"
+    )
+    axes = figure.Figure().subplots()
+    rule = scaling.Proportional(0.5)
+    ropes = {"plain": RoPE(), "rule": RoPE(scaling=rule)}
+    plots.draw_wavelengths(axes, ropes, 16, {"extended": 4000, "original": 100})
+    assert axes.get_yscale() == "log"
+    plain, ruled, standing, low, high = axes.get_lines()
+    np.testing.assert_allclose(plain.get_ydata(), waves(1e4, 16), rtol=1e-13)
+    assert plain.get_label() == "plain"
+    np.testing.assert_allclose(ruled.get_ydata(), waves(1e4, 16)[:4], rtol=1e-13)
+    assert ruled.get_label() == "rule; 4 of 8 pairs do not turn (triangles)"
+    np.testing.assert_array_equal(standing.get_xdata(), [4, 5, 6, 7])
+    assert [line.get_ydata()[0] for line in (low, high)] == [100, 4000]
+    assert [text.get_text() for text in axes.texts] == [
+        "original, 100 tokens",
+        "extended, 4000 tokens",
+    ]
+
+
+def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, picture = draw(tmp_path, LLAMA)
+    assert status == 1
+    assert not picture.exists()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "needs matplotlib (pip install 'rope-xp[plot]')" in printed.err
+
+
+def test_nothing_to_draw(tmp_path: Path, capsys) -> None:
+    assert draw(tmp_path, UNCLEAR)[0] == 1
+    assert "head_dim is not known" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws (pip install 'rope-xp[plot]')")
+    assert draw(tmp_path, LLAMA, "picture.tune")[0] == 1
+    assert "Format 'tune' is not supported" in capsys.readouterr().err
+    assert draw(tmp_path, LLAMA, "nowhere/picture.png")[0] == 1
+    assert "No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,201 @@
+"""python -m rope_xp plot: files, errors, and what is drawn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rope_xp import RoPE, analysis
+from rope_xp import __main__ as cli
+from rope_xp._cli import curves, plot, plots
+
+KINDS = ("decay", "wavelengths", "score", "accuracy")
+BASES = {"base 10,000": RoPE(), "base 500,000": RoPE(base=500_000.0)}
+WHY = "matplotlib draws (pip install 'rope-xp[plot]')"
+
+
+def axes_to_draw_on():
+    return pytest.importorskip("matplotlib.figure", reason=WHY).Figure().subplots()
+
+
+def main(*arguments: str | Path) -> int:
+    return cli.main(["plot", *map(str, arguments)])
+
+
+def fails(capsys, *arguments: str | Path) -> str:
+    """Return the one line that a command prints which must fail."""
+    assert main(*arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("plot: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bases", [["1e4"], ["1e4", "5e5", "1e6"]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_writes_a_picture(tmp_path: Path, capsys, kind: str, bases: list[str]) -> None:
+    pytest.importorskip("matplotlib", reason=WHY)
+    path = tmp_path / "picture.png"
+    assert main(kind, "--base", *bases, "--distance", "300", "--out", path) == 0
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+    assert capsys.readouterr().out == f"{path}\n"
+
+
+def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    pytest.importorskip("matplotlib", reason=WHY)
+    monkeypatch.chdir(tmp_path)
+    assert main("wavelengths", "--head-dim", "16") == 0
+    assert main("decay", "--head-dim", "16", "--distance", "1", "--out", "bound") == 0
+    assert main("decay", "--head-dim", "16", "--distance", "9", "--out", "bound.pdf") == 0
+    assert capsys.readouterr().out.split() == ["wavelengths.png", "bound.png", "bound.pdf"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("wavelengths.png", "bound.png", "bound.pdf")
+    }
+    assert (tmp_path / "bound.pdf").read_bytes().startswith(b"%PDF")
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--out", "nowhere/picture.png"], "nowhere/picture.png: No such file or directory"),
+        (["--out", "picture.tune"], "Format 'tune' is not supported"),
+        (["--head-dim", "7"], "head_dim is 7, an odd number"),
+        (["--out", "."], "--out . names no file; give a name such as decay.png"),
+        (["--distance", "1000000000000"], "--distance 1000000000000 is too far"),
+    ],
+)
+def test_errors_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, arguments: list[str], expected: str
+) -> None:
+    pytest.importorskip("matplotlib", reason=WHY)
+    monkeypatch.chdir(tmp_path)
+    assert expected in fails(capsys, "decay", "--distance", "9", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_float64_is_exact_so_far_and_no_further(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("matplotlib", reason=WHY)
+    out = tmp_path / "picture.png"
+    message = fails(capsys, "accuracy", "--distance", "10000001", "--out", out)
+    assert "up to position 10000000; got 10000001" in message
+
+
+def test_accuracy_is_of_frequencies_up_to_one(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("matplotlib", reason=WHY)
+    message = fails(capsys, "accuracy", "--base", "0.5", "--out", tmp_path / "picture.png")
+    assert "bases from 1; got base 0.5" in message
+
+
+def test_more_bases_than_colours(capsys) -> None:
+    bases = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
+    assert "5 bases at most" in fails(capsys, "decay", "--base", *bases)
+
+
+def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    message = fails(capsys, "decay", "--out", tmp_path / "picture.png")
+    assert "needs matplotlib (pip install 'rope-xp[plot]')" in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["growth"], ["decay", "--base", "0"], ["decay", "--base", "inf"]),
+        *(["decay", "--base", "nan"], ["decay", "--base"], ["decay", "--distance", "0"]),
+        ["--base", "1e4", "decay"],
+    ],
+)
+def test_usage(arguments: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(*arguments)
+    assert stop.value.code == 2
+    usage = "usage: python -m rope_xp plot [-h] {decay,wavelengths,score,accuracy} [--base B"
+    assert usage in " ".join(capsys.readouterr().err.split())
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def test_the_bound_as_drawn() -> None:
+    axes = axes_to_draw_on()
+    curves.draw_decay(axes, BASES, 32, 5000)
+    for line, band, (name, rope) in zip(
+        axes.get_lines(), axes.collections, BASES.items(), strict=True
+    ):
+        exact = analysis.decay_bound(rope, 32, np.arange(1, 5001))
+        assert line.get_label() == name
+        assert line.get_color() == plots.STYLES[list(BASES).index(name)][0]
+        x, y = line.get_data()
+        np.testing.assert_array_equal(x[:20], np.arange(1, 21))  # one by one where there is room
+        np.testing.assert_array_equal(y[:20], exact[:20])
+        heights = band.get_paths()[0].vertices[:, 1]
+        assert (heights.min(), heights.max()) == (exact.min(), exact.max())
+    dashes = [line.get_linestyle() for line in axes.get_lines()]
+    assert len(set(dashes)) == len(BASES)  # told apart without colours
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "distance of query and key, tokens"
+    assert axes.get_ylabel().startswith("bound on the score")
+
+
+def test_a_band_holds_every_value_and_a_line_their_mean() -> None:
+    axes = axes_to_draw_on()
+    values = np.random.default_rng(0).standard_normal(2000)
+    curves._curve(axes, 0, np.arange(1, 2001), values, "noise")
+    x, y = axes.get_lines()[0].get_data()
+    # The last point stands for all distances from halfway to the one before.
+    count = round(2 * (2000 - x[-1])) + 1
+    assert count > 20
+    np.testing.assert_allclose(y[-1], values[-count:].mean(), rtol=0, atol=1e-14)
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert {values[-count:].min(), values[-count:].max()} <= set(heights)
+
+
+def test_scores_as_drawn() -> None:
+    axes = axes_to_draw_on()
+    curves.draw_score(axes, BASES, 128, 2000)
+    lines = axes.get_lines()
+    first, triangle, second, zero = lines
+    assert first.get_label() == "base 10,000; first negative at 1,707"
+    assert second.get_label() == "base 500,000; not negative"
+    assert triangle.get_data() == ([1707], [0])
+    assert set(zero.get_ydata()) == {0}
+    for line, rope in zip((first, second), BASES.values(), strict=True):
+        expected = analysis.score_curve(rope, 128, np.arange(1, 21)) / 128
+        np.testing.assert_allclose(line.get_ydata()[:20], expected, rtol=0, atol=1e-15)
+
+
+def test_accuracy_as_drawn() -> None:
+    axes = axes_to_draw_on()
+    curves.draw_accuracy(axes, BASES, 128, 1_000_000)
+    usual, ours = axes.get_lines()[:2], axes.get_lines()[2:]
+    assert [line.get_label() for line in usual] == [f"float32 product, {name}" for name in BASES]
+    assert [line.get_label() for line in ours] == [f"rope_xp, {name}" for name in BASES]
+    for line in usual:
+        x, y = line.get_data()
+        assert (x[0], x[-1]) == (1, 1_000_000)
+        assert 0.01 < y[-1] < 0.1  # docs/accuracy.md
+    for line in ours:
+        assert 0 < line.get_ydata().min() <= line.get_ydata().max() < 2.4e-7  # RoPE.cos_sin
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+def test_wavelengths_as_drawn() -> None:
+    axes = axes_to_draw_on()
+    plot._wavelengths(axes, BASES, 128, 4096)
+    *waves, context = axes.get_lines()
+    told = [line.get_label().partition("; ")[2] for line in waves]
+    assert told == [f"{n} of 64 pairs turn within the context" for n in (46, 32)]
+    for line, rope in zip(waves, BASES.values(), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), rope.wavelengths(128))
+    assert set(context.get_ydata()) == {4096}

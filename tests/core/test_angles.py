@@ -1,0 +1,156 @@
+"""Angles are exact at any position, on every backend."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+from support import oracles
+from support.oracles import BELOW_2_22, BELOW_2_31
+from support.targets import Target, namespace
+
+from rope_xp import RoPE, scaling
+from rope_xp._contract.library import Recipe
+from rope_xp._rotation.tables import host_tables
+
+GOLDEN = Path(oracles.__file__).parent / "golden"
+
+
+def tables(backend: Target, rope: RoPE, positions: np.ndarray, head_dim: int, traced: bool):
+    """Return cos and sin as numpy arrays, positions being data of the backend."""
+    if traced:
+        made = backend.run(lambda p: rope.cos_sin(p, head_dim), backend.make(positions))
+    else:
+        made = rope.cos_sin(positions, head_dim)
+    return [np.asarray(backend.back(t), np.float64) for t in made]
+
+
+def test_golden_file(backend: Target) -> None:
+    golden = json.loads((GOLDEN / "angles.json").read_text())
+    positions, pairs, cos, sin = map(np.array, zip(*golden["rows"], strict=True))
+    rope = RoPE(base=golden["base"])
+    got_cos, got_sin = tables(backend, rope, positions, golden["rotary_dim"], traced=True)
+    bound = np.where(np.abs(positions) < 1 << 22, BELOW_2_22, BELOW_2_31)
+    rows = np.arange(len(pairs))
+    assert (np.abs(got_cos[rows, pairs] - cos) <= bound).all()
+    assert (np.abs(got_sin[rows, pairs] - sin) <= bound).all()
+
+
+def test_golden_file_is_what_its_generator_writes(tmp_path: Path) -> None:
+    script = tmp_path / "make_angles.py"
+    script.write_text((GOLDEN / "make_angles.py").read_text())
+    subprocess.run([sys.executable, str(script)], check=True)
+    assert (tmp_path / "angles.json").read_text() == (GOLDEN / "angles.json").read_text()
+
+
+@pytest.mark.parametrize(("base", "r"), [(1e4, 128), (5e5, 128), (1e6, 80), (1e7, 256)])
+def test_random_positions_against_mpmath(backend: Target, base: float, r: int) -> None:
+    rng = np.random.default_rng(r)
+    pairs = sorted({0, 1, 2, 5, r // 4, r // 2 - 1})
+    for top, bound in ((1 << 22, BELOW_2_22), (1 << 31, BELOW_2_31)):
+        positions = rng.integers(1 - top, top, 150)
+        cos, sin = oracles.true_cos_sin([int(p) for p in positions], base, r, pairs)
+        got_cos, got_sin = tables(backend, RoPE(base=base), positions, r, traced=True)
+        assert np.abs(got_cos[:, pairs] - cos).max() <= bound
+        assert np.abs(got_sin[:, pairs] - sin).max() <= bound
+
+
+def test_every_digit_below_2_22() -> None:
+    """All 2048**2 combinations of two digits, for the pairs that turn fastest.
+
+    float64 angles serve as truth: below 2**22 they are right to 1e-9.
+    """
+    rope = RoPE()
+    frequencies = rope.frequencies(128)[[0, 1, 9]]
+    host = host_tables(Recipe(rope, 128, False, False))
+    columns = [0, 1, 9, 64, 65, 73]
+    low, middle = (t[:, columns].astype(np.float32) for t in host[:2])
+    worst = 0.0
+    for digit in range(0, 2048, 3):
+        c1, s1 = middle[digit, :3], middle[digit, 3:]
+        cos = low[:, :3] * c1 - low[:, 3:] * s1
+        sin = low[:, 3:] * c1 + low[:, :3] * s1
+        angles = (digit * 2048 + np.arange(2048))[:, None] * frequencies
+        worst = max(worst, np.abs(cos - np.cos(angles)).max(), np.abs(sin - np.sin(angles)).max())
+    assert 1e-8 < worst <= BELOW_2_22
+
+
+def test_same_bits_on_every_backend(backend: Target) -> None:
+    """jax among them: products that its compiler cannot fuse."""
+    rng = np.random.default_rng(7)
+    positions = np.concatenate([np.arange(3000), rng.integers(1 - (1 << 31), 1 << 31, 5000)])
+    expected = RoPE().cos_sin(positions, 64)
+    for g, e in zip(tables(backend, RoPE(), positions, 64, traced=True), expected, strict=True):
+        np.testing.assert_array_equal(g, e.astype(np.float64))
+
+
+def test_float_positions(backend: Target) -> None:
+    """Fractions turn by one more rotation, in float32: 4e-6 is promised, 4e-7 is measured."""
+    positions = np.array([0.25, 0.5, -0.25, 1.75, 1000.125, 70_000.5, -70_000.5, 1_000_000.5])
+    cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, 64)
+    kinds = [np.float32] if backend.floats[-1] == "float32" else [np.float32, np.float64]
+    for kind in kinds:
+        got_cos, got_sin = tables(backend, RoPE(), positions.astype(kind), 64, traced=True)
+        assert np.abs(got_cos - cos).max() <= 4e-6
+        assert np.abs(got_sin - sin).max() <= 4e-6
+
+
+def test_float64_positions_of_the_host_keep_their_fraction(backend: Target) -> None:
+    """A float32 library gets what numpy holds: 8388608.3 has no float32 within 0.2."""
+    positions = np.array([8_388_608.3, 100_000_000.7])
+    cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, 64)
+    x = np.zeros((2, 1, 64), np.float32)
+    x[..., ::2] = 1.0
+    got = backend.back(RoPE().rotate(backend.make(x), positions))[:, 0]
+    assert np.abs(got[:, ::2] - cos).max() <= 4e-6
+    assert np.abs(got[:, 1::2] - sin).max() <= 4e-6
+
+
+def test_float64_arrays_get_float64_angles(backend: Target) -> None:
+    if "float64" not in backend.floats:
+        with pytest.raises((ValueError, TypeError), match="float64"):
+            RoPE().cos_sin([1], 8, xp=namespace(backend), dtype=np.float64)
+        return
+    positions = np.array([0, 1, 4097, 131_071, 1_000_000, -123_456_789, (1 << 31) - 1])
+    for r in (64, 80):
+        cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, r)
+        x = np.zeros((7, 1, r))
+        x[..., ::2] = 1.0
+        got = backend.back(backend.run(RoPE().rotate, backend.make(x), backend.make(positions)))[
+            :, 0
+        ]
+        bound = 2.0**-52 * (1 + np.abs(positions)[:, None] * RoPE().frequencies(r))
+        assert (np.abs(got[:, ::2] - cos) <= bound).all()
+        assert (np.abs(got[:, 1::2] - sin) <= bound).all()
+
+
+def test_float64_arrays_at_fractions(backend: Target) -> None:
+    positions = np.array([0.25, -0.75, 70_000.125, 1_000_000.5])
+    cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, 8)
+    x = np.zeros((4, 1, 8))
+    x[..., ::2] = 1.0
+    if "float64" not in backend.floats:
+        assert backend.back(backend.make(x)).dtype == np.float32  # nothing to be exact in
+        return
+    for given in (positions, backend.make(positions)):
+        got = backend.back(backend.run(RoPE().rotate, backend.make(x), given))[:, 0]
+        assert np.abs(got[:, ::2] - cos).max() <= 5e-10
+        assert np.abs(got[:, 1::2] - sin).max() <= 5e-10
+
+
+def test_frequencies_are_the_nearest_float64() -> None:
+    for base, r in ((1e4, 128), (5e5, 96), (1e6, 80)):
+        with mpmath.workdps(40):
+            exact = [mpmath.mpf(base) ** (-mpmath.mpf(2 * i) / r) for i in range(r // 2)]
+            assert RoPE(base=base).frequencies(r).tolist() == [float(f) for f in exact]
+
+
+def test_wavelengths() -> None:
+    rope = RoPE(scaling=scaling.Linear(2.0))
+    np.testing.assert_allclose(rope.wavelengths(8) * rope.frequencies(8), 2 * np.pi)
+    np.testing.assert_allclose(rope.wavelengths(8)[0], 4 * np.pi)

@@ -1,0 +1,290 @@
+"""Which backend an array gets, which path a call takes, and how others join in."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.targets import Target
+
+import rope_xp
+from rope_xp import MissingBackendError, RopeError, _libraries
+from rope_xp._contract.call import Call
+from rope_xp._contract.path import Path, Unavailable
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.find import Library
+from rope_xp._rotation import portable
+
+X = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what was recognised, and let no test leave traces."""
+    monkeypatch.setattr(find, "_by_type", {})
+    monkeypatch.setattr(find, "_third_party", None)
+
+
+def test_every_target_is_recognised(backend: Target) -> None:
+    found = find.find(backend.make(X))
+    assert found is not None
+    assert found.name == backend.module
+
+
+@pytest.mark.usefixtures("fresh")
+def test_subclasses_are_recognised() -> None:
+    torch = pytest.importorskip("torch")
+    assert find.find(torch.nn.Parameter(torch.ones(2, 2))).name == "torch"
+    assert find.find(np.float64(1.0)).name == "numpy"
+
+    class Mine(np.ndarray):
+        pass
+
+    assert find.find(X.view(Mine)).name == "numpy"
+
+
+def test_nothing_else_is(backend: Target) -> None:
+    for thing in (None, 1, "x", [backend.make(X)], object(), np, SimpleNamespace(shape=(1, 2))):
+        assert find.find(thing) is None
+
+
+# --- choosing a path -----------------------------------------------------------------------------
+
+
+class Told(Path):
+    """A path that declines what it is told to, and says that it ran."""
+
+    def __init__(self, name: str, reason: str | None) -> None:
+        self.name, self.reason, self.ran = name, reason, 0
+        self.rather_not: str | None = None
+        self.unavailable: str | None = None
+
+    def objection(self, call: Call, *, asked: bool) -> str | None:
+        return self.reason or (None if asked else self.rather_not)
+
+    def run(self, call: Call):
+        if self.unavailable:
+            raise Unavailable(self.unavailable)
+        self.ran += 1
+        return portable.run(call)
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Told, Told]:
+    made = Told("swift", "it is Tuesday"), Told("brisk", None)
+    monkeypatch.setattr(find.find(X), "paths", made)
+    row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
+    monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
+    return made
+
+
+def test_the_first_path_that_does_not_decline_runs(paths: tuple[Told, Told]) -> None:
+    rope_xp.apply(X, X)
+    assert [p.ran for p in paths] == [0, 1]
+    explanation = rope_xp.explain(X, X)
+    assert explanation == rope_xp.Explanation(
+        "numpy", "brisk", (("swift", "it is Tuesday"),), False
+    )
+    assert str(explanation) == "numpy: brisk\n  not swift: it is Tuesday"
+    paths[1].reason = "nor I"
+    expected = rope_xp.RoPE().rotate(X)
+    assert rope_xp.explain(X, X).path == "portable"
+    np.testing.assert_array_equal(rope_xp.apply(X, X)[0], expected)
+
+
+def test_a_path_asked_for_by_name_runs_or_raises(paths: tuple[Told, Told]) -> None:
+    with rope_xp.use_backend("portable"):
+        rope_xp.apply(X, X)
+        assert str(rope_xp.explain(X, X)) == "numpy: portable (asked for)"
+    assert [p.ran for p in paths] == [0, 0]
+    with rope_xp.use_backend("brisk"):
+        rope_xp.apply(X, X)
+        with rope_xp.use_backend(None):
+            assert not rope_xp.explain(X, X).forced
+        assert rope_xp.explain(X, X).forced
+    assert [p.ran for p in paths] == [0, 1]
+    with (
+        rope_xp.use_backend("swift"),
+        pytest.raises(RopeError, match="'swift' was asked for and cannot .* it is Tuesday"),
+    ):
+        rope_xp.apply(X, X)
+    assert rope_xp.explain(X, X).path == "brisk"  # the choice ended with its block
+
+
+def test_a_path_that_defers_runs_where_it_is_asked_for(paths: tuple[Told, Told]) -> None:
+    paths[1].rather_not = "it is small"
+    explanation = rope_xp.explain(X, X)
+    assert explanation.path == "portable"
+    assert explanation.declined == (("swift", "it is Tuesday"), ("brisk", "it is small"))
+    rope_xp.apply(X, X)
+    assert paths[1].ran == 0
+    with rope_xp.use_backend("brisk"):
+        rope_xp.apply(X, X)
+    assert paths[1].ran == 1
+
+
+def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Told, Told]) -> None:
+    paths[0].reason, paths[0].unavailable = None, "its compiler is broken"
+    rope_xp.apply(X, X)
+    assert [p.ran for p in paths] == [0, 1]
+    with (
+        rope_xp.use_backend("swift"),
+        pytest.raises(RopeError, match="'swift' was asked for and cannot .* compiler is broken"),
+    ):
+        rope_xp.apply(X, X)
+
+
+def test_a_path_of_another_library() -> None:
+    with (
+        rope_xp.use_backend("jit"),
+        pytest.raises(
+            RopeError,
+            match="numpy arrays have none of that name: numba, chunked, complex, portable",
+        ),
+    ):
+        rope_xp.apply(X, X)
+
+
+def test_unknown_paths() -> None:
+    with (
+        pytest.raises(
+            RopeError,
+            match="no path is called 'warp'; there are portable, numba, .*, triton, jit",
+        ),
+        rope_xp.use_backend("warp"),
+    ):
+        pass
+
+
+def test_paths_of_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ("swift",))
+    monkeypatch.setattr(find, "libraries", (row,))
+    with (
+        pytest.raises(MissingBackendError, match=r"not installed; pip install 'rope-xp\[torch\]'"),
+        rope_xp.use_backend("swift"),
+    ):
+        pass
+
+
+def test_the_choice_belongs_to_a_thread() -> None:
+    seen = []
+    with rope_xp.use_backend("portable"):
+        thread = threading.Thread(target=lambda: seen.append(rope_xp.explain(X, X).forced))
+        thread.start()
+        thread.join()
+        assert rope_xp.explain(X, X).forced
+    assert seen == [False]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("portable", "portable (asked for)"), ("", "num")])
+def test_the_environment_chooses(name: str, expected: str) -> None:
+    code = "import numpy as np, rope_xp; x = np.ones((2, 2, 4)); print(rope_xp.explain(x, x))"
+    env = {**os.environ, "ROPE_XP_BACKEND": name}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
+    )
+    assert expected in done.stdout
+
+
+def test_the_environment_may_not_choose_nonsense() -> None:
+    code = "import numpy as np, rope_xp; x = np.ones((2, 2, 4)); rope_xp.apply(x, x)"
+    env = {**os.environ, "ROPE_XP_BACKEND": "warp"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True
+    )
+    assert "'warp' was asked for" in done.stderr
+    assert done.returncode == 1
+
+
+# --- third parties -------------------------------------------------------------------------------
+
+
+class Wrapped:
+    """An array of nobody: a numpy array in a box, outside the standard."""
+
+    def __init__(self, inner: np.ndarray) -> None:
+        self.inner, self.shape, self.dtype = inner, inner.shape, inner.dtype
+
+
+class Box(Backend):
+    def recognises(self, x: object) -> bool:
+        return isinstance(x, Wrapped)
+
+    def device(self, x: Wrapped) -> None:
+        return None
+
+    def asarray(self, host: np.ndarray, device: None) -> np.ndarray:
+        return host
+
+
+class Unwrap(Path):
+    name = "unwrap"
+
+    def run(self, call: Call):
+        rope = rope_xp.RoPE(layout=call.turn.layout)
+        return tuple(Wrapped(rope.rotate(x.inner)) for x in call.arrays)
+
+
+BOX = Box("box", np, (Unwrap(),))
+
+
+def announce(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[int]:
+    reads: list[int] = []
+    group = find.ENTRY_POINTS
+    entries = [importlib.metadata.EntryPoint(name, f"{name}:BOX", group) for name in names]
+
+    def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
+        reads.append(1)
+        return entries
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    monkeypatch.setitem(sys.modules, "box_of_tests", SimpleNamespace(BOX=BOX))
+    return reads
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_registered_backend_takes_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = announce(monkeypatch, "box_of_tests")
+    rope_xp.apply(X, X)
+    assert reads == []  # never for a type that is known
+    q, _ = rope_xp.apply(Wrapped(X), Wrapped(X), layout="half")
+    np.testing.assert_array_equal(q.inner, rope_xp.RoPE(layout="half").rotate(X))
+    rope_xp.RoPE().rotate(Wrapped(X))
+    assert reads == [1]
+    assert rope_xp.explain(Wrapped(X), Wrapped(X)).path == "unwrap"
+    with rope_xp.use_backend("unwrap"):
+        assert rope_xp.explain(Wrapped(X), Wrapped(X)).forced
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_broken_registration_disturbs_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(monkeypatch, "no_such_module_anywhere", "no_backend", "box_of_tests")
+    monkeypatch.setitem(sys.modules, "no_backend", SimpleNamespace(BOX="a string"))
+    with caplog.at_level(logging.WARNING, "rope_xp"):
+        rope_xp.RoPE().rotate(Wrapped(X))
+        rope_xp.RoPE().rotate(Wrapped(X))
+    assert [r.getMessage() for r in caplog.records] == [
+        (
+            "backend 'no_such_module_anywhere:BOX' cannot be imported: "
+            "No module named 'no_such_module_anywhere'"
+        ),
+        "backend 'no_backend:BOX' is no Backend: 'a string'",
+    ]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_broken_framework_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half imported, as when a framework itself imports rope_xp on its way up."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "jax", None)
+    np.testing.assert_array_equal(rope_xp.RoPE().rotate(X)[0], X[0])

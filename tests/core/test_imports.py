@@ -1,0 +1,82 @@
+"""import rope_xp is quick and imports no framework. Each check runs in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+FRAMEWORKS = ("torch", "jax", "cupy", "numba", "triton", "dask", "rich", "matplotlib", "onnx")
+
+
+def python(code: str, *flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *flags, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("-OO",)])
+def test_no_framework_is_imported(flags: tuple[str, ...]) -> None:
+    found = python(
+        "import sys, numpy as np, rope_xp\n"
+        "q = np.ones((1, 2, 3, 4), np.float32)\n"
+        "rope_xp.apply(q, q, [5, 6]); rope_xp.explain(q, q)\n"
+        f"print([m for m in {FRAMEWORKS!r} if m in sys.modules])",
+        *flags,
+    )
+    assert found.strip() == "[]"
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_one_library_does_not_bring_another(library: str) -> None:
+    pytest.importorskip(library)
+    # torch.compile, which the glue of torch is marked for, brings triton where it is installed.
+    make = {"torch": "import torch, torch._dynamo; x = torch.ones(2, 3, 4)"}.get(
+        library, "import jax.numpy; x = jax.numpy.ones((2, 3, 4))"
+    )
+    found = python(
+        f"import sys; {make}; before = set(sys.modules)\n"
+        "import rope_xp; rope_xp.RoPE().rotate(x)\n"
+        "new = set(sys.modules) - before\n"
+        "kernels = ('rope_xp_backends.cpu.kernel', 'rope_xp_backends.gpu.triton_kernel')\n"
+        f"print([m for m in new if m in {FRAMEWORKS!r} or m in kernels])"
+    )
+    assert found.strip() == "[]"
+
+
+def test_a_library_imported_after_rope_xp_is_recognised() -> None:
+    pytest.importorskip("torch")
+    found = python(
+        "import rope_xp\nimport torch\n"
+        "print(type(rope_xp.RoPE().rotate(torch.ones(2, 3, 4))).__name__)"
+    )
+    assert found.strip() == "Tensor"
+
+
+def test_works_with_numpy_alone() -> None:
+    found = python(
+        "import sys\n"
+        f"for name in {FRAMEWORKS!r}: sys.modules[name] = None\n"
+        "import numpy as np, rope_xp\n"
+        "print(rope_xp.RoPE().rotate(np.ones((2, 3, 4))).shape)"
+    )
+    assert found.strip() == "(2, 3, 4)"
+
+
+def test_import_stays_light() -> None:
+    """Promised: 50 ms beyond numpy, which asv_benchmarks/imports.py times. What costs is known."""
+    found = python(
+        "import sys, numpy; before = set(sys.modules); import rope_xp\n"
+        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
+    )
+    heavy = {"importlib_metadata", "email", "zipfile", "asyncio", "argparse", "json", "unittest"}
+    heavy |= {"array_api_compat"}  # 20 ms; the first array that asks for it brings it
+    assert "rope_xp" in found.split()
+    assert not set(found.split()) & heavy

@@ -1,0 +1,137 @@
+"""The public names and signatures, which other programs are written against."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import inspect
+import pickle
+import tomllib
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+
+import pytest
+
+import rope_xp
+from rope_xp import RoPE
+
+ROOT = Path(__file__).parents[2]
+SIGNATURES = {
+    "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, **options",
+    "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
+    "rotary_offset=0, out=None",
+    "explain": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
+    "**options",
+    "permute_weights": "w, num_heads, *, to",
+    "use_backend": "name",
+    "RoPE": "*, base=10000.0, layout='interleaved', rotary_dim=None, rotary_offset=0, "
+    "scaling=None, position_axes=None",
+    "RoPE.apply": "self, q, k, positions=None, *, axes=None, k_positions=None, out=None",
+    "RoPE.rotate": "self, x, positions=None, *, axes=None, out=None",
+    "RoPE.unrotate": "self, x, positions=None, *, axes=None, out=None",
+    "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, axes=None, out=None",
+    "RoPE.frequencies": "self, head_dim",
+    "RoPE.wavelengths": "self, head_dim",
+    "RoPE.cos_sin": "self, positions, head_dim, *, xp=None, device=None, dtype=None",
+    "RoPE.for_length": "self, n",
+    "scaling.Linear": "factor",
+    "scaling.NTK": "factor",
+    "scaling.DynamicNTK": "factor, max_position_embeddings, length=None",
+    "scaling.YaRN": "factor, original_max_position_embeddings, beta_fast=32.0, beta_slow=1.0, "
+    "attention_factor=None, mscale=None, mscale_all_dim=None, truncate=True",
+    "scaling.LongRoPE": "short_factor, long_factor, original_max_position_embeddings, "
+    "factor=None, attention_factor=None, max_position_embeddings=None, length=None",
+    "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
+    "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
+    "scaling.Axial": "axes=2, order='blocks'",
+    "from_hf_config": "config",
+    "scaling.inverse_frequencies": "base, rotary_dim",
+}
+
+
+def signature(name: str) -> str:
+    thing = rope_xp
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    parameters = inspect.signature(thing).parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    return str(inspect.Signature(bare))[1:-1]
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    assert signature(name) == SIGNATURES[name]
+
+
+def test_names() -> None:
+    assert rope_xp.__all__ == sorted(rope_xp.__all__)
+    assert set(rope_xp.__all__) == {
+        *("Explanation", "MissingBackendError", "RoPE", "RopeConfigError", "RopeError"),
+        *("apply", "apply_tables", "explain", "from_hf_config", "permute_weights"),
+        *("scaling", "use_backend"),
+    }
+    public = {name for name in vars(rope_xp) if not name.startswith("_")}
+    assert public - set(rope_xp.__all__) <= {
+        "analysis",
+        "attention",
+        "backend",
+        "encodings",
+        "hf",
+        "integrations",
+        "onnx",
+        "positions",
+        "rope",
+    }  # modules
+    members = {name for name in vars(RoPE) if not name.startswith("_")}
+    assert members == {
+        *(field.name for field in fields(RoPE)),
+        *("apply", "rotate", "unrotate", "rerotate", "frequencies", "wavelengths", "cos_sin"),
+        *("attention_factor", "softmax_scale", "for_length"),
+    }
+
+
+def test_version() -> None:
+    assert rope_xp.__version__ == importlib.metadata.version("rope-xp")
+
+
+def test_public_docstrings_have_an_example() -> None:
+    for name in SIGNATURES:
+        thing = rope_xp
+        for part in name.split("."):
+            thing = getattr(thing, part)
+        assert thing.__doc__, name
+        if name != "RoPE.apply":  # which points to apply
+            assert ">>>" in thing.__doc__, name
+
+
+def test_a_rope_is_a_value() -> None:
+    rope = RoPE(
+        base=5e5,
+        layout="half",
+        rotary_dim=64,
+        rotary_offset=-64,
+        scaling=rope_xp.scaling.Linear(2.0),
+        position_axes=(0, 1) * 16,
+    )
+    assert rope == replace(rope)
+    assert hash(rope) == hash(replace(rope))
+    assert rope != replace(rope, base=1e4)
+    assert pickle.loads(pickle.dumps(rope)) == rope
+    assert copy.deepcopy(rope) == rope
+    with pytest.raises(FrozenInstanceError):
+        rope.base = 1.0
+    assert RoPE() == RoPE(base=10000)
+    assert eval(repr(rope), {"RoPE": RoPE, "Linear": rope_xp.scaling.Linear}) == rope
+
+
+def test_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras) >= {
+        *("torch", "jax", "cupy-cuda12x", "cupy-cuda13x", "numba", "triton", "dask"),
+        *("ndonnx", "onnx", "transformers", "plot", "test", "bench", "docs"),
+    }
+    every = [*project["dependencies"], *(d for listed in extras.values() for d in listed)]
+    assert all(">=" in d and "==" not in d for d in every)  # lower bounds alone
+    named = {library.extra for library in rope_xp._libraries.LIBRARIES if library.extra}
+    assert named <= set(extras)

@@ -1,0 +1,214 @@
+"""The rotation against complex arithmetic in float64 and the paper's dense matrix."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from support import oracles
+from support.targets import Target, numpy_dtype, truth
+
+import rope_xp
+from rope_xp import RoPE
+
+LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("offset", [0, 3])
+def test_against_complex_float64(backend: Target, layout: str, offset: int) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((2, 50, 3, 20)).astype(np.float32)
+    rope = RoPE(layout=layout, rotary_dim=16, rotary_offset=offset, base=5e5)
+    positions = rng.integers(0, 1 << 22, 50)
+    angles = positions[:, None, None] * rope.frequencies(20)
+    expected = oracles.rotate_complex(x, angles, layout, offset)
+    got = backend.back(backend.run(rope.rotate, backend.make(x), backend.make(positions)))
+    # 1.7e-7 for each of cos and sin, and two roundings, at |x| up to 4.5.
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2.5e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rotation_is_within_two_ulp_given_the_tables(backend: Target, layout: str) -> None:
+    """Bound: two products and their sum, each rounded: 2 ulp of max(|x1|, |x2|)."""
+    rng = np.random.default_rng(5)
+    x = (rng.standard_normal((40, 30, 64)) * 10.0 ** rng.integers(-6, 6, (40, 30, 64))).astype("f4")
+    cos, sin = RoPE().cos_sin(rng.integers(0, 1 << 30, 40), 64)
+    got = backend.back(
+        backend.run(
+            lambda x, c, s: rope_xp.apply_tables(x, c, s, layout=layout),
+            *map(backend.make, (x, cos, sin)),
+        )
+    )
+    (a, b), (to_a, to_b) = oracles.pair_indices(layout, 64)
+    x1, x2 = x[..., a].astype("f8"), x[..., b].astype("f8")
+    c, s = cos[:, None].astype("f8"), sin[:, None].astype("f8")
+    exact = np.empty(x.shape)
+    exact[..., to_a], exact[..., to_b] = x1 * c - x2 * s, x2 * c + x1 * s
+    assert oracles.ulps(got, exact, x, layout) <= 2
+
+
+def test_paper_equations_15_and_34_agree() -> None:
+    rng = np.random.default_rng(1)
+    rope, x = RoPE(), rng.standard_normal((7, 1, 10))
+    positions = rng.integers(0, 100_000, 7)
+    got = rope.rotate(x, positions)[:, 0]
+    for position, before, after in zip(positions, x[:, 0], got, strict=True):
+        dense = oracles.dense_matrix(position * rope.frequencies(10)) @ before
+        np.testing.assert_allclose(after, dense, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_are_rounded_once(backend: Target, dtype: str) -> None:
+    """All finite values of the dtype, through float32 and back."""
+    if dtype not in backend.floats:
+        assert backend.module in ("array_api_strict", "cupy")  # which have no such dtype
+        return
+    kind = numpy_dtype(dtype)
+    with np.errstate(all="ignore"):
+        every = np.arange(1 << 16, dtype=np.uint16).view(kind)
+        every = every[np.abs(every.astype(np.float32)) < 3e4]
+    x = np.resize(every, (1024, 1, 64))
+    rope, positions = RoPE(), np.arange(1024) * 997
+    single = truth(rope.rotate, x.astype(np.float32), positions)
+    got = backend.back(backend.run(lambda x: rope.rotate(x, positions), backend.make(x)))
+    expected = single.astype(kind)
+    if backend.ulps == 0:
+        np.testing.assert_array_equal(got.view(np.uint16), expected.view(np.uint16))
+    else:
+        # Fused multiply-add moves the float32 value a little: at a tie that rounds the other way.
+        # Where x1 cos a and x2 sin a cancel, it is a little of |x1| and no longer of the result.
+        pairs = np.abs(x.astype(np.float32)).reshape(1024, 1, 32, 2).max(-1, keepdims=True)
+        kept = np.abs(single) > np.broadcast_to(pairs, (1024, 1, 32, 2)).reshape(x.shape) / 64
+        kept &= np.abs(single) > np.finfo(np.float16).tiny
+        differ = got.view(np.int16).astype(int) - expected.view(np.int16).astype(int)
+        assert np.abs(differ[kept]).max() <= 1
+        assert (differ[kept] != 0).mean() < 0.001
+
+
+def test_nan_and_infinity_pass_through(backend: Target) -> None:
+    x = np.ones((1, 2, 8), np.float32)
+    x[0, 0, 0], x[0, 1, 2] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        got = backend.back(backend.run(lambda x: RoPE().rotate(x, [1]), backend.make(x)))
+    assert np.isnan(got[0, 0, :2]).all()
+    assert np.isfinite(got[0, 0, 2:]).all()
+    assert np.isinf(got[0, 1, 2:4]).all()
+    assert np.isfinite(got[0, 1, 4:]).all()
+
+
+def test_attention_factor_scales_and_is_undone(backend: Target) -> None:
+    """The protocol of a scaling rule, with one written here."""
+    rope = RoPE(scaling=Temperature(1.25), layout="half")
+    assert (rope.attention_factor, rope.softmax_scale) == (1.25, 2.0)
+    x = np.random.default_rng(2).standard_normal((9, 2, 16)).astype(np.float32)
+    positions = np.arange(9) * 100_000
+    expected = oracles.rotate_complex(
+        x, positions[:, None, None] * RoPE().frequencies(16), "half", factor=1.25
+    )
+    for dtype in backend.floats:
+        if dtype in ("float16", "bfloat16"):
+            continue
+        made = backend.make(x.astype(dtype))
+        got = rope.rotate(made, positions)
+        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=3e-6)
+        back = backend.back(rope.unrotate(got, positions))
+        np.testing.assert_allclose(back, x, rtol=0, atol=3e-6)
+    cos, sin = rope.cos_sin(positions, 16)
+    np.testing.assert_allclose(np.hypot(cos, sin), 1.25, rtol=3e-7)
+    cos, sin = rope.cos_sin(positions, 16, dtype=np.float64)
+    np.testing.assert_allclose(np.hypot(cos, sin), 1.25, rtol=1e-15)
+
+
+class Temperature:
+    """A rule of a third party: plain frequencies, and a factor on cos and sin."""
+
+    softmax_scale = 2.0
+
+    def __init__(self, factor: float) -> None:
+        self.attention_factor = factor
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        return rope_xp.scaling.inverse_frequencies(base, rotary_dim)
+
+    def for_length(self, n: int) -> Temperature:
+        return Temperature(self.attention_factor * n)
+
+
+def test_length_is_fixed_through_the_rule() -> None:
+    rope = RoPE(scaling=Temperature(2.0))
+    assert rope.for_length(3).attention_factor == 6.0
+    assert rope.attention_factor == 2.0
+    linear = RoPE(scaling=rope_xp.scaling.Linear(2.0))
+    assert linear.for_length(10) is linear
+
+
+def test_linear_scaling_divides_positions(backend: Target) -> None:
+    x = np.random.default_rng(2).standard_normal((4, 2, 16)).astype(np.float32)
+    scaled = RoPE(scaling=rope_xp.scaling.Linear(4.0)).rotate(backend.make(x), [0, 4, 8, 400])
+    plain = truth(RoPE().rotate, x, [0, 1, 2, 100])
+    np.testing.assert_allclose(backend.back(scaled), plain, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_unrotate_undoes_rotate(backend: Target, layout: str) -> None:
+    x = np.random.default_rng(4).standard_normal((9, 2, 12)).astype(np.float32)
+    rope = RoPE(layout=layout, rotary_dim=8, rotary_offset=-10)
+    positions = np.arange(9) * 100_000
+    there = backend.run(lambda x: rope.rotate(x, positions), backend.make(x))
+    back = backend.back(backend.run(lambda y: rope.unrotate(y, positions), there))
+    np.testing.assert_allclose(back, x, rtol=0, atol=2e-6)
+    cos, sin = rope.cos_sin(positions, 12)
+    options = {"layout": layout, "rotary_offset": -10}
+    there = rope_xp.apply_tables(backend.make(x), cos, sin, **options)
+    back = rope_xp.apply_tables(there, cos, sin, inverse=True, **options)
+    np.testing.assert_allclose(backend.back(back), x, rtol=0, atol=2e-6)
+
+
+def test_attention_factor_counts_once_with_several_components(backend: Target) -> None:
+    rope = RoPE(scaling=Temperature(1.25), position_axes=(0, 1, 2, 1))
+    x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)
+    positions = np.arange(27).reshape(3, 9) * 1000
+    plain = truth(RoPE(position_axes=(0, 1, 2, 1)).rotate, x, positions)
+    got = backend.back(rope.rotate(backend.make(x), positions))
+    np.testing.assert_allclose(got, 1.25 * plain, rtol=0, atol=2e-6)
+    back = rope.unrotate(rope.rotate(backend.make(x), positions), positions)
+    np.testing.assert_allclose(backend.back(back), x, rtol=0, atol=2e-6)
+
+
+def test_rerotation_between_attention_factors(backend: Target) -> None:
+    if backend.name.startswith("torch-compile") and sys.modules["torch"].__version__ < "2.13":
+        pytest.skip("older than torch 2.13, which takes a rule that is no dataclass for a constant")
+    rope, to = RoPE(scaling=Temperature(1.25)), RoPE(base=1e6, scaling=Temperature(0.5))
+    x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)
+    old, new = np.arange(9) * 1000, np.arange(9) * 7
+    for target in (rope, to):
+        cached = backend.make(truth(rope.rotate, x, old))
+        got = backend.run(lambda c, target=target: rope.rerotate(c, old, new, to=target), cached)
+        expected = truth(target.rotate, x, new)
+        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=4e-6)
+
+
+def test_tables_are_used_in_the_precision_of_the_rotation(backend: Target) -> None:
+    """float64 for float64, float32 for all else, whatever dtype the tables come in."""
+    rng = np.random.default_rng(3)
+    angles = rng.uniform(0, 6, (9, 4))
+    cos, sin = np.cos(angles), np.sin(angles)
+    for dtype in backend.floats:
+        x = rng.standard_normal((9, 2, 8)).astype(numpy_dtype(dtype))
+        expected = oracles.rotate_complex(x, angles[:, None], "interleaved")
+        got = backend.back(rope_xp.apply_tables(backend.make(x), cos, sin))
+        assert got.dtype == x.dtype
+        if dtype == "float64":
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-15)
+        else:
+            rounded = {"float32": 5e-7, "float16": 2**-9, "bfloat16": 2**-6}[dtype]
+            np.testing.assert_allclose(got.astype(float), expected, rtol=0, atol=rounded)
+    for dtype in backend.floats:
+        # Tables of few bits are widened, not multiplied as they are.
+        low = [t.astype(numpy_dtype(dtype)) for t in (cos, sin)]
+        x = rng.standard_normal((9, 2, 8)).astype(np.float32)
+        expected = truth(rope_xp.apply_tables, x, *(t.astype(np.float32) for t in low))
+        got = backend.back(rope_xp.apply_tables(backend.make(x), *map(backend.make, low)))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=5e-7)

@@ -1,0 +1,154 @@
+"""Tables of angles: how few are kept, who shares them, and those that cos_sin returns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from support import oracles
+from support.targets import Target, namespace
+
+from rope_xp import RoPE
+from rope_xp._contract.library import Recipe
+from rope_xp._dispatch.backend import _tables_on_device
+from rope_xp._rotation.tables import host_tables
+
+
+def test_tables_are_small_and_shared() -> None:
+    """O(sqrt(max position)): 4609 rows serve 2**31 positions, and are built once."""
+    rope = RoPE(base=77_777.0)
+    before = host_tables.cache_info().misses
+    for length in (5, 50, 500):
+        x = np.ones((length, 2, 128), np.float32)
+        rope.rotate(x)
+        rope.rotate(x, np.arange(length) + 1_000_000_000)
+    assert host_tables.cache_info().misses == before + 1
+    host = host_tables(Recipe(rope, 128, False, False))
+    assert sum(t.nbytes for t in host if t is not None) < 2.5e6
+    assert sum(t.shape[0] for t in host[:3]) == 2048 + 2048 + 513
+
+
+def test_caches_are_bounded() -> None:
+    assert host_tables.cache_info().maxsize == 64
+    assert _tables_on_device.cache_info().maxsize == 64
+
+
+def test_two_bases_do_not_share_tables(backend: Target) -> None:
+    x = np.ones((4, 1, 8), np.float32)
+    first = RoPE(base=1e4).rotate(backend.make(x))
+    second = RoPE(base=1e5).rotate(backend.make(x))
+    assert (backend.back(first) != backend.back(second)).any()
+
+
+def test_threads_see_the_same_tables() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 2, 64)).astype(np.float32)
+    ropes = [RoPE(base=1000.0 + i) for i in range(12)]
+
+    def rotate(i: int) -> np.ndarray:
+        return ropes[i % 12].rotate(x, np.arange(64) + i % 12)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(rotate, range(240)))
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result, rotate(i))
+
+
+FORK = """
+import os, threading
+import numpy as np
+import rope_xp
+
+x = np.ones((32, 2, 64), np.float32)
+expected = rope_xp.RoPE().rotate(x)
+stop = threading.Event()
+
+def busy():
+    base = 1000.0
+    while not stop.is_set():
+        base += 1.0
+        rope_xp.RoPE(base=base).rotate(x)
+
+thread = threading.Thread(target=busy)
+thread.start()
+for i in range(10):
+    child = os.fork()
+    if child == 0:
+        same = (rope_xp.RoPE().rotate(x) == expected).all()
+        rope_xp.RoPE(base=9.0 + i).rotate(x)
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
+def test_fork_while_another_thread_builds_tables() -> None:
+    # Python 3.12 warns of any fork beside a thread, which is what is tested here.
+    quiet = ["-W", "error", "-W", "ignore::DeprecationWarning"]
+    subprocess.run([sys.executable, *quiet, "-c", FORK], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("r", [96, 128])
+def test_tables_hold_the_nearest_float32(r: int) -> None:
+    """Of the largest digits too, where a float64 frequency is too coarse: that costs 1.2e-7."""
+    host = host_tables(Recipe(RoPE(base=5e5), r, False, False))
+    pairs = [0, 1, 2, 3, 5, 9, r // 2 - 1]
+    columns = [*pairs, *(r // 2 + i for i in pairs)]
+    for table, unit in zip(host[:3], (1, 1 << 11, 1 << 22), strict=True):
+        digits = [0, 1, 2, 255, 510, 511]
+        true = oracles.true_cos_sin([d * unit for d in digits], 5e5, r, pairs)
+        expected = np.concatenate(true, axis=1).astype(np.float32)
+        np.testing.assert_array_equal(table[digits][:, columns], expected)
+
+
+def test_where_tables_are_made_and_of_what(backend: Target) -> None:
+    xp = namespace(backend)
+    made = backend.make(np.arange(3))
+    expected = RoPE().cos_sin([0, 1, 2], 8)
+    for got in (
+        RoPE().cos_sin(made, 8),
+        RoPE().cos_sin([0, 1, 2], 8, xp=xp, device=_device(made)),
+        RoPE().cos_sin(np.arange(3), 8, xp=xp, device=_device(made)),
+        RoPE().cos_sin(made, 8, xp=xp),
+    ):
+        for table, e in zip(got, expected, strict=True):
+            assert type(table) is type(made)
+            assert _device(table) == _device(made)
+            np.testing.assert_array_equal(backend.back(table), e)
+
+
+def _device(x: object) -> object:
+    return getattr(x, "device", None)
+
+
+def test_dtype_of_tables() -> None:
+    torch = pytest.importorskip("torch")
+    cos, sin = RoPE().cos_sin(torch.arange(3), 8, dtype=torch.bfloat16)
+    assert cos.dtype == sin.dtype == torch.bfloat16
+    exact = RoPE().cos_sin([0, 1, 2], 8, dtype=np.float64)
+    assert exact[0].dtype == np.float64
+    assert RoPE().cos_sin([0, 1, 2], 8, dtype="float32")[0].dtype == np.float32
+    for name in ("float64", float, "d"):
+        np.testing.assert_array_equal(RoPE().cos_sin([0, 1, 2], 8, dtype=name), exact)
+    np.testing.assert_allclose(cos.double().numpy(), exact[0], rtol=0, atol=2**-9)
+    meta, _ = RoPE().cos_sin([0, 1, 2], 8, xp=torch, device="meta")
+    assert meta.device.type == "meta"
+    with pytest.raises(ValueError, match="is on meta and positions on cpu; move one"):
+        RoPE().cos_sin(torch.arange(3), 8, device="meta")
+
+
+def test_positions_of_any_shape() -> None:
+    positions = np.arange(24).reshape(2, 3, 4)
+    cos, sin = RoPE().cos_sin(positions, 8)
+    flat, _ = RoPE().cos_sin(positions.ravel(), 8)
+    assert cos.shape == sin.shape == (2, 3, 4, 4)
+    np.testing.assert_array_equal(cos.reshape(-1, 4), flat)
+    assert RoPE().cos_sin(5, 8)[0].shape == (4,)
+    assert RoPE().cos_sin([], 8)[0].shape == (0, 4)
+    grid, _ = RoPE(position_axes=(0, 1, 0, 1)).cos_sin(positions[:, :2], 8)
+    assert grid.shape == (2, 4, 4)
+    np.testing.assert_array_equal(grid[..., 1], cos[1, :2, :, 1])

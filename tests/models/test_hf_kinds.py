@@ -1,0 +1,116 @@
+"""from_hf_config: models and layers that do not rotate, families, and what must not be guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rope_xp
+from rope_xp import RoPE, RopeConfigError, from_hf_config
+from rope_xp.scaling import Linear
+
+PLAIN = {"rope_theta": 1e4, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "falcon", "alibi": True}, "'falcon' has alibi"),
+        ({"model_type": "granitemoehybrid"}, "only with position_embedding_type = 'rope'"),
+        (
+            {"model_type": "granitemoehybrid", "position_embedding_type": "nope"},
+            "has position_embedding_type = 'nope'",
+        ),
+        ({"model_type": "zamba2", "use_mem_rope": False}, "only with use_mem_rope = True"),
+        ({"model_type": "esm", "position_embedding_type": "absolute"}, "= 'absolute'"),
+        (
+            {"model_type": "wav2vec2-conformer", "position_embeddings_type": "relative"},
+            "position_embeddings_type = 'relative'",
+        ),
+        ({"model_type": "nemotron_h"}, "'nemotron_h': it has no rotary embedding"),
+        ({"model_type": "kimi_linear"}, "'kimi_linear': it has no rotary embedding"),
+    ],
+)
+def test_models_that_do_not_rotate(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(RopeConfigError) as error:
+        from_hf_config({**PLAIN, **config})
+    assert told in str(error.value)
+
+
+def test_flags_that_say_rotary() -> None:
+    for config in (
+        {"model_type": "falcon", "alibi": False},
+        {"model_type": "granitemoehybrid", "position_embedding_type": "rope"},
+        {"model_type": "zamba2", "use_mem_rope": True},
+        {"model_type": "esm", "position_embedding_type": "rotary"},
+    ):
+        assert from_hf_config({**PLAIN, **config}) == RoPE(base=1e4, layout="half")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layout"),
+    [("cohere2", "interleaved"), ("afmoe", "half"), ("exaone4", "half"), ("exaone_moe", "half")],
+)
+def test_models_of_which_only_the_sliding_layers_rotate(model_type: str, layout: Any) -> None:
+    rope = RoPE(base=1e4, layout=layout)
+    config = {**PLAIN, "model_type": model_type}
+    for window in ({}, {"sliding_window": 512}):
+        found = from_hf_config({**config, **window})
+        assert found == {"sliding_attention": rope, "full_attention": None}
+    found = from_hf_config({**config, "sliding_window": None})
+    assert (found == rope) == model_type.startswith("exaone")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "kimi_k2"},
+        {"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2"}},
+    ],
+)
+def test_kimi_is_of_the_family_of_deepseek(config: dict[str, Any]) -> None:
+    keys = {"qk_rope_head_dim": 64, "rope_theta": 5e4}
+    config = {**config, **keys} if "text_config" not in config else {
+        **config, "text_config": {**config["text_config"], **keys}
+    }  # fmt: skip
+    assert from_hf_config(config) == RoPE(
+        base=5e4, layout="interleaved_to_half", rotary_dim=64, rotary_offset=-64
+    )
+
+
+def test_unknown_models_with_latent_attention_are_refused() -> None:
+    with pytest.raises(RopeConfigError, match="'mine' is not known.*such as 'deepseek_v3'"):
+        from_hf_config({"model_type": "mine", "qk_rope_head_dim": 64, "rope_theta": 1e4})
+
+
+def test_a_part_without_a_type_is_of_the_family_of_the_whole() -> None:
+    text = {"hidden_size": 2560, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    found = from_hf_config({"model_type": "gemma3", "text_config": text})
+    assert found == {
+        "full_attention": RoPE(base=1e6, layout="half", scaling=Linear(8.0)),
+        "sliding_attention": RoPE(base=1e4, layout="half"),
+    }
+
+
+def test_llama_4_scout_has_a_step_for_a_ramp() -> None:
+    rule = {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
+    rope = from_hf_config({"model_type": "llama4_text", "rope_theta": 5e5, "rope_scaling": rule})
+    ratio = RoPE(base=5e5).frequencies(128) / rope.frequencies(128)
+    turns = 8192 / RoPE(base=5e5).wavelengths(128)
+    # Products and quotients of float64 by powers of two are exact.
+    np.testing.assert_array_equal(ratio, np.where(turns >= 1.0, 1.0, 16.0))
+
+
+def test_the_result_is_used_like_any_other(rng: np.random.Generator) -> None:
+    ropes = from_hf_config({**PLAIN, "model_type": "cohere2"})
+    q = rng.standard_normal((1, 3, 2, 64))
+    (rotated, _) = ropes["sliding_attention"].apply(q, q)
+    np.testing.assert_array_equal(rotated, rope_xp.apply(q, q, layout="interleaved")[0])

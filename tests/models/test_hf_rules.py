@@ -1,0 +1,172 @@
+"""from_hf_config against the code of transformers: every rule, every spelling, every old name."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.configs import BASE, CONTEXT, LLAMA, RULES, SIZES, YARN, longrope, spelled
+
+from rope_xp import from_hf_config
+
+
+@pytest.fixture
+def _silent() -> Iterator[None]:
+    """Have transformers keep to itself that these numbers are odd."""
+    logging = pytest.importorskip("transformers").logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    yield
+    logging.set_verbosity(before)
+
+
+def rotary_module(raw: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the rotary module that transformers makes from a configuration, and its file."""
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[raw["model_type"]](**copy.deepcopy(raw))  # it changes what it is given
+    file = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    for name, member in inspect.getmembers(file, inspect.isclass):
+        own = member.__module__ == file.__name__
+        if own and name.endswith("RotaryEmbedding") and "Vision" not in name:
+            return member(config), file
+    raise LookupError(raw["model_type"])
+
+
+def assert_as_transformers(raw: dict[str, Any]) -> None:
+    import torch
+
+    found = from_hf_config(raw)
+    module, _ = rotary_module(raw)
+    for label, rope in found.items() if isinstance(found, dict) else [("", found)]:
+        prefix = f"{label}_" if label else ""
+        for length in (10, CONTEXT, 3 * CONTEXT):
+            more = {"layer_type": label} if label else {}
+            module(torch.zeros(1), torch.tensor([[length - 1]]), **more)
+            expected = getattr(module, f"{prefix}inv_freq").double().numpy()
+            fixed = rope.for_length(length)
+            ours = fixed.frequencies(rope.rotary_dim or 2 * len(expected))
+            # float32 powers, quotients and products of transformers: a few units of 6e-8
+            np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=0, err_msg=label)
+            factor = getattr(module, f"{prefix}attention_scaling")
+            assert fixed.attention_factor == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.usefixtures("_silent")
+@pytest.mark.parametrize(
+    ("model", "name", "keys"),
+    [
+        (model, name, keys)
+        for model in ("llama", "qwen2", "deepseek_v3")
+        for name, keys in RULES
+        if (model, name) != ("deepseek_v3", "proportional")  # its head_dim has two meanings
+    ],
+)
+def test_every_rule_in_every_spelling(model: str, name: str, keys: dict[str, Any]) -> None:
+    raw = {"model_type": model, **SIZES}
+    if model == "deepseek_v3":
+        raw["qk_rope_head_dim"] = 64
+    ropes = []
+    for spelling in spelled(name, keys).values():
+        assert_as_transformers({**raw, **spelling})
+        ropes.append(from_hf_config({**raw, **spelling}))
+    assert ropes[1:] == ropes[:-1]
+    assert ropes[0].base == BASE
+    assert ropes[0].layout == ("interleaved_to_half" if model == "deepseek_v3" else "half")
+
+
+LAYERS = {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
+PHI3 = {"model_type": "phi3", **SIZES, "original_max_position_embeddings": 1024}
+OLD = {
+    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 777},
+    "gpt_neox, all default": {"model_type": "gpt_neox"},
+    "stablelm": {"model_type": "stablelm", "partial_rotary_factor": 0.5, "rope_theta": 777.0},
+    "odd": {"model_type": "stablelm", "partial_rotary_factor": 0.3, "head_dim": 50},
+    "odd, linear": {
+        "model_type": "stablelm", "partial_rotary_factor": 0.3, "head_dim": 50,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    },
+    "phi3 su": {**PHI3, "rope_scaling": {
+        "type": "su", **longrope(32), "original_max_position_embeddings": 1024,
+    }},
+    "phi3 yarn": {**PHI3, "rope_scaling": {"type": "yarn", **longrope(32)}},
+    "phi3 partial": {
+        **PHI3, "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "longrope", **longrope(24)},
+    },
+    "phi3, the top level wins": {
+        **PHI3,
+        "rope_scaling": {
+            "type": "longrope", **longrope(32),
+            "original_max_position_embeddings": 2048,
+        },
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", **LAYERS, "rope_theta": 7e5, "rope_local_base_freq": 3e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "gemma3, all default": {"model_type": "gemma3_text", **LAYERS},
+    "gemma3, one layer type": {
+        "model_type": "gemma3_text", **LAYERS,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}},
+    },
+    "modernbert": {
+        "model_type": "modernbert", "global_rope_theta": 9e4, "local_rope_theta": 2e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "olmo3": {"model_type": "olmo3", **LAYERS, "rope_scaling": {"rope_type": "yarn", **YARN}},
+    "deepseek_v4": {
+        "model_type": "deepseek_v4", "head_dim": 512, "qk_rope_head_dim": 64,
+        "rope_theta": 9e3, "compress_rope_theta": 2e5,
+        "rope_scaling": {"type": "yarn", **YARN},
+    },
+    "step3p5": {
+        "model_type": "step3p5", **LAYERS, "head_dim": 128, "rope_theta": [5e6, 1e4] * 2,
+        "partial_rotary_factors": [0.5, 1.0] * 2,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "ultrabert": {"model_type": "ultrabert", **LAYERS, "rope_theta": [5e6, 2e4] * 2},
+    "hunyuan": {
+        "model_type": "hunyuan_v1_dense", "head_dim": 64, "rope_theta": 777.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0},
+    },
+    "no dictionary is taken for an empty one": {
+        **LLAMA, "rope_scaling": {},
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 777.0, "factor": 2.0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("_silent")
+@pytest.mark.parametrize("raw", OLD.values(), ids=OLD)
+def test_old_names(raw: dict[str, Any]) -> None:
+    assert_as_transformers({**SIZES, **raw})
+
+
+MROPE = {
+    "contiguous": ("qwen2_vl_text", [6, 12, 14]),
+    "interleaved": ("qwen3_vl_text", [14, 10, 8]),
+    "interleaved, more than a third": ("qwen3_vl_text", [4, 14, 14]),
+    "ernie": ("ernie4_5_vl_moe_text", [12, 12, 8]),
+}
+
+
+@pytest.mark.usefixtures("_silent")
+@pytest.mark.parametrize(("model", "sections"), MROPE.values(), ids=MROPE)
+def test_positions_of_three_components(model: str, sections: list[int]) -> None:
+    torch = pytest.importorskip("torch")
+    raw = {"model_type": model, **SIZES, "head_dim": 64}
+    raw["rope_parameters"] = {"rope_type": "default", "rope_theta": BASE, "mrope_section": sections}
+    module, file = rotary_module(raw)
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.randint(48, (3, 2, 20), generator=generator)
+    q = torch.randn((2, 3, 20, 64), generator=generator)
+    expected, _ = file.apply_rotary_pos_emb(q, q, *module(torch.zeros(1), positions))
+    found = from_hf_config(raw).rotate(q, positions, axes="bhsd")
+    # float32 angles below 48, good to 48 * 6e-8, and |x| below 5
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)

@@ -1,0 +1,298 @@
+"""The rotation of transformers' models, handed to rope_xp and taken back."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import importlib
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import torch._dynamo.testing
+import transformers
+from support.exhaustive import exhaustive
+from support.small_models import MODELS, make, vision_language
+
+import rope_xp
+from rope_xp.integrations import _functions
+from rope_xp.integrations.transformers import patch, unpatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Float32 of two or more layers, with logits of 1 to 10 in modulus: the model's own rounding.
+LOGITS = 2e-4
+# One for each way in which models write the rotation, and what there is but once.
+SHORT = (
+    *("llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rope_xp rotate these few tokens too, which it else leaves to the model's function."""
+    monkeypatch.setattr(_functions, "SMALL", 0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Keep the library's advice on configurations out of the output."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(level)
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model: Any, tokens: torch.Tensor, **more: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(tokens, **more).logits  # type: ignore[no-any-return]  # a tensor
+
+
+def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the gradients of all weights that q and k pass through."""
+    model.zero_grad()
+    model(tokens, use_cache=False).logits.square().mean().backward()
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if any(part in name for part in ("q_", "k_", "qkv", "query_key_value", "kv_"))
+        and parameter.grad is not None
+    }
+
+
+def generated(model: Any, tokens: torch.Tensor, **more: Any) -> torch.Tensor:
+    return model.generate(  # type: ignore[no-any-return]  # a tensor
+        tokens, max_new_tokens=8, do_sample=False, pad_token_id=0, disable_compile=True, **more
+    )
+
+
+@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
+def test_logits_gradients_and_generation(name: str, tokens: torch.Tensor) -> None:
+    model = make(name)
+    before, own, tail = logits(model, tokens), gradients(model, tokens), generated(model, tokens)
+    elsewhere = logits(model, tokens, position_ids=3 * torch.arange(24)[None])
+    assert (before - elsewhere).abs().max() > 0.02  # else nothing here could fail
+
+    assert patch(model) is model
+    torch.testing.assert_close(logits(model, tokens), before, rtol=0, atol=LOGITS)
+    found = gradients(model, tokens)
+    assert found.keys() == own.keys() != set()
+    for key, gradient in own.items():
+        torch.testing.assert_close(found[key], gradient, rtol=0, atol=LOGITS)
+    assert torch.equal(generated(model, tokens), tail)
+
+    assert unpatch(model) is model
+    assert torch.equal(logits(model, tokens), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        *(("llama", "static"), ("phi3", None), ("deepseek_v3", "static")),
+        *(exhaustive("llama", None), exhaustive("phi3", "static"), exhaustive("deepseek_v3", None)),
+        *(exhaustive("gemma3_text", None), exhaustive("gemma3_text", "static")),
+    ],
+)
+def test_padding_and_caches(name: str, cache: str | None, tokens: torch.Tensor) -> None:
+    model, mask = make(name), torch.ones_like(tokens)
+    mask[0, :5] = 0
+    more = {"attention_mask": mask, "cache_implementation": cache}
+    before = generated(model, tokens, **more)
+    # Phi-3 goes past the 32 tokens after which LongRoPE takes the other frequencies.
+    assert torch.equal(generated(patch(model), tokens, **more), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("llama", "aot_eager"),
+        *(exhaustive(name, "inductor") for name in ("llama", "gemma3_text", "phi3", "glm")),
+    ],
+)
+def test_torch_compile_in_one_graph(name: str, backend: str, tokens: torch.Tensor) -> None:
+    model = make(name)
+    before = logits(model, tokens)
+    torch._dynamo.reset()
+    compiled = torch.compile(patch(model), fullgraph=True, backend=backend)
+    torch.testing.assert_close(logits(compiled, tokens), before, rtol=0, atol=LOGITS)
+
+
+def test_each_layer_compiled_by_itself_is_one_graph(tokens: torch.Tensor) -> None:
+    """All modules of a class get the same class, so that torch.compile does not start anew."""
+    model = patch(make("llama", num_hidden_layers=12))
+    before = logits(model, tokens)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    for layer in model.model.layers:
+        layer.compile(backend=counter)
+    found = logits(model, tokens, use_cache=False)  # each layer would look at its own cache
+    torch.testing.assert_close(found, before, rtol=0, atol=LOGITS)
+    assert counter.frame_count == 1
+
+
+def test_gradient_checkpointing(tokens: torch.Tensor) -> None:
+    model = make("llama").train()
+    before = gradients(model, tokens)
+    patch(model).activation_checkpointing_enable({"use_reentrant": False})
+    for name, gradient in gradients(model, tokens).items():
+        torch.testing.assert_close(gradient, before[name], rtol=0, atol=LOGITS)
+
+
+def test_images_and_text() -> None:
+    model, given = vision_language()
+    with torch.no_grad():
+        before = model(**given).logits
+        patch(model)
+        torch.testing.assert_close(model(**given).logits, before, rtol=0, atol=LOGITS)
+    kinds = {type(module).__name__ for module in model.modules() if is_patched(module)}
+    assert kinds == {
+        "Qwen2VLRotaryEmbedding", "Qwen2VLVisionRotaryEmbedding", "Qwen2VLAttention",
+        "VisionAttention",
+    }  # fmt: skip
+
+
+def is_patched(module: torch.nn.Module) -> bool:
+    return "_patched_by_rope_xp" in vars(type(module))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3"])
+def test_far_positions_are_nearer_to_the_truth(
+    name: str, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The truth: the model in float64, with angles of plain float64 products."""
+    more = {"first_k_dense_replace": 2} if name == "deepseek_v3" else {}  # experts lack float64
+    model = make(name, max_position_embeddings=2_000_000, **more)
+    exact = copy.deepcopy(model).double()
+    rotary = exact.model.rotary_emb
+    found = rope_xp.from_hf_config(model.config)
+
+    def truth(x: Any, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
+        rope = found[layer_type] if isinstance(found, dict) else found
+        r = rope.rotary_dim or 16
+        frequencies = rope.base ** -(torch.arange(0, r, 2) / r).double()
+        angles = position_ids[..., None].double() * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+    monkeypatch.setattr(rotary, "forward", truth)
+    positions = 1_000_000 + torch.arange(24)[None]
+    expected = logits(exact, tokens, position_ids=positions)
+    theirs = (logits(model, tokens, position_ids=positions) - expected).abs().max()
+    ours = (logits(patch(model), tokens, position_ids=positions) - expected).abs().max()
+    # Float32 angles near a million are wrong by up to 0.06; ours leave the model's own rounding.
+    assert ours < LOGITS
+    assert theirs > 50 * ours
+
+
+def test_the_context_at_which_longrope_switches(tokens: torch.Tensor) -> None:
+    """By the largest position of a call: 31 is the last of a context of 32."""
+    model = make("phi3")
+    for last in (31, 32, 33):
+        positions = last - 23 + torch.arange(24)[None]
+        before = logits(model, tokens, position_ids=positions)
+        found = logits(patch(model), tokens, position_ids=positions)
+        torch.testing.assert_close(found, before, rtol=0, atol=LOGITS)
+        unpatch(model)
+
+
+def test_a_model_in_float64_gets_tables_in_float64(tokens: torch.Tensor) -> None:
+    model = make("llama")
+    single = logits(patch(model), tokens)
+    double = logits(model.double(), tokens)
+    cos, _ = model.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(9)[None])
+    angles = torch.arange(9)[:, None] * 1e4 ** -(torch.arange(0, 16, 2) / 16).double()
+    # float64 angles below 9, and cos
+    torch.testing.assert_close(cos[0, :, :8], angles.cos(), rtol=0, atol=4e-15)
+    assert (double - single).abs().max() < LOGITS
+
+
+def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
+    module = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    function = module.apply_rotary_pos_emb_interleave
+    rotation = _functions.recognise(function, ["halves"])
+    ours = _functions.replacement(function, rotation)
+    q, tables = torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(2, 2, 5, 8)
+    for more in ({}, {"position_ids": torch.arange(5)}, {"unsqueeze_dim": 1}):
+        for y in ours(q, q, *tables, **more):
+            assert y.dtype == torch.bfloat16
+            # the model's function in float32, rounded once
+            expected = function(q.float(), q.float(), *tables)[0].bfloat16()
+            assert torch.equal(y, expected)
+
+
+def test_casting_the_model_does_not_round_the_frequencies(tokens: torch.Tensor) -> None:
+    """model.to(bfloat16) rounds inv_freq as well, and angles of far tokens drift apart."""
+    positions = 40 * torch.arange(24)[None]
+    exact = logits(make("llama"), tokens, position_ids=positions)
+    half = make("llama").to(torch.bfloat16)
+    theirs = (logits(half, tokens, position_ids=positions).float() - exact).abs().mean()
+    after = logits(patch(half), tokens, position_ids=positions)
+    assert after.dtype == torch.bfloat16
+    assert (after.float() - exact).abs().mean() < 0.5 * theirs
+
+
+def test_other_models_of_the_type_are_not_touched(tokens: torch.Tensor) -> None:
+    model, other = make("llama"), make("llama")
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    function = module.apply_rotary_pos_emb
+    patch(model)
+    assert module.apply_rotary_pos_emb is function
+    assert not any(map(is_patched, other.modules()))
+    copied = copy.deepcopy(model)
+    assert torch.equal(logits(copied, tokens), logits(model, tokens))
+    unpatch(model)
+    assert not any(map(is_patched, model.modules()))
+    assert "rope_xp_plans" not in vars(model.model.rotary_emb)
+    assert all(map(is_patched, [copied.model.rotary_emb, copied.model.layers[0].self_attn]))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("name", ["llama", "glm", "deepseek_v3", "llama4_text", "gemma4_text"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_tokens_are_rotated_by_the_models_own_function_to_the_same_bits(
+    name: str, dtype: torch.dtype, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = patch(make(name).to(dtype))
+    ours = logits(model, tokens)
+    monkeypatch.setattr(_functions, "SMALL", 1 << 18)
+    calls: list[None] = []
+    monkeypatch.setattr(_functions, "_rotated", lambda *given: calls.append(None))
+    theirs = logits(model, tokens)
+    assert not calls
+    assert theirs.dtype == dtype
+    assert torch.equal(theirs, ours)
+
+
+def test_weights_are_saved_as_before() -> None:
+    model = make("llama")
+    keys = list(model.state_dict())
+    assert list(patch(model).state_dict()) == keys
+    pickle.dumps(unpatch(model))
+
+
+def test_a_length_fixes_rules_that_depend_on_it(tokens: torch.Tensor) -> None:
+    model = make("phi3")
+    short = logits(model, tokens[:, :16])
+    patch(model, length=64)
+    long = logits(model, tokens[:, :16])
+    assert (short - long).abs().max() > 0.01
+    rope = model.model.rotary_emb.rope_xp_plans[None].rope
+    assert rope.scaling.length == 64
+
+
+def test_the_example_runs() -> None:
+    module = importlib.import_module("rope_xp.integrations.transformers")
+    results = doctest.testmod(module)
+    assert results.attempted > 5
+    assert results.failed == 0

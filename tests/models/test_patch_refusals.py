@@ -1,0 +1,102 @@
+"""What patch() refuses, by name, leaving the model as it was."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from support.small_models import make
+
+from rope_xp import RopeError
+from rope_xp.integrations.transformers import patch
+
+
+def refused(model: Any, message: str) -> None:
+    """Check that patch raises and leaves every module as it was."""
+    kinds = [type(module) for module in model.modules()]
+    keys = [set(vars(module)) for module in model.modules()]
+    with pytest.raises(RopeError, match=message):
+        patch(model)
+    assert [type(module) for module in model.modules()] == kinds
+    assert [set(vars(module)) for module in model.modules()] == keys
+
+
+def test_a_rule_that_changes_while_it_runs_is_refused() -> None:
+    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = make("llama", rope_parameters=parameters)
+    refused(model, r"model.rotary_emb \(LlamaRotaryEmbedding\).*patch\(model, length=n\)")
+    patch(model, length=512)
+
+
+def test_frequencies_that_the_configuration_does_not_say_are_refused() -> None:
+    model = make("llama")
+    model.model.rotary_emb.inv_freq *= 1.001
+    refused(model, r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00")
+
+
+def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+
+    def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        return q * cos.unsqueeze(1), k * sin.unsqueeze(1)
+
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
+    refused(make("llama"), "apply_rotary_pos_emb: given tables .* does not rotate as any layout")
+
+
+def test_a_model_without_rotary_modules_is_refused() -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=32)
+    refused(transformers.GPT2LMHeadModel(config), "GPT2LMHeadModel: it has no module with inv_freq")
+
+
+def test_a_forward_that_something_replaced_is_refused() -> None:
+    """Hooks that move modules between devices do that; the class would not be asked any more."""
+    for part in ("rotary_emb", "layers.1.self_attn"):
+        model = make("llama")
+        module = model.model.get_submodule(part)
+        module.forward = functools.partial(module.forward)
+        refused(model, rf"model\.{part} .*something has replaced its forward")
+
+
+def test_a_class_that_overrides_what_rotates_is_refused() -> None:
+    model = make("llama")
+    attention = model.model.layers[1].self_attn
+
+    class Mine(type(attention)):  # type: ignore[misc]  # a class that is only known here
+        def forward(self, *given: Any, **named: Any) -> Any:
+            return super().forward(*given, **named)
+
+    attention.__class__ = Mine
+    refused(model, "Mine overrides forward, in which its base rotates q and k")
+
+
+def test_models_without_weights_are_refused() -> None:
+    with torch.device("meta"):
+        model = make("llama")
+    refused(model, r"LlamaRotaryEmbedding\): it is on the meta device; load its weights first")
+
+
+def test_rotary_modules_without_positions_are_refused() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32)
+    refused(transformers.DINOv3ViTModel(config), "its forward takes no position_ids")
+
+
+def test_an_attention_factor_that_was_changed_is_refused() -> None:
+    model = make("llama")
+    model.model.rotary_emb.attention_scaling = 1.5
+    refused(model, "says the attention factor 1.0, it 1.5")
+
+
+def test_patching_twice_is_refused() -> None:
+    model = patch(make("llama"))
+    with pytest.raises(RopeError, match="patched already; unpatch it first"):
+        patch(model)

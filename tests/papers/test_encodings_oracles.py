@@ -1,0 +1,152 @@
+"""Encodings that RoFormer reviews: against mpmath, transformers and their own definitions."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.encoded import (
+    BUCKETS,
+    LIBRARIES,
+    bucket,
+)
+from support.targets import Target
+
+from rope_xp import encodings
+
+
+@pytest.mark.parametrize("backend", LIBRARIES)
+def test_sinusoidal_against_mpmath(backend: Target) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    at, dim = [0, 7, 1_000_000], 10
+    mpmath.mp.prec = 120
+    exact = np.empty((3, dim))
+    for i, p in enumerate(at):
+        for t in range(dim // 2):
+            angle = p * mpmath.mpf(10000) ** (-mpmath.mpf(2 * t) / dim)
+            exact[i, 2 * t : 2 * t + 2] = mpmath.sin(angle), mpmath.cos(angle)
+    found = encodings.sinusoidal(backend.make(np.array(at, np.int32)), dim)
+    assert type(found) is type(backend.make(np.zeros(1, np.float32)))
+    # The bound that RoPE.cos_sin states below position 2**22.
+    np.testing.assert_allclose(backend.back(found), exact, rtol=0, atol=2.4e-7)
+    wide = encodings.sinusoidal(at, dim, dtype=np.float64)
+    # float64 angles of 10**6 radians are off by 10**6 * 2**-52.
+    np.testing.assert_allclose(wide, exact, rtol=0, atol=2.3e-10)
+
+
+def test_sinusoidal_of_any_shape_base_and_library() -> None:
+    torch = pytest.importorskip("torch")
+    found = encodings.sinusoidal([[0, 1, 2], [5, 6, 7.5]], 4, base=100.0, xp=torch)
+    assert found.shape == (2, 3, 4)
+    assert found.dtype == torch.float32
+    angles = np.array([7.5, 0.75])
+    row = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
+    np.testing.assert_allclose(found[1, 2], row, rtol=0, atol=2.4e-7)  # as above
+
+
+def test_a_shift_of_a_sinusoid_is_a_rotation() -> None:
+    """Vaswani et al.: p(m + r) is linear in p(m), so products depend on distances alone."""
+    a = encodings.sinusoidal(np.arange(5), 8, dtype=np.float64)
+    b = encodings.sinusoidal(np.arange(5) + 1000, 8, dtype=np.float64)
+    # Angles of 1004 are off by 1004 * 2**-52 = 2.2e-13, in 8 products.
+    np.testing.assert_allclose(a @ a.T, b @ b.T, rtol=0, atol=4e-12)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(
+    ("buckets", "max_distance"), [(32, 128), (8, 20), (33, 100), (4, 3), (64, 1000), (320, 800)]
+)
+def test_buckets_against_transformers(buckets: int, max_distance: int, bidirectional: bool) -> None:
+    torch = pytest.importorskip("torch")
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    relative = torch.arange(-1500, 1501)
+    options = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": bidirectional}
+    theirs = t5.T5Attention._relative_position_bucket(relative, **options)
+    ours = encodings.t5_buckets(relative, **options)
+    assert ours.dtype == theirs.dtype
+    assert relative[ours != theirs].tolist() == []
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("backend", LIBRARIES)
+def test_buckets_of_any_library(backend: Target, bidirectional: bool) -> None:
+    relative = np.arange(-60, 60, dtype=np.int32).reshape(2, 3, 20)
+    found = encodings.t5_buckets(backend.make(relative), BUCKETS, 20, bidirectional)
+    assert type(found) is type(backend.make(relative))
+    wanted = [bucket(-r, bidirectional) for r in relative.reshape(-1).tolist()]
+    assert backend.back(found).reshape(-1).tolist() == wanted
+
+
+@given(st.integers(4, 80), st.integers(0, 500), st.booleans())
+def test_buckets_never_go_back(buckets: int, beyond: int, bidirectional: bool) -> None:
+    max_distance = buckets + beyond
+    found = encodings.t5_buckets(
+        range(0, -max_distance - 2, -1), buckets, max_distance, bidirectional
+    )
+    own = buckets // 2 if bidirectional else buckets
+    assert (np.diff(found) >= 0).all()
+    assert found[0] == 0
+    assert found[max_distance] == found[max_distance + 1] == own - 1
+
+
+@pytest.mark.parametrize("decoder", [True, False])
+def test_t5_bias_against_transformers(decoder: bool, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    config = importlib.import_module("transformers").T5Config(
+        num_heads=3,
+        d_model=12,
+        d_kv=4,
+        is_decoder=decoder,
+        relative_attention_num_buckets=BUCKETS,
+        relative_attention_max_distance=20,
+    )
+    layer = t5.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    q = torch.zeros(1, 30, 3, 4)
+    found = encodings.t5_bias(
+        q,
+        q,
+        layer.relative_attention_bias.weight,
+        max_distance=20,
+        bidirectional=not decoder,
+    )
+    torch.testing.assert_close(found, layer.compute_bias(30, 30), rtol=0, atol=0)
+
+
+def test_deberta_against_transformers(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
+    heads, d, n, span = 2, 4, 9, 5
+    config = importlib.import_module("transformers").DebertaV2Config(
+        hidden_size=heads * d,
+        num_attention_heads=heads,
+        relative_attention=True,
+        max_relative_positions=span,
+        pos_att_type=["c2p", "p2c"],
+        share_att_key=True,
+    )
+    torch.manual_seed(20211104)
+    layer = theirs.DisentangledSelfAttention(config).eval()
+    hidden = torch.randn(1, n, heads * d)
+    embedded = torch.randn(2 * span, heads * d)
+    q, k = (
+        project(hidden).reshape(1, n, heads, d) for project in (layer.query_proj, layer.key_proj)
+    )
+    table_q, table_k = (
+        project(embedded).reshape(2 * span, heads, d)
+        for project in (layer.query_proj, layer.key_proj)
+    )
+    found = encodings.deberta(q, k, table_q, table_k, scale=(3 * d) ** -0.5)
+    with torch.no_grad():
+        _, attention = layer(
+            hidden,
+            torch.ones(1, 1, n, n),
+            output_attentions=True,
+            relative_pos=None,
+            rel_embeddings=embedded,
+        )
+    # Both are float32 softmaxes of sums of 12 products: some 2**-24 each.
+    torch.testing.assert_close(torch.softmax(found, -1)[0], attention[0], rtol=0, atol=2e-6)

@@ -1,0 +1,115 @@
+"""The kernel for GPUs on the CPU: its own source, through g++, run as the path of cupy runs it.
+
+What differs from a GPU is who compiles it, and that threads take turns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rope_xp_backends.gpu import cuda, cuda_plan
+from rope_xp_backends.numpy import paths as glue
+
+from rope_xp._contract.call import Call
+from rope_xp._contract.path import Path as _Path
+
+NVRTC = "libnvrtc.so.13"
+KERNELS = Path(cuda.__file__).parent
+# No fused multiply-add, as in PTX; unoptimised, as compiling would take longer than running.
+FLAGS = (
+    *("-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-fsanitize=alignment"),
+    *("-shared", "-fPIC", "-w"),
+)
+
+
+def cuda_folder(name: str) -> Path | None:
+    """Return a folder of NVIDIA's wheels for CUDA 13, such as include or lib."""
+    if importlib.util.find_spec("nvidia") is None:
+        return None
+    found = importlib.util.find_spec("nvidia.cu13")
+    places = (found.submodule_search_locations or []) if found else []
+    return next((path for place in places if (path := Path(place) / name).is_dir()), None)
+
+
+def objection() -> str | None:
+    """Return why the kernel cannot be compiled and run here, None if it can."""
+    if importlib.util.find_spec("cupy") is None:
+        return "cupy, whose path this is, is not installed"
+    if shutil.which("g++") is None:
+        return "there is no g++"
+    for folder, file in (("include", "cuda_bf16.h"), ("lib", NVRTC), ("bin", "nvdisasm")):
+        found = cuda_folder(folder)
+        if found is None or not (found / file).exists():
+            return f"there is no {file} of CUDA 13 (pip install 'rope-xp[gpu-test]')"
+    return None
+
+
+@lru_cache
+def _library() -> ctypes.CDLL:
+    """Compile the kernel for every key, which takes seconds."""
+    source = Path(__file__).with_suffix(".cpp").read_text()
+    for i, key in enumerate(cuda_plan.every_key()):
+        source += (
+            f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
+            f"const Arguments *words) "
+            f"{{ return run({key.expression}, {int(key.together)}, grid, block, words); }}\n"
+        )
+    source += 'extern "C" size_t size() { return sizeof(Arguments); }\n'
+    include = cuda_folder("include")
+    with tempfile.TemporaryDirectory() as folder:
+        file, made = Path(folder, "all.cpp"), Path(folder, "all.so")
+        file.write_text(source)
+        paths = [f"-I{path}" for path in (include, include / "cccl", KERNELS)]
+        subprocess.run(["g++", *FLAGS, *paths, str(file), "-o", str(made)], check=True, timeout=300)
+        library = ctypes.CDLL(str(made))
+    library.size.restype = ctypes.c_size_t
+    assert library.size() == cuda_plan.ARGUMENTS.itemsize
+    return library
+
+
+def launch(
+    key: cuda_plan.Key, grid: tuple[int, ...], block: tuple[int, ...], words: np.ndarray
+) -> None:
+    """Run a kernel; ``words`` is its argument as cupy gets it."""
+    assert words.size == 1  # cupy passes no other array by value
+    assert words.itemsize == _library().size()
+    function = getattr(_library(), f"launch_{_numbers()[key]}")
+    function.restype = ctypes.c_bool
+    integers = ctypes.c_uint * 3
+    aligned = function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
+    assert aligned, f"{key} reads or writes where an access of its width may not"
+
+
+@lru_cache
+def _numbers() -> dict[cuda_plan.Key, int]:
+    return {key: i for i, key in enumerate(cuda_plan.every_key())}
+
+
+class Cuda(_Path):
+    """The path of cupy's name, for numpy's arrays."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self.ran: list[cuda.Launch] = []
+
+    def objection(self, call: Call, *, asked: bool) -> str | None:
+        return cuda.objection(call)
+
+    def run(self, call: Call) -> tuple[Any, ...]:
+        outs = call.out or glue._new(call)
+        self.ran = cuda.launches(call, outs, lambda x: np.array(x, order="C"))
+        for key, grid, block, words, _ in self.ran:
+            launch(key, grid, block, words.view(cuda_plan.ARGUMENTS))
+        return outs
+
+
+PATH = Cuda()

@@ -1,0 +1,197 @@
+"""Cases of DTensors: values, gradients and collectives of every placement."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+import rope_xp
+from rope_xp import RoPE, RopeError
+from support.dtensor_help import (
+    BATCHED,
+    POSITIONS,
+    ROPE,
+    TOKENS,
+    Q,
+    R,
+    case,
+    check,
+    collectives,
+    one,
+    refuses,
+    same,
+    sample,
+)
+
+
+@case(2, 4)
+def plain_tensors_do_not_bring_it(mesh: DeviceMesh) -> None:
+    ROPE.rotate(Q)
+    assert "rope_xp_backends.torch" in sys.modules
+    assert "rope_xp_backends.torch.dtensor" not in sys.modules
+
+
+@case(2, 4)
+def positions_that_every_process_knows(mesh: DeviceMesh) -> None:
+    for p in one(mesh.ndim):
+        check(mesh, p, POSITIONS, POSITIONS)
+        check(mesh, p, POSITIONS.tolist(), POSITIONS)
+        check(mesh, p, POSITIONS.numpy(), POSITIONS)
+        check(mesh, p, None, None)
+        check(mesh, p, BATCHED, BATCHED)
+        check(mesh, p, BATCHED[:, :1], BATCHED[:, :1])
+        check(mesh, p, POSITIONS + 0.5, POSITIONS + 0.5)
+
+
+@case(2, 4)
+def positions_that_are_distributed(mesh: DeviceMesh) -> None:
+    for p in one(mesh.ndim):
+        # As q is: what q is sharded over and positions lack is replicated.
+        axes = [R if x == Shard(2) else x for x in p]
+        check(mesh, p, distribute_tensor(BATCHED, mesh, axes), BATCHED)
+        check(mesh, p, distribute_tensor(BATCHED, mesh, [R] * mesh.ndim), BATCHED)
+        line = [Shard(0) if x == Shard(1) else R for x in p]
+        check(mesh, p, distribute_tensor(POSITIONS, mesh, line), POSITIONS)
+        check(mesh, p, distribute_tensor(POSITIONS + 0.25, mesh, line), POSITIONS + 0.25)
+
+
+@case(2)
+def positions_sharded_otherwise_are_brought_along(mesh: DeviceMesh) -> None:
+    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    for p in (R, Shard(0), Shard(2)):
+        check(mesh, [p], over_tokens, POSITIONS, forward=1)
+    check(mesh, [Shard(1)], distribute_tensor(BATCHED, mesh, [Shard(0)]), BATCHED, forward=1)
+    partial = DTensor.from_local(POSITIONS // 2, mesh, [Partial()])
+    check(mesh, [Shard(2)], partial, POSITIONS // 2 * 2, forward=1)
+
+
+@case(2)
+def components_dtypes_and_layouts(mesh: DeviceMesh) -> None:
+    axial = RoPE(position_axes=(0, 1, 0, 1, 2, 2, 0, 1))
+    three = torch.stack([POSITIONS, POSITIONS + 7, POSITIONS // 3])
+    for p in (Shard(0), Shard(1), Shard(2)):
+        check(mesh, [p], three, three, rope=axial)
+        check(mesh, [p], None, None, rope=axial)
+        for dtype in (torch.float64, torch.bfloat16):
+            check(mesh, [p], POSITIONS, POSITIONS, rope=RoPE(), dtype=dtype)
+    check(mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(1)]), three, rope=axial)
+    check(
+        mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(0)]), three, rope=axial, forward=1
+    )
+
+
+@case(2, 4)
+def keys_sharded_otherwise_than_queries(mesh: DeviceMesh) -> None:
+    more = [R] * (mesh.ndim - 1)
+    for p, k in ((Shard(2), R), (Shard(1), R), (Shard(0), Shard(1)), (R, Shard(2))):
+        check(mesh, [p, *more], POSITIONS, POSITIONS, k_placements=[k, *more])
+
+
+@case(2, 4)
+def heads_that_are_cut_are_gathered(mesh: DeviceMesh) -> None:
+    # One for q and one for k, and to take one's own part of the result is a slice.
+    more = [Shard(1)] * (mesh.ndim - 1)
+    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, forward=2, backward=2)
+    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, rope=RoPE(), forward=2, backward=2)
+
+
+@case(2)
+def sums_stay_sums(mesh: DeviceMesh) -> None:
+    for kind in ("sum", "avg"):
+        mine = sample(4, TOKENS, 4, 16, seed=dist.get_rank()).requires_grad_()
+        x = DTensor.from_local(mine, mesh, [Partial(kind)]).detach().requires_grad_()
+        weights = distribute_tensor(Q, mesh, [R])
+        with collectives(0):
+            y = ROPE.rotate(x, POSITIONS)
+            y.backward(weights)
+        assert y.placements == (Partial(kind),)
+        # Two roundings more than in one process: of each part, and of their sum.
+        expected = ROPE.rotate(x.full_tensor().detach(), POSITIONS)
+        torch.testing.assert_close(y.full_tensor(), expected, rtol=0, atol=2e-6)
+        same(x.grad, ROPE.unrotate(Q, POSITIONS), [R])
+    for kind in ("max", "product"):
+        x = DTensor.from_local(Q, mesh, [Partial(kind)])
+        with refuses(RopeError, "x has the placement", kind, "x.redistribute"):
+            ROPE.rotate(x)
+
+
+@case(2)
+def other_functions(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(0), Shard(1), Shard(2)):
+        x, other = distribute_tensor(Q, mesh, [p]), POSITIONS + 3
+        with collectives(0):
+            back = ROPE.unrotate(x, POSITIONS)
+            moved = ROPE.rerotate(x, POSITIONS, other, to=RoPE(layout="half", rotary_dim=12))
+        same(back, ROPE.unrotate(Q, POSITIONS), [p])
+        same(moved, ROPE.rerotate(Q, POSITIONS, other), [p])
+        heads_first = x.transpose(1, 2)
+        with collectives(0):
+            turned = ROPE.rotate(heads_first, POSITIONS, axes="bhsd")
+        expected = ROPE.rotate(Q.transpose(1, 2), POSITIONS, axes="bhsd")
+        same(turned, expected, heads_first.placements)
+        assert turned.stride() == expected.stride()
+        for positions in (POSITIONS, BATCHED):
+            tables = ROPE.cos_sin(positions, 16)
+            expected = rope_xp.apply_tables(Q, *tables, layout="half")
+            numpy_tables = [t.numpy() for t in tables]
+            spread = [distribute_tensor(t, mesh, [R]) for t in tables]
+            for given in (tables, numpy_tables, spread):
+                with collectives(0):
+                    y = rope_xp.apply_tables(x, *given, layout="half")
+                same(y, expected, [p])
+        long, k_positions = distribute_tensor(sample(4, 9, 2, 16), mesh, [p]), torch.arange(9)
+        with collectives(0):
+            q, k = ROPE.apply(x, long, POSITIONS, k_positions=k_positions)
+        same(q, ROPE.rotate(Q, POSITIONS), [p])
+        same(k, ROPE.rotate(sample(4, 9, 2, 16), k_positions), [p])
+
+
+@case(2, 4)
+def tables_for_positions(mesh: DeviceMesh) -> None:
+    axial = RoPE(position_axes=(0, 1, 0, 1))
+    for first in (Shard(1), Shard(0), R):
+        p = [first, *[Shard(0)] * (mesh.ndim - 1)]
+        for options in ({}, {"dtype": torch.float64}, {"xp": torch}):
+            positions = distribute_tensor(BATCHED, mesh, p)
+            with collectives(0):
+                got = ROPE.cos_sin(positions, 16, **options)
+            for table, expected in zip(got, ROPE.cos_sin(BATCHED, 16, **options), strict=True):
+                same(table, expected, p)
+    positions = distribute_tensor(BATCHED[:2], mesh, [Shard(1)] * mesh.ndim)
+    with collectives(0):
+        got, _ = axial.cos_sin(positions, 8)
+    same(got, axial.cos_sin(BATCHED[:2], 8)[0], [Shard(0)] * mesh.ndim)
+
+
+@case(2, 4)
+def gradients_of_angles_are_complete(mesh: DeviceMesh) -> None:
+    where, x = torch.linspace(0.25, 50.25, TOKENS, dtype=torch.float64), Q.double()
+    expected = where.clone().requires_grad_()
+    (ROPE.rotate(x, expected) * x.flip(1)).sum().backward()
+    for p in one(mesh.ndim):
+        spread = distribute_tensor(x, mesh, p)
+        weights = distribute_tensor(x.flip(1), mesh, p)
+        plain = where.clone().requires_grad_()
+        known = distribute_tensor(where, mesh, [R] * mesh.ndim).requires_grad_()
+        for positions in (plain, known):
+            ROPE.rotate(spread, positions).backward(weights)
+        # Each is a sum over 4 * 4 * 6 products, in another order.
+        for got in (plain.grad, known.grad.full_tensor()):
+            torch.testing.assert_close(got, expected.grad, rtol=0, atol=1e-13)
+
+
+@case(2)
+def second_derivatives(mesh: DeviceMesh) -> None:
+    x = distribute_tensor(Q, mesh, [Shard(1)]).requires_grad_()
+    y = ROPE.rotate(x, POSITIONS)
+    (gradient,) = torch.autograd.grad(y, x, y * y, create_graph=True)
+    (again,) = torch.autograd.grad(gradient, x, torch.ones_like(gradient))
+    plain = Q.clone().requires_grad_()
+    z = ROPE.rotate(plain, POSITIONS)
+    (expected,) = torch.autograd.grad(z, plain, z * z, create_graph=True)
+    (expected,) = torch.autograd.grad(expected, plain, torch.ones_like(expected))
+    same(again, expected, [Shard(1)])

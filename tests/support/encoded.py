@@ -1,0 +1,162 @@
+"""Encodings that RoFormer reviews, as double loops over tokens write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rope_xp import encodings
+from support.targets import rows
+
+LIBRARIES = rows(("numpy", "array-api-strict", "array-api-strict:device1", "torch", "jax", "dask"))
+
+# float32 sums of some 20 products of numbers that stay below 10: each rounds by 2**-24 of the sum
+# so far, at most 20 * 10 * 2**-24 = 1.2e-5 in all.
+ATOL = 1.2e-5
+
+# Odd sizes, one token, one head, grouped heads, batch axes: (batch, q tokens, k tokens, heads,
+# k heads, head_dim).
+SIZES = [
+    ((), 5, 5, 3, 3, 7),
+    ((2,), 4, 9, 2, 1, 3),
+    ((2, 3), 1, 1, 1, 1, 1),
+    ((1,), 1, 11, 4, 2, 8),
+    ((3,), 13, 13, 1, 1, 5),
+]
+CLIP, DIM, BUCKETS = 3, 6, 8
+
+
+class Case:
+    """Random arrays of one size and what the functions are to be given of them."""
+
+    def __init__(self, rng: np.random.Generator, size: Any, dtype: str) -> None:
+        self.batch, self.n, self.m, self.heads, k_heads, d = size
+
+        def random(*shape: int) -> np.ndarray:
+            return rng.uniform(-1.0, 1.0, shape).astype(dtype)
+
+        self.q = random(*self.batch, self.n, self.heads, d)
+        self.k = random(*self.batch, self.m, k_heads, d)
+        self.at = rng.integers(0, 40, (*self.batch, self.n))
+        self.k_at = rng.integers(0, 40, (self.m,))
+        self.weights = random(*self.batch, self.heads, self.n, self.m)
+        self.shared = random(2 * CLIP + 1, d)
+        self.u, self.v = random(self.heads, d), random(self.heads, d)
+        self.w = random(self.heads, d, DIM)
+        self.bias = random(BUCKETS, self.heads)
+        self.position_q = random(self.n, self.heads, d)
+        self.position_k = random(*self.batch, self.m, self.heads, d)
+        self.relative_q = random(2 * CLIP, self.heads, d)
+        self.relative_k = random(2 * CLIP, self.heads, d)
+        self.factors = random(2 * CLIP + 1)
+        self.factors_by_head = random(2 * CLIP + 1, self.heads)
+
+
+def double_loop(
+    case: Case, score: Callable[[np.ndarray, np.ndarray, int, int, int, int], float]
+) -> np.ndarray:
+    """Return score(q, k, distance, head, i, j) for every pair of tokens, in float64."""
+    out = np.empty((*case.batch, case.heads, case.n, case.m))
+    group = case.heads // case.k.shape[-2]
+    for b in np.ndindex(*case.batch):
+        for h in range(case.heads):
+            for i in range(case.n):
+                for j in range(case.m):
+                    q = case.q[(*b, i, h)].astype(np.float64)
+                    k = case.k[(*b, j, h // group)].astype(np.float64)
+                    apart = int(case.at[(*b, i)] - case.k_at[j])
+                    out[(*b, h, i, j)] = score(q, k, apart, h, i, j)
+    return out
+
+
+def clip(r: int) -> int:
+    return max(-CLIP, min(CLIP, r)) + CLIP
+
+
+def entry(r: int) -> int:
+    return max(0, min(2 * CLIP - 1, r + CLIP))
+
+
+def wave(p: int) -> np.ndarray:
+    out = []
+    for t in range(DIM // 2):
+        angle = p * 10000.0 ** (-2 * t / DIM)
+        out += [np.sin(angle), np.cos(angle)]
+    return np.array(out)
+
+
+def bucket(r: int, bidirectional: bool) -> int:
+    """Bucket of BUCKETS by T5's definition with max_distance 20, r the query less the key."""
+    own = BUCKETS // 2 if bidirectional else BUCKETS
+    first = own if bidirectional and r < 0 else 0
+    n = abs(r) if bidirectional else max(r, 0)
+    near = own // 2
+    if n < near:
+        return first + n
+    far = np.log(n / near) / np.log(20 / near) * (own - near)
+    return first + min(own - 1, near + int(far + 1e-12))  # 1e-12: where the logarithm is whole
+
+
+SCORES: dict[str, tuple[Callable[..., Any], Callable[[Case], tuple[Any, ...]], dict[str, Any]]] = {
+    "shaw": (encodings.shaw, lambda c: (c.shared,), {}),
+    "transformer_xl": (encodings.transformer_xl, lambda c: (c.u, c.v, c.w), {}),
+    "t5": (encodings.t5_bias, lambda c: (c.bias,), {"max_distance": 20}),
+    "t5-decoder": (
+        encodings.t5_bias,
+        lambda c: (c.bias,),
+        {"max_distance": 20, "bidirectional": False},
+    ),
+    "tupe": (
+        encodings.tupe,
+        lambda c: (c.position_q, c.position_k, c.bias),
+        {"max_distance": 20},
+    ),
+    "tupe-absolute": (encodings.tupe, lambda c: (c.position_q, c.position_k), {}),
+    "deberta": (encodings.deberta, lambda c: (c.relative_q, c.relative_k), {}),
+    "multiplicative": (encodings.multiplicative, lambda c: (c.factors,), {}),
+    "multiplicative-by-head": (encodings.multiplicative, lambda c: (c.factors_by_head,), {}),
+}
+
+SCALE = 0.625  # a power of two times 5: exact in float32
+
+
+def expected(name: str, c: Case) -> np.ndarray:
+    def absolute(h: int, i: int, j: int, b: tuple[int, ...]) -> float:
+        return float(c.position_q[i, h].astype(np.float64) @ c.position_k[(*b, j, h)])
+
+    def score(q: np.ndarray, k: np.ndarray, r: int, h: int, i: int, j: int) -> float:
+        match name:
+            case "shaw":
+                return SCALE * (q @ (k + c.shared[clip(r)]))
+            case "transformer_xl":
+                return SCALE * ((q + c.u[h]) @ k + (q + c.v[h]) @ (c.w[h] @ wave(r)))
+            case "t5" | "t5-decoder":
+                return SCALE * (q @ k) + c.bias[bucket(r, name == "t5"), h]
+            case "tupe":
+                return SCALE * (q @ k) + c.bias[bucket(r, True), h]
+            case "tupe-absolute":
+                return SCALE * (q @ k)
+            case "deberta":
+                at = entry(r)
+                return SCALE * (q @ k + q @ c.relative_k[at, h] + c.relative_q[at, h] @ k)
+            case "multiplicative":
+                return SCALE * (q @ k) * c.factors[clip(r)]
+        return SCALE * (q @ k) * c.factors_by_head[clip(r), h]
+
+    out = double_loop(c, score)
+    if name.startswith("tupe"):
+        for index in np.ndindex(*out.shape):
+            *b, h, i, j = index
+            out[index] += SCALE * absolute(h, i, j, tuple(b))
+    return out
+
+
+def run(
+    name: str, case: Case, make: Callable[[np.ndarray], Any] = lambda x: x, **options: Any
+) -> Any:
+    function, parameters, own = SCORES[name]
+    arrays = [make(x) for x in (case.q, case.k, *parameters(case))]
+    where = {"positions": case.at, "k_positions": case.k_at, "scale": SCALE}
+    return function(*arrays, **{**where, **own, **options})

@@ -1,0 +1,49 @@
+"""What a result of any backend is compared by: the positions, the bits, the bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from support import oracles
+from support.targets import Target, numpy_dtype
+
+LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+POSITIONS = np.array([0, 1, 2047, 2048, 70_000, (1 << 22) + 3, (1 << 31) - 1, -1, -70_001])
+
+
+def sample(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def same(
+    backend: Target, result: Any, expected: np.ndarray, x: np.ndarray, layout: str, r: int
+) -> None:
+    """Check shape, dtype and numbers of one result."""
+    assert type(result) is type(backend.make(x)) or backend.name.startswith("torch-compile")
+    got = backend.back(result)
+    assert got.shape == x.shape
+    assert got.dtype == x.dtype
+    if backend.truncates and x.dtype.name == "bfloat16":
+        bits, right = (y.view(np.int16).astype(int) for y in (got, expected))
+        assert np.abs(bits - right).max(initial=0) <= 1
+        return
+    if backend.ulps == 0:
+        np.testing.assert_array_equal(got, expected)
+        return
+    turned = oracles.ulps(got[..., :r], expected[..., :r], x[..., :r], layout)
+    if x.dtype == np.float32:
+        assert turned <= backend.ulps
+    elif x.dtype == np.float64:
+        # Its sine and cosine are of the library: CUDA's are within 2 ulp, numpy's within 1, which
+        # two products make 6 of.
+        assert turned <= backend.ulps + 6
+    else:
+        # Rounded once from float32 values that close: at a tie, one unit of 16 bits apart.
+        eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[x.dtype.name]
+        size = np.abs(x[..., :r].astype(np.float64)).max()
+        distance = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+        assert distance.max() <= eps * 2 * size
+        assert (distance > 0).mean() < 0.01
+    np.testing.assert_array_equal(got[..., r:], expected[..., r:])

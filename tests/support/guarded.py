@@ -1,0 +1,125 @@
+"""Rotations of arrays that lie against pages nobody may touch: what reads beyond them crashes.
+
+    python tests/support/guarded.py PATH [EVERY]
+
+It stands for compute-sanitizer where there is no GPU. The path is numba, cuda, which g++ compiles,
+or triton, which is interpreted where TRITON_INTERPRET is 1. All that a kernel reads and writes
+begins behind such a page, and ends before one, in turn. Prints the number of rotations, which are
+those of every case, or of each EVERYth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import mmap
+import sys
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+
+import rope_xp
+from rope_xp import RoPE
+from rope_xp._dispatch.backend import put_tables
+from support import cuda_on_cpu
+from support.targets import give_cpu_to_triton, lent, numpy_dtype, truth
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+NOBODY = 0  # PROT_NONE
+LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+# head_dim, rotary_dim, rotary_offset
+WIDTHS = ((8, 8, 0), (6, 6, 0), (12, 8, 2), (96, 96, 0), (128, 64, 32))
+SHAPES = {"bshd": (2, 5, -1), "bhsd": (2, -1, 5), "shd": (7, -1)}
+HEADS = ((3, 1), (8, 2))
+
+
+def against(end: bool, x: np.ndarray) -> np.ndarray:
+    """Return a copy of x in memory of its own, which begins behind a page or ends before one."""
+    page = mmap.PAGESIZE
+    size = -(-x.nbytes // page) * page
+    memory = mmap.mmap(-1, size + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for guard in (start, start + page + size):
+        if LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), NOBODY):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    first = page + (size - x.nbytes if end else 0)
+    made = np.frombuffer(memory, x.dtype, x.size, first).reshape(x.shape)
+    made[...] = x
+    return made
+
+
+def as_numpy(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def as_torch(x: np.ndarray) -> Any:
+    """Return a tensor in the memory of x."""
+    torch = importlib.import_module("torch")
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+@contextlib.contextmanager
+def running(path: str) -> Iterator[tuple[Any, Any]]:
+    """Yield the glue whose arrays take the path, and what makes such an array."""
+    numpy_glue = importlib.import_module("rope_xp_backends.numpy")
+    with lent(cuda_on_cpu.PATH if path == "cuda" else None):
+        if path != "triton":
+            yield numpy_glue.BACKEND, as_numpy
+            return
+        glue = importlib.import_module("rope_xp_backends.torch")
+        give_cpu_to_triton()
+        yield glue.BACKEND, as_torch
+
+
+def cases() -> Iterator[tuple[RoPE, str, list[np.ndarray], Any]]:
+    random = np.random.default_rng(0)
+    for layout, dtype, (head_dim, rotary_dim, offset) in product(LAYOUTS, DTYPES, WIDTHS):
+        rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
+        for (axes, shape), heads in product(SHAPES.items(), HEADS):
+            at = [shape[axes.index(axis)] for axis in ("bs" if "b" in axes else "s")]
+            arrays = [
+                random.standard_normal((*(n if size < 0 else size for size in shape), head_dim))
+                for n in heads
+            ]
+            for kind in (np.int32, np.int64):
+                positions = random.integers(-(1 << 31) + 1, 1 << 31, at).astype(kind)
+                yield rope, axes, [x.astype(numpy_dtype(dtype)) for x in arrays], positions
+            yield rope, axes, [x.astype(numpy_dtype(dtype)) for x in arrays], None
+
+
+def main(path: str, every: str = "1") -> None:
+    count = 0
+    with running(path) as (backend, own):
+        for end in (False, True):
+            put = partial(against, end)
+            backend.asarray = lambda host, device, put=put: own(put(np.asarray(host)))
+            tables = lru_cache(partial(put_tables, backend, device=None))
+            backend.tables = lambda *which, tables=tables: tables(*which[:-1])
+            for rope, axes, arrays, positions in islice(cases(), 0, None, int(every)):
+                expected = [x.copy() for x in arrays]
+                written = tuple(own(x) for x in expected)
+                truth(rope.apply, *map(own, arrays), positions, axes=axes, out=written)
+                q, k, q_out, k_out = (put(x) for x in (*arrays, *arrays))
+                at = None if positions is None else own(put(positions))
+                with rope_xp.use_backend(path):
+                    rope.apply(own(q), own(k), at, axes=axes, out=(own(q_out), own(k_out)))
+                    rope.apply(own(q), own(k), at, axes=axes, out=(own(q), own(k)))
+                for got, right in zip((q, k, q_out, k_out), (*expected, *expected), strict=True):
+                    # The interpreter cuts float32 off to bfloat16.
+                    cut = path == "triton" and got.dtype.name == "bfloat16"
+                    whole = np.dtype(f"i{got.itemsize}")
+                    off = np.abs(got.view(whole) - right.view(whole)).max()
+                    assert off <= cut, (path, rope, axes, got.dtype, off)
+                count += 2
+    print(count)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

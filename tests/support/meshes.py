@@ -1,0 +1,157 @@
+"""Shardings of jax on eight devices of one CPU, which need a process of their own.
+
+    python tests/support/meshes.py [PATH [KIND]]
+
+Prints a line for each case that does not hold, and the number of cases. Those of jax run on the
+path, if one is named. If a kind of axes is named, one sharding of one layout over such is tried.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import rope_xp
+from rope_xp import RoPE, positions
+
+BATCH, TOKENS, HEADS, HEAD_DIM = 4, 64, 8, 32
+COLLECTIVE = re.compile(
+    r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+)
+SPECS = (
+    P("b"),
+    P(None, "t"),
+    P(None, None, "h"),
+    P("b", "t", "h"),
+    P(None, ("b", "t", "h")),
+)
+# XLA fuses multiply-add: 2 ulp of numbers below 6.
+CLOSE = 2e-6
+
+random = np.random.default_rng(0)
+Q = random.standard_normal((BATCH, TOKENS, HEADS, HEAD_DIM)).astype(np.float32)
+K = random.standard_normal((BATCH, TOKENS, 4, HEAD_DIM)).astype(np.float32)
+AT = 1_000_000 + np.tile(np.arange(TOKENS, dtype=np.int32), (BATCH, 1))
+
+
+def mesh(kind: AxisType) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("b", "t", "h"), axis_types=(kind,) * 3)
+
+
+def by_numpy(function: Callable[..., Any], *arguments: Any) -> Any:
+    with rope_xp.use_backend(None):
+        return function(*arguments)
+
+
+def collectives(function: Callable[..., Any], *arguments: Any) -> list[str]:
+    return sorted(set(COLLECTIVE.findall(jax.jit(function).lower(*arguments).compile().as_text())))
+
+
+def placed(on: Mesh, spec: P) -> Iterator[tuple[str, Any, np.ndarray]]:
+    """Yield positions in each way that they may be given, and as numpy."""
+    (batch, tokens) = (*spec, None, None)[:2]
+    yield "as tokens", jax.device_put(AT, NamedSharding(on, P(batch, tokens))), AT
+    yield "one axis", jax.device_put(AT[0], NamedSharding(on, P(tokens))), AT[:1]
+    yield "replicated", jax.device_put(AT, NamedSharding(on, P())), AT
+    yield "numpy", AT, AT
+    yield "None", None, AT[:1] - 1_000_000
+
+
+def sharded(layout: Any, kind: AxisType, spec: P) -> Iterator[tuple[str, bool]]:
+    rope, on = RoPE(layout=layout), mesh(kind)
+    q, k = (jax.device_put(x, NamedSharding(on, spec)) for x in (Q, K))
+
+    def loss(q: Any, k: Any, at: Any) -> Any:
+        return sum((y**2).sum() for y in rope.apply(q, k, at))
+
+    gradient = jax.grad(loss, argnums=(0, 1))
+    for name, at, known in placed(on, spec):
+        expected = by_numpy(rope.apply, Q, K, known)
+        for how, function in (("eager", rope.apply), ("jit", jax.jit(rope.apply))):
+            found = function(q, k, at)
+            for x, y, right in zip((q, k), found, expected, strict=True):
+                yield f"{name}, {how}: sharding", y.sharding.is_equivalent_to(x.sharding, 4)
+                yield f"{name}, {how}: values", np.allclose(y, right, rtol=0, atol=CLOSE)
+        for x, g in zip((q, k), jax.jit(gradient)(q, k, at), strict=True):
+            yield f"{name}: sharding of the gradient", g.sharding.is_equivalent_to(x.sharding, 4)
+        yield f"{name}: forward moves nothing", not collectives(rope.apply, q, k, at)
+        yield f"{name}: backward moves nothing", not collectives(gradient, q, k, at)
+
+
+def context_parallel(layout: Any) -> Iterator[tuple[str, bool]]:
+    """Devices that see their own tokens only, in order and in zigzag."""
+    rope, ring = RoPE(layout=layout), jax.make_mesh((8,), ("t",))
+    split = P(None, "t")
+    right = by_numpy(rope.rotate, Q)
+
+    @partial(jax.shard_map, mesh=ring, in_specs=split, out_specs=split)
+    def in_order(x: Any) -> Any:
+        n = x.shape[1]
+        return rope.rotate(x, jax.lax.axis_index("t") * n + jnp.arange(n, dtype=jnp.int32))
+
+    x = jax.device_put(Q, NamedSharding(ring, split))
+    yield "in order: values", np.allclose(in_order(x), right, rtol=0, atol=CLOSE)
+    yield "in order: nothing moves", not collectives(in_order, x)
+
+    held = positions.zigzag(TOKENS, 8).reshape(-1)
+    zigzag = jax.shard_map(rope.rotate, mesh=ring, in_specs=(split, P("t")), out_specs=split)
+    x = jax.device_put(Q[:, held], NamedSharding(ring, split))
+    at = jax.device_put(held.astype(np.int32), NamedSharding(ring, P("t")))
+    yield "zigzag: values", np.allclose(zigzag(x, at), right[:, held], rtol=0, atol=CLOSE)
+    yield "zigzag: nothing moves", not collectives(zigzag, x, at)
+
+
+def split_heads(layout: Any) -> Iterator[tuple[str, bool]]:
+    """head_dim over devices: right, at a price."""
+    ring = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
+    rope = RoPE(layout=layout)
+    x = jax.device_put(Q, NamedSharding(ring, P(None, None, None, "d")))
+    found = jax.jit(rope.rotate)(x)
+    yield "values", np.allclose(found, by_numpy(rope.rotate, Q), rtol=0, atol=CLOSE)
+    yield "something moves", bool(collectives(rope.rotate, x))
+
+
+def main(path: str | None = None, kind: str = "") -> None:
+    with rope_xp.use_backend(path):
+        if kind:
+            count = failures("half", [AxisType[kind]], SPECS[3:4])
+        else:
+            kinds = (AxisType.Auto, AxisType.Explicit)
+            count = failures("half", kinds, SPECS)
+            for layout in ("interleaved", "interleaved_to_half"):  # they differ in head_dim alone
+                count += failures(layout, kinds, SPECS[3:4])
+    print(f"{count} cases")
+
+
+def failures(layout: str, kinds: Iterable[AxisType], specs: Iterable[P]) -> int:
+    """Print the cases of one layout that do not hold, and return how many cases there are."""
+    cases = [
+        (f"{kind.name} {spec}", case)
+        for kind in kinds
+        for spec in specs
+        for case in sharded(layout, kind, spec)
+    ]
+    cases += [("shard_map", case) for case in context_parallel(layout)]
+    cases += [("head_dim", case) for case in split_heads(layout)]
+    for where, (name, holds) in cases:
+        if not holds:
+            print(f"{layout}, {where}: {name} does not hold")
+    return len(cases)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

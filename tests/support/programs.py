@@ -1,0 +1,33 @@
+"""How tests run the programs beside them, which need a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent
+ROOT = TESTS.parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return this environment, in which a process finds rope_xp and the modules of the tests."""
+    paths = [str(ROOT), str(ROOT / "backends"), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | more
+
+
+def printed(name: str, *arguments: object, options: Sequence[str] = (), **more: str) -> str:
+    """Return what a program prints, given options of Python and more of the environment."""
+    done = subprocess.run(
+        [sys.executable, *options, str(HERE / name), *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment(**more),
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-8000:])
+    return done.stdout

@@ -1,0 +1,231 @@
+"""The one table of tested backends: how to make their arrays, run on them and read them back."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from rope_xp_backends import numpy as numpy_glue
+
+import rope_xp
+from rope_xp._bench import targets
+from rope_xp._contract.path import Path
+from support import cuda_on_cpu
+
+ALL_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return a dtype by name; bfloat16 is ml_dtypes'."""
+    if name == "bfloat16":
+        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    return np.dtype(name)
+
+
+def _eager(function: Callable[..., Any], *arrays: Any) -> Any:
+    return function(*arrays)
+
+
+def _compiled(function: Callable[..., Any], *arrays: Any) -> Any:
+    torch = importlib.import_module("torch")
+    # Tracing is what is tested in every case; code generation has tests of its own, as it is slow.
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")(*arrays)
+
+
+def _jitted(function: Callable[..., Any], *arrays: Any) -> Any:
+    return importlib.import_module("jax").jit(function)(*arrays)
+
+
+def _jitted_for_gpus(function: Callable[..., Any], *arrays: Any) -> Any:
+    with rope_xp.use_backend("jit-gpu"):
+        return _jitted(function, *arrays)
+
+
+def _copy(x: np.ndarray) -> np.ndarray:
+    return x.copy()
+
+
+def _read_only(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x.setflags(write=False)
+    return x
+
+
+def _strict(device: str) -> dict[str, Callable[[Any], Any]]:
+    def put(x: np.ndarray) -> Any:
+        xp = importlib.import_module("array_api_strict")
+        return xp.asarray(x.copy(), device=xp.Device(device))
+
+    def fetch(x: Any) -> np.ndarray:
+        xp = importlib.import_module("array_api_strict")
+        return np.asarray(x.to_device(xp.Device("CPU_DEVICE")))
+
+    return {"put": put, "fetch": fetch}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One row: a library and device of ``rope_xp._targets``, or a way of its own, and a bound."""
+
+    name: str
+    module: str
+    """The library, which must be importable."""
+    on: str = ""
+    """The target of rope_xp._targets whose arrays it takes, unless it has put and fetch."""
+    put: Callable[[np.ndarray], Any] | None = None
+    fetch: Callable[[Any], np.ndarray] = np.asarray
+    run: Callable[..., Any] = _eager
+    """Calls a function of arrays: plainly, jitted or compiled."""
+    floats: tuple[str, ...] = ALL_FLOATS
+    ulps: int = 0
+    """Distance to numpy's result, in ulp of max(|x1|, |x2|). 0: the same bits."""
+    gpu: bool = False
+    path: str | None = None
+    """The path that it asks for by name, which runs all calls of a test but those of ``truth``."""
+    needs: str | None = None
+    """What the path needs to be importable besides."""
+    lent: Path | None = None
+    """The path, where numpy has it for the tests alone."""
+    objection: Callable[[], str | None] = lambda: None
+    """Returns what else is missing."""
+    compiles: bool = False
+    """Whether each case is compiled or planned anew, so that the short suite runs some of them."""
+    truncates: bool = False
+    """Whether bfloat16 is cut off where it should be rounded, which is one step away at most."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def make(self, x: np.ndarray) -> Any:
+        """Return a numpy array as one of the target."""
+        return self.put(x) if self.put else targets.find(self.on).put(x)
+
+    def back(self, x: Any) -> np.ndarray:
+        """Return an array of the target as one of numpy."""
+        return self.fetch(x) if self.put else targets.find(self.on).fetch(x)
+
+
+# XLA and the compilers of GPUs fuse x1 * cos - x2 * sin into one multiply-add, which rounds once
+# less than numpy: at most one step, of 2 ulp where the result lies in the next binade.
+FUSED = 2
+
+# The standard knows neither 16-bit float. Without x64, jax has no float64 to speak of.
+STRICT = ("float32", "float64")
+JAX = {"floats": ("float16", "bfloat16", "float32"), "ulps": FUSED, "compiles": True}
+
+TRITON = {"path": "triton", "needs": "triton"}
+
+TARGETS = (
+    Target("numpy", "numpy", put=_read_only),
+    Target("numpy-portable", "numpy", put=_copy, path="portable"),
+    Target("numpy-chunked", "numpy", put=_copy, path="chunked"),
+    Target("numpy-numba", "numpy", put=_copy, path="numba", needs="numba"),
+    Target(
+        *("numpy-cuda", "numpy"),
+        put=_copy,
+        path="cuda",
+        needs="nvidia",
+        lent=cuda_on_cpu.PATH,
+        objection=cuda_on_cpu.objection,
+    ),
+    Target("array-api-strict", "array_api_strict", **_strict("CPU_DEVICE"), floats=STRICT),
+    Target("array-api-strict:device1", "array_api_strict", **_strict("device1"), floats=STRICT),
+    Target("torch", "torch", "torch:cpu", path="portable"),
+    Target("torch-numba", "torch", "torch:cpu", path="numba", needs="numba"),
+    Target("torch-compile", "torch", "torch:cpu", run=_compiled, path="portable", compiles=True),
+    Target(
+        *("torch-compile-numba", "torch", "torch:cpu"),
+        run=_compiled,
+        path="numba",
+        needs="numba",
+        compiles=True,
+    ),
+    Target("jax", "jax", "jax:cpu", **JAX),
+    Target("jax-jit", "jax", "jax:cpu", run=_jitted, **JAX),
+    Target("jax-jit-gpu", "jax", "jax:cpu", run=_jitted_for_gpus, **JAX),
+    Target("dask", "dask", "dask:cpu", compiles=True),
+    Target("dask-portable", "dask", "dask:cpu", path="portable", compiles=True),
+    Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, path="portable"),
+    Target("torch-triton:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, **TRITON),
+    Target("jax:gpu", "jax", "jax:gpu", run=_jitted, gpu=True, **JAX),
+    Target("cupy", "cupy", "cupy:gpu", ulps=FUSED, gpu=True, path="cuda"),
+    Target(
+        *("cupy-portable", "cupy", "cupy:gpu"),
+        floats=("float16", *STRICT),
+        ulps=FUSED,
+        gpu=True,
+        path="portable",
+    ),
+)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether this process tests the kernel for GPUs, and nothing else, on tensors of the CPU.
+
+Triton's interpreter runs kernels by numpy. It cuts float32 off to bfloat16 where GPUs round to the
+nearest. tests/backends/triton/test_interpreted.py starts such a process.
+"""
+
+KERNELS = "triton" if INTERPRETED else "numba"
+"""The path of torch's operator around kernels in this process."""
+
+if INTERPRETED:
+    TARGETS = (
+        Target("torch-triton", "torch", "torch:cpu", truncates=True, compiles=True, **TRITON),
+    )
+
+
+def give_cpu_to_triton() -> None:
+    """Have tensors of the CPU take the path of GPUs, for an interpreter or a stand-in to run."""
+    from rope_xp_backends.torch import gpu as _gpu
+    from rope_xp_backends.torch import op
+
+    _gpu.DEVICES.add("cpu")
+    op.RUNS["cpu"] = _gpu.rotate
+
+
+def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what a function returns on the portable path, which others are tested against."""
+    with rope_xp.use_backend("portable"):
+        return function(*arguments, **options)
+
+
+@contextmanager
+def lent(path: Path | None) -> Iterator[None]:
+    """Have numpy offer a path besides its own."""
+    backend = numpy_glue.BACKEND
+    own = backend.paths
+    backend.paths = (*own, path) if path else own
+    try:
+        yield
+    finally:
+        backend.paths = own
+
+
+def namespace(target: Target) -> Any:
+    """Return the functions of the array API standard for arrays of a target."""
+    return importlib.import_module({"jax": "jax.numpy"}.get(target.module, target.module))
+
+
+@lru_cache
+def missing(target: Target) -> str | None:
+    """Return why a backend cannot be tested here, None if it can."""
+    for module in (target.module, target.needs):
+        if module is not None and importlib.util.find_spec(module) is None:
+            return f"{module} is not installed"
+    found = targets.find(target.on) if target.gpu else None
+    return found if isinstance(found, str) else target.objection()
+
+
+def rows(names: tuple[str, ...] = ()) -> list[object]:
+    """Return tested backends, those of the given names or all, as parameters of a test."""
+    chosen = [t for t in TARGETS if not names or t.name in names]
+    return [pytest.param(t, marks=[pytest.mark.gpu] if t.gpu else [], id=t.name) for t in chosen]

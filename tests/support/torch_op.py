@@ -1,0 +1,46 @@
+"""What tests of torch's operator around kernels share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rope_xp
+from rope_xp import RoPE
+from rope_xp._contract.library import Recipe
+from support.targets import INTERPRETED, KERNELS
+
+torch = pytest.importorskip("torch")
+pytest.importorskip(KERNELS)
+
+
+LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
+# backends/triton/test_kernel.py has bfloat16 of its own, as the interpreter does not round.
+HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
+
+
+def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return made.requires_grad_(grad)
+
+
+def same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def rotate(x: torch.Tensor, positions: Any = POSITIONS) -> torch.Tensor:
+    return RoPE().rotate(x, positions)
+
+
+def digit_tables(head_dim: int) -> tuple[torch.Tensor, ...]:
+    from rope_xp_backends.torch import BACKEND
+
+    return BACKEND.tables(Recipe(RoPE(), head_dim, False, False), sample(1))[:3]
+
+
+class Temperature(rope_xp.scaling.Linear):
+    """A rule whose factor is part of the derivative."""
+
+    attention_factor = 1.25

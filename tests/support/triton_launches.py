@@ -1,0 +1,127 @@
+"""What the driver of CUDA is given by calls with torch, where cuda_driver.c stands for it.
+
+    python tests/support/triton_launches.py FOLDER
+
+The stand-in is compiled into the folder, and everything else is as on a GPU: the operator, the
+plan, Triton's compiler and its launcher. A line of JSON for each call tells what was launched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+
+os.environ["TRITON_LIBCUDA_PATH"] = sys.argv[1]
+os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rope_xp_backends.gpu import triton_kernel
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver
+from triton.runtime import driver
+
+import rope_xp
+from rope_xp import RoPE
+from support.targets import give_cpu_to_triton
+
+DRIVER = Path(sys.argv[1], "libcuda.so.1")
+SOURCE = Path(__file__).with_name("cuda_driver.c")
+H100 = GPUTarget("cuda", 90, 32)
+
+
+def loaded() -> ctypes.CDLL:
+    """Return the stand-in, under the name by which Triton's launcher asks for the driver."""
+    flags = ("-shared", "-fPIC", "-w", f"-Wl,-soname,{DRIVER.name}")
+    subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(DRIVER)], check=True)
+    return ctypes.CDLL(str(DRIVER), mode=ctypes.RTLD_GLOBAL)
+
+
+class Driver(CudaDriver):
+    """Triton's, but for what it asks torch, which is built for CPUs here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.get_current_device = lambda: 0
+        self.get_current_stream = lambda _: 7
+        self.get_device_capability = lambda _: (9, 0)
+
+
+stand_in = loaded()
+driver.set_active(Driver())
+give_cpu_to_triton()
+load, found = triton_kernel.loaded, []
+
+
+def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
+    """Return numbers that the stand-in keeps."""
+    return list((kind * count).in_dll(stand_in, name))
+
+
+def watched(variant: Any) -> Any:
+    """Return the launch of a kernel, with a note of what goes in and what the driver gets."""
+    launch = load(variant)
+    ptx = triton_kernel.compiled(variant, H100).asm["ptx"]
+    sizes = [int(bits) // 8 for bits in re.findall(r"\.param \.u(\d+)", ptx[: ptx.index(")")])]
+
+    def run(grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:
+        stand_in.expect(len(sizes), (ctypes.c_int32 * len(sizes))(*sizes))
+        (before,) = seen("launches")
+        launch(grid, tensors, numbers)
+        (after,) = seen("launches")
+        given = [*(t.data_ptr() for t in tensors), *numbers]
+        got = seen("values", len(sizes), ctypes.c_uint64)
+        found.append(
+            {
+                "launches": after - before,
+                "wide": variant.wide,
+                "grid": list(grid),
+                "given": [n % (1 << 8 * size) for n, size in zip(given, sizes, strict=False)],
+                "grid and threads got": seen("last", 6),
+                "got": got[: len(given)],
+                # Triton adds the addresses of two scratch memories, which this kernel lacks.
+                "added": got[len(given) :],
+            }
+        )
+
+    return run
+
+
+def main() -> None:
+    triton_kernel.loaded = watched
+    q, k = torch.ones(2, 7, 8, 64, dtype=torch.bfloat16), torch.ones(2, 7, 2, 64).bfloat16()
+    at, rope = torch.arange(7) + 1_000_000, RoPE(layout="half")
+    tables = rope.cos_sin(at, 64)
+    # As nothing is computed, its pages are never touched.
+    large = torch.empty(1, (1 << 17) + 3, 128, 128, dtype=torch.bfloat16)
+    calls: dict[str, Callable[[], Any]] = {
+        "q and k": lambda: rope.apply(q, k, at),
+        "again": lambda: rope.apply(q, k, at - 70_000),
+        "in place": lambda: rope.apply(q, k, at, out=(q, k)),
+        "one token": lambda: rope.apply(q[:, :1], k[:, :1], at[:1]),
+        "counted": lambda: rope.apply(q, k),
+        "one array": lambda: rope.rotate(q, at),
+        "tables": lambda: rope_xp.apply_tables(q, *tables, layout="half"),
+        "two dtypes": lambda: rope.apply(q, k.float(), at),
+        "two positions": lambda: rope.apply(q, k, at, k_positions=at + 1),
+        "more than 2**31 elements": lambda: rope.rotate(large, out=large),
+        "nothing": lambda: rope.apply(q[:0], k[:0], at),
+    }
+    with torch.no_grad(), rope_xp.use_backend("triton"):
+        for name, call in calls.items():
+            found.clear()
+            (before,) = seen("modules")
+            call()
+            (after,) = seen("modules")
+            print(json.dumps({"name": name, "modules": after - before, "found": found}))
+
+
+if __name__ == "__main__":
+    main()

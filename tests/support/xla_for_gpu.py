@@ -1,0 +1,110 @@
+"""What XLA makes of a rotation on an H200, compiled by name where there is no GPU.
+
+    python tests/support/xla_for_gpu.py FOLDER [EVERY]
+
+The plugin of jax for CUDA compiles for a GPU that is described to it. Kernels are written to the
+folder; a line of JSON for each case tells the bytes that XLA allocates besides arguments and
+results, what moves between devices, and the PTX of each kernel by its name. Of the path that is for
+GPUs it may be each EVERYth case.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # or the plugin looks for a GPU
+os.environ["XLA_FLAGS"] = f"--xla_dump_to={sys.argv[1]} --xla_dump_emitter_re=.*"
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import rope_xp
+from rope_xp import RoPE
+
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 62914560
+  memory_bandwidth: 4800000000000 device_memory_size: 150000000000
+  cuda_compute_capability { major: 9 }
+}
+runtime_version { major: 13 } platform_name: "CUDA" dnn_version_info { major: 9 minor: 19 }
+device_description_str: "NVIDIA H200"
+"""
+FOLDER = Path(sys.argv[1])
+TOKENS, HEAD_DIM = 4096, 128
+COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter")
+devices = get_topology_desc("", "cuda", target_config=H200, topology="1x1x2").devices
+
+
+def forward(rope: RoPE) -> Callable[..., Any]:
+    return rope.apply
+
+
+def backward(rope: RoPE) -> Callable[..., Any]:
+    def gradients(q: Any, k: Any, positions: Any) -> Any:
+        return jax.vjp(lambda q, k: rope.apply(q, k, positions), q, k)[1]((q, k))
+
+    return gradients
+
+
+def compiled(function: Callable[..., Any], dtype: str, of: int, spec: P) -> dict[str, Any]:
+    """Compile for the first devices, with q, k and positions sharded."""
+    mesh = Mesh(np.array(devices[:of]), ("x",))
+    shapes = [(2, TOKENS, 32, HEAD_DIM), (2, TOKENS, 8, HEAD_DIM), (2, TOKENS)]
+    arguments = [
+        jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, P(*spec[: len(shape)])))
+        for shape, kind in zip(shapes, (dtype, dtype, np.int32), strict=True)
+    ]
+    before = set(FOLDER.iterdir())
+    made = jax.jit(function).lower(*arguments).compile()
+    kernels = {}
+    for file in sorted(set(FOLDER.glob("*.ptx")) - before):
+        for part in file.read_text().split(".entry ")[1:]:
+            kernels[part[: part.index("(")]] = part
+    return {
+        "allocated": made.memory_analysis().temp_size_in_bytes,
+        "collectives": COLLECTIVE.findall(made.as_text()),
+        "kernels": kernels,
+    }
+
+
+def main() -> None:
+    cases = [
+        ("jit-gpu", make, layout, rotary_dim, dtype, 1, P())
+        for make in (forward, backward)
+        for layout in ("half", "interleaved", "interleaved_to_half")
+        for rotary_dim in (HEAD_DIM, HEAD_DIM // 2)
+        for dtype in ("bfloat16", "float16", "float32")
+    ]
+    cases += [
+        ("jit-gpu", make, "half", HEAD_DIM, "bfloat16", 2, spec)
+        for make in (forward, backward)
+        for spec in (P("x"), P(None, "x"), P(None, None, "x"))
+    ]
+    cases = cases[:: int((*sys.argv, "1")[2])]
+    cases += [("jit", make, "half", HEAD_DIM, "bfloat16", 1, P()) for make in (forward, backward)]
+    for path, make, layout, rotary_dim, dtype, of, spec in cases:
+        rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list
+        with rope_xp.use_backend(path):
+            found = compiled(make(rope), dtype, of, spec)
+        case = {"path": path, "direction": make.__name__, "layout": layout, "dtype": dtype}
+        print(json.dumps(case | {"rotary_dim": rotary_dim, "shards": list(spec), **found}))
+
+
+if __name__ == "__main__":
+    main()
