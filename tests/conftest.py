@@ -44,7 +44,9 @@ settings.register_profile("fixed", derandomize=True, deadline=None, max_examples
 settings.load_profile("fixed")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None):  # which inherit it, and so leave cores to each other
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     needed = [t for t in TARGETS if (t.needs or t.module) in REQUIRED and not t.gpu]
     absent = [f"{t.name} ({why})" for t in needed if (why := missing(t))]
     absent += [name for name in sorted(REQUIRED) if importlib.util.find_spec(name) is None]

@@ -73,7 +73,11 @@ def test_targets_are_all_there_are() -> None:
 RIVALS = [
     ("numpy:cpu", "onnxruntime", "float32"),
     *(
-        pytest.param(target, rival, dtype, marks=on_gpu(target))
+        pytest.param(
+            *(target, rival, dtype),
+            # Code is generated for it, which takes seconds.
+            marks=on_gpu(target) or [pytest.mark.exhaustive] * (rival == "torch_compile"),
+        )
         for target, rival, dtype in itertools.product(inputs.TARGETS, rivals.RIVALS, inputs.DTYPES)
         if rival == "usual" or (target.startswith("torch") and rival != "onnxruntime")
     ),
