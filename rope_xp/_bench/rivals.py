@@ -1,6 +1,6 @@
 """What users run today instead of rope_xp, each as its own documentation has it called.
 
-tests/test_benchmarks.py sees to it that each of them rotates as rope_xp does.
+tests/benchmarks/test_benchmarks.py sees to it that each of them rotates as rope_xp does.
 """
 
 import importlib

@@ -195,7 +195,7 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
 }
 
 // Blocks that are to fit a multiprocessor: as many as registers allow without spilling them, as
-// tests/test_cuda_compiles.py checks. Compilers for sm_100 and later keep more values at once.
+// tests/backends/cuda/test_compiles.py checks. Compilers for sm_100 and later keep more values at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
 #define BLOCKS(source) ((source) == SEVERAL ? 2 : 3)
 #else

@@ -2,7 +2,7 @@
 
 There XLA reads a stack of pairs by one element at a time. Where each result selects the two that
 it comes from, XLA reads and writes several at once: on an H200 some 20 instead of 27 instructions
-an element of bfloat16, in accesses of 8 instead of 2 bytes (tests/test_jax_gpu.py).
+an element of bfloat16, in accesses of 8 instead of 2 bytes (tests/backends/jax/test_gpu.py).
 """
 
 from functools import partial
