@@ -2,8 +2,8 @@
 
 The layout of the pairs, and the values of keys that a configuration leaves out: transformers writes
 only what differs from the defaults of its classes. One row for models that are alike; most are
-plain, with half layout, base 10000 and the whole head rotated. ``tests/support/census.py`` compares every
-row with the code of transformers.
+plain, with half layout, base 10000 and the whole head rotated. ``tests/support/census.py`` compares
+every row with the code of transformers.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-// Runs backends/rope_xp_backends/kernels/rotate.cu on a CPU: one thread of a block after the other,
+// Runs backends/rope_xp_backends/gpu/rotate.cu on a CPU: one thread of a block after the other,
 // as coroutines where the kernel has them wait for each other.
 
 #include <cuda_bf16.h>
