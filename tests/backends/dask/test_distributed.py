@@ -43,9 +43,9 @@ def spilled(dask_worker: distributed.Worker) -> int:
 
 def compiled() -> bool:
     """Return whether this process has a kernel."""
-    from rope_xp_backends.cpu import compiled as _compiled
+    from rope_xp_backends.cpu.compiled import KERNELS
 
-    return bool(_compiled._kernels)
+    return bool(KERNELS._made)
 
 
 def rotated(chunks: int):

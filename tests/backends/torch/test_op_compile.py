@@ -78,7 +78,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise Unavailable
 
     for kernels in (cpu.KERNELS, gpu.KERNELS):
