@@ -58,11 +58,18 @@ class Target:
 
 def library_of(name: str) -> Library:
     """Return the row of the dispatch table that a library or target belongs to."""
-    wanted = name.partition(":")[0]
+    library = _row(name)
+    if library is None:
+        raise KeyError(name)
+    return library
+
+
+def _row(name: str) -> Library | None:
     # Here, where the benchmarks of this tree can have an older library's table in its place.
     from rope_xp._dispatch.find import libraries
 
-    return next(library for library in libraries if library.name == wanted)
+    wanted = name.partition(":")[0]
+    return next((library for library in libraries if library.name == wanted), None)
 
 
 def install_hint(library: Library) -> str:
@@ -79,7 +86,10 @@ def load(library: Library) -> Backend | str:
 
 def find(name: str) -> Target | str:
     """Return a target by its name, or why there is none."""
-    backend = load(library_of(name))
+    library = _row(name)
+    if library is None:  # of an older library, whose table is shorter
+        return f"this rope_xp has no backend for {name.partition(':')[0]}"
+    backend = load(library)
     if isinstance(backend, str):
         return backend
     return _attempt(lambda: _MAKERS[name](name, backend))
