@@ -131,13 +131,13 @@ _MEANT = {
 
 def keyword_only(cls: type[T]) -> type[T]:
     """Have a dataclass answer wrong names, and values without any, with the right ones."""
-    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # it is one
+    known = dict.fromkeys(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one
     generated = cls.__init__
 
     @functools.wraps(generated)
     def init(self: T, *nameless: object, **fields: object) -> None:
-        if nameless or not fields.keys() <= set(known):
-            raise _wrong_fields(cls.__name__, known, nameless, fields)
+        if nameless or not fields.keys() <= known.keys():
+            raise _wrong_fields(cls.__name__, [*known], nameless, fields)
         generated(self, **fields)
 
     cls.__init__ = init  # type: ignore[assignment]  # which takes what the generated one takes

@@ -84,7 +84,6 @@ class ArrayLibrary(Protocol):
     name: str
     xp: Namespace
     out_refusal: str | None
-
     host: bool
     numpy_dtypes: bool
     # Of Path, and of Spread: those know a call, and a call knows its library.

@@ -108,9 +108,10 @@ def run(call: Call) -> tuple[Array, ...]:
 
 
 def refuse_if_asked_for(reason: Unavailable) -> None:
-    """Raise where the path that turned out unavailable was asked for by name."""
-    if _choice.name is not None:
-        raise _cannot(_choice.name, str(reason)) from reason
+    """Raise in place of running the portable path, where another was asked for by name."""
+    name = _choice.name
+    if name is not None and name != portable.NAME:
+        raise _cannot(name, str(reason)) from reason
 
 
 def _named(call: Call, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -305,3 +306,12 @@ def test_a_backend_that_overrides_nothing_serves_any_standard_library(
     expected, _ = rope_xp.apply(X, X, np.arange(len(X)) + 70_000, layout="half")
     assert type(q) is type(k) is type(x)
     np.testing.assert_array_equal(np.asarray(q), expected)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_namespace_of_array_api_compat_is_that_of_its_library(name: str) -> None:
+    library = pytest.importorskip(name)
+    wrapped = importlib.import_module(f"array_api_compat.{name}")
+    assert find.backend_of_namespace(wrapped) is find.backend_of_namespace(library)
+    cos, _ = rope_xp.RoPE().cos_sin([0, 1], 8, xp=wrapped)
+    assert rope_xp.explain(cos[:, None, :], cos[:, None, :]).library == name

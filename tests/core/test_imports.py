@@ -77,6 +77,6 @@ def test_import_stays_light() -> None:
         "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
     )
     heavy = {"importlib_metadata", "email", "zipfile", "asyncio", "argparse", "json", "unittest"}
-    heavy |= {"array_api_compat"}  # 20 ms; the first array that asks for it brings it
+    heavy |= {"array_api_compat"}  # the first array that asks for it brings it
     assert "rope_xp" in found.split()
     assert not set(found.split()) & heavy

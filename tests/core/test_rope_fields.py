@@ -17,7 +17,7 @@ def test_fields_have_names() -> None:
     with pytest.raises(
         TypeError, match=r"got 64. Write RoPE\(rotary_dim=64\) .* or RoPE\(base=64\)"
     ):
-        RoPE(64)  # type: ignore[misc]
+        RoPE(64)  # type: ignore[misc]  # as is to be answered
     kinds = {p.kind for p in inspect.signature(RoPE).parameters.values()}
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}
 
@@ -38,7 +38,7 @@ def test_wrong_names_are_answered_with_the_right_one(name: str, answer: str) -> 
             make(**{name: 1})
         assert str(caught.value).endswith(answer) or answer in str(caught.value)
     with pytest.raises(TypeError, match="unknown option x, y; a RoPE has .*position_axes$"):
-        RoPE(x=1, y=2, base=3)  # type: ignore[call-arg]
+        RoPE(x=1, y=2, base=3)  # type: ignore[call-arg]  # likewise
 
 
 def test_yarn_that_is_replaced_follows_its_factor() -> None:
@@ -66,7 +66,7 @@ def test_longrope_that_is_replaced_follows_its_factor() -> None:
 )
 def test_a_factor_that_was_given_stays(rule: YaRN | LongRoPE) -> None:
     assert replace(rule, factor=8.0).attention_factor == 1.5
-    computed = replace(rule, factor=8.0, attention_factor=None)  # type: ignore[arg-type]
+    computed = replace(rule, factor=8.0, attention_factor=None)  # type: ignore[arg-type]  # to compute it
     assert computed.attention_factor != 1.5
     assert replace(computed, factor=9.0).attention_factor != computed.attention_factor
 

@@ -15,11 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny_model  # noqa: E402  # imports torch
-import tiny_results  # noqa: E402
-import tiny_shared  # noqa: E402
-import train_tiny  # noqa: E402
-from support.exhaustive import exhaustive  # noqa: E402
-from tiny_shared import ALPHABET, COMBINATIONS, Config  # noqa: E402
+import tiny_results  # noqa: E402  # they need torch
+import tiny_shared  # noqa: E402  # they need torch
+import train_tiny  # noqa: E402  # they need torch
+from support.exhaustive import exhaustive  # noqa: E402  # they need torch
+from tiny_shared import ALPHABET, COMBINATIONS, Config  # noqa: E402  # they need torch
 
 SMALL = {"layers": 2, "width": 32, "heads": 2, "context": 32, "clip": 4}
 STEPS = 40

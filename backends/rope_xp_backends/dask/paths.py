@@ -28,7 +28,7 @@ def _rotated(call: Call, i: int) -> Array:
     check_known(ROTATED, x.shape[-1:])
     if x.numblocks[-1] > 1:
         x = x.rechunk({x.ndim - 1: -1})
-    around = [(x.ndim,), (x.ndim + 1,)]  # numbers of axes that only positions or tables have
+    components, pairs = x.ndim, x.ndim + 1  # numbers of axes that only positions or tables have
     axes = call.turn.axes
     arrays: list[Array] = []
     indices: list[tuple[int, ...]] = []
@@ -36,7 +36,7 @@ def _rotated(call: Call, i: int) -> Array:
         n = array.ndim - lead - trail
         arrays.append(array)
         rows = axes.rows[len(axes.rows) - n :]
-        indices.append((*around[0][:lead], *rows, *around[1][:trail]))
+        indices.append((*(components,) * lead, *rows, *(pairs,) * trail))
     fits = tuple(
         tuple(
             None if axis >= x.ndim or n == 1 else axis

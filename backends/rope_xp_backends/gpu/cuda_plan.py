@@ -158,14 +158,13 @@ def _rows(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> list[
     if len(ends) == 2:
         nothing = Laid(ends[0].shape, (0,) * len(ends[0].shape))
         ends = [ends[0], nothing, ends[1], nothing]
-    lead, trail = int(job.source == SEVERAL), int(job.source == GIVEN)
-    of_rows = [Laid(a.shape[lead : len(a.shape) - trail], a.strides[lead:]) for a in angles]
-    of_rows = [Laid(a.shape, a.strides[: len(a.shape)]) for a in of_rows]
-    before, behind = (0, 2 - len(angles)) if angles else (2, -1)
-    found = [
-        Rows(n, (*steps[:4], *(0,) * before, *steps[4:], *(0,) * (behind + 1)))
-        for n, steps in rows(job.turn.axes.rows, ends, of_rows)
-    ]
+    # Positions have their components in front, cosines and sines their pairs behind.
+    own = slice(int(job.source == SEVERAL), -1 if job.source == GIVEN else None)
+    of_rows = [Laid(a.shape[own], a.strides[own]) for a in angles]
+    found = []
+    for length, (q, k, q_out, k_out, *others) in rows(job.turn.axes.rows, ends, of_rows):
+        of_angles, counted = ((*others, 0)[:2], 0) if angles else ((0, 0), others[0])
+        found.append(Rows(length, (q, k, q_out, k_out, *of_angles, counted)))
     return sorted(found, key=lambda row: -row.length)
 
 

@@ -65,9 +65,8 @@ def _flat(value: Any, without: Any = None) -> Any:
         kept = [(name, _flat(v)) for name, v in held if v is None or v is not without]
         return (type(value), *kept)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return guard_scalar(
-            value
-        )  # numbers of a second rope become symbols, which are no constants
+        # Numbers of a second rope become symbols, which are no constants.
+        return guard_scalar(value)
     return value
 
 

@@ -83,9 +83,10 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for kernels in (cpu.KERNELS, gpu.KERNELS):
         monkeypatch.setattr(kernels, "get", fail)
-    with rope_xp.use_backend(None):
-        same(turned(compiled, 5, POSITIONS), expected)
-        same(given(*tables), expected_given)
+    for name in (None, "portable"):
+        with rope_xp.use_backend(name):
+            same(turned(compiled, 5, POSITIONS), expected)
+            same(given(*tables), expected_given)
     with pytest.raises(RopeError, match="was asked for and cannot take this call"):
         given(*tables)
 

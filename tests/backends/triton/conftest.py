@@ -32,10 +32,7 @@ def _offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Variant]]:
     """Variants that calls with tensors of the CPU would launch. All but the launch takes place."""
-    from rope_xp_backends.torch import (
-        gpu,  # they need torch
-        op,
-    )
+    from rope_xp_backends.torch import gpu, op  # they need torch
 
     found: list[Variant] = []
 

@@ -20,7 +20,7 @@ from rope_xp._contract.call import Turn
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
-from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from rope_xp_backends.torch import gpu, op  # noqa: E402  # they need torch
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
 
 def plan_of(q: tuple[int, ...], k: tuple[int, ...], processors: int = 132) -> Any:
