@@ -11,6 +11,7 @@ from rope_xp._apply import apply, apply_tables, explain
 from rope_xp._contract.errors import MissingBackendError, RopeConfigError, RopeError
 from rope_xp._dispatch.choose import Explanation, use_backend
 from rope_xp._weights import permute_weights
+from rope_xp.angles import Angles
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 
@@ -18,6 +19,7 @@ _libraries.register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "Angles",
     "Explanation",
     "MissingBackendError",
     "RoPE",

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from rope_xp._arguments import fields, read
+from rope_xp._arguments import fields, given, read
 from rope_xp._contract.typing import ArrayT, Layout
-from rope_xp._dispatch import choose
+from rope_xp._dispatch import bound, choose
 from rope_xp._dispatch.choose import Explanation
 from rope_xp.rope import Positions, RoPE
 
@@ -49,11 +49,11 @@ def apply(
         with ``k_positions``, another number of tokens.
     positions : array or sequence, broadcastable to (batch, tokens), optional
         Integers or floats, in tokens, batch first whatever ``axes`` says: (tokens,),
-        (batch, tokens), (batch, 1). Of the same library, numpy, or Python numbers; a single number
-        only where there is one token. With ``position_axes`` they have a leading axis of
-        components. None: 0, 1, ... tokens - 1. The modulus must be below 2**31; positions on a
-        device are not read to check that, those beyond give NaN where angles
-        are computed in float32.
+        (batch, tokens), or (batch, 1) for all tokens of a sequence. Of the same library, numpy, or
+        Python numbers. A lone number, 5 or [5], only where there is one token. With
+        ``position_axes`` they have a leading axis of components. None: 0, 1, ... tokens - 1. The
+        modulus must be below 2**31; positions on a device are not read to check that, and those
+        beyond give NaN.
     rope : RoPE, optional
         What to rotate by. Default ``RoPE()``.
     axes : str, optional
@@ -166,8 +166,11 @@ def apply_tables(
     >>> rope_xp.apply_tables(x, cos, sin, layout="half").tolist()
     [[-3.0, 2.0, 1.0, 4.0]]
     """
-    call = read.with_tables(x, cos, sin, layout, inverse, axes, rotary_offset, out)
-    return choose.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
+    into = None if out is None else (out,)
+    how = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
+    asked = bound.ask(how, (x,), None, axes, into, inverse, (cos, sin))
+    arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
+    return bound.run(asked, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def explain(

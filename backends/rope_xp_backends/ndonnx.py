@@ -10,7 +10,7 @@ from rope_xp._dispatch.backend import Backend
 
 
 class _Namespace:
-    """What ndonnx offers, with a reshape that knows axes of unknown length, and exact float64."""
+    """What ndonnx offers, with a reshape that knows axes of unknown length."""
 
     __name__ = "ndonnx"
 
@@ -25,16 +25,6 @@ class _Namespace:
             return ndonnx.reshape(x, known)
         lengths = op.const(np.array([0 if n is None else n for n in shape], np.int64))
         return ndonnx.asarray(op.reshape(x.unwrap_spox(), lengths))
-
-    # ndonnx takes those of float32 in place of float64, as older versions of onnxruntime have no
-    # others: of a position that is wrong by whole turns. Those versions refuse the graph instead.
-    @staticmethod
-    def cos(x: ndonnx.Array) -> ndonnx.Array:
-        return ndonnx.asarray(op.cos(x.unwrap_spox()))  # type: ignore[attr-defined]  # as in rows
-
-    @staticmethod
-    def sin(x: ndonnx.Array) -> ndonnx.Array:
-        return ndonnx.asarray(op.sin(x.unwrap_spox()))  # type: ignore[attr-defined]  # as in rows
 
 
 class Ndonnx(Backend):

@@ -28,12 +28,21 @@ def check_float(backend: ArrayLibrary, argument: str, x: Array) -> str:
     """Check that x holds real floats; return the name of its dtype."""
     dtype = backend.dtype_name(x)
     if dtype not in FLOATS:
+        check_readable(backend, argument, x)
         msg = (
             f"{argument} is {describe(backend, x)}; a rotation takes {', '.join(sorted(FLOATS))}. "
             "Convert it first"
         )
         raise TypeError(msg)
     return dtype
+
+
+def check_readable(backend: ArrayLibrary, argument: str, x: Array) -> None:
+    """Check that the elements of x can be read, of whatever dtype they are."""
+    reason = backend.unreadable(x)
+    if reason is not None:
+        msg = f"{argument} is {reason}"
+        raise RopeError(msg)
 
 
 def check_same_device(backend: ArrayLibrary, first: str, x: Array, second: str, y: Array) -> None:

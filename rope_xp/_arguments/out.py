@@ -30,13 +30,9 @@ def check_out(
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
     memories = [backend.memory(target) for target in out]
-    for label, target, x, memory in zip(labels, out, arrays, memories, strict=True):
+    for label, memory in zip(labels, memories, strict=True):
         if memory is not None:
             _check_writeable(label, memory)
-        objection = backend.out_objection(target, x)
-        if objection is not None:
-            msg = f"{label}: {objection}"
-            raise RopeError(msg)
     _check_overlap(backend, names, arrays, labels, memories, read_too)
     return tuple(out)
 
@@ -45,8 +41,17 @@ def _check_like(backend: ArrayLibrary, label: str, target: Any, name: str, x: Ar
     if find.find(target) is not backend:
         msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
         raise TypeError(msg)
-    same = tuple(target.shape) == tuple(x.shape) and target.dtype == x.dtype
-    if not same or backend.device(target) != backend.device(x):
+    objection = backend.out_objection(target, x)
+    if objection is not None:
+        msg = f"{label}: {objection}"
+        raise RopeError(msg)
+    # By their names: where the bytes are in another order, numbers are the same.
+    same = backend.dtype_name(target) == backend.dtype_name(x)
+    if (
+        not same
+        or tuple(target.shape) != tuple(x.shape)
+        or backend.device(target) != backend.device(x)
+    ):
         msg = (
             f"{label} is {messages.describe(backend, target)}; the result for {name} is "
             f"{messages.describe(backend, x)}"

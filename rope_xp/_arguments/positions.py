@@ -4,7 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments.messages import check_same_device, different_libraries
+from rope_xp._arguments.messages import (
+    check_readable,
+    check_same_device,
+    different_libraries,
+)
 from rope_xp._contract.call import LIMIT, UNKNOWN, Reach, reach_of
 from rope_xp._contract.dtypes import FLOATS, INTEGERS
 from rope_xp._contract.errors import RopeError
@@ -30,7 +34,7 @@ def resolve_positions(
     if owner is None or owner.host:
         if backend.is_compiling():
             traced = backend.traced(positions, backend.device(like))
-            return _from_device(backend, traced, wide, argument)
+            return _from_device(backend, traced, argument)
         # numpy indexes with 64 bits; anywhere else half the bytes travel.
         integer = np.int64 if backend.host else np.int32
         whole, part, reach = _from_host(positions, integer, wide, argument)
@@ -42,12 +46,20 @@ def resolve_positions(
     if owner is not backend and owner is not backend.kin:
         raise different_libraries(ROTATED, backend, argument, owner)
     check_same_device(backend, ROTATED, like, argument, positions)
-    return _from_device(backend, positions, wide, argument)
+    return _from_device(backend, positions, argument)
 
 
 def _from_host(
     positions: Any, integer: type[np.integer[Any]], wide: bool, argument: str
 ) -> tuple[np.ndarray, np.ndarray | None, Reach]:
+    whole, part, lowest, highest = read_host(positions, integer, wide, argument)
+    return whole, part, reach_of(lowest, highest)
+
+
+def read_host(
+    positions: Any, integer: type[np.integer[Any]], wide: bool, argument: str
+) -> tuple[np.ndarray, np.ndarray | None, int, int]:
+    """Return whole and part of positions of the host, and between what numbers they lie."""
     try:
         host = np.asarray(positions)
     except ValueError as error:
@@ -57,7 +69,7 @@ def _from_host(
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
         raise _no_numbers(argument, str(host.dtype))
     if host.size == 0:
-        return host.astype(integer), None, Reach(1, False, True)
+        return host.astype(integer), None, 0, 0
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
         host = np.floor(exact)
@@ -68,26 +80,22 @@ def _from_host(
     if not (lowest > -LIMIT and highest < LIMIT):
         msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
         raise RopeError(msg)
-    whole, reach = host.astype(integer, copy=False), reach_of(int(lowest), int(highest))
+    whole = host.astype(integer, copy=False)
     if exact is host or not (exact != host).any():
-        return whole, None, reach
+        return whole, None, int(lowest), int(highest)
     part = exact - host
-    return whole, part if wide else part.astype(np.float32), reach
+    return whole, part if wide else part.astype(np.float32), int(lowest), int(highest)
 
 
 def _from_device(
-    backend: ArrayLibrary, positions: Array, wide: bool, argument: str
+    backend: ArrayLibrary, positions: Array, argument: str
 ) -> tuple[Array, Array | None, Reach]:
-    xp = backend.xp
     dtype = backend.dtype_name(positions)
     if dtype in INTEGERS:
-        if wide and dtype.startswith("u"):
-            return xp.astype(positions, xp.float64), None, UNKNOWN
         return backend.integers(positions), None, UNKNOWN
     if dtype not in FLOATS:
+        check_readable(backend, argument, positions)
         raise _no_numbers(argument, dtype)
-    if wide:
-        return positions, None, UNKNOWN
     return *backend.parts(positions), UNKNOWN
 
 
@@ -108,26 +116,35 @@ def check_components(argument: str, shape: tuple[int, ...], components: int) -> 
 def check_positions_shape(
     argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
 ) -> None:
-    """Check that positions broadcast to (components, batch..., tokens)."""
-    rest = shape
+    """Check that positions broadcast to (components, batch..., tokens), a lone number to nothing.
+
+    It could be the position of each token, or of the first. One beside a batch axis says what of.
+    """
     if components:
         check_components(argument, shape, components)
-        rest = shape[1:]
-    if not rest:
-        if tokens == 1:
-            return
-        n = "n" if tokens is None else tokens
+    each = shape[bool(components) :]
+    if each in ((), (1,)) and tokens != 1:
+        n = tokens if isinstance(tokens, int) else "n"
         msg = (
-            f"{argument} is one number for {n} tokens; write {argument} = offset + arange({n}) "
-            "for consecutive tokens from an offset"
+            f"{argument} has shape {shape}, which is one number for {n} tokens; write {argument} = "
+            f"offset + arange({n}) for tokens that follow each other, or give it the shape "
+            "(batch, 1) where all tokens of a sequence are at one position"
         )
         raise RopeError(msg)
-    full = (*batch, tokens)
-    fits = len(rest) <= len(full) and all(
-        n == 1 or same_length(n, m) for n, m in zip(rest[::-1], full[::-1], strict=False)
+    if each:
+        check_broadcast(argument, shape, components, batch, tokens)
+
+
+def check_broadcast(
+    argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
+) -> None:
+    """Check that what is behind the axis of components broadcasts to (batch..., tokens)."""
+    each, full = shape[bool(components) :], (*batch, tokens)
+    fits = len(each) <= len(full) and all(
+        n == 1 or same_length(n, m) for n, m in zip(each[::-1], full[::-1], strict=False)
     )
     if not fits:
-        check_known(argument, rest)
+        check_known(argument, each)
         check_known(ROTATED, full)
         lead = f"({components}, ...)" if components else "it"
         msg = (

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import fields, messages
+from rope_xp._arguments import messages
 from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_components, check_positions_shape, resolve_positions
-from rope_xp._arguments.slices import check_rerotation, check_tables, resolve_slice, slice_of
-from rope_xp._contract.call import COUNTED, Axes, Call, Difference, Given, Lookup, Turn, reach_of
+from rope_xp._arguments.slices import check_rerotation, slice_of
+from rope_xp._contract.call import COUNTED, Axes, Call, Difference, Lookup, Turn, reach_of
 from rope_xp._contract.library import Recipe, Rope
 from rope_xp._contract.typing import Array, Layout
 from rope_xp._dispatch import find
@@ -32,12 +32,11 @@ def _lookup(
     whole = part = None
     if positions is None:
         if tokens is None:
-            tokens, reach = backend.length(x, axes.tokens), COUNTED
-        elif backend.is_compiling():
-            # It sees a symbol for the number of tokens, and comparing it splits the graph.
-            reach = COUNTED
-        else:
-            reach = reach_of(0, tokens)
+            tokens = backend.length(x, axes.tokens)
+        # Compilers have symbols for lengths, which cannot be compared, or split the graph by it.
+        # Dynamo's look like an int.
+        known = type(tokens) is int and not backend.is_compiling()
+        reach = reach_of(0, tokens) if known else COUNTED
     else:
         owner = owner_of(positions)
         whole, part, reach = resolve_positions(backend, positions, owner, x, recipe.wide, argument)
@@ -56,19 +55,10 @@ def pair(
     rope: Rope, q: Array, k: Array, positions: Any, axes: str | None, k_positions: Any, out: Any
 ) -> Call:
     """Return the call that rotates q and k."""
-    backend = find.backend_of(q, "q")
-    other = find.backend_of(k, "k")
-    if other is not backend:
-        raise messages.different_libraries("q", backend, "k", other)
-    shape, k_shape = q.shape, k.shape
-    where = parse_axes(axes, len(shape), "q")
-    check_fit(where, "k", len(k_shape))
-    wide = messages.check_float(backend, "q", q) == "float64"
-    k_wide = messages.check_float(backend, "k", k) == "float64"
-    messages.check_same_device(backend, "q", q, "k", k)
-    messages.check_pair(where, shape, k_shape, k_positions is not None)
-    r, offset = slice_of(rope, shape[-1])
-    recipe = Recipe(rope, shape[-1], inverse=False, wide=wide)
+    backend, where, wide, k_wide = two(q, k, axes, k_positions is not None)
+    head_dim = q.shape[-1]
+    r, offset = slice_of(rope, head_dim)
+    recipe = Recipe(rope, head_dim, inverse=False, wide=wide)
     angles: tuple[Lookup, ...] = (_lookup(backend, recipe, q, where, positions, "positions"),)
     if k_positions is not None or wide != k_wide:
         own, argument = (positions, "positions")
@@ -83,7 +73,7 @@ def pair(
 
 def single(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
     """Return the call that rotates x."""
-    backend, where, wide = _one(x, axes)
+    backend, where, wide = one(x, axes)
     r, offset = slice_of(rope, x.shape[-1])
     recipe = Recipe(rope, x.shape[-1], inverse, wide)
     angles = _lookup(backend, recipe, x, where, positions, "positions")
@@ -102,7 +92,7 @@ def between(
     out: Any,
 ) -> Call:
     """Return the call that takes x from its old rotation to a new one, at once."""
-    backend, where, wide = _one(x, axes)
+    backend, where, wide = one(x, axes)
     head_dim = x.shape[-1]
     r, offset = slice_of(rope, head_dim)
     check_rerotation(rope, to, head_dim)
@@ -132,56 +122,47 @@ def tables(
     wide = dtype is not None and bool(dtype == backend.xp.float64)
     if dtype is not None and backend.numpy_dtypes:
         wide = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"
-    recipe = Recipe(rope, head_dim, inverse=False, wide=wide)
     like = positions
     if owner is not backend or device is not None:
-        like = backend.asarray(np.zeros((), np.float64 if wide else np.float32), device)
-    whole, part, reach = resolve_positions(backend, positions, owner, like, wide, "positions")
+        put = backend.traced if backend.is_compiling() else backend.asarray
+        like = put(np.zeros((), np.float64 if wide else np.float32), device)
+    recipe = Recipe(rope, head_dim, inverse=False, wide=wide)
+    return alone(backend, recipe, positions, owner, like), backend
+
+
+def alone(
+    backend: Backend, recipe: Recipe, positions: Any, owner: Backend | None, like: Array
+) -> Lookup:
+    """Return the lookup of positions of any shape, which belong to no array."""
+    whole, part, reach = resolve_positions(
+        backend, positions, owner, like, recipe.wide, "positions"
+    )
     if recipe.components:
         check_components("positions", tuple(whole.shape), recipe.components)
     tables, device = backend.tables(recipe, like), backend.device(like)
-    return Lookup(tables, whole, part, device, 0, reach, recipe.components, recipe), backend
+    return Lookup(tables, whole, part, device, 0, reach, recipe.components, recipe)
 
 
-def with_tables(
-    x: Array,
-    cos: Any,
-    sin: Any,
-    layout: Layout,
-    inverse: bool,
-    axes: str | None,
-    rotary_offset: int,
-    out: Any,
-) -> Call:
-    """Return the call that rotates x by the caller's tables."""
-    fields.check_layout(layout)
-    fields.check_rotary_offset(rotary_offset)
-    backend, where, wide = _one(x, axes)
-    cos, sin = _table(backend, x, cos, "cos"), _table(backend, x, sin, "sin")
-    head_dim, tokens = x.shape[-1], x.shape[where.tokens]
-    batch = tuple(x.shape[i] for i in where.batch)
-    check_tables(tuple(cos.shape), tuple(sin.shape), head_dim, batch, tokens)
-    r, offset = resolve_slice(head_dim, 2 * cos.shape[-1], rotary_offset, None)
-    if out is not None:
-        out = check_out(backend, ("x",), (x,), out, (cos, sin))
-    xp = backend.xp
-    compute = xp.float64 if wide else xp.float32
-    given = Given(xp.astype(cos, compute, copy=False), xp.astype(sin, compute, copy=False))
-    return Call(backend, (x,), (given,), out, Turn(where, layout, r, offset, inverse))
+def two(
+    q: Array, k: Array, axes: str | None, own_positions: bool
+) -> tuple[Backend, Axes, bool, bool]:
+    """Return the backend and axes of q and k, and whether each is of float64."""
+    backend = find.backend_of(q, "q")
+    other = find.backend_of(k, "k")
+    if other is not backend:
+        raise messages.different_libraries("q", backend, "k", other)
+    wide = messages.check_float(backend, "q", q) == "float64"
+    k_wide = messages.check_float(backend, "k", k) == "float64"
+    shape, k_shape = q.shape, k.shape  # which an array of the wrong kind may not have
+    where = parse_axes(axes, len(shape), "q")
+    check_fit(where, "k", len(k_shape))
+    messages.check_same_device(backend, "q", q, "k", k)
+    messages.check_pair(where, shape, k_shape, own_positions)
+    return backend, where, wide, k_wide
 
 
-def _table(backend: Backend, x: Array, table: Any, argument: str) -> Array:
-    owner = find.backend_of(table, argument)
-    messages.check_float(owner, argument, table)
-    if owner is backend or owner is backend.kin:
-        messages.check_same_device(backend, "x", x, argument, table)
-        return table
-    if owner.host:
-        return backend.asarray(table, backend.device(x))
-    raise messages.different_libraries("x", backend, argument, owner)
-
-
-def _one(x: Array, axes: str | None) -> tuple[Backend, Axes, bool]:
+def one(x: Array, axes: str | None) -> tuple[Backend, Axes, bool]:
+    """Return the backend and axes of x, and whether it is of float64."""
     backend = find.backend_of(x, "x")
-    where = parse_axes(axes, len(x.shape), "x")
-    return backend, where, messages.check_float(backend, "x", x) == "float64"
+    wide = messages.check_float(backend, "x", x) == "float64"
+    return backend, parse_axes(axes, len(x.shape), "x"), wide

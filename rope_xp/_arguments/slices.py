@@ -1,6 +1,6 @@
 """The rotated slice of head_dim, of a rope or of tables."""
 
-from rope_xp._arguments.positions import check_positions_shape
+from rope_xp._arguments.positions import check_broadcast
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Rope
 from rope_xp._contract.numbers import ROTATED, check_known, same_length
@@ -55,6 +55,39 @@ def check_rerotation(rope: Rope, to: Rope, head_dim: int) -> None:
         raise RopeError(msg)
 
 
+def check_alike(cos_shape: tuple[int, ...], sin_shape: tuple[int, ...]) -> None:
+    """Check that cos and sin have one shape, of two axes at least."""
+    same = len(cos_shape) == len(sin_shape)
+    if not same or not all(map(same_length, cos_shape, sin_shape)):
+        msg = f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal"
+        raise RopeError(msg)
+    if len(cos_shape) < 2:
+        msg = f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)"
+        raise RopeError(msg)
+
+
+def check_pairs(columns: int, rotary_dim: int) -> None:
+    """Check that there is a column of cos for each pair that a rope rotates."""
+    if not same_length(2 * columns, rotary_dim):
+        msg = (
+            f"cos has {columns} columns, one for each rotated pair, and the rope rotates "
+            f"{rotary_dim} components, {rotary_dim // 2} pairs; make the angles like an array "
+            f"of this head_dim, or by a RoPE with rotary_dim={2 * columns}"
+        )
+        raise RopeError(msg)
+
+
+def check_one_token(rows: tuple[int, ...], tokens: int) -> None:
+    """Check that angles of a lone token meet one token: there could be more by mistake."""
+    if rows == (1,) and tokens != 1:
+        msg = (
+            f"cos has one row, of one token, for {tokens} tokens; make angles of all their "
+            f"positions, such as rope.at(offset + arange({tokens}), like=q), or of positions "
+            "(batch, 1) where all tokens of a sequence are at one position"
+        )
+        raise RopeError(msg)
+
+
 def check_tables(
     cos_shape: tuple[int, ...],
     sin_shape: tuple[int, ...],
@@ -63,13 +96,7 @@ def check_tables(
     tokens: int,
 ) -> None:
     """Check that cos and sin are (batch..., tokens, r/2)."""
-    same = len(cos_shape) == len(sin_shape)
-    if not same or not all(map(same_length, cos_shape, sin_shape)):
-        msg = f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal"
-        raise RopeError(msg)
-    if len(cos_shape) < 2:
-        msg = f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)"
-        raise RopeError(msg)
+    check_alike(cos_shape, sin_shape)
     if cos_shape[-1] == 0 or 2 * cos_shape[-1] > head_dim:
         twice = cos_shape[-1] == head_dim
         hint = (
@@ -81,4 +108,4 @@ def check_tables(
             f"room for 1 to {head_dim // 2}{hint if twice else ''}"
         )
         raise RopeError(msg)
-    check_positions_shape("cos[..., 0]", cos_shape[:-1], 0, batch, tokens)
+    check_broadcast("cos[..., 0]", cos_shape[:-1], 0, batch, tokens)

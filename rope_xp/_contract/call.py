@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from rope_xp._contract.library import ArrayLibrary, Recipe, Tables, Wide
+from rope_xp._contract.library import ArrayLibrary, Digits, Recipe
 from rope_xp._contract.typing import Array, Device, Layout
 
 LIMIT = 1 << 31
@@ -93,7 +93,7 @@ class Lookup:
 
     Parameters
     ----------
-    tables : Digits or Wide
+    tables : Digits
         What they are looked up in, on the device of the arrays.
     whole : array or None
         Whole part of the positions, integers, (batch..., tokens); with several position
@@ -112,7 +112,7 @@ class Lookup:
         What the tables are made of; None where that is over, in what a compiler traces.
     """
 
-    tables: Tables
+    tables: Digits
     whole: Array | None
     part: Array | None
     device: Device
@@ -120,17 +120,6 @@ class Lookup:
     reach: Reach
     components: int
     recipe: Recipe | None = None
-
-    @property
-    def wide(self) -> bool:
-        """Whether the angles are computed in float64."""
-        return isinstance(self.tables, Wide)
-
-    @property
-    def digits(self) -> tuple[Array, Array, Array]:
-        """The digit tables of a lookup that is not wide: low, middle, high."""
-        low, middle, high = self.tables[:3]
-        return low, middle, high
 
 
 @dataclass(slots=True, eq=False)

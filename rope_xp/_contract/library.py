@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,29 +53,19 @@ class Recipe(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """The tables of :mod:`rope_xp._rotation.tables`, each (digits, r): cosines, then sines."""
+    """The tables of :mod:`rope_xp._rotation.tables`, each (digits, r): cosines, then sines.
+
+    float32, or float64 where the recipe is wide; then middle and high hold cosines less 1.
+    """
 
     low: Array
     """The factor on cos and sin is in here."""
     middle: Array
     high: Array
     frequencies: Array
-    """(r/2,) float32, for what positions have after the point."""
+    """(r/2,), for what positions have after the point."""
     component: Array | None
     """(r/2,) int32: which component of positions each frequency reads; None for one component."""
-
-
-class Wide(NamedTuple):
-    """What angles are computed from in float64."""
-
-    frequencies: Array
-    """(r/2,)"""
-    factor: Array
-    """On cos and sin, ()."""
-    component: Array | None
-
-
-Tables: TypeAlias = Digits | Wide
 
 
 class ArrayLibrary(Protocol):
@@ -95,6 +85,7 @@ class ArrayLibrary(Protocol):
     def is_compiling(self) -> bool: ...
     def traced(self, host: object, device: Device) -> Array: ...
     def dtype_name(self, x: Array) -> str: ...
+    def unreadable(self, x: Array) -> str | None: ...
     def device(self, x: Array) -> Device: ...
     def asarray(self, host: np.ndarray, device: Device) -> Array: ...
     def length(self, x: Array, axis: int) -> Array: ...
@@ -104,7 +95,7 @@ class ArrayLibrary(Protocol):
     def product(self, a: Array, b: Array) -> Array: ...
     def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]: ...
     def rows(self, table: Array, indices: Array) -> Array: ...
-    def tables(self, recipe: Recipe, like: Array) -> Tables: ...
+    def tables(self, recipe: Recipe, like: Array) -> Digits: ...
     def memory(self, x: Array) -> Memory | None: ...
     def out_objection(self, out: Array, x: Array) -> str | None: ...
     def write(self, out: Array, result: Array) -> None: ...

@@ -5,7 +5,7 @@ tested against.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.typing import Array
@@ -35,6 +35,13 @@ class Path:
     def run(self, call: Call) -> tuple[Array, ...]:
         """Return the rotated arrays, one for each of ``call.arrays``."""
         raise NotImplementedError
+
+    def bind(self, call: Call, asked: Any, results: tuple[Array, ...]) -> Any:
+        """Return what runs every call of the kind of one that has just run here, or None.
+
+        It is given an ``Asked`` of :mod:`rope_xp._dispatch.bound`, and returns a ``Run``.
+        """
+        return None
 
 
 class Spread(Protocol):

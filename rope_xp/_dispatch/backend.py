@@ -7,13 +7,14 @@ fastest first; see :class:`rope_xp._contract.path.Path`. To add one, see backend
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import kept_tables
 from rope_xp._contract.call import LIMIT, Lookup
 from rope_xp._contract.dtypes import numpy_name
-from rope_xp._contract.library import Recipe, Tables
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._contract.path import Path, Spread
 from rope_xp._contract.typing import Array, Device, Namespace
@@ -65,6 +66,20 @@ class Backend:
         """Return why this array of the library cannot be taken, or None. Asked once a type."""
         return None
 
+    def asked(
+        self,
+        kind: Hashable,
+        arrays: tuple[Array, ...],
+        positions: object,
+        out: object,
+        tables: tuple[Array, Array] | None,
+    ) -> Any:
+        """Return the :class:`rope_xp._dispatch.bound.Asked` of a call, None if it has none.
+
+        ``kind`` is what the key has beside arrays. ``tables`` are cos and sin, if they are given.
+        """
+        return None
+
     def is_compiling(self) -> bool:
         """Return whether a compiler is tracing the Python code of the call right now."""
         return False
@@ -76,6 +91,13 @@ class Backend:
     def dtype_name(self, x: Array) -> str:
         """Return the name of the dtype of x as numpy would spell it, such as "bfloat16"."""
         return numpy_name(x.dtype) if self.numpy_dtypes else str(x.dtype).rpartition(".")[2]
+
+    def unreadable(self, x: Array) -> str | None:
+        """Return what x is, if it is an array of which elements cannot be read, and what to give.
+
+        Asked where ``dtype_name`` is the name of no dtype.
+        """
+        return None
 
     def device(self, x: Array) -> Device:
         """Return the device of x, hashable; None where there is only one."""
@@ -139,9 +161,9 @@ class Backend:
         rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
         return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
-    def tables(self, recipe: Recipe, like: Array) -> Tables:
+    def tables(self, recipe: Recipe, like: Array) -> Digits:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
-        return _tables_on_device(self, recipe, self.device(like))
+        return _tables_on_device((self, recipe, self.device(like)))
 
     def memory(self, x: Array) -> Memory | None:
         """Return where x lies, or None if the library does not tell."""
@@ -156,16 +178,16 @@ class Backend:
         out[...] = result
 
 
-# A model has one or two ropes and a process a few devices; a table set is 2.4 MB at head_dim 128.
-@kept(64)
-def _tables_on_device(backend: Backend, recipe: Recipe, device: Hashable) -> Tables:
+@kept_tables
+def _tables_on_device(key: tuple[Backend, Recipe, Hashable]) -> Digits:
+    backend, recipe, device = key
     tables = put_tables(backend, recipe, device)
     backend.settle(device)
     return tables
 
 
-def put_tables(backend: Backend, recipe: Recipe, device: Device) -> Tables:
+def put_tables(backend: Backend, recipe: Recipe, device: Device) -> Digits:
     """Return the digit tables of a rope on a device, copied there anew."""
     host = host_tables(recipe)
     placed = [None if table is None else backend.asarray(table, device) for table in host]
-    return type(host)(*placed)
+    return Digits(*placed)

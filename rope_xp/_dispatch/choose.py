@@ -13,14 +13,17 @@ from rope_xp._contract.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._rotation import portable
 
+VARIABLE = "ROPE_XP_BACKEND"
+
 
 class _Choice(threading.local):
     """The path asked for by name in this thread. A ContextVar stops torch.compile."""
 
-    name: str | None = os.environ.get("ROPE_XP_BACKEND") or None
+    name: str | None = os.environ.get(VARIABLE) or None
+    by: str = f" by the environment variable {VARIABLE}"
 
 
-_choice = _Choice()
+choice = _Choice()
 
 
 @contextmanager
@@ -53,15 +56,15 @@ def use_backend(name: str | None) -> Iterator[None]:
     """
     if name is not None:
         _check_name(name)
-    before = _choice.name
-    _choice.name = name
+    before = choice.name, choice.by
+    choice.name, choice.by = name, ""
     try:
         yield
     finally:
-        _choice.name = before
+        choice.name, choice.by = before
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, by: str = "") -> None:
     import importlib.util
 
     if name == portable.NAME:
@@ -70,7 +73,7 @@ def _check_name(name: str) -> None:
     if owners:
         if all(importlib.util.find_spec(library.name) is None for library in owners):
             msg = (
-                f"the path {name!r} belongs to {owners[0].name}, which is not installed; "
+                f"the path {name!r}{by} belongs to {owners[0].name}, which is not installed; "
                 f"pip install 'rope-xp[{owners[0].extra}]'"
             )
             raise MissingBackendError(msg, name=owners[0].name)
@@ -79,37 +82,42 @@ def _check_name(name: str) -> None:
     if name not in others:
         own = (path for library in find.libraries for path in library.paths)
         known = dict.fromkeys((portable.NAME, *own, *others))  # two libraries may share a name
-        msg = f"no path is called {name!r}; there are {', '.join(known)}"
+        msg = f"no path is called {name!r}{by}; there are {', '.join(known)}"
         raise RopeError(msg)
 
 
 def run(call: Call) -> tuple[Array, ...]:
     """Run a call on the path asked for, or on the fastest that takes it."""
+    return chosen(call)[1]
+
+
+def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
+    """Run a call, and return which path did, None for the portable one."""
     spread: Spread | None = call.backend.spread
     if spread is not None:
-        return spread.run(call, run)
-    name = _choice.name
+        return None, spread.run(call, run)
+    name = choice.name
     path: Path
     if name is None:
         for path in call.backend.paths:
             if path.objection(call, asked=False) is None:
                 try:
-                    return path.run(call)
+                    return path, path.run(call)
                 except Unavailable:
                     continue
-        return portable.run(call)
+        return None, portable.run(call)
     if name == portable.NAME:
-        return portable.run(call)
+        return None, portable.run(call)
     path = _named(call, name)
     try:
-        return path.run(call)
+        return path, path.run(call)
     except Unavailable as reason:
         raise _cannot(name, str(reason)) from reason
 
 
 def refuse_if_asked_for(reason: Unavailable) -> None:
     """Raise in place of running the portable path, where another was asked for by name."""
-    name = _choice.name
+    name = choice.name
     if name is not None and name != portable.NAME:
         raise _cannot(name, str(reason)) from reason
 
@@ -123,15 +131,18 @@ def _named(call: Call, name: str) -> Path:
             if reason is None:
                 return path
             raise _cannot(name, reason)
+    _check_name(name, choice.by and f", which is asked for{choice.by}")
     have = ", ".join([*(path.name for path in backend.paths), portable.NAME])
     msg = (
-        f"the path {name!r} was asked for and {backend.name} arrays have none of that name: {have}"
+        f"the path {name!r} was asked for{choice.by} and {backend.name} arrays have none of that "
+        f"name: {have}"
     )
     raise RopeError(msg)
 
 
 def _cannot(name: str, reason: str) -> RopeError:
-    return RopeError(f"the path {name!r} was asked for and cannot take this call: {reason}")
+    msg = f"the path {name!r} was asked for{choice.by} and cannot take this call: {reason}"
+    return RopeError(msg)
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,7 @@ class Explanation:
 
 def explain(call: Call) -> Explanation:
     """Return which path would run a call."""
-    backend, name = call.backend, _choice.name
+    backend, name = call.backend, choice.name
     if backend.spread is not None:
         return replace(explain(backend.spread.here(call)), library=backend.name)
     if name is not None:

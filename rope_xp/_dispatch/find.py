@@ -13,12 +13,12 @@ Requirements, which explain the shape of this file:
 
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rope_xp._contract.errors import BROKEN
+from rope_xp._contract.forks import SLOW
 from rope_xp._dispatch.backend import Backend
 
 ENTRY_POINTS = "rope_xp.backends"
@@ -46,10 +46,10 @@ class Library:
 
 libraries: tuple[Library, ...] = ()
 """Filled by :mod:`rope_xp._libraries`, which knows them."""
-_by_type: dict[type, Backend] = {}
+by_type: dict[type, Backend] = {}
+"""Backends by classes of arrays that were seen before."""
 _standard: dict[str, Backend] = {}
 _third_party: list[Backend] | None = None
-_lock = threading.RLock()
 
 
 def register(table: tuple[Library, ...]) -> None:
@@ -60,12 +60,12 @@ def register(table: tuple[Library, ...]) -> None:
 
 def find(x: object) -> Backend | None:
     """Return the backend of an array, None for anything else."""
-    return _by_type.get(type(x)) or _find_new(x)
+    return by_type.get(type(x)) or _find_new(x)
 
 
 def backend_of(x: object, argument: str) -> Backend:
     """Return the backend of an array, or raise."""
-    backend = _by_type.get(type(x)) or _find_new(x)
+    backend = by_type.get(type(x)) or _find_new(x)
     if backend is None:
         msg = (
             f"{argument} is {_kind(x)}, which is no array of numpy, torch, jax, cupy or another "
@@ -83,9 +83,18 @@ def _find_new(x: object) -> Backend | None:
     if refusal is not None:
         msg = f"the array is {_kind(x)}: {refusal}"
         raise TypeError(msg)
-    if not backend.is_compiling():
-        _by_type[type(x)] = backend
+    # A class that its module does not hold may go, and what remembers it would not let it.
+    cls = type(x)
+    if not backend.is_compiling() and _in_its_module(cls):
+        by_type[cls] = backend
     return backend
+
+
+def _in_its_module(cls: type) -> bool:
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls
 
 
 def _kind(x: object) -> str:
@@ -113,12 +122,12 @@ def _from_entry_points(x: object) -> Backend | None:
 
 def third_party() -> list[Backend]:
     """Return the backends that other packages registered. Entry points are read once."""
-    import importlib.metadata  # as long to import as all the rest of rope_xp
-
     global _third_party
-    with _lock:
+    with SLOW:
+        import importlib.metadata  # as long to import as all the rest of rope_xp
+
         if _third_party is None:
-            _third_party = []
+            found = []
             for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
                 try:
                     backend = entry.load()
@@ -126,14 +135,16 @@ def third_party() -> list[Backend]:
                     _log.warning("backend %r cannot be imported: %s", entry.value, error)
                     continue
                 if isinstance(backend, Backend):
-                    _third_party.append(backend)
+                    found.append(backend)
                 else:
                     _log.warning("backend %r is no Backend: %r", entry.value, backend)
+            _third_party = found
         return _third_party
 
 
 def _from_namespace(x: object) -> Backend | None:
-    import array_api_compat  # which takes 2 to 7 ms, and most programs have no such array
+    with SLOW:  # or a child that is forked meanwhile waits for ever
+        import array_api_compat  # which takes 2 to 7 ms, and most programs have no such array
 
     try:
         xp = array_api_compat.array_namespace(x)

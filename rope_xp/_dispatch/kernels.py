@@ -1,19 +1,18 @@
 """Kernels that are compiled when they are first needed, and what becomes of those that fail."""
 
 import importlib.util
-import os
+import signal
 import threading
 import warnings
-from collections.abc import Callable, Hashable
-from typing import Generic, NoReturn, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, NoReturn, TypeVar
 
-from rope_xp._contract.errors import BROKEN
+from rope_xp._contract.forks import SLOW
 from rope_xp._contract.path import Unavailable
 
 Key = TypeVar("Key", bound=Hashable)
 Kernel = TypeVar("Kernel")
-Errors = tuple[type[Exception], ...]
-
 MOST = 4096
 """Kernels that are kept, of each compiler."""
 
@@ -26,30 +25,18 @@ class Kernels(Generic[Key, Kernel]):
     package : str
         What compiles them; without it there are none.
     load : callable
-        Imports what makes kernels: returns ``compile(key)``, and what it raises where it cannot,
-        beside what any import may raise.
+        Imports what makes kernels: returns ``compile(key)``.
     """
 
-    def __init__(
-        self, package: str, load: Callable[[], tuple[Callable[[Key], Kernel], Errors]]
-    ) -> None:
+    def __init__(self, package: str, load: Callable[[], Callable[[Key], Kernel]]) -> None:
         self._package = package
         self._load = load
         self._compile: Callable[[Key], Kernel] | None = None
-        self._errors: Errors = BROKEN
         self._made: dict[Key, Kernel] = {}
         self._failed: dict[Key, str] = {}
         self._objection: str | None = None
         if importlib.util.find_spec(package) is None:
             self._objection = f"{package} is not installed (pip install 'rope-xp[{package}]')"
-        self._lock = threading.RLock()
-        if hasattr(os, "register_at_fork"):
-            # A child that is forked while one is compiled would wait for locks for ever.
-            os.register_at_fork(
-                before=self._lock.acquire,
-                after_in_parent=self._lock.release,
-                after_in_child=self._lock.release,
-            )
 
     def objection(self, *keys: Key) -> str | None:
         """Return why this process has none of these kernels, None if it can have all of them."""
@@ -71,28 +58,30 @@ class Kernels(Generic[Key, Kernel]):
 
     def load(self) -> Callable[[Key], Kernel]:
         """Return what makes kernels, imported if it is not yet, or raise Unavailable."""
-        with self._lock:
+        with SLOW:
             if self._objection is not None:
                 raise Unavailable(self._objection)
             if self._compile is None:
                 try:
-                    self._compile, errors = self._load()
-                except BROKEN as error:
+                    with _interrupts_held():
+                        self._compile = self._load()
+                # A compiler that is broken raises anything, and there is a path without it.
+                except Exception as error:  # noqa: BLE001  # see above
                     self._objection = f"{self._package} cannot be imported: {_words(error)}"
                     _give_up(f"without {self._package}", self._objection, error)
-                self._errors = (*BROKEN, *errors)
             return self._compile
 
     def _new(self, key: Key, give_up: bool) -> Kernel:
         compiled = self.load()
-        with self._lock:
+        with SLOW:
             if key in self._made:
                 return self._made[key]
             if key in self._failed:
                 raise Unavailable(self._failed[key])
             try:
-                made = compiled(key)
-            except self._errors as error:
+                with _interrupts_held():
+                    made = compiled(key)
+            except Exception as error:  # as in load
                 if not give_up:
                     raise
                 reason = f"{self._package} cannot compile its kernel: {_words(error)}"
@@ -102,6 +91,27 @@ class Kernels(Generic[Key, Kernel]):
                 del self._made[next(iter(self._made))]
             self._made[key] = made
             return made
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until all is imported or compiled.
+
+    C code of numba would make another error of it, or print it and go on. Only the main thread is
+    interrupted, and a handler that was not set by Python cannot be put back.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *_: held.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _words(error: Exception) -> str:

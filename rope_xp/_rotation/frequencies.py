@@ -5,7 +5,9 @@ import decimal
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_xp._contract import numbers
 from rope_xp._contract.caches import kept
+from rope_xp._contract.errors import RopeError
 
 
 def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
@@ -16,13 +18,18 @@ def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
     base : float
         The base of the geometric series, often called theta. Positive.
     rotary_dim : int
-        Even number of rotated components, r.
+        Even number of rotated components, r. Positive.
 
     Returns
     -------
     numpy.ndarray
         Shape (r/2,), float64, radians per token; each entry is the float64 nearest to the
         formula's value.
+
+    Raises
+    ------
+    RopeError
+        If base is not positive and finite, or rotary_dim not positive and even.
 
     Notes
     -----
@@ -34,6 +41,11 @@ def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
     >>> inverse_frequencies(10000.0, 8).tolist()
     [1.0, 0.1, 0.01, 0.001]
     """
+    numbers.check_positive("base", base)
+    numbers.check_positive_int("rotary_dim", rotary_dim)
+    if rotary_dim % 2:
+        msg = f"rotary_dim must be even, as components turn in pairs; got {rotary_dim}"
+        raise RopeError(msg)
     return np.array(_powers(float(base), rotary_dim)[0])
 
 

@@ -15,16 +15,19 @@ def cos_sin(call: Call, source: Source) -> tuple[Array, Array]:
     return made if isinstance(source, Given) else call.backend.computed_once(*made)
 
 
-def for_kernel(call: Call, source: Source, *, components: bool) -> Lookup | Given:
+def for_kernel(
+    call: Call, source: Source, *, components: bool = True, parts: bool = True, wide: bool = True
+) -> Lookup | Given:
     """Return a source whose angles a kernel looks up, or else those angles, computed here.
 
-    ``components`` says whether the kernel knows positions of several components.
+    The rest says whether the kernel knows positions of several components, with fractions, and
+    tables in float64.
     """
     if (
         isinstance(source, Lookup)
-        and source.part is None
+        and (parts or source.part is None)
         and (components or not source.components or source.whole is None)
-        and not source.wide
+        and (wide or call.backend.dtype_name(source.tables.low) != "float64")
     ):
         return source
     return source if isinstance(source, Given) else Given(*cos_sin(call, source))
@@ -48,12 +51,16 @@ def run(call: Call, rotate: Callable[..., Array] = pairs.rotate) -> tuple[Array,
 
 
 def align(xp: Namespace, table: Array, axes: Axes) -> Array:
-    """Bring a table (batch..., tokens, r/2) to the axes of the array that it broadcasts against."""
+    """Bring a table (batch..., tokens, r/2) to the axes of the array that it broadcasts against.
+
+    All of them, as jax can be told to refuse products of arrays that differ in their number.
+    """
     if not axes.in_order:
         return _permute(xp, table, axes)
-    if len(table.shape) <= axes.after_heads + 1:
-        return table
-    return table[axes.insert_heads]
+    missing = len(axes.names) - len(table.shape)
+    if len(table.shape) > axes.after_heads + 1:
+        return table[(*(None,) * (missing - 1), *axes.insert_heads)]
+    return angles.with_axes(table, len(axes.names))
 
 
 def _permute(xp: Namespace, table: Array, axes: Axes) -> Array:

@@ -1,14 +1,15 @@
 """From arrays in CPU memory to kernels. Shared by numpy and torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import numpy as np
-
-from rope_xp._contract.call import Call, Given, Lookup, Turn
+from rope_xp._contract.call import Call, Turn
 
 from . import threads as pool
-from . import views
 from .compiled import KERNELS, Kernel, Key
+from .plan import Angles, Pair, Plan, plan
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
@@ -39,59 +40,43 @@ def not_yet(call: Call, wanted: Sequence[Key]) -> str | None:
 
 # --- running -------------------------------------------------------------------------------------
 
-_NO_POSITIONS = np.empty((0, 0), np.int64)
-_NO_TABLES = (np.empty((0, 0), np.float32),) * 3
-_NO_ANGLES = (np.empty((0, 0, 0), np.float32),) * 2
+
+@dataclass(frozen=True)
+class Launch:
+    """What rotates all arrays that lie like this: one array or two that share their angles."""
+
+    kernel: Kernel
+    plan: Plan
+    kept: Any
+    """What the plan has addresses of."""
+
+    def __call__(self, *addresses: int, limit: Callable[[], int]) -> None:
+        """Rotate, given addresses of q, q_out, k, k_out and of two arrays of angles.
+
+        ``limit`` returns how many threads may work.
+        """
+        kernel, plan = self.kernel, self.plan
+        stream = plan.bytes >= BYTES_TO_STREAM
+        threads = plan.bytes // BYTES_A_THREAD
+        if threads > 1:
+            threads = min(threads, limit())
+        for words in plan.addresses:
+            if threads <= 1:
+                kernel(words, *addresses, stream, 0, plan.rows)
+            else:
+                pool.share(partial(kernel, words, *addresses, stream), plan.rows, threads)
 
 
-def rotate(
+def prepare(
     kernel: Kernel,
-    arrays: Sequence[np.ndarray],
-    outs: Sequence[np.ndarray],
-    source: Lookup | Given,
+    ends: Sequence[Pair],
+    angles: Angles,
     turn: Turn,
-    threads: int,
-) -> None:
-    """Rotate one array or two of one dtype, which share their angles.
-
-    Arrays are numpy's, 16-bit floats as their bits. Positions are int64, without components.
-    """
-    positions: tuple[np.ndarray, ...] = ()
-    cos_sin: tuple[np.ndarray, ...] = ()
-    tables: tuple[np.ndarray, ...] = _NO_TABLES
-    if isinstance(source, Given):
-        cos_sin = _aligned(source.cos), _aligned(source.sin)
-    else:
-        tables = source.digits
-        if source.whole is not None:
-            positions = (_aligned(source.whole),)
-    ends = [x for each in zip(arrays, outs, strict=True) for x in each]
-    for x, angles in views.in_order(ends, positions, cos_sin, turn.axes):
-        looked_up = angles if positions else [_NO_POSITIONS]
-        given = angles if cos_sin else _NO_ANGLES
-        _launch(kernel, x, (*looked_up, *tables, *given), turn, threads)
-
-
-def _aligned(angles: np.ndarray) -> np.ndarray:
-    return angles if angles.flags.aligned else angles.copy()
-
-
-def _launch(
-    kernel: Kernel,
-    arrays: list[np.ndarray],
-    angles: tuple[np.ndarray, ...],
-    turn: Turn,
-    threads: int,
-) -> None:
-    if len(arrays) == 2:
-        arrays += [x[:, :, :0] for x in arrays]
-    q, _, k, _ = arrays
-    size = q.nbytes + k.nbytes
-    stream = size >= BYTES_TO_STREAM
-    arguments = (*arrays, *angles, turn.rotary_offset, turn.inverse, stream)
-    rows = q.shape[0] * q.shape[1]
-    threads = min(threads, size // BYTES_A_THREAD)
-    if threads <= 1:
-        kernel(*arguments, 0, rows)
-        return
-    pool.share(lambda start, stop: kernel(*arguments, start, stop), rows, threads)
+    itemsize: int,
+    kept: Any,
+    *,
+    boxed: bool,
+) -> Launch:
+    """Return what rotates arrays that lie like this."""
+    made = plan(ends, angles, turn, itemsize, boxed=boxed)
+    return Launch(kernel, made, kept)

@@ -22,6 +22,8 @@ ELEMENTS: dict[str, tuple[Any, Any, Any, Any]] = {
 DTYPES = tuple(ELEMENTS)
 STREAM_ALIGNMENT = 16
 """Of addresses that can be streamed to, in bytes."""
+TO_FETCH = 16
+"""Fewer pairs at once are of short rows, which lie side by side in what is fetched anyway."""
 _TO_READ_FROM_L2 = (0, 2, 1)  # llvm.prefetch: to read, locality 2 of 3, data
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -117,7 +119,7 @@ def turn(
             start = at(x, first, size)
             parts = [start, at(start, pairs, size)]
             x1, x2 = (load(part, element, size) for part in parts)
-        if n > 1 and not past_caches:
+        if n >= TO_FETCH and not past_caches:
             for part in parts:
                 prefetch(part)
         x1, x2 = _widen(builder, x1, name, n), _widen(builder, x2, name, n)
@@ -150,6 +152,17 @@ def copy(typing, y, x, count):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def peek(typing, address, index):
+    """Return one of the 64-bit integers at an address."""
+
+    def codegen(context, builder, signature, args):
+        at = builder.add(args[0], builder.mul(args[1], ir.Constant(_I64, 8)))
+        return builder.load(builder.inttoptr(at, _I64.as_pointer()))
+
+    return types.int64(types.int64, types.int64), codegen
 
 
 @intrinsic

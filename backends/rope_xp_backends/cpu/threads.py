@@ -5,7 +5,6 @@ call at once, and the OpenMP one does after a fork.
 """
 
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -13,8 +12,8 @@ from itertools import pairwise
 
 from rope_xp._contract.caches import kept
 from rope_xp._contract.errors import RopeError
+from rope_xp._contract.forks import QUICK
 
-_lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -60,7 +59,7 @@ def _submit(work: Callable[[int, int], object], start: int, stop: int) -> Future
     global _pool
     pool = _pool
     if pool is None:
-        with _lock:
+        with QUICK:
             if _pool is None:
                 # One worker less than threads: whoever calls works too.
                 _pool = ThreadPoolExecutor(max(limit() - 1, 1), thread_name_prefix="rope_xp")
@@ -76,9 +75,8 @@ def _submit(work: Callable[[int, int], object], start: int, stop: int) -> Future
 
 def _forget() -> None:
     """Leave the pool to the parent process: its threads do not exist in a child."""
-    global _pool, _lock
+    global _pool
     _pool = None
-    _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -13,25 +13,24 @@ Arrays: TypeAlias = Sequence[np.ndarray]
 Views: TypeAlias = tuple[list[np.ndarray], list[np.ndarray]]
 
 
-def in_order(arrays: Arrays, positions: Arrays, tables: Arrays, axes: Axes) -> Iterator[Views]:
+def in_order(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
     """Yield (arrays, angles), once unless no two strides lead to all batches and tokens.
 
     Parameters
     ----------
     arrays : sequence of array
         With ``axes``; yielded as (batch, tokens, heads, head_dim). No elements are copied.
-    positions, tables : sequence of array
-        (batch..., tokens) and (batch..., tokens, r/2), as far as they have these axes; yielded as
-        (batch or 1, tokens or 1) and (batch or 1, tokens or 1, r/2), the positions first. Where
-        there are neither, tokens are counted by their place in the second axis.
+    angles : sequence of array
+        Positions or tables, (batch..., tokens, any) as far as they have these axes; yielded as
+        (batch or 1, tokens or 1, any). Where there are none, tokens are counted by their place in
+        the second axis.
     axes : Axes
         Where the axes of ``arrays`` lie.
     """
     if len(axes.batch) > 1:
-        yield from _folded(arrays, positions, tables, axes)
+        yield from _folded(arrays, angles, axes)
     else:
-        views = [_ordered(x, axes) for x in arrays]
-        yield views, [_padded(p, 2) for p in positions] + [_padded(t, 3) for t in tables]
+        yield [_ordered(x, axes) for x in arrays], [_padded(a) for a in angles]
 
 
 def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
@@ -44,16 +43,14 @@ def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
     return x if axes.batch else x[None]
 
 
-def _padded(angles: np.ndarray, ndim: int) -> np.ndarray:
-    missing = ndim - angles.ndim
+def _padded(angles: np.ndarray) -> np.ndarray:
+    missing = 3 - angles.ndim
     return angles[(None,) * missing] if missing else angles
 
 
-def _folded(arrays: Arrays, positions: Arrays, tables: Arrays, axes: Axes) -> Iterator[Views]:
+def _folded(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
     """Yield views with as few axes of batch and tokens as lead to the same rows."""
-    angles = [*positions, *tables]
-    ends = [a.ndim for a in positions] + [a.ndim - 1 for a in tables]
-    of_angles = [Laid(a.shape[:n], a.strides[:n]) for a, n in zip(angles, ends, strict=True)]
+    of_angles = [Laid(a.shape[:-1], a.strides[:-1]) for a in angles]
     found = rows(axes.rows, [Laid(x.shape, x.strides) for x in arrays], of_angles)
     alone = Rows(1, (0,) * (len(arrays) + max(len(angles), 1)))
     if not angles and not (found and found[-1].steps[-1]):
@@ -64,8 +61,7 @@ def _folded(arrays: Arrays, positions: Arrays, tables: Arrays, axes: Axes) -> It
     heads = -2 if axes.heads is None else axes.heads
     views = [_strided(x, found, i, (heads, -1)) for i, x in enumerate(arrays)]
     views += [
-        _strided(a, found, len(arrays) + i, range(n, a.ndim), broadcast=True)
-        for i, (a, n) in enumerate(zip(angles, ends, strict=True))
+        _strided(a, found, len(arrays) + i, (-1,), broadcast=True) for i, a in enumerate(angles)
     ]
     for index in np.ndindex(tuple(row.length for row in found[:-2])):
         parts = [x[tuple(map(min, index, (n - 1 for n in x.shape)))] for x in views]

@@ -4,19 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import cupy
-from cupy.cuda.compiler import CompileException
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.path import Path
-from rope_xp._dispatch.kernels import Errors, Kernels
+from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, Key
 
 
-def _load() -> tuple[Callable[[tuple[Key, int]], Any], Errors]:
+def _load() -> Callable[[tuple[Key, int]], Any]:
     from . import kernel
 
-    return lambda key: kernel.compiled(key[0].expression), (CompileException,)
+    return lambda key: kernel.compiled(key[0].expression)
 
 
 class Cuda(Path):

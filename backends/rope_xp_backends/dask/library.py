@@ -11,7 +11,7 @@ from dask.array.utils import meta_from_array
 from rope_xp._contract.caches import kept
 from rope_xp._contract.call import Lookup
 from rope_xp._contract.dtypes import numpy_name
-from rope_xp._contract.library import Digits, Recipe, Tables, Wide
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.numbers import ROTATED, check_known
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch.backend import Backend
@@ -53,7 +53,7 @@ class Dask(Backend):
         whole = _on_blocks(blocks.whole, positions, np.dtype(np.int32))
         return whole, _on_blocks(blocks.part, positions, dtype)
 
-    def tables(self, recipe: Recipe, like: Array) -> Tables:
+    def tables(self, recipe: Recipe, like: Array) -> Digits:
         """Return tables that are made where they are needed."""
         check_known(ROTATED, (recipe.head_dim,))
         return _lazy_tables(recipe)
@@ -71,7 +71,7 @@ class Dask(Backend):
         if lookup.part is not None:
             given.append((lookup.part.rechunk(given[0][0].chunks), index))
         out = (whole.ndim, *(index[1:] if lookup.components else index), whole.ndim + 1)
-        dtype = np.dtype(np.float64 if lookup.wide else np.float32)
+        dtype: np.dtype = lookup.tables.low.dtype
         both = da.blockwise(
             blocks.CosSin(blocks.emptied(lookup)),
             out,
@@ -94,9 +94,8 @@ def known_length(n: int) -> int:
 
 # What is kept are graphs of one task a table.
 @kept(64)
-def _lazy_tables(recipe: Recipe) -> Tables:
+def _lazy_tables(recipe: Recipe) -> Digits:
     pairs = len(checked_frequencies(recipe.rope, recipe.head_dim))
-    form: type[Tables] = Wide if recipe.wide else Digits
     dtype = np.dtype(np.float64 if recipe.wide else np.float32)
     made = [
         None
@@ -108,10 +107,10 @@ def _lazy_tables(recipe: Recipe) -> Tables:
             meta=np.empty((0,) * len(shape), dtype),
         )
         for which, (name, shape) in enumerate(
-            zip(form._fields, table_shapes(pairs, recipe.components, recipe.wide), strict=True)
+            zip(Digits._fields, table_shapes(pairs, recipe.components), strict=True)
         )
     ]
-    return form(*made)
+    return Digits(*made)
 
 
 def _on_blocks(function: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:

@@ -80,7 +80,7 @@ class _Angles(NamedTuple):
 
 def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) -> _Angles:
     backend = call.backend
-    found = portable.for_kernel(call, source, components=True)
+    found = portable.for_kernel(call, source, parts=False, wide=False)
     if isinstance(found, Given):
         tables = [_readable(backend, x, contiguous, rows=True) for x in (found.cos, found.sin)]
         laid = tuple(Laid(memory.shape, memory.strides) for _, memory in tables)
@@ -88,7 +88,7 @@ def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) ->
         pointers = (*both, *(0,) * (POINTERS - 6))
         holds = tuple(x for x, _ in tables)
         return _Angles(GIVEN, laid, pointers, False, alignment(*both), holds)
-    addresses = (*found.digits, found.tables.component)
+    addresses = (*found.tables[:3], found.tables.component)
     pointers = tuple(0 if x is None else _memory(backend, x).pointer for x in addresses)
     whole = found.whole
     if whole is None:

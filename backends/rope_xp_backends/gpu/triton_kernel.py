@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from triton.errors import TritonError
 from triton.runtime import driver
 
 from rope_xp._contract.call import DIGIT, DIGIT_BITS, LIMIT
@@ -23,9 +22,6 @@ from rope_xp._contract.memory import ACCESS
 from rope_xp._rotation.tables import TOP_DIGIT
 
 from .triton_plan import Variant
-
-Error = TritonError
-"""What Triton raises where it cannot compile."""
 
 THREADS = 128
 

@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Recipe, Tables
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 
@@ -76,7 +76,7 @@ class Jax(Backend):
         both = jax.lax.dynamic_update_slice_in_dim(both, sin, pairs, axis)
         return both[..., :pairs], both[..., pairs:]
 
-    def tables(self, recipe: Recipe, like: jax.Array) -> Tables:
+    def tables(self, recipe: Recipe, like: jax.Array) -> Digits:
         """Return numpy tables to a trace, which makes constants of them; else arrays."""
         if recipe.wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
             msg = (

@@ -8,6 +8,7 @@ import jax
 
 from rope_xp._contract.call import Call, Difference, Given, Lookup
 from rope_xp._contract.path import Path
+from rope_xp._contract.trees import TREES
 from rope_xp._rotation import portable
 
 from . import gpu
@@ -25,6 +26,8 @@ jax.tree_util.register_dataclass(
 )
 jax.tree_util.register_dataclass(Given, data_fields=["cos", "sin"], meta_fields=[])
 jax.tree_util.register_dataclass(Difference, data_fields=["new", "old"], meta_fields=[])
+for tree in TREES:
+    jax.tree_util.register_dataclass(tree.kind, [*tree.arrays], [*tree.plain])
 
 
 class Jit(Path):

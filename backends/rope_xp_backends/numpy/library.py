@@ -2,8 +2,12 @@
 
 import numpy as np
 
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation.tables import host_tables
+
+from . import bound
 
 
 class Numpy(Backend):
@@ -11,6 +15,8 @@ class Numpy(Backend):
 
     host = True
     numpy_dtypes = True
+
+    asked = staticmethod(bound.asked)
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Matrices and masked arrays give another meaning to ``*``."""
@@ -25,6 +31,15 @@ class Numpy(Backend):
     def asarray(self, host: np.ndarray, device: None) -> np.ndarray:
         """Return it as it is."""
         return host
+
+    def tables(self, recipe: Recipe, like: np.ndarray) -> Digits:
+        """Return those of the host."""
+        return host_tables(recipe)
+
+    def integers(self, positions: np.ndarray) -> np.ndarray:
+        """In the byte order of the machine: array_api_compat clips no others."""
+        found: np.ndarray = super().integers(positions)
+        return found.astype(found.dtype.newbyteorder("="), copy=False)
 
     def memory(self, x: np.ndarray) -> Memory:
         """Read from the array interface."""

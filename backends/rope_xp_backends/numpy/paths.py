@@ -7,11 +7,13 @@ import numpy as np
 from rope_xp._contract.call import Call
 from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.path import Path
+from rope_xp._dispatch.bound import Asked
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu import launch, threads, views
+from rope_xp_backends.cpu import copies, launch, views
 from rope_xp_backends.cpu.compiled import KERNELS, Key
 
-from . import chunks
+from . import chunks, host
+from .bound import Bound, bind
 
 
 class Numba(Path):
@@ -24,7 +26,7 @@ class Numba(Path):
         keys = _keys(call)
         return (
             KERNELS.objection(*keys)
-            or _first(_not_for_kernels, call)
+            or _first(_not_plain, call)
             or (None if asked else launch.not_yet(call, keys))
         )
 
@@ -32,12 +34,13 @@ class Numba(Path):
         """Rotate by kernels."""
         kernels = [KERNELS.get(key) for key in _keys(call)]  # all of them, before any writes
         outs = call.out or _new(call)
-        limit = threads.limit()
         for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
-            x, y = [_bits(x) for x in arrays], [_bits(y) for y in group]
-            found = portable.for_kernel(call, source, components=False)
-            launch.rotate(kernels[i], x, y, found, call.turn, limit)
+            host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.turn)
         return outs
+
+    def bind(self, call: Call, asked: Asked, results: tuple[np.ndarray, ...]) -> Bound | None:
+        """Keep the kernel, and what it is told of such a call."""
+        return bind(call, asked, results, KERNELS.get(_keys(call)[0]))
 
 
 class Chunked(Path):
@@ -68,9 +71,7 @@ class Complex(Path):
             return f"its pairs are neighbours, and the layout is {call.turn.layout!r}"
         unasked = "its results are within 2 ulp, and not equal in every bit; ask for it by name"
         return (
-            _first(_not_for_kernels, call)
-            or _first(_too_narrow, call)
-            or (None if asked else unasked)
+            _first(_not_plain, call) or _first(_not_complex, call) or (None if asked else unasked)
         )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
@@ -89,7 +90,7 @@ def _with_tables(
         cos, sin = portable.cos_sin(call, source)
         tables = (cos, -sin if call.turn.inverse else sin)
         for each in zip(arrays, group, strict=True):
-            for (x, out), (c, s) in views.in_order(each, (), tables, call.turn.axes):
+            for (x, out), (c, s) in views.in_order(each, tables, call.turn.axes):
                 yield x, out, c, s
 
 
@@ -101,10 +102,6 @@ def _new(call: Call) -> tuple[np.ndarray, ...]:
     """Return new arrays with axes in memory as those of a call have them, but head_dim last."""
     new = [np.empty_like(x) for x in call.arrays]
     return tuple(x if x.strides[-1] == x.itemsize else np.empty(x.shape, x.dtype) for x in new)
-
-
-def _bits(x: np.ndarray) -> np.ndarray:
-    return x.view(np.uint16) if x.itemsize == 2 else x
 
 
 def _first(objection: Callable[[np.ndarray], str | None], call: Call) -> str | None:
@@ -119,15 +116,7 @@ def _not_plain(x: np.ndarray) -> str | None:
     return None if type(x) is np.ndarray else f"{type(x).__name__} is a class derived from ndarray"
 
 
-def _not_for_kernels(x: np.ndarray) -> str | None:
-    if type(x) is not np.ndarray:
-        return _not_plain(x)
-    if x.strides[-1] != x.itemsize and x.shape[-1] > 1 and x.size > 0:
-        return "the last axis of an array is not contiguous"
-    if not (x.dtype.isnative and x.flags.aligned):
-        return "an array has another byte order than the machine, or is not aligned"
-    return None
-
-
-def _too_narrow(x: np.ndarray) -> str | None:
-    return None if x.itemsize > 2 else f"numpy has no complex numbers of two {x.dtype}"
+def _not_complex(x: np.ndarray) -> str | None:
+    if x.itemsize == 2:
+        return f"numpy has no complex numbers of two {x.dtype}"
+    return None if copies.readable(x) else "the last axis of an array is not contiguous and native"

@@ -16,9 +16,11 @@ class How(NamedTuple):
     """How an operator rotates: its arguments after the tensors to rotate."""
 
     positions: torch.Tensor | None
+    part: torch.Tensor | None
     table: torch.Tensor
     table_2: torch.Tensor
     table_3: torch.Tensor | None
+    frequencies: torch.Tensor | None
     components: torch.Tensor | None
     axes: str
     layout: Layout
@@ -34,25 +36,28 @@ class How(NamedTuple):
 
     def source(self, tokens: int) -> Lookup | Given:
         """Return where angles come from, positions with their components in front."""
-        low, middle, high, positions = self.table, self.table_2, self.table_3, self.positions
+        low, middle, high = self.table, self.table_2, self.table_3
         if high is None:
             return Given(low, middle)
-        count = 0
-        if self.components is not None and positions is not None:
-            positions, count = positions.movedim(-1, 0), positions.shape[-1]
-        tables = Digits(low, middle, high, None, self.components)
-        return Lookup(tables, positions, None, low.device, tokens, UNKNOWN, count)
+        count, whole, part = 0, self.positions, self.part
+        if self.components is not None and whole is not None:
+            count, whole = whole.shape[-1], whole.movedim(-1, 0)
+            part = None if part is None else part.movedim(-1, 0)
+        tables = Digits(low, middle, high, self.frequencies, self.components)
+        return Lookup(tables, whole, part, low.device, tokens, UNKNOWN, count)
 
 
 def arguments(source: Lookup | Given, turn: Turn) -> How:
     """Return the arguments of an operator."""
     rest = turn.axes.names, turn.layout, turn.rotary_offset, turn.inverse
     if isinstance(source, Given):
-        return How(None, source.cos, source.sin, None, None, *rest)
-    (low, middle, high), component = source.digits, source.tables.component
-    positions = source.whole
-    if positions is None or not source.components:
+        return How(None, None, source.cos, source.sin, None, None, None, *rest)
+    low, middle, high, frequencies, component = source.tables
+    whole, part = source.whole, source.part
+    if whole is None or not source.components:
         component = None
     else:
-        positions = positions.movedim(0, -1)
-    return How(positions, low, middle, high, component, *rest)
+        whole, part = whole.movedim(0, -1), None if part is None else part.movedim(0, -1)
+    if part is None:
+        frequencies = None
+    return How(whole, part, low, middle, high, frequencies, component, *rest)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from rope_xp._contract.call import Call, Difference, Given, Lookup
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Recipe, Tables
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 
 from . import BACKEND as _PLAIN
@@ -31,7 +31,7 @@ class Distributed(Torch):
 
     kin = _PLAIN
 
-    def tables(self, recipe: Recipe, like: Any) -> Tables:
+    def tables(self, recipe: Recipe, like: Any) -> Digits:
         """Return those of plain tensors, from their cache."""
         return _PLAIN.tables(recipe, _held(like))
 

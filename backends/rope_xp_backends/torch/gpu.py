@@ -3,7 +3,6 @@
 Nothing is read from the device and nothing is waited for, so a CUDA graph can record it all.
 """
 
-import subprocess
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -11,7 +10,7 @@ import torch
 
 from rope_xp._contract.caches import kept
 from rope_xp._contract.memory import alignment
-from rope_xp._dispatch.kernels import Errors, Kernels
+from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan, Variant, plan
 
 from .arguments import How, Tensors
@@ -23,11 +22,10 @@ DEVICES = {"cuda"}
 Run: TypeAlias = Callable[..., None]
 
 
-def _load() -> tuple[Callable[[tuple[Variant, int | None]], Run], Errors]:
+def _load() -> Callable[[tuple[Variant, int | None]], Run]:
     from rope_xp_backends.gpu import triton_kernel
 
-    errors = (AssertionError, subprocess.SubprocessError, triton_kernel.Error)
-    return lambda key: triton_kernel.loaded(key[0]), errors
+    return lambda key: triton_kernel.loaded(key[0])
 
 
 KERNELS: Kernels[tuple[Variant, int | None], Run] = Kernels("triton", _load)
@@ -65,6 +63,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def rotate(out: Tensors, arrays: Tensors, how: How) -> None:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
     device = arrays[0].device
+    arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             _rotate(out, arrays, how)
@@ -86,7 +85,8 @@ def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tenso
     """Return what is launched, with the tensors of each launch."""
     if not any(x.numel() for x in arrays):
         return []
-    positions, table, table_2, table_3, components = how[:5]
+    positions, components = how.positions, how.components
+    table, table_2, table_3 = how.table, how.table_2, how.table_3
     if table_3 is None:
         table, table_2, angles = _given(table, table_2)
     else:

@@ -5,19 +5,20 @@ import torch
 
 from rope_xp._contract.call import LIMIT
 from rope_xp._contract.dtypes import FLOATS, INTEGERS
-from rope_xp._contract.library import Recipe, Tables
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend, put_tables
 
 from . import tables
+from .asked import PLAIN, asked
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Kinds of tensors that are memory, and nothing else."""
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 
 
 class Torch(Backend):
     """The glue of torch."""
+
+    asked = staticmethod(asked)
 
     def is_compiling(self) -> bool:
         """Return whether Dynamo or export traces the call."""
@@ -32,17 +33,30 @@ class Torch(Backend):
 
     def dtype_name(self, x: torch.Tensor) -> str:
         """Name the usual dtypes by a dict."""
+        if x.is_nested or x.layout is not torch.strided:
+            return f"{x.dtype}, but not strided"
         return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
+
+    def unreadable(self, x: torch.Tensor) -> str | None:
+        """Nested, sparse and blocked tensors have dense kin, which alone can be rotated."""
+        if x.is_nested:
+            return (
+                "a nested tensor, and dense ones are taken; give those in it, one by one, or padded"
+            )
+        if x.layout is not torch.strided:
+            return f"a tensor of layout {x.layout}, and dense ones are taken; give its to_dense()"
+        return None
 
     def device(self, x: torch.Tensor) -> torch.device:
         """Return the attribute."""
         return x.device
 
     def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
-        """Copy: torch warns of read-only numpy memory, and cannot take negative strides."""
-        if host.dtype.name == "bfloat16":
-            host = host.astype(np.float32)
-        return torch.tensor(np.ascontiguousarray(host), device=device)
+        """Copy: torch warns of read-only numpy memory, and cannot take negative strides.
+
+        It asks for those of an axis of length 1 too, which numpy calls contiguous.
+        """
+        return torch.tensor(host.copy(), device=device)
 
     def arange(self, n: int, device: torch.device) -> torch.Tensor:
         """Take n as it is: torch.compile passes a symbol."""
@@ -63,13 +77,13 @@ class Torch(Backend):
         rows = table.index_select(0, indices.reshape(-1))
         return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
 
-    def tables(self, recipe: Recipe, like: torch.Tensor) -> Tables:
+    def tables(self, recipe: Recipe, like: torch.Tensor) -> Digits:
         """Keep fake, functional and distributed tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.in_graph(self, recipe, like.device)
         if type(like) not in PLAIN:
             return put_tables(self, recipe, like.device)
-        return tables.cached(self, recipe, like.device)
+        return tables.cached((self, recipe, like.device))
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""
@@ -86,8 +100,9 @@ class Torch(Backend):
         """Refuse what autograd would refuse, before anything is written."""
         if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
             return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"
-        if torch.compiler.is_compiling():
-            return None
+        unreadable = self.unreadable(out)
+        if unreadable is not None or torch.compiler.is_compiling():
+            return unreadable
         if out.is_inference() and not torch.is_inference_mode_enabled():
             return "it was made under inference_mode and can be written only there"
         return None

@@ -23,11 +23,12 @@ from .arguments import How, Tensors
 from .library import Torch
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
-# The tables are (low, middle, high), or (cos, sin) and nothing. Positions are (batch..., tokens),
-# or (batch..., tokens, components) where ``components``, (r/2,), says which one a frequency reads.
+# The tables are (low, middle, high), or (cos, sin) and nothing. Positions and what they have after
+# the point are (batch..., tokens), or (batch..., tokens, components) where ``components``, (r/2,),
+# says which one a frequency reads.
 _HOW = (
-    "Tensor? positions, Tensor table, Tensor table_2, Tensor? table_3, Tensor? components, "
-    "str axes, str layout, int offset, bool inverse"
+    "Tensor? positions, Tensor? part, Tensor table, Tensor table_2, Tensor? table_3, "
+    "Tensor? frequencies, Tensor? components, str axes, str layout, int offset, bool inverse"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _library = torch.library.Library("rope_xp", "FRAGMENT")
@@ -38,11 +39,16 @@ _rotate = torch.ops.rope_xp.rotate.default
 _rotate_pair = torch.ops.rope_xp.rotate_pair.default
 _rotate_out = torch.ops.rope_xp.rotate_out.default
 
+_N_TENSORS, _N_HOW = How._fields.index("axes"), len(How._fields)
+
 _PORTABLE = Torch("torch", xp)
 
 
 def apply(arrays: Tensors, how: How) -> Tensors:
     """Return arrays rotated, in a way that derivatives can follow where there are any to take."""
+    if arrays[0].requires_grad != arrays[-1].requires_grad:
+        # All results of one autograd.Function would require a gradient, and one have none to give.
+        return apply(arrays[:1], how) + apply(arrays[1:], how)
     if transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in arrays)):
         return tuple(_Rotate.apply(*how, *arrays))
     return _plain(arrays, how)
@@ -77,37 +83,40 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Tensors:
-        return _plain(arguments[9:], arguments[:9])
+        return _plain(arguments[_N_HOW:], arguments[:_N_HOW])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
-        ctx.save_for_backward(*inputs[:5])
-        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[5:9]
+        ctx.save_for_backward(*inputs[:_N_TENSORS])
+        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[_N_TENSORS:_N_HOW]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
-            return *(None,) * 9, *_plain(grads, back)
-        return *(None,) * 9, *_Rotate.apply(*back, *grads)
+            return *(None,) * _N_HOW, *_plain(grads, back)
+        return *(None,) * _N_HOW, *apply(grads, How(*back))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
         """Make the mapped axis one more batch axis, the first."""
-        names = arguments[5]
+        how = How(*arguments[:_N_HOW])
+        names = how.axes
         batch = len(set(names) - set("shd"))
         letter = next(c for c in string.ascii_letters if c not in names + "shd")
-        own = 2 if arguments[4] is None else 3  # axes of positions, with the mapped one
+        own = 2 if how.components is None else 3  # axes of positions, with the mapped one
+        axes = (own, own, 3, 3, 3)
         angles = [
-            _mapped_angles(x, at, batch + axes)
-            for x, at, axes in zip(arguments[:4], in_dims[:4], (own, 3, 3, 3), strict=True)
+            _mapped_angles(x, at, batch + n)
+            for x, at, n in zip(how[: len(axes)], in_dims[: len(axes)], axes, strict=True)
         ]
         arrays = [
             x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
-            for x, at in zip(arguments[9:], in_dims[9:], strict=True)
+            for x, at in zip(arguments[_N_HOW:], in_dims[_N_HOW:], strict=True)
         ]
-        results = _Rotate.apply(*angles, arguments[4], letter + names, *arguments[6:9], *arrays)
-        return results, (0,) * len(results)
+        mapped = dict(zip(How._fields, angles, strict=False))
+        how = how._replace(**mapped, axes=letter + names)
+        return apply(tuple(arrays), how), (0,) * len(arrays)
 
 
 def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
@@ -126,14 +135,14 @@ RUNS: dict[str, Callable[[Tensors, Tensors, How], None]] = {"cpu": cpu.rotate, "
 
 @torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
 def _rotate_here(x: torch.Tensor, *how: Any) -> torch.Tensor:
-    out = _new(x)
+    out = new(x)
     _run((out,), (x,), How(*how))
     return out
 
 
 @torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
 def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
-    out = (_new(q), _new(k))
+    out = (new(q), new(k))
     _run(out, (q, k), How(*how))
     return out
 
@@ -141,6 +150,11 @@ def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
 @torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
 def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
     _run(tuple(out), tuple(arrays), How(*how))
+    written(tuple(out))
+
+
+def written(out: Tensors) -> None:
+    """Have autograd know that tensors were written over."""
     for x in out:
         if not x.is_inference():
             torch.autograd.graph.increment_version(x)
@@ -156,11 +170,15 @@ torch.library.register_fake("rope_xp::rotate_out", lambda *_: None, lib=_library
 def _like(x: torch.Tensor) -> torch.Tensor:
     """Return an empty result: with the strides of x, but head_dim is contiguous."""
     if x.stride(-1) == 1:
-        return torch.empty_like(x)
+        like = torch.empty_like(x)
+        # Beside an axis of length 1 and stride 1, torch may put one of stride 0 behind head_dim.
+        if like.stride(-1) == 1:
+            return like
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _new(x: torch.Tensor) -> torch.Tensor:
+def new(x: torch.Tensor) -> torch.Tensor:
+    """Return memory for a result, on the CPU in large pages where it is large."""
     new = _like(x)
     if new.device.type == "cpu":
         pages.advise_huge(new.data_ptr(), new.nbytes)
@@ -168,7 +186,6 @@ def _new(x: torch.Tensor) -> torch.Tensor:
 
 
 def _run(out: Tensors, arrays: Tensors, how: How) -> None:
-    arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
     try:
         RUNS[arrays[0].device.type](out, arrays, how)
     except Unavailable as reason:

@@ -8,13 +8,16 @@ from torch.autograd import forward_ad
 
 from rope_xp._contract.call import Call, leaves
 from rope_xp._contract.path import Path
+from rope_xp._dispatch.bound import Asked
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu.compiled import KERNELS, Key
 
 from . import gpu, op
-from .arguments import arguments
-from .library import NAMES, PLAIN
+from .arguments import Tensors, arguments
+from .asked import PLAIN
+from .bound import bind
+from .library import NAMES
 
 
 class Triton(Path):
@@ -37,8 +40,8 @@ class Triton(Path):
         """Call the operator, once for each source of angles."""
         if not torch.compiler.is_compiling():
             gpu.KERNELS.load()
-            return _rotated(call, components=True)
-        return _rotated(call, components=False)
+            return _rotated(call, parts=False, wide=False)
+        return _rotated(call, components=False, parts=False, wide=False)
 
 
 class Numba(Path):
@@ -63,7 +66,11 @@ class Numba(Path):
         if not torch.compiler.is_compiling():
             for key in _keys(call):
                 KERNELS.get(key)
-        return _rotated(call, components=False)
+        return _rotated(call)
+
+    def bind(self, call: Call, asked: Asked, results: Tensors) -> Any:
+        """Keep the kernel, and what it is told of such a call."""
+        return bind(call, asked, results)
 
 
 def _keys(call: Call) -> list[Key]:
@@ -78,10 +85,10 @@ def _exported() -> str | None:
     return "an exported program runs without rope_xp" if exporting else None
 
 
-def _rotated(call: Call, *, components: bool) -> tuple[torch.Tensor, ...]:
+def _rotated(call: Call, **known: bool) -> tuple[torch.Tensor, ...]:
     results: tuple[torch.Tensor, ...] = ()
     for arrays, out, source in call.groups(call.out or (), one_dtype=True):
-        found = portable.for_kernel(call, source, components=components)
+        found = portable.for_kernel(call, source, **known)
         how = arguments(found, call.turn)
         if out:
             op.write(out, arrays, how)
@@ -109,8 +116,6 @@ def _not_for_gpu(x: torch.Tensor) -> str | None:
 def _not_plain(x: torch.Tensor) -> str | None:
     if type(x) not in PLAIN:
         return f"{type(x).__name__} is a tensor of another kind"
-    if x.layout is not torch.strided:
-        return f"a tensor has the layout {x.layout}"
     return None
 
 

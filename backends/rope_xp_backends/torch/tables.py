@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rope_xp._contract.caches import kept
-from rope_xp._contract.library import Digits, Recipe, Tables, Wide
+from rope_xp._contract.caches import kept_tables
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.numbers import held_by
 from rope_xp._dispatch.backend import Backend, put_tables
 from rope_xp._rotation.tables import table_shapes
@@ -31,14 +31,15 @@ def _lasting() -> Iterator[None]:
         yield
 
 
-@kept(64)
-def cached(library: Backend, recipe: Recipe, device: torch.device) -> Tables:
+@kept_tables
+def cached(key: tuple[Backend, Recipe, torch.device]) -> Digits:
     """Return the tables of a rope on a device, from a bounded cache."""
+    library, recipe, device = key
     with _lasting():
         return put_tables(library, recipe, device)
 
 
-def in_graph(library: Backend, recipe: Recipe, device: torch.device) -> Tables:
+def in_graph(library: Backend, recipe: Recipe, device: torch.device) -> Digits:
     """Return tables as constants of the graph that a compiler makes."""
     rope = recipe.rope
     # A rule that is no dataclass can only be handed over by itself, not within a tuple.
@@ -49,9 +50,9 @@ def in_graph(library: Backend, recipe: Recipe, device: torch.device) -> Tables:
     # Dynamo makes symbols of the sizes of constants too, given dynamic=True. These are known.
     known = [
         None if n is None else t.as_strided(n, (*n[1:], 1)[: len(n)])
-        for t, n in zip(made, table_shapes(pairs, recipe.components, wide), strict=True)
+        for t, n in zip(made, table_shapes(pairs, recipe.components), strict=True)
     ]
-    return Wide(*known) if wide else Digits(*known)
+    return Digits(*known)
 
 
 def _flat(value: Any, without: Any = None) -> Any:

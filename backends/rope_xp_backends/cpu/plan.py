@@ -1,0 +1,128 @@
+"""What a kernel is told of a call besides addresses: lengths, strides and tables, in one row.
+
+It is the same for every call of a kind. So it is made once, and a call hands over addresses alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from rope_xp._contract.call import Turn
+from rope_xp._contract.memory import Laid, Rows, rows
+
+_END = ("heads", "x_batch", "x_token", "x_head", "y_batch", "y_token", "y_head", "x_skip", "y_skip")
+TABLES = ("low", "middle", "high", "frequencies", "component")
+FIELDS = (
+    *("boxed", "length", "pairs", "inverse", "before", "behind"),
+    *("looked_up", "counted", "parted", "components"),
+    *TABLES,
+    *("a_skip", "a_batch", "a_token", "a_piece", "b_skip", "b_batch", "b_token", "b_piece"),
+    *(f"q_{name}" for name in _END),
+    *(f"k_{name}" for name in _END),
+)
+"""Lengths are of axes, all else is in bytes. ``a`` and ``b`` are positions and what they have
+after the point, or cos and sin, of which a piece is one component or number."""
+
+
+class Pair(NamedTuple):
+    """How an array and its result lie, with the axes of the call, in bytes."""
+
+    x: Laid
+    y: Laid
+
+
+@dataclass(frozen=True)
+class Angles:
+    """What a kernel is told of angles besides where they are.
+
+    Parameters
+    ----------
+    pairs : int
+        r/2.
+    laid : tuple of Laid
+        Of positions and their fractions, or of cos and sin: (batch..., tokens, any), in bytes.
+        None at all where positions are counted.
+    tables : tuple of int
+        Addresses of Digits, of which the component's may be 0; empty where cos and sin are given.
+    components : int
+        Of positions, 0 where there is one without an axis.
+    """
+
+    pairs: int
+    laid: tuple[Laid, ...]
+    tables: tuple[int, ...]
+    components: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a kernel is told. The tables must be kept for as long."""
+
+    words: tuple[np.ndarray, ...]
+    """One row of numbers for each launch."""
+    addresses: tuple[int, ...]
+    """Where these rows lie."""
+    rows: int
+    """Batches times tokens of a launch."""
+    bytes: int
+    """Of all arrays, without results."""
+
+
+def plan(
+    ends: Sequence[Pair],
+    angles: Angles,
+    turn: Turn,
+    itemsize: int,
+    *,
+    boxed: bool,
+) -> Plan:
+    """Return what a kernel is told of one array or two, which share their angles.
+
+    ``boxed`` says that it is given objects of numpy, in place of the addresses of their elements.
+    """
+    axes, looked_up = turn.axes, bool(angles.tables)
+    laid = [each for pair in ends for each in pair]
+    of_angles = [Laid(a.shape[:-1], a.strides[:-1]) for a in angles.laid]
+    found = rows(axes.rows, laid, of_angles)
+    alone = Rows(1, (0,) * (len(laid) + max(len(of_angles), 1)))
+    if not of_angles and not (found and found[-1].steps[-1]):
+        found.append(alone)  # a single token, which is the last axis all the same
+    found = [alone] * (2 - len(found)) + found
+    *outer, batch, token = found
+    sizes = [itemsize * int(np.prod(pair.x.shape)) for pair in ends]
+    told: dict[str, int] = {
+        "boxed": boxed,
+        "length": token.length,
+        "pairs": angles.pairs,
+        "inverse": turn.inverse,
+        "before": turn.rotary_offset * itemsize,
+        "behind": (laid[0].shape[-1] - turn.rotary_offset - 2 * angles.pairs) * itemsize,
+        "looked_up": looked_up,
+        "counted": not angles.laid,
+        "parted": looked_up and len(angles.laid) > 1,
+        "components": angles.components,
+        **dict(zip(TABLES, angles.tables, strict=False)),
+    }
+    for i, pair in enumerate(ends):
+        name, x, y = "qk"[i], 2 * i, 2 * i + 1
+        told[f"{name}_heads"] = 1 if axes.heads is None else pair.x.shape[axes.heads]
+        for end, which, of in (("x", x, pair.x), ("y", y, pair.y)):
+            told[f"{name}_{end}_batch"] = batch.steps[which]
+            told[f"{name}_{end}_token"] = token.steps[which]
+            told[f"{name}_{end}_head"] = 0 if axes.heads is None else of.strides[axes.heads]
+    for i, a in enumerate(angles.laid):
+        name, which = "ab"[i], len(laid) + i
+        told[f"{name}_batch"], told[f"{name}_token"] = batch.steps[which], token.steps[which]
+        told[f"{name}_piece"] = a.strides[-1]
+    skips = [f"{'qk'[i // 2]}_{'xy'[i % 2]}_skip" for i in range(len(laid))]
+    skips += [f"{'ab'[i]}_skip" for i in range(len(angles.laid))]
+    words = []
+    for index in product(*(range(row.length) for row in outer)):
+        for which, name in enumerate(skips):
+            told[name] = sum(i * row.steps[which] for i, row in zip(index, outer, strict=True))
+        words.append(np.array([told.get(name, 0) for name in FIELDS], np.int64))
+    places = tuple([row.ctypes.data for row in words])
+    return Plan(tuple(words), places, batch.length * token.length, sum(sizes))

@@ -1,0 +1,93 @@
+"""The key of a call on plain tensors, which is past all that the dispatcher would have seen to."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+
+from rope_xp._arguments.positions import read_host
+from rope_xp._contract.errors import RopeError
+from rope_xp._dispatch.bound import Asked
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Kinds of tensors that are memory, and nothing else."""
+_PYTHON = (np.ndarray, int, float, list, tuple, range)
+
+
+def asked(
+    kind: Hashable,
+    arrays: tuple[torch.Tensor, ...],
+    positions: Any,
+    out: Any,
+    tables: tuple[torch.Tensor, torch.Tensor] | None,
+) -> Asked | None:
+    """Return the key of a call, its positions as kernels read them, and where it goes."""
+    if torch.compiler.is_compiling() or _watched():
+        return None
+    ends = arrays
+    if out is not None:
+        if type(out) is not tuple or len(out) != len(arrays):
+            return None
+        ends += out
+    key: list[Hashable] = [kind, len(arrays)]
+    recorded, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    for x in ends:
+        if not _plain(x):
+            return None
+        needs = recorded and x.requires_grad
+        if out is not None and (needs or (x.is_inference() and not inference)):
+            return None
+        key += x.dtype, x.device, x.shape, x.stride(), needs
+    rows = _whole(positions) if tables is None else _tables(tables, arrays[0].dtype, recorded)
+    if rows is None:
+        return None
+    for row in rows:
+        key += row.device, row.shape, row.stride()
+    return Asked(tuple(key), arrays, rows, out)
+
+
+def _plain(x: torch.Tensor) -> bool:
+    """Return whether a tensor is what it has in memory."""
+    return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_neg()
+
+
+def _tables(
+    tables: tuple[torch.Tensor, ...], dtype: torch.dtype, recorded: bool
+) -> tuple[torch.Tensor, ...] | None:
+    """Return cos and sin, None where they are to be cast, or where autograd follows them."""
+    compute = torch.float64 if dtype is torch.float64 else torch.float32
+    for row in tables:
+        if not _plain(row) or row.dtype is not compute or (recorded and row.requires_grad):
+            return None
+    return tables
+
+
+def _watched() -> bool:
+    """Return whether anybody wants to see or to change what is done to tensors."""
+    # torch has no public way to ask what it asks itself.
+    return bool(
+        torch._C._are_functorch_transforms_active()  # noqa: SLF001  # see above
+        or forward_ad._current_level >= 0  # noqa: SLF001  # see above
+        or torch._C._len_torch_dispatch_stack()  # noqa: SLF001  # see above
+        or torch._C._len_torch_function_stack()  # noqa: SLF001  # see above
+        or torch._C._get_tracing_state() is not None  # noqa: SLF001  # see above
+        or torch._C._autograd._profiler_enabled()  # noqa: SLF001  # see above
+    )
+
+
+def _whole(positions: Any) -> tuple[torch.Tensor, ...] | None:
+    """Return integer positions on the CPU, None for others and for what the long way refuses."""
+    if positions is None:
+        return ()
+    if type(positions) is torch.Tensor:
+        here = positions.dtype in (torch.int64, torch.int32) and positions.device.type == "cpu"
+        return (positions.to(torch.int64),) if here and _plain(positions) else None
+    if type(positions) not in _PYTHON:
+        return None
+    try:
+        whole, part, *_ = read_host(positions, np.int64, False, "positions")
+    except (RopeError, TypeError):
+        return None
+    return (torch.from_numpy(whole.copy()),) if part is None else None

@@ -1,0 +1,120 @@
+"""Calls of a kind on tensors in CPU memory: memory for results, and a kernel; or the operator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rope_xp._contract.call import Call, Difference, Given, Lookup
+from rope_xp._dispatch.bound import Asked
+from rope_xp_backends.cpu.launch import Launch
+
+from . import cpu, op, pages
+from .arguments import How, Tensors, arguments
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is left to do for a kind of call, none of whose tensors needs a gradient.
+
+    Parameters
+    ----------
+    launch : Launch
+        The kernel, and what it is told.
+    new : callable
+        From an array to memory for its result.
+    given : bool
+        Whether cos and sin are given, which results must not be written over.
+    """
+
+    launch: Launch
+    new: Callable[[torch.Tensor], torch.Tensor]
+    given: bool
+
+    def __call__(self, asked: Asked) -> Tensors | None:
+        """Return results, or None where memory may overlap."""
+        arrays, out = asked.arrays, asked.out
+        made = out
+        if made is None:
+            made = tuple([self.new(x) for x in arrays])
+        elif not _apart(arrays, made, asked.rows if self.given else ()):
+            return None
+        rows = asked.rows
+        a = rows[0].data_ptr() if rows else 0
+        b = rows[1].data_ptr() if self.given else 0
+        q, q_out = arrays[0].data_ptr(), made[0].data_ptr()
+        k = k_out = 0
+        if len(arrays) > 1:
+            k, k_out = arrays[1].data_ptr(), made[1].data_ptr()
+        self.launch(q, q_out, k, k_out, a, b, limit=cpu.limit)
+        if out is not None:
+            op.written(out)
+        return made
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is left to do where autograd records it.
+
+    Parameters
+    ----------
+    how : How
+        The operator's arguments, but for positions.
+    """
+
+    how: How
+
+    def __call__(self, asked: Asked) -> Tensors:
+        """Return results."""
+        return op.apply(asked.arrays, _given(self.how, asked.rows))
+
+
+def _given(how: How, rows: Tensors) -> How:
+    """Return the arguments with positions, or with cos and sin."""
+    if len(rows) > 1:
+        return how._replace(table=rows[0], table_2=rows[1])
+    return how._replace(positions=rows[0]) if rows else how
+
+
+def _apart(arrays: Tensors, out: Tensors, tables: Tensors) -> bool:
+    """Return whether each result is its own array, or surely apart from all others."""
+    own = [*(x for x, y in zip(arrays, out, strict=True) if x is not y), *tables]
+    for i, y in enumerate(out):
+        start, end = _span(y)
+        for other in (*out[:i], *own):
+            other_start, other_end = _span(other)
+            if start < other_end and other_start < end:
+                return False
+    return True
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """Return between which addresses a tensor lies. torch has no negative strides."""
+    start = x.data_ptr()
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return start, start + (last + 1) * x.element_size() if x.numel() else start
+
+
+def bind(call: Call, asked: Asked, results: Tensors) -> Any:
+    """Return what runs calls like this one, None where more is to be done than a launch."""
+    if len(call.angles) != 1 or call.arrays[0].dtype != call.arrays[-1].dtype:
+        return None
+    source, rows = call.angles[0], asked.rows
+    if isinstance(source, Difference) or any(x.stride(-1) != 1 for x in (*call.arrays, *results)):
+        return None
+    if isinstance(source, Lookup):
+        if source.part is not None or source.components:
+            return None
+        if rows and rows[0].ndim == 0:
+            rows = (rows[0][None],)
+    how = _given(arguments(source, call.turn), rows)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in call.arrays):
+        return Recorded(how) if rows is asked.rows else None
+    # What is small and has head_dim last as torch makes it needs no look at either.
+    usual = all(
+        x.nbytes < pages.HUGE_FROM_BYTES and torch.empty_like(x).stride() == y.stride()
+        for x, y in zip(call.arrays, results, strict=True)
+    )
+    launch = cpu.prepare(results, call.arrays, how, rows)
+    return Bound(launch, torch.empty_like if usual else op.new, isinstance(source, Given))
