@@ -43,15 +43,18 @@ def used_by(function: FunctionType) -> dict[str, Function]:
 
 def _called(function: FunctionType) -> dict[str, Function]:
     scope = function.__globals__
-    names = filter(_NAME.fullmatch, sorted(set(_names(function.__code__))))
-    return {name: scope[name] for name in names if isinstance(scope.get(name), FunctionType)}
+    found = filter(_NAME.fullmatch, sorted(set(names(function.__code__))))
+    return {name: scope[name] for name in found if callable(scope.get(name))}
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names(code: CodeType) -> Iterator[str]:
+    """Yield what may name globals and attributes in code, that of functions inside too."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names(constant)
+        elif isinstance(constant, str):  # getattr(self, "rotary_emb")
+            yield constant
 
 
 def _parts(function: FunctionType, seen: set[FunctionType]) -> Iterator[FunctionType]:
@@ -135,7 +138,17 @@ class Rotation:
         return "b" * (ndim - 3) + ("hs" if heads_first else "sh") + "d" if ndim in (3, 4) else None
 
 
-def recognise(function: Function, forms: Iterable[Format]) -> Rotation:
+def own(function: Function) -> Function:
+    """Return what a model computes by itself, where a module stands for a function.
+
+    The package kernels makes modules of functions, and gives some a kernel of a GPU as ``forward``.
+    """
+    if isinstance(function, torch.nn.Module):
+        return functools.partial(type(function).forward, function)
+    return function
+
+
+def recognise(name: str, function: Function, forms: Iterable[Format]) -> Rotation:
     """Return what a function does.
 
     Raises
@@ -154,9 +167,8 @@ def recognise(function: Function, forms: Iterable[Format]) -> Rotation:
             trial = Rotation(names, arrays, form, layout, trailing, heads_first, unsqueeze_dim)
             if _agrees(function, trial, passes, batch):
                 return trial
-    where = f"{function.__module__}.{function.__qualname__}"
     msg = (
-        f"cannot patch {where}: given tables such as those of the model's rotary modules, it does "
+        f"cannot patch {name}: given tables such as those of the model's rotary modules, it does "
         "not rotate as any layout does"
     )
     raise RopeError(msg)
@@ -193,7 +205,7 @@ def _rotated(x: torch.Tensor, tables: Tables, rotation: Rotation, axes: str) -> 
     return apply_tables(x, cos, sin, layout=rotation.layout, axes=axes, rotary_offset=offset)
 
 
-def replacement(function: Function, rotation: Rotation) -> Function:
+def replacement(name: str, function: Function, rotation: Rotation) -> Function:
     """Return a function that does the same, by rope_xp."""
     array_names = rotation.parameters[: rotation.arrays]
     table_names = rotation.parameters[rotation.arrays :][: rotation.tables]
@@ -211,7 +223,7 @@ def replacement(function: Function, rotation: Rotation) -> Function:
         rotated = tuple(_rotated(x, tables, rotation, axes) for x in xs)
         return rotated if rotation.arrays > 1 else rotated[0]
 
-    rotate.__name__ = function.__name__
+    rotate.__name__ = name
     return rotate
 
 

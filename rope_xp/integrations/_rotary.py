@@ -1,9 +1,10 @@
 """The modules of transformers that make cos and sin: recognised, checked, and replaced."""
 
 import inspect
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +20,8 @@ FREQUENCIES = 1e-6
 # Angles of positions below 8 in float32, and a table in float32.
 TABLES = 1e-5
 _TOKENS = 8
+PLANS = "rope_xp_plans"
+"""The attribute of a patched module that holds what it is to return for each layer type."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,25 @@ class Plan:
     limit: int
     pairs: int
     form: Format
+    leading: bool = False
+    """Whether tables begin with an axis for a batch of one, which positions do not have."""
+    rounding: Literal["never", "as x", "float32"] = "never"
+    """To what tables are rounded: functions of the model's own need the dtype that they know."""
 
-    def tables(self, positions: torch.Tensor, dtype: torch.dtype) -> Tables:
-        """Return the tables of these positions in the model's format."""
+    def tables(self, positions: torch.Tensor, like: torch.dtype) -> Tables:
+        """Return the tables of these positions in the model's format, for x of this dtype."""
+        single = self.rounding == "float32" or like != torch.float64
+        dtype = torch.float32 if single else torch.float64
         positions = _components(self.rope, positions)
         cos, sin = self.rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
         if self.beyond is not None:
             far = positions.max() >= self.limit
             far_cos, far_sin = self.beyond.cos_sin(positions, 2 * self.pairs, dtype=dtype)
             cos, sin = torch.where(far, far_cos, cos), torch.where(far, far_sin, sin)
+        if self.rounding == "as x":
+            cos, sin = cos.to(like), sin.to(like)
+        if self.leading:
+            cos, sin = cos[None], sin[None]
         return _formats.written(cos, sin, self.form)
 
 
@@ -70,8 +83,12 @@ def labels(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
     }
 
 
-def plans(name: str, module: torch.nn.Module, length: int | None) -> dict[str | None, Plan]:
+def plans(
+    name: str, module: torch.nn.Module, length: int | None, rotation: bool
+) -> dict[str | None, Plan]:
     """Return what the module is to do, checked against what it does.
+
+    Without rotation its tables go to the model's own functions.
 
     Raises
     ------
@@ -83,7 +100,8 @@ def plans(name: str, module: torch.nn.Module, length: int | None) -> dict[str | 
     if config is None:
         raise RopeError(f"cannot patch {who}: it has no configuration to read the RoPE from")
     try:
-        found = from_hf_config(config)
+        # Which is for the functions that rotate to say; these modules have tables alone.
+        found = from_hf_config(config, layout="half")
     except (RopeError, TypeError) as error:
         raise RopeError(f"cannot patch {who}: {error}") from error
     made = {}
@@ -91,7 +109,7 @@ def plans(name: str, module: torch.nn.Module, length: int | None) -> dict[str | 
         rope = _of(found, label)
         if rope is None:
             raise RopeError(f"cannot patch {who}: its configuration has no RoPE for {label!r}")
-        made[label] = _plan(who, module, label, buffer, rope, length)
+        made[label] = _plan(who, module, label, buffer, rope, length, rotation)
     return made
 
 
@@ -112,6 +130,7 @@ def _plan(
     buffer: torch.Tensor,
     rope: RoPE,
     length: int | None,
+    rotation: bool,
 ) -> Plan:
     rule = rope.scaling
     if length is None and isinstance(rule, DynamicNTK):
@@ -132,10 +151,10 @@ def _plan(
     if abs(rope.attention_factor - scaling) > FREQUENCIES:
         msg = f"its configuration says the attention factor {rope.attention_factor}, it {scaling}"
         raise RopeError(f"cannot patch {who}: {msg}")
-    form = _form(who, module, label, first, pairs)
+    plan = _asked_for_few(who, module, label, first, pairs, rotation)
     if length is not None:
-        first, beyond = rope.for_length(length), None
-    return Plan(first, beyond, limit, pairs, form)
+        return replace(plan, rope=rope.for_length(length))
+    return replace(plan, beyond=beyond, limit=limit)
 
 
 def rule_axes(rope: RoPE) -> set[int]:
@@ -145,7 +164,8 @@ def rule_axes(rope: RoPE) -> set[int]:
 
 def _check_frequencies(who: str, ropes: list[RoPE], buffer: torch.Tensor, pairs: int) -> None:
     # A model that was cast to bfloat16 has rounded its frequencies too; these are not.
-    close = FREQUENCIES if buffer.dtype == torch.float32 else 2 * torch.finfo(buffer.dtype).eps
+    # One in float64 has those of float32.
+    close = max(FREQUENCIES, 2 * torch.finfo(buffer.dtype).eps)
     if buffer.device.type == "meta":
         raise RopeError(f"cannot patch {who}: it is on the meta device; load its weights first")
     for rope in ropes:
@@ -163,31 +183,42 @@ def _check_frequencies(who: str, ropes: list[RoPE], buffer: torch.Tensor, pairs:
     raise RopeError(msg)
 
 
-def _form(who: str, module: torch.nn.Module, label: str | None, rope: RoPE, pairs: int) -> Format:
-    """Return the format of a module's tables, found by asking a new one for a few."""
-    positions = torch.arange(_TOKENS)[None]
-    components = max(rope.position_axes or (0,)) + 1
-    if isinstance(rope.scaling, Axial):
-        positions = torch.stack([positions[0] + i for i in range(components)], dim=-1)
-    elif components > 1:
-        positions = torch.stack([positions + i for i in range(components)])
-    more: dict[str, Any] = {} if label is None else {"layer_type": label}
+def _asked_for_few(
+    who: str, module: torch.nn.Module, label: str | None, rope: RoPE, pairs: int, rotation: bool
+) -> Plan:
+    """Return the plan by which tables are those that a new module of this kind gives."""
     if "position_ids" not in inspect.signature(type(module).forward).parameters:
         raise RopeError(f"cannot patch {who}: its forward takes no position_ids")
-    like = torch.zeros(1, dtype=torch.float32)
-    theirs = type(module)(module.config)(like, positions, **more)
-    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    for form in _formats.FORMATS:
-        ours = Plan(rope, None, 0, pairs, form).tables(positions, torch.float32)
+    positions = _few_positions(rope)
+    more: dict[str, Any] = {} if label is None else {"layer_type": label}
+
+    def asked(dtype: torch.dtype) -> Tables:
+        tables = type(module)(module.config)(torch.zeros(1, dtype=dtype), positions, **more)
+        return tables if isinstance(tables, tuple) else (tables,)
+
+    theirs = asked(torch.float32)
+    for form, leading in itertools.product(_formats.FORMATS, (False, True)):
+        plan = Plan(rope, None, 0, pairs, form, leading)
+        ours = plan.tables(positions, torch.float32)
         if len(ours) == len(theirs) and all(map(_close, ours, theirs)):
-            return form
+            if rotation:
+                return plan
+            follows = asked(torch.bfloat16)[0].dtype == torch.bfloat16
+            return replace(plan, rounding="as x" if follows else "float32")
     raise RopeError(f"cannot patch {who}: its tables are not those of {rope}")
 
 
+def _few_positions(rope: RoPE) -> torch.Tensor:
+    positions = torch.arange(_TOKENS)[None]
+    components = max(rope.position_axes or (0,)) + 1
+    if isinstance(rope.scaling, Axial):
+        return torch.stack([positions[0] + i for i in range(components)], dim=-1)
+    if components > 1:
+        return torch.stack([positions + i for i in range(components)])
+    return positions
+
+
 def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    # Tables of vision towers may have an axis for the batch.
-    if theirs.ndim == ours.ndim + 1 and theirs.shape[0] == 1:
-        theirs = theirs[0]
     return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=0, atol=TABLES))
 
 
@@ -196,7 +227,6 @@ def forward(
     self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
 ) -> Tables | torch.Tensor:
     """Return exact tables for these positions, in float32 whatever the dtype of the model is."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     plan: Plan = self.rope_xp_plans[layer_type]
-    tables = plan.tables(position_ids.to(x.device), dtype)
+    tables = plan.tables(position_ids.to(x.device), x.dtype)
     return tables if len(tables) > 1 else tables[0]

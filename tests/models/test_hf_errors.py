@@ -19,6 +19,7 @@ LLAMA = {
 }
 LISTS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+TYPED = {"full_attention": {"rope_type": "default"}}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -141,6 +142,30 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no word": ({"rope_scaling": {"type": ["yarn"]}}, ["rope_type ['yarn'] is not known"]),
     "no dictionary": ({"rope_scaling": "linear"}, ["rope_scaling must be", "got 'linear'"]),
     "list for dictionary": ({"rope_parameters": [1]}, ["rope_parameters must be", "got [1]"]),
+    "a number for a rule": (
+        {"rope_parameters": {"full": 5}},
+        ["rope_parameters.full = 5 is no rule", "none of", "rope_type"],
+    ),
+    "a factor without a type": (
+        {"rope_scaling": {"factor": 2.0}},
+        ["rope_scaling.factor = 2.0 is no rule", "rope_type"],
+    ),
+    "a factor without a type, for some layers": (
+        {"rope_parameters": {"full_attention": {"factor": 2.0}}},
+        ["rope_parameters.full_attention.factor = 2.0 is no rule"],
+    ),
+    "a number for the rule of some layers": (
+        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": 5, **TYPED}},
+        ["rope_parameters.sliding_attention must be a dictionary", "got 5"],
+    ),
+    "yarn of which nothing says how far": (
+        {"rope_parameters": {"rope_type": "yarn"}},
+        ["rope_parameters.factor is missing, and so is original_max_position_embeddings"],
+    ),
+    "base beyond all measure": (
+        {"rope_scaling": {"type": "dynamic", "alpha": 1e-320}},
+        ["rope_scaling: the base that NTK makes", "got 0.0"],
+    ),
     "bases by layer of unknown types": (
         {"model_type": "ultrabert", "rope_theta": [1e4, 1e5]},
         ["layer_types is missing; rope_theta is a list", "[10000.0, 100000.0]"],
@@ -190,10 +215,13 @@ def test_a_missing_head_dim_is_named_where_it_is_needed(keys: dict[str, Any]) ->
 
 
 def test_a_missing_context_is_named_where_it_is_needed() -> None:
+    bare = {"model_type": "llama"}
     for parameters in (LLAMA3, {"rope_type": "yarn"}, {"rope_type": "dynamic", "factor": 2.0}):
-        refused({"rope_scaling": parameters}, "max_position_embeddings is missing")
+        refused({**bare, "rope_scaling": parameters}, "max_position_embeddings is missing")
     trained = {"rope_type": "yarn", "original_max_position_embeddings": 512}
-    refused({"rope_scaling": trained}, "factor is missing, and so is max_position_embeddings")
+    refused(
+        {**bare, "rope_scaling": trained}, "factor is missing, and so is max_position_embeddings"
+    )
 
 
 @pytest.mark.parametrize(

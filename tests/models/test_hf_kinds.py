@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import rope_xp
-from rope_xp import RoPE, RopeConfigError, from_hf_config
+from rope_xp import RoPE, RopeConfigError, RopeError, from_hf_config
+from rope_xp._arguments.fields import LAYOUTS
 from rope_xp.scaling import Linear
 
 PLAIN = {"rope_theta": 1e4, "head_dim": 64}
@@ -23,6 +24,7 @@ PLAIN = {"rope_theta": 1e4, "head_dim": 64}
             {"model_type": "granitemoehybrid", "position_embedding_type": "nope"},
             "has position_embedding_type = 'nope'",
         ),
+        ({"model_type": "wav2vec2-bert"}, "only with position_embeddings_type = 'rotary'"),
         ({"model_type": "zamba2", "use_mem_rope": False}, "only with use_mem_rope = True"),
         ({"model_type": "esm", "position_embedding_type": "absolute"}, "= 'absolute'"),
         (
@@ -80,9 +82,33 @@ def test_kimi_is_of_the_family_of_deepseek(config: dict[str, Any]) -> None:
     )
 
 
-def test_unknown_models_with_latent_attention_are_refused() -> None:
-    with pytest.raises(RopeConfigError, match="'mine' is not known.*such as 'deepseek_v3'"):
-        from_hf_config({"model_type": "mine", "qk_rope_head_dim": 64, "rope_theta": 1e4})
+UNKNOWN = {"model_type": "mine", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (UNKNOWN, "'mine' is not known"),
+        ({**UNKNOWN, "qk_rope_head_dim": 64}, "'mine' is not known"),
+        ({"rope_theta": 1e4}, "model_type is missing"),
+    ],
+)
+def test_the_layout_of_unknown_models_is_never_guessed(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(RopeConfigError, match=f"{told}.*give layout="):
+        from_hf_config(config)
+    for layout in LAYOUTS:
+        found = from_hf_config(config, layout=layout)
+        latent = {"rotary_dim": 64, "rotary_offset": -64} if "qk_rope_head_dim" in config else {}
+        assert found == RoPE(base=1e4, layout=layout, **latent)
+    with pytest.raises(RopeError, match="layout must be one of .* got 'neox'"):
+        from_hf_config(config, layout="neox")
+
+
+def test_a_layout_that_is_given_is_the_one() -> None:
+    """Even where the table says another, as for weights in Meta's own order."""
+    for known in ({"model_type": "llama"}, {"model_type": "youtu", "rope_interleave": False}):
+        for layout in LAYOUTS:
+            assert from_hf_config({**PLAIN, **known}, layout=layout).layout == layout
 
 
 def test_a_part_without_a_type_is_of_the_family_of_the_whole() -> None:

@@ -135,6 +135,29 @@ OLD = {
         "model_type": "hunyuan_v1_dense", "head_dim": 64, "rope_theta": 777.0,
         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0},
     },
+    "llama, a base in both places": {
+        **LLAMA, "rope_theta": 777.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 999.0},
+    },
+    "apertus, a base elsewhere": {"model_type": "apertus", "rope_theta": 777.0},
+    "gemma3, a rule without a base": {
+        "model_type": "gemma3_text", **LAYERS,
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
+    },
+    "gemma3, a rule without a base, which is elsewhere": {
+        "model_type": "gemma3_text", **LAYERS, "rope_theta": 7e5, "rope_local_base_freq": 3e4,
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
+    },
+    "laguna, a share of the head elsewhere": {
+        "model_type": "laguna", **LAYERS, "head_dim": 64, "partial_rotary_factor": 0.25,
+    },
+    "olmo3, its own original length": {
+        "model_type": "gemma3_text", **LAYERS, "original_max_position_embeddings": 999,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, **YARN},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "no dictionary is taken for an empty one": {
         **LLAMA, "rope_scaling": {},
         "rope_parameters": {"rope_type": "linear", "rope_theta": 777.0, "factor": 2.0},
@@ -150,6 +173,7 @@ def test_old_names(raw: dict[str, Any]) -> None:
 
 MROPE = {
     "contiguous": ("qwen2_vl_text", [6, 12, 14]),
+    "contiguous, twice": ("qwen2_vl_text", [2, 6, 8, 4, 5, 7]),
     "interleaved": ("qwen3_vl_text", [14, 10, 8]),
     "interleaved, more than a third": ("qwen3_vl_text", [4, 14, 14]),
     "ernie": ("ernie4_5_vl_moe_text", [12, 12, 8]),

@@ -220,8 +220,8 @@ def test_a_model_in_float64_gets_tables_in_float64(tokens: torch.Tensor) -> None
 def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
     module = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
     function = module.apply_rotary_pos_emb_interleave
-    rotation = _functions.recognise(function, ["halves"])
-    ours = _functions.replacement(function, rotation)
+    rotation = _functions.recognise("apply", function, ["halves"])
+    ours = _functions.replacement("apply", function, rotation)
     q, tables = torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(2, 2, 5, 8)
     for more in ({}, {"position_ids": torch.arange(5)}, {"unsqueeze_dim": 1}):
         for y in ours(q, q, *tables, **more):
