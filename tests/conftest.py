@@ -41,6 +41,9 @@ REQUIRED = {
 }
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40)
+# Of tests/fuzz, on two cores: a minute, the same each time, and an hour, another each time.
+settings.register_profile("minute", settings.get_profile("fixed"), max_examples=100)
+settings.register_profile("long", deadline=None, max_examples=12_000, print_blob=True)
 settings.load_profile("fixed")
 
 
@@ -77,10 +80,7 @@ def _on_its_path(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     if reason := missing(target):
         pytest.skip(reason)
-    if target.path is None:
-        yield
-        return
-    with lent(target.lent), rope_xp.use_backend(target.path):
+    with target.set_up(), lent(target.lent), rope_xp.use_backend(target.path):
         yield
 
 

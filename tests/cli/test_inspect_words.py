@@ -41,7 +41,7 @@ PLAIN = {"model_type": "qwen2", "head_dim": 64, "max_position_embeddings": 32768
         ({**LLAMA, "rope_embedding_base": 1e6}, "nothing reads rope_embedding_base = 1000000.0"),
         ({**LLAMA, "use_dynamic_ntk": True}, "nothing reads use_dynamic_ntk = True"),
         (
-            {**PLAIN, "rope_parameters": {"factor": 8.0}},
+            {**PLAIN, "rope_parameters": {"rope_theta": 1e4, "factor": 8.0}},
             "nothing reads rope_parameters.factor = 8.0",
         ),
         (
@@ -118,21 +118,26 @@ PLAIN = {"model_type": "qwen2", "head_dim": 64, "max_position_embeddings": 32768
                 "base 37275.9 for 10000"
             ),
         ),
-        (
-            {**PLAIN, "model_type": "novel", "rope_theta": 1e4},
-            (
-                "model_type 'novel' is not among those that were checked: layout 'half' and the "
-                "usual defaults are assumed"
-            ),
-        ),
-        (
-            {"head_dim": 64, "max_position_embeddings": 9, "rope_theta": 1e4},
-            "the configuration has no model_type: layout 'half' and the usual defaults are assumed",
-        ),
     ],
 )
 def test_suspicious(report, config: dict[str, Any], expected: str) -> None:
     assert expected in report(config)["suspicious"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"model_type": "novel"}, "model_type 'novel' is not among those that were checked"),
+        ({"model_type": None}, "the configuration has no model_type"),
+    ],
+)
+def test_a_model_type_that_is_not_known(report, keys: dict[str, Any], told: str) -> None:
+    config = {**PLAIN, **keys, "rope_theta": 1e4, "rope_interleaved": True}
+    found = report(config, "--layout", "interleaved")
+    assert not found["checked"]
+    assert found["layers"][0]["layout"] == "interleaved"
+    assert f"{told}: the usual defaults are assumed" in found["suspicious"]
+    assert "nothing reads rope_interleaved = True" in found["suspicious"]
 
 
 def test_a_contradiction_is_told_once(report) -> None:
@@ -205,6 +210,7 @@ def test_words_of_a_model(tmp_path: Path, capsys, name: str, expected: str) -> N
         (json.dumps(with_rule(LLAMA, rope_type="warp")), "rope_type 'warp' is not known"),
         (json.dumps({"model_type": "bert", "hidden_size": 8}), "has no rotary embedding"),
         (json.dumps({**LLAMA, "max_position_embeddings": -1}), "max_position_embeddings"),
+        (json.dumps({**LLAMA, "model_type": "novel"}), "--layout of inspect"),
         ("{", "is no JSON"),
         (b"\x89PNG", "is no JSON"),
         (None, "config.json: No such file or directory"),

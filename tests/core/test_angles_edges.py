@@ -35,14 +35,11 @@ def test_positions_out_of_range(backend: Target) -> None:
     if "float64" in backend.floats:  # jax without x64 has no 64-bit integers either
         beyond.append(np.array([1 << 31, 1 << 40, -(1 << 31)]))
         beyond.append(np.array([1 << 31, (1 << 63) + 1, (1 << 64) - 1], np.uint64))
-        # float64 angles have no such limit.
-        far = np.array([(1 << 31) + 5] * 3, np.uint32)
-        wide = backend.make(np.ones((3, 1, 8)))
-        got = backend.back(backend.run(RoPE().rotate, wide, backend.make(far)))
-        cos, sin = np.cos(float(far[0])), np.sin(float(far[0]))
-        np.testing.assert_allclose(got[0, 0, :2], [cos - sin, cos + sin], rtol=0, atol=1e-6)
-    for positions in beyond:
-        assert np.isnan(backend.back(backend.run(RoPE().rotate, x, backend.make(positions)))).all()
+    for dtype in {"float32", "float64"} & set(backend.floats):
+        x = backend.make(np.ones((3, 1, 8), dtype))
+        for far in beyond:
+            got = backend.back(backend.run(RoPE().rotate, x, backend.make(far)))
+            assert np.isnan(got).all()
 
 
 EDGES = [1, 2046, 2047, 2048, 2049, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, (1 << 31) - 1]

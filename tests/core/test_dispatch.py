@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.metadata
 import logging
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +21,7 @@ import rope_xp
 from rope_xp import MissingBackendError, RopeError, _libraries
 from rope_xp._contract.call import Call
 from rope_xp._contract.path import Path, Unavailable
-from rope_xp._dispatch import find
+from rope_xp._dispatch import choose, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
@@ -30,7 +32,7 @@ X = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what was recognised, and let no test leave traces."""
-    monkeypatch.setattr(find, "_by_type", {})
+    monkeypatch.setattr(find, "by_type", {})
     monkeypatch.setattr(find, "_third_party", None)
 
 
@@ -50,6 +52,20 @@ def test_subclasses_are_recognised() -> None:
         pass
 
     assert find.find(X.view(Mine)).name == "numpy"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_class_of_arrays_may_go() -> None:
+    class Mine(np.ndarray):
+        pass
+
+    gone = weakref.ref(Mine)
+    for x in (X, X.view(Mine)):
+        rope_xp.RoPE().rotate(x)
+    assert list(find.by_type) == [np.ndarray]
+    del x, Mine
+    gc.collect()
+    assert gone() is None
 
 
 def test_nothing_else_is(backend: Target) -> None:
@@ -201,8 +217,89 @@ def test_the_environment_may_not_choose_nonsense() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True
     )
-    assert "'warp' was asked for" in done.stderr
+    told = (
+        "no path is called 'warp', which is asked for by the environment variable ROPE_XP_BACKEND"
+    )
+    assert f"RopeError: {told}; there are portable, numba" in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("jit", "and numpy arrays have none"), ("complex", "and cannot take this call: its pairs")],
+)
+def test_a_choice_of_the_environment_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    with rope_xp.use_backend(None):
+        monkeypatch.setattr(choose.choice, "name", name)
+        monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
+        whole = f"'{name}' was asked for by the environment variable ROPE_XP_BACKEND {told}"
+        with pytest.raises(RopeError, match=whole):
+            rope_xp.apply(X, X, layout="half")
+        with rope_xp.use_backend(name), pytest.raises(RopeError, match=f"was asked for {told}"):
+            rope_xp.apply(X, X, layout="half")
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+FORK = """
+import importlib.metadata, os, signal, sys, threading, time
+import numpy as np
+import rope_xp
+from rope_xp._contract import forks
+
+reached, x = threading.Event(), np.ones((3, 2, 4), np.float32)
+
+class Wrapped:
+    pass
+
+class Slow:
+    "A finder that is slow to find what one backend imports, and a plugin that is slow to load."
+    value = "slow"
+    def find_spec(self, name, *_):
+        if name == "rope_xp_backends.numpy.paths":
+            self.load()
+    def load(self):
+        if threading.current_thread() is not threading.main_thread():
+            reached.set()
+            time.sleep(0.5)
+
+def first():
+    if sys.argv[1] == "imports":
+        rope_xp.RoPE().rotate(x)
+    elif sys.argv[1] == "entry points":
+        try:
+            rope_xp.RoPE().rotate(Wrapped())
+        except TypeError:
+            pass
+    else:
+        with getattr(forks, sys.argv[1]):
+            reached.set()
+            time.sleep(0.5)
+
+sys.meta_path.insert(0, Slow())
+importlib.metadata.entry_points = lambda group: [Slow()]
+thread = threading.Thread(target=first)
+thread.start()
+assert reached.wait(20)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # which ends a child that waits
+    first()
+    rope_xp.RoPE(base=9.0).rotate(x)
+    os._exit(0)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("doing", ["imports", "entry points", "QUICK", "SLOW"])
+def test_a_child_of_the_first_call_waits_for_nobody(doing: str) -> None:
+    # Python 3.12 warns of any fork beside a thread, which is what is tested here.
+    quiet = ["-W", "error", "-W", "ignore::DeprecationWarning"]
+    subprocess.run([sys.executable, *quiet, "-c", FORK, doing], check=True, timeout=100)
 
 
 # --- third parties -------------------------------------------------------------------------------
@@ -300,7 +397,7 @@ def test_a_backend_that_overrides_nothing_serves_any_standard_library(
 ) -> None:
     strict = pytest.importorskip("array_api_strict")
     x = strict.asarray(X)
-    monkeypatch.setitem(find._by_type, type(x), Bare("bare", strict))
+    monkeypatch.setitem(find.by_type, type(x), Bare("bare", strict))
     assert rope_xp.explain(x, x).library == "bare"
     q, k = rope_xp.apply(x, x, positions=strict.arange(len(X)) + 70_000, layout="half")
     expected, _ = rope_xp.apply(X, X, np.arange(len(X)) + 70_000, layout="half")

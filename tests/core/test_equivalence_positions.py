@@ -8,7 +8,7 @@ from support.equality import same, sample
 from support.targets import Target, truth
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import RoPE, RopeError
 
 
 def test_positions_none_are_counted_from_zero(backend: Target, rng: np.random.Generator) -> None:
@@ -37,7 +37,17 @@ def test_integer_positions_of_the_library(
 
 
 @pytest.mark.parametrize(
-    ("shape", "tokens"), [((9,), 9), ((2, 9), 9), ((2, 1), 1), ((2, 1), 9), ((1, 9), 9), ((), 1)]
+    ("shape", "tokens"),
+    [
+        ((9,), 9),
+        ((2, 9), 9),
+        ((2, 1), 1),
+        ((2, 1), 9),
+        ((1, 1), 9),
+        ((1, 9), 9),
+        ((1,), 1),
+        ((), 1),
+    ],
 )
 def test_position_shapes(
     backend: Target, shape: tuple[int, ...], tokens: int, rng: np.random.Generator
@@ -49,6 +59,46 @@ def test_position_shapes(
     for given in (positions, positions.tolist(), backend.make(positions)):
         got = RoPE().rotate(backend.make(x), given)
         same(backend, got, expected, x, "interleaved", 8)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("kind", ["i4", ">i4", "f8", ">f8"])
+@pytest.mark.parametrize("step", [-1, 2])
+def test_positions_of_numpy_in_any_memory(
+    backend: Target, step: int, kind: str, tokens: int, rng: np.random.Generator
+) -> None:
+    """Also of one token, whose stride numpy keeps though it means nothing."""
+    positions = np.arange(6).astype(kind)[::step][:tokens]
+    x = sample(rng, (len(positions), 3, 8), "float32")
+    expected = truth(RoPE().rotate, x, positions.astype("i8"))
+    same(backend, RoPE().rotate(backend.make(x), positions), expected, x, "interleaved", 8)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("kind", ["f4", ">f4", ">f8"])
+@pytest.mark.parametrize("step", [-1, 2])
+def test_tables_of_numpy_in_any_memory(
+    backend: Target, step: int, kind: str, tokens: int, rng: np.random.Generator
+) -> None:
+    cos, sin = (t.astype(kind)[::step][:tokens] for t in RoPE().cos_sin(np.arange(6), 8))
+    x = sample(rng, (len(cos), 3, 8), "float32")
+    expected = truth(rope_xp.apply_tables, x, cos.astype("f4"), sin.astype("f4"))
+    got = rope_xp.apply_tables(backend.make(x), cos, sin)
+    same(backend, got, expected, x, "interleaved", 8)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("components", [0, 2])
+def test_one_position_for_several_tokens(
+    backend: Target, shape: tuple[int, ...], components: int
+) -> None:
+    """It could be that of each or of the first, whether in a list or not."""
+    rope = RoPE(position_axes=(0, 1, 0, 1)) if components else RoPE()
+    positions = np.full((components, *shape) if components else shape, 5)
+    x = backend.make(np.ones((2, 9, 3, 8), np.float32))
+    for given in (positions, positions.tolist(), backend.make(positions)):
+        with pytest.raises(RopeError, match=r"one number for 9 tokens; write .* offset \+ arange"):
+            rope.rotate(x, given)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 0, 8), (0, 0, 0, 8)])

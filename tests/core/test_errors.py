@@ -48,7 +48,7 @@ CALLS = [
     ({"positions": "012345678"}, TypeError, "positions"),
     ({"positions": {}}, TypeError, "positions"),
     ({"k_positions": np.arange(3)}, RopeError, r"k_positions has shape \(3,\)"),
-    ({"k_positions": 3}, RopeError, "k_positions is one number"),
+    ({"k_positions": 3}, RopeError, r"k_positions has shape \(\), which is one number for 9"),
 ]
 
 

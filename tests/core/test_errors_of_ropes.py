@@ -10,7 +10,17 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp.scaling import Linear
+from rope_xp.scaling import (
+    NTK,
+    Axial,
+    DynamicNTK,
+    Linear,
+    LongRoPE,
+    Proportional,
+    Scaling,
+    YaRN,
+    inverse_frequencies,
+)
 
 Q = np.ones((2, 9, 4, 8), np.float32)
 K = np.ones((2, 9, 2, 8), np.float32)
@@ -59,6 +69,58 @@ def test_rope(arguments: dict, error: type, message: str) -> None:
 def test_linear_factor(factor: float) -> None:
     with pytest.raises(RopeError, match=r"Linear.factor must be positive and finite"):
         Linear(factor)
+
+
+SHORT = LongRoPE([1e-320] * 4, [1.0] * 4, 512, factor=2.0)
+EXTREME = [
+    (RoPE(scaling=NTK(1e-320)), "base that NTK makes of base = 10000.0 .*; got 0.0"),
+    (RoPE(scaling=NTK(1e300)), "base that NTK makes of base = 10000.0 .*; got inf"),
+    (RoPE(scaling=DynamicNTK(1e300, 1, length=10**300)), "base that DynamicNTK makes .* got inf"),
+    (RoPE(scaling=DynamicNTK(10**300, 1, length=10**300)), "base that DynamicNTK makes"),
+    (RoPE(base=1e-300, scaling=Linear(1e-320)), "must return 4 finite frequencies"),
+    (RoPE(base=1e-300, scaling=SHORT.for_length(1)), "must return 4 finite frequencies"),
+    (RoPE(scaling=Linear(1e-300)), "no tables: its fastest frequency is 1e\\+300, beyond float32"),
+    (RoPE(base=1e-300), "no tables: its fastest frequency is 1e\\+225"),
+    (
+        RoPE(scaling=YaRN(2.0, 1, beta_slow=1e-320)),
+        "wavelength that YaRN asks to turn 1e-320 times",
+    ),
+    (RoPE(scaling=YaRN(2.0, 512, attention_factor=1e300)), "its attention_factor is 1e\\+300"),
+    (RoPE(scaling=YaRN(2.0, 512, attention_factor=1e-300)), "1 / attention_factor is 1e\\+300"),
+]
+
+
+@pytest.mark.parametrize(("rope", "message"), EXTREME, ids=lambda a: str(a)[:60])
+def test_rules_beyond_all_measure(rope: RoPE, message: str) -> None:
+    for x in (Q, Q.astype(float)):
+        with pytest.raises(RopeError, match=message):
+            rope.rotate(x)
+
+
+def test_lengths_beyond_all_measure() -> None:
+    for attempt in (
+        lambda: DynamicNTK(2.0, 1, length=10**400),
+        lambda: RoPE(scaling=DynamicNTK(2.0, 1)).for_length(10**400),
+        lambda: RoPE().for_length(10**400),
+    ):
+        with pytest.raises(RopeError, match="n must be a positive number of tokens"):
+            attempt()
+    with pytest.raises(RopeError, match="softmax_scale must be positive and finite"):
+        YaRN(1e17, 512, mscale=1.0, mscale_all_dim=1e300)
+
+
+@pytest.mark.parametrize("rule", [NTK(2.0), YaRN(2.0, 512), Linear(2.0), Axial(), Proportional()])
+@pytest.mark.parametrize("base", [0, -1.0, NAN, math.inf, 10**400])
+def test_rules_asked_for_an_impossible_base(rule: Scaling, base: float) -> None:
+    for attempt in (lambda: rule.frequencies(base, 8), lambda: inverse_frequencies(base, 8)):
+        with pytest.raises(RopeError, match="base.* must be positive and finite"):
+            attempt()
+
+
+@pytest.mark.parametrize("rotary_dim", [0, -2, 3])
+def test_frequencies_of_an_impossible_slice(rotary_dim: int) -> None:
+    with pytest.raises(RopeError, match=f"rotary_dim must be .*; got {rotary_dim}"):
+        inverse_frequencies(1e4, rotary_dim)
 
 
 class Rule:

@@ -1,5 +1,6 @@
 """Kernels that cannot be had: each is given up alone, and said to be, once."""
 
+import signal
 import threading
 import warnings
 from collections.abc import Callable
@@ -7,23 +8,21 @@ from collections.abc import Callable
 import pytest
 
 from rope_xp._contract.path import Unavailable
-from rope_xp._dispatch.kernels import MOST, Errors, Kernels
+from rope_xp._dispatch.kernels import MOST, Kernels
 
 
 class CompilerError(Exception):
     pass
 
 
-def compiler(tried: list[str]) -> Callable[[], tuple[Callable[[str], str], Errors]]:
+def compiler(tried: list[str]) -> Callable[[], Callable[[str], str]]:
     def compiled(key: str) -> str:
         tried.append(key)
         if key == "bad":
             raise CompilerError("no\n  such instruction")
-        if key == "bug":
-            raise ZeroDivisionError
         return key.upper()
 
-    return lambda: (compiled, (CompilerError,))
+    return lambda: compiled
 
 
 def test_each_is_compiled_once() -> None:
@@ -56,14 +55,96 @@ def test_one_that_fails_leaves_the_others() -> None:
     assert "no such instruction" in str(kernels.objection("good", "bad"))
 
 
-def test_what_is_no_failure_of_the_compiler_gets_out() -> None:
-    tried: list[str] = []
-    kernels = Kernels("numpy", compiler(tried))
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            kernels.get("bug")
-    assert tried == ["bug", "bug"]
-    assert kernels.objection("bug") is None
+ANYTHING = [
+    *(SystemError("initialization of _internal failed"), AssertionError(), KeyError("no")),
+    *(RuntimeError("cannot cache function"), ZeroDivisionError(), MemoryError()),
+]
+
+
+@pytest.mark.parametrize("error", ANYTHING, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("when", ["imported", "compiled"])
+def test_whatever_a_broken_compiler_raises_is_said_once(when: str, error: Exception) -> None:
+    def fail(*_: str) -> str:
+        raise error
+
+    load = fail if when == "imported" else lambda: fail
+    kernels: Kernels[str, str] = Kernels("numpy", load)  # type: ignore[arg-type]  # to fail
+    with (
+        pytest.warns(RuntimeWarning, match="rope_xp goes on without") as said,
+        pytest.raises(Unavailable, match=str(error) or type(error).__name__),
+    ):
+        kernels.get("a")
+    assert len(said) == 1
+    with pytest.raises(Unavailable):  # a warning would be an error
+        kernels.get("a")
+    assert (str(error) or type(error).__name__) in str(kernels.objection("a"))
+
+
+@pytest.mark.parametrize("when", ["imported", "compiled"])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_an_interrupt_gets_out_and_nothing_is_given_up(when: str, swallowed: bool) -> None:
+    """C code that is interrupted may make an ImportError of it, as numba's does, or nothing."""
+    interrupts, done = [when], []
+
+    def step(name: str) -> None:
+        if name in interrupts:
+            interrupts.remove(name)
+            try:
+                signal.raise_signal(signal.SIGINT)
+                done.append(name)
+            except KeyboardInterrupt as interrupt:
+                if swallowed:
+                    raise ImportError("numba._devicearray failed to import") from interrupt
+                raise
+
+    def load() -> Callable[[str], str]:
+        step("imported")
+
+        def compiled(key: str) -> str:
+            step("compiled")
+            return key.upper()
+
+        return compiled
+
+    kernels: Kernels[str, str] = Kernels("numpy", load)
+    # Where tests run in the background of a shell, interrupts are ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            kernels.get("a")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [when]  # and not left half way
+    assert kernels.objection("a") is None
+    assert kernels.get("a") == "A"
+
+
+def test_interrupts_of_any_kind_get_out() -> None:
+    """Also one that somebody raises, and in a thread, where signals cannot be held."""
+    interrupts = [KeyboardInterrupt, SystemExit]
+    raised: list[type[BaseException]] = []
+
+    def compiled(key: str) -> str:
+        if interrupts:
+            raise interrupts.pop(0)
+        return key.upper()
+
+    kernels: Kernels[str, str] = Kernels("numpy", lambda: compiled)
+
+    def call() -> None:
+        try:
+            kernels.get("a")
+        except BaseException as error:  # noqa: BLE001  # as is to be seen
+            raised.append(type(error))
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert raised == [KeyboardInterrupt, SystemExit]
+    assert kernels.objection("a") is None
+    assert kernels.get("a") == "A"
 
 
 def test_another_try_may_go_better() -> None:
@@ -79,7 +160,7 @@ def test_a_package_that_is_missing_or_broken() -> None:
     with pytest.raises(Unavailable, match="not installed"):
         missing.get("a")
 
-    def broken() -> tuple[Callable[[str], str], Errors]:
+    def broken() -> Callable[[str], str]:
         raise OSError("libdevice is gone")
 
     kernels: Kernels[str, str] = Kernels("numpy", broken)
@@ -95,7 +176,7 @@ def test_a_package_that_is_missing_or_broken() -> None:
 
 
 def test_there_is_a_bound() -> None:
-    kernels: Kernels[int, int] = Kernels("numpy", lambda: (lambda key: key, ()))
+    kernels: Kernels[int, int] = Kernels("numpy", lambda: lambda key: key)
     for key in range(MOST + 3):
         kernels.get(key)
     assert len(kernels._made) == MOST

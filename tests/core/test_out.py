@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rope_xp_backends.cpu import launch
 from support.targets import Target, rows, truth
 
 import rope_xp
@@ -43,6 +44,20 @@ def test_in_place(backend: Target) -> None:
         assert got[1] is k
         for g, e in zip(got, expected, strict=True):
             np.testing.assert_array_equal(backend.back(g), backend.back(e))
+
+
+@pytest.mark.parametrize("backend", rows(("numpy-numba", "torch-numba")))
+@pytest.mark.parametrize("offset", [0, 2])  # aligned to a vector, and not
+def test_past_the_caches(backend: Target, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
+    for layout in ("interleaved", "half", "interleaved_to_half"):
+        rope = RoPE(layout=layout, rotary_dim=32, rotary_offset=offset)
+        made = [np.random.default_rng(n).standard_normal((2, 9, n, 48), "f4") for n in (4, 2)]
+        q, k = map(backend.make, made)
+        expected = truth(rope.apply, q, k)
+        for out in (tuple(map(backend.make, made)), (q, k)):
+            for g, e in zip(rope.apply(q, k, out=out), expected, strict=True):
+                np.testing.assert_array_equal(backend.back(g), backend.back(e))
 
 
 @writing
@@ -85,7 +100,7 @@ def refused(match: str, function, *arrays: np.ndarray, error: type = RopeError, 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_refusals(library: str) -> None:
-    storage = np.random.default_rng(0).standard_normal(2000).astype(np.float32)
+    storage = np.random.default_rng(0).standard_normal(2600).astype(np.float32)
     if library == "torch":
         storage = pytest.importorskip("torch").tensor(storage)
     q, k = storage[:576].reshape(2, 9, 4, 8), storage[600:888].reshape(2, 9, 2, 8)
@@ -104,6 +119,12 @@ def test_refusals(library: str) -> None:
     attempt(r"out\[0\] overlaps q without being q itself", (shifted, other_k))
     attempt(r"out\[0\] overlaps k", (storage[600:1176].reshape(q.shape), other_k))
     attempt(r"out\[0\] and out\[1\] overlap", (other_q, storage[900:1188].reshape(k.shape)))
+    same = storage[600:1176].reshape(q.shape)
+    refused(
+        r"out\[0\] overlaps k without being q itself",
+        lambda: rope_xp.apply(q, same, out=(same, q)),
+        storage,
+    )
     square = storage[:64].reshape(8, 8)
     refused(
         "out overlaps x without being x itself",
@@ -112,11 +133,13 @@ def test_refusals(library: str) -> None:
     )
     x = storage[:576].reshape(2, 9, 4, 8)
     cos, sin = storage[1900:1936].reshape(9, 4), storage[1936:1972].reshape(9, 4)
-    refused(
-        "out overlaps cos",
-        lambda: rope_xp.apply_tables(x, cos, sin, out=storage[1420:1996].reshape(x.shape)),
-        storage,
-    )
+    for table, first in (("cos", 1420), ("cos", 1350), ("sin", 1940)):
+        out = storage[first : first + 576].reshape(x.shape)
+        refused(
+            f"out overlaps {table}",
+            lambda out=out: rope_xp.apply_tables(x, cos, sin, out=out),
+            storage,
+        )
 
 
 def test_read_only_and_broadcast_numpy() -> None:
@@ -149,8 +172,25 @@ def test_views_that_share_elements_and_views_that_do_not() -> None:
         np.testing.assert_array_equal(RoPE().rotate(x, out=apart), expected)
     backwards = np.zeros_like(x)[::-1]
     np.testing.assert_array_equal(RoPE().rotate(x, out=backwards), expected)
+    for path in ("portable", "chunked", None):
+        with rope_xp.use_backend(path):
+            swapped = np.zeros_like(x).astype(">f4")
+            np.testing.assert_array_equal(RoPE().rotate(x, out=swapped), expected)
     empty = np.zeros((0, 2, 8), "f4")
     assert RoPE().rotate(empty, out=empty) is empty
+
+
+def test_backwards_into_a_part_of_what_is_read() -> None:
+    """The first element of such an array lies behind all the others."""
+    storage = np.random.default_rng(0).standard_normal(120).astype("f4")
+    x = storage[:64].reshape(8, 8)
+    for first in (8, 56):
+        out = storage[first : first + 64].reshape(8, 8)[::-1]
+        refused("out overlaps x", lambda out=out: RoPE().rotate(x, out=out), storage)
+        refused("out overlaps x", lambda out=out: RoPE().rotate(out, out=x), storage)
+    apart = storage[64:96].reshape(4, 8)[::-1]
+    expected = RoPE().rotate(x[:4])
+    np.testing.assert_array_equal(RoPE().rotate(x[:4], out=apart), expected)
 
 
 def test_torch_where_autograd_needs_the_values() -> None:

@@ -33,7 +33,13 @@ SIGNATURES = {
     "RoPE.frequencies": "self, head_dim",
     "RoPE.wavelengths": "self, head_dim",
     "RoPE.cos_sin": "self, positions, head_dim, *, xp=None, device=None, dtype=None",
+    "RoPE.at": "self, positions, *, like",
+    "RoPE.with_tables": "self, cos, sin",
     "RoPE.for_length": "self, n",
+    "Angles": "cos, sin, rope, inverse=None",
+    "Angles.apply": "self, q, k, *, axes=None, out=None",
+    "Angles.rotate": "self, x, *, axes=None, out=None",
+    "Angles.unrotate": "self, x, *, axes=None, out=None",
     "scaling.Linear": "factor",
     "scaling.NTK": "factor",
     "scaling.DynamicNTK": "factor, max_position_embeddings, length=None",
@@ -44,7 +50,7 @@ SIGNATURES = {
     "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
     "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
     "scaling.Axial": "axes=2, order='blocks'",
-    "from_hf_config": "config",
+    "from_hf_config": "config, *, layout=None",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }
 
@@ -66,13 +72,14 @@ def test_signatures(name: str) -> None:
 def test_names() -> None:
     assert rope_xp.__all__ == sorted(rope_xp.__all__)
     assert set(rope_xp.__all__) == {
-        *("Explanation", "MissingBackendError", "RoPE", "RopeConfigError", "RopeError"),
+        *("Angles", "Explanation", "MissingBackendError", "RoPE", "RopeConfigError", "RopeError"),
         *("apply", "apply_tables", "explain", "from_hf_config", "permute_weights"),
         *("scaling", "use_backend"),
     }
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
     assert public - set(rope_xp.__all__) <= {
         "analysis",
+        "angles",
         "attention",
         "backend",
         "encodings",
@@ -86,7 +93,7 @@ def test_names() -> None:
     assert members == {
         *(field.name for field in fields(RoPE)),
         *("apply", "rotate", "unrotate", "rerotate", "frequencies", "wavelengths", "cos_sin"),
-        *("attention_factor", "softmax_scale", "for_length"),
+        *("attention_factor", "softmax_scale", "for_length", "at", "with_tables"),
     }
 
 

@@ -14,6 +14,7 @@ import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp.scaling import (
     NTK,
+    Axial,
     DynamicNTK,
     Linear,
     Llama3,
@@ -45,6 +46,7 @@ CASES: list[tuple[str, dict[str, Any], int | None, Scaling]] = [
             {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0},
             {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0},
             {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.0},
+            {"factor": 40.0, "mscale": 0.0, "mscale_all_dim": 1.0},
             {"factor": 16.0, "beta_fast": 64.0, "beta_slow": 2.5, "truncate": False},
             {"factor": 16.0, "beta_fast": 2.0, "beta_slow": 2.0},
             {"factor": 4.0, "attention_factor": 1.25},
@@ -77,6 +79,20 @@ CASES: list[tuple[str, dict[str, Any], int | None, Scaling]] = [
 def test_against_transformers(
     name: str, keys: dict[str, Any], length: int | None, rule: Scaling
 ) -> None:
+    assert_as_transformers(name, keys, length, rule, BASE)
+
+
+# Ends of the ramp beyond the pairs, beyond all components, before the first pair, and both there.
+@pytest.mark.parametrize(("base", "trained"), [(100.0, 2048), (10.0, 700), (1e4, 100), (1e4, 6)])
+@pytest.mark.parametrize("truncate", [True, False])
+def test_ramps_of_yarn_that_leave_the_head(base: float, trained: int, truncate: bool) -> None:
+    keys = {"factor": 4.0, "original_max_position_embeddings": trained, "truncate": truncate}
+    assert_as_transformers("yarn", keys, None, YaRN(**keys), base)
+
+
+def assert_as_transformers(
+    name: str, keys: dict[str, Any], length: int | None, rule: Scaling, base: float
+) -> None:
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -86,10 +102,10 @@ def test_against_transformers(
         hidden_size=HEAD_DIM * 4,
         num_attention_heads=4,
         max_position_embeddings=2048,
-        rope_parameters={"rope_type": name, "rope_theta": BASE, **keys},
+        rope_parameters={"rope_type": name, "rope_theta": base, **keys},
     )
     theirs, factor = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
-    ours = RoPE(base=BASE, scaling=rule)
+    ours = RoPE(base=base, scaling=rule)
     # float32 powers, products and quotients of transformers: a few units of 6e-8
     np.testing.assert_allclose(ours.frequencies(HEAD_DIM), theirs.numpy(), rtol=5e-7, atol=0)
     assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
@@ -171,6 +187,8 @@ WRONG: list[tuple[str, Any]] = [
     ),
     ("Llama3.high_freq_factor must not be below low_freq", lambda: Llama3(8.0, 4.0, 3.9, 8192)),
     ("Llama3.low_freq_factor must be positive", lambda: Llama3(8.0, 0.0, 4.0, 8192)),
+    ("Axial.axes = 2 does not divide the 3", lambda: Axial(2).frequencies(1e4, 6)),
+    ("Axial.axes = 3 does not divide the 4", lambda: Axial(3).frequencies(1e4, 8)),
     ("Proportional.partial_rotary_factor must be a share", lambda: Proportional(1.5)),
     ("Proportional.partial_rotary_factor must be positive", lambda: Proportional(0.0)),
 ]

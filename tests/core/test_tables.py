@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,28 +16,74 @@ from support import oracles
 from support.targets import Target, namespace
 
 from rope_xp import RoPE
+from rope_xp._contract import caches
+from rope_xp._contract.caches import _TABLES as TABLES
 from rope_xp._contract.library import Recipe
-from rope_xp._dispatch.backend import _tables_on_device
 from rope_xp._rotation.tables import host_tables
+from rope_xp.scaling import Linear, YaRN
 
 
 def test_tables_are_small_and_shared() -> None:
     """O(sqrt(max position)): 4609 rows serve 2**31 positions, and are built once."""
     rope = RoPE(base=77_777.0)
-    before = host_tables.cache_info().misses
+    before = host_tables.__self__.made
     for length in (5, 50, 500):
         x = np.ones((length, 2, 128), np.float32)
         rope.rotate(x)
         rope.rotate(x, np.arange(length) + 1_000_000_000)
-    assert host_tables.cache_info().misses == before + 1
+    assert host_tables.__self__.made == before + 1
     host = host_tables(Recipe(rope, 128, False, False))
     assert sum(t.nbytes for t in host if t is not None) < 2.5e6
     assert sum(t.shape[0] for t in host[:3]) == 2048 + 2048 + 513
 
 
-def test_caches_are_bounded() -> None:
-    assert host_tables.cache_info().maxsize == 64
-    assert _tables_on_device.cache_info().maxsize == 64
+@pytest.fixture
+def room_for_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all caches hold six tables of 32 components in float32, and nothing yet."""
+    monkeypatch.setattr(caches, "MOST_BYTES", 6 * (4609 * 32 + 16) * 4)
+    for cache in TABLES:
+        cache.clear()
+        cache.before.clear()
+
+
+def held() -> int:
+    """Return the bytes of all tables that are kept."""
+    generations = [kept for cache in TABLES for kept in (cache, cache.before)]
+    every = [t for kept in generations for tables in kept.values() for t in tables]
+    return sum({id(t): 4 * math.prod(t.shape) for t in every if t is not None}.values())
+
+
+@pytest.mark.usefixtures("room_for_six")
+def test_many_ropes_take_a_known_number_of_bytes(backend: Target) -> None:
+    """What is made of them for a library counts as well."""
+    x = backend.make(np.ones((3, 1, 32), np.float32))
+    for i in range(12):
+        RoPE(base=2000.0 + i).rotate(x)
+        assert held() <= caches.MOST_BYTES
+
+
+@pytest.mark.usefixtures("room_for_six")
+def test_tables_that_are_used_stay() -> None:
+    first, *others = (Recipe(RoPE(base=3000.0 + i), 32, False, False) for i in range(16))
+    tables = host_tables(first)
+    for other in others:
+        host_tables(other)
+        assert host_tables(first) is tables
+    for other in others[:6]:
+        host_tables(other)
+    assert host_tables(first) is not tables
+
+
+@pytest.mark.usefixtures("room_for_six")
+def test_tables_beyond_the_bound_are_kept_alone() -> None:
+    """Else two ropes of a model would have theirs made anew in every call."""
+    first, second = (Recipe(RoPE(base=4000.0 + i), 256, False, False) for i in range(2))
+    tables = host_tables(first), host_tables(second)
+    for _ in range(3):
+        assert host_tables(first) is tables[0]
+        assert host_tables(second) is tables[1]
+    host_tables(Recipe(RoPE(), 256, False, False))
+    assert sum(len(c) + len(c.before) for c in TABLES) == 2
 
 
 def test_two_bases_do_not_share_tables(backend: Target) -> None:
@@ -41,6 +91,90 @@ def test_two_bases_do_not_share_tables(backend: Target) -> None:
     first = RoPE(base=1e4).rotate(backend.make(x))
     second = RoPE(base=1e5).rotate(backend.make(x))
     assert (backend.back(first) != backend.back(second)).any()
+
+
+class Ruled:
+    """What rules answer besides their frequencies."""
+
+    attention_factor = softmax_scale = 1.0
+
+    def for_length(self, n: int) -> Any:
+        return self
+
+
+class Same(NamedTuple):
+    of_all: float
+
+
+class Twice(NamedTuple):
+    of_all: float
+
+
+class Plain(NamedTuple):
+    of_all: float
+    attention_factor = softmax_scale = 1.0
+    for_length = Ruled.for_length
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        return np.full(rotary_dim // 2, self.of_all)
+
+
+class Doubled(NamedTuple):
+    of_all: float
+    attention_factor = softmax_scale = 1.0
+    for_length = Ruled.for_length
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        return np.full(rotary_dim // 2, 2 * self.of_all)
+
+
+@dataclass(frozen=True)
+class Nested(Ruled):
+    """A rule that is of one class, and holds what is not; ``times`` it leaves out of ==."""
+
+    inner: tuple[Same | Twice, ...]
+    times: float = field(default=1.0, compare=False)
+
+    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+        times = self.times * (1 + isinstance(self.inner[0], Twice))
+        return np.full(rotary_dim // 2, times * self.inner[0].of_all)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (Plain(0.5), Doubled(0.5)),
+        (Nested((Same(0.5),)), Nested((Twice(0.5),))),
+        (Nested((Same(0.5),)), Nested((Same(0.5),), times=2.0)),
+        (Plain(1), Plain(True)),
+    ],
+    ids=["classes", "classes of parts", "fields left out", "a truth value"],
+)
+def test_rules_that_are_equal_do_not_share_tables(backend: Target, one: Any, two: Any) -> None:
+    assert one == two
+    assert RoPE(scaling=one) != RoPE(scaling=two)
+    x = np.array([[[1.0, 0.0]]], np.float32)
+    for rule in (one, two):
+        angle = 3 * float(rule.frequencies(1e4, 2)[0])
+        got = backend.run(partial(_rotate_by, RoPE(scaling=rule)), backend.make(x))
+        expected = [math.cos(angle), math.sin(angle)]
+        np.testing.assert_allclose(backend.back(got)[0, 0], expected, rtol=0, atol=2.4e-7)
+
+
+def _rotate_by(rope: RoPE, x: Any) -> Any:
+    return rope.rotate(x, [3])
+
+
+def test_ropes_that_hold_the_same_are_equal() -> None:
+    for one, two in (
+        (RoPE(base=10000), RoPE(base=10000.0)),
+        (RoPE(scaling=Linear(4)), RoPE(scaling=Linear(4.0))),
+        (RoPE(scaling=Nested((Same(1),))), RoPE(scaling=Nested((Same(1.0),)))),
+        (RoPE(scaling=YaRN(4.0, 4096)), RoPE(scaling=YaRN(4.0, 4096))),
+    ):
+        assert one == two
+        assert hash(one) == hash(two)
+    assert RoPE() != 1
 
 
 def test_threads_see_the_same_tables() -> None:
@@ -119,6 +253,7 @@ def test_where_tables_are_made_and_of_what(backend: Target) -> None:
             assert type(table) is type(made)
             assert _device(table) == _device(made)
             np.testing.assert_array_equal(backend.back(table), e)
+    assert tuple(RoPE().cos_sin(5, 8, xp=xp)[0].shape) == (4,)
 
 
 def _device(x: object) -> object:

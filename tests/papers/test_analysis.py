@@ -20,6 +20,7 @@ RULED = {
     "NTK": RoPE(scaling=scaling.NTK(4.0)),
     "DynamicNTK": RoPE(scaling=scaling.DynamicNTK(2.0, 64, length=1000)),
     "YaRN": RoPE(layout="half", scaling=scaling.YaRN(4.0, 64)),
+    "YaRN, partial": RoPE(rotary_dim=8, rotary_offset=-8, scaling=scaling.YaRN(4.0, 64)),
     "LongRoPE": RoPE(scaling=scaling.LongRoPE((1.0,) * 8, (2.0,) * 8, 64, factor=4.0, length=100)),
     "Llama3": RoPE(scaling=scaling.Llama3(8.0, 1.0, 4.0, 64)),
     "Proportional": RoPE(scaling=scaling.Proportional(0.5)),

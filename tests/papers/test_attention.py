@@ -103,6 +103,14 @@ def test_decoding_one_token_is_the_last_row(backend: Target) -> None:
 
 
 @libraries
+def test_scores_that_fit_once_they_are_scaled(backend: Target) -> None:
+    """64 products of 1.6e37 are more than float32 holds, an eighth of them is not."""
+    x = backend.make(np.full((1, 1, 64), 4e18, np.float32))
+    got = backend.back(attention.scores(x, x))
+    np.testing.assert_allclose(got, 8 * np.float64(np.float32(4e18)) ** 2, rtol=1e-5)
+
+
+@libraries
 def test_large_scores_do_not_overflow(backend: Target) -> None:
     q, k, v = some()
     got = backend.back(attention.attention(*map(backend.make, (q * 1e4, k * 1e4, v))))

@@ -80,6 +80,27 @@ def test_buckets_of_any_library(backend: Target, bidirectional: bool) -> None:
     assert backend.back(found).reshape(-1).tolist() == wanted
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_buckets_of_either_byte_order(order: str) -> None:
+    relative = np.array([-200, -20, 0, 20]).astype(f"{order}i4")
+    assert encodings.t5_buckets(relative).tolist() == [15, 10, 0, 26]
+
+
+def test_queries_and_keys_of_either_byte_order(rng: np.random.Generator) -> None:
+    q, k, p = (rng.standard_normal(shape) for shape in ((5, 2, 3), (5, 2, 3), (5, 3)))
+    expected = encodings.shaw(q, k, p)
+    np.testing.assert_array_equal(encodings.shaw(q, k.astype(">f8"), p.astype(">f8")), expected)
+
+
+@pytest.mark.parametrize("backend", LIBRARIES)
+def test_the_integer_that_has_no_negative(backend: Target) -> None:
+    relative = np.array([-(2**31), 2**31 - 1], np.int32)
+    found = encodings.t5_buckets(backend.make(relative))
+    assert backend.back(found).tolist() == [15, 31]
+    alone = encodings.t5_buckets(backend.make(relative), bidirectional=False)
+    assert backend.back(alone).tolist() == [31, 0]
+
+
 @given(st.integers(4, 80), st.integers(0, 500), st.booleans())
 def test_buckets_never_go_back(buckets: int, beyond: int, bidirectional: bool) -> None:
     max_distance = buckets + beyond

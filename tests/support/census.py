@@ -125,13 +125,22 @@ def _builds(rotary: type, config: Any) -> Any:
         return None  # meant for another configuration, or its defaults are impossible
 
 
+NAMELESS = ("SaProtConfig", "Qwen3OmniMoeCode2WavConfig")  # have no model_type
+
+
+def read(unit: Unit) -> Any:
+    """Return what from_hf_config makes of a configuration, which may have to be told the layout."""
+    layout = "half" if type(unit.config).__name__ in NAMELESS else None
+    return rope_xp.from_hf_config(unit.config.to_dict(), layout=layout)
+
+
 # --- frequencies ---------------------------------------------------------------------------------
 
 
 def frequencies(unit: Unit) -> str:
     """Return how frequencies and attention factor differ; empty where they do not."""
     module = unit.rotary(unit.config)
-    ropes = rope_xp.from_hf_config(unit.config.to_dict())
+    ropes = read(unit)
     problems = []
     for label, buffer in _buffers(module).items():
         rope = of(ropes, label)
@@ -176,7 +185,7 @@ def _buffers(module: Any) -> dict[str, torch.Tensor]:
 def rotation(unit: Unit) -> str:
     """Return how rotated q and k differ; empty where they do not."""
     module = unit.rotary(unit.config).eval()
-    ropes = rope_xp.from_hf_config(unit.config.to_dict())
+    ropes = read(unit)
     problems = []
     for label, buffer in (_buffers(module) or {"": torch.empty(0)}).items():
         rope = of(ropes, label).for_length(TOKENS)
@@ -287,7 +296,6 @@ def _head_dim(
 # --- defaults ------------------------------------------------------------------------------------
 
 ROPE_KEYS = ("rope_parameters", "rope_theta", "partial_rotary_factor")
-NAMELESS = ("SaProtConfig", "Qwen3OmniMoeCode2WavConfig")  # have no model_type
 
 
 def defaults(unit: Unit) -> str:

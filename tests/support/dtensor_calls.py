@@ -124,7 +124,7 @@ def parts_that_are_empty(mesh: DeviceMesh) -> None:
     line, x = init_device_mesh("cpu", (4,)), sample(2, 3, 1, 16)
     for p in (Shard(0), Shard(1), Shard(2)):
         spread = distribute_tensor(x, line, [p]).requires_grad_()
-        for positions in (POSITIONS[:3], POSITIONS[:1], None):
+        for positions in (POSITIONS[:3], POSITIONS[None, :1], None):
             y, expected = ROPE.rotate(spread, positions), ROPE.rotate(x, positions)
             same(y, expected, [p])
             (gradient,) = torch.autograd.grad(y, spread, y.detach())

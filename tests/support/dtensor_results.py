@@ -16,6 +16,7 @@ from support.dtensor_help import (
     POSITIONS,
     ROPE,
     TOKENS,
+    K,
     Q,
     R,
     case,
@@ -182,6 +183,18 @@ def gradients_of_angles_are_complete(mesh: DeviceMesh) -> None:
         # Each is a sum over 4 * 4 * 6 products, in another order.
         for got in (plain.grad, known.grad.full_tensor()):
             torch.testing.assert_close(got, expected.grad, rtol=0, atol=1e-13)
+
+
+@case(2)
+def gradients_only_where_inputs_need_one(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(1), Shard(2), Shard(3)):
+        for needed in ((True, False), (False, True)):
+            arrays = [distribute_tensor(x, mesh, [p]) for x in (Q, K)]
+            for x, needs in zip(arrays, needed, strict=True):
+                x.requires_grad_(needs)
+            with rope_xp.use_backend("numba"):
+                results = ROPE.apply(*arrays, POSITIONS)
+            assert tuple(y.requires_grad for y in results) == needed
 
 
 @case(2)

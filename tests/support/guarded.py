@@ -2,8 +2,9 @@
 
     python tests/support/guarded.py PATH [EVERY]
 
-It stands for compute-sanitizer where there is no GPU. The path is numba, cuda, which g++ compiles,
-or triton, which is interpreted where TRITON_INTERPRET is 1. All that a kernel reads and writes
+It stands for compute-sanitizer where there is no GPU. The path is numba, streaming, which is numba
+past the caches, cuda, which g++ compiles, or triton, which is interpreted where TRITON_INTERPRET is
+1. All that a kernel reads and writes
 begins behind such a page, and ends before one, in turn. Prints the number of rotations, which are
 those of every case, or of each EVERYth.
 """
@@ -24,6 +25,7 @@ import numpy as np
 
 import rope_xp
 from rope_xp import RoPE
+from rope_xp._contract import caches
 from rope_xp._dispatch.backend import put_tables
 from support import cuda_on_cpu
 from support.targets import give_cpu_to_triton, lent, numpy_dtype, truth
@@ -96,8 +98,12 @@ def cases() -> Iterator[tuple[RoPE, str, list[np.ndarray], Any]]:
 
 def main(path: str, every: str = "1") -> None:
     count = 0
+    if path == "streaming":
+        path = "numba"
+        importlib.import_module("rope_xp_backends.cpu.launch").BYTES_TO_STREAM = 1
     with running(path) as (backend, own):
         for end in (False, True):
+            caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which holds on to tables
             put = partial(against, end)
             backend.asarray = lambda host, device, put=put: own(put(np.asarray(host)))
             tables = lru_cache(partial(put_tables, backend, device=None))

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -97,6 +97,8 @@ class Target:
     """The path, where numpy has it for the tests alone."""
     objection: Callable[[], str | None] = lambda: None
     """Returns what else is missing."""
+    set_up: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """What a test runs in."""
     compiles: bool = False
     """Whether each case is compiled or planned anew, so that the short suite runs some of them."""
     truncates: bool = False
@@ -120,7 +122,19 @@ FUSED = 2
 
 # The standard knows neither 16-bit float. Without x64, jax has no float64 to speak of.
 STRICT = ("float32", "float64")
-JAX = {"floats": ("float16", "bfloat16", "float32"), "ulps": FUSED, "compiles": True}
+
+
+def _promoting_nothing() -> AbstractContextManager[Any]:
+    """Have jax refuse what programs may tell it to refuse: axes that are left to be broadcast."""
+    return importlib.import_module("jax").numpy_rank_promotion("raise")
+
+
+JAX = {
+    "floats": ("float16", "bfloat16", "float32"),
+    "ulps": FUSED,
+    "set_up": _promoting_nothing,
+    "compiles": True,
+}
 
 TRITON = {"path": "triton", "needs": "triton"}
 

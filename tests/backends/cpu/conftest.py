@@ -21,14 +21,17 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=["numba", "chunked", "cuda"])
-def any_path(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=["numba", "numba, streaming", "chunked", "cuda"])
+def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of the kernel for GPUs too, which tests/support/cuda_on_cpu.py runs on the CPU."""
-    (target,) = [t for t in TARGETS if t.name == f"numpy-{request.param}"]
+    name, _, streaming = request.param.partition(", ")
+    (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
     if reason := missing(target):
         pytest.skip(reason)
-    with lent(target.lent), rope_xp.use_backend(request.param):
-        yield request.param
+    if streaming:
+        monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
+    with lent(target.lent), rope_xp.use_backend(name):
+        yield name
 
 
 @pytest.fixture

@@ -48,6 +48,29 @@ def test_sizes_that_fill_no_vector_and_no_block(
             same(y, expected)
 
 
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("offset", [0, 2, 16])  # to 2 no vector of any dtype is aligned
+def test_slices_that_fill_vectors(
+    any_path: str, offset: int, dtype: str, layout: str, rng: np.random.Generator
+) -> None:
+    rope = RoPE(layout=layout, rotary_dim=64, rotary_offset=offset)
+    x = sample(rng, 2, 70, 3, 96, dtype=dtype)
+    for turn in (rope.rotate, rope.unrotate):
+        same(turn(x, POSITIONS[:70]), truth(turn, x, POSITIONS[:70]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_angles_that_are_no_numbers(any_path: str, dtype: str) -> None:
+    """Of every sign and payload: rounding must not carry a NaN over into a number."""
+    bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000], np.uint32)
+    table = bits.view(np.float32)[:, None].repeat(32, axis=1)
+    x = np.ones((3, 1, 64), numpy_dtype(dtype))
+    got = rope_xp.apply_tables(x, table, table)
+    assert np.isnan(got.astype(np.float64)).all()
+
+
 @pytest.mark.parametrize("shape", [(4, 2, 130), (1, 2, 130), (4, 1, 130), (4, 2, 1), (130,)])
 def test_two_batch_axes_and_positions_of_their_own(
     any_path: str, shape: tuple[int, ...], rng: np.random.Generator
@@ -69,6 +92,34 @@ def test_a_fused_projection_in_place(any_path: str, layout: str, rng: np.random.
     expected[:, :, 0], expected[:, :, 1] = truth(rope.apply, q.copy(), k.copy(), POSITIONS)
     rope.apply(q, k, POSITIONS, out=(q, k))
     same(qkv, expected)
+
+
+READS = {
+    "one": None,
+    "sections": (0,) * 5 + (1,) * 12 + (2,) * 8,
+    "interleaved": (0, 1, 2) * 8 + (0,),
+    "one back again": (0,) * 9 + (2,) * 15 + (0,),
+}
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("kind", ["integers", "floats"])
+def test_positions_with_components_and_fractions(
+    any_path: str, kind: str, reads: str, dtype: str, rng: np.random.Generator
+) -> None:
+    """And with a frequency so high that a fraction of a token turns by more than a quarter."""
+    lead = () if READS[reads] is None else (3,)
+    x = sample(rng, 2, 130, 3, 50, dtype=dtype)
+    for shape in ((130,), (2, 130), (2, 1)):
+        positions = rng.integers(-70_000, 1 << 22, (*lead, *shape))
+        if kind == "floats":
+            positions = positions + rng.random(positions.shape)
+        for scaling in (None, rope_xp.scaling.Linear(0.01)):
+            rope = RoPE(position_axes=READS[reads], layout="half", scaling=scaling)
+            for turn in (rope.rotate, rope.unrotate):
+                same(turn(x, positions), truth(turn, x, positions))
 
 
 def test_positions_out_of_range_give_nan() -> None:

@@ -51,39 +51,58 @@ def unaligned(x: np.ndarray) -> np.ndarray:
     return np.frombuffer(bytearray(1) + x.tobytes(), x.dtype, offset=1).reshape(x.shape)
 
 
-OTHER: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
-    "every second component": ("not contiguous", "chunked", lambda x: x[..., ::2]),
-    "components backwards": ("not contiguous", "chunked", lambda x: x[..., ::-1]),
-    "Fortran order": ("not contiguous", "chunked", np.asfortranarray),
-    "byte order": ("byte order", "chunked", lambda x: x.astype(x.dtype.newbyteorder())),
-    "unaligned": ("not aligned", "chunked", unaligned),
-    "file": ("memmap is a class", "portable", lambda x: x.view(np.memmap)),
-    "class": ("Own is a class", "portable", lambda x: x.view(Own)),
+COPIED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "every second component": lambda x: x[..., ::2],
+    "components backwards": lambda x: x[..., ::-1],
+    "Fortran order": np.asfortranarray,
+    "byte order": lambda x: x.astype(x.dtype.newbyteorder()),
+    "unaligned": unaligned,
+}
+OTHER: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "file": lambda x: x.view(np.memmap),
+    "class": lambda x: x.view(Own),
 }
 
 
+@pytest.mark.parametrize("kind", COPIED)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_memory_that_kernels_have_copied(
+    path: str, kind: str, dtype: str, rng: np.random.Generator
+) -> None:
+    for layout in LAYOUTS:
+        x, rope = COPIED[kind](sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
+        expected = truth(rope.rotate, np.array(x, dtype, order="C"), POSITIONS)
+        before = np.array(x)
+        got = rope.rotate(x, POSITIONS)
+        assert got.dtype == x.dtype
+        same(np.array(got, dtype), expected)
+        same(np.array(x, dtype), before.astype(dtype))
+        assert rope.rotate(x, POSITIONS, out=x) is x
+        same(np.array(x, dtype, order="C"), expected)
+
+
 @pytest.mark.parametrize("kind", OTHER)
-def test_memory_that_no_kernel_reads(kind: str, rng: np.random.Generator) -> None:
+def test_classes_of_their_own(kind: str, rng: np.random.Generator) -> None:
     pytest.importorskip("numba")
-    reason, path, make = OTHER[kind]
-    x = make(sample(rng, 2, 130, 3, 16))
+    x = OTHER[kind](sample(rng, 2, 130, 3, 16))
     expected = truth(RoPE().rotate, np.array(x, np.float32, order="C"), POSITIONS)
-    with rope_xp.use_backend("numba"), pytest.raises(RopeError, match=reason):
+    with rope_xp.use_backend("numba"), pytest.raises(RopeError, match="is a class derived"):
         RoPE().rotate(x, POSITIONS)
-    assert rope_xp.explain(x, x, POSITIONS).path == path
-    got = RoPE().rotate(x, POSITIONS)
-    assert got.dtype == x.dtype
-    same(np.asarray(got, np.float32), expected)
+    assert rope_xp.explain(x, x, POSITIONS).path == "portable"
+    same(np.asarray(RoPE().rotate(x, POSITIONS)), expected)
     RoPE().rotate(x, POSITIONS, out=x)
-    same(np.array(x, np.float32), expected)
+    same(np.array(x), expected)
 
 
-@pytest.mark.parametrize("kind", [*list(OTHER)[2:], "tokens backwards", "every second token"])
+@pytest.mark.parametrize(
+    "kind",
+    ["Fortran order", "byte order", "unaligned", *OTHER, "tokens backwards", "every second token"],
+)
 def test_angles_in_any_memory(any_path: str, kind: str, rng: np.random.Generator) -> None:
     make = {
         "tokens backwards": lambda a: a[::-1].copy()[::-1],
         "every second token": lambda a: np.repeat(a, 2, axis=0)[::2],
-    }.get(kind) or OTHER[kind][2]
+    }.get(kind) or (COPIED | OTHER)[kind]
     x, angles = sample(rng, 2, 130, 3, 16), RoPE().cos_sin(POSITIONS, 16)
     expected = truth(RoPE().rotate, x, POSITIONS)
     same(RoPE().rotate(x, make(POSITIONS)), expected)

@@ -19,6 +19,7 @@ from support.targets import truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._contract import caches
 from rope_xp._dispatch.kernels import Kernels
 
 pytest.importorskip("numba")
@@ -28,6 +29,7 @@ POSITIONS = np.arange(130) * 1000
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which are bound to kernels
     fresh: Any = Kernels("numba", compiled._load)
     for module in (launch, paths):
         monkeypatch.setattr(module, "KERNELS", fresh)
@@ -51,6 +53,7 @@ def python(script: Path, code: str, *arguments: str, **environment: str) -> str:
 FORKS = """
 import multiprocessing, os, sys, threading, warnings
 import numpy as np, rope_xp
+from rope_xp._contract import forks
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.numpy import chunks
 
@@ -73,13 +76,10 @@ def child(path):
 
 if __name__ == "__main__":
     path = sys.argv[1]
-    # Python cannot be forked while another thread imports: the child waits for a lock of a module.
-    with rope_xp.use_backend("chunked"):
-        rope_xp.RoPE().rotate(np.ones((2, 2, 4), np.float32))
     compiling = threading.Thread(target=right, args=(path,))
     compiling.start()
-    while path == "numba" and launch.KERNELS._lock.acquire(blocking=False):
-        launch.KERNELS._lock.release()
+    while path == "numba" and forks.SLOW.acquire(blocking=False):
+        forks.SLOW.release()
     assert child(path), "forked while a thread compiled"
     compiling.join()
     assert right(path) and child(path) and right(path), "forked beside a pool"
@@ -93,6 +93,29 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("path", [exhaustive("numba"), "chunked"])
 def test_processes_forked_and_spawned(path: str, tmp_path: Path) -> None:
     python(tmp_path / "forks.py", FORKS, path, ROPE_XP_NUM_THREADS="3")
+
+
+AT_EXIT = """
+import atexit, sys
+import numpy as np, rope_xp
+from rope_xp_backends.numpy import chunks
+
+chunks.CHUNK_BYTES = 1 << 10
+
+def rotate(path):
+    with rope_xp.use_backend(path):
+        return rope_xp.RoPE().rotate(np.ones((2, 130, 4, 16), np.float32))
+
+if sys.argv[1] == "beside a pool":
+    rotate("chunked")
+# Once the main thread is done, pools take no more work, and these functions are called.
+atexit.register(lambda: print(np.array_equal(rotate("chunked"), rotate("portable"))))
+"""
+
+
+@pytest.mark.parametrize("pool", ["beside a pool", "without a pool"])
+def test_a_rotation_while_the_interpreter_shuts_down(pool: str, tmp_path: Path) -> None:
+    assert python(tmp_path / "at_exit.py", AT_EXIT, pool, ROPE_XP_NUM_THREADS="3") == "True"
 
 
 def test_numba_that_cannot_be_imported(
@@ -117,6 +140,21 @@ def test_numba_that_cannot_be_imported(
         RoPE().rotate(x, POSITIONS)
 
 
+def test_objects_of_numpy_that_are_laid_out_in_another_way(
+    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels read the address of elements where C code finds it. Where it is not, none runs."""
+    from rope_xp_backends.cpu import kernel
+
+    monkeypatch.setattr(kernel, "HEAD", kernel.HEAD + 8)
+    with (
+        rope_xp.use_backend("numba"),
+        pytest.warns(RuntimeWarning, match="laid out in another way"),
+        pytest.raises(RopeError, match="laid out in another way"),
+    ):
+        RoPE().rotate(np.ones((3, 2, 8)))
+
+
 def test_a_second_kernel_that_fails_finds_nothing_written(
     nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
@@ -125,7 +163,7 @@ def test_a_second_kernel_that_fails_finds_nothing_written(
 
     def only_float32(dtype: str, *pairs: bool) -> Callable[..., None]:
         if dtype != "float32":
-            raise kernels.Error(dtype)
+            raise SystemError(dtype)
         return compiled(dtype, *pairs)
 
     monkeypatch.setattr(kernels, "compiled", only_float32)

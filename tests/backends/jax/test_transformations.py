@@ -133,13 +133,13 @@ def test_shard_map() -> None:
 def test_no_table_is_built_for_a_call_or_a_length(path: str) -> None:
     rope = RoPE(base=43_210.0 + len(path))  # another one for each path
     rotate = jax.jit(rope.rotate)
-    before = host_tables.cache_info().misses
+    before = host_tables.__self__.made
     for tokens in (4, 5, 70):
         x = sample(tokens, 2, 8)
         rotate(x)
         rotate(x, jnp.arange(tokens))
         rope.rotate(x)
-    assert host_tables.cache_info().misses == before + 1
+    assert host_tables.__self__.made == before + 1
 
 
 def test_traces_leave_no_tracers_behind() -> None:
@@ -171,7 +171,7 @@ def test_donated_inputs_are_reused() -> None:
 
 def test_strict_dtype_and_rank_promotion() -> None:
     q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16)
-    with jax.numpy_dtype_promotion("strict"):
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         expected = rope_xp.apply(np.asarray(q), np.asarray(k), POSITIONS)
         got = rope_xp.apply(q, k, POSITIONS)
         rope_xp.apply(q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), POSITIONS)
@@ -179,6 +179,29 @@ def test_strict_dtype_and_rank_promotion() -> None:
         rope_xp.apply(q, k, jnp.asarray([0.5] * 5))
     for g, e in zip(got, expected, strict=True):
         close(g, e)
+
+
+@pytest.mark.parametrize("axes", ["sd", "hsd", "bshd", "xbhsd", "hbsxd"])
+def test_no_axes_are_left_to_be_broadcast(axes: str) -> None:
+    lengths = {"b": 2, "x": 3, "s": 5, "h": 4, "d": 8}
+    x = sample(*(lengths[name] for name in axes))
+    batch = tuple(lengths[name] for name in axes if name in "bx")
+    rows = (sample(5), sample(*batch, 5), jnp.arange(5), None)
+    pairs = [(RoPE(rotary_dim=6, rotary_offset=1), p) for p in rows]
+    axial = RoPE(position_axes=(0, 1, 1, 0))
+    pairs += [(axial, None if p is None else jnp.stack([p, p + 1])) for p in rows]
+    with jax.numpy_rank_promotion("raise"):
+        for rope, p in pairs:
+            for turn in (
+                lambda x, rope=rope, p=p: rope.rotate(x, p, axes=axes),
+                lambda x, rope=rope, p=p: rope.rerotate(x, p, None, axes=axes),
+                lambda x, rope=rope, p=p: rope.rerotate(x, None, p, axes=axes),
+            ):
+                assert jax.eval_shape(turn, x).shape == x.shape
+        tables = RoPE().cos_sin(rows[0], 8)
+        for t in (tables, RoPE().cos_sin(rows[1], 8)):
+            got = jax.eval_shape(partial(rope_xp.apply_tables, axes=axes), x, *t)
+            assert got.shape == x.shape
 
 
 def test_x64() -> None:
@@ -201,6 +224,20 @@ def test_committed_arrays_stay_on_their_device() -> None:
     for positions in (None, POSITIONS, jax.device_put(jnp.arange(5), device)):
         got = RoPE().rotate(x, positions)
         assert got.devices() == {device}
+
+
+def test_export_counts_a_symbolic_number_of_tokens() -> None:
+    from jax import export
+
+    rope = RoPE(layout="half")
+    n = export.symbolic_shape("n")[0]
+    q, k = (jax.ShapeDtypeStruct((1, n, heads, 16), jnp.float32) for heads in (4, 2))
+    exported = export.export(jax.jit(lambda q, k: rope.apply(q, k)))(q, k)
+    for tokens in (1, 7, 3000):  # beyond one digit
+        arrays = sample(1, tokens, 4, 16), sample(1, tokens, 2, 16)
+        expected = rope.apply(*map(np.asarray, arrays))
+        for got, right in zip(exported.call(*arrays), expected, strict=True):
+            close(got, right)
 
 
 def test_export_with_symbolic_lengths() -> None:

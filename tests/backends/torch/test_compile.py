@@ -11,7 +11,7 @@ import pytest
 from support.exhaustive import exhaustive
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import RoPE, encodings
 from rope_xp._rotation.tables import host_tables
 from rope_xp.scaling import Linear
 
@@ -70,10 +70,10 @@ def test_no_table_is_built_for_a_call_or_a_length() -> None:
     torch._dynamo.reset()
     rope = RoPE(base=54_321.0)
     compiled = torch.compile(lambda x: rope.rotate(x), fullgraph=True, backend="aot_eager")
-    before = host_tables.cache_info().misses
+    before = host_tables.__self__.made
     for tokens in (4, 5, 6, 70, 4):
         compiled(sample(tokens, 2, 8))
-    assert host_tables.cache_info().misses == before + 1
+    assert host_tables.__self__.made == before + 1
 
 
 def test_generated_code_has_exact_angles() -> None:
@@ -196,6 +196,31 @@ def test_generated_code_gives_nan_out_of_range() -> None:
     ):
         for table in compiled(outside):
             assert table.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"device": "cpu"}, {"device": torch.device("cpu"), "dtype": torch.float64}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "positions",
+    [POSITIONS, POSITIONS // 7 + 0.25, POSITIONS.tolist(), [1_000_000.25, 2.5], range(3), 7],
+    ids=lambda p: type(p).__name__,
+)
+def test_compiled_tables_of_any_positions(positions, options) -> None:
+    """Of tensors, or of Python numbers, which say nothing of library and device."""
+    torch._dynamo.reset()
+    given = {**options, "xp": torch}
+    expected = RoPE().cos_sin(positions, 8, **given)
+    encoded = encodings.sinusoidal(positions, 8, **given)
+
+    def tables(positions):
+        return RoPE().cos_sin(positions, 8, **given), encodings.sinusoidal(positions, 8, **given)
+
+    got, columns = torch.compile(tables, fullgraph=True, backend="aot_eager")(positions)
+    for table, e in zip((*got, columns), (*expected, encoded), strict=True):
+        torch.testing.assert_close(table, e, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 pytest.importorskip("numba")
 
 EXAMPLES = ("tensor_parallel", "context_parallel")
-CASES = {2: 18, 4: 9}
+CASES = {2: 19, 4: 9}
 """How many there are for each number of processes: none may go missing."""
 SHORT = (
     *("plain_tensors_do_not_bring_it", "positions_that_every_process_knows", "in_place"),
     *("positions_that_are_distributed", "keys_sharded_otherwise_than_queries", "other_functions"),
     *("what_does_not_fit_is_refused", "gradients_of_angles_are_complete"),
+    "gradients_only_where_inputs_need_one",
 )
 """Cases that the short suite runs, on two processes: those that neither compile nor take long."""
 

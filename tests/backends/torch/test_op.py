@@ -30,14 +30,28 @@ pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 @pytest.mark.parametrize("looked_up", [True, False])
 def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
-    how = (None, *RoPE().cos_sin(POSITIONS, 8), None)
-    how = (*((POSITIONS, *digit_tables(8)) if looked_up else how), None, "bshd", "half", 0, False)
+    angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
+    if looked_up:
+        angles = (POSITIONS, torch.rand(POSITIONS.shape), *digit_tables(8), torch.rand(4))
+    how = (*angles, None, "bshd", "half", 0, False)
     x, heads_first = sample(2, 5, 3, 8), sample(2, 3, 5, 8).transpose(1, 2)
     for q, k in ((x, x[:, :, 1:]), (heads_first, x), (x.bfloat16(), heads_first.bfloat16())):
         torch.library.opcheck(ops.rotate.default, (q, *how))
         torch.library.opcheck(ops.rotate_pair.default, (q, k, *how))
         out = [torch.empty_like(q), torch.empty_like(k)]
         torch.library.opcheck(ops.rotate_out.default, (out, [q, k], *how))
+
+
+@pytest.mark.parametrize("strides", [(16, 1, 0, 1), (1, 8, 0, 1), (1, 1, 0, 1)], ids=str)
+def test_heads_that_are_one_beside_an_axis_of_length_1(strides: tuple[int, ...]) -> None:
+    """Of such tensors torch's empty_like has another axis last in memory."""
+    for tokens in (1, 3):
+        x = sample(64).as_strided((1, tokens, 2, 8), strides)
+        p = POSITIONS[:tokens]
+        assert rotate(x, p).stride(-1) == 1
+        same(rotate(x, p), truth(rotate, x.contiguous(), p))
+        for got in RoPE().apply(x, x, p):
+            same(got, truth(rotate, x.contiguous(), p))
 
 
 def permuted(*axes: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -43,6 +43,47 @@ def test_gradients_and_theirs(layout: str, part: dict[str, int]) -> None:
         assert torch.autograd.gradgradcheck(f, (q, k), check_batched_grad=True)
 
 
+CALLS: dict[str, Any] = {
+    "plainly": rope_xp.apply,
+    "with positions of k": lambda q, k, p: rope_xp.apply(q, k, p, k_positions=POSITIONS - 1),
+    "mapped": torch.func.vmap(rope_xp.apply, in_dims=(0, 0, None)),
+    "compiled": torch.compile(rope_xp.apply, fullgraph=True, backend="aot_eager"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_result_needs_a_gradient_where_its_input_does(call: str) -> None:
+    torch._dynamo.reset()
+    for needed in ((True, False), (False, True), (True, True), (False, False)):
+        q, k = (sample(2, 5, n, 6, grad=grad) for n, grad in zip((4, 2), needed, strict=True))
+        results = CALLS[call](q, k, POSITIONS)
+        assert tuple(y.requires_grad for y in results) == needed
+        for y, x in zip(results, (q, k), strict=True):
+            if x.requires_grad:
+                assert torch.autograd.grad(y.sum(), x, retain_graph=True)[0].any()
+    with torch.no_grad():
+        assert not any(y.requires_grad for y in CALLS[call](q.requires_grad_(), k, POSITIONS))
+
+
+def test_results_need_a_gradient_where_angles_do() -> None:
+    q, k = sample(5, 2, 6), sample(5, 1, 6, grad=True)
+    positions = (POSITIONS % 9).float().requires_grad_()
+    with rope_xp.use_backend(None):
+        assert all(y.requires_grad for y in rope_xp.apply(q, k, positions))
+        cos, sin = RoPE().cos_sin(positions.detach(), 6)
+        for tables in ((cos.clone().requires_grad_(), sin), (cos, sin.clone().requires_grad_())):
+            assert rope_xp.apply_tables(q, *tables).requires_grad
+        assert not rope_xp.apply_tables(q, cos, sin).requires_grad
+
+
+def test_second_derivatives_need_a_gradient_where_the_first_do() -> None:
+    q, k = (sample(5, n, 6, grad=True) for n in (2, 1))
+    results = rope_xp.apply(q, k, POSITIONS)
+    weights = [torch.ones_like(results[0]).requires_grad_(), torch.ones_like(results[1])]
+    found = torch.autograd.grad(results, (q, k), weights, create_graph=True)
+    assert [x.requires_grad for x in found] == [True, False]
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -75,6 +116,17 @@ def test_positions_have_gradients() -> None:
     with rope_xp.use_backend(None):
         assert torch.autograd.gradcheck(lambda p: rotate(x, p), positions)
         same(rotate(x, positions.detach()), rotate(x, positions).detach())
+        fixed, moved = positions.detach() + 3, RoPE().rerotate
+        assert torch.autograd.gradcheck(lambda p: moved(x, p, fixed), positions)
+        assert torch.autograd.gradcheck(lambda p: moved(x, fixed, p), positions)
+
+
+@pytest.mark.parametrize("of", [(True, False), (False, True)], ids=["cos", "sin"])
+def test_either_table_has_gradients_alone(of: tuple[bool, bool]) -> None:
+    x, tables = sample(5, 2, 8, dtype=torch.float64), RoPE().cos_sin(POSITIONS, 8)
+    cos, sin = (t.double().requires_grad_(n) for t, n in zip(tables, of, strict=True))
+    with rope_xp.use_backend(None):
+        assert torch.autograd.gradcheck(rope_xp.apply_tables, (x, cos, sin))
 
 
 def test_vmap() -> None:
@@ -91,6 +143,15 @@ def test_vmap() -> None:
     keys = maps(lambda q, k: RoPE().apply(q, k, POSITIONS), (3, None))(x, x[:, :1, :, 0])
     same(keys[0], torch.stack(each))
     same(keys[1], torch.stack([each[0][:, :1]] * 3))
+
+
+def test_vmap_of_batches_whose_positions_have_no_batch_axis() -> None:
+    """As many mapped as there are batches, so that the two could be taken for each other."""
+    x, p = sample(3, 3, 5, 2, 8), torch.stack([POSITIONS, POSITIONS - 1, POSITIONS // 2])
+    expected = torch.stack([rotate(a, b) for a, b in zip(x, p, strict=True)])
+    same(torch.func.vmap(rotate)(x, p), expected)
+    tables = RoPE().cos_sin(p, 8)
+    same(torch.func.vmap(rope_xp.apply_tables)(x, *tables), expected)
 
 
 def test_grad_of_func() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import RoPE, RopeError
 
 torch = pytest.importorskip("torch")
 
@@ -96,6 +96,40 @@ def test_autocast_does_not_lower_the_angles() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = RoPE().rotate(x, p)
     torch.testing.assert_close(got, RoPE().rotate(x, p), rtol=0, atol=0)
+
+
+KINDS = {
+    "sparse_coo": lambda x: x.to_sparse(),
+    "sparse_csr": lambda x: x[:, 0].to_sparse_csr(),
+    "_mkldnn": lambda x: x.float().to_mkldnn(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x[:1]]),
+    "nested tensor, and": lambda x: torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged),
+}
+USES = {
+    "x": RoPE().rotate,
+    "q": lambda x: rope_xp.apply(x, sample(4, 2, 8)),
+    "k": lambda x: rope_xp.explain(sample(4, 2, 8), x),
+    "out": lambda x: RoPE().rotate(sample(4, 2, 8), out=x),
+    r"out\[1\]": lambda x: rope_xp.apply(*[sample(4, 2, 8)] * 2, out=(sample(4, 2, 8), x)),
+    "positions": lambda x: RoPE().rotate(sample(4, 2, 8), x),
+    "new_positions": lambda x: RoPE().rerotate(sample(4, 2, 8), None, x),
+    "cos": lambda x: rope_xp.apply_tables(sample(4, 2, 8), x, x),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:(.*nested tensors is in prototype|Sparse CSR tensor):UserWarning"
+)
+@pytest.mark.parametrize("path", [None, "portable", "numba"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("argument", USES)
+def test_tensors_that_are_not_dense_are_refused(argument: str, kind: str, path: str | None) -> None:
+    given = KINDS[kind](sample(4, 2, 8))
+    with (
+        rope_xp.use_backend(path),
+        pytest.raises(RopeError, match=f"^{argument}(:| is) a .*{kind}.* dense ones are taken; "),
+    ):
+        USES[argument](given)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,163 @@
+"""Every argument of every rotation, at random, against the formulas in long double."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fuzz import bounds, cases, checks
+from support.fuzz.cases import Out, Positions, Shape
+from support.fuzz.libraries import Library, fuzzed
+from support.fuzz.memory import View, lay
+
+import rope_xp
+from rope_xp import RoPE
+
+pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
+
+
+# --- apply, rotate, unrotate, rerotate -----------------------------------------------------------
+
+_METHODS = st.sampled_from(["apply", "apply", "rotate", "unrotate", "rerotate"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of one of the methods of a RoPE."""
+
+    method: str
+    shape: Shape
+    rope: RoPE
+    positions: Positions
+    view: View
+    out: Out
+    other: Positions | None = None
+    """Of k, where they are its own, or the new ones of ``rerotate``."""
+    to: RoPE | None = None
+    k_shape: tuple[int, ...] = ()
+    k_view: View | None = None
+    k_out: Out | None = None
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Case:
+    method = draw(_METHODS)
+    shape = draw(cases.shapes())
+    tokens, ndim = shape.sizes["s"], len(shape.axes)
+    rope = draw(cases.ropes(shape.sizes["d"]))
+    one = (
+        *(method, shape, rope, draw(cases.positions(shape.batch, tokens, cases.components(rope)))),
+        *(draw(cases.views(ndim)), draw(cases.outs(ndim))),
+    )
+    if method == "rerotate":
+        to = draw(cases.ropes(shape.sizes["d"], like=rope))
+        return Case(*one, draw(cases.positions(shape.batch, tokens, cases.components(to))), to)
+    if method != "apply":
+        return Case(*one)
+    own, k_tokens = None, tokens
+    if draw(st.booleans()):
+        k_tokens = draw(st.integers(0, 5))
+        own = draw(cases.positions(shape.batch, k_tokens, cases.components(rope), none=False))
+    k_shape = shape.of(h=draw(st.integers(0, 3)), s=k_tokens)
+    return Case(*one, own, None, k_shape, draw(cases.views(ndim)), draw(cases.outs(ndim)))
+
+
+@fuzzed()
+@given(case=calls())
+def test_methods(library: Library, case: Case) -> None:
+    if bounds.left_out(library, case.view.seed):
+        return
+    shape, pair = case.shape, case.method == "apply"
+    given_at, at = case.positions.given(library)
+    given_other, other = (None, at) if case.other is None else case.other.given(library)
+    laid = [lay(shape.of(), library.view(case.view, library.float(case.view.dtype)))]
+    if pair:
+        view = library.view(case.k_view, library.float(case.k_view.dtype))
+        laid.append(lay(case.k_shape, view))
+    arrays = [x for _, x in laid]
+    expected = []
+    for i, x in enumerate(arrays):
+        if case.method == "rerotate":
+            expected.append(bounds.rerotated(x, shape, case.rope, case.to, at, other))
+        else:
+            where = (at, other)[i]
+            expected.append(bounds.turned(x, shape, case.rope, where, case.method == "unrotate"))
+
+    def call(arrays: list[Any], **more: Any) -> tuple[Any, ...]:
+        more |= {"axes": shape.given}
+        if pair:
+            more["k_positions"] = given_other
+            if case.view.seed % 2:
+                return rope_xp.apply(*arrays, given_at, case.rope, **more)
+            options = {field.name: getattr(case.rope, field.name) for field in fields(RoPE)}
+            return rope_xp.apply(*arrays, given_at, **options, **more)
+        if case.method == "rerotate":
+            return (case.rope.rerotate(*arrays, given_at, given_other, to=case.to, **more),)
+        return (getattr(case.rope, case.method)(*arrays, given_at, **more),)
+
+    checks.check(library, call, laid, [case.out, case.k_out][: len(arrays)], expected)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A call of apply_tables."""
+
+    shape: Shape
+    pairs: int
+    layout: str
+    inverse: bool
+    offset: int
+    view: View
+    table_shape: tuple[int, ...]
+    cos: View
+    sin: View
+    kind: str
+    """numpy or library."""
+    out: Out
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Tables:
+    shape = draw(cases.shapes())
+    d, ndim = shape.sizes["d"], len(shape.axes)
+    pairs = draw(st.integers(1, d // 2))
+    offset = draw(st.integers(0, d - 2 * pairs))
+    if offset and draw(st.booleans()):
+        offset -= d
+    lead = shape.batch[draw(st.integers(0, len(shape.batch))) :]
+    table = (*(draw(st.sampled_from([n, 1])) for n in (*lead, shape.sizes["s"])), pairs)
+    return Tables(
+        shape, pairs, draw(st.sampled_from(cases.LAYOUTS)), draw(st.booleans()), offset,
+        draw(cases.views(ndim)), table, draw(cases.views(len(table))),
+        draw(cases.views(len(table))), draw(st.sampled_from(["numpy", "library"])),
+        draw(cases.outs(ndim)),
+    )  # fmt: skip
+
+
+@fuzzed()
+@given(case=tables())
+def test_apply_tables(library: Library, case: Tables) -> None:
+    if bounds.left_out(library, case.view.seed):
+        return
+    shape = case.shape
+    laid = [lay(shape.of(), library.view(case.view, library.float(case.view.dtype)))]
+    (x,) = [x for _, x in laid]
+    numbers, given_tables = [], []
+    for view in (case.cos, case.sin):
+        own = case.kind == "library"
+        found = library.view(view, library.float(view.dtype)) if own else view
+        _, table = lay(case.table_shape, found)
+        # As they are used: in float32, in float64 where x is.
+        numbers.append(table.astype(np.float64 if x.itemsize == 8 else np.float32))
+        given_tables.append(library.make(table) if own else table)
+    expected = [bounds.by_tables(x, shape, *numbers, case.layout, case.offset, case.inverse)]
+
+    def call(arrays: list[Any], **more: Any) -> tuple[Any, ...]:
+        more |= {"layout": case.layout, "inverse": case.inverse, "rotary_offset": case.offset}
+        return (rope_xp.apply_tables(*arrays, *given_tables, axes=shape.given, **more),)
+
+    checks.check(library, call, laid, [case.out], expected)

@@ -1,0 +1,136 @@
+"""Frequencies, tables and weights, at random, against the formulas in long double."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fuzz import bounds, cases, oracle
+from support.fuzz.cases import Positions
+from support.fuzz.libraries import Library, fuzzed
+from support.fuzz.memory import View, lay
+
+import rope_xp
+from rope_xp import RoPE, encodings
+
+pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
+
+
+@st.composite
+def ropes(draw: st.DrawFn) -> tuple[RoPE, int]:
+    head_dim = draw(st.integers(2, 130))
+    return draw(cases.ropes(head_dim)), head_dim
+
+
+@given(case=ropes())
+def test_frequencies(case: tuple[RoPE, int]) -> None:
+    rope, head_dim = case
+    r = rope.rotary_dim or head_dim
+    right = oracle.frequencies(rope.base, r, rope.scaling)
+    got = rope.frequencies(head_dim)
+    assert got.shape == (r // 2,)
+    # Without a rule it is the float64 nearest to the formula. A rule's ramp is a difference of
+    # logarithms up to 25, of which the least that is divided by is 0.001.
+    ramp = type(rope.scaling).__name__ in ("YaRN", "Llama3")
+    off = {True: 2.0**-53, False: 1e-9 if ramp else 1e-13}[rope.scaling is None]
+    np.testing.assert_array_less(np.abs(got - right), off * 1.001 * right + 1e-300)
+
+
+@dataclass(frozen=True)
+class Angles:
+    """A call of cos_sin."""
+
+    rope: RoPE
+    head_dim: int
+    positions: Positions
+    xp: bool
+    """Whether xp is given."""
+    wide: bool | None
+    """Whether dtype is float64 or float32; None for none."""
+
+
+@st.composite
+def angles(draw: st.DrawFn) -> Angles:
+    rope, head_dim = draw(ropes())
+    lead = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    at = draw(cases.positions(lead, draw(st.integers(0, 5)), cases.components(rope), none=False))
+    return Angles(
+        rope, head_dim, at, draw(st.booleans()), draw(st.sampled_from([None, True, False]))
+    )
+
+
+@fuzzed()
+@given(case=angles())
+def test_cos_sin(library: Library, case: Angles) -> None:
+    if bounds.left_out(library, case.positions.view.seed):
+        return
+    given_at, at = case.positions.given(library)
+    xp = importlib.import_module(library.module)
+    own = case.positions.kind == "library"
+    space = xp if own or case.xp else np
+    wide = case.wide and "float64" in library.floats
+    more = {} if case.wide is None else {"dtype": space.float64 if wide else space.float32}
+    if case.xp and not own:
+        more["xp"] = xp
+    with library.chosen():
+        tables = case.rope.cos_sin(given_at, case.head_dim, **more)
+        if case.rope.scaling is None and case.rope.position_axes is None and case.head_dim % 2 == 0:
+            waves = encodings.sinusoidal(given_at, case.head_dim, base=case.rope.base, **more)
+            whole = RoPE(base=case.rope.base).cos_sin(given_at, case.head_dim, **more)
+            for n, table in ((1, whole[0]), (0, whole[1])):
+                np.testing.assert_array_equal(np.asarray(waves)[..., n::2], np.asarray(table))
+    cos, sin, error = bounds.looked_up(case.rope, case.head_dim, at, bool(wide))
+    factor = case.rope.attention_factor
+    least = 2.0**-53 if wide else 2.0**-24  # of the factor
+    for got, right in zip(tables, (cos, sin), strict=True):
+        found = np.asarray(got)
+        assert found.dtype == (np.float64 if wide else np.float32)
+        assert found.shape == right.shape
+        assert (np.abs(found - right * factor) <= (error + least * (factor != 1)) * factor).all()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A call of permute_weights."""
+
+    heads: int
+    pairs: int
+    trail: tuple[int, ...]
+    view: View
+    to: str
+
+
+weights = st.integers(0, 2).flatmap(
+    lambda n: st.builds(
+        Weights,
+        st.integers(1, 4),
+        st.integers(0, 5),
+        st.tuples(*[st.integers(0, 3)] * n),
+        cases.views(n + 1),
+        st.sampled_from(["half", "interleaved"]),
+    )
+)
+
+
+@fuzzed()
+@given(case=weights)
+def test_permute_weights(library: Library, case: Weights) -> None:
+    if bounds.left_out(library, case.view.seed):
+        return
+    size = 2 * case.pairs
+    _, w = lay(
+        (case.heads * size, *case.trail), library.view(case.view, library.float(case.view.dtype))
+    )
+    with library.chosen():
+        got = library.back(rope_xp.permute_weights(library.make(w), case.heads, to=case.to))
+    assert got.shape == w.shape
+    for head in range(case.heads):
+        for i in range(case.pairs):
+            for j in range(2):
+                near, far = head * size + 2 * i + j, head * size + j * case.pairs + i
+                to, source = (far, near) if case.to == "half" else (near, far)
+                np.testing.assert_array_equal(got[to], w[source])

@@ -1,0 +1,189 @@
+"""Faults that somebody could make, and the tests that must notice them; see plant.py."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """A file with other words in it, and where pytest must fail then."""
+
+    file: str
+    old: str
+    """Occurs in the file once."""
+    new: str
+    tests: str
+    """Node ids, separated by spaces. One of them at least must fail."""
+
+
+KERNEL = "backends/rope_xp_backends/cpu/kernel.py"
+TORCH = "backends/rope_xp_backends/torch"
+KERNELS = "tests/backends/cpu/test_kernels.py"
+OUT = "tests/core/test_out.py"
+DERIVATIVES = "tests/backends/torch/test_op_derivatives.py"
+SCALING = "tests/core/test_scaling.py"
+CONFIGS = "tests/models/test_hf_rules.py"
+ANALYSIS = "tests/papers/test_analysis.py"
+YARN = "rope_xp/scaling/_long_context.py"
+
+FAULTS = (
+    # --- results written past the caches ---
+    Fault(KERNEL, "(y0 | steps)", "((y0 - before) | steps)", f"{OUT}::test_past_the_caches"),
+    Fault(
+        KERNEL,
+        "turn(source, target, c, s, pairs, n, x_token, kind, reads, writes, MANY, 1)",
+        "turn(source, target, s, c, pairs, n, x_token, kind, reads, writes, MANY, 1)",
+        f"{KERNELS}::test_slices_that_fill_vectors",
+    ),
+    Fault(
+        KERNEL,
+        "turn(source, target, c, s, pairs, n, x_token, kind, reads, writes, MANY, 1)",
+        "turn(source, target, s, c, pairs, n, x_token, kind, reads, writes, MANY, 1)",
+        "tests/backends/test_guarded.py::test_nothing_is_touched_beyond_an_array[streaming-433-12]",
+    ),
+    Fault(
+        "backends/rope_xp_backends/cpu/llvm.py",
+        "builder.select(number, rounded, quiet)",
+        "rounded",
+        f"{KERNELS}::test_angles_that_are_no_numbers",
+    ),
+    Fault(
+        f"{TORCH}/op.py",
+        "        if like.stride(-1) == 1:\n            return like\n",
+        "        return like\n",
+        "tests/backends/torch/test_op.py::test_heads_that_are_one_beside_an_axis_of_length_1",
+    ),
+    # --- axes ---
+    Fault(
+        f"{TORCH}/op.py",
+        "return angles.reshape(angles.shape[0], *(1,) * (ndim - angles.ndim), *angles.shape[1:])",
+        "return angles",
+        f"{DERIVATIVES}::test_vmap_of_batches_whose_positions_have_no_batch_axis",
+    ),
+    Fault(
+        "rope_xp/_arguments/axes.py",
+        "not batch or batch[-1] < tokens",
+        "not batch or batch[0] < tokens",
+        "tests/core/test_equivalence.py::test_axes",
+    ),
+    Fault(
+        "rope_xp/_rotation/portable.py",
+        "enumerate((*axes.batch, axes.tokens, len(order) - 1))",
+        "enumerate((axes.tokens, *axes.batch, len(order) - 1))",
+        "tests/core/test_equivalence.py::test_axes",
+    ),
+    # --- out= ---
+    Fault("rope_xp/_arguments/out.py", "(i == j and mine.", "(mine.", f"{OUT}::test_refusals"),
+    Fault(
+        "rope_xp/_arguments/out.py",
+        'zip(("cos", "sin"), read_too, strict=False)',
+        'zip(("cos",), read_too, strict=False)',
+        f"{OUT}::test_refusals",
+    ),
+    Fault(
+        "rope_xp/_contract/memory.py",
+        "start += step * (n - 1)\n",
+        "end -= step * (n - 1)\n",
+        f"{OUT}::test_backwards_into_a_part_of_what_is_read",
+    ),
+    # --- derivatives of angles ---
+    Fault(
+        "rope_xp/_contract/call.py",
+        "return leaves(source.new) + leaves(source.old)",
+        "return leaves(source.new)",
+        f"{DERIVATIVES}::test_positions_have_gradients",
+    ),
+    Fault(
+        "rope_xp/_contract/call.py",
+        "return leaves(source.new) + leaves(source.old)",
+        "return leaves(source.old)",
+        f"{DERIVATIVES}::test_positions_have_gradients",
+    ),
+    Fault(
+        f"{TORCH}/paths.py",
+        "for leaf in leaves(source)",
+        "for leaf in leaves(source)[:1]",
+        f"{DERIVATIVES}::test_either_table_has_gradients_alone",
+    ),
+    Fault(
+        "rope_xp/_arguments/positions.py",
+        "part if wide else part.astype(np.float32)",
+        "part.astype(np.float32)",
+        "tests/core/test_angles.py::test_fractions_in_float64",
+    ),
+    # --- rules ---
+    Fault(YARN, "min(high, rotary_dim - 1)", "min(high, rotary_dim // 2 - 1)", SCALING),
+    Fault(YARN, "min(high, rotary_dim - 1)", "high", SCALING),
+    Fault(YARN, "max(low, 0), min(", "low, min(", SCALING),
+    Fault(YARN, "high += 0.001", "high += 0.0", SCALING),
+    Fault(YARN, "if self.mscale and self", "if self.mscale is not None and self", SCALING),
+    Fault(
+        "rope_xp/scaling/_axial.py",
+        "if rotary_dim % (2 * self.axes):",
+        "if rotary_dim % self.axes:",
+        SCALING,
+    ),
+    # --- configurations ---
+    Fault(
+        "rope_xp/hf/_keys.py",
+        "(filled.get(name), *elsewhere, usual.get(name))",
+        "(*elsewhere, filled.get(name), usual.get(name))",
+        CONFIGS,
+    ),
+    Fault(
+        "rope_xp/hf/_keys.py",
+        "(filled.get(name), *elsewhere, usual.get(name))",
+        "(filled.get(name), usual.get(name), *elsewhere)",
+        CONFIGS,
+    ),
+    Fault(
+        "rope_xp/hf/_keys.py",
+        "(filled.get(name), *elsewhere, usual.get(name))",
+        "(filled.get(name), *elsewhere)",
+        CONFIGS,
+    ),
+    Fault(
+        "rope_xp/hf/_rules.py",
+        'None if self.where.count(".") else self.config.get(TRAINED)',
+        "self.config.get(TRAINED)",
+        CONFIGS,
+    ),
+    Fault(
+        "rope_xp/hf/_slices.py",
+        "tuple(i % 3 for i, n in enumerate(sections)",
+        "tuple(min(i, 2) for i, n in enumerate(sections)",
+        CONFIGS,
+    ),
+    # --- the papers' functions ---
+    Fault(
+        "rope_xp/analysis/_curves.py",
+        "    score *= rope.attention_factor**2\n    return (score + standing).",
+        "    return ((score + standing) * rope.attention_factor**2).",
+        ANALYSIS,
+    ),
+    Fault(
+        "rope_xp/encodings/_buckets.py",
+        "    relative = xp.clip(relative, -starts[-1], starts[-1])\n",
+        "",
+        "tests/papers/test_encodings_oracles.py",
+    ),
+    Fault(
+        "rope_xp/attention/_products.py",
+        """    return xp.matmul(
+        heads_first(xp, q * scale, heads), xp.matrix_transpose(heads_first(xp, k, heads))
+    )
+""",
+        """    return scale * xp.matmul(
+        heads_first(xp, q, heads), xp.matrix_transpose(heads_first(xp, k, heads))
+    )
+""",
+        "tests/papers/test_attention.py::test_scores_that_fit_once_they_are_scaled",
+    ),
+    # --- processes ---
+    Fault(
+        "backends/rope_xp_backends/cpu/threads.py",
+        "done.set_result(work(start, stop))",
+        "done.set_result(None)",
+        "tests/backends/cpu/test_processes.py::test_a_rotation_while_the_interpreter_shuts_down",
+    ),
+)

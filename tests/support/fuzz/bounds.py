@@ -1,0 +1,148 @@
+"""Results in long double, each with how far off it may be: what docs/accuracy.md promises."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rope_xp import RoPE
+from support.fuzz import oracle
+from support.fuzz.cases import Shape
+from support.fuzz.libraries import Library
+from support.fuzz.oracle import WIDE
+from support.targets import numpy_dtype
+
+needs_long_double = pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double here"
+)
+Result = tuple[np.ndarray, np.ndarray]
+"""What is right, and a bound for each number."""
+
+# Half a unit of the last place of 1.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
+
+
+def left_out(library: Library, seed: int) -> bool:
+    """Return whether an example is left out, as all but a few are of libraries that take long."""
+    return zlib.crc32(str(seed).encode()) % library.share > 0
+
+
+# --- angles --------------------------------------------------------------------------------------
+
+
+def table_error(
+    positions: np.ndarray, frequencies: np.ndarray, axes: Any, wide: bool
+) -> np.ndarray:
+    """Return how far off cos and sin may be, (batch..., tokens, r/2), before any factor."""
+    each = np.abs(oracle.angles(positions, frequencies, axes))
+    if wide:
+        return WIDE(2.0**-52) * (1 + each)
+    far = np.abs(positions).max(initial=0) >= 1 << 22
+    error = np.full(each.shape, WIDE(4e-7 if far else 2.4e-7))
+    if (positions != np.floor(positions)).any():
+        # The fraction, the frequency and their product in float32, and one rotation more.
+        error += 3 * 2.0**-24 * np.abs(frequencies) + 2.0**-22
+    return error
+
+
+def looked_up(
+    rope: RoPE, head_dim: int, positions: np.ndarray, wide: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return cos, sin and how far off they may be, without the attention factor."""
+    r = rope.rotary_dim or head_dim
+    turned = oracle.frequencies(rope.base, r, None)
+    if rope.scaling is not None:
+        # The float64 numbers of a rule are its frequencies by definition. They have a test.
+        turned = rope.frequencies(head_dim).astype(WIDE)
+    angles = oracle.angles(positions, turned, rope.position_axes)
+    error = table_error(positions, turned, rope.position_axes, wide)
+    return np.cos(angles), np.sin(angles), error
+
+
+def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray:
+    """Return positions (components, batch..., tokens); 0, 1, ... for None."""
+    axes = rope.position_axes
+    if positions is None:
+        line = np.arange(tokens)
+        return line if axes is None else np.stack([line] * (max(axes) + 1))
+    if positions.ndim == (0 if axes is None else 1):
+        return positions[..., None]
+    return positions
+
+
+# --- rotations -----------------------------------------------------------------------------------
+
+
+def turned(
+    x: np.ndarray, shape: Shape, rope: RoPE, positions: np.ndarray | None, inverse: bool
+) -> Result:
+    """Return x rotated by a rope, or back."""
+    at = counted(positions, x.shape[shape.axes.index("s")], rope)
+    cos, sin, error = looked_up(rope, x.shape[-1], at, x.itemsize == 8)
+    factor = 1 / WIDE(rope.attention_factor) if inverse else WIDE(rope.attention_factor)
+    scaled = (cos * factor, sin * factor, error * factor)
+    return _by(x, shape, *scaled, rope.layout, rope.rotary_offset, inverse)
+
+
+def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: Any) -> Result:
+    """Return x, rotated by a rope, as if it had been rotated by another."""
+    tokens, wide = x.shape[shape.axes.index("s")], x.itemsize == 8
+    c, s, before = looked_up(rope, x.shape[-1], counted(old, tokens, rope), wide)
+    cos, sin, after = looked_up(to, x.shape[-1], counted(new, tokens, to), wide)
+    factor = WIDE(to.attention_factor) / WIDE(rope.attention_factor)
+    cos, sin = cos * c + sin * s, sin * c - cos * s
+    # Either error is one of both coordinates; then two products and their sum.
+    error = 1.5 * (before + after) + 6 * ROUNDING["float64" if wide else "float32"]
+    layout = "interleaved" if rope.layout == "interleaved" else "half"
+    scaled = (cos * factor, sin * factor, error * factor)
+    return _by(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)
+
+
+def by_tables(
+    x: np.ndarray, shape: Shape, cos: Any, sin: Any, layout: str, offset: int, inverse: bool
+) -> Result:
+    """Return x rotated by tables that are exact."""
+    cos, sin = cos.astype(WIDE), sin.astype(WIDE)
+    return _by(x, shape, cos, sin, np.zeros_like(cos), layout, offset, inverse)
+
+
+def _by(
+    x: np.ndarray, shape: Shape, cos: Any, sin: Any, error: Any, layout: str, offset: int,
+    inverse: bool,
+) -> Result:  # fmt: skip
+    axes = shape.axes
+    full = tuple(n for n, a in zip(x.shape, axes, strict=True) if a not in "shd")
+    full = (*full, x.shape[axes.index("s")], cos.shape[-1])
+    cos, sin, error = (np.broadcast_to(table, full) for table in (cos, sin, error))
+    right, size = oracle.rotated(x, axes, cos, sin, layout, offset, inverse)
+    most = np.maximum(np.abs(cos), np.abs(sin))
+    off, most = (oracle.spread(table, x, axes, layout, offset, inverse) for table in (error, most))
+    dtype = x.dtype.name
+    computed = "float64" if dtype == "float64" else "float32"
+    # Of tables; of two products and their sum; of the result.
+    bound = size * (off + 3 * ROUNDING[computed] * most) * (1 + WIDE(2.0**-20))
+    bound = bound + (np.abs(right) + bound) * ROUNDING[dtype] * (computed != dtype)
+    return right, np.where(size > 0, bound + 4 * LEAST[dtype], 0)
+
+
+def close(
+    library: Library, got: np.ndarray, x: np.ndarray, right: np.ndarray, bound: np.ndarray
+) -> None:
+    """Check a result: of x's shape and dtype, and no farther from what is right than the bound."""
+    assert got.shape == x.shape
+    assert numpy_dtype(got.dtype.name) == numpy_dtype(x.dtype.name)
+    if library.flushes:
+        bound = np.where(bound > 0, bound + 4 * float(np.finfo(np.float32).tiny), 0)
+    off = np.abs(got.astype(WIDE) - right)
+    wrong = ~(off <= bound)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        msg = (
+            f"{int(wrong.sum())} of {wrong.size} numbers are off, the first at {at}: got "
+            f"{got[at]!r}, right is {right[at]!r}, off by {off[at]:.3g}, allowed {bound[at]:.3g}"
+        )
+        raise AssertionError(msg)

@@ -1,0 +1,129 @@
+"""The libraries and paths that are fuzzed, each with what its arrays can be."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rope_xp_backends.cpu import launch, threads
+from rope_xp_backends.numpy import chunks
+
+import rope_xp
+from support.fuzz import memory
+from support.targets import ALL_FLOATS, numpy_dtype
+
+_SMALL = ("int8", "int16", "int32", "uint8")
+_INTEGERS = (*_SMALL, "int64", "uint16", "uint32", "uint64")
+
+
+@dataclass(frozen=True)
+class Library:
+    """Arrays of a library, on one of its paths."""
+
+    name: str
+    module: str
+    path: str | None = None
+    """Asked for by name; None for the choice that the library makes, however small the arrays."""
+    floats: tuple[str, ...] = ALL_FLOATS
+    integers: tuple[str, ...] = _INTEGERS
+    writes: bool = True
+    any_memory: bool = False
+    """Whether arrays may go backwards, lie anywhere and have the other byte order."""
+    shared: bool = True
+    """Whether its arrays lie in the memory of numpy's that they are made from."""
+    flushes: bool = False
+    """Whether numbers below the normal ones are zero."""
+    streaming: bool = False
+    share: int = 1
+    """Of the examples of others it has one in so many, as it compiles for each."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def float(self, name: str) -> str:
+        """Return a dtype that the library has, that of the name if possible."""
+        return name if name in self.floats else "float32"
+
+    def number(self, name: str) -> str:
+        """Return the same for positions."""
+        return name if name in self.integers else self.float(name) if "float" in name else "int32"
+
+    def view(self, view: memory.View, dtype: str) -> memory.View:
+        """Return how an array of this library may lie."""
+        found = view if self.any_memory else view.plain()
+        return replace(found, dtype=dtype)
+
+    def make(self, x: np.ndarray) -> Any:
+        """Return an array of the library, in the memory of x if it can be."""
+        if self.module == "numpy":
+            return x
+        if self.module == "torch":
+            torch = importlib.import_module("torch")
+            if x.dtype.name == "bfloat16":
+                return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+            return torch.from_numpy(x)
+        return importlib.import_module(self.module).asarray(
+            np.ascontiguousarray(x).reshape(x.shape)
+        )
+
+    def back(self, x: Any) -> np.ndarray:
+        """Return an array of numpy."""
+        if self.module == "torch" and str(x.dtype) == "torch.bfloat16":
+            torch = importlib.import_module("torch")
+            return x.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        return np.asarray(x)
+
+    @contextlib.contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Take the path, on several threads and in many chunks."""
+        with pytest.MonkeyPatch.context() as patch, rope_xp.use_backend(self.path):
+            patch.setattr(launch, "BYTES_TO_COMPILE_FOR", 0)
+            patch.setattr(chunks, "CHUNK_BYTES", 1 << 8)
+            if self.streaming:
+                patch.setattr(launch, "BYTES_TO_STREAM", 1)
+                patch.setattr(launch, "BYTES_A_THREAD", 1)
+                patch.setattr(threads, "limit", lambda: 3)
+            yield
+
+
+LIBRARIES = (
+    Library("numpy", "numpy", any_memory=True),
+    Library("numpy-streaming", "numpy", any_memory=True, streaming=True),
+    Library("numpy-chunked", "numpy", "chunked", any_memory=True),
+    Library("numpy-portable", "numpy", "portable", any_memory=True),
+    Library("torch", "torch"),
+    Library("torch-portable", "torch", "portable"),
+    Library("array-api-strict", "array_api_strict", floats=("float32", "float64"), shared=False),
+    Library(
+        *("jax", "jax.numpy"),
+        floats=("float16", "bfloat16", "float32"),
+        integers=(*_SMALL, "uint16", "uint32"),
+        writes=False,
+        shared=False,
+        flushes=True,
+        share=20,
+    ),
+)
+
+
+def fuzzed(libraries: tuple[Library, ...] = LIBRARIES) -> Any:
+    """Return the mark that runs a test for each library."""
+    return pytest.mark.parametrize(
+        "library",
+        [
+            pytest.param(
+                each,
+                id=each.name,
+                marks=pytest.mark.skipif(
+                    importlib.util.find_spec(each.module.partition(".")[0]) is None,
+                    reason=f"{each.module} is not installed",
+                ),
+            )
+            for each in libraries
+        ],
+    )

@@ -1,0 +1,93 @@
+"""Arrays as they may lie in memory, and which of their elements are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from support.targets import numpy_dtype
+
+PAD = 4096
+"""Bytes around an array, in which nothing may change, and for others to overlap it."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How an array lies in memory."""
+
+    dtype: str
+    order: tuple[int, ...]
+    """Its axes, the slowest first."""
+    steps: tuple[int, ...]
+    """Of each axis: 1, every second element, backwards, or 0 for one element that is all."""
+    swapped: bool = False
+    """Whether in the other byte order."""
+    shift: int = 0
+    """Bytes from an address that is aligned to everything."""
+    seed: int = 0
+
+    def plain(self) -> View:
+        """Return the like for a library that knows no negative strides and no other bytes."""
+        steps, size = tuple(map(abs, self.steps)), numpy_dtype(self.dtype).itemsize
+        return View(self.dtype, self.order, steps, shift=self.shift * size, seed=self.seed)
+
+
+def lay(
+    shape: tuple[int, ...], view: View, numbers: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return memory, as bytes, and an array in it of these numbers, or of random ones."""
+    dtype = numpy_dtype(view.dtype)
+    strides, size = [0] * len(shape), dtype.itemsize
+    for axis in reversed(view.order):
+        strides[axis] = size * view.steps[axis]
+        size *= max(1, shape[axis] * abs(view.steps[axis]))
+    memory = np.zeros(size + 2 * PAD + view.shift, np.uint8)
+    start = PAD + view.shift
+    start += sum(-s * (n - 1) for s, n in zip(strides, shape, strict=True) if s < 0 < n)
+    made = dtype.newbyteorder() if view.swapped else dtype
+    x = np.ndarray(shape, made, memory, start, tuple(strides))
+    if numbers is None:
+        random = np.random.default_rng(view.seed)
+        numbers = random.standard_normal(shape) * 2.0 ** random.integers(-12, 5)
+    # Where an element is shared, its first number.
+    once = tuple(slice(0, 1) if s == 0 else slice(None) for s in view.steps)
+    x[(..., *once)] = numbers[(..., *once)].astype(dtype)
+    return memory, x
+
+
+def moved(memory: np.ndarray, x: np.ndarray, by: int, backwards: int | None) -> np.ndarray:
+    """Return a view of the same memory: ``by`` elements further on, an axis of it backwards."""
+    start = x.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+    strides = list(x.strides)
+    if backwards is not None and x.shape[backwards]:
+        start += strides[backwards] * (x.shape[backwards] - 1)
+        strides[backwards] *= -1
+    return np.ndarray(x.shape, x.dtype, memory, start + by * x.itemsize, tuple(strides))
+
+
+def addresses(x: np.ndarray) -> np.ndarray:
+    """Return the address of each element."""
+    found = np.full(x.shape, x.__array_interface__["data"][0], np.int64)
+    for axis, (n, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
+        found += (np.arange(n) * stride).reshape((-1,) + (1,) * (x.ndim - axis - 1))
+    return found
+
+
+def touched(x: np.ndarray) -> np.ndarray:
+    """Return the addresses of all bytes of all elements, those of shared ones as often."""
+    return (addresses(x)[..., None] + np.arange(x.itemsize)).ravel()
+
+
+def share(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether two arrays have a byte in common."""
+    return np.intersect1d(touched(x), touched(y)).size > 0
+
+
+def shares_with_itself(x: np.ndarray) -> bool:
+    own = touched(x)
+    return np.unique(own).size < own.size
+
+
+def same_elements(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.shape == y.shape and np.array_equal(addresses(x), addresses(y))

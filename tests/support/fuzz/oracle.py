@@ -1,0 +1,169 @@
+"""What is right, by the papers' formulas in long double. Shares no code with the library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+WIDE = np.longdouble
+PI = WIDE("3.14159265358979323846264338327950288419716939937511")
+
+
+# --- frequencies ---------------------------------------------------------------------------------
+
+
+def series(base: Any, r: int) -> np.ndarray:
+    """Return base ** (-2i / r), RoFormer's eq. 15."""
+    return WIDE(base) ** (-2 * np.arange(r // 2, dtype=WIDE) / r)
+
+
+def frequencies(base: float, r: int, rule: Any) -> np.ndarray:
+    """Return the frequencies of r components under a scaling rule."""
+    plain = series(base, r)
+    if rule is None:
+        return plain
+    return globals()[f"_{type(rule).__name__.lower()}"](rule, WIDE(base), r, plain)
+
+
+def _linear(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    return plain / WIDE(rule.factor)
+
+
+def _ntk(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    return series(base * WIDE(rule.factor) ** (WIDE(r) / (r - 2)), r)
+
+
+def _dynamicntk(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    trained, factor = rule.max_position_embeddings, WIDE(rule.factor)
+    grown = factor * max(rule.length, trained) / trained - (factor - 1)
+    return series(base * grown ** (WIDE(r) / (r - 2)), r)
+
+
+def _yarn(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    low, high = (
+        r
+        * np.log(rule.original_max_position_embeddings / (2 * PI * WIDE(turns)))
+        / (2 * np.log(base))
+        for turns in (rule.beta_fast, rule.beta_slow)
+    )
+    if rule.truncate:
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, WIDE(0)), min(high, WIDE(r - 1))
+    if low == high:
+        high += WIDE(0.001)
+    ramp = np.clip((np.arange(r // 2) - low) / (high - low), 0, 1)
+    return plain * (1 - ramp) + plain / WIDE(rule.factor) * ramp
+
+
+def _longrope(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    long = rule.length > rule.original_max_position_embeddings
+    return plain / np.array(rule.long_factor if long else rule.short_factor, WIDE)
+
+
+def _llama3(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    turns = rule.original_max_position_embeddings * plain / (2 * PI)
+    low, high = WIDE(rule.low_freq_factor), WIDE(rule.high_freq_factor)
+    kept = np.clip((turns - low) / (high - low), 0, 1) if high > low else 1.0 * (turns >= low)
+    return (1 - kept) * plain / WIDE(rule.factor) + kept * plain
+
+
+def _proportional(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    turning = int(rule.partial_rotary_factor * r / 2)
+    return np.where(np.arange(r // 2) < turning, plain / WIDE(rule.factor), 0)
+
+
+def _axial(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
+    if rule.order == "dealt":
+        return np.concatenate([plain[a :: rule.axes] for a in range(rule.axes)])
+    own = series(base, r // rule.axes)
+    if rule.order == "blocks":
+        return np.concatenate([own] * rule.axes)
+    return np.array([f for f in own for _ in range(rule.axes)])
+
+
+# --- angles --------------------------------------------------------------------------------------
+
+
+def angles(positions: np.ndarray, turned: np.ndarray, axes: Sequence[int] | None) -> np.ndarray:
+    """Return (batch..., tokens, r/2); with axes, positions (components, batch..., tokens)."""
+    p = positions.astype(WIDE)
+    if axes is None:
+        return p[..., None] * turned
+    return np.stack([p[axis] * f for axis, f in zip(axes, turned, strict=True)], axis=-1)
+
+
+def bucket(relative: int, buckets: int, far: int, bidirectional: bool) -> int:
+    """Return T5's bucket of a distance, key less query (arXiv 1910.10683, section 2.1)."""
+    own = buckets // 2 if bidirectional else buckets
+    near, first = own // 2, own if bidirectional and relative > 0 else 0
+    n = abs(relative) if bidirectional else max(-relative, 0)
+    if n < near:
+        return first + n
+    steps = np.log(WIDE(n) / near) / np.log(WIDE(far) / near) * (own - near)
+    return first + min(own - 1, near + int(steps + WIDE(1e-15)))
+
+
+# --- the rotation --------------------------------------------------------------------------------
+
+
+def pairs(layout: str, r: int, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the two of each pair are read and where they are written, (2, r/2) each."""
+    near = np.arange(r).reshape(-1, 2).T
+    far = np.arange(r).reshape(2, -1)
+    read, written = {
+        "interleaved": (near, near),
+        "half": (far, far),
+        "interleaved_to_half": (near, far),
+    }[layout]
+    return (written, read) if inverse else (read, written)
+
+
+def forward(x: np.ndarray, axes: str) -> np.ndarray:
+    """Return x with axes batch..., s, h, d; an axis of length 1 stands for heads where none are."""
+    names = [a for a in axes if a not in "shd"] + [a for a in "shd" if a in axes]
+    x = np.transpose(x, [axes.index(a) for a in names])
+    return x if "h" in axes else x[..., None, :]
+
+
+def back(x: np.ndarray, axes: str) -> np.ndarray:
+    """Undo ``forward``."""
+    names = [a for a in axes if a not in "shd"] + [a for a in "shd" if a in axes]
+    x = x if "h" in axes else x[..., 0, :]
+    return np.transpose(x, [names.index(a) for a in axes])
+
+
+def rotated(
+    x: np.ndarray,
+    axes: str,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    layout: str,
+    offset: int,
+    inverse: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return x rotated (eq. 34), and |x1| + |x2| where it was, 0 where nothing was rotated."""
+    y = forward(x.astype(WIDE), axes).copy()
+    size = np.zeros_like(y)
+    r = 2 * cos.shape[-1]
+    offset %= y.shape[-1]
+    (a, b), (to_a, to_b) = pairs(layout, r, inverse)
+    part = y[..., offset : offset + r].copy()
+    x1, x2, c, s = part[..., a], part[..., b], cos[..., None, :], sin[..., None, :]
+    s = -s if inverse else s
+    new = np.empty_like(part)
+    new[..., to_a], new[..., to_b] = x1 * c - x2 * s, x2 * c + x1 * s
+    y[..., offset : offset + r] = new
+    for to in (to_a, to_b):
+        size[..., offset + to] = np.abs(x1) + np.abs(x2)
+    return back(y, axes), back(size, axes)
+
+
+def spread(table: np.ndarray, x: np.ndarray, axes: str, layout: str, offset: int, inverse: bool):
+    """Return a number of each angle, (batch..., tokens, r/2), where results of its pair lie."""
+    full = forward(np.zeros(x.shape, WIDE), axes).copy()
+    r, offset = 2 * table.shape[-1], offset % x.shape[-1]
+    for to in pairs(layout, r, inverse)[1]:
+        full[..., offset + to] = table[..., None, :]
+    return back(full, axes)
