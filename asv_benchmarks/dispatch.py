@@ -41,7 +41,10 @@ def track_overhead() -> float:
     portable = _first("rope_xp._rotation.portable", "rope_xp._portable")
     read = _first("rope_xp._arguments.positions", "rope_xp._positions")
     made: list[object] = []
-    with mock.patch.object(target.backend, "tables", _kept(target.backend.tables, made)):
+    with (
+        mock.patch.object(target.backend, "tables", _kept(target.backend.tables, made)),
+        rope_xp.use_backend("portable"),
+    ):
         ROPE.apply(q, k, positions)
     resolved = read._from_host(positions, positions.dtype.type, False, "positions")  # noqa: SLF001  # as replaced below
     loops, rounds = common.LOOPS

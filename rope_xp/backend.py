@@ -7,7 +7,7 @@
 """
 
 from rope_xp._contract.call import Call, Difference, Given, Lookup, Source, leaves, with_leaves
-from rope_xp._contract.library import Digits, Recipe, Wide
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._contract.path import Path, Spread, Unavailable
 from rope_xp._dispatch.backend import Backend
@@ -28,7 +28,6 @@ __all__ = [
     "Source",
     "Spread",
     "Unavailable",
-    "Wide",
     "cos_sin",
     "leaves",
     "run",

@@ -105,7 +105,7 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
     new_tokens = _count("new_tokens", new_tokens)
     device = backend.device(lengths)
     steps = backend.xp.arange(new_tokens, dtype=lengths.dtype, device=device)
-    return lengths[:, None] + steps
+    return lengths[:, None] + steps[None, :]
 
 
 def grid(

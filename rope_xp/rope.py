@@ -13,8 +13,9 @@ from rope_xp._arguments import fields, read
 from rope_xp._arguments.slices import slice_of
 from rope_xp._contract import numbers
 from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
-from rope_xp._dispatch import choose
+from rope_xp._dispatch import bound, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
+from rope_xp.angles import Angles, at, with_tables
 from rope_xp.scaling import Scaling
 
 Positions = Any
@@ -23,7 +24,7 @@ Positions = Any
 
 @fields.keyword_only
 @dataclass(frozen=True, kw_only=True)
-class RoPE:
+class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     r"""A rotary position embedding: frequencies, how components pair up, and which are rotated.
 
     At position p, the pair i of a head's components (x1, x2) turns by the angle
@@ -88,6 +89,13 @@ class RoPE:
         if self.scaling is not None:
             fields.check_scaling(self.scaling, Scaling)
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether two ropes turn alike: all that they hold is equal, and of one class."""
+        # A rope is the key of caches, and a rule of another class has other frequencies.
+        if type(other) is not type(self):
+            return NotImplemented
+        return vars(self) == vars(other) and numbers.alike(self.scaling, other.scaling)
+
     # --- rotation --------------------------------------------------------------------------------
 
     def apply(
@@ -101,8 +109,12 @@ class RoPE:
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :func:`rope_xp.apply`, which is the same with a default."""
-        call = read.pair(self, q, k, positions, axes, k_positions, out)
-        rotated_q, rotated_k = choose.run(call)
+        asked = None
+        if k_positions is None:
+            asked = bound.ask(self, (q, k), positions, axes, out, False)
+        rotated_q, rotated_k = bound.run(
+            asked, read.pair, self, q, k, positions, axes, k_positions, out
+        )
         return rotated_q, rotated_k
 
     def rotate(
@@ -144,7 +156,7 @@ class RoPE:
         >>> rope_xp.RoPE().rotate(x, [1], axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return choose.run(read.single(self, x, positions, axes, out, False))[0]  # type: ignore[no-any-return]  # same kind as x
+        return self._turned(x, positions, axes, out, False)
 
     def unrotate(
         self,
@@ -183,7 +195,14 @@ class RoPE:
         >>> bool(np.allclose(back, x, rtol=0, atol=1e-14))
         True
         """
-        return choose.run(read.single(self, x, positions, axes, out, True))[0]  # type: ignore[no-any-return]  # same kind as x
+        return self._turned(x, positions, axes, out, True)
+
+    def _turned(
+        self, x: ArrayT, positions: Positions, axes: str | None, out: ArrayT | None, inverse: bool
+    ) -> ArrayT:
+        into = None if out is None else (out,)
+        asked = bound.ask(self, (x,), positions, axes, into, inverse)
+        return bound.run(asked, read.single, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,
@@ -240,6 +259,74 @@ class RoPE:
 
     # --- angles ----------------------------------------------------------------------------------
 
+    def at(self, positions: Positions, *, like: Array) -> Angles:
+        """Return the angles of positions, to be computed once for all layers of a forward pass.
+
+        Parameters
+        ----------
+        positions : array or sequence, (tokens,) or (batch, tokens)
+            In tokens; see :func:`rope_xp.apply`. A lone number where there is one token.
+        like : array, (..., head_dim)
+            An array such as q, whose values are not read. The angles are of its library and device,
+            for its head_dim, and in float64 if it is of float64, else in float32.
+
+        Returns
+        -------
+        Angles
+            Whose ``apply``, ``rotate`` and ``unrotate`` return what those of this RoPE return for
+            these positions, in every bit.
+
+        Raises
+        ------
+        RopeError, TypeError
+            As :func:`rope_xp.apply`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> q, k = np.ones((1, 4, 8, 64), np.float32), np.ones((1, 4, 2, 64), np.float32)
+        >>> angles = rope_xp.RoPE(layout="half").at(1000 + np.arange(4), like=q)
+        >>> for layer in range(32):
+        ...     q_rotated, k_rotated = angles.apply(q, k)
+        """
+        return at(self, positions, like)
+
+    def with_tables(self, cos: Array, sin: Array) -> Angles:
+        """Return angles of tables of the caller, which are rotated by as this RoPE says.
+
+        Frequencies, scaling and the attention factor of this RoPE are not asked: they are in the
+        tables, as in those of a Hugging Face model's own rotary embedding.
+
+        Parameters
+        ----------
+        cos, sin : array, broadcastable to (batch, tokens, r/2)
+            One column for each pair, of the library and device of the arrays to rotate, or numpy.
+
+        Returns
+        -------
+        Angles
+            Whose methods return what :func:`rope_xp.apply_tables` returns for these tables, with
+            the layout and slice of this RoPE.
+
+        Raises
+        ------
+        RopeError
+            If shapes do not fit each other, or ``rotary_dim``.
+        TypeError
+            If cos or sin is no array of floats.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> x = np.array([[1.0, 2.0, 3.0, 4.0]])
+        >>> cos, sin = np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])
+        >>> rope_xp.RoPE(layout="half").with_tables(cos, sin).rotate(x).tolist()
+        [[-3.0, 2.0, 1.0, 4.0]]
+        """
+        return with_tables(self, cos, sin)
+
     def frequencies(self, head_dim: int) -> NDArray[np.float64]:
         """Return the frequencies after scaling.
 
@@ -272,7 +359,8 @@ class RoPE:
         r, _ = slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
-        scaled = np.asarray(self.scaling.frequencies(self.base, r), np.float64)
+        with np.errstate(all="ignore"):  # what is too large is infinite, and refused below
+            scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
         fields.check_frequencies(self.scaling, scaled, r // 2)
         return scaled
 
@@ -322,7 +410,7 @@ class RoPE:
             Components of a head.
         xp : namespace, optional
             The library of the result (numpy, torch, jax.numpy, ...). Default: that of positions,
-            numpy for Python numbers.
+            numpy for Python numbers; under torch.compile, which traces no dtypes of numpy, name it.
         device : device, optional
             Of the result. Default: that of positions, or the library's default. Positions that lie
             on another device are not moved, but refused.

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import arguments, config_report, plots, terminal
 from rope_xp._cli.reading import Layers, Reading, lengths, read, without_offset
 from rope_xp._contract.errors import RopeError
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot", type=Path, metavar="FILE.png", help="draw the wavelengths of all pairs"
     )
     parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help="how components pair up, for a model type that is not known",
+    )
+    parser.add_argument(
         "--length",
         type=arguments.count,
         metavar="N",
@@ -48,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the report; return the exit status, 1 where there is nothing to report on."""
     try:
-        reading = read(options.config)
+        reading = read(options.config, options.layout)
         found = config_report.collect(reading, options.length)
         if options.plot is not None:
             _draw(options.plot, reading, options.length)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rope_xp._contract.typing import Layout
 from rope_xp.hf import _keys, _rules, _table, from_hf_config
 from rope_xp.hf._model import FLAT, Model, Parameters
 from rope_xp.rope import RoPE
@@ -51,21 +52,24 @@ class Reading:
     path: str
     """Where the part lies in the whole, such as "text_config"; empty if it is the whole."""
     model: Model
+    layout: Layout | None
+    """The one that was given with it."""
     layers: tuple[Layers, ...]
 
 
-def read(config: object) -> Reading:
+def read(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration, given as to :func:`rope_xp.from_hf_config`."""
     whole = _keys.read(config)
-    found = from_hf_config(whole)
+    found = from_hf_config(whole, layout=layout)
     part = _keys.language_part(whole)
-    model = _table.find(part)
+    model = _table.find(part, layout)
     ropes = found if isinstance(found, dict) else {FLAT: found}
     parameters = _keys.layers(part, model)
     return Reading(
         part,
         _path(whole),
         model,
+        layout,
         tuple(_layers(part, model, label, parameters[label], ropes[label]) for label in ropes),
     )
 

@@ -49,7 +49,7 @@ def _model_type(reading: Reading) -> Iterator[str]:
             if name
             else ("the configuration has no model_type")
         )
-        yield f"{who}: layout 'half' and the usual defaults are assumed"
+        yield f"{who}: the usual defaults are assumed"
 
 
 # --- what is read --------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_p
 def _unread_beside(reading: Reading) -> Iterator[str]:
     """Yield the keys beside the dictionary that sound as if they were about positions."""
     watched = _Watched(reading.part)
-    _build.from_config(watched)
+    _build.from_config(watched, reading.layout)
     for key, value in reading.part.items():
         unread = key not in watched.read and key not in _REPORTED
         if unread and _ROTARY.search(key) and value not in (None, False):

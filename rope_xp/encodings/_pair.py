@@ -11,6 +11,7 @@ from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation.angles import with_axes
 
 FARTHEST = 2**31 - 1
 """The largest distance, in tokens, that int32 holds."""
@@ -155,13 +156,10 @@ def check_rows(name: str, rows: int, *, odd: bool) -> int:
 
 def _both(first: str, x: Any, second: str, y: Any) -> Backend:
     backend = find.backend_of(x, first)
-    _heads.check_array(backend, first, x, first, x)
-    _heads.check_array(backend, first, x, second, y)
-    if x.dtype != y.dtype:
-        msg = (
-            f"{first} is {backend.dtype_name(x)} and {second} {backend.dtype_name(y)}; convert one "
-            "of them"
-        )
+    dtype = _heads.check_array(backend, first, x, first, x)
+    other = _heads.check_array(backend, first, x, second, y)
+    if dtype != other:
+        msg = f"{first} is {dtype} and {second} {other}; convert one of them"
         raise TypeError(msg)
     return backend
 
@@ -189,7 +187,8 @@ def _distances(
         raise RopeError(msg)
 
     def counted(argument: str, i: int) -> Array:
-        return _counted(backend, name, like, argument, positions[i], (*batch, tokens[i]))
+        full = (*batch, tokens[i])
+        return with_axes(_counted(backend, name, like, argument, positions[i], full), len(full))
 
     at = counted("positions", 0)
     k_at = counted("k_positions", 1) if own_keys else at

@@ -7,6 +7,7 @@ from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, ArrayT, Device, Namespace
 from rope_xp._dispatch import find
+from rope_xp._rotation.angles import with_axes
 from rope_xp.encodings import _pair
 from rope_xp.rope import RoPE
 
@@ -125,8 +126,10 @@ def transformer_xl(
     scale = _heads.check_scale(scale)
     pair = _pair.pair(q, k, positions, k_positions)
     own = (pair.heads, pair.head_dim)
-    to_content = pair.parameter("u", u, "(heads, head_dim)", own)
-    to_position = pair.parameter("v", v, "(heads, head_dim)", own)
+    to_content, to_position = (
+        with_axes(pair.parameter(name, x, "(heads, head_dim)", own), len(pair.q.shape))
+        for name, x in (("u", u), ("v", v))
+    )
     w = pair.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*own, None))
     _check_dim("the last axis of w_relative", w.shape[-1])
     encoding = sinusoidal(pair.in_range(), w.shape[-1], base=base, dtype=w.dtype)

@@ -1,9 +1,12 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
+from rope_xp._contract.typing import Layout
 from rope_xp.rope import RoPE
 
 
-def from_hf_config(config: object) -> RoPE | dict[str, RoPE | None]:
+def from_hf_config(
+    config: object, *, layout: Layout | None = None
+) -> RoPE | dict[str, RoPE | None]:
     """Return the RoPE that a Hugging Face model uses.
 
     Parameters
@@ -12,6 +15,9 @@ def from_hf_config(config: object) -> RoPE | dict[str, RoPE | None]:
         The configuration: the contents of a config.json, its path or that of its directory, or a
         configuration object of transformers. Of a model of several parts the language model is
         taken; pass ``config["vision_config"]`` for another.
+    layout : {"interleaved", "half", "interleaved_to_half"}, optional
+        How components pair up, see :class:`RoPE`, which no configuration says. None: that of the
+        model type. A model type that is not known needs it; most that derive from Llama have half.
 
     Returns
     -------
@@ -21,8 +27,11 @@ def from_hf_config(config: object) -> RoPE | dict[str, RoPE | None]:
     Raises
     ------
     RopeConfigError
-        If a key is missing, its value impossible, or rope_type not known; if the model has no
-        rotary embedding, or one that no RoPE can express.
+        If a key is missing, its value impossible, or rope_type not known; if model_type is not
+        known and no layout given; if the model has no rotary embedding, or one that no RoPE can
+        express.
+    RopeError
+        If layout is none of the three.
     TypeError
         If config is none of these.
     FileNotFoundError
@@ -34,7 +43,7 @@ def from_hf_config(config: object) -> RoPE | dict[str, RoPE | None]:
     ``rope_theta`` of 4, one dictionary or one a layer type, ``type`` for ``rope_type``, and older
     names such as ``rotary_pct`` or ``rope_local_base_freq``. transformers keeps the layout of the
     pairs, the place of the rotated slice and the values of missing keys in code; here they are a
-    table by ``model_type``, and half layout otherwise.
+    table by ``model_type``.
 
     Positions of M-RoPE have the components (time, height, width), those of vision towers (height,
     width).
@@ -55,4 +64,4 @@ position_axes=None)
     # Imported when it is asked for: most programs never do, and importing rope_xp is to be quick.
     from rope_xp.hf import _build
 
-    return _build.from_config(config)
+    return _build.from_config(config, layout)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rope_xp._arguments import fields
 from rope_xp._contract.errors import RopeConfigError, RopeError
 from rope_xp._contract.typing import Layout
 from rope_xp.hf import _keys, _rules, _slices, _table
@@ -13,10 +14,12 @@ _LONG = 1 << 40
 """More tokens than any model was trained for."""
 
 
-def from_config(config: object) -> RoPE | dict[str, RoPE | None]:
+def from_config(config: object, layout: Layout | None = None) -> RoPE | dict[str, RoPE | None]:
     """Return what :func:`rope_xp.from_hf_config` promises."""
+    if layout is not None:
+        fields.check_layout(layout)
     part = _keys.language_part(_keys.read(config))
-    model = _table.find(part)
+    model = _table.find(part, layout)
     ropes = {
         label: None if parameters is None else _rope(part, model, parameters, label)
         for label, parameters in _keys.layers(part, model).items()
@@ -31,7 +34,7 @@ def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label
         part = _slices.find(config, model, parameters, where)
         rope = RoPE(
             base=part.base,
-            layout=_layout(config, model),
+            layout=model.layout,
             rotary_dim=part.rotary_dim,
             rotary_offset=part.rotary_offset,
             scaling=rule,
@@ -45,9 +48,3 @@ def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label
     except (RopeError, TypeError, OverflowError) as error:
         raise RopeConfigError(f"{where}: {error}") from error
     return rope
-
-
-def _layout(config: Mapping[str, Any], model: Model) -> Layout:
-    if model.layout == "interleaved_to_half" and config.get("rope_interleave") is False:
-        return "half"
-    return model.layout

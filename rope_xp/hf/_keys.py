@@ -24,6 +24,12 @@ SAYS_ROTARY = (
     *(*BASE, *PARTIAL),
 )
 
+RULE = frozenset(
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "rotary_dim"}
+    | {"mrope_section", "xdrope_section"}
+)
+"""Keys of which one at least is there where rotary parameters say anything."""
+
 
 def read(config: object) -> Mapping[str, Any]:
     """Return the configuration as a dictionary."""
@@ -120,11 +126,26 @@ def _nested(config: Mapping[str, Any], given: Parameters, model: Model) -> dict[
     if isinstance(kinds, str) or not isinstance(kinds, Sequence):
         raise RopeConfigError(f"layer_types must be a list of names; got {kinds!r}")
     declared = {*kinds, *model.layers}
-    return {
+    found = {
         key: value
         for key, value in given.items()
         if isinstance(value, Mapping) or (value is None and key in declared)
     }
+    name = dictionary(config)
+    for key, value in given.items():
+        if key in declared and key not in found:
+            msg = f"{name}.{key} must be a dictionary of rotary parameters; got {value!r}"
+            raise RopeConfigError(msg)
+    for label, parameters in (found or {FLAT: given}).items():
+        if parameters and RULE.isdisjoint(parameters):
+            where = f"{name}.{label}" if label else name
+            key, value = next(iter(parameters.items()))
+            msg = (
+                f"{where}.{key} = {value!r} is no rule for a layer type, and {where} none for all: "
+                f"it has none of {', '.join(sorted(RULE))}"
+            )
+            raise RopeConfigError(msg)
+    return found
 
 
 def _by_default(

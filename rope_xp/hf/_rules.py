@@ -11,6 +11,8 @@ from rope_xp.hf import _keys
 from rope_xp.hf._model import Model, Parameters
 from rope_xp.scaling._rule import Scaling
 
+TRAINED = "original_max_position_embeddings"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -44,16 +46,19 @@ class Source:
         return self.get(name) if found is None else found
 
     @property
+    def original(self) -> Any:
+        """Tokens of the context before it was extended, None where nothing says so."""
+        found = None if self.where.count(".") else self.config.get(TRAINED)
+        return self.get(TRAINED) if found is None else found
+
+    @property
     def trained(self) -> Any:
-        """Tokens of the context before it was extended."""
-        name = "original_max_position_embeddings"
-        found = None if self.where.count(".") else self.config.get(name)
-        found = self.get(name) if found is None else found
-        found = self.extended if found is None else found
+        """Tokens of the context before it was extended; the whole where nothing says so."""
+        found = self.extended if self.original is None else self.original
         if found is None:
-            msg = f"{self.where}.{name} is missing, and so is max_position_embeddings"
+            msg = f"{self.where}.{TRAINED} is missing, and so is max_position_embeddings"
             raise RopeConfigError(msg)
-        numbers.check_positive_int(name, found)
+        numbers.check_positive_int(TRAINED, found)
         return found
 
 
@@ -129,9 +134,13 @@ def _axial(source: Source) -> Scaling:
 
 
 def _ratio(source: Source, trained: Any) -> float:
-    if source.extended is None:
-        msg = f"{source.where}.factor is missing, and so is max_position_embeddings"
-        raise RopeConfigError(msg)
+    for name, value in ((TRAINED, source.original), ("max_position_embeddings", source.extended)):
+        if value is None:
+            msg = (
+                f"{source.where}.factor is missing, and so is {name}; the factor of rope_type "
+                "'yarn' is max_position_embeddings / original_max_position_embeddings"
+            )
+            raise RopeConfigError(msg)
     numbers.check_positive_int("max_position_embeddings", source.extended)
     return float(source.extended / trained)
 

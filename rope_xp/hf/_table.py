@@ -1,9 +1,11 @@
 """The row of each model type."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rope_xp._contract.errors import RopeConfigError
+from rope_xp._contract.typing import Layout
 from rope_xp.hf import _keys, _text_models, _vision_models
 from rope_xp.hf._model import Model
 
@@ -19,8 +21,30 @@ _KINDS = ("position_embedding_type", "position_embeddings_type")
 _OTHERS = ("absolute", "alibi", "learned", "none", "nope", "relative", "sinusoidal")
 
 
-def find(config: Mapping[str, Any]) -> Model:
-    """Return the row of the model type; a plain one where the type is not in the table."""
+def find(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
+    """Return the row of the model type, with the layout that was given, if one was.
+
+    With a layout, a plain row stands for a type that is not in the table.
+    """
+    row = _row(config)
+    if layout is None and row is None:
+        name = config.get("model_type")
+        what = f"model_type {name!r} is not known" if name else "model_type is missing"
+        msg = (
+            f"{what}, and only the code of a model says how components pair up: give layout=, or "
+            "--layout of inspect, such as 'half' for most that derive from Llama; or set "
+            "model_type to that of the model it was made from"
+        )
+        raise RopeConfigError(msg)
+    found = Model() if row is None else row
+    if layout is not None:
+        return replace(found, layout=layout)
+    if found.layout == "interleaved_to_half" and config.get("rope_interleave") is False:
+        return replace(found, layout="half")
+    return found
+
+
+def _row(config: Mapping[str, Any]) -> Model | None:
     name = str(config.get("model_type") or "")
     _check_rotary(name, config)
     names = (name, name.removesuffix("_text"))
@@ -39,13 +63,7 @@ def find(config: Mapping[str, Any]) -> Model:
             f"none of {', '.join(_keys.SAYS_ROTARY)}{hint}"
         )
         raise RopeConfigError(msg)
-    if config.get("qk_rope_head_dim") is not None:
-        msg = (
-            f"model_type {name!r} is not known, and models with qk_rope_head_dim have different "
-            "layouts: set model_type to that of the model it was made from, such as 'deepseek_v3'"
-        )
-        raise RopeConfigError(msg)
-    return Model()
+    return None
 
 
 def _check_rotary(name: str, config: Mapping[str, Any]) -> None:

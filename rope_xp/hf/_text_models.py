@@ -88,6 +88,10 @@ ROWS: tuple[tuple[str, Model], ...] = (
     ),
     ("granitemoehybrid", Model(rotary_if=("position_embedding_type", "rope"))),
     ("zamba2", Model(rotary_if=("use_mem_rope", True))),
+    (
+        "seamless_m4t wav2vec2-bert wav2vec2-conformer",
+        Model(rotary_if=("position_embeddings_type", "rotary")),
+    ),
     # --- base ---
     ("nomic_bert", Model(base=1e3)),
     ("jina_embeddings_v3", Model(base=2e4)),

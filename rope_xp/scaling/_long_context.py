@@ -107,6 +107,7 @@ class YaRN(Rule):
                 factor = self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
             object.__setattr__(self, "attention_factor", factor)
         numbers.check_positive("YaRN.attention_factor", self.attention_factor)
+        numbers.check_positive("YaRN.softmax_scale", self.softmax_scale)
 
     def _magnitude(self, mscale: float) -> float:
         return 1.0 if self.factor <= 1.0 else 0.1 * mscale * math.log(self.factor) + 1.0
@@ -116,8 +117,11 @@ class YaRN(Rule):
         if base == 1:
             raise RopeError("base must not be 1 with YaRN, as all pairs then turn alike")
 
+        plain = inverse_frequencies(base, rotary_dim)
+
         def pair(turns: float) -> float:
             length = self.original_max_position_embeddings / (2.0 * math.pi * turns)
+            numbers.check_positive(f"the wavelength that YaRN asks to turn {turns!r} times", length)
             return rotary_dim * math.log(length) / (2.0 * math.log(base))
 
         low: float = pair(self.beta_fast)
@@ -129,13 +133,13 @@ class YaRN(Rule):
             high += 0.001  # a step, as the authors' code has it
         i = np.arange(rotary_dim // 2, dtype=np.float64)
         ramp = np.clip((i - low) / (high - low), 0.0, 1.0)
-        plain = inverse_frequencies(base, rotary_dim)
         return np.asarray(plain * (1.0 - ramp) + plain / self.factor * ramp)
 
     @property
     def softmax_scale(self) -> float:
         """``g(mscale_all_dim)**2``; 1.0 where that is not given."""
-        return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+        magnitude = self._magnitude(self.mscale_all_dim) if self.mscale_all_dim else 1.0
+        return magnitude * magnitude
 
 
 YaRN.__dataclass_fields__ = _Given(YaRN)  # type: ignore[assignment]  # a mapping once it is got

@@ -139,7 +139,7 @@ class DynamicNTK(Rule):
         if self.length is None:
             raise no_length("DynamicNTK")
         trained = self.max_position_embeddings
-        factor = self.factor * max(self.length, trained) / trained - (self.factor - 1)
+        factor = float(self.factor) * max(self.length, trained) / trained - (self.factor - 1)
         return inverse_frequencies(_stretched("DynamicNTK", base, factor, rotary_dim), rotary_dim)
 
     def for_length(self, n: int) -> DynamicNTK:
@@ -151,7 +151,12 @@ def _stretched(rule: str, base: float, factor: float, rotary_dim: int) -> float:
     if rotary_dim < 4:
         msg = f"{rule} needs two pairs or more; {rotary_dim} components are rotated"
         raise RopeError(msg)
-    return float(base * factor ** (rotary_dim / (rotary_dim - 2)))
+    try:
+        stretched = float(base * factor ** (rotary_dim / (rotary_dim - 2)))
+    except OverflowError:
+        stretched = math.inf
+    numbers.check_positive(f"the base that {rule} makes of base = {base!r}", stretched)
+    return stretched
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""One token: what a warm call runs, counted, and what it takes beside what else there is.
+
+Counts do not vary with the machine. The time of one token is that of the call itself.
+"""
+
+import sys
+from typing import Any
+
+from asv_runner.benchmarks.mark import SkipNotImplemented
+
+import rope_xp
+from rope_xp._bench import clock, contenders
+
+from . import common
+
+LIBRARIES = ["numpy:cpu", "torch:cpu", "jax:cpu", "cupy:gpu", "torch:gpu"]
+RIVALS = ["usual", "transformers"]
+ROPE = rope_xp.RoPE(layout="half")
+
+
+def functions_run(target: str) -> list[str]:
+    """Return the file of each Python function that a warm call runs."""
+    case = common.case(target, 1, common.POSITION)
+    try:
+        with rope_xp.use_backend("numba"):  # compiled, however small a call is
+            ROPE.apply(case.q, case.k, case.positions)
+    except (rope_xp.RopeError, rope_xp.MissingBackendError):
+        pass  # another library's kernels need no such start
+    for _ in range(2):
+        ROPE.apply(case.q, case.k, case.positions)
+    files: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        ROPE.apply(case.q, case.k, case.positions)
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+class Counts:
+    version = "1"
+    params = (LIBRARIES,)
+    param_names = ("library",)
+
+    def setup(self, library: str) -> None:
+        common.case(library, 1, common.POSITION)
+
+    def track_python_calls(self, library: str) -> int:
+        return len(functions_run(library))
+
+    def track_files(self, library: str) -> int:
+        return len({name for name in functions_run(library) if "rope_xp" in name})
+
+    track_python_calls.unit = "calls"
+    track_files.unit = "files"
+
+
+class Times:
+    version = "1"
+    params = (LIBRARIES[:3], RIVALS)
+    param_names = ("library", "rival")
+
+    def setup(self, library: str, rival: str) -> None:
+        with common.skipping():
+            self.target, *self.calls = contenders.pair(
+                library, "half", "float32", "new", rival, 1, common.POSITION
+            )
+        try:
+            with rope_xp.use_backend("numba"):
+                self.calls[0]()
+        except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
+            if not library.startswith("jax"):
+                raise SkipNotImplemented(str(error)) from error
+
+    def track_time_over_rival(self, library: str, rival: str) -> float:
+        ours, theirs = (
+            clock.best_microseconds(self.target, call, *common.LOOPS) for call in self.calls
+        )
+        return common.over(ours, theirs)
+
+    track_time_over_rival.unit = "times"
