@@ -109,6 +109,7 @@ def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., N
             if peek(words, _K_END) > 0:
                 _rotate(words, _K_END, k, k_out, block, kind, reads, writes)
             row += tokens
+        scratch[0] = 0  # numba frees an array behind the last line that names it
         if stream:
             settle()
 

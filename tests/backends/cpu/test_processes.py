@@ -237,3 +237,30 @@ def test_kernels_are_kept_in_files_where_asked_for(tmp_path: Path) -> None:
     hits, files = run("bfloat16", keep="1")
     assert hits == "0"
     assert run("float16", "bfloat16", keep="1") == ("4", files)
+
+
+SHARED_MEMORY = """
+import threading
+import numpy as np, rope_xp
+
+wrong = []
+
+def rotate(seed):
+    random = np.random.default_rng(seed)
+    x, positions = random.standard_normal((600, 4, 128)), random.integers(0, 10**5, 600)
+    with rope_xp.use_backend("chunked"):
+        want = rope_xp.RoPE().rotate(x.astype(np.float32), positions)
+    for _ in range(40):
+        with rope_xp.use_backend("numba"):
+            got = rope_xp.RoPE().rotate(x.astype(np.float32), positions)
+        wrong.extend([seed] * (not np.array_equal(got, want)))
+
+threads = [threading.Thread(target=rotate, args=(i,)) for i in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(len(wrong))
+"""
+
+
+def test_memory_of_a_kernel_is_its_own(tmp_path: Path) -> None:
+    """Held until it returns: threads that allocate from one heap would be given it otherwise."""
+    assert python(tmp_path / "shared.py", SHARED_MEMORY, MALLOC_ARENA_MAX="1") == "0"
