@@ -1,271 +1,251 @@
-"""The rotation for CPUs, compiled by numba: angles, q and k in one pass over memory.
+"""The rotation for CPUs, written for LLVM: angles, q and k in one pass over memory.
 
 Each step is the portable path's, in the same order and without fused multiply-add, so results are
 equal in every bit. Arrays may have any strides but along head_dim, which is contiguous.
 """
 
-import ctypes
-import os
-from collections.abc import Callable
+from collections.abc import Iterator
 
-import numba
-import numpy as np
-from numba import types
+from llvmlite import ir
 
 from rope_xp._contract.call import DIGIT, DIGIT_BITS, LIMIT
 from rope_xp._rotation.tables import TOP_DIGIT
 
-from .llvm import DTYPES, ELEMENTS, STREAM_ALIGNMENT, copy, peek, settle, turn
-from .llvm_angles import look_up, name, pick, take, turn_on
-from .plan import FIELDS
+from . import angles
+from .language import I64, Int, choose, copy, least, loop
+from .pairs import STREAM_ALIGNMENT, turn
+from .plan import END, FEW, FIELDS, Form
 
+NAME = "rotate"
+ARGUMENTS = ("words", "q", "q_out", "k", "k_out", "a", "b", "stream", "start", "stop")
+ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
+"""Functions of the process, as malloc and free."""
 MANY = 16
-"""Pairs rotated at once: one vector of AVX-512, 2 of AVX2 or 4 of NEON to work in parallel."""
-FEW = 8
-"""Of those that are left. What remains is rotated pair by pair."""
+"""Pairs rotated at once: one vector of AVX-512, 2 of AVX2 or 4 of NEON to work in parallel. Of what
+is left FEW go together, and the last ones one by one."""
 BLOCK = 64
 """Tokens whose angles are held at once: 32 KB at head_dim 128. Where the tokens of a head lie side
 by side, this many are read in a row."""
-
 HEAD = object.__basicsize__
 """An object of numpy begins with that of Python, and behind it is the address of its elements."""
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-ITEMSIZES = tuple(ITEMSIZE[dtype] for dtype in DTYPES)
-WIDTHS = tuple(max(size, 4) for size in ITEMSIZES)
 
-_BOXED, _LENGTH, _PAIRS, _INVERSE, _BEFORE, _BEHIND = range(6)
-_LOOKED_UP, _COUNTED, _PARTED, _COMPONENTS = range(6, 10)
-_LOW, _MIDDLE, _HIGH, _FREQUENCIES, _COMPONENT = range(10, 15)
-_A_SKIP, _A_BATCH, _A_TOKEN, _A_PIECE, _B_SKIP, _B_BATCH, _B_TOKEN, _B_PIECE = range(15, 23)
-_Q_END, _K_END = FIELDS.index("q_heads"), FIELDS.index("k_heads")
-
-_jit = numba.njit(nogil=True)
+_NO_MEMORY = 1
+_BLOCK = ("words", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin", "spare")
 
 
-def finds_elements() -> bool:
-    """Return whether the address of an array's elements is where kernels look for it."""
-    x = np.empty(1)
-    return ctypes.c_void_p.from_address(id(x) + HEAD).value == x.ctypes.data
+def written(form: Form) -> ir.Module:
+    """Return the code of a kernel.
 
-
-def compiled(dtype: str, read_pairs: bool, write_pairs: bool) -> Callable[..., None]:
-    """Return the kernel for a dtype, newly compiled.
-
-    Parameters
-    ----------
-    dtype : {"float16", "bfloat16", "float32", "float64"}
-        Of q and k.
-    read_pairs, write_pairs : bool
-        Whether pairs lie side by side, (2i, 2i+1), where they are read and written. Else they lie
-        half apart, (i, i + r/2).
-
-    Returns
-    -------
-    callable
-        ``kernel(words, q, q_out, k, k_out, a, b, stream, start, stop)``, which releases the GIL.
-        ``words`` is the address of what :mod:`rope_xp_backends.cpu.plan` tells, the next six are
-        addresses of elements, or of the objects of numpy that hold them. ``stream`` has results
-        written past the caches. It rotates rows ``start`` to ``stop`` of the batch * tokens there
-        are.
+    It is one function, ``rotate``, of integers that ARGUMENTS names. ``words`` is the address of
+    what :mod:`rope_xp_backends.cpu.plan` tells, the next six are addresses of elements, or of the
+    objects of numpy that hold them. ``stream`` has results written past the caches. It rotates rows
+    ``start`` to ``stop`` of the batch * tokens there are, and returns 0, or 1 where there is no
+    memory to work with.
     """
-    computed = ELEMENTS[dtype][2]
-    width = computed.bitwidth // 8
-    # numba finds a kernel on disk by the numbers in its closure; functions in it would be new.
-    kind, reads, writes = DTYPES.index(dtype), int(read_pairs), int(write_pairs)
-    wide, size = int(width == 8), ITEMSIZE[dtype]
+    module = ir.Module(name="rope_xp")
+    allocate = ir.Function(module, ir.FunctionType(I64, [I64]), ALLOCATE)
+    free = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64]), FREE)
+    ends = [_rotation(module, form, name) for name in "qk"]
+    function = ir.Function(module, ir.FunctionType(I64, [I64] * len(ARGUMENTS)), NAME)
+    b = ir.IRBuilder(function.append_basic_block())
+    words, *given, stream, start, stop = (Int(b, value) for value in function.args)
+    q, q_out, k, k_out, p, part = (_elements(words, array) for array in given)
+    p, part = p + _told(words, "a_skip"), part + _told(words, "b_skip")
+    pairs, mixed = _told(words, "pairs"), _told(words, "mixed")
+    # cos and sin of a block, those of one component by themselves, and a row that is held.
+    size = pairs * BLOCK * form.width
+    held = Int(b, b.call(allocate, [((mixed + 1) * 2 * size + pairs * 2 * form.size).value]))
+    with b.if_then(held.is_("==", 0), likely=False):
+        b.ret(ir.Constant(I64, _NO_MEMORY))
+    rows, own = (held, held + size), (held + size * 2, held + size * 3)
+    spare = held + (mixed + 1) * 2 * size
+    length = _told(words, "length")
 
-    def kernel(words, q, q_out, k, k_out, a, b, stream, start, stop):
-        if peek(words, _BOXED):
-            q, q_out, k, k_out = _held(q), _held(q_out), _held(k), _held(k_out)
-            a, b = _held(a), _held(b)
-        a, b = a + peek(words, _A_SKIP), b + peek(words, _B_SKIP)
-        length, pairs, inverse = peek(words, _LENGTH), peek(words, _PAIRS), peek(words, _INVERSE)
-        looked_up = peek(words, _LOOKED_UP)
-        pieces, mixed = _pieces(peek(words, _COMPONENT), peek(words, _COMPONENTS), pairs)
-        # cos and sin of a block, those of one component by themselves, and a row that is held.
-        scratch = np.empty((2 + 2 * mixed) * BLOCK * pairs * width + 2 * pairs * size, np.uint8)
-        here = np.int64(scratch.ctypes.data)
-        angles = BLOCK * pairs * width
-        rows, own = (here, here + angles), (here + 2 * angles, here + 3 * angles)
-        spare = here + (2 + 2 * mixed) * angles
-        row = start
-        while row < stop:
-            batch, token = row // length, row % length
-            tokens = min(BLOCK, stop - row, length - token)
-            if looked_up:
-                for i in range(pieces.shape[0]):
-                    piece = (pieces[i, 0], pieces[i, 1], pieces[i, 2])
-                    to = own if mixed else rows
-                    _look_up(words, a, b, to, piece, pairs, batch, token, tokens, inverse, wide)
-                    if mixed:
-                        _pick(words, rows, own, piece, pairs, tokens, wide)
-            else:
-                a_steps = (peek(words, _A_BATCH), peek(words, _A_TOKEN), peek(words, _A_PIECE))
-                b_steps = (peek(words, _B_BATCH), peek(words, _B_TOKEN), peek(words, _B_PIECE))
-                _take(a, a_steps, rows[0], pairs, batch, token, tokens, 0, wide)
-                _take(b, b_steps, rows[1], pairs, batch, token, tokens, inverse, wide)
-            block = (batch, token, tokens, pairs, stream, rows, spare)
-            _rotate(words, _Q_END, q, q_out, block, kind, reads, writes)
-            if peek(words, _K_END) > 0:
-                _rotate(words, _K_END, k, k_out, block, kind, reads, writes)
-            row += tokens
-        scratch[0] = 0  # numba frees an array behind the last line that names it
-        if stream:
-            settle()
+    def here(row: Int) -> Int:
+        return least(Int(b, BLOCK), stop - row, length - row % length)
 
-    cache = os.environ.get("ROPE_XP_NUMBA_CACHE", "") not in ("", "0")
-    signature = types.void(*[types.int64] * 10)
-    made = numba.njit([signature], nogil=True, cache=cache)(kernel)
-    made.disable_compile()
-    return made  # type: ignore[no-any-return]  # numba has no types
+    with loop(start, stop, here) as row:
+        batch, token, tokens = row // length, row % length, here(row)
+        place = batch, token, tokens
+        with b.if_else(_told(words, "looked_up").is_("!=", 0)) as (looked_up, taken):
+            with looked_up:
+                _look_up(words, (p, part), (rows, own), place, form)
+            with taken:
+                _take(words, (p, part), rows, place, form)
+        for name, rotation, x, y in (("q", ends[0], q, q_out), ("k", ends[1], k, k_out)):
+            with b.if_then(_told(words, f"{name}_heads").is_(">", 0)):
+                block = (words, x, y, *place, stream, *rows, spare)
+                b.call(rotation, [each.value for each in block])
+    b.call(free, [held.value])
+    with b.if_then(stream.is_("!=", 0)):
+        b.fence("seq_cst")  # what was streamed is seen by all threads from here on
+    b.ret(ir.Constant(I64, 0))
+    return module
 
 
-@_jit
-def _held(array):
-    """Return where the elements of an object of numpy lie, which its first field says."""
-    return peek(array + HEAD, 0) if array != 0 else 0
+def _told(words: Int, name: str) -> Int:
+    return words.peek(FIELDS.index(name))
 
 
-@_jit
-def _take(start, steps, rows, pairs, batch, token, tokens, negative, wide):
-    numba.literally(wide)
-    width = 8 if wide else 4
-    for i in range(tokens):
-        source = start + batch * steps[0] + (token + i) * steps[1]
-        for n in range(pairs):
-            take(rows + (i * pairs + n) * width, source + n * steps[2], negative, wide)
+def _elements(words: Int, array: Int) -> Int:
+    """Return where the elements of an array lie, of which the object or just that is known."""
+    boxed = words.builder.and_(_told(words, "boxed").is_("!=", 0), array.is_("!=", 0))
+    return choose(boxed, choose(boxed, array + HEAD, words).peek(), array)
 
 
-@_jit
-def _pieces(component, components, pairs):
-    """Return stretches of frequencies, (component, first, last), and whether they are mixed.
-
-    Then each component has one stretch, of all frequencies, of which it wants its own.
-    """
-    pieces = np.empty((max(components, 1), 3), np.int64)
-    if components == 0:
-        pieces[0, 0], pieces[0, 1], pieces[0, 2] = 0, 0, pairs
-        return pieces, 0
-    n = 0
-    for i in range(pairs):
-        c = name(component, i)
-        if i > 0 and c == name(component, i - 1):
-            continue
-        if n == components:
-            for c in range(components):
-                pieces[c, 0], pieces[c, 1], pieces[c, 2] = c, 0, pairs
-            return pieces, 1
-        pieces[n, 0], pieces[n, 1] = c, i
-        n += 1
-    for i in range(n):
-        # In whole steps: what lies behind a stretch is written again by the next.
-        first, end = pieces[i, 1], pieces[i + 1, 1] if i + 1 < n else pairs
-        pieces[i, 2] = min(first - (first - end) // FEW * FEW, pairs)
-    return pieces[:n], 0
+# --- angles --------------------------------------------------------------------------------------
 
 
-@_jit
-def _look_up(words, a, b, rows, piece, pairs, batch, token, tokens, inverse, wide):
-    """As rope_xp._rotation.angles.cos_sin; a digit of 0 changes nothing."""
-    numba.literally(wide)
-    low, middle, high = peek(words, _LOW), peek(words, _MIDDLE), peek(words, _HIGH)
-    frequencies, counted = peek(words, _FREQUENCIES), peek(words, _COUNTED)
-    parted = peek(words, _PARTED)
-    c, start, stop = piece
-    width = 8 if wide else 4
-    size = 2 * pairs * width
-    many, few = _steps(start, stop)
-    a += batch * peek(words, _A_BATCH) + token * peek(words, _A_TOKEN) + c * peek(words, _A_PIECE)
-    b += batch * peek(words, _B_BATCH) + token * peek(words, _B_TOKEN) + c * peek(words, _B_PIECE)
-    a_step, b_step = peek(words, _A_TOKEN), peek(words, _B_TOKEN)
-    for i in range(tokens):
-        position = token + i if counted else peek(a + i * a_step, 0)
+def _take(
+    words: Int, given: tuple[Int, Int], rows: tuple[Int, Int], place: tuple[Int, ...], form: Form
+) -> None:
+    """Copy the cos and sin that were given, the sine with its sign."""
+    batch, token, tokens = place
+    pairs, inverse = _told(words, "pairs"), _told(words, "inverse").is_("!=", 0)
+    for name, source, row in zip("ab", given, rows, strict=True):
+        step, piece = _told(words, f"{name}_token"), _told(words, f"{name}_piece")
+        first = source + batch * _told(words, f"{name}_batch") + token * step
+        with loop(tokens.like(0), tokens) as i, loop(pairs.like(0), pairs) as n:
+            target = row + (i * pairs + n) * form.width
+            negative = inverse if name == "b" else None
+            angles.take(target, first + i * step + n * piece, negative, form.wide)
+
+
+def _look_up(
+    words: Int,
+    positions: tuple[Int, Int],
+    held: tuple[tuple[Int, Int], tuple[Int, Int]],
+    place: tuple[Int, ...],
+    form: Form,
+) -> None:
+    """Look angles up stretch by stretch, as rope_xp._rotation.angles.cos_sin."""
+    b = words.builder
+    (rows, own), mixed = held, _told(words, "mixed").is_("!=", 0)
+    to = tuple(choose(mixed, y, x) for x, y in zip(rows, own, strict=True))
+    with loop(words.like(0), _told(words, "pieces")) as i:
+        piece = words + (i * 3 + len(FIELDS)) * 8
+        stretch = piece.peek(0), piece.peek(1), piece.peek(2)
+        _look_up_piece(words, positions, (to[0], to[1]), stretch, place, form)
+        with b.if_then(mixed):
+            _pick(words, rows, own, stretch, place[2], form)
+
+
+def _look_up_piece(
+    words: Int,
+    positions: tuple[Int, Int],
+    rows: tuple[Int, Int],
+    stretch: tuple[Int, Int, Int],
+    place: tuple[Int, ...],
+    form: Form,
+) -> None:
+    """Look up those of the frequencies that read one component; a digit of 0 changes nothing."""
+    b, wide = words.builder, form.wide
+    (batch, token, tokens), (c, first, end) = place, stretch
+    low, middle, high = (_told(words, name) for name in ("low", "middle", "high"))
+    frequencies, pairs = _told(words, "frequencies"), _told(words, "pairs")
+    counted, parted = (_told(words, name).is_("!=", 0) for name in ("counted", "parted"))
+    inverse = _told(words, "inverse").is_("!=", 0)
+    backwards = b.and_(inverse, b.not_(parted))  # else it is the fraction that is turned about
+    size = pairs * 2 * form.width
+    steps = [_told(words, f"{name}_token") for name in "ab"]
+    p, part = (
+        at + batch * _told(words, f"{name}_batch") + token * step + c * _told(words, f"{name}_piece")
+        for at, name, step in zip(positions, "ab", steps, strict=True)
+    )
+    with loop(tokens.like(0), tokens) as i:
+        position = choose(counted, token + i, choose(counted, words, p + i * steps[0]).peek())
         count = abs(position)
-        inside = -LIMIT < position < LIMIT
-        lows = low + (count & (DIGIT - 1)) * size
-        middles = middle + ((count >> DIGIT_BITS) & (DIGIT - 1)) * size
-        highs = high + ((count >> (2 * DIGIT_BITS)) if inside else TOP_DIGIT) * size
-        negative = np.int64(position < 0)
-        if not parted:
-            negative ^= inverse
-        cos, sin = rows[0] + i * pairs * width, rows[1] + i * pairs * width
-        for n in range(start, many, MANY):
-            look_up(cos, sin, lows, middles, highs, pairs, n, negative, wide, MANY)
-        for n in range(many, few, FEW):
-            look_up(cos, sin, lows, middles, highs, pairs, n, negative, wide, FEW)
-        for n in range(few, stop):
-            look_up(cos, sin, lows, middles, highs, pairs, n, negative, wide, 1)
-        if parted:
-            fraction = b + i * b_step
-            for n in range(start, many, MANY):
-                turn_on(cos, sin, frequencies, fraction, n, inverse, wide, MANY)
-            for n in range(many, few, FEW):
-                turn_on(cos, sin, frequencies, fraction, n, inverse, wide, FEW)
-            for n in range(few, stop):
-                turn_on(cos, sin, frequencies, fraction, n, inverse, wide, 1)
+        inside = b.and_(position.is_(">", -LIMIT), position.is_("<", LIMIT))
+        top = choose(inside, count >> 2 * DIGIT_BITS, count.like(TOP_DIGIT))
+        tables = (
+            low + (count & (DIGIT - 1)) * size,
+            middle + (count >> DIGIT_BITS & (DIGIT - 1)) * size,
+            high + top * size,
+        )
+        negative = b.xor(position < 0, backwards)
+        skip = i * pairs * form.width
+        row = rows[0] + skip, rows[1] + skip
+        for n, lanes in _steps(first, end):
+            angles.look_up(row, tables, pairs, n, negative, wide, lanes)
+        with b.if_then(parted):
+            fraction = part + i * steps[1]
+            for n, lanes in _steps(first, end):
+                angles.turn_on(row, frequencies, fraction, n, inverse, wide, lanes)
 
 
-@_jit
-def _pick(words, rows, own, piece, pairs, tokens, wide):
+def _pick(
+    words: Int,
+    rows: tuple[Int, Int],
+    own: tuple[Int, Int],
+    stretch: tuple[Int, Int, Int],
+    tokens: Int,
+    form: Form,
+) -> None:
     """Keep the angles of one component for the frequencies that read it."""
-    numba.literally(wide)
-    c, start, stop = piece
-    _, few = _steps(start, stop)
-    component = peek(words, _COMPONENT)
-    for i in range(tokens):
-        skip = i * pairs * (8 if wide else 4)
-        cos, sin, own_cos, own_sin = rows[0] + skip, rows[1] + skip, own[0] + skip, own[1] + skip
-        for n in range(start, few, FEW):
-            pick(cos, sin, own_cos, own_sin, component, c, n, wide, FEW)
-        for n in range(few, stop):
-            pick(cos, sin, own_cos, own_sin, component, c, n, wide, 1)
+    c, first, end = stretch
+    component, pairs = _told(words, "component"), _told(words, "pairs")
+    with loop(tokens.like(0), tokens) as i:
+        skip = i * pairs * form.width
+        row, other = ((each[0] + skip, each[1] + skip) for each in (rows, own))
+        for n, lanes in _steps(first, end):
+            angles.pick(row, other, component, c, n, form.wide, lanes)
 
 
-@_jit
-def _steps(start, stop):
-    """Return where steps of MANY pairs end, and those of FEW."""
-    return stop - (stop - start) % MANY, stop - (stop - start) % FEW
+# --- rotation ------------------------------------------------------------------------------------
 
 
-@_jit
-def _rotate(words, end, x, y, block, kind, reads, writes):
-    """Rotate all heads of a block of tokens."""
-    numba.literally(kind), numba.literally(reads), numba.literally(writes)
-    batch, token, tokens, pairs, stream, angles, spare = block
-    size, width = ITEMSIZES[kind], WIDTHS[kind]
-    before, behind = peek(words, _BEFORE), peek(words, _BEHIND)
-    heads = peek(words, end)
-    x_token, x_head = peek(words, end + 2), peek(words, end + 3)
-    y_token, y_head = peek(words, end + 5), peek(words, end + 6)
-    x, y = x + peek(words, end + 7), y + peek(words, end + 8)
-    passes = before + behind > 0 and x != y
-    x0 = x + batch * peek(words, end + 1) + token * x_token + before
-    y0 = y + batch * peek(words, end + 4) + token * y_token + before
-    row = 2 * pairs * size
-    many, few = _steps(0, pairs)
-    steps = peek(words, end + 4) | y_token | y_head | (pairs * size)
-    stream = stream and (y0 | steps) % STREAM_ALIGNMENT == 0
+def _rotation(module: ir.Module, form: Form, end: str) -> ir.Function:
+    """Write the function that rotates all heads of q or of k in a block of tokens."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * len(_BLOCK))
+    function = ir.Function(module, kind, f"rotate_{end}")
+    function.linkage = "internal"
+    b = ir.IRBuilder(function.append_basic_block())
+    words, x, y, batch, token, tokens, stream, cos, sin, spare = (Int(b, v) for v in function.args)
+    of = {name: _told(words, f"{end}_{name}") for name in END}
+    pairs, before, behind = (_told(words, name) for name in ("pairs", "before", "behind"))
+    x, y = x + of["x_skip"], y + of["y_skip"]
+    apart = x.is_("!=", y)
+    passes = b.and_((before + behind).is_(">", 0), apart)
+    x0 = x + batch * of["x_batch"] + token * of["x_token"] + before
+    y0 = y + batch * of["y_batch"] + token * of["y_token"] + before
+    row = pairs * 2 * form.size
+    strides = y0 | of["y_batch"] | of["y_token"] | of["y_head"] | pairs * form.size
+    fits = b.and_(stream.is_("!=", 0), (strides % STREAM_ALIGNMENT).is_("==", 0))
+    streams = b.and_(fits, apart)
     # In the order of memory: tokens outside where heads lie closer together than they.
-    outside = abs(x_head) <= abs(x_token)
-    for i in range(tokens if outside else heads):
-        for j in range(heads if outside else tokens):
-            t, h = (i, j) if outside else (j, i)
-            source, target = x0 + t * x_token + h * x_head, y0 + t * y_token + h * y_head
-            c, s = angles[0] + t * pairs * width, angles[1] + t * pairs * width
-            if passes:
-                copy(target - before, source - before, before)
-                copy(target + row, source + row, behind)
-            if source == target and reads != writes:
-                # Results lie elsewhere than what they come from: read the row before it is gone.
+    outside = abs(of["x_head"]).is_("<=", abs(of["x_token"]))
+    outer, inner = (choose(outside, *each) for each in ((tokens, of["heads"]), (of["heads"], tokens)))
+    with loop(outer.like(0), outer) as i, loop(inner.like(0), inner) as j:
+        t, h = choose(outside, i, j), choose(outside, j, i)
+        source = x0 + t * of["x_token"] + h * of["x_head"]
+        target = y0 + t * of["y_token"] + h * of["y_head"]
+        skip = t * pairs * form.width
+        table = cos + skip, sin + skip
+        with b.if_then(passes):
+            copy(target - before, source - before, before)
+            copy(target + row, source + row, behind)
+        if form.read_pairs != form.write_pairs:
+            # In place results lie elsewhere than what they come from: hold the row before it is gone.
+            with b.if_then(b.not_(apart)):
                 copy(spare, source, row)
-                source = spare
-            if stream and source != target:
-                for n in range(0, many, MANY):
-                    turn(source, target, c, s, pairs, n, x_token, kind, reads, writes, MANY, 1)
-            else:
-                for n in range(0, many, MANY):
-                    turn(source, target, c, s, pairs, n, x_token, kind, reads, writes, MANY, 0)
-            for n in range(many, few, FEW):
-                turn(source, target, c, s, pairs, n, x_token, kind, reads, writes, FEW, 0)
-            for n in range(few, pairs):
-                turn(source, target, c, s, pairs, n, x_token, kind, reads, writes, 1, 0)
+            source = choose(apart, source, spare)
+        for n, lanes in _steps(pairs.like(0), pairs):
+            what = source, target, table, pairs, n, of["x_token"], form, lanes
+            if lanes < MANY:
+                turn(*what)
+                continue
+            with b.if_else(streams) as (past, through):
+                with past:
+                    turn(*what, stream=True)
+                with through:
+                    turn(*what)
+    b.ret_void()
+    return function
+
+
+def _steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
+    """Write loops over pairs: yield in each the first one of a step, and how many go together."""
+    many, few = (end - (end - first) % lanes for lanes in (MANY, FEW))
+    for start, stop, lanes in ((first, many, MANY), (many, few, FEW), (few, end, 1)):
+        with loop(start, stop, lanes) as n:
+            yield n, lanes

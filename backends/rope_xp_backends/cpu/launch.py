@@ -8,8 +8,8 @@ from typing import Any
 from rope_xp._contract.call import Call, Turn
 
 from . import threads as pool
-from .compiled import KERNELS, Kernel, Key
-from .plan import Angles, Pair, Plan, plan
+from .compiled import KERNELS, Kernel
+from .plan import Angles, Form, Pair, Plan, plan
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
@@ -19,13 +19,13 @@ BYTES_TO_COMPILE_FOR = 1 << 22
 """Compiling takes a second. What rotates fewer bytes waits for a larger call to have it done."""
 
 
-def keys(turn: Turn, dtypes: Sequence[str]) -> list[Key]:
+def keys(turn: Turn, dtypes: Sequence[str]) -> list[Form]:
     """Return the keys of the kernels that turn arrays of these dtypes."""
     read, write = turn.side_by_side
-    return [(dtype, read, write) for dtype in dtypes]
+    return [Form(dtype, read, write) for dtype in dtypes]
 
 
-def not_yet(call: Call, wanted: Sequence[Key]) -> str | None:
+def not_yet(call: Call, wanted: Sequence[Form]) -> str | None:
     """Return why a call would not have its kernels compiled, None if it would or they are."""
     if all(map(KERNELS.ready, wanted)):
         return None
@@ -62,9 +62,15 @@ class Launch:
             threads = min(threads, limit())
         for words in plan.addresses:
             if threads <= 1:
-                kernel(words, *addresses, stream, 0, plan.rows)
+                _run(kernel, words, *addresses, stream, 0, plan.rows)
             else:
-                pool.share(partial(kernel, words, *addresses, stream), plan.rows, threads)
+                pool.share(partial(_run, kernel, words, *addresses, stream), plan.rows, threads)
+
+
+def _run(kernel: Kernel, *arguments: int) -> None:
+    if kernel(*arguments):
+        msg = "no memory is left for the angles of 64 tokens"
+        raise MemoryError(msg)
 
 
 def prepare(

@@ -5,7 +5,7 @@ It is the same for every call of a kind. So it is made once, and a call hands ov
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -13,18 +13,49 @@ import numpy as np
 from rope_xp._contract.call import Turn
 from rope_xp._contract.memory import Laid, Rows, rows
 
-_END = ("heads", "x_batch", "x_token", "x_head", "y_batch", "y_token", "y_head", "x_skip", "y_skip")
+FEW = 8
+"""Pairs that go together at least, but for the last ones of a head."""
+END = ("heads", "x_batch", "x_token", "x_head", "y_batch", "y_token", "y_head", "x_skip", "y_skip")
 TABLES = ("low", "middle", "high", "frequencies", "component")
 FIELDS = (
     *("boxed", "length", "pairs", "inverse", "before", "behind"),
-    *("looked_up", "counted", "parted", "components"),
+    *("looked_up", "counted", "parted", "pieces", "mixed"),
     *TABLES,
     *("a_skip", "a_batch", "a_token", "a_piece", "b_skip", "b_batch", "b_token", "b_piece"),
-    *(f"q_{name}" for name in _END),
-    *(f"k_{name}" for name in _END),
+    *(f"q_{name}" for name in END),
+    *(f"k_{name}" for name in END),
 )
 """Lengths are of axes, all else is in bytes. ``a`` and ``b`` are positions and what they have
-after the point, or cos and sin, of which a piece is one component or number."""
+after the point, or cos and sin, of which a piece is one component or number. Behind the fields lie
+as many pieces as they say, see :func:`pieces`."""
+_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+class Form(NamedTuple):
+    """What a kernel is compiled for."""
+
+    dtype: str
+    """Of q and k."""
+    read_pairs: bool
+    """Whether pairs lie side by side, (2i, 2i+1), where they are read. Else they lie half apart,
+    (i, i + r/2)."""
+    write_pairs: bool
+    """Likewise where they are written."""
+
+    @property
+    def size(self) -> int:
+        """Of an element, in bytes."""
+        return _ITEMSIZE[self.dtype]
+
+    @property
+    def wide(self) -> bool:
+        """Whether arithmetic and angles have 64 bits. Else they have 32."""
+        return self.dtype == "float64"
+
+    @property
+    def width(self) -> int:
+        """Of a number in arithmetic, in bytes."""
+        return 8 if self.wide else 4
 
 
 class Pair(NamedTuple):
@@ -47,14 +78,14 @@ class Angles:
         None at all where positions are counted.
     tables : tuple of int
         Addresses of Digits, of which the component's may be 0; empty where cos and sin are given.
-    components : int
-        Of positions, 0 where there is one without an axis.
+    component : tuple of int
+        Which component of positions each frequency reads; empty where there is one without an axis.
     """
 
     pairs: int
     laid: tuple[Laid, ...]
     tables: tuple[int, ...]
-    components: int = 0
+    component: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +124,7 @@ def plan(
     found = [alone] * (2 - len(found)) + found
     *outer, batch, token = found
     sizes = [itemsize * int(np.prod(pair.x.shape)) for pair in ends]
+    stretches, mixed = pieces(angles.component, angles.pairs)
     told: dict[str, int] = {
         "boxed": boxed,
         "length": token.length,
@@ -103,7 +135,8 @@ def plan(
         "looked_up": looked_up,
         "counted": not angles.laid,
         "parted": looked_up and len(angles.laid) > 1,
-        "components": angles.components,
+        "pieces": len(stretches),
+        "mixed": mixed,
         **dict(zip(TABLES, angles.tables, strict=False)),
     }
     for i, pair in enumerate(ends):
@@ -123,6 +156,23 @@ def plan(
     for index in product(*(range(row.length) for row in outer)):
         for which, name in enumerate(skips):
             told[name] = sum(i * row.steps[which] for i, row in zip(index, outer, strict=True))
-        words.append(np.array([told.get(name, 0) for name in FIELDS], np.int64))
+        row = [told.get(name, 0) for name in FIELDS]
+        words.append(np.array(row + [n for piece in stretches for n in piece], np.int64))
     places = tuple([row.ctypes.data for row in words])
     return Plan(tuple(words), places, batch.length * token.length, sum(sizes))
+
+
+def pieces(component: Sequence[int], pairs: int) -> tuple[list[tuple[int, int, int]], bool]:
+    """Return stretches of frequencies, (component, first, end), and whether they are mixed.
+
+    Then each component has one stretch, of all frequencies, of which it wants its own.
+    """
+    if not component:
+        return [(0, 0, pairs)], False
+    starts = [i for i, c in enumerate(component) if i == 0 or c != component[i - 1]]
+    components = max(component) + 1
+    if len(starts) > components:
+        return [(c, 0, pairs) for c in range(components)], True
+    # In whole steps: what lies behind a stretch is written again by the next.
+    ends = [a + -(-(b - a) // FEW) * FEW for a, b in pairwise([*starts, pairs])]
+    return [(component[a], a, min(b, pairs)) for a, b in zip(starts, ends, strict=True)], False

@@ -50,8 +50,9 @@ def prepare(
     else:
         kept, components = source.tables, source.components if rows else 0
         of_rows = tuple(_components_last(a, components) for a in rows)
+        component = tuple(kept.component.tolist()) if components else ()
         tables = tuple([0 if t is None else t.ctypes.data for t in kept])
-        angles = Angles(kept.frequencies.shape[0], of_rows, tables, components)
+        angles = Angles(kept.frequencies.shape[0], of_rows, tables, component)
     return launch.prepare(kernel, pairs, angles, turn, ends[0].itemsize, kept, boxed=True)
 
 

@@ -10,7 +10,8 @@ from rope_xp._contract.path import Path
 from rope_xp._dispatch.bound import Asked
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import copies, launch, views
-from rope_xp_backends.cpu.compiled import KERNELS, Key
+from rope_xp_backends.cpu.compiled import KERNELS
+from rope_xp_backends.cpu.plan import Form
 
 from . import chunks, host
 from .bound import Bound, bind
@@ -94,7 +95,7 @@ def _with_tables(
                 yield x, out, c, s
 
 
-def _keys(call: Call) -> list[Key]:
+def _keys(call: Call) -> list[Form]:
     return launch.keys(call.turn, [numpy_name(x.dtype) for x in call.arrays])
 
 

@@ -45,11 +45,13 @@ def prepare(out: Tensors, arrays: Tensors, how: How, rows: Sequence[torch.Tensor
         angles, kept = Angles(rows[0].shape[-1], tuple(last), ()), None
     else:
         kept = _tables(how)
-        count = 0 if how.components is None or how.positions is None else how.positions.shape[-1]
-        if not count:
+        component = ()
+        if how.components is not None and how.positions is not None:
+            component = tuple(how.components.tolist())
+        else:
             last = [Laid((*a.shape, 1), (*a.strides, 0)) for a in last]
         tables = tuple(0 if t is None else t.data_ptr() for t in kept)
-        angles = Angles(how.table.shape[-1] // 2, tuple(last), tables, count)
+        angles = Angles(how.table.shape[-1] // 2, tuple(last), tables, component)
     return launch.prepare(
         kernel, pairs, angles, how.turn, arrays[0].element_size(), kept, boxed=False
     )

@@ -11,7 +11,8 @@ from rope_xp._contract.path import Path
 from rope_xp._dispatch.bound import Asked
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch
-from rope_xp_backends.cpu.compiled import KERNELS, Key
+from rope_xp_backends.cpu.compiled import KERNELS
+from rope_xp_backends.cpu.plan import Form
 
 from . import gpu, op
 from .arguments import Tensors, arguments
@@ -73,7 +74,7 @@ class Numba(Path):
         return bind(call, asked, results)
 
 
-def _keys(call: Call) -> list[Key]:
+def _keys(call: Call) -> list[Form]:
     return launch.keys(call.turn, [NAMES[x.dtype] for x in call.arrays])
 
 
