@@ -193,9 +193,6 @@ def times(name: str, ours: Arranged, other: Arranged | None) -> float:
 
 
 def _seconds(target: Target, *actions: clock.Action) -> list[float]:
-    with rope_xp.use_backend("numba"):  # has kernels compiled, however small a call is
-        for action in actions:
-            action()
     return clock.best_seconds(target, common.REPEAT, *actions)
 
 

@@ -21,11 +21,6 @@ ROPE = rope_xp.RoPE(layout="half")
 def functions_run(target: str) -> list[str]:
     """Return the file of each Python function that a warm call runs."""
     case = common.case(target, 1, common.POSITION)
-    try:
-        with rope_xp.use_backend("numba"):  # compiled, however small a call is
-            ROPE.apply(case.q, case.k, case.positions)
-    except (rope_xp.RopeError, rope_xp.MissingBackendError):
-        pass  # another library's kernels need no such start
     for _ in range(2):
         ROPE.apply(case.q, case.k, case.positions)
     files: list[str] = []
@@ -71,7 +66,7 @@ class Times:
                 library, "half", "float32", "new", rival, 1, common.POSITION
             )
         try:
-            with rope_xp.use_backend("numba"):
+            with rope_xp.use_backend("llvm"):
                 self.calls[0]()
         except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
             if not library.startswith("jax"):

@@ -12,8 +12,8 @@ from rope_xp._bench import clock, contenders
 from . import common
 
 PATHS = [
-    *("numpy:cpu numba", "numpy:cpu chunked", "numpy:cpu complex", "numpy:cpu portable"),
-    *("torch:cpu numba", "torch:cpu portable", "torch:gpu triton", "torch:gpu portable"),
+    *("numpy:cpu llvm", "numpy:cpu chunked", "numpy:cpu complex", "numpy:cpu portable"),
+    *("torch:cpu llvm", "torch:cpu portable", "torch:gpu triton", "torch:gpu portable"),
     *("jax:cpu jit", "jax:gpu jit", "cupy:gpu cuda", "cupy:gpu portable"),
 ]
 

@@ -65,8 +65,8 @@ def microseconds(*variants: Variant) -> list[float]:
     return [s / n * 1e6 for s, n in zip(seconds, loops, strict=True)]
 
 
-def numba(tokens: int, constant: str, value: int) -> Variant:
-    return Variant(tokens, "numba", launch, constant, value)
+def llvm(tokens: int, constant: str, value: int) -> Variant:
+    return Variant(tokens, "llvm", launch, constant, value)
 
 
 def kib(tokens: int) -> int:
@@ -78,8 +78,8 @@ def threads() -> str:
     """BYTES_A_THREAD: when a second thread pays."""
     lines = ["| q and k, KiB | 1 thread, us | 2 threads, us |", "|---|---|---|"]
     for tokens in (16, 64, 128, 192, 256, 384, 512, 1024, 4096):
-        one = numba(tokens, "BYTES_A_THREAD", NEVER)
-        two = numba(tokens, "BYTES_A_THREAD", kib(tokens) * 1024 // 2)
+        one = llvm(tokens, "BYTES_A_THREAD", NEVER)
+        two = llvm(tokens, "BYTES_A_THREAD", kib(tokens) * 1024 // 2)
         lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(one, two)))
     return "\n".join(lines)
 
@@ -88,8 +88,8 @@ def streaming() -> str:
     """BYTES_TO_STREAM: when results are better written past the caches."""
     lines = ["| q and k, KiB | through caches, us | past them, us |", "|---|---|---|"]
     for tokens in (256, 512, 1024, 1536, 2048, 4096, 8192):
-        through = numba(tokens, "BYTES_TO_STREAM", NEVER)
-        past = numba(tokens, "BYTES_TO_STREAM", 1)
+        through = llvm(tokens, "BYTES_TO_STREAM", NEVER)
+        past = llvm(tokens, "BYTES_TO_STREAM", 1)
         lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(through, past)))
     return "\n".join(lines)
 
@@ -105,18 +105,18 @@ def chunks() -> str:
 
 
 def compiling() -> str:
-    """BYTES_TO_COMPILE_FOR: what numba gains at a call, and what it costs a process."""
-    lines = ["| q and k, KiB | numpy in chunks, us | numba, us |", "|---|---|---|"]
+    """BYTES_TO_COMPILE_FOR: what llvm gains at a call, and what it costs a process."""
+    lines = ["| q and k, KiB | numpy in chunks, us | llvm, us |", "|---|---|---|"]
     for tokens in (1, 16, 64, 256, 1024, 4096):
         chunked = Variant(tokens, "chunked", _chunks, "CHUNK_BYTES", _chunks.CHUNK_BYTES)
-        kernel = numba(tokens, "BYTES_A_THREAD", launch.BYTES_A_THREAD)
+        kernel = llvm(tokens, "BYTES_A_THREAD", launch.BYTES_A_THREAD)
         lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(chunked, kernel)))
     glue = "import rope_xp_backends.numpy"
-    imported = glue + "; from rope_xp_backends.kernels import numba"
-    compiled = imported + "; numba.compiled('float32', False, False)"
+    imported = glue + "; from rope_xp_backends.kernels import llvm"
+    compiled = imported + "; llvm.compiled('float32', False, False)"
     first, second, third = (process_seconds(code) for code in (glue, imported, compiled))
     costs = (
-        f"Once a process: {second - first:.1f} s to import numba, {third - second:.1f} s a kernel."
+        f"Once a process: {second - first:.1f} s to import llvm, {third - second:.1f} s a kernel."
     )
     return "\n".join([*lines, "", costs])
 

@@ -52,13 +52,13 @@ def _dask() -> Backend:
 
 LIBRARIES = (
     Library(
-        "numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("numba", "chunked", "complex")
+        "numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("llvm", "chunked", "complex")
     ),
     Library(
         "torch",
         (("distributed.tensor.DTensor", _dtensor), ("Tensor", _torch)),
         "torch",
-        ("triton", "numba"),
+        ("triton", "llvm"),
     ),
     Library("jax", (("Array", _jax),), "jax", ("jit-gpu", "jit")),
     Library("cupy", (("ndarray", _cupy),), "cupy-cuda13x", ("cuda",)),

@@ -1,5 +1,6 @@
 """What is timed beside what: rope_xp, a copy of the same bytes, and what users run today."""
 
+import contextlib
 import importlib
 import importlib.util
 from functools import lru_cache
@@ -50,18 +51,17 @@ def contenders(
         actions["jit x * 2"] = lambda: doubled(q, k)
     elif target.library != "dask":
         actions |= _into_memory(inputs, rope)
-    if name in _HAVE_KERNELS and importlib.util.find_spec("numba"):
+    if name in _HAVE_KERNELS and importlib.util.find_spec("llvmlite"):
         _compile(actions["new"])
     return target, actions
 
 
 def _compile(call: Action) -> None:
-    """Have kernels compiled, which calls of a few tokens do not wait for."""
-    try:
-        with rope_xp.use_backend("numba"):
+    """Have kernels compiled, which calls of a few tokens did not wait for in older versions."""
+    for path in ("llvm", "numba"):
+        with contextlib.suppress(rope_xp.RopeError), rope_xp.use_backend(path):
             call()
-    except rope_xp.RopeError:
-        return  # the first versions had no kernels
+            return
 
 
 def _into_memory(inputs: Case, rope: rope_xp.RoPE) -> dict[str, Action]:

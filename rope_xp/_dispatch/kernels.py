@@ -97,8 +97,8 @@ class Kernels(Generic[Key, Kernel]):
 def _interrupts_held() -> Iterator[None]:
     """Hold Ctrl-C back until all is imported or compiled.
 
-    C code of numba would make another error of it, or print it and go on. Only the main thread is
-    interrupted, and a handler that was not set by Python cannot be put back.
+    C code of a compiler could make another error of it, or print it and go on. Only the main thread
+    is interrupted, and a handler that was not set by Python cannot be put back.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():

@@ -18,15 +18,15 @@ from support.programs import printed
 @pytest.mark.parametrize(
     ("path", "every", "count"),
     [
-        *(("numba", 541, 8), ("streaming", 433, 12), ("cuda", 7, 620), ("triton", 271, 16)),
-        *(exhaustive("numba", 5, 864), exhaustive("streaming", 7, 620)),
+        *(("llvm", 541, 8), ("streaming", 433, 12), ("cuda", 7, 620), ("triton", 271, 16)),
+        *(exhaustive("llvm", 5, 864), exhaustive("streaming", 7, 620)),
         *(exhaustive("cuda", 1, 4320), exhaustive("triton", 11, 396)),
     ],
 )
 def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -> None:
     if path == "cuda" and (reason := cuda_on_cpu.objection()):
         pytest.skip(reason)
-    for module in {"cuda": [], "triton": ["torch", "triton"]}.get(path, ["numba"]):
+    for module in {"cuda": [], "triton": ["torch", "triton"]}.get(path, ["llvm"]):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     if path == "triton" and version("triton").startswith("3.6."):

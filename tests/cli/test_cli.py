@@ -64,13 +64,13 @@ def test_info_json(printed: Callable[..., str]) -> None:
     }
     numpy = found["libraries"]["numpy"]
     absent = None
-    if importlib.util.find_spec("numba") is None:
-        absent = "numba is not installed (pip install 'rope-xp[numba]')"
+    if importlib.util.find_spec("llvmlite") is None:
+        absent = "llvmlite is not installed (pip install 'rope-xp[llvmlite]')"
     assert numpy == {
         "version": np.__version__,
         "problem": None,
         "devices": ["cpu"],
-        "paths": {"numba": absent, "chunked": None, "complex": None, "portable": None},
+        "paths": {"llvm": absent, "chunked": None, "complex": None, "portable": None},
     }
 
 

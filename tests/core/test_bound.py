@@ -23,10 +23,10 @@ HALF = RoPE(layout="half")
 @pytest.fixture(autouse=True)
 def compiled() -> Iterator[None]:
     """Have a kernel, which binds, and no kinds of other tests."""
-    pytest.importorskip("numba")
+    pytest.importorskip("llvmlite")
     KINDS.cache_clear()
     for dtype in (np.float32, np.float64):
-        with rope_xp.use_backend("numba"):
+        with rope_xp.use_backend("llvm"):
             HALF.rotate(np.ones((3, 2, 8), dtype))
     yield
     KINDS.cache_clear()
@@ -86,14 +86,40 @@ def test_same_bits_as_the_long_way(
         )
 
 
-def test_fractions_and_components_of_numpy(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fractions_and_components(
+    put: Callable[[np.ndarray], Any],
+    dtype: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x = sample(rng, 2, 3, 2, 8)
-    for rope, shape in ((HALF, (3,)), (RoPE(layout="half", position_axes=(0, 1, 1, 0)), (2, 3))):
-        for positions in (rng.integers(0, 9000, shape), rng.random(shape) * 9000):
-            got = twice(lambda r=rope, p=positions: r.rotate(x, p), monkeypatch)
-            np.testing.assert_array_equal(got, truth(rope.rotate, x, positions))
+    x, one = sample(rng, 2, 3, 2, 8, dtype=dtype), sample(rng, 1, 1, 2, 8, dtype=dtype)
+    mixed = RoPE(layout="half", position_axes=(0, 1, 1, 0))
+    for rope, some, first in (
+        (HALF, (3,), (1,)),
+        (mixed, (2, 3), (2, 1)),
+        (mixed, (2, 2, 3), (2,)),
+    ):
+        for array, shape in ((x, some), (one, first)):
+            whole, real = rng.integers(-9000, 9000, shape), rng.random(shape) * 9000
+            for positions in (whole, real, real.astype(np.float32), real.astype(np.float16)):
+                given = (put(positions), positions.tolist()) if positions.ndim else ()
+                for each in given:
+                    got = twice(lambda r=rope, p=each, a=array: r.rotate(put(a), p), monkeypatch)
+                    expected = truth(rope.rotate, array, np.asarray(each))
+                    np.testing.assert_array_equal(np.asarray(got), expected)
+
+
+def test_fractions_out_of_range_are_loud(put: Callable[[np.ndarray], Any]) -> None:
+    x = put(np.ones((2, 2, 8), np.float32))
+    for _ in range(2):
+        HALF.rotate(x, put(np.array([0.5, 1.5])))
+        try:
+            made = np.asarray(HALF.rotate(x, put(np.array([np.inf, -3e9]))))
+        except RopeError as error:  # of the host
+            assert "finite" in str(error)
+        else:
+            assert np.isnan(made).all()
 
 
 def test_into_given_memory(

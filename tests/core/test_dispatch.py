@@ -164,7 +164,7 @@ def test_a_path_of_another_library() -> None:
         rope_xp.use_backend("jit"),
         pytest.raises(
             RopeError,
-            match="numpy arrays have none of that name: numba, chunked, complex, portable",
+            match="numpy arrays have none of that name: llvm, chunked, complex, portable",
         ),
     ):
         rope_xp.apply(X, X)
@@ -174,7 +174,7 @@ def test_unknown_paths() -> None:
     with (
         pytest.raises(
             RopeError,
-            match="no path is called 'warp'; there are portable, numba, .*, triton, jit",
+            match="no path is called 'warp'; there are portable, llvm, .*, triton, jit",
         ),
         rope_xp.use_backend("warp"),
     ):
@@ -220,7 +220,7 @@ def test_the_environment_may_not_choose_nonsense() -> None:
     told = (
         "no path is called 'warp', which is asked for by the environment variable ROPE_XP_BACKEND"
     )
-    assert f"RopeError: {told}; there are portable, numba" in done.stderr
+    assert f"RopeError: {told}; there are portable, llvm" in done.stderr
     assert done.returncode == 1
 
 

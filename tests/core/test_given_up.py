@@ -83,7 +83,7 @@ def test_whatever_a_broken_compiler_raises_is_said_once(when: str, error: Except
 @pytest.mark.parametrize("when", ["imported", "compiled"])
 @pytest.mark.parametrize("swallowed", [False, True])
 def test_an_interrupt_gets_out_and_nothing_is_given_up(when: str, swallowed: bool) -> None:
-    """C code that is interrupted may make an ImportError of it, as numba's does, or nothing."""
+    """C code that is interrupted may make an ImportError of it, as numba's did, or nothing."""
     interrupts, done = [when], []
 
     def step(name: str) -> None:

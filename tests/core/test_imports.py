@@ -7,7 +7,18 @@ import sys
 
 import pytest
 
-FRAMEWORKS = ("torch", "jax", "cupy", "numba", "triton", "dask", "rich", "matplotlib", "onnx")
+FRAMEWORKS = (
+    "torch",
+    "jax",
+    "cupy",
+    "llvmlite",
+    "llvm",
+    "triton",
+    "dask",
+    "rich",
+    "matplotlib",
+    "onnx",
+)
 
 
 def python(code: str, *flags: str) -> str:

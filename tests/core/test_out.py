@@ -11,8 +11,8 @@ import rope_xp
 from rope_xp import RoPE, RopeError
 
 WRITING = (
-    *("numpy-portable", "numpy-chunked", "numpy-numba", "numpy-cuda", "array-api-strict"),
-    *("torch", "torch-numba", "torch:gpu", "cupy", "cupy-portable"),
+    *("numpy-portable", "numpy-chunked", "numpy-llvm", "numpy-cuda", "array-api-strict"),
+    *("torch", "torch-llvm", "torch:gpu", "cupy", "cupy-portable"),
 )
 writing = pytest.mark.parametrize("backend", rows(WRITING))
 
@@ -46,7 +46,7 @@ def test_in_place(backend: Target) -> None:
             np.testing.assert_array_equal(backend.back(g), backend.back(e))
 
 
-@pytest.mark.parametrize("backend", rows(("numpy-numba", "torch-numba")))
+@pytest.mark.parametrize("backend", rows(("numpy-llvm", "torch-llvm")))
 @pytest.mark.parametrize("offset", [0, 2])  # aligned to a vector, and not
 def test_past_the_caches(backend: Target, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)

@@ -135,7 +135,7 @@ def test_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert set(extras) >= {
-        *("torch", "jax", "cupy-cuda12x", "cupy-cuda13x", "numba", "triton", "dask"),
+        *("torch", "jax", "cupy-cuda12x", "cupy-cuda13x", "llvmlite", "triton", "dask"),
         *("ndonnx", "onnx", "transformers", "plot", "test", "bench", "docs"),
     }
     every = [*project["dependencies"], *(d for listed in extras.values() for d in listed)]

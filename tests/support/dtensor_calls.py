@@ -107,7 +107,7 @@ def paths(mesh: DeviceMesh) -> None:
     if dist.get_rank() == 0:  # the others are not waited for
         assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
         assert rope_xp.explain(cut, cut, distribute_tensor_alone(mesh)).path
-    for name in ("portable", "numba"):
+    for name in ("portable", "llvm"):
         with rope_xp.use_backend(name):
             assert rope_xp.explain(q, k).path == name
             check(mesh, [Shard(1)], POSITIONS, POSITIONS)

@@ -2,7 +2,7 @@
 
     python tests/support/guarded.py PATH [EVERY]
 
-It stands for compute-sanitizer where there is no GPU. The path is numba, streaming, which is numba
+It stands for compute-sanitizer where there is no GPU. The path is llvm, streaming, which is llvm
 past the caches, cuda, which g++ compiles, or triton, which is interpreted where TRITON_INTERPRET is
 1. All that a kernel reads and writes
 begins behind such a page, and ends before one, in turn. Prints the number of rotations, which are
@@ -99,7 +99,7 @@ def cases() -> Iterator[tuple[RoPE, str, list[np.ndarray], Any]]:
 def main(path: str, every: str = "1") -> None:
     count = 0
     if path == "streaming":
-        path = "numba"
+        path = "llvm"
         importlib.import_module("rope_xp_backends.cpu.launch").BYTES_TO_STREAM = 1
     with running(path) as (backend, own):
         for end in (False, True):

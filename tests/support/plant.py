@@ -41,7 +41,7 @@ def status(tree: Path, tests: Iterable[str]) -> int:
         [sys.executable, "-B", "-m", "pytest", "-qx", "-n", "0", "-p", "no:cacheprovider", *tests],
         check=False,
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": paths, "ROPE_XP_NUMBA_CACHE": "0"},
+        env=os.environ | {"PYTHONPATH": paths, "ROPE_XP_KERNEL_CACHE": "0"},
         capture_output=True,
         text=True,
     )

@@ -142,7 +142,7 @@ TARGETS = (
     Target("numpy", "numpy", put=_read_only),
     Target("numpy-portable", "numpy", put=_copy, path="portable"),
     Target("numpy-chunked", "numpy", put=_copy, path="chunked"),
-    Target("numpy-numba", "numpy", put=_copy, path="numba", needs="numba"),
+    Target("numpy-llvm", "numpy", put=_copy, path="llvm", needs="llvmlite"),
     Target(
         *("numpy-cuda", "numpy"),
         put=_copy,
@@ -154,13 +154,13 @@ TARGETS = (
     Target("array-api-strict", "array_api_strict", **_strict("CPU_DEVICE"), floats=STRICT),
     Target("array-api-strict:device1", "array_api_strict", **_strict("device1"), floats=STRICT),
     Target("torch", "torch", "torch:cpu", path="portable"),
-    Target("torch-numba", "torch", "torch:cpu", path="numba", needs="numba"),
+    Target("torch-llvm", "torch", "torch:cpu", path="llvm", needs="llvmlite"),
     Target("torch-compile", "torch", "torch:cpu", run=_compiled, path="portable", compiles=True),
     Target(
-        *("torch-compile-numba", "torch", "torch:cpu"),
+        *("torch-compile-llvm", "torch", "torch:cpu"),
         run=_compiled,
-        path="numba",
-        needs="numba",
+        path="llvm",
+        needs="llvmlite",
         compiles=True,
     ),
     Target("jax", "jax", "jax:cpu", **JAX),
@@ -188,7 +188,7 @@ Triton's interpreter runs kernels by numpy. It cuts float32 off to bfloat16 wher
 nearest. tests/backends/triton/test_interpreted.py starts such a process.
 """
 
-KERNELS = "triton" if INTERPRETED else "numba"
+KERNELS = "triton" if INTERPRETED else "llvm"
 """The path of torch's operator around kernels in this process."""
 
 if INTERPRETED:

@@ -40,9 +40,9 @@ def keep(digest: str, name: str, code: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as target:
                 target.write(hashlib.sha256(code).digest() + code)
-            os.replace(unfinished, file)
+            Path(unfinished).replace(file)
         except OSError:
-            os.unlink(unfinished)
+            Path(unfinished).unlink()
             raise
     except OSError:  # a full disk, or one that cannot be written to
         return

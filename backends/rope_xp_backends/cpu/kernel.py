@@ -149,7 +149,10 @@ def _look_up_piece(
     size = pairs * 2 * form.width
     steps = [_told(words, f"{name}_token") for name in "ab"]
     p, part = (
-        at + batch * _told(words, f"{name}_batch") + token * step + c * _told(words, f"{name}_piece")
+        at
+        + batch * _told(words, f"{name}_batch")
+        + token * step
+        + c * _told(words, f"{name}_piece")
         for at, name, step in zip(positions, "ab", steps, strict=True)
     )
     with loop(tokens.like(0), tokens) as i:
@@ -214,7 +217,9 @@ def _rotation(module: ir.Module, form: Form, end: str) -> ir.Function:
     streams = b.and_(fits, apart)
     # In the order of memory: tokens outside where heads lie closer together than they.
     outside = abs(of["x_head"]).is_("<=", abs(of["x_token"]))
-    outer, inner = (choose(outside, *each) for each in ((tokens, of["heads"]), (of["heads"], tokens)))
+    outer, inner = (
+        choose(outside, *each) for each in ((tokens, of["heads"]), (of["heads"], tokens))
+    )
     with loop(outer.like(0), outer) as i, loop(inner.like(0), inner) as j:
         t, h = choose(outside, i, j), choose(outside, j, i)
         source = x0 + t * of["x_token"] + h * of["x_head"]
@@ -225,7 +230,7 @@ def _rotation(module: ir.Module, form: Form, end: str) -> ir.Function:
             copy(target - before, source - before, before)
             copy(target + row, source + row, behind)
         if form.read_pairs != form.write_pairs:
-            # In place results lie elsewhere than what they come from: hold the row before it is gone.
+            # In place, results lie elsewhere than what they come from: hold the row till then.
             with b.if_then(b.not_(apart)):
                 copy(spare, source, row)
             source = choose(apart, source, spare)

@@ -5,37 +5,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rope_xp._contract.call import Call, Turn
+from rope_xp._contract.call import Turn
 
 from . import threads as pool
-from .compiled import KERNELS, Kernel
+from .compiled import Kernel
 from .plan import Angles, Form, Pair, Plan, plan
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
 BYTES_TO_STREAM = 1 << 25
 """Results that leave the last cache before anyone reads them are written past it."""
-BYTES_TO_COMPILE_FOR = 1 << 22
-"""Compiling takes a second. What rotates fewer bytes waits for a larger call to have it done."""
 
 
 def keys(turn: Turn, dtypes: Sequence[str]) -> list[Form]:
     """Return the keys of the kernels that turn arrays of these dtypes."""
     read, write = turn.side_by_side
     return [Form(dtype, read, write) for dtype in dtypes]
-
-
-def not_yet(call: Call, wanted: Sequence[Form]) -> str | None:
-    """Return why a call would not have its kernels compiled, None if it would or they are."""
-    if all(map(KERNELS.ready, wanted)):
-        return None
-    size = sum(x.nbytes for x in call.arrays)
-    if size >= BYTES_TO_COMPILE_FOR:
-        return None
-    return (
-        f"its kernel is not compiled yet, which takes a second, and q and k have {size} bytes; a "
-        f"call with {BYTES_TO_COMPILE_FOR} compiles it, or any under use_backend('numba')"
-    )
 
 
 # --- running -------------------------------------------------------------------------------------

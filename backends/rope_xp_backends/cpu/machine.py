@@ -30,6 +30,9 @@ def finds_elements() -> bool:
 
 def compiled(form: Form) -> Callable[..., int]:
     """Return the kernel of a form: a function of ARGUMENTS that leaves Python's lock alone."""
+    if form.dtype == "float16" and not _converts_float16():
+        msg = "this processor has no instruction that converts float16"
+        raise RuntimeError(msg)
     target = _target()
     name = f"{form.dtype}-{form.read_pairs:d}{form.write_pairs:d}"
     code = files.read(_digest(), name)
@@ -63,10 +66,15 @@ def _target() -> Any:
     for name, function in _MEMORY.items():
         address = ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value
         llvm.add_symbol(name, address)
-    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
         *_processor(), opt=_OPTIMISED, codemodel="jitdefault", jit=True
     )
-    return machine
+
+
+def _converts_float16() -> bool:
+    """Return whether LLVM needs no function of a compiler's own library for it."""
+    on_x86 = llvm.get_process_triple().startswith(("x86", "i386", "i686"))
+    return not on_x86 or bool(llvm.get_host_cpu_features().get("f16c"))
 
 
 def _processor() -> tuple[str, str]:

@@ -3,6 +3,6 @@
 import array_api_compat.numpy as xp
 
 from .library import Numpy
-from .paths import Chunked, Complex, Numba
+from .paths import LLVM, Chunked, Complex
 
-BACKEND = Numpy("numpy", xp, (Numba(), Chunked(), Complex()))
+BACKEND = Numpy("numpy", xp, (LLVM(), Chunked(), Complex()))

@@ -50,7 +50,7 @@ def prepare(
     else:
         kept, components = source.tables, source.components if rows else 0
         of_rows = tuple(_components_last(a, components) for a in rows)
-        component = tuple(kept.component.tolist()) if components else ()
+        component = () if kept.component is None or not rows else tuple(kept.component.tolist())
         tables = tuple([0 if t is None else t.ctypes.data for t in kept])
         angles = Angles(kept.frequencies.shape[0], of_rows, tables, component)
     return launch.prepare(kernel, pairs, angles, turn, ends[0].itemsize, kept, boxed=True)

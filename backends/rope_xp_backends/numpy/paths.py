@@ -1,4 +1,4 @@
-"""What numpy arrays are rotated by: kernels of numba, chunks of numpy, complex products."""
+"""What numpy arrays are rotated by: kernels of LLVM, chunks of numpy, complex products."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,19 +17,14 @@ from . import chunks, host
 from .bound import Bound, bind
 
 
-class Numba(Path):
-    """Kernels compiled by numba."""
+class LLVM(Path):
+    """Kernels compiled by LLVM."""
 
-    name = "numba"
+    name = "llvm"
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
-        """Decline what kernels cannot read, and small calls until there is a kernel."""
-        keys = _keys(call)
-        return (
-            KERNELS.objection(*keys)
-            or _first(_not_plain, call)
-            or (None if asked else launch.not_yet(call, keys))
-        )
+        """Decline what kernels cannot read."""
+        return KERNELS.objection(*_keys(call)) or _first(_not_plain, call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""

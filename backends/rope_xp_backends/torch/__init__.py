@@ -3,6 +3,6 @@
 import array_api_compat.torch as xp
 
 from .library import Torch
-from .paths import Numba, Triton
+from .paths import LLVM, Triton
 
-BACKEND = Torch("torch", xp, (Triton(), Numba()))
+BACKEND = Torch("torch", xp, (Triton(), LLVM()))

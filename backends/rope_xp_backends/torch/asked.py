@@ -8,11 +8,14 @@ import torch
 from torch.autograd import forward_ad
 
 from rope_xp._arguments.positions import read_host
+from rope_xp._contract.call import LIMIT
 from rope_xp._contract.errors import RopeError
 from rope_xp._dispatch.bound import Asked
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Kinds of tensors that are memory, and nothing else."""
+_READ_AS_THEY_ARE = 4
+"""Bytes of a float, from which on it has room for fractions."""
 _PYTHON = (np.ndarray, int, float, list, tuple, range)
 
 
@@ -40,7 +43,11 @@ def asked(
         if out is not None and (needs or (x.is_inference() and not inference)):
             return None
         key += x.dtype, x.device, x.shape, x.stride(), needs
-    rows = _whole(positions) if tables is None else _tables(tables, arrays[0].dtype, recorded)
+    compute = torch.float64 if arrays[0].dtype is torch.float64 else torch.float32
+    if tables is None:
+        rows = _read(positions, compute, recorded)
+    else:
+        rows = _tables(tables, compute, recorded)
     if rows is None:
         return None
     for row in rows:
@@ -54,10 +61,9 @@ def _plain(x: torch.Tensor) -> bool:
 
 
 def _tables(
-    tables: tuple[torch.Tensor, ...], dtype: torch.dtype, recorded: bool
+    tables: tuple[torch.Tensor, ...], compute: torch.dtype, recorded: bool
 ) -> tuple[torch.Tensor, ...] | None:
     """Return cos and sin, None where they are to be cast, or where autograd follows them."""
-    compute = torch.float64 if dtype is torch.float64 else torch.float32
     for row in tables:
         if not _plain(row) or row.dtype is not compute or (recorded and row.requires_grad):
             return None
@@ -77,17 +83,35 @@ def _watched() -> bool:
     )
 
 
-def _whole(positions: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return integer positions on the CPU, None for others and for what the long way refuses."""
+def _read(positions: Any, compute: torch.dtype, recorded: bool) -> tuple[torch.Tensor, ...] | None:
+    """Return positions and what they have after the point, None for what the long way refuses."""
     if positions is None:
         return ()
     if type(positions) is torch.Tensor:
-        here = positions.dtype in (torch.int64, torch.int32) and positions.device.type == "cpu"
-        return (positions.to(torch.int64),) if here and _plain(positions) else None
+        if positions.device.type != "cpu" or not _plain(positions):
+            return None
+        if positions.dtype in (torch.int64, torch.int32):
+            return (positions.to(torch.int64),)
+        return _parts(positions, compute, recorded) if positions.is_floating_point() else None
     if type(positions) not in _PYTHON:
         return None
     try:
-        whole, part, *_ = read_host(positions, np.int64, False, "positions")
+        whole, part, *_ = read_host(positions, np.int64, compute is torch.float64, "positions")
     except (RopeError, TypeError):
         return None
-    return (torch.from_numpy(whole.copy()),) if part is None else None
+    rows = (whole,) if part is None else (whole, part)
+    return tuple([torch.from_numpy(row.copy()) for row in rows])
+
+
+def _parts(
+    positions: torch.Tensor, compute: torch.dtype, recorded: bool
+) -> tuple[torch.Tensor, ...] | None:
+    """As Backend.parts."""
+    if recorded and positions.requires_grad:
+        return None
+    if positions.itemsize < _READ_AS_THEY_ARE:
+        positions = positions.to(torch.float32)
+    whole = positions.floor()
+    inside = positions.abs() < LIMIT
+    part = torch.where(inside, positions - whole, 0.0).to(compute)
+    return torch.where(inside, whole, -float(LIMIT)).to(torch.int64), part

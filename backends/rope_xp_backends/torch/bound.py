@@ -42,7 +42,7 @@ class Bound:
             return None
         rows = asked.rows
         a = rows[0].data_ptr() if rows else 0
-        b = rows[1].data_ptr() if self.given else 0
+        b = rows[1].data_ptr() if len(rows) > 1 else 0
         q, q_out = arrays[0].data_ptr(), made[0].data_ptr()
         k = k_out = 0
         if len(arrays) > 1:
@@ -72,9 +72,11 @@ class Recorded:
 
 def _given(how: How, rows: Tensors) -> How:
     """Return the arguments with positions, or with cos and sin."""
-    if len(rows) > 1:
+    if how.table_3 is None:
         return how._replace(table=rows[0], table_2=rows[1])
-    return how._replace(positions=rows[0]) if rows else how
+    if how.components is not None:
+        rows = tuple([row.movedim(0, -1) for row in rows])
+    return how._replace(**dict(zip(("positions", "part"), rows, strict=False)))
 
 
 def _apart(arrays: Tensors, out: Tensors, tables: Tensors) -> bool:
@@ -103,11 +105,8 @@ def bind(call: Call, asked: Asked, results: Tensors) -> Any:
     source, rows = call.angles[0], asked.rows
     if isinstance(source, Difference) or any(x.stride(-1) != 1 for x in (*call.arrays, *results)):
         return None
-    if isinstance(source, Lookup):
-        if source.part is not None or source.components:
-            return None
-        if rows and rows[0].ndim == 0:
-            rows = (rows[0][None],)
+    if isinstance(source, Lookup) and rows and rows[0].ndim == (source.components > 0):
+        rows = tuple([row[..., None] for row in rows])  # of a lone number
     how = _given(arguments(source, call.turn), rows)
     if torch.is_grad_enabled() and any(x.requires_grad for x in call.arrays):
         return Recorded(how) if rows is asked.rows else None
@@ -116,5 +115,5 @@ def bind(call: Call, asked: Asked, results: Tensors) -> Any:
         x.nbytes < pages.HUGE_FROM_BYTES and torch.empty_like(x).stride() == y.stride()
         for x, y in zip(call.arrays, results, strict=True)
     )
-    launch = cpu.prepare(results, call.arrays, how, rows)
+    launch = cpu.prepare(results, call.arrays, how, cpu.rows_of(how, call.arrays[0].dtype))
     return Bound(launch, torch.empty_like if usual else op.new, isinstance(source, Given))

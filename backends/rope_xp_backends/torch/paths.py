@@ -45,22 +45,19 @@ class Triton(Path):
         return _rotated(call, components=False, parts=False, wide=False)
 
 
-class Numba(Path):
-    """Kernels compiled by numba, on the tensors' own memory."""
+class LLVM(Path):
+    """Kernels compiled by LLVM, on the tensors' own memory."""
 
-    name = "numba"
+    name = "llvm"
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
-        """Decline the same for CPUs, and small calls until there is a kernel."""
-        keys = _keys(call)
-        reason = (
-            KERNELS.objection(*keys)
+        """Decline the same for CPUs."""
+        return (
+            KERNELS.objection(*_keys(call))
             or _first(call, _not_for_cpu)
             or _not_for_operator(call, _not_for_cpu)
+            or (None if asked else _exported())
         )
-        if reason is not None or asked:
-            return reason
-        return _exported() if torch.compiler.is_compiling() else launch.not_yet(call, keys)
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
         """Call the operator, once for each source of angles."""

@@ -13,15 +13,15 @@ from support.targets import TARGETS, lent, missing
 import rope_xp
 
 
-@pytest.fixture(params=["numba", "chunked"])
+@pytest.fixture(params=["llvm", "chunked"])
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "numba":
-        pytest.importorskip("numba")
+    if request.param == "llvm":
+        pytest.importorskip("llvmlite")
     with rope_xp.use_backend(request.param):
         yield request.param
 
 
-@pytest.fixture(params=["numba", "numba, streaming", "chunked", "cuda"])
+@pytest.fixture(params=["llvm", "llvm, streaming", "chunked", "cuda"])
 def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of the kernel for GPUs too, which tests/support/cuda_on_cpu.py runs on the CPU."""
     name, _, streaming = request.param.partition(", ")

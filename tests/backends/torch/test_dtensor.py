@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this torch was built without distributed or gloo", allow_module_level=True)
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 EXAMPLES = ("tensor_parallel", "context_parallel")
 CASES = {2: 19, 4: 9}

@@ -120,7 +120,7 @@ USES = {
 @pytest.mark.filterwarnings(
     "ignore:(.*nested tensors is in prototype|Sparse CSR tensor):UserWarning"
 )
-@pytest.mark.parametrize("path", [None, "portable", "numba"])
+@pytest.mark.parametrize("path", [None, "portable", "llvm"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("argument", USES)
 def test_tensors_that_are_not_dense_are_refused(argument: str, kind: str, path: str | None) -> None:

@@ -82,7 +82,6 @@ class Library:
     def chosen(self) -> Iterator[None]:
         """Take the path, on several threads and in many chunks."""
         with pytest.MonkeyPatch.context() as patch, rope_xp.use_backend(self.path):
-            patch.setattr(launch, "BYTES_TO_COMPILE_FOR", 0)
             patch.setattr(chunks, "CHUNK_BYTES", 1 << 8)
             if self.streaming:
                 patch.setattr(launch, "BYTES_TO_STREAM", 1)
