@@ -5,8 +5,6 @@
 Set a constant to the size from which on the choice that it guards is the better one here.
 """
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -65,7 +63,7 @@ def microseconds(*variants: Variant) -> list[float]:
     return [s / n * 1e6 for s, n in zip(seconds, loops, strict=True)]
 
 
-def llvm(tokens: int, constant: str, value: int) -> Variant:
+def by_kernel(tokens: int, constant: str, value: int) -> Variant:
     return Variant(tokens, "llvm", launch, constant, value)
 
 
@@ -78,8 +76,8 @@ def threads() -> str:
     """BYTES_A_THREAD: when a second thread pays."""
     lines = ["| q and k, KiB | 1 thread, us | 2 threads, us |", "|---|---|---|"]
     for tokens in (16, 64, 128, 192, 256, 384, 512, 1024, 4096):
-        one = llvm(tokens, "BYTES_A_THREAD", NEVER)
-        two = llvm(tokens, "BYTES_A_THREAD", kib(tokens) * 1024 // 2)
+        one = by_kernel(tokens, "BYTES_A_THREAD", NEVER)
+        two = by_kernel(tokens, "BYTES_A_THREAD", kib(tokens) * 1024 // 2)
         lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(one, two)))
     return "\n".join(lines)
 
@@ -88,8 +86,8 @@ def streaming() -> str:
     """BYTES_TO_STREAM: when results are better written past the caches."""
     lines = ["| q and k, KiB | through caches, us | past them, us |", "|---|---|---|"]
     for tokens in (256, 512, 1024, 1536, 2048, 4096, 8192):
-        through = llvm(tokens, "BYTES_TO_STREAM", NEVER)
-        past = llvm(tokens, "BYTES_TO_STREAM", 1)
+        through = by_kernel(tokens, "BYTES_TO_STREAM", NEVER)
+        past = by_kernel(tokens, "BYTES_TO_STREAM", 1)
         lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(through, past)))
     return "\n".join(lines)
 
@@ -104,34 +102,7 @@ def chunks() -> str:
     return "\n".join(lines)
 
 
-def compiling() -> str:
-    """BYTES_TO_COMPILE_FOR: what llvm gains at a call, and what it costs a process."""
-    lines = ["| q and k, KiB | numpy in chunks, us | llvm, us |", "|---|---|---|"]
-    for tokens in (1, 16, 64, 256, 1024, 4096):
-        chunked = Variant(tokens, "chunked", _chunks, "CHUNK_BYTES", _chunks.CHUNK_BYTES)
-        kernel = llvm(tokens, "BYTES_A_THREAD", launch.BYTES_A_THREAD)
-        lines.append("| {} | {:.0f} | {:.0f} |".format(kib(tokens), *microseconds(chunked, kernel)))
-    glue = "import rope_xp_backends.numpy"
-    imported = glue + "; from rope_xp_backends.kernels import llvm"
-    compiled = imported + "; llvm.compiled('float32', False, False)"
-    first, second, third = (process_seconds(code) for code in (glue, imported, compiled))
-    costs = (
-        f"Once a process: {second - first:.1f} s to import llvm, {third - second:.1f} s a kernel."
-    )
-    return "\n".join([*lines, "", costs])
-
-
-def process_seconds(code: str) -> float:
-    """Return how long a process of its own takes, in the best of five."""
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603  # the text above
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
 if __name__ == "__main__":
     print(f"{_threads.limit()} threads at most\n")
-    for part in (threads, streaming, chunks, compiling):
+    for part in (threads, streaming, chunks):
         print(f"{part.__doc__}\n\n{part()}\n")
