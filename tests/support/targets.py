@@ -188,7 +188,7 @@ Triton's interpreter runs kernels by numpy. It cuts float32 off to bfloat16 wher
 nearest. tests/backends/triton/test_interpreted.py starts such a process.
 """
 
-KERNELS = "triton" if INTERPRETED else "llvm"
+KERNELS, COMPILER = ("triton", "triton") if INTERPRETED else ("llvm", "llvmlite")
 """The path of torch's operator around kernels in this process."""
 
 if INTERPRETED:

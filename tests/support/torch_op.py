@@ -9,10 +9,10 @@ import pytest
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._contract.library import Recipe
-from support.targets import INTERPRETED, KERNELS
+from support.targets import COMPILER, INTERPRETED
 
 torch = pytest.importorskip("torch")
-pytest.importorskip(KERNELS)
+pytest.importorskip(COMPILER)
 
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")

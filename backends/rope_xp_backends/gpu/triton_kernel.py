@@ -280,6 +280,7 @@ def loaded(variant: Variant) -> Launch:
     values = tuple(fixed.values())
 
     def launch(grid, tensors, numbers):
-        kernel[grid](*tensors, *numbers, *values)
+        # Addresses: of each tensor the launcher would ask the driver where it lies.
+        kernel[grid](*[t.data_ptr() for t in tensors], *numbers, *values)
 
     return launch

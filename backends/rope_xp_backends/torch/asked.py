@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from rope_xp._arguments.positions import read_host
 from rope_xp._contract.call import LIMIT
 from rope_xp._contract.errors import RopeError
+from rope_xp._contract.memory import ACCESS
 from rope_xp._dispatch.bound import Asked
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -29,12 +30,12 @@ def asked(
     """Return the key of a call, its positions as kernels read them, and where it goes."""
     if torch.compiler.is_compiling() or _watched():
         return None
-    ends = arrays
+    ends, key = arrays, [kind, len(arrays)]
     if out is not None:
         if type(out) is not tuple or len(out) != len(arrays):
             return None
-        ends += out
-    key: list[Hashable] = [kind, len(arrays)]
+        ends += tuple([y for x, y in zip(arrays, out, strict=True) if x is not y])
+        key += [x is y for x, y in zip(arrays, out, strict=True)]
     recorded, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     for x in ends:
         if not _plain(x):
@@ -44,14 +45,19 @@ def asked(
             return None
         key += x.dtype, x.device, x.shape, x.stride(), needs
     compute = torch.float64 if arrays[0].dtype is torch.float64 else torch.float32
-    if tables is None:
-        rows = _read(positions, compute, recorded)
-    else:
+    device = arrays[0].device
+    if tables is not None:
         rows = _tables(tables, compute, recorded)
+    elif type(positions) is torch.Tensor:
+        rows = _on_device(positions, device, compute, recorded)
+    else:
+        rows = _read(positions, compute)
     if rows is None:
         return None
     for row in rows:
-        key += row.device, row.shape, row.stride()
+        key += row.device, row.dtype, row.shape, row.stride()
+    if device.type != "cpu":  # kernels for GPUs are compiled for how addresses are aligned
+        key += [x.data_ptr() % ACCESS for x in (*ends, *rows)]
     return Asked(tuple(key), arrays, rows, out)
 
 
@@ -83,16 +89,10 @@ def _watched() -> bool:
     )
 
 
-def _read(positions: Any, compute: torch.dtype, recorded: bool) -> tuple[torch.Tensor, ...] | None:
+def _read(positions: Any, compute: torch.dtype) -> tuple[torch.Tensor, ...] | None:
     """Return positions and what they have after the point, None for what the long way refuses."""
     if positions is None:
         return ()
-    if type(positions) is torch.Tensor:
-        if positions.device.type != "cpu" or not _plain(positions):
-            return None
-        if positions.dtype in (torch.int64, torch.int32):
-            return (positions.to(torch.int64),)
-        return _parts(positions, compute, recorded) if positions.is_floating_point() else None
     if type(positions) not in _PYTHON:
         return None
     try:
@@ -103,12 +103,21 @@ def _read(positions: Any, compute: torch.dtype, recorded: bool) -> tuple[torch.T
     return tuple([torch.from_numpy(row.copy()) for row in rows])
 
 
-def _parts(
-    positions: torch.Tensor, compute: torch.dtype, recorded: bool
+def _on_device(
+    positions: torch.Tensor, device: torch.device, compute: torch.dtype, recorded: bool
 ) -> tuple[torch.Tensor, ...] | None:
-    """As Backend.parts."""
-    if recorded and positions.requires_grad:
+    """Return the same of a tensor, of which kernels find out themselves what is out of range."""
+    if positions.device != device or not _plain(positions):
         return None
+    if positions.dtype in (torch.int64, torch.int32):
+        return (positions.to(torch.int64) if device.type == "cpu" else positions,)
+    if not positions.is_floating_point() or (recorded and positions.requires_grad):
+        return None
+    return _parts(positions, compute)
+
+
+def _parts(positions: torch.Tensor, compute: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """As Backend.parts."""
     if positions.itemsize < _READ_AS_THEY_ARE:
         positions = positions.to(torch.float32)
     whole = positions.floor()

@@ -1,4 +1,4 @@
-"""Calls of a kind on tensors in CPU memory: memory for results, and a kernel; or the operator."""
+"""Calls of a kind on tensors: memory for results, and a kernel; or the operator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 from rope_xp._contract.call import Call, Difference, Given, Lookup
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch.bound import Asked, Run
 from rope_xp_backends.cpu.launch import Launch
 
-from . import cpu, op, pages
+from . import cpu, gpu, op, pages
 from .arguments import How, Tensors, arguments
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What is left to do for a kind of call, none of whose tensors needs a gradient.
+    """What is left to do for a kind of call in CPU memory, where no gradient is needed.
 
     Parameters
     ----------
@@ -54,20 +54,75 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class BoundOnGPU:
+    """What is left to do for a kind of call on a GPU, where no gradient is needed.
+
+    Parameters
+    ----------
+    prepared : gpu.Prepared
+        The launch.
+    given : bool
+        Whether cos and sin are given, which results must not be written over.
+    """
+
+    prepared: gpu.Prepared
+    given: bool
+
+    def __call__(self, asked: Asked) -> Tensors | None:
+        """Return results, or None where memory may overlap, or another device is current."""
+        arrays, out, rows = asked.arrays, asked.out, asked.rows
+        run, plan, rest = self.prepared
+        if not gpu.is_current(arrays[0]):
+            return None
+        made = out
+        if made is None:
+            made = tuple([op.new(x) for x in arrays])
+        elif not _apart(arrays, made, rows if self.given else ()):
+            return None
+        if self.given:
+            rest = (*rows, *rest[2:])
+        elif rows:
+            rest = (*rest[:3], rows[0], *rest[4:])
+        run(plan.grid, (arrays[0], made[0], arrays[-1], made[-1], *rest), plan.numbers)
+        if out is not None:
+            op.written(out)
+        return made
+
+
+@dataclass(frozen=True)
 class Recorded:
     """What is left to do where autograd records it.
 
     Parameters
     ----------
+    run : Run
+        What rotates where it does not.
     how : How
         The operator's arguments, but for positions.
     """
 
+    run: Run
     how: How
 
-    def __call__(self, asked: Asked) -> Tensors:
+    def __call__(self, asked: Asked) -> Tensors | None:
         """Return results."""
-        return op.apply(asked.arrays, _given(self.how, asked.rows))
+        made: Tensors = _Rotate.apply(self, asked, *asked.arrays)
+        return made
+
+
+class _Rotate(torch.autograd.Function):
+    """As that of op.py, where no transform is active and nothing is traced: it takes a third."""
+
+    @staticmethod
+    def forward(ctx: Any, bound: Recorded, asked: Asked, *_arrays: torch.Tensor) -> Tensors | None:
+        ctx.save_for_backward(*asked.rows)
+        ctx.how = bound.how
+        return bound.run(asked)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        how = _given(ctx.how, ctx.saved_tensors)
+        return None, None, *op.apply(grads, how._replace(inverse=not how.inverse))
 
 
 def _given(how: How, rows: Tensors) -> How:
@@ -94,11 +149,13 @@ def _apart(arrays: Tensors, out: Tensors, tables: Tensors) -> bool:
 def _span(x: torch.Tensor) -> tuple[int, int]:
     """Return between which addresses a tensor lies. torch has no negative strides."""
     start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
     last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     return start, start + (last + 1) * x.element_size() if x.numel() else start
 
 
-def bind(call: Call, asked: Asked, results: Tensors) -> Any:
+def bind(call: Call, asked: Asked, results: Tensors, *, on_gpu: bool) -> Run | None:
     """Return what runs calls like this one, None where more is to be done than a launch."""
     if len(call.angles) != 1 or call.arrays[0].dtype != call.arrays[-1].dtype:
         return None
@@ -108,12 +165,38 @@ def bind(call: Call, asked: Asked, results: Tensors) -> Any:
     if isinstance(source, Lookup) and rows and rows[0].ndim == (source.components > 0):
         rows = tuple([row[..., None] for row in rows])  # of a lone number
     how = _given(arguments(source, call.turn), rows)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in call.arrays):
-        return Recorded(how) if rows is asked.rows else None
+    needs = {torch.is_grad_enabled() and x.requires_grad for x in call.arrays}
+    if len(needs) > 1 or (True in needs and rows is not asked.rows):
+        return None
+    run: Run | None
+    if on_gpu:
+        run = _bind_on_gpu(source, rows, how, call.arrays, results)
+    else:
+        run = _bind_on_cpu(source, how, call.arrays, results)
+    return Recorded(run, how) if run is not None and True in needs else run
+
+
+def _bind_on_cpu(source: Given | Lookup, how: How, arrays: Tensors, results: Tensors) -> Bound:
     # What is small and has head_dim last as torch makes it needs no look at either.
     usual = all(
         x.nbytes < pages.HUGE_FROM_BYTES and torch.empty_like(x).stride() == y.stride()
-        for x, y in zip(call.arrays, results, strict=True)
+        for x, y in zip(arrays, results, strict=True)
     )
-    launch = cpu.prepare(results, call.arrays, how, cpu.rows_of(how, call.arrays[0].dtype))
+    launch = cpu.prepare(results, arrays, how, cpu.rows_of(how, arrays[0].dtype))
     return Bound(launch, torch.empty_like if usual else op.new, isinstance(source, Given))
+
+
+def _bind_on_gpu(
+    source: Given | Lookup, rows: Tensors, how: How, arrays: Tensors, results: Tensors
+) -> BoundOnGPU | None:
+    given = isinstance(source, Given)
+    if any(row.device != arrays[0].device for row in rows):
+        return None  # they are moved there in each call
+    if not given and len(rows) > 1:
+        return None  # the kernel looks up no fractions
+    prepared = gpu.prepare(results, arrays, how)
+    if prepared is None:
+        return None
+    if given and any(a is not b for a, b in zip(prepared.rest, rows, strict=False)):
+        return None  # they are copied in each call
+    return BoundOnGPU(prepared, given)

@@ -4,7 +4,7 @@ Nothing is read from the device and nothing is waited for, so a CUDA graph can r
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -62,12 +62,11 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 def rotate(out: Tensors, arrays: Tensors, how: How) -> None:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
-    device = arrays[0].device
     arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            _rotate(out, arrays, how)
-    else:
+    if is_current(arrays[0]):
+        _rotate(out, arrays, how)
+        return
+    with torch.cuda.device(arrays[0].device):
         _rotate(out, arrays, how)
 
 
@@ -99,6 +98,32 @@ def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tenso
     # A kernel reads nothing from those that there are not, but wants an address.
     others = [table if x is None else x for x in (table_3, positions, components)]
     return [(made, (arrays[0], out[0], arrays[-1], out[-1], table, table_2, *others))]
+
+
+class Prepared(NamedTuple):
+    """A launch of a kind of call."""
+
+    run: Run
+    plan: Plan
+    rest: Tensors
+    """What the kernel reads besides arrays, positions or tables as in the call it was made for."""
+
+
+def prepare(out: Tensors, arrays: Tensors, how: How) -> Prepared | None:
+    """Return what rotates all tensors that lie like these, None where one launch does not do."""
+    if not is_current(arrays[0]):
+        return None
+    launches = _launches(out, arrays, how)
+    if len(launches) != 1:
+        return None
+    ((made, tensors),) = launches
+    key = made.variant, arrays[0].device.index
+    return Prepared(KERNELS.get(key), made, tensors[4:]) if KERNELS.ready(key) else None
+
+
+def is_current(x: torch.Tensor) -> bool:
+    """Return whether a tensor lies on the device that is launched on."""
+    return x.device.type != "cuda" or x.device.index == torch.cuda.current_device()
 
 
 def _operand(x: torch.Tensor, out: torch.Tensor) -> Operand:

@@ -6,7 +6,7 @@ import torch
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from rope_xp._contract.call import Call, leaves
+from rope_xp._contract.call import Call, Lookup, leaves
 from rope_xp._contract.path import Path
 from rope_xp._dispatch.bound import Asked
 from rope_xp._rotation import portable
@@ -44,6 +44,13 @@ class Triton(Path):
             return _rotated(call, parts=False, wide=False)
         return _rotated(call, components=False, parts=False, wide=False)
 
+    def bind(self, call: Call, asked: Asked, results: Tensors) -> Any:
+        """Keep the launch, but for angles that are computed before it."""
+        tables = call.angles[0]
+        if isinstance(tables, Lookup) and tables.tables.low.dtype == torch.float64:
+            return None
+        return bind(call, asked, results, on_gpu=True)
+
 
 class LLVM(Path):
     """Kernels compiled by LLVM, on the tensors' own memory."""
@@ -68,7 +75,7 @@ class LLVM(Path):
 
     def bind(self, call: Call, asked: Asked, results: Tensors) -> Any:
         """Keep the kernel, and what it is told of such a call."""
-        return bind(call, asked, results)
+        return bind(call, asked, results, on_gpu=False)
 
 
 def _keys(call: Call) -> list[Form]:

@@ -11,6 +11,13 @@ from rope_xp_backends.gpu import triton_plan
 from rope_xp_backends.gpu.triton_plan import Variant
 
 import rope_xp
+from rope_xp._contract import caches
+
+
+@pytest.fixture(autouse=True)
+def nothing_bound() -> None:
+    """Let no call do what it was bound to before something was replaced."""
+    caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()
 
 
 @pytest.fixture
@@ -40,6 +47,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Va
         found.extend(launch.variant for launch, _ in gpu._launches(out, arrays, how))
 
     monkeypatch.setitem(op.RUNS, "cpu", plan)
+    monkeypatch.setattr(gpu, "prepare", lambda *_: None)  # there is nothing to be bound to
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with rope_xp.use_backend("triton"):
