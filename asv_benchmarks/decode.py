@@ -6,8 +6,6 @@ Counts do not vary with the machine. The time of one token is that of the call i
 import sys
 from typing import Any
 
-from asv_runner.benchmarks.mark import SkipNotImplemented
-
 import rope_xp
 from rope_xp._bench import clock, contenders
 
@@ -65,12 +63,6 @@ class Times:
             self.target, *self.calls = contenders.pair(
                 library, "half", "float32", "new", rival, 1, common.POSITION
             )
-        try:
-            with rope_xp.use_backend("llvm"):
-                self.calls[0]()
-        except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
-            if not library.startswith("jax"):
-                raise SkipNotImplemented(str(error)) from error
 
     def track_time_over_rival(self, library: str, rival: str) -> float:
         ours, theirs = (

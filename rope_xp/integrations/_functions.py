@@ -4,31 +4,26 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any, get_args
 
 import torch
 
-from rope_xp._apply import apply_tables
+from rope_xp._contract.caches import kept
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
+from rope_xp.angles import Angles
 from rope_xp.integrations import _formats
 from rope_xp.integrations._formats import Format, Tables
+from rope_xp.rope import RoPE
 
 Function = Callable[..., Any]
 _NAME = re.compile(r"apply_\w*(rotary|rope)\w*")
 _PAIRS, _TOKENS = 4, 6
 # One rotation in float32 of numbers below 6.
 _ROTATION = 1e-5
-
-SMALL = 1 << 18
-"""Components of q below which a CPU is done sooner with the model's own function.
-
-Given the exact tables it computes the same, to the bit: one token of a Llama takes 34 us and not
-100, 128 tokens of 16 heads as long on either path, 1024 tokens twice as long.
-"""
 
 
 def used_by(function: FunctionType) -> dict[str, Function]:
@@ -189,7 +184,7 @@ def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> b
     except (RuntimeError, TypeError, ValueError, IndexError):  # made for other shapes
         return False
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    ours = [_rotated(x, tables, trial, axes) for x in arrays]
+    ours = _rotated(arrays, tables, trial, axes)
     return len(theirs) == len(ours) and all(
         mine.shape == other.shape and bool(torch.allclose(mine, other, rtol=0, atol=_ROTATION))
         for mine, other in zip(ours, theirs, strict=True)
@@ -199,28 +194,46 @@ def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> b
 # --- replacement ---------------------------------------------------------------------------------
 
 
-def _rotated(x: torch.Tensor, tables: Tables, rotation: Rotation, axes: str) -> torch.Tensor:
+def _rotated(
+    xs: Sequence[torch.Tensor], tables: Tables, rotation: Rotation, axes: str
+) -> tuple[torch.Tensor, ...]:
     cos, sin = _formats.read(tables, rotation.form)
-    offset = -2 * cos.shape[-1] if rotation.trailing else 0
-    return apply_tables(x, cos, sin, layout=rotation.layout, axes=axes, rotary_offset=offset)
+    made = _slice if torch.compiler.is_compiling() else _kept_slice  # Dynamo traces no cache
+    angles = Angles(cos, sin, made(rotation, 2 * cos.shape[-1]))
+    if len(xs) == 1:
+        return (angles.rotate(xs[0], axes=axes),)
+    return angles.apply(*xs, axes=axes)
+
+
+def _slice(rotation: Rotation, rotary_dim: int) -> RoPE:
+    """Return a RoPE whose angles are those of tables: it says what they are applied to."""
+    offset = -rotary_dim if rotation.trailing else 0
+    return RoPE(layout=rotation.layout, rotary_dim=rotary_dim, rotary_offset=offset)
+
+
+_kept_slice = kept(64)(_slice)
 
 
 def replacement(name: str, function: Function, rotation: Rotation) -> Function:
     """Return a function that does the same, by rope_xp."""
-    array_names = rotation.parameters[: rotation.arrays]
-    table_names = rotation.parameters[rotation.arrays :][: rotation.tables]
+    parameters = rotation.parameters
+    array_names = parameters[: rotation.arrays]
+    table_names = parameters[rotation.arrays :][: rotation.tables]
 
     def rotate(*arguments: Any, **named: Any) -> Any:
-        values = dict(zip(rotation.parameters, arguments, strict=False)) | named
-        xs = tuple(values.pop(name, None) for name in array_names)
-        tables = tuple(values.pop(name) for name in table_names)
+        more = len(arguments) > len(parameters)
+        if more or not named.keys() <= set(parameters[len(arguments) :]):
+            return function(*arguments, **named)  # which says that it does not take them
+        values = dict(zip(parameters, arguments, strict=False)) | named
+        xs = tuple([values.pop(name, None) for name in array_names])
+        tables = tuple([values.pop(name) for name in table_names])
         unsqueeze_dim = values.pop("unsqueeze_dim", rotation.unsqueeze_dim)
         axes = None
         if None not in map(_kind, xs) and all(value is None for value in values.values()):
             axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim)
-        if axes is None or _is_small(xs[0]):  # such as keys of which some shall not be rotated
+        if axes is None:  # such as keys of which some shall not be rotated
             return _like(function(*arguments, **named), xs)
-        rotated = tuple(_rotated(x, tables, rotation, axes) for x in xs)
+        rotated = _rotated(xs, tables, rotation, axes)
         return rotated if rotation.arrays > 1 else rotated[0]
 
     rotate.__name__ = name
@@ -237,9 +250,3 @@ def _like(rotated: Any, xs: tuple[torch.Tensor | None, ...]) -> Any:
         pairs = zip(rotated, xs, strict=True)
         return tuple(y if x is None else y.to(x.dtype) for y, x in pairs)
     return rotated.to(next(x.dtype for x in xs if x is not None))
-
-
-def _is_small(x: torch.Tensor) -> bool:
-    if torch.compiler.is_compiling():
-        return False
-    return x.device.type == "cpu" and x.numel() < SMALL

@@ -35,12 +35,6 @@ SHORT = (
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have rope_xp rotate these few tokens too, which it else leaves to the model's function."""
-    monkeypatch.setattr(_functions, "SMALL", 0)
-
-
-@pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Keep the library's advice on configurations out of the output."""
     level = transformers.logging.get_verbosity()
@@ -257,21 +251,14 @@ def test_other_models_of_the_type_are_not_touched(tokens: torch.Tensor) -> None:
     assert all(map(is_patched, [copied.model.rotary_emb, copied.model.layers[0].self_attn]))
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("name", ["llama", "glm", "deepseek_v3", "llama4_text", "gemma4_text"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_few_tokens_are_rotated_by_the_models_own_function_to_the_same_bits(
-    name: str, dtype: torch.dtype, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = patch(make(name).to(dtype))
-    ours = logits(model, tokens)
-    monkeypatch.setattr(_functions, "SMALL", 1 << 18)
-    calls: list[None] = []
-    monkeypatch.setattr(_functions, "_rotated", lambda *given: calls.append(None))
-    theirs = logits(model, tokens)
-    assert not calls
-    assert theirs.dtype == dtype
-    assert torch.equal(theirs, ours)
+def test_arguments_that_the_models_function_does_not_take() -> None:
+    patch(model := make("llama"))
+    rotate = model.model.layers[0].self_attn.forward.__globals__["apply_rotary_pos_emb"]
+    q, (cos, sin) = torch.ones(1, 2, 3, 8), torch.ones(2, 1, 3, 8)
+    assert rotate(q, q, cos, sin=sin, unsqueeze_dim=1)[0].shape == q.shape
+    for more, named in (((1, None), {}), ((), {"scale": None}), ((), {"q": q})):
+        with pytest.raises(TypeError):
+            rotate(q, q, cos, sin, *more, **named)
 
 
 def test_weights_are_saved_as_before() -> None:

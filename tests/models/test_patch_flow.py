@@ -20,7 +20,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from rope_xp import RopeError
-from rope_xp.integrations import _classes, _flow, _functions, _rotary
+from rope_xp.integrations import _classes, _flow, _rotary
 from rope_xp.integrations.transformers import patch
 
 
@@ -57,15 +57,12 @@ def test_functions_that_the_package_kernels_makes_modules(
     monkeypatch.setattr(module, "apply_rotary_pos_emb", made)
     if kernelized:  # as kernelize(model) does
         made.forward = MethodType(kernel_of_a_gpu, made)  # type: ignore[method-assign]
-    for small in (0, 1 << 18):  # by rope_xp, and by the function as the model's authors wrote it
-        monkeypatch.setattr(_functions, "SMALL", small)
-        after = patch(make("llama"))(tokens).logits
-        torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
+    after = patch(make("llama"))(tokens).logits
+    torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
 
 
 def test_a_model_of_which_one_half_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Qwen2-VL, the function for the text is one that kernels may replace."""
-    monkeypatch.setattr(_functions, "SMALL", 0)
     module = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
     model, given = vision_language()
     before = model(**given).logits
@@ -283,10 +280,7 @@ class Moves(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tables_that_only_move_are_no_obstacle(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_functions, "SMALL", 0)
+def test_tables_that_only_move_are_no_obstacle(dtype: torch.dtype) -> None:
     model, x = Model(Moves()), torch.randn(1, 3, 5, 8, dtype=dtype)
     before = model(x)
     after = patch(model)(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,15 +23,14 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Return a list that grows by one with each rotation of q or k by rope_xp, however small."""
+    """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
     rotated = _functions._rotated
 
-    def rotate(x: torch.Tensor, *given: Any) -> Any:
-        if TOKENS.shape[-1] in x.shape:  # and not the few values by which functions are recognised
-            done.append(None)
-        return rotated(x, *given)
+    def rotate(xs: Sequence[torch.Tensor], *given: Any) -> Any:
+        # Not the few values by which functions are recognised.
+        done.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
+        return rotated(xs, *given)
 
     monkeypatch.setattr(_functions, "_rotated", rotate)
-    monkeypatch.setattr(_functions, "SMALL", 0)
     return done
