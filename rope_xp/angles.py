@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rope_xp import _made
 from rope_xp._arguments import given
 from rope_xp._contract.library import Rope
 from rope_xp._contract.trees import TREES, Tree
@@ -187,8 +188,8 @@ TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
 def at(rope: Rope, positions: Any, like: Array) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
     backend, lookup, inverse = given.at(rope, positions, like)
-    cos, sin = backend.computed_once(*backend.cos_sin(lookup))
-    undo = None if inverse is None else backend.computed_once(*backend.cos_sin(inverse))
+    cos, sin = backend.computed_once(*_made.cos_sin(backend, lookup))
+    undo = None if inverse is None else backend.computed_once(*_made.cos_sin(backend, inverse))
     return Angles(cos, sin, rope, undo)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_xp import _made
 from rope_xp._arguments import fields, read
 from rope_xp._arguments.slices import slice_of
 from rope_xp._contract import numbers
@@ -440,7 +441,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         """
         fields.check_head_dim(head_dim)
         lookup, backend = read.tables(self, positions, head_dim, xp, device, dtype)
-        cos, sin = backend.cos_sin(lookup)
+        cos, sin = _made.cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin
         return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)

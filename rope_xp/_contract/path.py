@@ -23,6 +23,8 @@ class Path:
 
     name: str
     """By which ``use_backend`` and ``explain`` call the path."""
+    makes_tables = False
+    """Whether it makes cos and sin sooner than a library's own operations do."""
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
         """Return why the path does not take the call, or None if it does.

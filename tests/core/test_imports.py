@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 FRAMEWORKS = (
-    "torch",
-    "jax",
-    "cupy",
-    "llvmlite",
-    "llvm",
-    "triton",
-    "dask",
-    "rich",
-    "matplotlib",
-    "onnx",
+    *("torch", "jax", "cupy", "llvmlite", "numba", "triton", "dask", "rich", "matplotlib", "onnx"),
 )
 
 
@@ -38,11 +30,14 @@ def test_no_framework_is_imported(flags: tuple[str, ...]) -> None:
     found = python(
         "import sys, numpy as np, rope_xp\n"
         "q = np.ones((1, 2, 3, 4), np.float32)\n"
-        "rope_xp.apply(q, q, [5, 6]); rope_xp.explain(q, q)\n"
-        f"print([m for m in {FRAMEWORKS!r} if m in sys.modules])",
+        f"found = lambda: [m for m in {FRAMEWORKS!r} if m in sys.modules]\n"
+        "rope_xp.explain(q, q); rope_xp.RoPE().frequencies(4); print(found())\n"
+        "rope_xp.apply(q, q, [5, 6]); print(found())",
         *flags,
     )
-    assert found.strip() == "[]"
+    # What compiles kernels is imported by the first call that runs one.
+    compiler = ["llvmlite"] if importlib.util.find_spec("llvmlite") else []
+    assert found.splitlines() == ["[]", str(compiler)]
 
 
 @pytest.mark.parametrize("library", ["torch", "jax"])
@@ -56,7 +51,7 @@ def test_one_library_does_not_bring_another(library: str) -> None:
         f"import sys; {make}; before = set(sys.modules)\n"
         "import rope_xp; rope_xp.RoPE().rotate(x)\n"
         "new = set(sys.modules) - before\n"
-        "kernels = ('rope_xp_backends.cpu.kernel', 'rope_xp_backends.gpu.triton_kernel')\n"
+        "new -= {'llvmlite'}; kernels = ('rope_xp_backends.gpu.triton_kernel',)\n"
         f"print([m for m in new if m in {FRAMEWORKS!r} or m in kernels])"
     )
     assert found.strip() == "[]"

@@ -21,6 +21,7 @@ class LLVM(Path):
     """Kernels compiled by LLVM."""
 
     name = "llvm"
+    makes_tables = True
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline what kernels cannot read."""

@@ -56,6 +56,7 @@ class LLVM(Path):
     """Kernels compiled by LLVM, on the tensors' own memory."""
 
     name = "llvm"
+    makes_tables = True
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline the same for CPUs."""
