@@ -131,7 +131,9 @@ def _given(how: How, rows: Tensors) -> How:
         return how._replace(table=rows[0], table_2=rows[1])
     if how.components is not None:
         rows = tuple([row.movedim(0, -1) for row in rows])
-    return how._replace(**dict(zip(("positions", "part"), rows, strict=False)))
+    if not rows:
+        return how
+    return how._replace(positions=rows[0], part=rows[1] if len(rows) > 1 else None)
 
 
 def _apart(arrays: Tensors, out: Tensors, tables: Tensors) -> bool:
