@@ -202,6 +202,7 @@ def _rotation(module: ir.Module, form: Form, end: str) -> ir.Function:
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(_BLOCK))
     function = ir.Function(module, kind, f"rotate_{end}")
     function.linkage = "internal"
+    function.attributes.add("noinline")  # it would only take longer to compile
     b = ir.IRBuilder(function.append_basic_block())
     words, x, y, batch, token, tokens, stream, cos, sin, spare = (Int(b, v) for v in function.args)
     of = {name: _told(words, f"{end}_{name}") for name in END}

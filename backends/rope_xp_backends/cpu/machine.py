@@ -48,7 +48,17 @@ def compiled(form: Form) -> Callable[..., int]:
     return kind(engine.get_function_address(NAME))
 
 
+def assembly(form: Form) -> str:
+    """Return what machine code says, for those who count instructions."""
+    target = _target()
+    return target.emit_assembly(_optimised(form, target))  # type: ignore[no-any-return]  # llvmlite has no types
+
+
 def _translated(form: Form, target: Any) -> bytes:
+    return target.emit_object(_optimised(form, target))  # type: ignore[no-any-return]  # likewise
+
+
+def _optimised(form: Form, target: Any) -> Any:
     module = llvm.parse_assembly(str(written(form)))
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=_OPTIMISED)
@@ -56,7 +66,7 @@ def _translated(form: Form, target: Any) -> bytes:
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(target, options)
     builder.getModulePassManager().run(module, builder)
-    return target.emit_object(module)  # type: ignore[no-any-return]  # llvmlite has no types
+    return module
 
 
 @cache

@@ -1,0 +1,88 @@
+"""What no noise hides: graphs that torch.compile makes, and instructions of kernels for CPUs."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from asv_runner.benchmarks.mark import SkipNotImplemented
+
+import rope_xp
+
+from . import common
+
+LENGTHS = range(7, 17)
+ROPE = rope_xp.RoPE(layout="half")
+_PRODUCTS = {"mulps", "mulpd", "vmulps", "vmulpd", "fmul"}
+"""Of vectors, on x86 and ARM."""
+
+
+class Graphs:
+    """Of one function that is compiled, over ten lengths of a sequence."""
+
+    version = "1"
+    params = (["apply", "angles"],)
+    param_names = ("call",)
+    timeout = 300
+
+    def setup(self, call: str) -> None:
+        case = common.case("torch:cpu", 1)
+        if call == "angles" and not hasattr(rope_xp, "Angles"):
+            raise SkipNotImplemented("this rope_xp has no Angles")
+        self.q = case.q
+
+    def _counted(self, call: str) -> tuple[int, int]:
+        """Return how many graphs were made, and how often one had to be left."""
+        import torch
+        from torch._dynamo.utils import counters
+
+        def apply(q: Any, positions: Any) -> Any:
+            if call == "apply":
+                return ROPE.apply(q, q, positions)
+            return ROPE.at(positions, like=q).apply(q, q)
+
+        torch.compiler.reset()
+        counters.clear()
+        compiled: Callable[..., Any] = torch.compile(apply, backend="aot_eager")
+        for n in LENGTHS:
+            compiled(self.q.expand(-1, n, -1, -1), torch.arange(n))
+        return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+    def track_graphs(self, call: str) -> int:
+        return self._counted(call)[0]
+
+    def track_breaks(self, call: str) -> int:
+        return self._counted(call)[1]
+
+    track_graphs.unit = "graphs"
+    track_breaks.unit = "breaks"
+
+
+class Instructions:
+    """Of the innermost loop, which rotates 16 pairs, for the processor at hand."""
+
+    version = "1"
+    params = (common.DTYPES, common.LAYOUTS)
+    param_names = ("dtype", "layout")
+
+    def setup(self, dtype: str, layout: str) -> None:
+        try:
+            from rope_xp_backends.cpu import machine
+            from rope_xp_backends.cpu.plan import Form
+        except ImportError as error:
+            raise SkipNotImplemented(str(error)) from error
+        pairs = layout == "interleaved"
+        self.assembly = machine.assembly(Form(dtype, pairs, pairs))
+
+    def track_instructions(self, dtype: str, layout: str) -> int:
+        return inner_loop(self.assembly)
+
+    track_instructions.unit = "instructions"
+
+
+def inner_loop(assembly: str) -> int:
+    """Return how many instructions that block of a rotation has that multiplies most of all."""
+    _, _, rotation = assembly.partition("rotate_q:")
+    rotation, _, _ = rotation.partition("rotate_k:")
+    blocks = re.split(r"^\S+:.*$", rotation, flags=re.MULTILINE)
+    code = [re.findall(r"^\t([a-z]\w*)", block, flags=re.MULTILINE) for block in blocks]
+    return len(max(code, key=lambda names: sum(name in _PRODUCTS for name in names)))
