@@ -10,6 +10,7 @@ import pytest
 
 FRAMEWORKS = (
     *("torch", "jax", "cupy", "llvmlite", "numba", "triton", "dask", "rich", "matplotlib", "onnx"),
+    *("flax", "equinox", "keras"),
 )
 
 

@@ -85,6 +85,7 @@ def test_names() -> None:
         "encodings",
         "hf",
         "integrations",
+        "layers",
         "onnx",
         "positions",
         "rope",
@@ -136,7 +137,8 @@ def test_extras() -> None:
     extras = project["optional-dependencies"]
     assert set(extras) >= {
         *("torch", "jax", "cupy-cuda12x", "cupy-cuda13x", "llvmlite", "triton", "dask"),
-        *("ndonnx", "onnx", "transformers", "plot", "test", "bench", "docs"),
+        *("ndonnx", "onnx", "transformers", "flax", "equinox", "keras"),
+        *("plot", "test", "bench", "docs"),
     }
     every = [*project["dependencies"], *(d for listed in extras.values() for d in listed)]
     assert all(">=" in d and "==" not in d for d in every)  # lower bounds alone

@@ -1,0 +1,72 @@
+"""A RoPE as a module of torch."""
+
+from typing import Any
+
+import torch
+
+from rope_xp.angles import Angles
+from rope_xp.layers import _held, _loaded
+from rope_xp.rope import Positions, RoPE
+
+
+class Rotary(torch.nn.Module):
+    """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
+
+    It has no parameters and no buffers. So casts of a model leave its angles exact, and nothing is
+    to be sharded, saved, or made anew after ``to_empty``. A checkpoint that holds ``inv_freq`` of
+    another module at its place can be loaded, if these are the frequencies of the RoPE.
+
+    Parameters
+    ----------
+    rope : RoPE
+        Such as :func:`rope_xp.from_hf_config` returns.
+    axes : str, optional
+        Names of the axes of q and k; see :func:`rope_xp.apply`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import rope_xp
+    >>> from rope_xp.layers.torch import Rotary
+    >>> rotary = Rotary(rope_xp.RoPE(base=5e5, layout="half"), axes="bhsd")
+    >>> rotary
+    Rotary(base=500000.0, layout='half', axes='bhsd')
+    >>> q, k = torch.ones(1, 8, 5, 64), torch.ones(1, 2, 5, 64)
+    >>> q_rotated, k_rotated = rotary(q, k, 1000 + torch.arange(5))
+    >>> k_rotated.shape
+    torch.Size([1, 2, 5, 64])
+    """
+
+    def __init__(self, rope: RoPE, *, axes: str | None = None) -> None:
+        super().__init__()
+        self.rope = _held.checked(rope)
+        self.axes = axes
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        positions: Positions = None,
+        *,
+        k_positions: Positions = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate queries and keys; the arguments are those of :func:`rope_xp.apply`."""
+        return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
+
+    def at(self, positions: Positions, *, like: torch.Tensor) -> Angles:
+        """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
+        return self.rope.at(positions, like=like)
+
+    def extra_repr(self) -> str:
+        """Return what ``print(model)`` says of it."""
+        return _held.described(self.rope, self.axes)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        *_, error_msgs = arguments
+        # Which other modules kept as a buffer; here it follows from the rope.
+        found = state_dict.pop(f"{prefix}inv_freq", None)
+        if found is not None:
+            error_msgs.extend(_loaded.objections(self.rope, f"{prefix}inv_freq", found))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)

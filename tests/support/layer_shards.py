@@ -1,0 +1,93 @@
+"""What each of two processes of layers/test_torch.py runs: a sharded model with rotary layers.
+
+python tests/support/layer_shards.py FOLDER RANK
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from rope_xp import RoPE
+from rope_xp.layers.torch import Rotary
+from rope_xp.scaling import YaRN
+
+ROPE = RoPE(layout="half", scaling=YaRN(4.0, 4096))
+POSITIONS = 1_000_000 + torch.arange(6)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(32, 64, bias=False), torch.nn.Linear(32, 32, bias=False)
+        self.rotary = Rotary(ROPE)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k = (layer(x).unflatten(-1, (-1, 16)) for layer in (self.q, self.k))
+        rotated: tuple[torch.Tensor, torch.Tensor] = self.rotary(q, k, POSITIONS)
+        return rotated
+
+
+def fsdp(mesh: object) -> None:
+    """Made on meta, sharded layer by layer, emptied, loaded: outputs and gradients stay."""
+    torch.manual_seed(0)
+    whole, x = Block(), torch.randn(2, 6, 32)
+    with torch.device("meta"):
+        model = torch.nn.Sequential(Block())
+    for part in (model[0].rotary, model[0], model):
+        fully_shard(part, mesh=mesh)
+    model.to_empty(device="cpu")
+    full = {f"0.{key}": value for key, value in whole.state_dict().items()}
+    placed = {
+        key: distribute_tensor(full[key], value.device_mesh, value.placements)
+        for key, value in model.state_dict().items()
+    }
+    model.load_state_dict(placed, strict=True)
+    found, expected = model(x), whole(x)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    sum(y.square().sum() for y in found).backward()
+    sum(y.square().sum() for y in expected).backward()
+    for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+        # The mean over two processes that have the same: (g + g) / 2, which is exact.
+        assert torch.equal(ours.grad.full_tensor(), theirs.grad)
+
+
+def dtensor(mesh: object) -> None:
+    """q and k with heads, tokens or batch shared out."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 6, 4, 16), torch.randn(2, 6, 2, 16)
+    expected = ROPE.apply(q, k, POSITIONS)
+    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+        spread = [distribute_tensor(x, mesh, [placement]) for x in (q, k)]
+        for ours, theirs in zip(Rotary(ROPE)(*spread, POSITIONS), expected, strict=True):
+            assert isinstance(ours, DTensor)
+            assert ours.placements == (placement,)
+            assert torch.equal(ours.full_tensor(), theirs)
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
+    mesh = init_device_mesh("cpu", (2,))
+    fsdp(mesh)
+    dtensor(mesh)
+    (folder / f"done{rank}").touch()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
