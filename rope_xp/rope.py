@@ -446,6 +446,93 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             return cos, sin
         return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)
 
+    def table(
+        self,
+        length: int,
+        head_dim: int,
+        *,
+        form: str,
+        xp: Namespace | None = None,
+        device: Device | None = None,
+        dtype: Any = None,
+    ) -> Array | tuple[Array, Array]:
+        """Return the table that another engine rotates by, of exact angles rounded once.
+
+        Row p is for position p, from 0 to ``length - 1``. With ``position_axes`` all components of
+        a row's position are p; engines pick the columns of each component from its own row.
+
+        Parameters
+        ----------
+        length : int
+            Positions, positive. A rule that depends on the context is fixed by ``for_length``
+            first.
+        head_dim : int
+            Components of a head.
+        form : {"vllm", "huggingface", "megatron", "complex", "onnx"}
+            What is returned, for r rotated components:
+
+            - "vllm": ``cos_sin_cache`` of vLLM, SGLang and flashinfer, (length, r): a column of
+              cos for each pair, then one of sin.
+            - "huggingface": cos and sin, each (length, r), a column for each component: twice one
+              after the other, or each twice for the layout "interleaved".
+            - "megatron": angles in radians, (length, 1, 1, r), doubled likewise, which Megatron and
+              TransformerEngine take cos and sin of. Whole turns are left out, which float32 has no
+              digits for. They are told the ``attention_factor`` apart, as ``mscale``.
+            - "complex": cos + i sin, (length, r/2), as Meta and Mistral multiply by.
+            - "onnx": cos and sin, each (length, r/2), as ONNX and flash-attn.
+        xp : namespace, optional
+            The library of the result. Default: numpy.
+        device : device, optional
+            Of the result. Default: the library's.
+        dtype : dtype of xp, optional
+            float32 by default, float64, float16 or bfloat16; for "complex" complex64 or complex128.
+
+        Returns
+        -------
+        array or (array, array)
+            Times the attention factor, but for "megatron".
+
+        Raises
+        ------
+        RopeError
+            If form, length, head_dim or dtype do not fit, the rule needs a length first, or a
+            compiler traces the call.
+        TypeError
+            If length or head_dim is no integer.
+
+        Notes
+        -----
+        Each number is that of float64, whose error is below 2**-52 (1 + position * frequency),
+        rounded to dtype. :meth:`cos_sin` in float32 is composed of float32, and may differ by a few
+        units in the last place. Who trains by the bits of a server hands its table to
+        :meth:`with_tables`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> rope = rope_xp.RoPE(base=500000.0, layout="half")
+        >>> rope.table(8192, 128, form="vllm", dtype=np.float16).shape
+        (8192, 128)
+        >>> cos, sin = rope.table(8192, 128, form="onnx")
+        >>> q = np.ones((1, 3, 8, 128), np.float32)
+        >>> rotated = rope.with_tables(cos[[7, 8, 9]], sin[[7, 8, 9]]).rotate(q)
+        """
+        from rope_xp import _forms
+
+        _forms.check_form(form)
+        numbers.check_positive_int("length", length)
+        backend = _forms.library(xp)
+        positions = np.arange(length)
+        if self.position_axes is not None:
+            positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))
+        cos, sin = self.cos_sin(positions, head_dim, dtype=np.float64)
+        made = [
+            _forms.rounded(backend, host, device, dtype)
+            for host in _forms.arranged(form, self.layout, cos, sin)
+        ]
+        return made[0] if len(made) == 1 else (made[0], made[1])
+
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by (YaRN, LongRoPE); 1.0 without such a rule."""

@@ -36,6 +36,7 @@ SIGNATURES = {
     "RoPE.at": "self, positions, *, like",
     "RoPE.with_tables": "self, cos, sin",
     "RoPE.for_length": "self, n",
+    "RoPE.table": "self, length, head_dim, *, form, xp=None, device=None, dtype=None",
     "Angles": "cos, sin, rope, inverse=None",
     "Angles.apply": "self, q, k, *, axes=None, out=None",
     "Angles.rotate": "self, x, *, axes=None, out=None",
@@ -94,7 +95,7 @@ def test_names() -> None:
     assert members == {
         *(field.name for field in fields(RoPE)),
         *("apply", "rotate", "unrotate", "rerotate", "frequencies", "wavelengths", "cos_sin"),
-        *("attention_factor", "softmax_scale", "for_length", "at", "with_tables"),
+        *("attention_factor", "softmax_scale", "for_length", "at", "with_tables", "table"),
     }
 
 

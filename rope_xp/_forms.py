@@ -1,0 +1,87 @@
+"""Tables of cos and sin as other engines keep them. See :meth:`rope_xp.RoPE.table`."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, Device, Layout, Namespace
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+
+FORMS = ("vllm", "huggingface", "megatron", "complex", "onnx")
+_NARROW = ("float16", "bfloat16")
+_REAL = ("float32", "float64", *_NARROW)
+_COMPLEX = ("complex64", "complex128")
+
+
+def check_form(form: object) -> None:
+    """Check that there is such a form."""
+    if form not in FORMS:
+        msg = f"form must be one of {', '.join(map(repr, FORMS))}; got {form!r}"
+        raise RopeError(msg)
+
+
+def library(xp: Namespace | None) -> Backend:
+    """Return the backend that a table is to be of, outside of what is being compiled."""
+    backend = find.backend_of_namespace(np if xp is None else xp)
+    if backend.is_compiling():
+        msg = (
+            "table is made on the host in float64, which no graph can do; call it once, outside "
+            "of the compiled function, and hand the table in"
+        )
+        raise RopeError(msg)
+    return backend
+
+
+def arranged(
+    form: str, layout: Layout, cos: NDArray[np.float64], sin: NDArray[np.float64]
+) -> tuple[NDArray[Any], ...]:
+    """Return the one or two tables of a form, in float64, from cos and sin (positions, r/2)."""
+    if form == "vllm":
+        return (np.concatenate([cos, sin], axis=-1),)
+    if form == "complex":
+        return (cos + 1j * sin,)
+    if form == "onnx":
+        return cos, sin
+    if form == "huggingface":
+        return _doubled(cos, layout), _doubled(sin, layout)
+    # Whole turns less: they would take all of a float32's digits, and cos and sin do not see them.
+    return (_doubled(np.arctan2(sin, cos), layout)[:, None, None, :],)
+
+
+def _doubled(table: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+    """Return a column for each component, where the functions that take it expect its pair."""
+    if layout == "interleaved":
+        return np.repeat(table, 2, axis=-1)
+    return np.concatenate([table, table], axis=-1)
+
+
+def rounded(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
+    """Return a table of float64 or complex128 as an array of a library, rounded once."""
+    is_complex = host.dtype.kind == "c"
+    known, default = (_COMPLEX, "complex64") if is_complex else (_REAL, "float32")
+    if dtype is None:
+        return backend.asarray(host.astype(default), device)
+    name = backend.dtype_name(backend.xp.empty((0,), dtype=dtype))
+    if name not in known:
+        msg = f"dtype must be one of {', '.join(known)} for this form; got {dtype!r}"
+        raise RopeError(msg)
+    if name not in _NARROW:
+        return backend.asarray(host.astype(name, copy=False), device)
+    # Libraries go to 16 bits by way of float32, and would round twice.
+    return backend.xp.astype(backend.asarray(_to_odd(host), device), dtype)
+
+
+def _to_odd(exact: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return float32 in which what was cut off shows in the last bit, to be rounded further.
+
+    To nearest, to at most 22 bits, that is then rounded as the exact number is: Boldo and
+    Melquiond, "Emulation of a FMA and correctly rounded sums", doi 10.1109/TC.2007.70819.
+    """
+    nearest = exact.astype(np.float32)
+    beyond = np.abs(nearest.astype(np.float64)) > np.abs(exact)
+    inexact = nearest != exact
+    bits = nearest.view(np.uint32) - beyond.astype(np.uint32)  # the next towards zero
+    return (bits | inexact.astype(np.uint32)).view(np.float32)
