@@ -84,4 +84,5 @@ def _to_odd(exact: NDArray[np.float64]) -> NDArray[np.float32]:
     beyond = np.abs(nearest.astype(np.float64)) > np.abs(exact)
     inexact = nearest != exact
     bits = nearest.view(np.uint32) - beyond.astype(np.uint32)  # the next towards zero
-    return (bits | inexact.astype(np.uint32)).view(np.float32)
+    odd: NDArray[np.uint32] = bits | inexact
+    return odd.view(np.float32)

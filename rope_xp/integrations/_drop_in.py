@@ -1,0 +1,154 @@
+"""The function that stands for ``apply_rotary_pos_emb`` of transformers."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from rope_xp._contract.caches import kept
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, Layout
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp.rope import RoPE
+
+Columns = Literal["halves", "neighbours", "pairs"]
+
+_TAKEN: dict[Columns, Callable[[int], slice]] = {
+    "halves": lambda width: slice(width // 2),
+    "neighbours": lambda _: slice(None, None, 2),
+    "pairs": lambda _: slice(None),
+}
+"""Which columns are taken, one a pair."""
+
+
+def apply_rotary_transformers(
+    q: Array,
+    k: Array | None,
+    cos: Array,
+    sin: Array,
+    unsqueeze_dim: int = 1,
+    *,
+    layout: Layout | None = None,
+    columns: Columns | None = None,
+) -> tuple[Array, Array | None]:
+    """Rotate by the tables of a model of transformers, in place of its ``apply_rotary_pos_emb``.
+
+    Tables narrower than a head rotate its first components, as in GPT-NeoX; the rest passes.
+
+    Parameters
+    ----------
+    q, k : array, (batch, heads, tokens, head_dim) or as ``unsqueeze_dim`` says
+        float16, bfloat16, float32 or float64. k may have fewer heads, or be None.
+    cos, sin : array, (batch, tokens, r)
+        A column for each of the r rotated components, as the models' rotary modules give them: the
+        two of a pair are equal. batch may be 1, or its axis missing.
+    unsqueeze_dim : int, default 1
+        Where cos and sin get an axis for the heads: 1 for heads before tokens, 2 for after.
+    layout : {"half", "interleaved", "interleaved_to_half"}, optional
+        How components pair up; see :class:`rope_xp.RoPE`. Default: as the columns do, which is so
+        in most models. Not in GLM, whose function pairs neighbours: give "interleaved"; nor in that
+        of DeepSeek for interleaved components: give "interleaved_to_half".
+    columns : {"halves", "neighbours", "pairs"}, optional
+        Which columns are equal: the halves, as in Llama's tables, neighbours, as in Cohere's, or
+        none, as in gpt-oss, whose tables have r/2 columns. Default: one of the first two, told by
+        reading the tables. That waits for a device, and cannot be done under ``torch.compile`` and
+        ``jax.jit``.
+
+    Returns
+    -------
+    q_rotated, k_rotated : array
+        Of the shapes and dtypes of q and k; None where k is.
+
+    Raises
+    ------
+    RopeError
+        If shapes do not fit, or the tables are laid out otherwise.
+    TypeError
+        If an argument is of the wrong type or library.
+
+    Notes
+    -----
+    16 bits are computed in float32 and rounded once, which the models' own functions do not.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> from rope_xp.integrations import apply_rotary_transformers
+    >>> rope = rope_xp.RoPE(layout="half")
+    >>> cos, sin = (t[None] for t in rope.table(6, 64, form="huggingface"))
+    >>> q, k = np.ones((1, 8, 6, 64), np.float32), np.ones((1, 2, 6, 64), np.float32)
+    >>> q_rotated, k_rotated = apply_rotary_transformers(q, k, cos, sin)
+    >>> bool(np.allclose(q_rotated, rope.rotate(q, axes="bhsd"), rtol=0, atol=1e-6))
+    True
+    """
+    backend = find.backend_of(cos, "cos")
+    if tuple(cos.shape) != tuple(sin.shape):
+        msg = f"cos and sin must have one shape; got {tuple(cos.shape)} and {tuple(sin.shape)}"
+        raise RopeError(msg)
+    columns = _told(backend, cos, sin) if columns is None else columns
+    if columns not in _TAKEN:
+        msg = f"columns must be one of {', '.join(map(repr, _TAKEN))}; got {columns!r}"
+        raise RopeError(msg)
+    if layout is None and columns == "pairs":
+        msg = "columns='pairs' does not tell the layout; give layout='half' or 'interleaved'"
+        raise RopeError(msg)
+    if columns != "pairs" and cos.shape[-1] % 2:
+        msg = f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}"
+        raise RopeError(msg)
+    one = _TAKEN[columns](cos.shape[-1])
+    cos, sin = cos[..., one], sin[..., one]
+    make = RoPE if backend.is_compiling() else _rope
+    paired: Layout = layout or ("half" if columns == "halves" else "interleaved")
+    angles = make(layout=paired, rotary_dim=2 * cos.shape[-1]).with_tables(cos, sin)
+    axes = _axes(len(q.shape), len(cos.shape), unsqueeze_dim)
+    if k is None:
+        return angles.rotate(q, axes=axes), None
+    return angles.apply(q, k, axes=axes)
+
+
+@kept(64)
+def _rope(layout: Layout, rotary_dim: int) -> RoPE:
+    return RoPE(layout=layout, rotary_dim=rotary_dim)
+
+
+def _told(backend: Backend, cos: Array, sin: Array) -> Columns:
+    """Return how tables are doubled, by the columns that are equal."""
+    half = cos.shape[-1] // 2
+    try:
+        if all(_equal(backend, t[..., :half], t[..., half:]) for t in (cos, sin)):
+            return "halves"
+        if all(_equal(backend, t[..., ::2], t[..., 1::2]) for t in (cos, sin)):
+            return "neighbours"
+    except TypeError as error:  # of jax, while it traces
+        raise _unread() from error
+    msg = (
+        "cos and sin have no two equal columns for a pair, neither their halves nor neighbours; "
+        "where they have one column a pair, as those of gpt-oss, give columns='pairs'"
+    )
+    raise RopeError(msg)
+
+
+def _equal(backend: Backend, a: Array, b: Array) -> bool:
+    if backend.is_compiling():
+        raise _unread()
+    return a.shape == b.shape and bool(backend.xp.all(a == b))
+
+
+def _unread() -> RopeError:
+    return RopeError(
+        "tables cannot be read while a compiler traces the call, to tell how they are doubled; "
+        "give columns='halves', or 'neighbours', such as by functools.partial"
+    )
+
+
+def _axes(ndim: int, table_ndim: int, unsqueeze_dim: Any) -> str:
+    """Return the names of the axes of q, by where tables get their axis for the heads."""
+    place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
+    if ndim not in (3, 4) or place not in (-3, -2):
+        msg = (
+            f"unsqueeze_dim={unsqueeze_dim} puts no axis for the heads beside that of the tokens: "
+            f"cos has {table_ndim} axes and q {ndim}; 1 is for (batch, heads, tokens, head_dim), 2 "
+            "for (batch, tokens, heads, head_dim)"
+        )
+        raise RopeError(msg)
+    return "b" * (ndim - 3) + ("hs" if place == -3 else "sh") + "d"

@@ -1,0 +1,44 @@
+"""The layer that the package kernels puts in place of a model's function ``rotary_pos_emb``."""
+
+from typing import Any
+
+import torch
+
+from rope_xp._contract.errors import RopeError
+from rope_xp.integrations import _functions
+from rope_xp.integrations._formats import Format
+
+_FORMS: tuple[Format, ...] = ("halves", "neighbours", "pairs")
+
+
+class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositories on the Hub call it
+    """Rotates by rope_xp where the model's own function does so in any layout."""
+
+    # Whoever checks layers lets them have these two members, and no method but forward.
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        """Do what the function does whose ``forward`` this becomes."""
+        kind = type(self)  # of the model's function; forward alone is exchanged
+        if kind not in _KNOWN:
+            if torch.compiler.is_compiling():  # which cannot trace how functions are recognised
+                return kind.forward(self, q, k, cos, sin, unsqueeze_dim)
+            _KNOWN[kind] = _rotating(self)
+        return _KNOWN[kind](q, k, cos, sin, unsqueeze_dim)
+
+
+_KNOWN: dict[type, _functions.Function] = {}
+
+
+def _rotating(module: torch.nn.Module) -> _functions.Function:
+    """Return what rotates as a function of a model does, which kernels has made a module of.
+
+    Some that go by this name turn the other way: those stay as they are.
+    """
+    theirs, name = _functions.own(module), type(module).__name__
+    try:
+        rotation = _functions.recognise(name, theirs, _FORMS)
+    except RopeError:
+        return theirs
+    return _functions.replacement(name, theirs, rotation)

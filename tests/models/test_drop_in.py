@@ -1,0 +1,193 @@
+"""apply_rotary_transformers in place of the functions of transformers."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rope_xp import RopeError
+from rope_xp.integrations import _drop_in, apply_rotary_transformers
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "llama": ("Llama", {"num_key_value_heads": 2}),
+    "gpt_neox": ("GPTNeoX", {}),  # a quarter of each head
+    "cohere": ("Cohere", {"num_key_value_heads": 2}),  # interleaved
+    "glm": ("Glm", {"num_key_value_heads": 2, "head_dim": 16}),  # half of each head
+    "gpt_oss": ("GptOss", {"num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4}),
+    "gemma2": ("Gemma2", {"num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
+}
+TOLD = {
+    "glm": {"layout": "interleaved"},
+    "gpt_oss": {"layout": "half", "columns": "pairs"},
+    "deepseek_v3": {"layout": "interleaved_to_half"},
+}
+"""What the tables of a model do not tell."""
+
+
+def small(name: str) -> tuple[Any, Any, torch.Tensor]:
+    """Return the module of a model's code, a small model, and tokens."""
+    kind, more = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SMALL, **more, pad_token_id=0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    tokens = torch.randint(1, 64, (2, 12), generator=torch.Generator().manual_seed(0))
+    return importlib.import_module(f"transformers.models.{name}.modeling_{name}"), model, tokens
+
+
+def run(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits, and the gradient of the embeddings."""
+    model.zero_grad()
+    logits = model(tokens).logits
+    logits.square().mean().backward()
+    return logits.detach(), model.get_input_embeddings().weight.grad.clone()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_run_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, model, tokens = small(name)
+    expected, gradient = run(model, tokens)
+    calls = []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        calls.append(named)
+        return apply_rotary_transformers(*arguments, **named, **TOLD.get(name, {}))
+
+    monkeypatch.setattr(file, "apply_rotary_pos_emb", counted)
+    logits, found = run(model, tokens)
+    assert len(calls) == 2  # one a layer
+    # Sums of some hundred float32 products of numbers below 4, in another order of rounding.
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-6)
+    with torch.no_grad():
+        by_two = model.generate(tokens, max_new_tokens=4, do_sample=False)
+    monkeypatch.undo()
+    assert torch.equal(by_two, model.generate(tokens, max_new_tokens=4, do_sample=False))
+
+
+def arrays(name: str, r: int = 16, d: int = 16) -> tuple[Any, ...]:
+    """Return q, k, cos and sin, doubled as in a model's tables, and its own function."""
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 4, 6, d)), rng.standard_normal((2, 2, 6, d))
+    angles = rng.uniform(0, 6, (2, 6, r // 2))
+    double = np.repeat if name == "cohere" else lambda t, _, axis: np.concatenate([t, t], axis)
+    cos, sin = (double(t, 2, axis=-1) for t in (np.cos(angles), np.sin(angles)))
+    file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    return *(torch.from_numpy(x.astype(np.float32)) for x in (q, k, cos, sin)), file
+
+
+FORMS = [
+    ("llama", 16, "apply_rotary_pos_emb"),
+    ("gpt_neox", 8, "apply_rotary_pos_emb"),
+    ("cohere", 16, "apply_rotary_pos_emb"),
+    ("glm", 8, "apply_rotary_pos_emb"),
+    ("deepseek_v3", 16, "apply_rotary_pos_emb_interleave"),
+]
+
+
+@pytest.mark.parametrize(("name", "r", "function"), FORMS)
+@pytest.mark.parametrize("unsqueeze_dim", [1, 2, -3, -2])
+def test_it_is_the_model_s_own_function(
+    name: str, r: int, function: str, unsqueeze_dim: int
+) -> None:
+    q, k, cos, sin, file = arrays(name, r)
+    if unsqueeze_dim in (2, -2):
+        q, k = (x.transpose(1, 2).contiguous() for x in (q, k))
+    expected = getattr(file, function)(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+    found = apply_rotary_transformers(q, k, cos, sin, unsqueeze_dim, **TOLD.get(name, {}))
+    for ours, theirs in zip(found, expected, strict=True):
+        # Two products and a sum of numbers below 6, each rounded.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+
+
+def test_q_alone() -> None:
+    q, k, cos, sin, _ = arrays("llama")
+    alone, none = apply_rotary_transformers(q, None, cos, sin)
+    assert none is None
+    assert torch.equal(alone, apply_rotary_transformers(q, k, cos, sin)[0])
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_tables_of_one_batch_or_of_none(batch: int | None) -> None:
+    q, k, cos, sin, file = arrays("llama")
+    cos, sin = (t[0] if batch is None else t[:1] for t in (cos, sin))
+    place = 0 if batch is None else 1
+    expected = file.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=place)
+    for ours, theirs in zip(
+        apply_rotary_transformers(q, k, cos, sin, place), expected, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    q, k, cos, sin, _ = arrays("llama")
+    narrow = [x.bfloat16() for x in (q, k, cos, sin)]
+    wide = apply_rotary_transformers(*(x.float() for x in narrow))
+    for ours, exact in zip(apply_rotary_transformers(*narrow), wide, strict=True):
+        assert torch.equal(ours, exact.bfloat16())
+
+
+def test_compiled() -> None:
+    torch._dynamo.reset()
+    q, k, cos, sin, _ = arrays("llama")
+    rotate = functools.partial(apply_rotary_transformers, columns="halves")
+    compiled = torch.compile(lambda *a: rotate(*a), fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(compiled(q, k, cos, sin), rotate(q, k, cos, sin), strict=True):
+        assert torch.equal(ours, theirs)
+    blind = torch.compile(apply_rotary_transformers, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="tables cannot be read while a compiler"):
+        blind(q, k, cos, sin)
+
+
+def test_jitted() -> None:
+    jax = pytest.importorskip("jax")
+    given = [jax.numpy.asarray(x.numpy()) for x in arrays("cohere")[:4]]
+    expected = apply_rotary_transformers(*given)
+    rotate = functools.partial(apply_rotary_transformers, columns="neighbours")
+    for ours, theirs in zip(jax.jit(rotate)(*given), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)  # fused otherwise
+    with pytest.raises(RopeError, match="tables cannot be read while a compiler"):
+        jax.jit(apply_rotary_transformers)(*given)
+
+
+def test_what_does_not_fit() -> None:
+    q, k, cos, sin, _ = arrays("llama")
+    with pytest.raises(RopeError, match="must have one shape; got .2, 6, 16. and .2, 3, 16."):
+        apply_rotary_transformers(q, k, cos, sin[:, :3])
+    for width in (7, 8):
+        with pytest.raises(RopeError, match="no two equal columns for a pair.*columns='pairs'"):
+            apply_rotary_transformers(q, k, cos[..., :width], sin[..., :width])
+    with pytest.raises(RopeError, match="columns='pairs' does not tell the layout; give"):
+        apply_rotary_transformers(q, k, cos[..., :8], sin[..., :8], columns="pairs")
+    with pytest.raises(RopeError, match="columns must be one of 'halves', .*; got 'half'"):
+        apply_rotary_transformers(q, k, cos, sin, columns="half")  # type: ignore[arg-type]
+    with pytest.raises(RopeError, match="columns='halves' is of an even number; cos has 7"):
+        apply_rotary_transformers(q, k, cos[..., :7], sin[..., :7], columns="halves")
+    with pytest.raises(RopeError, match="unsqueeze_dim=0 puts no axis for the heads beside"):
+        apply_rotary_transformers(q, k, cos, sin, 0)
+    with pytest.raises(RopeError, match="layout must be one of"):
+        apply_rotary_transformers(q, k, cos, sin, layout="llama")  # type: ignore[arg-type]
+    with pytest.raises(RopeError):
+        apply_rotary_transformers(q[..., :8], k[..., :8], cos, sin)
+
+
+def test_its_example() -> None:
+    ran = doctest.testmod(_drop_in)
+    assert ran.attempted > 5
+    assert ran.failed == 0

@@ -1,0 +1,138 @@
+"""rope_xp's rotation as a layer of the package kernels, in models of transformers.
+
+transformers 5.23 decorates its functions by kernels 0.18 and none before. So that other versions
+can be tested too, the same decorators are applied here.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+kernels = pytest.importorskip("kernels", reason="kernels is not installed")
+
+from rope_xp.integrations import _functions, _kernel  # noqa: E402  # needs torch
+from rope_xp.integrations.kernels import repository  # noqa: E402  # needs kernels
+
+MAPPING = {"rotary_pos_emb": {"cpu": repository()}}
+
+
+def small(monkeypatch: pytest.MonkeyPatch, kind: str, **more: Any) -> Any:
+    """Return a small model whose rotation kernels knows."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        **more,
+    )
+    name = config.model_type
+    file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    plain = getattr(file.apply_rotary_pos_emb, "__wrapped__", file.apply_rotary_pos_emb)
+    function = kernels.use_kernel_forward_from_hub("rotary_pos_emb")(plain)
+    attention = getattr(file, f"{kind}Attention")
+    monkeypatch.setattr(file, "apply_rotary_pos_emb", function)
+    monkeypatch.setattr(attention, "__init__", attention.__init__)  # which is put back
+    kernels.use_kernelized_func(function)(attention)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+TOKENS = torch.arange(24).reshape(2, 12)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Note each rotation by rope_xp, and have none left to the model for being small."""
+    rotated: list[str] = []
+    own = _functions._rotated
+
+    def note(x: Any, tables: Any, rotation: Any, axes: str) -> Any:
+        rotated.append(f"{rotation.form}, {rotation.layout}")
+        return own(x, tables, rotation, axes)
+
+    monkeypatch.setattr(_functions, "SMALL", 0)
+    monkeypatch.setattr(_functions, "_rotated", note)
+    monkeypatch.setattr(_kernel, "_KNOWN", {})
+    return rotated
+
+
+def kernelized(model: Any, mode: Any) -> Any:
+    with kernels.use_kernel_mapping(MAPPING, inherit_mapping=False):
+        return kernels.kernelize(model, mode=mode, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "form"),
+    [
+        ("Llama", {}, "halves, half"),
+        ("Qwen3", {"head_dim": 16}, "halves, half"),
+        ("GptOss", {"head_dim": 16, "num_local_experts": 4}, "pairs, half"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["INFERENCE", "TRAINING"])
+def test_a_kernelized_model(
+    kind: str,
+    more: dict[str, int],
+    form: str,
+    mode: str,
+    counted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small(monkeypatch, kind, **more)
+    expected = model(TOKENS).logits
+    assert not counted
+    kernelized(model, getattr(kernels.Mode, mode))
+    model(TOKENS)  # now it is known what the function does
+    counted.clear()
+    logits = model(TOKENS).logits
+    assert counted == [form] * 4  # q and k of two layers
+    # Sums of some hundred float32 products of numbers below 4, in another order of rounding.
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    logits.sum().backward()
+    assert float(model.get_input_embeddings().weight.grad.abs().max()) > 0
+
+
+def test_a_function_that_turns_the_other_way_is_left(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nanochat's goes by the same name: what rotates Llama would turn it the wrong way."""
+    model = small(monkeypatch, "NanoChat")
+    expected = model(TOKENS).logits
+    kernelized(model, kernels.Mode.INFERENCE)
+    assert torch.equal(model(TOKENS).logits, expected)
+    (known,) = _kernel._KNOWN.values()
+    assert not isinstance(known, type(lambda: None))  # it is nanochat's own
+
+
+def test_compiled(counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    model = small(monkeypatch, "Llama")
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+        kernelized(model, kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE)
+        compiled = torch.compile(model, backend="eager")
+        # As above.
+        torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
+        assert not counted  # as nobody knew yet what the function does
+        model(TOKENS)
+        counted.clear()
+        torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
+    assert set(counted) == {"halves, half"}
+
+
+def test_its_example() -> None:
+    module = importlib.import_module("rope_xp.integrations.kernels")
+    with kernels.use_kernel_mapping({}):
+        ran = doctest.testmod(module)
+    assert (ran.attempted, ran.failed) == (4, 0)
