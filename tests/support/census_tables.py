@@ -38,6 +38,17 @@ LEFT = {
 }
 """Units whose tables are not compared, and why."""
 
+OTHERWISE = {
+    **dict.fromkeys(
+        ("ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium", "moonshine", "moonshine_streaming"),
+        "halves",
+    ),
+    **dict.fromkeys(("pe_audio", "pe_audio_video", "pe_video"), "halves"),
+    **dict.fromkeys(("gpt_oss", "openai_privacy_filter", "deepseek_v4"), "pairs"),
+    **dict.fromkeys(("deepseek_v2", "llama4"), "pairs"),  # as complex numbers
+}
+"""Models whose columns are not doubled as their layout has them, so not as "huggingface" is."""
+
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
@@ -90,20 +101,22 @@ def tables(unit: Unit) -> list[tuple[RoPE, np.ndarray, np.ndarray, np.ndarray]]:
             assert cos.dtype == torch.float64
             at = positions.numpy()
             at = at[:, 0] if rope.position_axes is not None else at.reshape(-1)
-            found.append((rope, at, _pairs(cos, rope), _pairs(sin, rope)))
+            columns, cos = _pairs(cos)
+            usual = "neighbours" if rope.layout == "interleaved" else "halves"
+            assert columns == OTHERWISE.get(unit.directory, usual), columns
+            found.append((rope, at, cos, _pairs(sin)[1]))
     return found
 
 
-def _pairs(table: torch.Tensor, rope: RoPE) -> np.ndarray:
-    """Return (tokens, r/2) of a table of a batch of one, doubled or not."""
+def _pairs(table: torch.Tensor) -> tuple[str, np.ndarray]:
+    """Return how a table of a batch of one is doubled, and (tokens, r/2) of it."""
     host = table.numpy().reshape(-1, table.shape[-1])
     half = host.shape[-1] // 2
-    if rope.rotary_dim is None or host.shape[-1] == rope.rotary_dim:
-        if np.array_equal(host[:, :half], host[:, half:]):
-            return host[:, :half]
-        if np.array_equal(host[:, ::2], host[:, 1::2]):
-            return host[:, ::2]
-    return host
+    if np.array_equal(host[:, :half], host[:, half:]):
+        return "halves", host[:, :half]
+    if np.array_equal(host[:, ::2], host[:, 1::2]):
+        return "neighbours", host[:, ::2]
+    return "pairs", host
 
 
 def differences(unit: Unit) -> str:
