@@ -19,6 +19,7 @@ from rope_xp import Angles, RoPE, RopeError
 every_rope = pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 
 
+@pytest.mark.covering
 @every_framework
 @every_rope
 def test_it_rotates_as_its_rope_does(framework: Framework, rope: RoPE) -> None:
@@ -38,6 +39,7 @@ def test_axes_and_positions_of_keys(framework: Framework) -> None:
     same(found, expected)
 
 
+@pytest.mark.covering
 @every_framework
 @every_rope
 def test_angles_of_a_forward_pass(framework: Framework, rope: RoPE) -> None:
@@ -49,6 +51,7 @@ def test_angles_of_a_forward_pass(framework: Framework, rope: RoPE) -> None:
     same(angles.apply(q, k), rope.at(positions, like=q).apply(q, k))
 
 
+@pytest.mark.covering
 @every_framework
 @every_rope
 def test_copies(framework: Framework, rope: RoPE) -> None:

@@ -57,6 +57,7 @@ ROUND_TRIPS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
 @pytest.mark.parametrize("name", ["yarn", "longrope", "sections"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
@@ -177,6 +178,7 @@ def test_one_recompilation_serves_ten_lengths() -> None:
     assert len(graphs) <= 2
 
 
+@pytest.mark.exhaustive
 def test_two_layers_of_one_class_share_no_graph_by_mistake() -> None:
     torch._dynamo.reset()
     q, k, positions = inputs(TORCH, ROPE)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 
 from rope_xp import RopeError
 from rope_xp.integrations import _drop_in, apply_rotary_transformers
@@ -59,7 +60,10 @@ def run(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.detach(), model.get_input_embeddings().weight.grad.clone()
 
 
-@pytest.mark.parametrize("name", MODELS)
+SHORT = ("llama", "gpt_neox", "cohere")
+
+
+@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
 def test_models_run_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file, model, tokens = small(name)
     expected, gradient = run(model, tokens)
