@@ -156,6 +156,17 @@ def test_rounding_to_16_bits_is_not_done_twice() -> None:
     assert twice.astype(np.float64)[0] == 1.0
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_number_of_a_table_is_rounded_twice(dtype: str) -> None:
+    """Some of so many would be, and differ."""
+    rope = RoPE(base=10_000.0)
+    found = rope.table(200_000, 8, form="vllm", dtype=numpy_dtype(dtype)).astype(np.float64)
+    exact = rope.table(200_000, 8, form="vllm", dtype=np.float64)
+    once, twice = nearest(exact, dtype), nearest(nearest(exact, "float32"), dtype)
+    assert (once != twice).any()
+    np.testing.assert_array_equal(found, once)
+
+
 @pytest.mark.parametrize("dtype", REAL)
 def test_each_number_is_the_exact_one(dtype: str) -> None:
     """Against fifty digits, at positions of which float64 products have lost some."""

@@ -24,6 +24,7 @@ DERIVATIVES = "tests/backends/torch/test_op_derivatives.py"
 SCALING = "tests/core/test_scaling.py"
 CONFIGS = "tests/models/test_hf_rules.py"
 ANALYSIS = "tests/papers/test_analysis.py"
+FORMS = "tests/core/test_forms.py"
 YARN = "rope_xp/scaling/_long_context.py"
 
 FAULTS = (
@@ -185,5 +186,60 @@ FAULTS = (
         "done.set_result(work(start, stop))",
         "done.set_result(None)",
         "tests/backends/cpu/test_processes.py::test_a_rotation_while_the_interpreter_shuts_down",
+    ),
+    # --- tables for other engines, and layers ---
+    Fault(
+        "rope_xp/_forms.py",
+        "    if name not in _NARROW:\n",
+        "    if name in _NARROW:\n        host = host.astype(np.float32)\n    else:\n",
+        f"{FORMS}::test_no_number_of_a_table_is_rounded_twice",
+    ),
+    Fault(
+        "rope_xp/_forms.py",
+        "bits | inexact",
+        "bits",
+        f"{FORMS}::test_rounding_to_16_bits_is_not_done_twice",
+    ),
+    Fault(
+        "rope_xp/_forms.py",
+        'if layout == "interleaved":',
+        'if layout == "half":',
+        f"{FORMS}::test_each_form_is_that_of_its_engine",
+    ),
+    Fault(
+        "rope_xp/_forms.py",
+        "np.arctan2(sin, cos)",
+        "np.arctan(sin / cos)",
+        f"{FORMS}::test_megatron_gets_angles_less_whole_turns",
+    ),
+    Fault(
+        "rope_xp/layers/torch.py",
+        "positions, axes=self.axes, k_positions=k_positions",
+        "positions, k_positions=k_positions",
+        "tests/layers/test_layers.py::test_axes_and_positions_of_keys",
+    ),
+    Fault(
+        "rope_xp/layers/_loaded.py",
+        "2 * torch.finfo(found.dtype).eps",
+        "16 * torch.finfo(found.dtype).eps",
+        "tests/layers/test_torch.py::test_frequencies_of_a_checkpoint_are_compared",
+    ),
+    Fault(
+        "rope_xp/layers/keras.py",
+        '{"autocast": False, **options}',
+        "options",
+        "tests/layers/test_keras.py::test_policies_cast_neither_arrays_nor_positions",
+    ),
+    Fault(
+        "rope_xp/layers/_saved.py",
+        "for f in fields(own)",
+        "for f in list(fields(own))[:1]",
+        "tests/layers/test_keras.py::test_a_configuration_holds_all",
+    ),
+    Fault(
+        "rope_xp/integrations/_drop_in.py",
+        '"half" if columns == "halves" else "interleaved"',
+        '"half"',
+        "tests/models/test_drop_in.py::test_it_is_the_model_s_own_function",
     ),
 )
