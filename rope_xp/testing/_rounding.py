@@ -1,0 +1,86 @@
+"""Angles as they come out where a step to them is rounded, simulated in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp.testing._box import Floats
+
+Round = Callable[[Floats], Floats]
+
+
+def rounded(x: Floats, bits: int) -> Floats:
+    """Return x rounded to nearest, with so many bits after the leading one.
+
+    Examples
+    --------
+    >>> rounded(np.array([257.0, 1.0]), 7).tolist()
+    [256.0, 1.0]
+    """
+    mantissa, exponent = np.frexp(x)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, bits + 1)), exponent - bits - 1))
+
+
+def _cut(x: Floats, bits: int) -> Floats:
+    mantissa, exponent = np.frexp(x)
+    return np.asarray(np.ldexp(np.trunc(np.ldexp(mantissa, bits + 1)), exponent - bits - 1))
+
+
+def _float16(x: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float64)
+
+
+def _float32(x: Floats) -> Floats:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x.astype(np.float32).astype(np.float64)
+
+
+NARROW: dict[str, Round] = {
+    "bfloat16": partial(rounded, bits=7),
+    "float16": _float16,
+    "TF32": partial(rounded, bits=10),
+}
+_TF32_CUT: Round = partial(_cut, bits=10)
+
+
+def _turns(angles: Floats) -> NDArray[np.complex128]:
+    with np.errstate(invalid="ignore"):  # positions beyond float16 are infinite
+        return np.asarray(np.cos(angles) + 1j * np.sin(angles))
+
+
+def _tables(turns: NDArray[np.complex128], to: Round) -> NDArray[np.complex128]:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(to(turns.real) + 1j * to(turns.imag))
+
+
+def ways(positions: Floats, frequencies: Floats) -> Iterator[tuple[str, NDArray[np.complex128]]]:
+    """Yield what is rounded, in words, and cos + i sin as they come out then, (tokens, pairs).
+
+    Simplest first. Powers of two and small integers are exact in all of these formats, so each has
+    positions of its own where it shows.
+    """
+    p, w = _float32(positions)[:, None], _float32(frequencies)[None, :]
+    for name in ("bfloat16", "float16"):
+        to = NARROW[name]
+        plain = _turns(_float32(p * w))
+        yield f"cos and sin are rounded to {name}", _tables(plain, to)
+        yield f"frequencies are rounded to {name}", _turns(_float32(p * to(w)))
+        yield f"positions are rounded to {name}", _turns(_float32(to(p) * w))
+        yield f"angles are rounded to {name}", _turns(to(_float32(p * w)))
+        for inside, both in ((to, "computed in"), (_float32, "computed of numbers in")):
+            angles = inside(to(p) * to(w))
+            yield f"angles are {both} {name}", _turns(angles)
+            yield f"angles are {both} {name}, cos and sin rounded to it", _tables(_turns(angles), to)
+        yield (
+            f"frequencies, cos and sin are rounded to {name}",
+            _tables(_turns(_float32(p * to(w))), to),
+        )
+    for to in (NARROW["TF32"], _TF32_CUT):
+        yield "angles are computed in TF32", _turns(_float32(to(p) * to(w)))
+        yield "positions are rounded to TF32", _turns(_float32(to(p) * w))
+        yield "frequencies are rounded to TF32", _turns(_float32(p * to(w)))
