@@ -64,7 +64,7 @@ def find(box: Box, pairs: Pairs, array: int, most: int = 1 << 16) -> Angles:
     _check_sizes(sizes, factor, name)
     scatter = float(np.abs(sizes / factor - 1.0).max())
     noise = max(_EXACT, 2 * scatter, 2 * EPS[box.dtype])
-    signed, reach = _frequencies(steps, turns)
+    signed, reach = _frequencies(steps, turns, min(4 * noise, 0.02))
     sign = _sign(signed, noise / reach, name)
     frequencies = sign * signed
     uncertain = noise / (reach * np.maximum(frequencies, 1e-12))
@@ -119,7 +119,7 @@ def _check_sizes(sizes: Floats, factor: float, name: str) -> None:
                         "different factors")
 
 
-def _frequencies(steps: list[int], turns: Floats) -> tuple[Floats, Floats]:
+def _frequencies(steps: list[int], turns: Floats, close: float) -> tuple[Floats, Floats]:
     """Return signed frequencies, and the step up to which each was followed."""
     relative = np.angle(turns / turns[0])
     found = relative[1].copy()
@@ -128,8 +128,8 @@ def _frequencies(steps: list[int], turns: Floats) -> tuple[Floats, Floats]:
     for step, angle in zip(steps[2:], relative[2:], strict=True):
         expected = found * step
         off = np.angle(np.exp(1j * (angle - expected)))
-        # Half the last step was good to the noise; what is off by far more is another regime.
-        going &= np.abs(off) < 0.02
+        # Twice the error of the last step and that of this; what is off by more is no longer right.
+        going &= np.abs(off) < close
         found = np.where(going, (expected + off) / step, found)
         reach = np.where(going, step, reach)
     return found, reach

@@ -202,6 +202,8 @@ def _turned(box: Box, pairs: Pairs, array: int) -> Turned:
     )
     short_rule = None if rule is None else rule.for_length(1)
     exact = _rules.frequencies(fit.base, short_rule, fit.rotary_dim)[list(pairs.places)]
+    if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
+        angles = replace(angles, factor=rope.attention_factor)
     return Turned(rope, pairs, angles, exact, fit.notes, tuple(faults), fit.rounded)
 
 

@@ -16,6 +16,9 @@ AT = (128, 4096, 131_072, 1_048_576)
 """Tokens of the contexts up to which errors are told."""
 WRONG = 1e-2
 _LARGEST = 1 << 20
+_TOLD = 1000.0
+# A few fall on the other side of a tie.
+_MOST = 0.9
 # A float32 product of float32 frequencies: half a unit each, and a few of the power before it.
 _PRODUCT = 1e-6
 
@@ -85,11 +88,9 @@ def _cause(
     beyond = ~(off <= noise + _PRODUCT * reach)
     if not beyond.any():
         return ()
-    shifted = positions + angles.offset
-    for what, simulated in _rounding.ways(shifted, exact):
-        # A unit of the format in cos or sin that fell on the other side of a tie.
-        if _explains(simulated, turns, angles, noise + 4 * _PRODUCT * reach):
-            return (what,)
+    rounded = _rounding_of(turns, angles, exact, positions, beyond)
+    if rounded:
+        return (rounded,)
     clamped = _clamped(box, pairs, array, angles, exact)
     if clamped:
         return (clamped,)
@@ -103,12 +104,26 @@ def _cause(
     )
 
 
-def _explains(simulated: Floats, turns: Floats, angles: Angles, bound: Floats) -> bool:
-    z = np.where(angles.sign < 0, np.conj(simulated), simulated)
-    z = angles.factor * (z.imag + 1j * z.real if angles.swapped else z)
-    near = np.abs(z - turns) <= bound * angles.factor
-    both = ~np.isfinite(z) & ~np.isfinite(turns)
-    return bool(np.mean(near | both) > 0.995)
+def _rounding_of(
+    turns: Floats, angles: Angles, exact: Floats, positions: Floats, beyond: Floats
+) -> str | None:
+    """Return which rounding explains what is off, None if none does."""
+    shifted = positions + angles.offset
+    reach = np.abs(np.multiply.outer(shifted, exact))
+    # Farther out an angle in float32 is too uncertain to tell what it is rounded to.
+    told = reach < _TOLD
+    told = told if (told & beyond).any() else np.ones_like(told)
+    bound = angles.factor * (2e-6 + 4 * _PRODUCT * reach)
+    best, most = None, _MOST
+    for what, simulated in _rounding.ways(shifted, exact, angles.factor):
+        z = np.conj(simulated) if angles.sign < 0 else simulated
+        z = z.imag + 1j * z.real if angles.swapped else z
+        with np.errstate(invalid="ignore"):
+            right = (np.abs(z - turns) <= bound) | (~np.isfinite(z) & ~np.isfinite(turns))
+        share = float(right[told].mean())
+        if share > most and right[told & beyond].mean() > _MOST:
+            best, most = what, share
+    return best
 
 
 def _refusing(box: Box, pairs: Pairs, array: int, last: int, why: str) -> str:

@@ -30,6 +30,12 @@ def _cut(x: Floats, bits: int) -> Floats:
     return np.asarray(np.ldexp(np.trunc(np.ldexp(mantissa, bits + 1)), exponent - bits - 1))
 
 
+def _away(x: Floats, bits: int) -> Floats:
+    mantissa, exponent = np.frexp(x)
+    halved = np.floor(np.ldexp(np.abs(mantissa), bits + 1) + 0.5)
+    return np.asarray(np.ldexp(np.copysign(halved, x), exponent - bits - 1))
+
+
 def _float16(x: Floats) -> Floats:
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float64)
@@ -45,42 +51,43 @@ NARROW: dict[str, Round] = {
     "float16": _float16,
     "TF32": partial(rounded, bits=10),
 }
-_TF32_CUT: Round = partial(_cut, bits=10)
+# Tensor cores are given numbers rounded half away from zero, or cut, or rounded half to even.
+_TF32: tuple[Round, ...] = (partial(_away, bits=10), partial(_cut, bits=10), NARROW["TF32"])
 
 
-def _turns(angles: Floats) -> NDArray[np.complex128]:
-    with np.errstate(invalid="ignore"):  # positions beyond float16 are infinite
-        return np.asarray(np.cos(angles) + 1j * np.sin(angles))
-
-
-def _tables(turns: NDArray[np.complex128], to: Round) -> NDArray[np.complex128]:
-    with np.errstate(invalid="ignore"):
-        return np.asarray(to(turns.real) + 1j * to(turns.imag))
-
-
-def ways(positions: Floats, frequencies: Floats) -> Iterator[tuple[str, NDArray[np.complex128]]]:
+def ways(
+    positions: Floats, frequencies: Floats, factor: float
+) -> Iterator[tuple[str, NDArray[np.complex128]]]:
     """Yield what is rounded, in words, and cos + i sin as they come out then, (tokens, pairs).
 
     Simplest first. Powers of two and small integers are exact in all of these formats, so each has
     positions of its own where it shows.
     """
     p, w = _float32(positions)[:, None], _float32(frequencies)[None, :]
+
+    def turns(angles: Floats) -> NDArray[np.complex128]:
+        with np.errstate(invalid="ignore"):  # positions beyond float16 are infinite
+            return np.asarray(factor * (np.cos(angles) + 1j * np.sin(angles)))
+
+    def tables(angles: Floats, to: Round) -> NDArray[np.complex128]:
+        exact = turns(angles)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(to(exact.real) + 1j * to(exact.imag))
+
     for name in ("bfloat16", "float16"):
         to = NARROW[name]
-        plain = _turns(_float32(p * w))
-        yield f"cos and sin are rounded to {name}", _tables(plain, to)
-        yield f"frequencies are rounded to {name}", _turns(_float32(p * to(w)))
-        yield f"positions are rounded to {name}", _turns(_float32(to(p) * w))
-        yield f"angles are rounded to {name}", _turns(to(_float32(p * w)))
-        for inside, both in ((to, "computed in"), (_float32, "computed of numbers in")):
-            angles = inside(to(p) * to(w))
-            yield f"angles are {both} {name}", _turns(angles)
-            yield f"angles are {both} {name}, cos and sin rounded to it", _tables(_turns(angles), to)
-        yield (
-            f"frequencies, cos and sin are rounded to {name}",
-            _tables(_turns(_float32(p * to(w))), to),
-        )
-    for to in (NARROW["TF32"], _TF32_CUT):
-        yield "angles are computed in TF32", _turns(_float32(to(p) * to(w)))
-        yield "positions are rounded to TF32", _turns(_float32(to(p) * w))
-        yield "frequencies are rounded to TF32", _turns(_float32(p * to(w)))
+        yield f"cos and sin are rounded to {name}", tables(_float32(p * w), to)
+        yield f"frequencies are rounded to {name}", turns(_float32(p * to(w)))
+        yield f"positions are rounded to {name}", turns(_float32(to(p) * w))
+        yield f"angles are rounded to {name}", turns(to(_float32(p * w)))
+        inside = to(to(p) * to(w))
+        yield f"angles are computed in {name}", turns(inside)
+        yield f"angles are computed in {name}, and cos and sin rounded to it", tables(inside, to)
+        outside = _float32(to(p) * to(w))
+        yield f"positions and frequencies are rounded to {name}", turns(outside)
+        yield f"positions, frequencies, cos and sin are rounded to {name}", tables(outside, to)
+        yield f"frequencies, cos and sin are rounded to {name}", tables(_float32(p * to(w)), to)
+    for to in _TF32:
+        yield "angles are computed in TF32", turns(_float32(to(p) * to(w)))
+        yield "positions are rounded to TF32", turns(_float32(to(p) * w))
+        yield "frequencies are rounded to TF32", turns(_float32(p * to(w)))
