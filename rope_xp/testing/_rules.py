@@ -214,6 +214,8 @@ def _ramps(series: Series, loose: float) -> Iterator[tuple[float, float, Floats,
     if len(w) < 3 or not w.all():
         return
     for base in _bases(series, loose, series.rotary_dim):
+        if base == 1.0:  # all pairs turn alike, and no ramp is to be seen
+            continue
         plain = inverse_frequencies(base, series.rotary_dim)
         slow = float(np.median((plain / w)[-max(1, len(w) // 16) :]))
         if slow <= 1.0 + 1e-4:
@@ -229,7 +231,7 @@ def _llama3(series: Series, loose: float) -> Iterator[tuple[float, Scaling | Non
         between = (left > 1e-3) & (left < 1.0 - 1e-3)
         if between.sum() < 2:
             continue
-        steep, low = np.polyfit(plain[between], left[between], 1)
+        steep, low = _line(plain[between], left[between])
         if low >= 0.0 or steep <= 0.0:
             continue
         # Only quotients of the three follow: the slow turns are set to 1.
@@ -240,6 +242,13 @@ def _llama3(series: Series, loose: float) -> Iterator[tuple[float, Scaling | Non
                     yield base, Llama3(factor, 1.0, high, trained)
 
 
+def _line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Return slope and start of the line nearest to points."""
+    spread = x - x.mean()
+    slope = float(spread @ y / (spread @ spread))
+    return slope, float(y.mean() - slope * x.mean())
+
+
 def _near(length: float) -> int:
     return min(_LENGTHS, key=lambda known: abs(math.log(known / max(length, 1.0))))
 
@@ -247,9 +256,9 @@ def _near(length: float) -> int:
 def _yarn(series: Series, loose: float) -> Iterator[tuple[float, Scaling | None]]:
     for base, factor, _, left in _ramps(series, loose):
         between = np.flatnonzero((left > 1e-3) & (left < 1.0 - 1e-3))
-        if base == 1.0 or len(between) < 2:
+        if len(between) < 2:
             continue
-        steep, start = np.polyfit(between, 1.0 - left[between], 1)
+        steep, start = _line(between.astype(float), 1.0 - left[between])
         if steep <= 0.0:
             continue
         low, high = -start / steep, (1.0 - start) / steep

@@ -1,0 +1,113 @@
+"""No false alarm: every rotation that the models of transformers call is known, and has no fault."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import census  # first, as it skips this module where torch or transformers is missing
+from support.exhaustive import exhaustive
+
+import torch
+import transformers
+from rope_xp import RoPE
+from rope_xp.scaling import Axial
+from rope_xp.testing import Identified, identify
+from rope_xp.testing._identify import differences
+
+SHORT = (
+    *("llama", "gptj", "gpt_neox", "deepseek_v3", "glm", "phi3", "gpt_oss"),
+    *("gemma3", "gemma4", "qwen2_vl", "qwen3_vl", "ernie4_5_vl_moe", "cohere"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+def asked(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tuple[Identified, int] | None:
+    """Return what is found of a model's own rotation, None where it takes no positions."""
+    if not asks(unit):
+        return None
+    more = {"layer_type": label} if label else {}
+    rotate = census.function(unit)
+    first = list(inspect.signature(rotate).parameters)[0]
+    buffer = census._buffers(module).get(label, torch.empty(0))
+
+    def tables(positions: Any) -> Any:
+        return module(torch.zeros(1), positions, **more)
+
+    components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
+    few = torch.arange(5).expand(components, 1, 5) if components > 1 else torch.arange(5)[None]
+    if isinstance(rope.scaling, Axial):
+        few = few[:, 0].T
+    made = tables(few)
+    cos = made[0] if isinstance(made, tuple) else made
+    head_dim = census._head_dim(unit, buffer, cos, rotate)
+    axes = "bshd" if unit.directory in ("llama4", "efficientloftr") else "bhsd"
+    flat = cos.ndim == 2 and bool(re.search(r"unsqueeze|None, :", inspect.getsource(rotate)))
+
+    def one(x: Any, given: Any) -> Any:
+        if flat:  # of all images, without a batch
+            return torch.stack([rotate(each, each, *given)[0] for each in x])
+        if first in ("x", "tensor"):
+            return rotate(x, *given)
+        if axes == "bshd" and isinstance(given, tuple):
+            return rotate(x, x, *given, unsqueeze_dim=2)[1]
+        return rotate(x, x, *(given if isinstance(given, tuple) else (given,)))[1]
+
+    def function(x: Any, positions: Any) -> Any:
+        return one(x, tables(positions))
+
+    found = identify(
+        function, head_dim, axes="bshd" if flat else axes, components=components,
+        like=torch.zeros(1), heads=3,
+    )  # fmt: skip
+    return found, head_dim
+
+
+def said(unit: census.Unit) -> list[str]:
+    """Return what is wrong with what is found of a unit."""
+    module = unit.rotary(unit.config).eval()
+    ropes = census.read(unit)
+    problems = []
+    for label in census._buffers(module) or {"": None}:
+        rope = census.of(ropes, label).for_length(1)
+        result = asked(unit, module, label, rope)
+        if result is None:
+            continue
+        found, head_dim = result
+        problems += [f"{label} {each}" for each in found.faults]
+        problems += [f"{label} {each}" for each in differences(found.rope, rope, head_dim)]
+    return problems
+
+
+@pytest.mark.exhaustive
+def test_nearly_all_are_asked() -> None:
+    every = [unit for directory in census.directories() for unit in census.units(directory)]
+    silent = [unit for unit in every if unit.name not in census.NOT_CALLED and not asks(unit)]
+    assert len(silent) < len(every) / 20
+
+
+def asks(unit: census.Unit) -> bool:
+    """Return whether a unit's rotary module takes positions."""
+    module = unit.rotary(unit.config)
+    wanted = list(inspect.signature(type(module).forward).parameters)
+    return not (hasattr(module, "freqs_ci") or "pixel_values" in wanted or wanted == ["self", "x"])
+
+
+@pytest.mark.parametrize(
+    "directory", [d if d in SHORT else exhaustive(d) for d in census.directories()]
+)
+def test_models_of_transformers_have_no_fault(directory: str) -> None:
+    for unit in census.units(directory):
+        if unit.name in census.LEFT or unit.name in census.NOT_CALLED:
+            continue
+        assert said(unit) == [], unit.name
