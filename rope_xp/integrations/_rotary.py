@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rope_xp._contract.errors import RopeError
 from rope_xp.hf import from_hf_config
@@ -84,11 +86,16 @@ def labels(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
 
 
 def plans(
-    name: str, module: torch.nn.Module, length: int | None, rotation: bool
+    name: str,
+    module: torch.nn.Module,
+    length: int | None,
+    rotation: bool,
+    trusting: bool = False,
 ) -> dict[str | None, Plan]:
     """Return what the module is to do, checked against what it does.
 
-    Without rotation its tables go to the model's own functions.
+    Without rotation its tables go to the model's own functions. Trusting the configuration, the
+    buffers are not looked at.
 
     Raises
     ------
@@ -109,7 +116,7 @@ def plans(
         rope = _of(found, label)
         if rope is None:
             raise RopeError(f"cannot patch {who}: its configuration has no RoPE for {label!r}")
-        made[label] = _plan(who, module, label, buffer, rope, length, rotation)
+        made[label] = _plan(who, module, label, buffer, rope, length, rotation, trusting)
     return made
 
 
@@ -131,6 +138,7 @@ def _plan(
     rope: RoPE,
     length: int | None,
     rotation: bool,
+    trusting: bool,
 ) -> Plan:
     rule = rope.scaling
     if length is None and isinstance(rule, DynamicNTK):
@@ -146,7 +154,8 @@ def _plan(
     repeats = len(rule_axes(rope)) if isinstance(rule, Axial) and rule.order != "dealt" else 1
     pairs = repeats * len(buffer)
     # The last call may have left those of a long context.
-    _check_frequencies(who, [first] if beyond is None else [first, beyond], buffer, pairs)
+    if not trusting:
+        _check_frequencies(who, [first] if beyond is None else [first, beyond], buffer, pairs)
     scaling = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
     if abs(rope.attention_factor - scaling) > FREQUENCIES:
         msg = f"its configuration says the attention factor {rope.attention_factor}, it {scaling}"
@@ -169,11 +178,7 @@ def _check_frequencies(who: str, ropes: list[RoPE], buffer: torch.Tensor, pairs:
     if buffer.device.type == "meta":
         raise RopeError(f"cannot patch {who}: it is on the meta device; load its weights first")
     for rope in ropes:
-        series = rope.frequencies(2 * pairs)
-        if isinstance(rope.scaling, Axial):  # the buffer has one for all components
-            alternating = rope.scaling.order == "alternating"
-            series = series[:: rope.scaling.axes] if alternating else series[: len(buffer)]
-        expected = torch.from_numpy(series).to(buffer)
+        expected = torch.from_numpy(_own_series(rope, 2 * pairs, len(buffer))).to(buffer)
         if buffer.shape == expected.shape and torch.allclose(buffer, expected, close, 0.0):
             return
     msg = (
@@ -181,6 +186,15 @@ def _check_frequencies(who: str, ropes: list[RoPE], buffer: torch.Tensor, pairs:
         f"its buffer holds {buffer[:3].tolist()} ..."
     )
     raise RopeError(msg)
+
+
+def _own_series(rope: RoPE, components: int, length: int) -> NDArray[np.float64]:
+    """Return what a buffer of this length holds, which is one series for all axial components."""
+    series = rope.frequencies(components)
+    if isinstance(rope.scaling, Axial):
+        alternating = rope.scaling.order == "alternating"
+        return series[:: rope.scaling.axes] if alternating else series[:length]
+    return series
 
 
 def _asked_for_few(
@@ -206,6 +220,21 @@ def _asked_for_few(
             follows = asked(torch.bfloat16)[0].dtype == torch.bfloat16
             return replace(plan, rounding="as x" if follows else "float32")
     raise RopeError(f"cannot patch {who}: its tables are not those of {rope}")
+
+
+@torch.no_grad()
+def give(module: torch.nn.Module, plans: dict[str | None, Plan], trusting: bool) -> None:
+    """Give a module its plans; where they are trusted, make its buffers anew, in float32."""
+    setattr(module, PLANS, plans)
+    if not trusting:
+        return
+    for key, buffer in list(module.named_buffers(recurse=False)):
+        if key.endswith("inv_freq") and not buffer.is_meta:
+            label = key.removesuffix("inv_freq").removesuffix("_")
+            label = label.removesuffix("original").removesuffix("_")
+            plan = plans[label or None]
+            series = _own_series(plan.rope, 2 * plan.pairs, len(buffer))
+            setattr(module, key, torch.from_numpy(series).to(buffer.device, torch.float32))
 
 
 def _few_positions(rope: RoPE) -> torch.Tensor:

@@ -1,16 +1,71 @@
-"""Hand the rotation of a model of transformers to rope_xp."""
+"""Check the rotation of a model of transformers, or hand it to rope_xp."""
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.integrations import _classes, _flow, _rotary
+from rope_xp.integrations import _check, _check_config, _classes, _flow, _rotary
+from rope_xp.integrations._findings import Finding
+
+__all__ = ["Finding", "check", "patch", "unpatch"]
 
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
-def patch(model: ModelT, *, length: int | None = None, rotation: bool = True) -> ModelT:
+def check(model: torch.nn.Module) -> tuple[Finding, ...]:
+    """Return what is wrong with the rotary embedding of a model, or will be.
+
+    Nothing is changed. Buffers of frequencies are compared with the configuration and with what
+    their own class makes of it; modules are asked for cos and sin at large positions, on their
+    device, under the settings of TF32 that hold, and under autocast; functions that rotate are
+    asked which components they pair.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of transformers, or any module that holds rotary modules: with buffers whose names
+        end with inv_freq, tables such as cos_cached, or an attribute ``rope``, a
+        :class:`rope_xp.RoPE`.
+
+    Returns
+    -------
+    tuple of Finding
+        Errors first; empty where nothing is wrong.
+
+    Raises
+    ------
+    TypeError
+        If model is no module of torch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from rope_xp.integrations.transformers import check
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(
+    ...     vocab_size=32, hidden_size=32, intermediate_size=32,
+    ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    ... )
+    >>> model = LlamaForCausalLM(config)
+    >>> check(model)
+    ()
+    >>> [(finding.kind, finding.module) for finding in check(model.bfloat16())]
+    [('cast', 'model.rotary_emb.inv_freq')]
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    found = [*_check.findings(model), *_check_config.findings(model)]
+    return tuple(sorted(found, key=lambda finding: finding.severity != "error"))
+
+
+def patch(
+    model: ModelT,
+    *,
+    length: int | None = None,
+    rotation: bool = True,
+    trust: Literal["both", "config"] = "both",
+) -> ModelT:
     """Let rope_xp compute the angles and rotate q and k of a model, from now on.
 
     The model's rotary modules give tables that are exact at any position, in float32 whatever the
@@ -33,6 +88,10 @@ def patch(model: ModelT, *, length: int | None = None, rotation: bool = True) ->
     rotation : bool, default True
         Whether q and k are rotated by rope_xp. If not, the rotary modules alone are replaced: the
         model's own functions get tables of the dtype and the shape that they know, of exact angles.
+    trust : {"both", "config"}, default "both"
+        What a rotary module must agree with. "both": its buffer of frequencies must be that of the
+        configuration, or nothing is patched. "config": the buffer may hold anything, such as what
+        a load on the meta device left there, and is made anew from the configuration.
 
     Returns
     -------
@@ -43,7 +102,7 @@ def patch(model: ModelT, *, length: int | None = None, rotation: bool = True) ->
     ------
     RopeError
         If a part of the model cannot be patched; the message names it, and the model stays as it
-        was.
+        was. If trust is none of the two.
 
     Notes
     -----
@@ -51,7 +110,7 @@ def patch(model: ModelT, *, length: int | None = None, rotation: bool = True) ->
     same name, made here of their own. Its methods are copies that call rope_xp's functions.
     Replacing functions in the modules of transformers later on, as ``kernelize`` and Liger-Kernel
     do, has no effect on a patched model. Parameters, buffers, configurations, state dictionaries
-    and files of ``save_pretrained`` are not touched.
+    and files of ``save_pretrained`` are not touched, but for what ``trust="config"`` makes anew.
 
     Examples
     --------
@@ -70,6 +129,8 @@ def patch(model: ModelT, *, length: int | None = None, rotation: bool = True) ->
     True
     >>> model = unpatch(model)
     """
+    if trust not in ("both", "config"):
+        raise RopeError(f"trust must be 'both' or 'config'; got {trust!r}")
     if any(_classes.original(type(module)) for module in model.modules()):
         raise RopeError("the model is patched already; unpatch it first")
     found = dict(_rotary.modules(model))
@@ -81,7 +142,10 @@ def patch(model: ModelT, *, length: int | None = None, rotation: bool = True) ->
             _classes.check_forward(name, module, "patch")
     made: dict[type, type] = {}
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
-        plans = {name: _rotary.plans(name, m, length, rotation) for name, m in found.items()}
+        plans = {
+            name: _rotary.plans(name, m, length, rotation, trust == "config")
+            for name, m in found.items()
+        }
         forms = tuple(dict.fromkeys(p.form for each in plans.values() for p in each.values()))
         for kind, functions in called.items():
             if functions:
@@ -96,7 +160,7 @@ def patch(model: ModelT, *, length: int | None = None, rotation: bool = True) ->
         if type(module) in made:
             _classes.exchange(module, made[type(module)])
     for name, module in found.items():
-        setattr(module, _rotary.PLANS, plans[name])
+        _rotary.give(module, plans[name], trust == "config")
     return model
 
 

@@ -1,4 +1,4 @@
-"""From turned vectors to the angles of each pair: frequencies, sign, offset and attention factor."""
+"""From turned vectors to the angles of pairs: frequencies, sign, offset, attention factor."""
 
 from __future__ import annotations
 
@@ -90,8 +90,10 @@ def check_places(box: Box, pairs: Pairs, array: int) -> None:
         counted = read(box, pairs, array, list(range(TOKENS)))
         ignores = np.abs(same - counted).max() < 1e-4
         what = "the function ignores positions" if ignores else "the place counts too"
-        raise RopeError(f"angles depend on more than positions: tokens that all have position 7 "
-                        f"are turned differently, by their place in the call; {what}")
+        raise RopeError(
+            f"angles depend on more than positions: tokens that all have position 7 "
+            f"are turned differently, by their place in the call; {what}"
+        )
 
 
 def _doubled(box: Box, pairs: Pairs, array: int, most: int) -> tuple[list[int], Floats]:
@@ -116,8 +118,9 @@ def _check_sizes(sizes: Floats, factor: float, name: str) -> None:
             f"the position, {sizes[0].min():.4g} at 0 and {last:.4g} far off, as in xPos"
         )
     if np.ptp(np.median(sizes, axis=0)) > 0.02 * factor:
-        raise RopeError(f"function is no rotation: the pairs of {name} are made longer by "
-                        "different factors")
+        raise RopeError(
+            f"function is no rotation: the pairs of {name} are made longer by different factors"
+        )
 
 
 def _frequencies(steps: list[int], turns: Floats, close: float) -> tuple[Floats, Floats]:

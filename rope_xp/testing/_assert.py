@@ -45,8 +45,8 @@ def assert_rotates(
     axes : str, default "bhsd"
         Names of the axes of its arrays: b, h, s and d in any order.
     positions : sequence of int, (tokens,) or (components, tokens), optional
-        Where to compare; one line for several components is shifted for each. Default: some from 0 to 131071. The first are asked for alone too, and
-        among 300 tokens.
+        Where to compare; one line for several components is shifted for each. Default: some from
+        0 to 131071. The first are asked for alone too, and among 300 tokens.
     atol : float, optional
         What results may be off by, for arrays of standard normal numbers. Default: sixteen units
         of the dtype, and what a product of float32 makes of angles at these positions.

@@ -114,7 +114,9 @@ class Box:
             at = np.broadcast_to(at[..., None, :], (*at.shape[:-1], rows, at.shape[-1]))
         if self.order == "sc":
             at = at.T
-        dtype = np.int32 if self.backend.name == "jax" else np.int64  # which has no int64 by default
+        dtype = (
+            np.int32 if self.backend.name == "jax" else np.int64
+        )  # which has no int64 by default
         return self.backend.asarray(np.ascontiguousarray(at, dtype), self.device)
 
     def _fetch(self, x: Any, shape: tuple[int, ...]) -> Floats:
@@ -169,8 +171,9 @@ def opened(
                 refusals[backend.name, way.order] = str(refused)
             else:
                 return way
-    told = "; ".join(f"{name} with positions ({order}): {why}" for (name, order), why in
-                     refusals.items())
+    told = "; ".join(
+        f"{name} with positions ({order}): {why}" for (name, order), why in refusals.items()
+    )
     raise RopeError(
         f"function takes no arrays of axes {axes!r}, head_dim = {head_dim} and {heads} heads that "
         f"were tried, or returns others: {told}. Give axes, heads, components, or an array of its "

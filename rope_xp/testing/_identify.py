@@ -139,15 +139,15 @@ def identify(
     first = next((i for i, pairs in enumerate(found) if pairs is not None), None)
     if first is None:
         raise RopeError("function turns nothing: its result is its argument, at every position")
-    turned = {
-        i: _turned(box, pairs, i) for i, pairs in enumerate(found[:2]) if pairs is not None
-    }
+    turned = {i: _turned(box, pairs, i) for i, pairs in enumerate(found[:2]) if pairs is not None}
     main = turned[first]
     faults = [*main.faults, *_between(found, turned, head_dim)]
     limits = _limits.find(box, main.pairs, first, main.angles, main.exact)
     # What explains the errors of angles explains those of frequencies too.
     faults += limits.faults or (main.rounded,) * (main.rounded is not None)
-    return Identified(main.rope, limits.error, limits.passes, main.notes, tuple(dict.fromkeys(faults)))
+    return Identified(
+        main.rope, limits.error, limits.passes, main.notes, tuple(dict.fromkeys(faults))
+    )
 
 
 def check_arguments(function: Any, head_dim: int, axes: str, heads: int) -> None:
@@ -173,9 +173,7 @@ def _turned(box: Box, pairs: Pairs, array: int) -> Turned:
     faults: list[str] = []
     name = "qkv"[array]
     if angles.sign < 0:
-        faults.append(
-            f"{name} turns by the negative angle; if that is meant, it is RoPE.unrotate"
-        )
+        faults.append(f"{name} turns by the negative angle; if that is meant, it is RoPE.unrotate")
     if angles.swapped:
         faults.append(f"cos and sin are swapped: {name} is turned by 90 degrees at position 0")
     if angles.offset:
@@ -292,9 +290,7 @@ def _remarks(base: float, rule: Scaling | None) -> list[str]:
     return said
 
 
-def _between(
-    found: list[Pairs | None], turned: dict[int, Turned], head_dim: int
-) -> list[str]:
+def _between(found: list[Pairs | None], turned: dict[int, Turned], head_dim: int) -> list[str]:
     """Return what differs between q, k and v."""
     said = []
     if len(found) > 2 and found[2] is not None:

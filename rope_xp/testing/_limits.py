@@ -11,16 +11,12 @@ from rope_xp.testing import _angles, _rounding
 from rope_xp.testing._angles import Angles
 from rope_xp.testing._box import EPS, Box, Floats, Refused
 from rope_xp.testing._pairs import Pairs
+from rope_xp.testing._rounding import PRODUCT
 
 AT = (128, 4096, 131_072, 1_048_576)
 """Tokens of the contexts up to which errors are told."""
 WRONG = 1e-2
 _LARGEST = 1 << 20
-_TOLD = 1000.0
-# A few fall on the other side of a tie.
-_MOST = 0.9
-# A float32 product of float32 frequencies: half a unit each, and a few of the power before it.
-_PRODUCT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -85,10 +81,13 @@ def _cause(
     """Return what explains errors beyond those of a product in float32; nothing without any."""
     off = np.abs(turns - angles.exact(exact, positions)) / angles.factor
     reach = np.abs(np.multiply.outer(positions + angles.offset, exact))
-    beyond = ~(off <= noise + _PRODUCT * reach)
+    beyond = ~(off <= noise + PRODUCT * reach)
     if not beyond.any():
         return ()
-    rounded = _rounding_of(turns, angles, exact, positions, beyond)
+    shifted = positions + angles.offset
+    plain = turns.imag + 1j * turns.real if angles.swapped else turns
+    plain = np.conj(plain) if angles.sign < 0 else plain
+    rounded = _rounding.cause(plain, shifted, exact, angles.factor, beyond)
     if rounded:
         return (rounded,)
     clamped = _clamped(box, pairs, array, angles, exact)
@@ -98,32 +97,8 @@ def _cause(
     if not np.isfinite(turns[positions >= where]).all():
         return (f"results are not finite from position {where} on",)
     worst = float(off[positions >= where].max())
-    return (
-        f"angles are off by up to {worst:.2g} from position {where} on, by more than float32 "
-        "explains and by no rounding that is known here",
-    )
-
-
-def _rounding_of(
-    turns: Floats, angles: Angles, exact: Floats, positions: Floats, beyond: Floats
-) -> str | None:
-    """Return which rounding explains what is off, None if none does."""
-    shifted = positions + angles.offset
-    reach = np.abs(np.multiply.outer(shifted, exact))
-    # Farther out an angle in float32 is too uncertain to tell what it is rounded to.
-    told = reach < _TOLD
-    told = told if (told & beyond).any() else np.ones_like(told)
-    bound = angles.factor * (2e-6 + 4 * _PRODUCT * reach)
-    best, most = None, _MOST
-    for what, simulated in _rounding.ways(shifted, exact, angles.factor):
-        z = np.conj(simulated) if angles.sign < 0 else simulated
-        z = z.imag + 1j * z.real if angles.swapped else z
-        with np.errstate(invalid="ignore"):
-            right = (np.abs(z - turns) <= bound) | (~np.isfinite(z) & ~np.isfinite(turns))
-        share = float(right[told].mean())
-        if share > most and right[told & beyond].mean() > _MOST:
-            best, most = what, share
-    return best
+    what = f"angles are off by up to {worst:.2g} from position {where} on"
+    return (f"{what}, by more than float32 explains and by no rounding that is known here",)
 
 
 def _refusing(box: Box, pairs: Pairs, array: int, last: int, why: str) -> str:

@@ -179,9 +179,7 @@ def _check_pairs(
     raise RopeError(f"{who} the norm is not kept")
 
 
-def _mismatch(
-    first: Floats, second: Floats, pairs: list[tuple[int, int, int, int]]
-) -> str:
+def _mismatch(first: Floats, second: Floats, pairs: list[tuple[int, int, int, int]]) -> str:
     """Return how the columns of tables must lie, so that the parts have these angles."""
     angles = np.empty(2 * len(pairs))
     ins = np.array(pairs)[:, :2] - pairs[0][0]

@@ -12,6 +12,12 @@ from rope_xp.testing._box import Floats
 
 Round = Callable[[Floats], Floats]
 
+# A float32 product of float32 frequencies: half a unit each, and a few of the power before it.
+PRODUCT = 1e-6
+_TOLD = 1000.0
+# A few fall on the other side of a tie.
+_MOST = 0.9
+
 
 def rounded(x: Floats, bits: int) -> Floats:
     """Return x rounded to nearest, with so many bits after the leading one.
@@ -91,3 +97,26 @@ def ways(
         yield "angles are computed in TF32", turns(_float32(to(p) * to(w)))
         yield "positions are rounded to TF32", turns(_float32(to(p) * w))
         yield "frequencies are rounded to TF32", turns(_float32(p * to(w)))
+
+
+def cause(
+    turns: Floats, positions: Floats, frequencies: Floats, factor: float, beyond: Floats
+) -> str | None:
+    """Return which rounding explains cos + i sin that are off, in words, None if none does.
+
+    ``beyond`` says which of ``turns``, (tokens, pairs), are off by more than float32 explains.
+    """
+    reach = np.abs(np.multiply.outer(positions, frequencies))
+    # Farther out an angle in float32 is too uncertain to tell what it is rounded to.
+    told = reach < _TOLD
+    told = told if (told & beyond).any() else np.ones_like(told)
+    bound = factor * (2e-6 + 4 * PRODUCT * reach)
+    best, most = None, _MOST
+    for what, simulated in ways(positions, frequencies, factor):
+        with np.errstate(invalid="ignore"):
+            right = np.abs(simulated - turns) <= bound
+        right |= ~np.isfinite(simulated) & ~np.isfinite(turns)
+        share = float(right[told].mean())
+        if share > most and right[told & beyond].mean() > _MOST:
+            best, most = what, share
+    return best

@@ -12,8 +12,8 @@ import numpy as np
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp.scaling import (
-    Axial,
     NTK,
+    Axial,
     Linear,
     Llama3,
     Proportional,

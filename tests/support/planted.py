@@ -65,7 +65,12 @@ class Made:
             repeat = xp.stack if self.doubled == "neighbours" else xp.concat
             c, s = (self._spread(repeat, table) for table in (cos, sin))
             if self.layout == "half":
-                c1, c2, s1, s2 = c[..., : r // 2], c[..., r // 2 :], s[..., : r // 2], s[..., r // 2 :]
+                c1, c2, s1, s2 = (
+                    c[..., : r // 2],
+                    c[..., r // 2 :],
+                    s[..., : r // 2],
+                    s[..., r // 2 :],
+                )
             else:
                 c1, c2, s1, s2 = c[..., ::2], c[..., 1::2], s[..., ::2], s[..., 1::2]
         minus, plus = self.signs

@@ -1,4 +1,4 @@
-"""No false alarm: every rotation that the models of transformers call is known, and has no fault."""
+"""No false alarm: what the models of transformers call is known, and has no fault."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from support import census  # first, as it skips this module where torch or transformers is missing
 from support.exhaustive import exhaustive
 
-import torch
-import transformers
 from rope_xp import RoPE
 from rope_xp.scaling import Axial
 from rope_xp.testing import Identified, identify
@@ -38,7 +38,7 @@ def asked(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tuple[Ident
         return None
     more = {"layer_type": label} if label else {}
     rotate = census.function(unit)
-    first = list(inspect.signature(rotate).parameters)[0]
+    first = next(iter(inspect.signature(rotate).parameters))
     buffer = census._buffers(module).get(label, torch.empty(0))
 
     def tables(positions: Any) -> Any:

@@ -29,7 +29,9 @@ def like(library: str) -> Any:
 
 
 CASES = [
-    (exhaustive if library == "jax" and i % 8 else pytest.param)(library, fault, id=f"{library}-{fault.kind}")
+    (exhaustive if library == "jax" and i % 8 else pytest.param)(
+        library, fault, id=f"{library}-{fault.kind}"
+    )
     for i, fault in enumerate(FAULTS)
     for library in LIBRARIES
 ]

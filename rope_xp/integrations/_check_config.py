@@ -1,0 +1,169 @@
+"""The checks of a model's configuration, and of the functions that rotate by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Layout
+from rope_xp.hf import _keys, from_hf_config
+from rope_xp.integrations import _classes, _formats, _functions
+from rope_xp.integrations._findings import Finding, effect
+from rope_xp.rope import RoPE
+from rope_xp.scaling import DynamicNTK, LongRoPE
+
+_TRAINED = "original_max_position_embeddings"
+_EXTENDED = "max_position_embeddings"
+_LAYOUTS = {
+    "interleaved": "neighbours (2i, 2i + 1)",
+    "half": "halves (i, i + r/2)",
+    "interleaved_to_half": "neighbours, written to halves",
+}
+
+
+def findings(model: torch.nn.Module) -> Iterator[Finding]:
+    """Yield what is wrong with the configurations of a model and its parts."""
+    yield from _held(model)
+    seen: list[Any] = []
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None or not hasattr(config, "to_dict") or any(config is s for s in seen):
+            continue
+        seen.append(config)
+        ropes = _read(config)
+        if ropes and any(hasattr(m, "inv_freq") for m in module.modules()):
+            yield from _rules(model, config, ropes)
+    yield from _functions_of(model)
+
+
+def _read(config: Any) -> dict[str, RoPE]:
+    """Return the ropes of a configuration by layer type, none if it cannot be read."""
+    try:
+        found = from_hf_config(config)
+    except (RopeError, TypeError):
+        return {}
+    every = found if isinstance(found, dict) else {"": found}
+    return {label: rope for label, rope in every.items() if rope is not None}
+
+
+def _rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
+    raw = _keys.language_part(config.to_dict())
+    name = type(config).__name__
+    for label, rope in ropes.items():
+        rule = rope.scaling
+        told = getattr(rule, _TRAINED, None)
+        # transformers writes the one as the other where it is missing.
+        same = told == raw.get(_EXTENDED) and getattr(rule, "factor", 1.0) > 1.0
+        if told is not None and (same or not _says(raw, label)):
+            what = (
+                f"{_TRAINED} is {told}, as {_EXTENDED}: it was missing and that was taken for it, "
+                "or no context is extended"
+            )
+            mend = f"Write the length that the model was trained with as rope_parameters.{_TRAINED}"
+            yield Finding("warning", name, "missing key", what, None, mend)
+        if not isinstance(rule, DynamicNTK | LongRoPE):
+            continue
+        kind = type(rule).__name__
+        limit = (
+            rule.max_position_embeddings
+            if isinstance(rule, DynamicNTK)
+            else getattr(rule, _TRAINED)
+        )
+        mend = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
+        if _is_static(model):
+            what = f"{kind} changes frequencies beyond {limit} tokens, and the cache is static"
+            yield Finding("error", name, "static cache", what, None, mend)
+        elif getattr(config, "use_cache", True):
+            what = (
+                f"{kind} changes frequencies beyond {limit} tokens: keys that were cached before "
+                "turn by others than those after"
+            )
+            yield Finding("warning", name, "two regimes", what, None, mend)
+
+
+def _says(raw: Mapping[str, Any], label: str) -> bool:
+    if raw.get(_TRAINED):
+        return True
+    for key in ("rope_parameters", "rope_scaling"):
+        given = raw.get(key)
+        inside = given.get(label, given) if isinstance(given, Mapping) else {}
+        if isinstance(inside, Mapping) and inside.get(_TRAINED):
+            return True
+    return False
+
+
+def _is_static(model: torch.nn.Module) -> bool:
+    for owner in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        if "static" in str(getattr(owner, "cache_implementation", None) or ""):
+            return True
+    return False
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+def _functions_of(model: torch.nn.Module) -> Iterator[Finding]:
+    """Yield where the function that rotates takes other pairs than the model type's weights."""
+    asked: set[type] = set()
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind in asked or _classes.original(kind) is not None:
+            continue
+        asked.add(kind)
+        config = getattr(module, "config", None)
+        layouts = {rope.layout for rope in _read(config).values()} if config is not None else set()
+        if len(layouts) != 1:
+            continue
+        (expected,) = layouts
+        found = dict(_recognised(kind))
+        # Some classes call one of two functions, as the configuration says.
+        if found and expected not in found.values():
+            called, layout = next(iter(found.items()))
+            what = (
+                f"{called} turns {_LAYOUTS[layout]}, and the weights of model_type "
+                f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
+            )
+            mend = "Call the model's own function, or permute_weights q and k projections"
+            yield Finding("error", name, "layout", what, None, mend)
+
+
+def _recognised(kind: type) -> Iterator[tuple[str, Layout]]:
+    """Yield the functions that a class calls, and the layout of each that rotates."""
+    for called, function in _called(kind):
+        try:
+            found = _functions.recognise(called, _functions.own(function), _formats.FORMATS)
+        except (RopeError, ValueError, TypeError, AttributeError):
+            continue
+        yield called, found.layout
+
+
+def _called(kind: type) -> _classes.Called:
+    try:
+        return _classes.called(kind)
+    except RopeError:  # a method that is overridden, which patch refuses
+        return ()
+
+
+# --- modules that hold a RoPE --------------------------------------------------------------------
+
+
+def _held(model: torch.nn.Module) -> Iterator[Finding]:
+    """Yield modules with a RoPE of their own that is none of the configuration's."""
+    config = getattr(model, "config", None)
+    expected = list(_read(config).values()) if config is not None else []
+    for name, module in model.named_modules():
+        rope = getattr(module, "rope", None)
+        if not isinstance(rope, RoPE) or not expected or rope in expected:
+            continue
+        width = rope.rotary_dim or _keys.size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]
+        try:
+            ours, theirs = (each.for_length(1).frequencies(width) for each in (rope, expected[0]))
+            told = effect(ours, theirs)
+        except RopeError:
+            told = None
+        what = f"it holds {rope}, and the configuration says {expected[0]}"
+        mend = "Make it of rope_xp.from_hf_config(model.config)"
+        yield Finding("error", name, "unlike the configuration", what, told, mend)

@@ -1,0 +1,292 @@
+"""check(): what is wrong with a model's angles is found, by its kind, and nothing else is."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from support import census  # first, as it skips this module where torch or transformers is missing
+from support.exhaustive import exhaustive
+from support.patched import LOGITS, logits
+from support.small_models import MODELS, make, vision_language
+
+from rope_xp import RoPE, RopeError, from_hf_config
+from rope_xp.integrations.transformers import Finding, check, patch, unpatch
+
+ROTARY = "model.rotary_emb.inv_freq"
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+def buffer(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
+    def changed(model: Any) -> None:
+        rotary = model.model.rotary_emb
+        rotary.inv_freq = change(rotary.inv_freq.clone())
+
+    return changed
+
+
+def cast_and_back(model: Any) -> None:
+    model.bfloat16().float()
+
+
+def attention_scaling(model: Any) -> None:
+    model.model.rotary_emb.attention_scaling = 1.25
+
+
+def slow(model: Any) -> None:
+    """Compute angles in bfloat16, in whatever the configuration is."""
+
+    def forward(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        rotary = model.model.rotary_emb
+        angles = position_ids[..., None].bfloat16() * rotary.inv_freq.bfloat16()
+        angles = torch.cat([angles, angles], -1).float()
+        return angles.cos(), angles.sin()
+
+    model.model.rotary_emb.forward = forward
+
+
+def matmul(model: Any) -> None:
+    """Compute angles by a product of matrices, which autocast takes for its own."""
+    kind = type(model.model.rotary_emb)
+
+    class Rotary(kind):  # type: ignore[misc,valid-type]
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            column = position_ids[..., None].float()
+            angles = (column @ self.inv_freq[None, None].expand(len(column), 1, -1)).float()
+            angles = torch.cat([angles, angles], -1)
+            return angles.cos(), angles.sin()
+
+    model.model.rotary_emb.__class__ = Rotary
+
+
+# Kind, what breaks a small Llama, words of the sentence.
+BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
+    "zeros": ("zero", buffer(torch.zeros_like), "nothing turns"),
+    "nan": ("not finite", buffer(lambda w: w * torch.nan), "not finite"),
+    "random": ("uninitialised", buffer(torch.randn_like), "no frequencies"),
+    "bits": ("uninitialised", buffer(lambda w: torch.full_like(w, 3e-38)), "no frequencies"),
+    "huge": ("uninitialised", buffer(lambda w: w * 1e30), "no frequencies"),
+    "bfloat16": ("cast", lambda model: model.bfloat16(), "cast to bfloat16"),
+    "float16": ("cast", lambda model: model.half(), "cast to float16"),
+    "and back": ("rounded", cast_and_back, "rounded to bfloat16"),
+    "base": ("unlike the configuration", buffer(lambda w: w**2), "of base 1e+08"),
+    "factor": ("unlike the configuration", buffer(lambda w: w / 4), "Linear(factor=4.0)"),
+    "length": ("unlike the configuration", buffer(lambda w: w[:4]), "the configuration says"),
+    "scaling": ("attention factor", attention_scaling, "attention_scaling is 1.25"),
+    "angles": ("angles", slow, "angles are computed in bfloat16"),
+    "autocast": ("autocast", matmul, "autocast to bfloat16 reaches the angles"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_named(name: str) -> None:
+    kind, break_it, words = BROKEN[name]
+    model = make("llama")
+    assert check(model) == ()
+    break_it(model)
+    (found,) = check(model)
+    assert (found.kind, words in found.what) == (kind, True), found
+    assert found.module.startswith("model.rotary_emb")
+    assert set(found.effect or ()) == {4097, 131_071}
+    assert found.mend
+
+
+# A replaced forward, a factor and another length are no numbers in a buffer.
+REPAIRED = [n for n in BROKEN if n not in ("angles", "scaling", "length")]
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_what_the_configuration_determines_is_repaired(name: str) -> None:
+    model, right = make("llama"), make("llama")
+    BROKEN[name][1](model)
+    model.float().load_state_dict(right.state_dict())  # which holds no frequencies
+    patch(model, trust="config")
+    assert check(model) == ()
+    torch.testing.assert_close(logits(model), logits(patch(right)), rtol=0, atol=LOGITS)
+    restored = model.model.rotary_emb.inv_freq
+    expected = from_hf_config(model.config).frequencies(16)
+    np.testing.assert_allclose(restored.double().numpy(), expected, rtol=1e-7)
+    if name != "autocast":
+        assert check(unpatch(model)) == ()
+
+
+def test_patch_without_trust_refuses_what_is_broken() -> None:
+    model = make("llama")
+    model.model.rotary_emb.inv_freq.zero_()
+    with pytest.raises(RopeError, match="its buffer holds"):
+        patch(model)
+    with pytest.raises(RopeError, match="trust must be 'both' or 'config'; got 'buffers'"):
+        patch(model, trust="buffers")
+
+
+def test_effects_are_those_of_the_formula() -> None:
+    model = make("llama").bfloat16()
+    (found,) = check(model)
+    exact = 10000.0 ** (-np.arange(8) / 8)
+    held = model.model.rotary_emb.inv_freq.double().numpy()
+    for p, off in (found.effect or {}).items():
+        assert off == pytest.approx(np.abs(np.exp(1j * p * held) - np.exp(1j * p * exact)).max())
+
+
+# --- configurations ------------------------------------------------------------------------------
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+
+
+def kinds(model: Any) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.kind) for finding in check(model)]
+
+
+def test_rules_that_change_with_the_length() -> None:
+    model = make("llama", rope_parameters=DYNAMIC)
+    assert kinds(model) == [("warning", "two regimes")]
+    model.generation_config.cache_implementation = "static"
+    assert kinds(model) == [("error", "static cache")]
+    assert kinds(make("phi3")) == [("warning", "two regimes")]
+
+
+def test_a_length_that_is_missing() -> None:
+    (found,) = check(make("llama", rope_parameters=YARN))
+    assert (found.severity, found.kind) == ("warning", "missing key")
+    assert "original_max_position_embeddings is 256" in found.what
+    told = {**YARN, "original_max_position_embeddings": 64}
+    assert check(make("llama", rope_parameters=told)) == ()
+
+
+def test_a_function_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = importlib.import_module("transformers.models.llama.modeling_llama")
+    other = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    monkeypatch.setattr(theirs, "apply_rotary_pos_emb", other.apply_rotary_pos_emb_interleave)
+    (found,) = check(make("llama"))
+    assert (found.severity, found.kind) == ("error", "layout")
+    assert "model_type 'llama' are for halves" in found.what
+
+
+def test_meta() -> None:
+    config = make("llama").config
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    (found,) = check(model)
+    assert (found.severity, found.kind, found.module) == ("warning", "meta", ROTARY)
+    model.to_empty(device="cpu")
+    model.model.rotary_emb.inv_freq.fill_(7.5e8)  # as such memory may hold
+    assert kinds(model) == [("error", "uninitialised")]
+
+
+# --- other modules -------------------------------------------------------------------------------
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, **buffers: torch.Tensor) -> None:
+        super().__init__()
+        self.inner = torch.nn.Module()
+        for name, value in buffers.items():
+            self.inner.register_buffer(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("inv_freq", 1e4 ** -torch.linspace(0, 1, 8), None),
+        ("inv_freq", torch.zeros(8), "zero"),
+        ("inv_freq", torch.ones(8).bfloat16(), "cast"),
+        ("inv_freq", -torch.ones(8), "uninitialised"),
+        ("cos_cached", torch.ones(8, 4), None),
+        ("cos_cached", torch.ones(8, 4).bfloat16(), "tables cast"),
+        ("cos_sin_cache", torch.ones(8, 4) * torch.inf, "not finite"),
+        ("freqs_cis", torch.ones(8, 4) * 1j, None),
+        ("freqs_cis", torch.ones(8, 4) * 1j * torch.nan, "not finite"),
+    ],
+)
+def test_modules_without_a_configuration(name: str, value: torch.Tensor, kind: str | None) -> None:
+    found = check(Holder(**{name: value}))
+    assert [(f.module, f.kind) for f in found] == ([(f"inner.{name}", kind)] if kind else [])
+
+
+class HoldsRope(torch.nn.Module):
+    """What a rotary module without buffers is."""
+
+    def __init__(self, rope: RoPE) -> None:
+        super().__init__()
+        self.rope = rope
+
+
+def test_modules_that_hold_a_rope() -> None:
+    model = make("llama")
+    model.extra = HoldsRope(from_hf_config(model.config))
+    assert check(model) == ()
+    model.extra = HoldsRope(RoPE(layout="half", base=5e5))
+    (found,) = check(model)
+    assert (found.severity, found.module, found.kind) == (
+        *("error", "extra"),
+        "unlike the configuration",
+    )
+    assert check(HoldsRope(RoPE())) == ()
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module; got dict"):
+        check({})  # type: ignore[arg-type]
+
+
+def test_a_finding_reads_as_a_sentence() -> None:
+    found = Finding("error", "a.b", "zero", "it holds zeros", {4097: 2.0, 131_071: 1.9}, "Mend it")
+    assert str(found) == (
+        "error: a.b: it holds zeros; off by 2 at position 4097; off by 1.9 at position 131071. "
+        "Mend it"
+    )
+
+
+# --- no false alarm ------------------------------------------------------------------------------
+
+EXPECTED = {"phi3": ["two regimes"]}
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [m if m in ("gemma4_text", "deepseek_v3", "gpt_oss") else exhaustive(m) for m in MODELS],
+)
+def test_models_that_are_right(model_type: str) -> None:
+    assert [f.kind for f in check(make(model_type))] == EXPECTED.get(model_type, [])
+
+
+def test_a_model_of_text_and_images_that_is_right() -> None:
+    assert check(vision_language()[0]) == ()
+
+
+def test_a_check_changes_nothing() -> None:
+    model = make("phi3")
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    check(model)
+    for name, value in model.named_buffers():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    "directory", [d if d in ("gemma3", "pixtral") else exhaustive(d) for d in census.directories()]
+)
+def test_rotary_modules_that_are_right(directory: str) -> None:
+    for unit in census.units(directory):
+        found = [str(f) for f in check(unit.rotary(unit.config).eval())]
+        assert found == [], unit.name
+
+
+def test_a_model_of_32_layers_takes_seconds() -> None:
+    model = make("llama", num_hidden_layers=32)
+    start = time.perf_counter()
+    assert check(model) == ()
+    assert time.perf_counter() - start < 5
