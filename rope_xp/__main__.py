@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from rope_xp._cli import bench, demo, info, inspect_config, plot
+from rope_xp._cli import bench, check, demo, info, inspect_config, plot
 
 
 class Command(Protocol):
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "info": info,
     "demo": demo,
     "inspect": inspect_config,
+    "check": check,
     "plot": plot,
     "bench": bench,
 }

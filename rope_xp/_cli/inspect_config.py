@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         reading = read(options.config, options.layout)
         found = config_report.collect(reading, options.length)
         if options.plot is not None:
-            _draw(options.plot, reading, options.length)
+            draw(options.plot, reading, options.length)
     except OSError as error:
         return terminal.fail("inspect", f"{error.filename}: {error.strerror}")
     except RopeError as error:
@@ -72,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def _draw(path: Path, reading: Reading, asked: int | None) -> None:
+def draw(path: Path, reading: Reading, asked: int | None) -> None:
+    """Draw the wavelengths of each type of layer, for the length that was asked for, if any."""
     drawings = {}
     for layers in reading.layers:
         if layers.rope is None or layers.rotated is None:

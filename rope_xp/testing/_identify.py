@@ -34,6 +34,8 @@ class Identified:
         say of sign and offset is not counted.
     passes : int, optional
         The first position that was tried whose error is above 1e-2; None where there is none.
+    frequencies : tuple of float, length r/2
+        As measured, in radians per position; 0 where a pair stands still.
     notes : tuple of str
         What else there is to know, in sentences.
     faults : tuple of str
@@ -43,6 +45,7 @@ class Identified:
     rope: RoPE
     error: dict[int, float]
     passes: int | None
+    frequencies: tuple[float, ...]
     notes: tuple[str, ...]
     faults: tuple[str, ...]
 
@@ -145,8 +148,15 @@ def identify(
     limits = _limits.find(box, main.pairs, first, main.angles, main.exact)
     # What explains the errors of angles explains those of frequencies too.
     faults += limits.faults or (main.rounded,) * (main.rounded is not None)
+    rotary_dim = main.rope.rotary_dim or head_dim
+    measured = _series(main.pairs, main.angles, rotary_dim).values
     return Identified(
-        main.rope, limits.error, limits.passes, main.notes, tuple(dict.fromkeys(faults))
+        main.rope,
+        limits.error,
+        limits.passes,
+        tuple(measured.tolist()),
+        main.notes,
+        tuple(dict.fromkeys(faults)),
     )
 
 

@@ -90,6 +90,7 @@ def test_names() -> None:
         "onnx",
         "positions",
         "rope",
+        "testing",
     }  # modules
     members = {name for name in vars(RoPE) if not name.startswith("_")}
     assert members == {

@@ -1,0 +1,194 @@
+"""Tell which RoPE a function is, or what is wrong with a model's, and exit with status 1 if so.
+
+TARGET is ``package.module:function``, called as ``function(q, k, positions)`` or ``function(x,
+positions)``; or a folder with a config.json, or that file. Of a folder the configuration is read,
+and the weights if asked for: from safetensors alone, without code that comes with them.
+
+The keys of the JSON object of a function are ``target``, ``rope`` (its fields), ``error`` (by
+position, null where positions are refused), ``passes``, ``frequencies``, ``notes``, ``faults`` and
+``differences`` (from ``--config``); where it is none, ``target`` and ``faults``. Those of a model
+are ``target`` and ``findings``, each with ``severity``, ``module``, ``kind``, ``what``, ``effect``
+and ``mend``.
+"""
+
+import argparse
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rope_xp._arguments.fields import LAYOUTS
+from rope_xp._cli import arguments, check_model, plots, terminal
+from rope_xp._contract.errors import BROKEN, RopeError
+from rope_xp.hf import from_hf_config
+from rope_xp.rope import RoPE
+from rope_xp.testing import Identified, Measured, identify
+from rope_xp.testing._box import LIBRARIES
+from rope_xp.testing._identify import differences
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("target", metavar="TARGET", help="package.module:function, or a folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw frequencies beside the nearest rule's"
+    )
+    of_function = parser.add_argument_group("of a function")
+    of_function.add_argument(
+        "--head-dim", type=arguments.count, default=128, metavar="N", help="default %(default)s"
+    )
+    of_function.add_argument(
+        "--axes", default="bhsd", help="names of the axes of its arrays; default %(default)s"
+    )
+    of_function.add_argument(
+        "--heads", type=arguments.count, default=2, metavar="N", help="default %(default)s"
+    )
+    of_function.add_argument(
+        "--components", type=arguments.count, metavar="N", help="of a position; default: tried"
+    )
+    of_function.add_argument(
+        "--tables",
+        metavar="package.module:function",
+        help="from positions to cos and sin, which it then takes in their place",
+    )
+    of_function.add_argument("--library", choices=LIBRARIES, help="default: tried")
+    of_function.add_argument(
+        "--config", metavar="CONFIG", help="a config.json whose RoPE it must be"
+    )
+    of_model = parser.add_argument_group("of a model")
+    of_model.add_argument(
+        "--weights", action="store_true", help="load the model by transformers, from safetensors"
+    )
+    of_model.add_argument(
+        "--layout", choices=LAYOUTS, help="how components pair up, for a type that is not known"
+    )
+    of_model.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is found; return the exit status, 1 where something is wrong."""
+    try:
+        if Path(options.target).exists():
+            return check_model.run(options)
+        return _function(options)
+    except OSError as error:
+        return terminal.fail("check", f"{error.filename}: {error.strerror}")
+    except (RopeError, TypeError) as error:
+        return terminal.fail("check", str(error))
+
+
+def _function(options: argparse.Namespace) -> int:
+    function = _named(options.target)
+    tables = None if options.tables is None else _named(options.tables)
+    like = None if options.library is None else _example(options.library)
+    wanted = None if options.config is None else _wanted(options.config, options.layout)
+    try:
+        found = identify(
+            function,
+            options.head_dim,
+            axes=options.axes,
+            tables=tables,
+            like=like,
+            heads=options.heads,
+            components=options.components,
+        )
+    except RopeError as error:
+        if not options.json:
+            raise
+        print(json.dumps({"target": options.target, "faults": [str(error)]}, indent=2))
+        return 1
+    differing = [] if wanted is None else differences(found.rope, wanted, options.head_dim)
+    if options.plot is not None:
+        _draw(options.plot, found, options.head_dim)
+    if options.json:
+        print(json.dumps(_object(options.target, found, differing), indent=2, allow_nan=False))
+    else:
+        _print(found, differing)
+    return int(bool(found.faults or differing))
+
+
+def _named(target: str) -> Callable[..., Any]:
+    """Return what package.module:function names."""
+    module, colon, name = target.partition(":")
+    if not colon:
+        raise RopeError(f"{target} is no file, and not package.module:function")
+    sys.path.insert(0, str(Path.cwd()))  # as for python -m, also where a script has started this
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except BROKEN as error:
+        raise RopeError(f"{target}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    return found  # type: ignore[no-any-return]  # identify checks that it can be called
+
+
+def _example(library: str) -> Any:
+    xp = importlib.import_module({"jax": "jax.numpy"}.get(library, library))
+    return xp.zeros(1, dtype=xp.float32)
+
+
+def _wanted(config: str, layout: Any) -> RoPE:
+    found = from_hf_config(config, layout=layout)
+    if isinstance(found, RoPE):
+        return found
+    shown = ", ".join(found)
+    raise RopeError(f"{config} has a RoPE for each of {shown}; a function is compared with one")
+
+
+# --- output --------------------------------------------------------------------------------------
+
+
+def _object(target: str, found: Identified, differing: list[str]) -> dict[str, Any]:
+    fields = {name: getattr(found.rope, name) for name in vars(found.rope)}
+    rule = found.rope.scaling
+    if is_dataclass(rule) and not isinstance(rule, type):
+        fields["scaling"] = {"name": type(rule).__name__, **asdict(rule)}
+    return {
+        "target": target,
+        "rope": fields,
+        "error": {str(p): e if math.isfinite(e) else None for p, e in found.error.items()},
+        "passes": found.passes,
+        "frequencies": list(found.frequencies),
+        "notes": list(found.notes),
+        "faults": list(found.faults),
+        "differences": differing,
+    }
+
+
+def _print(found: Identified, differing: list[str]) -> None:
+    print(terminal.plain_pairs([(name, str(value)) for name, value in vars(found.rope).items()]))
+    print()
+    rows = [
+        (f"below {p}", f"{e:.1e}" if math.isfinite(e) else "refused")
+        for p, e in found.error.items()
+    ]
+    terminal.table(("positions", "largest error of cos and sin"), rows, text_columns=1)
+    if found.passes is not None:
+        print(f"\nThe error passes 1e-2 by position {found.passes}.")
+    for title, sentences in (
+        ("notes", found.notes),
+        ("faults", found.faults),
+        ("unlike the configuration", differing),
+    ):
+        if sentences:
+            print(f"\n{title}:")
+            print("\n".join(f"- {each}" for each in sentences))
+    if not found.faults and not differing:
+        print("\nNothing is wrong.")
+
+
+def _draw(path: Path, found: Identified, head_dim: int) -> None:
+    r = found.rope.rotary_dim or head_dim
+    alone = replace(found.rope.for_length(1), rotary_dim=r, rotary_offset=0)
+    ropes = {
+        "nearest rule": alone,
+        "as measured": replace(alone, scaling=Measured(found.frequencies)),
+    }
+    plots.write_wavelengths(path, {f"{r} rotated components": (ropes, r, {})})

@@ -1,0 +1,216 @@
+"""python -m rope_xp check: functions, configurations and weights, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.inspected import LLAMA
+from support.programs import ROOT
+
+import rope_xp
+from rope_xp import __main__ as cli
+
+MODULE = """
+import numpy as np
+
+INV = 500000.0 ** (-np.arange(16) / 16)
+
+
+def tables(positions):
+    angles = positions[:, None] * INV
+    return np.cos(angles), np.sin(angles)
+
+
+def by_tables(x, cos, sin):
+    a, b = x[..., :16], x[..., 16:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def rotate(q, k, positions):
+    return tuple(by_tables(x, *tables(positions)) for x in (q, k))
+
+
+def late(q, k, positions):
+    return rotate(q, k, positions + 1)
+
+
+def scaled(x, positions):
+    return x * positions[:, None]
+
+
+class Holder:
+    rotate = staticmethod(rotate)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "rotates_by_hand.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("rotates_by_hand", None)
+
+
+def checked(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(["check", *arguments])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+@pytest.mark.parametrize("name", ["rotate", "Holder.rotate"])
+def test_a_function_that_is_right(name: str, capsys) -> None:
+    status, out, _ = checked(capsys, f"rotates_by_hand:{name}", "--head-dim", "32")
+    assert status == 0
+    assert "base:          500000.0" in out
+    assert "Nothing is wrong." in out
+    assert not [line for line in sys.path if line == str(Path.cwd())]
+
+
+def test_a_function_that_is_wrong(capsys) -> None:
+    status, out, _ = checked(capsys, "rotates_by_hand:late", "--head-dim", "32")
+    assert status == 1
+    assert "- positions are off by +1" in out
+    assert "Nothing is wrong" not in out
+
+
+def test_a_function_of_tables(capsys) -> None:
+    named = ["rotates_by_hand:by_tables", "--tables", "rotates_by_hand:tables"]
+    status, out, _ = checked(capsys, *named, "--head-dim", "32", "--library", "numpy", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert (found["rope"]["base"], found["rope"]["layout"]) == (500000.0, "half")
+    assert set(found["error"]) == {"128", "4096", "131072", "1048576"}
+    expected = rope_xp.RoPE(base=500000.0).frequencies(32)
+    assert found["frequencies"] == pytest.approx(expected, rel=1e-6)
+    assert found["faults"] == found["differences"] == []
+
+
+def test_a_function_that_is_no_rotation(capsys) -> None:
+    arguments = ["rotates_by_hand:scaled", "--head-dim", "32"]
+    status, _, error = checked(capsys, *arguments)
+    assert status == 1
+    assert error.startswith("check: function is no rotation")
+    status, out, _ = checked(capsys, *arguments, "--json")
+    assert status == 1
+    assert json.loads(out)["faults"][0].startswith("function is no rotation")
+
+
+def test_a_function_beside_a_configuration(tmp_path: Path, capsys) -> None:
+    plain = {**LLAMA, "head_dim": 32, "rope_scaling": None}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    arguments = ["rotates_by_hand:rotate", "--head-dim", "32", "--config", "config.json"]
+    assert checked(capsys, *arguments)[0] == 0
+    (tmp_path / "config.json").write_text(json.dumps({**plain, "rope_theta": 10000.0}))
+    status, out, _ = checked(capsys, *arguments)
+    assert status == 1
+    assert "unlike the configuration:\n- base is 500000, and not 10000" in out
+
+
+def test_a_plot(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["rotates_by_hand:rotate", "--head-dim", "32", "--plot", "found.png"]
+    assert checked(capsys, *arguments)[0] == 0
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere", "nowhere is no file, and not package.module:function"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("rotates_by_hand:missing", "has no attribute 'missing'"),
+        ("rotates_by_hand:INV", "function must be callable; got ndarray"),
+    ],
+)
+def test_targets_that_are_none(target: str, said: str, capsys) -> None:
+    status, _, error = checked(capsys, target)
+    assert status == 1
+    assert said in error
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def written(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_configuration_that_is_right(tmp_path: Path, capsys) -> None:
+    status, out, _ = checked(capsys, written(tmp_path, {**LLAMA, "head_dim": 128}))
+    assert (status, out) == (0, "Nothing is wrong.\n")
+
+
+def test_a_configuration_that_is_odd(tmp_path: Path, capsys) -> None:
+    rule = {**LLAMA["rope_scaling"]}
+    del rule["original_max_position_embeddings"]
+    folder = written(tmp_path, {**LLAMA, "head_dim": 128, "rope_scaling": rule})
+    status, out, _ = checked(capsys, folder)
+    assert status == 0
+    assert "original_max_position_embeddings is missing" in out
+    assert checked(capsys, folder, "--strict")[0] == 1
+    (found,) = json.loads(checked(capsys, folder, "--json")[1])["findings"]
+    assert set(found) == {"severity", "module", "kind", "what", "effect", "mend"}
+
+
+def test_a_configuration_that_is_wrong(tmp_path: Path, capsys) -> None:
+    folder = written(tmp_path, {**LLAMA, "rope_scaling": {"rope_type": "made up"}})
+    status, out, _ = checked(capsys, folder)
+    assert status == 1
+    assert "rope_type 'made up' is not known" in out
+
+
+def test_weights(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from support.small_models import make
+
+    model = make("llama")
+    model.save_pretrained(tmp_path)
+    assert checked(capsys, str(tmp_path), "--weights")[0] == 0
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    make("llama", rope_parameters=dynamic).save_pretrained(tmp_path)
+    status, out, _ = checked(capsys, str(tmp_path), "--weights", "--json")
+    assert status == 0
+    kinds = [found["kind"] for found in json.loads(out)["findings"]]
+    assert "two regimes" in kinds
+
+
+def test_weights_of_other_files_are_not_read(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    folder = written(tmp_path, {**LLAMA, "head_dim": 128})
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    status, _, error = checked(capsys, folder, "--weights")
+    assert status == 1
+    assert "has no *.safetensors, and other files of weights are not read" in error
+
+
+def test_the_script_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"rope-xp": "rope_xp.__main__:main"}
+    assert callable(cli.main)
+
+
+def test_check_imports_no_framework_for_a_numpy_function(tmp_path: Path) -> None:
+    code = (
+        "import sys; from rope_xp.__main__ import main\n"
+        "assert main(['check', 'rotates_by_hand:rotate', '--head-dim', '32', '--json']) == 0\n"
+        "assert not {'torch', 'jax', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
