@@ -145,7 +145,8 @@ def _sign(signed: Floats, noise: Floats, name: str) -> int:
         backwards = np.flatnonzero(signed < -noise)[:4].tolist()
         raise RopeError(
             f"function is no rotary embedding: pairs {backwards} ... of {name} turn backwards, "
-            "and the others forwards"
+            "and the others forwards; or they turn by more than half a turn from one position to "
+            "the next, which integers cannot tell"
         )
     return -1 if negative else 1
 

@@ -146,4 +146,4 @@ def _explained(
         )  # fmt: skip
     except RopeError as error:
         return [str(error)]
-    return [*differences(found.rope, rope, head_dim), *found.faults]
+    return [*differences(found.rope, rope, head_dim), *found.faults, *found.notes]

@@ -155,7 +155,7 @@ def identify(
         limits.error,
         limits.passes,
         tuple(measured.tolist()),
-        main.notes,
+        (*main.notes, *limits.notes),
         tuple(dict.fromkeys(faults)),
     )
 

@@ -27,6 +27,7 @@ class Limits:
     """The largest error of cos and sin below each position; inf where the function refuses."""
     passes: int | None
     """The first position that was tried with an error above 1e-2."""
+    notes: tuple[str, ...]
     faults: tuple[str, ...]
 
 
@@ -43,16 +44,15 @@ def find(box: Box, pairs: Pairs, array: int, angles: Angles, exact: Floats) -> L
     passes: int | None = None
     worst = 0.0
     noise = 2e-6 + 2 * EPS[box.dtype]
-    faults: list[str] = []
+    notes: tuple[str, ...] = ()
     seen: list[tuple[Floats, Floats]] = []
     for last in (1 << k for k in range(3, _LARGEST.bit_length())):
         positions = np.array(_around(last), float)
         try:
             turns = _angles.read(box, pairs, array, positions.astype(int))
         except Refused as refused:
-            faults.append(_refusing(box, pairs, array, last, str(refused)))
+            notes = (_refusing(box, pairs, array, last, str(refused)),)
             error |= {at: float("inf") for at in AT if at >= last}
-            passes = last - 1 if passes is None else passes
             break
         seen.append((positions, turns))
         off = np.abs(turns - angles.exact(exact, positions)) / angles.factor
@@ -65,7 +65,7 @@ def find(box: Box, pairs: Pairs, array: int, angles: Angles, exact: Floats) -> L
     positions = np.concatenate([p for p, _ in seen])
     turns = np.concatenate([t for _, t in seen])
     told = _cause(box, pairs, array, angles, exact, positions, turns, noise)
-    return Limits(error, passes, (*told, *faults))
+    return Limits(error, passes, notes, told)
 
 
 def _cause(

@@ -114,13 +114,15 @@ def nearest(
     float32. With ``plain``, the base must have four digits or fewer.
     """
     # A base of few digits is likelier than one that fits some bits better.
-    ways = [(_FLOAT32 + loose, True)]
-    ways += [] if plain else [(_HALF, False)] * (not loose) + [(_FLOAT32 + loose, False)]
-    for close, few in ways:
-        for base, rule in itertools.chain(*(kind(series, close) for kind in _KINDS)):
+    close = _FLOAT32 + loose
+    # How far numbers may be rounded, and how far frequencies may be off then.
+    ways = [(close, close, True)]
+    ways += [] if plain else [(_HALF, _HALF, False), (_HALF + loose, close, False)]
+    for near, off, few in ways:
+        for base, rule in itertools.chain(*(kind(series, near) for kind in _KINDS)):
             if few and float(f"{base:.3e}") != base:
                 continue
-            if 0.0 < base < math.inf and series.fits(base, rule, close):
+            if 0.0 < base < math.inf and series.fits(base, rule, off):
                 return base, rule
     return None
 

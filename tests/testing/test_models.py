@@ -18,10 +18,7 @@ from rope_xp.scaling import Axial
 from rope_xp.testing import Identified, identify
 from rope_xp.testing._identify import differences
 
-SHORT = (
-    *("llama", "gptj", "gpt_neox", "deepseek_v3", "glm", "phi3", "gpt_oss"),
-    *("gemma3", "gemma4", "qwen2_vl", "qwen3_vl", "ernie4_5_vl_moe", "cohere"),
-)
+SHORT = ("llama", "gptj", "deepseek_v3", "gpt_oss", "gemma4", "qwen3_vl", "pixtral")
 
 
 @pytest.fixture(autouse=True)

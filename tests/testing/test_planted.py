@@ -28,11 +28,12 @@ def like(library: str) -> Any:
     return module.zeros(1, dtype=module.float32)
 
 
+# How many faults of each library there are for one that the short suite plants: calls of one shape
+# after another are slow in torch, and slower in jax.
+EVERY = {"numpy": 1, "torch": 4, "jax": 14}
 CASES = [
-    (exhaustive if library == "jax" and i % 8 else pytest.param)(
-        library, fault, id=f"{library}-{fault.kind}"
-    )
-    for i, fault in enumerate(FAULTS)
+    (exhaustive if i % EVERY[library] else pytest.param)(library, f, id=f"{library}-{f.kind}")
+    for i, f in enumerate(FAULTS)
     for library in LIBRARIES
 ]
 
