@@ -147,7 +147,7 @@ def identify(
     faults = [*main.faults, *_between(found, turned, head_dim)]
     limits = _limits.find(box, main.pairs, first, main.angles, main.exact)
     # What explains the errors of angles explains those of frequencies too.
-    faults += limits.faults or (main.rounded,) * (main.rounded is not None)
+    faults += limits.faults or ([main.rounded] if main.rounded else [])
     rotary_dim = main.rope.rotary_dim or head_dim
     measured = _series(main.pairs, main.angles, rotary_dim).values
     return Identified(

@@ -103,7 +103,7 @@ def find(matrix: Floats, name: str, eps: float) -> Pairs | None:
                 f"function is no rotation of pairs: components {list(outs)[:6]} of {name} are made "
                 f"of components {ins[:6]}"
             )
-    pairs = sorted((ins[0], ins[1], *outs) for outs, ins in groups.items())
+    pairs = sorted((i, j, o, p) for (o, p), (i, j) in groups.items())
     _check_pairs(one, pairs, name, eps)
     return _layout(pairs, one.shape[-1], name, factor)
 

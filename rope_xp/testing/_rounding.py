@@ -100,7 +100,7 @@ def ways(
 
 
 def cause(
-    turns: Floats, positions: Floats, frequencies: Floats, factor: float, beyond: Floats
+    turns: Floats, positions: Floats, frequencies: Floats, factor: float, beyond: NDArray[np.bool_]
 ) -> str | None:
     """Return which rounding explains cos + i sin that are off, in words, None if none does.
 

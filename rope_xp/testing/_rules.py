@@ -58,7 +58,7 @@ class Measured(Rule):
     """
 
     values: tuple[float, ...]
-    attention_factor: float = 1.0  # type: ignore[assignment,misc]  # a field for the property
+    attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
         numbers.check_positive("Measured.attention_factor", self.attention_factor)

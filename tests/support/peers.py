@@ -5,6 +5,7 @@ Those that can be installed beside the tests are called themselves, in tests/tes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,10 +38,15 @@ def _inverse(d: int, base: float = 10000.0) -> torch.Tensor:
     return 1.0 / (base ** (torch.arange(0, d, 2, dtype=torch.float32) / d))
 
 
+@functools.cache
+def _rows() -> torch.Tensor:
+    angles = torch.einsum("i,j->ij", torch.arange(ROWS, dtype=torch.float32), _inverse(64))
+    return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+
 def torchtune(x: Any, positions: Any) -> Any:
     """Neighbours as a last axis of two, with a cache of (rows, pairs, 2)."""
-    angles = torch.einsum("i,j->ij", torch.arange(ROWS, dtype=torch.float32), _inverse(64))
-    cache = torch.stack([angles.cos(), angles.sin()], dim=-1)[positions]
+    cache = _rows()[positions]
     pairs = x.float().reshape(*x.shape[:-1], -1, 2)
     cache = cache.view(-1, pairs.size(1), 1, pairs.size(3), 2)
     first = pairs[..., 0] * cache[..., 0] - pairs[..., 1] * cache[..., 1]
