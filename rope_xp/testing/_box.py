@@ -77,13 +77,14 @@ class Box:
         shape = (len(vectors), self.heads, at.shape[-1], self.head_dim)
         x = np.broadcast_to(vectors[:, :, None, :], shape)
         x = np.moveaxis(x, (0, 1, 2, 3), [self.axes.index(a) for a in "bhsd"])
-        given = self._put(np.ascontiguousarray(x, np.float32))
+        # Each has an array of its own, as some functions write in place.
+        given = [self._put(np.array(x, np.float32, order="C")) for _ in range(self.arrays)]
         asked = self._positions(at, len(vectors))
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
                 follows = (asked,) if self.tables is None else _several(self.tables(asked))
-                result = self.function(*[given] * self.arrays, *follows)
+                result = self.function(*given, *follows)
                 results = _several(result) if self.arrays > 1 else (result,)
                 return [self._fetch(each, x.shape) for each in results[: self.arrays]]
             except FAILURES as error:

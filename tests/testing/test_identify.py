@@ -1,0 +1,221 @@
+"""identify and assert_rotates of functions that are right: what is found, and how it is asked."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from support.planted import HEAD_DIM, SECTIONS, dynamic, reaching
+
+import rope_xp
+from rope_xp import RoPE, RopeError, scaling
+from rope_xp.testing import Measured, assert_rotates, identify
+from rope_xp.testing._identify import differences
+
+ROPES = {
+    "plain": RoPE(),
+    "half": RoPE(layout="half", base=5e5),
+    "to half": RoPE(layout="interleaved_to_half"),
+    "slice": RoPE(layout="half", rotary_dim=32, rotary_offset=16),
+    "trailing": RoPE(rotary_dim=32, rotary_offset=-32),
+    "odd base": RoPE(layout="half", base=11158840.0),
+    "linear": RoPE(scaling=scaling.Linear(2.5)),
+    "ntk": RoPE(scaling=scaling.NTK(8.0)),
+    "llama3": RoPE(base=5e5, layout="half", scaling=scaling.Llama3(8.0, 1.0, 4.0, 8192)),
+    "higgs": RoPE(base=5e5, layout="half", scaling=scaling.Llama3(32.0, 0.125, 0.5, 1024)),
+    "yarn": RoPE(scaling=scaling.YaRN(4.0, 4096)),
+    "yarn, not rounded": RoPE(base=1.5e5, scaling=scaling.YaRN(32.0, 4096, truncate=False)),
+    "yarn, own factor": RoPE(scaling=scaling.YaRN(16.0, 16384, attention_factor=1.0)),
+    "proportional": RoPE(layout="half", scaling=scaling.Proportional(0.25)),
+    "proportional neighbours": RoPE(base=1e6, scaling=scaling.Proportional(0.25)),
+    "measured": RoPE(scaling=Measured(tuple(0.9**i for i in range(1, 65, 2)), 1.25)),
+    "one pair": RoPE(rotary_dim=2),
+}
+
+
+def by_rope(rope: RoPE) -> Any:
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        return rope.apply(q, k, positions, axes="bhsd")
+
+    return function
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_ropes_are_found(name: str) -> None:
+    rope = ROPES[name]
+    found = identify(by_rope(rope), 64)
+    # Frequencies are measured to 1e-9 where cos and sin are good to 1e-7.
+    assert differences(found.rope, rope, 64) == []
+    assert found.faults == ()
+    assert found.passes is None
+    assert max(found.error.values()) < 5e-3
+    assert found.frequencies == pytest.approx(rope.frequencies(64), rel=1e-5)
+    assert_rotates(by_rope(rope), rope, 64)
+
+
+def test_errors_are_those_of_cos_and_sin() -> None:
+    w = np.float32(1.0) / np.float32(10000.0) ** (np.arange(32, dtype=np.float32) / 32)
+
+    def usual(x: Any, positions: Any) -> Any:
+        angles = positions.astype(np.float32)[:, None] * w
+        return RoPE().with_tables(np.cos(angles), np.sin(angles)).rotate(x, axes="bhsd")
+
+    found = identify(usual, 64)
+    assert (found.rope, found.faults) == (RoPE(), ())
+    p = np.arange(131_072 - 9, 131_072)[:, None]
+    exact = 10000.0 ** (-np.arange(32) / 32)
+    worst = np.abs(np.exp(1j * (p.astype(np.float32) * w)) - np.exp(1j * p * exact)).max()
+    assert worst / 3 < found.error[131_072] < 1e-2
+    assert found.error[131_072] > 1e-3
+    assert found.passes is not None
+    assert 131_072 < found.passes < 1 << 20
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["half", "yarn", "trailing", "linear"])
+def test_other_dtypes(dtype: str, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    like = torch.zeros(1, dtype=getattr(torch, dtype))
+    found = identify(by_rope(ROPES[name]), 64, like=like)
+    assert found.faults == ()
+    assert found.rope.layout == ROPES[name].layout
+    assert_rotates(by_rope(ROPES[name]), ROPES[name], 64, like=like)
+
+
+@pytest.mark.parametrize("axes", ["bhsd", "bshd", "sbhd", "hbsd"])
+def test_axes(axes: str) -> None:
+    def function(x: Any, positions: Any) -> Any:
+        moved = np.moveaxis(x, [axes.index(a) for a in "bshd"], (0, 1, 2, 3))
+        turned = RoPE(layout="half").rotate(moved, positions)
+        return np.moveaxis(turned, (0, 1, 2, 3), [axes.index(a) for a in "bshd"])
+
+    assert identify(function, 32, axes=axes).rope == RoPE(layout="half")
+    assert_rotates(function, RoPE(layout="half"), 32, axes=axes)
+
+
+def test_components() -> None:
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        assert positions.ndim == 3  # (components, 1, tokens), as of M-RoPE
+        return SECTIONS.apply(q, k, positions, axes="bhsd")
+
+    for components in (None, 3):
+        found = identify(function, HEAD_DIM, components=components)
+        assert (found.rope, found.faults) == (SECTIONS, ())
+    assert_rotates(function, SECTIONS, HEAD_DIM)
+
+
+def test_dynamic_rules_have_their_parameters() -> None:
+    xp = pytest.importorskip("array_api_compat.numpy")
+    found = identify(dynamic(reaching, 2048)(xp), HEAD_DIM)
+    assert found.rope.scaling == scaling.DynamicNTK(2.0, 2048)
+    assert len([fault for fault in found.faults if "change beyond 2048" in fault]) == 1
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_the_library_is_found(name: str) -> None:
+    module = pytest.importorskip({"jax": "jax.numpy"}.get(name, name))
+    kind, kinds = type(module.zeros(1)), []
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        if not isinstance(q, kind):
+            raise TypeError("not an array of mine")
+        kinds.append(type(q))
+        return RoPE().apply(q, k, positions, axes="bhsd")
+
+    assert identify(function, 16).faults == ()
+    assert set(kinds) == {kind}
+
+
+def test_a_module_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Rotary(torch.nn.Module):
+        def forward(self, q: Any, k: Any, positions: Any) -> Any:
+            return RoPE().apply(q, k, positions, axes="bhsd")
+
+    assert identify(Rotary(), 16).rope == RoPE()
+
+
+def test_a_function_that_refuses() -> None:
+    def refuses(x: Any, positions: Any) -> Any:
+        raise ValueError("heads must be 8")
+
+    with pytest.raises(RopeError, match=r"takes no arrays .*ValueError: heads must be 8.*as like"):
+        identify(refuses, 16)
+
+
+def test_nothing_is_written_to_what_is_asked() -> None:
+    """A function that writes in place is asked with arrays of its own each time."""
+
+    def in_place(q: Any, k: Any, positions: Any) -> Any:
+        return RoPE().apply(q, k, positions, axes="bhsd", out=(q, k))
+
+    assert identify(in_place, 16).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"head_dim": 0}, "head_dim must be positive"),
+        ({"axes": "bhd"}, r"axes must name b, h, s and d, each once, .*got 'bhd'"),
+        ({"like": np.zeros(1, np.int32)}, "like must be of float16, .*got int32"),
+    ],
+)
+def test_arguments_that_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(RopeError, match=message):
+        identify(by_rope(RoPE()), **{"head_dim": 16, **more})
+
+
+def test_arguments_of_the_wrong_type() -> None:
+    with pytest.raises(TypeError, match="function must be callable; got str"):
+        identify("rope", 16)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="rope must be a"):
+        assert_rotates(by_rope(RoPE()), "half", 16)  # type: ignore[arg-type]
+    with pytest.raises(RopeError, match="rotary_dim"):
+        assert_rotates(by_rope(RoPE()), RoPE(rotary_dim=32), 16)
+
+
+def test_a_bound_that_is_given() -> None:
+    w = (10000.0 ** (-np.arange(16) / 16)).astype(np.float32)
+
+    def usual(x: Any, positions: Any) -> Any:
+        angles = positions.astype(np.float32)[:, None] * w
+        return RoPE().with_tables(np.cos(angles), np.sin(angles)).rotate(x, axes="bhsd")
+
+    assert_rotates(usual, RoPE(), 32)
+    with pytest.raises(AssertionError, match="may be by 1e-05"):
+        assert_rotates(usual, RoPE(), 32, atol=1e-5)
+    assert_rotates(by_rope(RoPE()), RoPE(), 32, atol=1e-5)
+
+
+def test_measured() -> None:
+    with pytest.raises(RopeError, match="Measured.values has 2 entries; 8 rotated"):
+        RoPE(scaling=Measured((1.0, 0.5))).frequencies(8)
+    with pytest.raises(RopeError, match="Measured.attention_factor must be positive"):
+        Measured((1.0,), 0.0)
+    assert math.isclose(RoPE(scaling=Measured((1.0,), 1.5)).attention_factor, 1.5)
+
+
+def test_a_function_of_torch_takes_two_seconds_at_most() -> None:
+    torch = pytest.importorskip("torch")
+    w = 10000.0 ** (-torch.arange(64) / 64)
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        angles = positions[:, None] * w
+        angles = torch.cat([angles, angles], -1)
+        cos, sin = angles.cos(), angles.sin()
+        return tuple(x * cos + torch.cat([-x[..., 64:], x[..., :64]], -1) * sin for x in (q, k))
+
+    taken = []
+    for _ in range(3):
+        start = time.process_time()
+        identify(function, 128)
+        taken.append(time.process_time() - start)
+    assert min(taken) < 2.0
+
+
+def test_rope_xp_does_not_bring_it() -> None:
+    assert "testing" not in rope_xp.__all__
