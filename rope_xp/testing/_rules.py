@@ -111,7 +111,7 @@ def nearest(
     """Return base and rule, the simplest that fit, or None.
 
     ``loose`` is how far frequencies may be off, relative, beside their uncertainty and rounding to
-    float32. With ``plain``, the base must have four digits or fewer.
+    float32. With ``plain``, base and factor must have four digits or fewer.
     """
     # A base of few digits is likelier than one that fits some bits better.
     close = _FLOAT32 + loose
@@ -120,11 +120,15 @@ def nearest(
     ways += [] if plain else [(_HALF, _HALF, False), (_HALF + loose, close, False)]
     for near, off, few in ways:
         for base, rule in itertools.chain(*(kind(series, near) for kind in _KINDS)):
-            if few and float(f"{base:.3e}") != base:
+            if few and not all(map(_is_short, (base, getattr(rule, "factor", 1.0)))):
                 continue
             if 0.0 < base < math.inf and series.fits(base, rule, off):
                 return base, rule
     return None
+
+
+def _is_short(x: float) -> bool:
+    return float(f"{x:.3e}") == x
 
 
 def rounded_numbers(x: float, close: float) -> Iterator[float]:

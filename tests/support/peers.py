@@ -182,5 +182,8 @@ PEERS = (
     Peer("keras-hub", keras_hub(1.0), RoPE(layout="half"), axes="bshd", library="numpy"),
     Peer("keras-hub, linear", keras_hub(4.0), RoPE(layout="half", scaling=Linear(4.0)),
          axes="bshd", library="numpy"),
+    Peer("keras-hub, dynamic",  # which divides all frequencies by one number
+         keras_hub(4.0 ** (64 / 62)), RoPE(layout="half", scaling=Linear(4.0 ** (64 / 62))),
+         axes="bshd", library="numpy"),
     Peer("yarn", yarn, RoPE(layout="half", scaling=YaRN(16.0, 4096))),
 )  # fmt: skip

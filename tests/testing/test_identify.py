@@ -47,11 +47,11 @@ def by_rope(rope: RoPE) -> Any:
 def test_ropes_are_found(name: str) -> None:
     rope = ROPES[name]
     found = identify(by_rope(rope), 64)
-    # Frequencies are measured to 1e-9 where cos and sin are good to 1e-7.
+    # Frequencies of no rule are measured to 1e-8, which a million of positions make 1e-2.
     assert differences(found.rope, rope, 64) == []
     assert found.faults == ()
     assert found.passes is None
-    assert max(found.error.values()) < 5e-3
+    assert max(found.error.values()) < 2e-2
     assert found.frequencies == pytest.approx(rope.frequencies(64), rel=1e-5)
     assert_rotates(by_rope(rope), rope, 64)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ from rope_xp.testing._identify import differences
 
 def right(found: Identified, rope: RoPE, head_dim: int, refuses: bool = False) -> None:
     """Check that a RoPE was found, without a fault and as exact as products in float32 are."""
-    assert differences(found.rope, rope, head_dim) == []
+    expected = replace(rope, rotary_dim=rope.rotary_dim or head_dim)
+    assert differences(replace(found.rope, scaling=rope.scaling), expected, head_dim) == []
+    assert type(found.rope.scaling) is type(rope.scaling)
+    assert found.frequencies == pytest.approx(expected.frequencies(head_dim), rel=1e-6)
     assert found.faults == ()
     assert found.error[4096] < 5e-3
     assert bool([n for n in found.notes if "are refused" in n]) == refuses
