@@ -10,6 +10,7 @@ from rope_xp import _libraries, scaling
 from rope_xp._apply import apply, apply_tables, explain
 from rope_xp._contract.errors import MissingBackendError, RopeConfigError, RopeError
 from rope_xp._dispatch.choose import Explanation, use_backend
+from rope_xp._frequencies import apply_frequencies
 from rope_xp._weights import permute_weights
 from rope_xp.angles import Angles
 from rope_xp.hf import from_hf_config
@@ -26,6 +27,7 @@ __all__ = [
     "RopeConfigError",
     "RopeError",
     "apply",
+    "apply_frequencies",
     "apply_tables",
     "explain",
     "from_hf_config",

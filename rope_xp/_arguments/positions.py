@@ -67,7 +67,7 @@ def read_host(
         raise RopeError(msg) from error
     kind = host.dtype.kind
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
-        raise _no_numbers(argument, str(host.dtype))
+        raise no_numbers(argument, str(host.dtype))
     if host.size == 0:
         return host.astype(integer), None, 0, 0
     exact = host if kind in "iu" else host.astype(np.float64)
@@ -95,11 +95,12 @@ def _from_device(
         return backend.integers(positions), None, UNKNOWN
     if dtype not in FLOATS:
         check_readable(backend, argument, positions)
-        raise _no_numbers(argument, dtype)
+        raise no_numbers(argument, dtype)
     return *backend.parts(positions), UNKNOWN
 
 
-def _no_numbers(argument: str, dtype: str) -> TypeError:
+def no_numbers(argument: str, dtype: str) -> TypeError:
+    """Return the error for positions of a dtype that is no number."""
     return TypeError(f"{argument} must hold integers or real floats (tokens); got {dtype}")
 
 

@@ -149,6 +149,10 @@ class Backend:
         """Return a * b rounded to its dtype, also where a compiler likes to fuse multiply-add."""
         return a * b
 
+    def constant(self, x: Array) -> Array:
+        """Return x as a number that derivatives do not follow; itself where there are none."""
+        return x
+
     def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]:
         """Return cos and sin such that a compiler does not compute them anew for every head."""
         return cos, sin

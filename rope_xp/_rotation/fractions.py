@@ -38,6 +38,13 @@ def versed_sin(xp: Namespace, angle: Array, series: Series) -> tuple[Array, Arra
     """Return cosine less 1 and sine of angles from 0 to some thousand, in the series' dtype."""
     quarters = xp.floor(angle * (2 / pi) + 0.5)
     x = (angle - quarters * series.coarse) - quarters * series.fine
+    versed, sin = small(x, series)
+    cos, sin, turn = turned(xp, 1.0 + versed, sin, quarters)
+    return xp.where(turn == 0, versed, cos - 1.0), sin
+
+
+def small(x: Array, series: Series) -> tuple[Array, Array]:
+    """Return cosine less 1 and sine of angles within pi/4."""
     square = x * x
     # Taylor's series in Horner's form: the terms that are rounded last are the largest.
     odd, even = series.sine[0], series.cosine[0]
@@ -45,10 +52,13 @@ def versed_sin(xp: Namespace, angle: Array, series: Series) -> tuple[Array, Arra
         odd = odd * square + coefficient
     for coefficient in series.cosine[1:]:
         even = even * square + coefficient
-    sin, versed = x + (x * square) * odd, square * even
-    cos = 1.0 + versed
+    return square * even, x + (x * square) * odd
+
+
+def turned(xp: Namespace, cos: Array, sin: Array, quarters: Array) -> tuple[Array, Array, Array]:
+    """Return cosine and sine turned on by whole quarters, and these as integers."""
     turn = xp.astype(quarters, xp.int32)
     swapped = (turn & 1) != 0
     cos, sin = xp.where(swapped, sin, cos), xp.where(swapped, cos, sin)
     cos = xp.where(((turn + 1) & 2) != 0, -cos, cos)
-    return xp.where(turn == 0, versed, cos - 1.0), xp.where((turn & 2) != 0, -sin, sin)
+    return cos, xp.where((turn & 2) != 0, -sin, sin), turn

@@ -56,7 +56,10 @@ ROWS: tuple[tuple[str, Model], ...] = (
 
 UNSUPPORTED = {
     "gemma4_vision": "it rotates two slices of a head; use one RoPE for each, with rotary_offset",
-    "mistral_large4": "its frequencies are learned, and in the weights",
+    "mistral_large4": (
+        "its frequencies are learned, and in the weights: exp(alpha) * inv_freq of its rotary "
+        "embedding, for rope_xp.apply_frequencies"
+    ),
     "musicflamingo": "its angles are products of two positions",
     "kimi_linear": "it has no rotary embedding, though its keys are named for one",
     "nemotron_h": "it has no rotary embedding, though its keys are named for one",

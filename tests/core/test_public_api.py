@@ -18,6 +18,7 @@ from rope_xp import RoPE
 ROOT = Path(__file__).parents[2]
 SIGNATURES = {
     "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, **options",
+    "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
     "explain": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
@@ -74,7 +75,8 @@ def test_names() -> None:
     assert rope_xp.__all__ == sorted(rope_xp.__all__)
     assert set(rope_xp.__all__) == {
         *("Angles", "Explanation", "MissingBackendError", "RoPE", "RopeConfigError", "RopeError"),
-        *("apply", "apply_tables", "explain", "from_hf_config", "permute_weights"),
+        *("apply", "apply_frequencies", "apply_tables", "explain", "from_hf_config"),
+        "permute_weights",
         *("scaling", "use_backend"),
     }
     public = {name for name in vars(rope_xp) if not name.startswith("_")}

@@ -19,10 +19,11 @@ from rope_xp import RopeError
 # What a unit that is left may raise: it has no RoPE, or what census.py asks of it is not there.
 REFUSALS = (RopeError, LookupError, AttributeError, TypeError, RuntimeError)
 
-# One for each layout and slice, for several components, for two bases, and one that is left.
+# One for each layout and slice, for several components, for two bases, learned
+# frequencies, and one that is left.
 SHORT = (
     *("llama", "gptj", "gpt_neox", "deepseek_v3", "glm", "llama4", "phi3", "nanochat"),
-    *("gemma3", "gemma4", "qwen2_vl", "qwen3_vl", "ernie4_5_vl_moe", "pixtral"),
+    *("mistral_large4", "gemma3", "gemma4", "qwen2_vl", "qwen3_vl", "ernie4_5_vl_moe", "pixtral"),
 )
 
 
@@ -39,13 +40,11 @@ def _silent() -> Iterator[None]:
 def results(directory: str) -> dict[str, dict[str, str]]:
     """Return what each check says of each unit."""
     return {
-        unit.name: {name: _said(name, unit) for name in census.CHECKS if _is_asked(name, unit.name)}
+        unit.name: {
+            name: _said(name, unit) for name in census.CHECKS if census.is_asked(name, unit.name)
+        }
         for unit in census.units(directory)
     }
-
-
-def _is_asked(check: str, unit: str) -> bool:
-    return check != "rotation" or unit not in census.NOT_CALLED
 
 
 def _said(check: str, unit: Any) -> str:
@@ -73,7 +72,7 @@ def test_nearly_all_units_are_equal() -> None:
         said = [texts[check] for texts in every.values() if check in texts]
         assert len(said) > 200  # so that a change of the class names does not empty the census
         assert said.count("") / len(said) >= 0.97
-    assert set(census.LEFT) | set(census.NOT_CALLED) <= set(every)
+    assert {*census.LEFT, *census.NOT_CALLED, *census.LEARNED} <= set(every)
 
 
 def sinusoids(model: str, file: Any, config: Any, q: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from rope_xp import RoPE
 if __name__ == "__main__":  # a program finds its neighbours, and not the package that they are in
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.census_lists import LEFT, MENDED, NOT_CALLED  # as above
+from support.census_lists import LEARNED, LEFT, MENDED, NOT_CALLED  # as above
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -185,17 +185,37 @@ def _buffers(module: Any) -> dict[str, torch.Tensor]:
 def rotation(unit: Unit) -> str:
     """Return how rotated q and k differ; empty where they do not."""
     module = unit.rotary(unit.config).eval()
+    if unit.name in LEARNED:
+        return learned(unit, module)
     ropes = read(unit)
     problems = []
     for label, buffer in (_buffers(module) or {"": torch.empty(0)}).items():
         rope = of(ropes, label).for_length(TOKENS)
         call = theirs(unit, module, label, buffer, rope)
         found = rope.apply(call.q, call.k, call.positions, axes=call.axes)
-        for name, ours, expected in zip("qk", found, call.rotated, strict=True):
-            difference = (ours - expected).abs().max().item()
-            if not difference < ROTATION:
-                problems.append(f"{label} {name} off by {difference:.1e}")
+        problems += _differences(label, found, call)
     return "; ".join(problems)
+
+
+def learned(unit: Unit, module: Any) -> str:
+    """Return how q and k differ, rotated by frequencies that a module holds."""
+    layout, read_frequencies = LEARNED[unit.name]
+    for buffer in module.state_dict().values():  # which a new module has at zero
+        buffer.copy_(torch.linspace(-0.3, 0.3, buffer.numel()).view(buffer.shape))
+    call = theirs(unit, module, "", module.inv_freq, RoPE())
+    found = rope_xp.apply_frequencies(
+        *(call.q, call.k, call.positions, read_frequencies(module)), layout=layout, axes=call.axes
+    )
+    return "; ".join(_differences("", found, call))
+
+
+def _differences(label: str, found: tuple[torch.Tensor, torch.Tensor], call: Call) -> list[str]:
+    problems = []
+    for name, ours, expected in zip("qk", found, call.rotated, strict=True):
+        difference = (ours - expected).abs().max().item()
+        if not difference < ROTATION:
+            problems.append(f"{label} {name} off by {difference:.1e}")
+    return problems
 
 
 @dataclass(frozen=True)
@@ -313,6 +333,11 @@ def defaults(unit: Unit) -> str:
 CHECKS = {"frequencies": frequencies, "rotation": rotation, "defaults": defaults}
 
 
+def is_asked(check: str, unit: str) -> bool:
+    """Return whether a check can be made of a unit."""
+    return unit not in NOT_CALLED if check == "rotation" else unit not in LEARNED
+
+
 def versions_of_apply() -> tuple[int, int]:
     """Return how many different functions apply_rotary_pos_emb there are, in how many files.
 
@@ -333,7 +358,7 @@ def main() -> int:
     every = [unit for directory in directories() for unit in units(directory)]
     lines, status = [], 0
     for name, check in CHECKS.items():
-        asked = [unit for unit in every if name != "rotation" or unit.name not in NOT_CALLED]
+        asked = [unit for unit in every if is_asked(name, unit.name)]
         equal = [unit for unit in asked if unit.name not in LEFT]
         different = [(unit.name, problem) for unit in equal if (problem := check(unit))]
         lines.append(f"{name}: {len(equal) - len(different)} of {len(asked)} equal")

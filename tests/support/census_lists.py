@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 # Defaults that describe no rotation, and what makes one of them.
@@ -27,13 +28,21 @@ LEFT = {
     "minimax_m3_vl.MiniMaxM3VLTextConfig.MiniMaxM3VLRotaryEmbedding": (
         "rotary_dim of its configuration is not heeded by its code"
     ),
-    "mistral_large4.MistralLarge4TextConfig.MistralLarge4TextRotaryEmbedding": (
-        "its frequencies are learned"
-    ),
     "musicflamingo.MusicFlamingoConfig.MusicFlamingoRotaryEmbedding": "angles of two positions",
     "nanochat.NanoChatConfig.NanoChatRotaryEmbedding": "it turns by the negative angle",
 }
 """Units that are not equal, and why."""
+
+LEARNED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "mistral_large4.MistralLarge4TextConfig.MistralLarge4TextRotaryEmbedding": (
+        "interleaved_to_half",
+        lambda module: module.inv_freq * module.alpha.exp(),
+    ),
+}
+"""Layout and frequencies of units whose weights say them: compared with apply_frequencies.
+
+Their configurations say none, so that only the rotation is asked for.
+"""
 
 _METHOD = "rotates in a method of its attention"
 NOT_CALLED = {

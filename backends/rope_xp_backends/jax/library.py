@@ -48,6 +48,10 @@ class Jax(Backend):
         """
         return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
 
+    def constant(self, x: jax.Array) -> jax.Array:
+        """Stop derivatives."""
+        return jax.lax.stop_gradient(x)
+
     def rows(self, table: jax.Array, indices: jax.Array) -> jax.Array:
         """Index with all axes, as flat indices would have to be gathered from a mesh.
 

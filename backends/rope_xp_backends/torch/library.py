@@ -72,6 +72,10 @@ class Torch(Backend):
             return torch.where(signed < 0, LIMIT, signed)
         return positions.to(torch.int32)
 
+    def constant(self, x: torch.Tensor) -> torch.Tensor:
+        """Detach, which transforms and forward derivatives heed too."""
+        return x.detach()
+
     def rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Select without a look at sizes, which a compiler may hold as symbols."""
         rows = table.index_select(0, indices.reshape(-1))

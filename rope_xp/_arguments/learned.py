@@ -1,0 +1,210 @@
+"""From positions and frequencies that are arrays to a checked Call."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rope_xp._arguments import fields, messages, read
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments.out import check_out
+from rope_xp._arguments.positions import check_positions_shape, no_numbers, read_host
+from rope_xp._arguments.slices import resolve_slice
+from rope_xp._contract.call import Axes, Call, Given, Turn
+from rope_xp._contract.dtypes import FLOATS, INTEGERS
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, Device, Layout
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation import products
+from rope_xp._rotation.angles import with_axes
+
+_SHAPES = "(r/2,), (heads, r/2) or (components, heads, r/2)"
+
+
+def pair(
+    q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any, out: Any
+) -> Call:
+    """Return the call that rotates q and k by the products of positions and frequencies."""
+    fields.check_layout(layout)
+    backend, where, wide, k_wide = read.two(q, k, axes, False)
+    frequencies = _frequencies(backend, q, frequencies)
+    shape = tuple(frequencies.shape)
+    slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
+    components = shape[0] if len(shape) == 3 else 0
+    positions = _positions(backend, q, where, positions, components)
+    place, group = None, 1
+    if len(shape) > 1 and shape[-2] != 1:
+        group = _group(where, shape[-2], q, k)
+        place = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # _group asks
+        where = _heads_as_batch(where)
+    elif len(shape) > 1:
+        frequencies = frequencies[..., 0, :]
+    if out is not None:
+        out = check_out(backend, ("q", "k"), (q, k), out)
+    if not components:
+        positions, frequencies = positions[None, ...], frequencies[None, ...]
+    xp, like = backend.xp, (backend, backend.device(q), wide or k_wide)
+    axes_of = _Axes(len(where.batch), place)
+    tables = products.cos_sin(backend, _terms(like, positions, frequencies, axes_of), like[-1])
+    dtypes = [xp.float64 if each else xp.float32 for each in (wide, k_wide)]
+    angles = [Given(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
+    if group > 1 or wide != k_wide:
+        both = (_repeated(backend, table, place, group) for table in tables)
+        angles.insert(0, Given(*(xp.astype(table, dtypes[0], copy=False) for table in both)))
+    return Call(backend, (q, k), tuple(angles), out, Turn(where, layout, *slice_, False))
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
+    """Return frequencies as an array of numpy or of the library of q."""
+    owner = find.backend_of(frequencies, "frequencies")
+    messages.check_float(owner, "frequencies", frequencies)
+    shape = tuple(frequencies.shape)
+    if not 1 <= len(shape) <= 3 or 0 in shape:
+        msg = f"frequencies has shape {shape}; it must be {_SHAPES}, in radians per token"
+        raise RopeError(msg)
+    if owner is backend or owner is backend.kin:
+        messages.check_same_device(backend, "q", q, "frequencies", frequencies)
+    elif not owner.host:
+        raise messages.different_libraries("q", backend, "frequencies", owner)
+    if owner.host and backend.is_compiling():
+        return backend.traced(frequencies, backend.device(q))
+    if owner.host:
+        largest = float(np.abs(np.asarray(frequencies, np.float64)).max())
+        if not largest < products.LARGEST:
+            msg = (
+                f"frequencies must be finite and of modulus below {products.LARGEST:g}; the "
+                f"largest modulus is {largest:g}"
+            )
+            raise RopeError(msg)
+    return frequencies
+
+
+def _group(axes: Axes, heads: int, q: Array, k: Array) -> int:
+    """Return how many query heads turn by the frequencies of one key head."""
+    if axes.heads is None:
+        msg = (
+            f"frequencies has {heads} heads, and axes={axes.names!r} has no axis of heads 'h'; "
+            "give frequencies (r/2,), or arrays with heads"
+        )
+        raise RopeError(msg)
+    own, keys = q.shape[axes.heads], k.shape[axes.heads]
+    if heads != keys or own % keys:
+        msg = (
+            f"frequencies has {heads} heads, q {own} and k {keys}; it needs those of k, each of "
+            "which serves equally many heads of q: a query and a key that meet must turn alike"
+        )
+        raise RopeError(msg)
+    return int(own // keys)
+
+
+def _heads_as_batch(axes: Axes) -> Axes:
+    """Return axes by which each head has its own angles, as each sequence of a batch has."""
+    free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in axes.names)
+    names = axes.names.replace("h", free)
+    return parse_axes(names, len(names), "q")
+
+
+def _positions(backend: Backend, q: Array, axes: Axes, positions: Any, components: int) -> Array:
+    """Return positions as an array of numpy or of the library of q."""
+    tokens = q.shape[axes.tokens]
+    if positions is None:
+        counted = backend.arange(
+            backend.length(q, axes.tokens) if tokens is None else tokens, backend.device(q)
+        )
+        return backend.xp.stack([counted] * components) if components else counted
+    owner = read.owner_of(positions)
+    if (owner is None or owner.host) and backend.is_compiling():
+        positions, owner = backend.traced(positions, backend.device(q)), backend
+    elif owner is None or owner.host:
+        read_host(positions, np.int64, True, "positions")
+        positions = np.asarray(positions)
+        owner = find.backend_of(positions, "positions")
+    elif owner is backend or owner is backend.kin:
+        messages.check_same_device(backend, "q", q, "positions", positions)
+    else:
+        raise messages.different_libraries("q", backend, "positions", owner)
+    if owner.dtype_name(positions) not in (*FLOATS, *INTEGERS):
+        raise no_numbers("positions", owner.dtype_name(positions))
+    batch = tuple([q.shape[i] for i in axes.batch])
+    check_positions_shape("positions", tuple(positions.shape), components, batch, tokens)
+    return positions[..., None] if len(positions.shape) == bool(components) else positions
+
+
+# --- terms ---------------------------------------------------------------------------------------
+
+
+class _Axes(NamedTuple):
+    """The axes of angles: batch, tokens, pairs."""
+
+    batch: int
+    heads: int | None
+    """Which of the batch axes are heads, each with frequencies of its own."""
+
+    def of_position(self, x: Array) -> Array:
+        """Bring what is (batch..., tokens) there."""
+        if self.heads is None:
+            return with_axes(x, self.batch + 1)[..., None]
+        x = with_axes(x, self.batch)
+        return x[(*(slice(None),) * self.heads, None, ..., None)]
+
+    def of_frequency(self, x: Array) -> Array:
+        """Bring what is (heads, r/2) or (r/2,) there."""
+        if self.heads is None:
+            return with_axes(x, self.batch + 2)
+        after = self.batch - self.heads
+        return x[(*(None,) * self.heads, slice(None), *(None,) * after, slice(None))]
+
+
+def _terms(
+    like: tuple[Backend, Device, bool], positions: Array, frequencies: Array, axes: _Axes
+) -> list[products.Term]:
+    """Return a term for each component, the leading axis of both."""
+    backend, device, wide = like
+    base = products.WIDE if wide else products.NARROW
+
+    def placed(x: Array, own: Backend, put: Callable[[Array], Array]) -> Array:
+        """Return x on the device of the arrays, in the width of the angles."""
+        xp = own.xp
+        x = put(xp.astype(x, xp.float64 if wide else xp.float32, copy=False))
+        return x if own is backend else backend.asarray(x, device)
+
+    of_p, of_f = find.backend_of(positions, "positions"), find.backend_of(frequencies, "it")
+    still, fixed = of_p.constant(positions), of_f.constant(frequencies)
+    digits = products.digits(of_p, still, base)
+    factors = products.multipliers(of_f, fixed, digits.weights, base)
+    terms = []
+    for c in range(positions.shape[0]):
+        found = products.Digits(
+            [placed(x[c, ...], of_p, axes.of_position) for x in digits.digits],
+            digits.weights,
+            None if digits.rest is None else placed(digits.rest[c, ...], of_p, axes.of_position),
+        )
+        by = [
+            products.Multiplier(*(placed(x[c, ...], of_f, axes.of_frequency) for x in each))
+            for each in factors
+        ]
+        p = placed(positions[c, ...], of_p, axes.of_position)
+        f = placed(frequencies[c, ...], of_f, axes.of_frequency)
+        p_fixed, f_fixed = p, f
+        if still is not positions:
+            p_fixed = placed(still[c, ...], of_p, axes.of_position)
+        if fixed is not frequencies:
+            f_fixed = placed(fixed[c, ...], of_f, axes.of_frequency)
+        terms.append(
+            products.Term(found, by, products.Followed(p, p_fixed), products.Followed(f, f_fixed))
+        )
+    return terms
+
+
+def _repeated(backend: Backend, table: Array, heads: int | None, group: int) -> Array:
+    """Return a table of key heads for query heads, of which each key head serves a group."""
+    if group == 1 or heads is None:
+        return table
+    xp, shape = backend.xp, tuple(table.shape)
+    wider = table[(*(slice(None),) * (heads + 1), None, ...)]
+    wider = xp.broadcast_to(wider, (*shape[: heads + 1], group, *shape[heads + 1 :]))
+    return xp.reshape(wider, (*shape[:heads], group * shape[heads], *shape[heads + 1 :]))

@@ -1,0 +1,141 @@
+"""apply_frequencies against models that have frequencies of their own, as their code rotates.
+
+Their angles are float32 products and sums: off by 2**-24 of the largest angle for each of either.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rope_xp import apply_frequencies, positions
+
+torch = pytest.importorskip("torch")
+
+
+def sample(*shape: int) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def assert_as_close_as_theirs(found: Any, theirs: Any, angle: float, sums: int = 1) -> None:
+    """Compare rotated arrays, given the largest angle that they computed in float32."""
+    size = theirs.abs().max().item()
+    bound = size * (2 * sums * angle * 2.0**-24 + 1e-6)
+    torch.testing.assert_close(found, theirs, rtol=0, atol=bound)
+
+
+# It turns autocast off, by a dtype that autocast on a CPU has not.
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+def test_mochi() -> None:
+    """Learned for each head, of frame, row and column; the cells lie between whole numbers."""
+    mochi = pytest.importorskip("diffusers.models.transformers.transformer_mochi")
+    rope = mochi.MochiRoPE()
+    frequencies = 0.1 * sample(3, 4, 8)
+    q, k = sample(2, 2 * 6 * 5, 4, 16), sample(2, 2 * 6 * 5, 4, 16).flip(0)
+    cos, sin = rope(frequencies, 2, 6, 5, dtype=torch.float32)
+    cells = rope._get_positions(2, 6, 5, dtype=torch.float32).T
+    assert not torch.equal(cells, cells.round())
+    rotated = apply_frequencies(q, k, cells, frequencies, layout="interleaved")
+    angle = torch.einsum("dn,dhf->nhf", cells.abs(), frequencies.abs()).max().item()
+    for x, found in zip((q, k), rotated, strict=True):
+        even, odd = x[..., ::2], x[..., 1::2]
+        theirs = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+        assert_as_close_as_theirs(found, theirs, angle, sums=3)
+
+
+def test_rope_mixed() -> None:
+    """Heo et al. 2024: two learned components for each head of each block, columns first."""
+    timm = timm_alone("pos_embed_sincos")
+    torch.manual_seed(0)
+    rope = timm.RotaryEmbeddingMixed(dim=64, depth=2, num_heads=4)
+    tables = rope.get_embed([6, 5])
+    rows, columns = positions.grid(6, 5)
+    q = sample(1, 4, 30, 16)
+    for block in range(2):
+        theirs = timm.apply_rot_embed_cat(q, tables[block])
+        learned = rope.freqs[:, block]
+        found, _ = apply_frequencies(
+            q, q, [columns, rows], learned, layout="interleaved", axes="bhsd"
+        )
+        assert_as_close_as_theirs(found, theirs, 2 * 6.0, sums=2)
+    found.sum().backward()
+    assert rope.freqs.grad[:, 1].abs().min() > 0
+
+
+def timm_alone(name: str) -> Any:
+    """Return a file of timm's layers without the others, which want torchvision."""
+    found = importlib.util.find_spec("timm")
+    if found is None:
+        pytest.skip("timm is not installed")
+    package = ModuleType("timm_layers")
+    package.__path__ = [str(Path(found.origin).parent / "layers")]
+    sys.modules[package.__name__] = package
+    return importlib.import_module(f"timm_layers.{name}")
+
+
+def test_mistral_large_4() -> None:
+    """A learned factor for each frequency, exp(alpha), which its own code does not follow."""
+    model = pytest.importorskip("transformers.models.mistral_large4.modeling_mistral_large4")
+    config = model.MistralLarge4TextConfig()
+    rope = model.MistralLarge4TextRotaryEmbedding(config)
+    rope.alpha.copy_(0.2 * sample(len(rope.alpha)))
+    r = 2 * len(rope.alpha)
+    q, k = sample(1, 4, 48, r), sample(1, 1, 48, r)
+    ids = torch.arange(48)[None]
+    cos, sin = rope(q, ids)
+    frequencies = rope.inv_freq * rope.alpha.exp()
+    theirs = model.apply_rotary_pos_emb_interleave(q, k, cos, sin)
+    rotated = apply_frequencies(q, k, ids, frequencies, layout="interleaved_to_half", axes="bhsd")
+    for found, own in zip(rotated, theirs, strict=True):
+        scaled = found * rope.attention_scaling
+        assert_as_close_as_theirs(scaled, own, 48 * frequencies.max().item())
+
+
+@pytest.mark.parametrize("modality", ["video", "audio"])
+def test_ltx_2(modality: str) -> None:
+    """Angles that run on from head to head: each has its own components and frequencies."""
+    ltx = pytest.importorskip("diffusers.models.transformers.transformer_ltx2")
+    heads, dim = 4, 128
+    rope = ltx.LTX2AudioVideoRotaryPosEmbed(
+        dim, rope_type="split", num_attention_heads=heads, modality=modality
+    )
+    shape = (2, 3, 4) if modality == "video" else (24,)
+    coords = rope.prepare_coords(1, *shape, device="cpu")
+    tables = rope(coords)
+    q = sample(1, heads, tables[0].shape[2], dim // heads)
+    theirs = ltx.apply_split_rotary_emb(q, tables)
+    # The same numbers as arguments: where in its range each patch lies, from -1 to 1.
+    middle = (coords[..., 0] + coords[..., 1]) / 2
+    ranges = torch.tensor([20.0, 2048.0, 2048.0][: middle.shape[1]])
+    cells = (middle[0] / ranges[:, None]) * 2 - 1
+    found, _ = apply_frequencies(
+        q, q, cells[:, None], of_ltx_2(rope, len(ranges)), layout="half", axes="bhsd"
+    )
+    angle = (cells.abs().max() * 1.0e4 * torch.pi / 2).item()
+    assert_as_close_as_theirs(found, theirs, angle)
+    assert_as_close_as_theirs(found, in_float64(q, cells, of_ltx_2(rope, len(ranges))), 0.0)
+
+
+def of_ltx_2(rope: Any, components: int) -> Any:
+    """Return frequencies (components, heads, r/2): every pair reads one component, or none."""
+    each = rope.dim // (2 * components)
+    powers = rope.theta ** torch.linspace(0.0, 1.0, each, dtype=torch.float64)
+    series = (powers * torch.pi / 2).float()
+    flat = torch.zeros(components, rope.dim // 2)
+    unturned = rope.dim // 2 - each * components
+    for c in range(components):
+        flat[c, unturned + c :: components] = series
+    return flat.unflatten(1, (rope.num_attention_heads, -1))
+
+
+def in_float64(q: Any, cells: Any, frequencies: Any) -> Any:
+    """Return q, of (batch, heads, tokens, head_dim), rotated by products in float64."""
+    angles = torch.einsum("cn,chp->hnp", cells.double(), frequencies.double())
+    x, y = q.double().chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).float()
