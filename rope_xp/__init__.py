@@ -13,6 +13,7 @@ from rope_xp._dispatch.choose import Explanation, use_backend
 from rope_xp._frequencies import apply_frequencies
 from rope_xp._weights import permute_weights
 from rope_xp.angles import Angles
+from rope_xp.choice import Choice
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Angles",
+    "Choice",
     "Explanation",
     "MissingBackendError",
     "RoPE",

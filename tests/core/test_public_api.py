@@ -39,6 +39,9 @@ SIGNATURES = {
     "RoPE.for_length": "self, n",
     "RoPE.table": "self, length, head_dim, *, form, xp=None, device=None, dtype=None",
     "Angles": "cos, sin, rope, inverse=None",
+    "Choice": "ropes, which",
+    "Choice.at": "self, positions, *, like",
+    "Choice.apply": "self, q, k, positions=None, *, axes=None, out=None",
     "Angles.apply": "self, q, k, *, axes=None, out=None",
     "Angles.rotate": "self, x, *, axes=None, out=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
@@ -74,7 +77,15 @@ def test_signatures(name: str) -> None:
 def test_names() -> None:
     assert rope_xp.__all__ == sorted(rope_xp.__all__)
     assert set(rope_xp.__all__) == {
-        *("Angles", "Explanation", "MissingBackendError", "RoPE", "RopeConfigError", "RopeError"),
+        *(
+            "Angles",
+            "Choice",
+            "Explanation",
+            "MissingBackendError",
+            "RoPE",
+            "RopeConfigError",
+            "RopeError",
+        ),
         *("apply", "apply_frequencies", "apply_tables", "explain", "from_hf_config"),
         "permute_weights",
         *("scaling", "use_backend"),
@@ -85,6 +96,7 @@ def test_names() -> None:
         "angles",
         "attention",
         "backend",
+        "choice",
         "encodings",
         "hf",
         "integrations",

@@ -1,0 +1,233 @@
+"""Choice: a rotary embedding for each sequence of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rope_xp import angles
+from rope_xp._arguments import fields, messages, read
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._contract.dtypes import INTEGERS
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, ArrayT
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp._rotation.angles import with_axes
+from rope_xp.angles import Angles
+from rope_xp.rope import Positions, RoPE
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A RoPE for each sequence of a batch, of a few that rotate the same pairs.
+
+    For batches in which requests have rules of their own: long and short contexts of LongRoPE,
+    factors that go by the length of a request. Cos and sin are computed for each of the ropes, and
+    chosen from; q and k are rotated once.
+
+    Parameters
+    ----------
+    ropes : tuple of RoPE
+        They differ in base and scaling alone.
+    which : array or sequence, (batch...)
+        Integers, or truth values for two: the place in ``ropes`` of that of each sequence. Of the
+        library and device of the arrays, numpy, or Python numbers. On a device they are not read,
+        and those out of range give NaN. Tokens that are packed without a batch axis are a batch of
+        sequences of one token: ``q[:, None]``, with a number for each.
+
+    Raises
+    ------
+    RopeError
+        If ropes differ in what they rotate, or a number is out of range.
+    TypeError
+        If ropes is no tuple of RoPE, or which no array of integers.
+
+    Examples
+    --------
+    Two requests, the second beyond the length that the model was trained for:
+
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> rule = rope_xp.scaling.LongRoPE((1.0,) * 4, (1.0, 2.0, 4.0, 8.0), 4096, factor=4.0)
+    >>> rope = rope_xp.RoPE(layout="half", scaling=rule)
+    >>> lengths = np.array([1000, 9000])
+    >>> regimes = rope.for_length(4096), rope.for_length(4097)
+    >>> choice = rope_xp.Choice(regimes, lengths > 4096)
+    >>> q, k = np.ones((2, 1, 4, 8)), np.ones((2, 1, 2, 8))
+    >>> q_rotated, k_rotated = choice.apply(q, k, lengths[:, None] - 1)
+    >>> bool((k_rotated[1] == regimes[1].rotate(k[1], 8999)).all())
+    True
+    """
+
+    ropes: tuple[RoPE, ...]
+    which: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ropes, tuple) or not self.ropes:
+            msg = f"ropes must be a tuple of one RoPE or more; got {self.ropes!r}"
+            raise TypeError(msg)
+        for i, rope in enumerate(self.ropes):
+            fields.check_rope(rope, RoPE, f"ropes[{i}]")
+            if _pairs(rope) != _pairs(self.ropes[0]):
+                msg = (
+                    "ropes must rotate the same pairs, by the same components of positions: "
+                    f"(layout, rotary_dim, rotary_offset, position_axes) is {_pairs(rope)} in "
+                    f"ropes[{i}] and {_pairs(self.ropes[0])} in ropes[0]"
+                )
+                raise RopeError(msg)
+        self._read_which()
+
+    def _read_which(self) -> tuple[Backend, Array]:
+        """Return which as an array, checked as far as it can be read, and its backend."""
+        owner, which = read.owner_of(self.which), self.which
+        if owner is None:
+            which = np.asarray(which)
+            owner = find.backend_of(which, "which")
+        if owner.dtype_name(which) not in ("bool", *INTEGERS):
+            msg = f"which must hold integers; got {owner.dtype_name(which)}"
+            raise TypeError(msg)
+        if owner.host and which.size and not 0 <= which.min() <= which.max() < len(self.ropes):
+            msg = (
+                f"which must hold numbers from 0 to {len(self.ropes) - 1}, the places in ropes; "
+                f"got {which.min()} to {which.max()}"
+            )
+            raise RopeError(msg)
+        return owner, which
+
+    def at(self, positions: Positions, *, like: Array) -> Angles:
+        """Return the angles of positions, each sequence's by its own RoPE.
+
+        Parameters
+        ----------
+        positions, like
+            As for :meth:`rope_xp.RoPE.at`.
+
+        Returns
+        -------
+        Angles
+            For all layers of a forward pass; (batch..., tokens, r/2). In every bit what the RoPE of
+            a sequence makes of it, if ``like`` has the width of the arrays.
+
+        Raises
+        ------
+        RopeError, TypeError
+            As :meth:`rope_xp.RoPE.at`; also where which is of another library or device.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> q = np.ones((2, 3, 4, 64), np.float32)
+        >>> choice = rope_xp.Choice((rope_xp.RoPE(), rope_xp.RoPE(base=5e5)), [1, 0])
+        >>> choice.at(np.arange(3), like=q).cos.shape
+        (2, 3, 32)
+        """
+        backend = find.backend_of(like, "like")
+        owner, which = self._read_which()
+        if owner is backend or owner is backend.kin:
+            messages.check_same_device(backend, "like", like, "which", which)
+        elif not owner.host:
+            raise messages.different_libraries("like", backend, "which", owner)
+        elif backend.is_compiling():
+            which = backend.traced(which, backend.device(like))
+        else:
+            which = backend.asarray(which.astype(np.int32), backend.device(like))
+        which = backend.integers(which)[..., None, None]
+        each = [angles.at(rope, positions, like) for rope in self.ropes]
+        inverse = None
+        if any(one.inverse is not None for one in each):
+            undo = [one.inverse or (one.cos, one.sin) for one in each]
+            inverse = (
+                _chosen(backend, which, [cos for cos, _ in undo]),
+                _chosen(backend, which, [sin for _, sin in undo]),
+            )
+        cos = _chosen(backend, which, [one.cos for one in each])
+        sin = _chosen(backend, which, [one.sin for one in each])
+        return Angles(cos, sin, self.ropes[0], inverse)
+
+    def apply(
+        self,
+        q: ArrayT,
+        k: ArrayT,
+        positions: Positions = None,
+        *,
+        axes: str | None = None,
+        out: tuple[ArrayT, ArrayT] | None = None,
+    ) -> tuple[ArrayT, ArrayT]:
+        """Rotate queries and keys, each sequence by its own RoPE.
+
+        Parameters
+        ----------
+        q, k, positions, axes, out
+            As for :func:`rope_xp.apply`.
+
+        Returns
+        -------
+        q_rotated, k_rotated : array
+            With the shape, dtype, library and device of q and k.
+
+        Raises
+        ------
+        RopeError, TypeError
+            As :func:`rope_xp.apply`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> ropes = rope_xp.RoPE(), rope_xp.RoPE(scaling=rope_xp.scaling.Linear(4.0))
+        >>> q, k = np.ones((2, 3, 4, 8)), np.ones((2, 3, 2, 8))
+        >>> q_rotated, k_rotated = rope_xp.Choice(ropes, [0, 1]).apply(q, k)
+        >>> bool((k_rotated[1] == ropes[1].rotate(k[1])).all())
+        True
+        """
+        return self.at(_counted(q, positions, axes), like=q).apply(q, k, axes=axes, out=out)
+
+    def rotate(
+        self,
+        x: ArrayT,
+        positions: Positions = None,
+        *,
+        axes: str | None = None,
+        out: ArrayT | None = None,
+    ) -> ArrayT:
+        """Rotate one array; see :meth:`apply`."""
+        return self.at(_counted(x, positions, axes), like=x).rotate(x, axes=axes, out=out)
+
+    def unrotate(
+        self,
+        x: ArrayT,
+        positions: Positions = None,
+        *,
+        axes: str | None = None,
+        out: ArrayT | None = None,
+    ) -> ArrayT:
+        """Undo :meth:`rotate`; see :meth:`rope_xp.RoPE.unrotate`."""
+        return self.at(_counted(x, positions, axes), like=x).unrotate(x, axes=axes, out=out)
+
+
+def _pairs(rope: RoPE) -> tuple[Any, ...]:
+    return rope.layout, rope.rotary_dim, rope.rotary_offset, rope.position_axes
+
+
+def _chosen(backend: Backend, which: Array, tables: list[Array]) -> Array:
+    """Return for each sequence its table, NaN where it has none."""
+    xp = backend.xp
+    axes = max(len(which.shape), len(tables[0].shape))
+    which, tables = with_axes(which, axes), [with_axes(table, axes) for table in tables]
+    chosen = xp.full_like(tables[0], float("nan"))
+    for i, table in enumerate(tables):
+        chosen = xp.where(which == i, table, chosen)
+    return chosen
+
+
+def _counted(x: Array, positions: Positions, axes: str | None) -> Positions:
+    """Return positions, counted from 0 where there are none."""
+    if positions is not None:
+        return positions
+    backend = find.backend_of(x, "x")
+    tokens = x.shape[parse_axes(axes, len(x.shape), "x").tokens]
+    return backend.arange(tokens, backend.device(x))
