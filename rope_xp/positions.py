@@ -1,7 +1,8 @@
 """Positions of common arrangements of tokens. Optional: any integers or floats are positions.
 
-``packed`` and ``offsets`` take and return arrays of any library, and run under its compilers. The
-others are made of Python numbers alone, in numpy unless ``xp`` names another library.
+``packed``, ``offsets``, and ``zigzag`` of packed sequences, take and return arrays of any library,
+and run under its compilers. The others are made of Python numbers alone, in numpy unless ``xp``
+names another library.
 """
 
 import operator
@@ -51,12 +52,8 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     >>> positions.packed([0, 3, 7]).tolist()
     [0, 1, 2, 0, 1, 2, 3]
     """
-    backend, ends = _integers("cu_seqlens", cu_seqlens)
-    if ends.shape[0] == 0:
-        raise RopeError("cu_seqlens is empty; it starts with 0")
+    backend, ends = _ends(cu_seqlens)
     known = isinstance(ends, np.ndarray)
-    if known and (ends[0] != 0 or (ends[1:] < ends[:-1]).any()):
-        raise RopeError(f"cu_seqlens must start with 0 and not decrease; got {ends}")
     total = _total(ends) if total is None else _count("total", total, 0)
     if known and total < ends[-1]:
         raise RopeError(f"total = {total} is less than cu_seqlens[-1] = {ends[-1]}")
@@ -64,6 +61,16 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     tokens = xp.arange(total, dtype=ends.dtype, device=backend.device(ends))
     sequence = xp.searchsorted(ends[1:], tokens, side="right")
     return tokens - xp.take(ends, sequence, axis=0)
+
+
+def _ends(cu_seqlens: Any) -> tuple[Backend, Array]:
+    """Return where packed sequences end, checked as far as it can be read."""
+    backend, ends = _integers("cu_seqlens", cu_seqlens)
+    if ends.shape[0] == 0:
+        raise RopeError("cu_seqlens is empty; it starts with 0")
+    if isinstance(ends, np.ndarray) and (ends[0] != 0 or (ends[1:] < ends[:-1]).any()):
+        raise RopeError(f"cu_seqlens must start with 0 and not decrease; got {ends}")
+    return backend, ends
 
 
 def _total(ends: Array) -> int:
@@ -244,44 +251,109 @@ def mrope(
 
 
 def zigzag(
-    tokens: int, shards: int, *, xp: Namespace | None = None, device: Device | None = None
+    tokens: int | None = None,
+    shards: int = 0,
+    *,
+    cu_seqlens: Any = None,
+    xp: Namespace | None = None,
+    device: Device | None = None,
 ) -> Array:
     """Return which tokens each of several devices holds, so that causal attention loads all alike.
 
-    The sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
-    i from the back.
+    A sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
+    i from the back. With ``cu_seqlens`` each of the packed sequences is cut so, and a device holds
+    its chunks of all of them, one sequence after the other.
 
     Parameters
     ----------
-    tokens : int
-        In all, a multiple of ``2 * shards``.
+    tokens : int, optional
+        In all, a multiple of ``2 * shards``. With cu_seqlens it is asked only under a compiler,
+        which does not know values.
     shards : int
         Devices.
+    cu_seqlens : array or sequence, (sequences + 1,), optional
+        Integers, as for :func:`packed`; the length of each sequence is a multiple of
+        ``2 * shards``, as it is after padding.
     xp, device : optional
-        Library and device of the result; numpy by default.
+        Library and device of the result; numpy by default, and those of cu_seqlens where that is
+        on a device.
 
     Returns
     -------
     array, (shards, tokens / shards)
-        int64, in jax int32: row i holds the positions of the tokens of device i, in its order.
+        int64, in jax int32: row i holds the tokens of device i, in its order. Without cu_seqlens
+        they are the positions too; with them, those are ``packed(cu_seqlens)[row]``.
 
     Raises
     ------
     RopeError
-        If a number is not positive, or tokens do not divide evenly.
+        If a number is not positive, or tokens do not divide evenly; for cu_seqlens as
+        :func:`packed`.
+
+    Notes
+    -----
+    The split of Megatron's context parallelism, and of Transformer Engine's for packed sequences
+    ("thd").
 
     Examples
     --------
     >>> from rope_xp import positions
     >>> positions.zigzag(8, 2).tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
+    >>> tokens = positions.zigzag(cu_seqlens=[0, 4, 12], shards=2)
+    >>> tokens.tolist()
+    [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
+    >>> positions.packed([0, 4, 12])[tokens[0]].tolist()
+    [0, 3, 0, 1, 6, 7]
     """
-    tokens, shards = _count("tokens", tokens), _count("shards", shards)
+    shards = _count("shards", shards)
+    if cu_seqlens is not None:
+        return _zigzag_packed(tokens, shards, cu_seqlens, xp, device)
+    if tokens is None:
+        raise RopeError("zigzag needs tokens, how many there are in all, or cu_seqlens")
+    tokens = _count("tokens", tokens)
     if tokens % (2 * shards):
         msg = f"tokens = {tokens} must be a multiple of 2 * shards = {2 * shards}"
         raise RopeError(msg)
     chunks = np.arange(tokens).reshape(2 * shards, -1)
     return _placed(np.concatenate([chunks[:shards], chunks[: shards - 1 : -1]], axis=1), xp, device)
+
+
+def _zigzag_packed(
+    tokens: int | None, shards: int, cu_seqlens: Any, xp: Namespace | None, device: Device | None
+) -> Array:
+    backend, ends = _ends(cu_seqlens)
+    known = isinstance(ends, np.ndarray)
+    if known and (np.diff(ends) % (2 * shards)).any():
+        msg = (
+            f"each sequence of cu_seqlens must be a multiple of 2 * shards = {2 * shards} long, "
+            f"which padding makes it; got lengths {np.diff(ends)}"
+        )
+        raise RopeError(msg)
+    total = _total(ends) if tokens is None else _count("tokens", tokens, 0)
+    if total % (2 * shards) or (known and total != ends[-1]):
+        msg = (
+            f"tokens = {total} must be cu_seqlens[-1], and a multiple of 2 * shards = {2 * shards}"
+        )
+        raise RopeError(msg)
+    made, where = backend.xp, backend.device(ends)
+    device_i = made.arange(shards, dtype=ends.dtype, device=where)[:, None]
+    slot = made.arange(total // shards, dtype=ends.dtype, device=where)
+    # Every device holds the same share of each sequence.
+    sequence = made.searchsorted(ends[1:] // shards, slot, side="right")
+    start = made.take(ends, sequence, axis=0)
+    chunk = (made.take(ends, sequence + 1, axis=0) - start) // (2 * shards)
+    within = slot - start // shards
+    front = (start + within)[None, :] + device_i * chunk[None, :]
+    back = front + ((2 * shards - 2) * chunk)[None, :] - 2 * device_i * chunk[None, :]
+    held = made.where((within < chunk)[None, :], front, back)
+    if known:
+        return _placed(held.astype(np.int64), xp, device)
+    if xp is not None or device is not None:
+        raise RopeError(
+            "cu_seqlens is on a device, where the result is too; leave out xp and device"
+        )
+    return held
 
 
 def _index(name: str, value: Any) -> int:

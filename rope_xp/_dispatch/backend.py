@@ -165,6 +165,28 @@ class Backend:
         rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
         return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
+    def has_float64(self, x: Array) -> bool:
+        """Return whether float64 is computed where x lies."""
+        return True
+
+    def with_rows(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
+        """Return x with other values in rows of an axis. The standard only has ``take`` for it."""
+        xp, n = self.xp, rows.shape[0]
+        if n == 0:
+            return xp.asarray(x, copy=True)
+        order = xp.astype(xp.argsort(rows), xp.int32)
+        ordered = xp.take(rows, order, axis=0)
+        every = xp.arange(x.shape[axis], dtype=rows.dtype, device=self.device(x))
+        place = xp.searchsorted(ordered, every)
+        place = xp.where(place < n, place, xp.zeros_like(place))
+        new = xp.take(ordered, place, axis=0) == every
+        source = xp.astype(xp.take(order, place, axis=0), rows.dtype, copy=False) + x.shape[axis]
+        return xp.take(xp.concat([x, values], axis=axis), xp.where(new, source, every), axis=axis)
+
+    def put_rows(self, x: Array, axis: int, rows: Array, values: Array) -> None:
+        """Write values to rows of an axis of x."""
+        self.write(x, self.with_rows(x, axis, rows, values))
+
     def tables(self, recipe: Recipe, like: Array) -> Digits:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
         return _tables_on_device((self, recipe, self.device(like)))

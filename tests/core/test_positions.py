@@ -52,6 +52,28 @@ def test_arrays_of_any_library(backend: Target) -> None:
         assert type(found) is type(ends)
 
 
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 4))
+def test_zigzag_of_packed_sequences(chunks: list[int], shards: int) -> None:
+    """Each sequence is cut as a lone one is: the split of Transformer Engine's "thd"."""
+    ends = np.cumsum([0, *(2 * shards * n for n in chunks)])
+    held = positions.zigzag(cu_seqlens=ends.tolist(), shards=shards)
+    for device in range(shards):
+        own: list[int] = []
+        for start, end in pairwise(ends.tolist()):
+            parts = np.split(np.arange(start, end), 2 * shards)
+            own += [*parts[device], *parts[2 * shards - 1 - device]]
+        assert held[device].tolist() == own
+    one = positions.zigzag(8 * shards, shards)
+    np.testing.assert_array_equal(positions.zigzag(cu_seqlens=[0, 8 * shards], shards=shards), one)
+
+
+@pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax-jit")))
+def test_zigzag_where_cu_seqlens_are(backend: Target) -> None:
+    ends = np.array([0, 4, 4, 12], np.int32)
+    found = backend.run(lambda ends: positions.zigzag(12, 2, cu_seqlens=ends), backend.make(ends))
+    assert backend.back(found).tolist() == [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
+
+
 def test_packed_under_jit() -> None:
     jax = pytest.importorskip("jax")
     packed = jax.jit(lambda ends: positions.packed(ends, total=7))
@@ -221,6 +243,13 @@ WRONG: list[tuple[str, Any]] = [
     ("interval must be positive", lambda: positions.mrope([3], interval=0.0)),
     ("tokens = 9 must be a multiple of 2 \\* shards = 4", lambda: positions.zigzag(9, 2)),
     ("shards must be positive", lambda: positions.zigzag(8, 0)),
+    ("zigzag needs tokens", lambda: positions.zigzag(shards=2)),
+    (
+        "must be a multiple of 2 \\* shards = 4 long",
+        lambda: positions.zigzag(shards=2, cu_seqlens=[0, 6, 8]),
+    ),
+    ("must be cu_seqlens", lambda: positions.zigzag(8, 2, cu_seqlens=[0, 4])),
+    ("must start with 0", lambda: positions.zigzag(shards=2, cu_seqlens=[4, 8])),
 ]
 
 

@@ -53,6 +53,12 @@ class Dask(Backend):
         whole = _on_blocks(blocks.whole, positions, np.dtype(np.int32))
         return whole, _on_blocks(blocks.part, positions, dtype)
 
+    def with_rows(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
+        """Take them from both. Numbers of rows are computed, as all blocks follow from them."""
+        source = np.arange(known_length(x.shape[axis]))
+        source[np.asarray(rows)] = len(source) + np.arange(values.shape[axis])
+        return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
+
     def tables(self, recipe: Recipe, like: Array) -> Digits:
         """Return tables that are made where they are needed."""
         check_known(ROTATED, (recipe.head_dim,))

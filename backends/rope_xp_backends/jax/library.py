@@ -80,6 +80,14 @@ class Jax(Backend):
         both = jax.lax.dynamic_update_slice_in_dim(both, sin, pairs, axis)
         return both[..., :pairs], both[..., pairs:]
 
+    def has_float64(self, x: jax.Array) -> bool:
+        """Return whether jax_enable_x64 is set."""
+        return bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
+
+    def with_rows(self, x: jax.Array, axis: int, rows: jax.Array, values: jax.Array) -> jax.Array:
+        """Scatter, in place where jit may: x is then donated."""
+        return x.at[(*(slice(None),) * axis, rows)].set(values)
+
     def tables(self, recipe: Recipe, like: jax.Array) -> Digits:
         """Return numpy tables to a trace, which makes constants of them; else arrays."""
         if recipe.wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:

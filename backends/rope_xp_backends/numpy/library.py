@@ -41,6 +41,18 @@ class Numpy(Backend):
         found: np.ndarray = super().integers(positions)
         return found.astype(found.dtype.newbyteorder("="), copy=False)
 
+    def with_rows(
+        self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray
+    ) -> np.ndarray:
+        """Copy once."""
+        made = x.copy()
+        self.put_rows(made, axis, rows, values)
+        return made
+
+    def put_rows(self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray) -> None:
+        """Write these alone."""
+        x[(*(slice(None),) * axis, rows)] = values
+
     def memory(self, x: np.ndarray) -> Memory:
         """Read from the array interface."""
         pointer = x.__array_interface__["data"][0]

@@ -81,6 +81,22 @@ class Torch(Backend):
         rows = table.index_select(0, indices.reshape(-1))
         return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
 
+    def has_float64(self, x: torch.Tensor) -> bool:
+        """Metal has none."""
+        return x.device.type != "mps"
+
+    def with_rows(
+        self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Copy once."""
+        return x.index_copy(axis, rows.long(), values)
+
+    def put_rows(
+        self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Write these alone."""
+        x.index_copy_(axis, rows.long(), values)
+
     def tables(self, recipe: Recipe, like: torch.Tensor) -> Digits:
         """Keep fake, functional and distributed tensors out of the cache."""
         if torch.compiler.is_compiling():
