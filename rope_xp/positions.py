@@ -6,7 +6,7 @@ names another library.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from rope_xp._contract.typing import Array, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
-__all__ = ["grid", "mrope", "offsets", "packed", "video", "zigzag"]
+__all__ = ["grid", "mrope", "mrope_from_ids", "offsets", "packed", "video", "zigzag"]
 
 
 def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
@@ -250,6 +250,96 @@ def mrope(
     return _placed(np.concatenate(parts, axis=1), xp, device)
 
 
+def mrope_from_ids(
+    ids: Any,
+    grids: Mapping[str, Any],
+    config: object,
+    *,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+) -> Array:
+    """Return the time, height and width of tokens, found by what a processor made of a prompt.
+
+    Parameters
+    ----------
+    ids : array or sequence, (tokens,) or (batch, tokens)
+        Integers: the numbers of tokens, ``input_ids``. On the host, as they are read.
+    grids : mapping
+        What the processor returned beside them, such as its whole result: ``image_grid_thw`` and
+        ``video_grid_thw``, (n, 3) integers, frames, height and width in patches before merging, of
+        all images and videos of the batch in their order; ``second_per_grid_ts``, (videos,), for
+        models that count by time; ``attention_mask``, like ids, 0 where a sequence is padded;
+        ``mm_token_type_ids``, like ids, where tokens are not to be told by their numbers. Each may
+        be missing.
+    config : dict, path or object with ``to_dict()``
+        The whole configuration of the model, as for :func:`rope_xp.from_hf_config`.
+    xp, device : optional
+        Library and device of the result; numpy by default.
+
+    Returns
+    -------
+    array, (3, tokens) or (3, batch, tokens)
+        int64, in jax int32: components (time, height, width), 0 where a sequence is padded. The
+        next token of a sequence is at one more than its largest number.
+
+    Raises
+    ------
+    RopeConfigError
+        If the model counts in another way, or is not known.
+    RopeError
+        If grids and tokens do not fit each other.
+
+    Notes
+    -----
+    What ``get_rope_index`` of transformers 5 returns, for the models of the Qwen-VL, GLM-V,
+    Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families.
+
+    Examples
+    --------
+    Two tokens of text, an image of 2 x 2 merged patches, and text:
+
+    >>> from rope_xp import positions
+    >>> config = {
+    ...     "model_type": "qwen2_vl",
+    ...     "image_token_id": 9,
+    ...     "vision_config": {"spatial_merge_size": 2},
+    ... }
+    >>> ids = [5, 6, 9, 9, 9, 9, 7]
+    >>> positions.mrope_from_ids(ids, {"image_grid_thw": [[1, 4, 4]]}, config).tolist()
+    [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
+    """
+    from rope_xp.hf import _spans  # which most programs never ask for
+
+    counted = _spans.rule(config)
+    numbers_of_tokens = _on_host("ids", ids)
+    shape = numbers_of_tokens.shape
+    if len(shape) not in (1, 2):
+        raise RopeError(f"ids must be (tokens,) or (batch, tokens); got shape {shape}")
+    kinds = grids.get("mm_token_type_ids")
+    if kinds is None:
+        kinds = _spans.types(numbers_of_tokens, counted)
+    mask = grids.get("attention_mask")
+    mask = np.ones(shape, bool) if mask is None else _on_host("attention_mask", mask) != 0
+    kinds = _on_host("mm_token_type_ids", kinds)
+    if kinds.shape != shape or mask.shape != shape:
+        msg = (
+            f"mm_token_type_ids and attention_mask must have the shape of ids, {shape}; got "
+            f"{kinds.shape} and {mask.shape}"
+        )
+        raise RopeError(msg)
+    handed_out = _spans.Grids(grids, counted)
+    found = np.zeros((3, *shape), np.int64)
+    for row in np.ndindex(shape[:-1]):
+        own, start = [], 0
+        for span in _spans.spans(kinds[row][mask[row]], handed_out):
+            own.append(mrope([span.tokens], start=start, interval=span.interval))
+            start += span.tokens if isinstance(span.tokens, int) else max(span.tokens[1:])
+        if own:
+            found[(slice(None), *row, mask[row])] = np.concatenate(own, axis=1)
+    handed_out.check_all_taken()
+    return _placed(found, xp, device)
+
+
 def zigzag(
     tokens: int | None = None,
     shards: int = 0,
@@ -354,6 +444,18 @@ def _zigzag_packed(
             "cu_seqlens is on a device, where the result is too; leave out xp and device"
         )
     return held
+
+
+def _on_host(name: str, values: Any) -> np.ndarray:
+    """Return integers or truth values as an array of numpy."""
+    try:
+        host = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        msg = f"{name} must lie on the host, as it is read, in rows of one length; {error}"
+        raise RopeError(msg) from error
+    if host.dtype.kind not in "iub":
+        raise RopeError(f"{name} must hold integers; got {host.dtype}")
+    return host
 
 
 def _index(name: str, value: Any) -> int:
