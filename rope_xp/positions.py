@@ -241,12 +241,9 @@ def mrope(
         if len(span) != 3:
             msg = f"spans[{i}] must be a number of tokens or (frames, height, width); got {span!r}"
             raise RopeError(msg)
-        frames, height, width = span
-        cells = _cells(frames=frames, height=height, width=width)
-        # In float32, as transformers multiplies: 3 * (25 * 2 / 3) is 50 there, and else below it.
-        cells[0] = np.floor(cells[0].astype(np.float32) * np.float32(interval))
+        cells, after = _of_span((span[0], span[1], span[2]), (interval,), floors=True)
         parts.append(start + cells)
-        start += max(int(height), int(width))
+        start += int(after)
     return _placed(np.concatenate(parts, axis=1), xp, device)
 
 
@@ -267,10 +264,10 @@ def mrope_from_ids(
     grids : mapping
         What the processor returned beside them, such as its whole result: ``image_grid_thw`` and
         ``video_grid_thw``, (n, 3) integers, frames, height and width in patches before merging, of
-        all images and videos of the batch in their order; ``second_per_grid_ts``, (videos,), for
-        models that count by time; ``attention_mask``, like ids, 0 where a sequence is padded;
-        ``mm_token_type_ids``, like ids, where tokens are not to be told by their numbers. Each may
-        be missing.
+        all images and videos of the batch in their order; ``second_per_grid_ts`` or
+        ``video_second_per_grid``, (videos,), for models that count by time; ``attention_mask``,
+        like ids, 0 where a sequence is padded; ``mm_token_type_ids``, like ids, where tokens are
+        not to be told by their numbers. Each may be missing.
     config : dict, path or object with ``to_dict()``
         The whole configuration of the model, as for :func:`rope_xp.from_hf_config`.
     xp, device : optional
@@ -279,7 +276,8 @@ def mrope_from_ids(
     Returns
     -------
     array, (3, tokens) or (3, batch, tokens)
-        int64, in jax int32: components (time, height, width), 0 where a sequence is padded. The
+        int64, in jax int32: components (time, height, width); 0 where a sequence is padded, or as
+        the model has it. float32 for Qwen3-Omni, whose frames may lie between whole numbers. The
         next token of a sequence is at one more than its largest number.
 
     Raises
@@ -292,7 +290,8 @@ def mrope_from_ids(
     Notes
     -----
     What ``get_rope_index`` of transformers 5 returns, for the models of the Qwen-VL, GLM-V,
-    Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families.
+    Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, and of Qwen-Omni but for videos
+    with their sound.
 
     Examples
     --------
@@ -328,16 +327,35 @@ def mrope_from_ids(
         )
         raise RopeError(msg)
     handed_out = _spans.Grids(grids, counted)
-    found = np.zeros((3, *shape), np.int64)
+    found = np.full((3, *shape), counted.padding, np.int64 if counted.floors else np.float32)
     for row in np.ndindex(shape[:-1]):
-        own, start = [], 0
+        own: list[np.ndarray] = []
+        start: Any = 0
         for span in _spans.spans(kinds[row][mask[row]], handed_out):
-            own.append(mrope([span.tokens], start=start, interval=span.interval))
-            start += span.tokens if isinstance(span.tokens, int) else max(span.tokens[1:])
+            cells, after = _of_span(span.tokens, span.interval, counted.floors)
+            own.append(start + cells)
+            start += cells.max() + 1 if counted.by_time else after
         if own:
             found[(slice(None), *row, mask[row])] = np.concatenate(own, axis=1)
     handed_out.check_all_taken()
     return _placed(found, xp, device)
+
+
+def _of_span(
+    tokens: int | tuple[int, int, int], interval: tuple[float, ...], floors: bool
+) -> tuple[np.ndarray, int]:
+    """Return cells of a span from 0, and how many positions it takes without regard to frames."""
+    if isinstance(tokens, int):
+        return np.tile(np.arange(tokens), (3, 1)), tokens
+    frames, height, width = tokens
+    cells = _cells(frames=frames, height=height, width=width)
+    time = cells[0].astype(np.float32)
+    for factor in interval:  # in float32, as transformers multiplies: 3 * (25 * 2 / 3) is 50 there
+        time = time * np.float32(factor)
+    if floors:
+        cells[0] = np.floor(time)
+        return cells, max(height, width)
+    return np.concatenate([time[None], cells[1:].astype(np.float32)]), max(height, width)
 
 
 def zigzag(

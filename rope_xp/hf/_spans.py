@@ -8,7 +8,7 @@ import numpy as np
 from rope_xp._contract.errors import RopeConfigError, RopeError
 from rope_xp.hf._keys import read
 
-TEXT, IMAGE, VIDEO = 0, 1, 2
+TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3
 """What mm_token_type_ids say, those of transformers' processors."""
 
 WHOLE = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_vl_moe")
@@ -19,12 +19,12 @@ BY_FRAME = (
     *("cohere_compass", "cosmos3_edge", "cosmos3_omni"),
 )
 """Models that have text between the frames of a video, each of which is counted as an image."""
+BY_TIME = ("qwen2_5_omni", "qwen3_omni_moe")
+"""Models that count frames by time, sound as text, and go on behind the largest number."""
 OTHERS = {
     "glm_image": "it counts images that are still to be made",
     "hunyuan_vl": "images do not move what follows them, and have a number each",
     "minicpmv4_7": "pictures are cut into slices that share a canvas",
-    "qwen2_5_omni": "sound is among its videos",
-    "qwen3_omni_moe": "sound is among its videos",
 }
 """Models whose positions are counted otherwise."""
 
@@ -34,8 +34,8 @@ class Span(NamedTuple):
 
     tokens: int | tuple[int, int, int]
     """How many of text, or frames, height and width after merging."""
-    interval: float
-    """Positions from one frame to the next."""
+    interval: tuple[float, ...] = ()
+    """Factors that make positions of frames, multiplied in float32 one after the other."""
 
 
 class Rule(NamedTuple):
@@ -50,19 +50,29 @@ class Rule(NamedTuple):
     image: int | None
     video: int | None
     """Which token stands for a part of either."""
-    marks: tuple[int, int] | None
+    audio: int | None
+    marks: tuple[int, int] | None = None
     """Between which tokens those of an image are those of a video."""
+    by_time: bool = False
+    """Whether what follows an image or video goes on behind its last frame, too."""
+    floors: bool = True
+    """Whether positions of frames are rounded down."""
+    padding: int = 0
+    """What stands where a sequence is padded."""
 
 
 def rule(config: object) -> Rule:
     """Return how the model of a configuration counts."""
     keys = read(config)
+    keys = keys if keys.get("thinker_config") is None else read(keys["thinker_config"])
     name = keys.get("model_type")
-    if name not in (*WHOLE, *BY_FRAME):
+    name = name.removesuffix("_thinker") if isinstance(name, str) else name
+    if name not in (*WHOLE, *BY_FRAME, *BY_TIME):
         why = OTHERS.get(name, "it is not known")  # type: ignore[arg-type]  # None is in no table
+        known = ", ".join(sorted((*WHOLE, *BY_FRAME, *BY_TIME)))
         msg = (
-            f"model_type {name!r} is none whose positions are counted here: {why}. There are "
-            f"{', '.join(sorted((*WHOLE, *BY_FRAME)))}; positions.mrope takes spans of any"
+            f"model_type {name!r} is none whose positions are counted here: {why}. Those are "
+            f"{known}; positions.mrope takes spans of any"
         )
         raise RopeConfigError(msg)
     vision = keys.get("vision_config")
@@ -77,11 +87,21 @@ def rule(config: object) -> Rule:
         by_frame=name in BY_FRAME,
         merge=_needed(vision, "spatial_merge_size"),
         frames_merged=_needed(vision, "temporal_merge_size") if name[:5] == "ernie" else 1,
-        per_second=_needed(vision, "tokens_per_second") if name == "qwen2_5_vl" else None,
-        image=keys.get("image_token_id"),
-        video=keys.get("video_token_id"),
+        per_second=_per_second(name, keys, vision),
+        image=keys.get("image_token_id", keys.get("image_token_index")),
+        video=keys.get("video_token_id", keys.get("video_token_index")),
+        audio=keys.get("audio_token_id", keys.get("audio_token_index")),
         marks=marks,
+        by_time=name in BY_TIME,
+        floors=name != "qwen3_omni_moe",
+        padding=int(name == "qwen2_5_omni"),
     )
+
+
+def _per_second(name: str, keys: Mapping[str, Any], vision: Mapping[str, Any]) -> float | None:
+    if name in BY_TIME:
+        return float(_needed(keys, "position_id_per_seconds"))
+    return float(_needed(vision, "tokens_per_second")) if name == "qwen2_5_vl" else None
 
 
 def _needed(keys: Mapping[str, Any], name: str) -> Any:
@@ -95,6 +115,8 @@ def types(ids: np.ndarray, counted: Rule) -> np.ndarray:
     found = np.zeros(ids.shape, np.int64)
     found[ids == counted.image] = IMAGE
     found[ids == counted.video] = VIDEO
+    if counted.by_time:
+        found[ids == counted.audio] = AUDIO
     if counted.marks is not None:
         begun, ended = (np.cumsum(ids == mark, axis=-1) for mark in counted.marks)
         found[(ids == counted.image) & (begun > ended)] = VIDEO
@@ -107,7 +129,7 @@ class Grids:
     def __init__(self, given: Mapping[str, Any], counted: Rule) -> None:
         self.counted = counted
         self.left = {
-            IMAGE: iter([Span(grid, 1.0) for grid in self._sizes(given, "image_grid_thw", 1)]),
+            IMAGE: iter([Span(grid) for grid in self._sizes(given, "image_grid_thw", 1)]),
             VIDEO: iter(self._videos(given)),
         }
 
@@ -135,16 +157,20 @@ class Grids:
     def _videos(self, given: Mapping[str, Any]) -> Iterator[Span]:
         counted = self.counted
         sizes = self._sizes(given, "video_grid_thw", counted.frames_merged)
-        seconds = given.get("second_per_grid_ts")
+        seconds = given.get("second_per_grid_ts", given.get("video_second_per_grid"))
         seconds = [1.0] * len(sizes) if seconds is None else np.asarray(seconds).tolist()
         if len(seconds) != len(sizes):
             msg = f"second_per_grid_ts has {len(seconds)} numbers for {len(sizes)} videos"
             raise RopeError(msg)
         for size, each in zip(sizes, seconds, strict=True):
             if counted.by_frame:
-                yield from [Span((1, *size[1:]), 1.0)] * size[0]
+                yield from [Span((1, *size[1:]))] * size[0]
+            elif counted.per_second is None:
+                yield Span(size)
+            elif counted.by_time:
+                yield Span(size, (each, counted.per_second))
             else:
-                yield Span(size, 1.0 if counted.per_second is None else counted.per_second * each)
+                yield Span(size, (each * counted.per_second,))
 
     def take(self, kind: int, tokens: int) -> Iterator[Span]:
         """Yield the grids of as many tokens of a kind."""
@@ -174,12 +200,17 @@ class Grids:
 def spans(kinds: np.ndarray, grids: Grids) -> Iterator[Span]:
     """Yield the spans of a sequence, given what each token is."""
     ends = np.flatnonzero(np.diff(kinds)) + 1
+    if (kinds[:-1] * kinds[1:] == VIDEO * AUDIO).any():  # as no other two make it
+        raise RopeError(
+            "tokens of sound and of a video lie side by side: a video with its sound is not "
+            "counted here; positions.mrope and its neighbours build positions of any"
+        )
     for part in np.split(kinds, ends):
         if part.size == 0:
             continue
         kind, tokens = int(part[0]), part.size
-        if kind == TEXT:
-            yield Span(tokens, 1.0)
+        if kind in (TEXT, AUDIO if grids.counted.by_time else TEXT):
+            yield Span(tokens)
         elif kind in (IMAGE, VIDEO):
             yield from grids.take(kind, tokens)
         else:

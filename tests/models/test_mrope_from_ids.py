@@ -30,7 +30,7 @@ def test_every_model_is_counted_or_said_not_to_be() -> None:
         for path in MODELS.glob("*/modeling_*.py")
         if "def get_rope_index" in path.read_text(encoding="utf-8")
     }
-    assert own == {*COUNTED, *_spans.OTHERS}
+    assert own == {*COUNTED, *_spans.BY_TIME, *_spans.OTHERS}
 
 
 def model(name: str) -> Any:
@@ -120,6 +120,48 @@ def test_equal_to_transformers(name: str, parts: list[list[Any]]) -> None:
     told = given.inputs | {"mm_token_type_ids": given.kinds}
     other = positions.mrope_from_ids(torch.tensor(given.ids), told, config.to_dict())
     np.testing.assert_array_equal(other, expected)
+
+
+@pytest.mark.parametrize("name", _spans.BY_TIME)
+@pytest.mark.parametrize("seconds", [1.0, 0.5, 2 / 3, 2 / 25])
+def test_equal_to_transformers_by_time(name: str, seconds: float) -> None:
+    """Images, videos and sound, each between marks, as processors of Qwen-Omni write them."""
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    stem = {"qwen2_5_omni": "Qwen2_5Omni", "qwen3_omni_moe": "Qwen3OmniMoe"}[name]
+    kind = getattr(module, f"{stem}PreTrainedModelForConditionalGeneration")
+    whole = getattr(module, f"{stem}ThinkerForConditionalGeneration").config_class()
+    image, video, sound = whole.image_token_id, whole.video_token_id, whole.audio_token_id
+    vision, audio = 77, whole.audio_start_token_id
+    whole.vision_start_token_id = vision
+    rows = [
+        [TEXT] * 3 + [vision] + [image] * 6 + [TEXT] * 2,
+        [TEXT] + [vision] + [video] * 24 + [TEXT] * 3 + [audio] + [sound] * 5 + [TEXT] * 2,
+    ]
+    longest = max(map(len, rows))
+    ids = [[0] * (longest - len(row)) + row for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    inputs = {
+        "image_grid_thw": torch.tensor([[1, 4, 6]]),
+        "video_grid_thw": torch.tensor([[4, 4, 6]]),
+        "attention_mask": torch.tensor(mask),
+    }
+    per_grid = torch.tensor([seconds])
+    stand_in = SimpleNamespace(config=whole, spatial_merge_size=2)
+    stand_in.get_llm_pos_ids_for_vision = functools.partial(
+        kind.get_llm_pos_ids_for_vision, stand_in
+    )
+    lengths = torch.tensor([20 if name == "qwen2_5_omni" else 34])  # which make 5 tokens
+    expected, _ = kind.get_rope_index(
+        *(stand_in, torch.tensor(ids)),
+        **inputs,
+        audio_seqlens=lengths,
+        second_per_grids=per_grid,
+    )
+    found = positions.mrope_from_ids(ids, inputs | {"second_per_grid_ts": per_grid}, whole)
+    np.testing.assert_array_equal(found, expected.numpy())
+    beside = [[video] * 24 + [sound] * 5]
+    with pytest.raises(RopeError, match="a video with its sound"):
+        positions.mrope_from_ids(beside, {"video_grid_thw": [[4, 4, 6]]}, whole)
 
 
 def test_one_sequence_and_another_library() -> None:

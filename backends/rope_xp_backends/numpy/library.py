@@ -1,5 +1,7 @@
 """numpy: one device, arrays of every dtype, ml_dtypes.bfloat16 among them."""
 
+from typing import Any
+
 import numpy as np
 
 from rope_xp._contract.library import Digits, Recipe
@@ -51,7 +53,8 @@ class Numpy(Backend):
 
     def put_rows(self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray) -> None:
         """Write these alone."""
-        x[(*(slice(None),) * axis, rows)] = values
+        where: tuple[Any, ...] = (*(slice(None),) * axis, rows)
+        x[where] = values
 
     def memory(self, x: np.ndarray) -> Memory:
         """Read from the array interface."""
