@@ -35,8 +35,9 @@ class Choice:
     which : array or sequence, (batch...)
         Integers, or truth values for two: the place in ``ropes`` of that of each sequence. Of the
         library and device of the arrays, numpy, or Python numbers. On a device they are not read,
-        and those out of range give NaN. Tokens that are packed without a batch axis are a batch of
-        sequences of one token: ``q[:, None]``, with a number for each.
+        and those out of range give NaN. ``torch.compile`` takes a Choice that was made outside of
+        it, or of a tensor. Tokens that are packed without a batch axis are a batch of sequences of
+        one token: ``q[:, None]``, with a number for each.
 
     Raises
     ------
@@ -126,13 +127,17 @@ class Choice:
         (2, 3, 32)
         """
         backend = find.backend_of(like, "like")
-        owner, which = self._read_which()
+        if backend.is_compiling():  # which knows no dtypes of numpy
+            own = read.owner_of(self.which)
+            host = own is None or own.host
+            owner, which = backend, self.which
+            which = backend.traced(which, backend.device(like)) if host else which
+        else:
+            owner, which = self._read_which()
         if owner is backend or owner is backend.kin:
             messages.check_same_device(backend, "like", like, "which", which)
         elif not owner.host:
             raise messages.different_libraries("like", backend, "which", owner)
-        elif backend.is_compiling():
-            which = backend.traced(which, backend.device(like))
         else:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]

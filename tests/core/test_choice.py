@@ -24,8 +24,7 @@ def sample(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((4, 3, 4, 12), np.float32), rng.standard_normal((4, 3, 2, 12), "f4")
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-@pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
+@pytest.mark.parametrize(("where", "axes"), [("host", "bhsd"), ("device", "sbhd")])
 def test_each_sequence_is_rotated_by_its_own_rope(
     backend: Target, axes: str, where: str, rng: np.random.Generator
 ) -> None:
@@ -33,16 +32,20 @@ def test_each_sequence_is_rotated_by_its_own_rope(
     which = np.array([2, 0, 1, 2], np.int32)
     positions = np.array([[5, 6, 7], [1, 2, 3], [70_000, 4, 1_000_000], [0, 0, 1]])
     order = ["bshd".index(name) for name in axes]
-    arrays = [backend.make(x.transpose(order).copy()) for x in (q, k)]
-    mine = backend.make(which) if where == "device" else which
-    found = backend.run(
-        lambda q, k, which: Choice(ROPES, which).apply(q, k, positions, axes=axes), *arrays, mine
-    )
-    back = [backend.back(y).transpose([axes.index(name) for name in "bshd"]) for y in found]
     own = []
     for x in (q, k):
         each = [ROPES[i].rotate(x[j : j + 1], positions[j : j + 1]) for j, i in enumerate(which)]
         own.append(np.concatenate(each))
+    arrays = [backend.make(x.transpose(order).copy()) for x in (q, k)]
+    mine = backend.make(which) if where == "device" else which
+    made = Choice(ROPES, which)
+    found = backend.run(
+        lambda q, k, mine: (made if where == "host" else Choice(ROPES, mine)).apply(
+            q, k, positions, axes=axes
+        ),
+        *(*arrays, mine),
+    )
+    back = [backend.back(y).transpose([axes.index(name) for name in "bshd"]) for y in found]
     for y, right, x in zip(back, own, (q, k), strict=True):
         if backend.ulps:
             np.testing.assert_allclose(y, right, rtol=0, atol=3e-7 * np.abs(x).max())

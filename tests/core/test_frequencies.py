@@ -157,11 +157,12 @@ def test_shapes_axes_and_layouts(
     positions = rng.integers(-9, 90, (*lead, 5) if kind == "(s,)" else (*lead, 2, 5))
     if kind == "fractions":
         positions = positions + 0.25
+    told = positions.tolist()
     order = ["bshd".index(name) for name in axes]
     arrays = [backend.make(x.astype(np.float32).transpose(order).copy()) for x in (q, k)]
     learned = backend.make(f.astype(np.float32))
     found = backend.run(
-        lambda q, k, f: apply_frequencies(q, k, positions, f, layout=layout, axes=axes),
+        lambda q, k, f: apply_frequencies(q, k, told, f, layout=layout, axes=axes),
         *(*arrays, learned),
     )
     for x, y in zip((q, k), found, strict=True):

@@ -13,7 +13,7 @@ from rope_xp import RoPE, RopeError
 ROPE = RoPE(layout="half", rotary_dim=8)
 SLOTS = [7, 0, 3]
 OLD, NEW = [100, 70_000, 5], [4, 69_904, 1_000_000]
-AXES = {"shd": (9, 2, 12), "bshd": (2, 9, 2, 12), "bhsd": (2, 2, 9, 12), "hsd": (2, 9, 12)}
+AXES = {"shd": (9, 2, 12), "bhsd": (2, 2, 9, 12)}
 
 
 def expected(cache: np.ndarray, axes: str) -> np.ndarray:
@@ -25,9 +25,7 @@ def expected(cache: np.ndarray, axes: str) -> np.ndarray:
     return made
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize(("where", "axes"), [("host", "shd"), ("device", "bhsd")])
 def test_slots_move_and_others_stay(
     backend: Target, axes: str, where: str, rng: np.random.Generator
 ) -> None:
