@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
 from rope_xp._dispatch import bound, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.angles import Angles, at, with_tables
-from rope_xp.scaling import Scaling
+from rope_xp.scaling import Axial, Scaling
+from rope_xp.scaling._axial import places
 
 Positions = Any
 """Integers or floats: an array of the same library, a numpy array, or Python numbers."""
@@ -97,6 +99,73 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         if type(other) is not type(self):
             return NotImplemented
         return vars(self) == vars(other) and numbers.alike(self.scaling, other.scaling)
+
+    @classmethod
+    def axial(
+        cls,
+        sections: Sequence[int],
+        *,
+        bases: Sequence[float] | None = None,
+        order: str = "blocks",
+        **fields: Any,
+    ) -> Self:
+        """Return the RoPE of positions with several components, such as those of images and videos.
+
+        Parameters
+        ----------
+        sections : sequence of int
+            How many components of a head each component of a position has, even numbers: (16, 56,
+            56) for Flux. They sum to the rotated components, r.
+        bases : sequence of float, optional
+            A base for each component. None: ``base`` for all.
+        order : {"blocks", "alternating"}, default "blocks"
+            Whether the pairs of one component follow each other, or those of all take turns; see
+            :class:`rope_xp.scaling.Axial`.
+        **fields
+            Those of a RoPE that are left: base, layout, rotary_offset.
+
+        Returns
+        -------
+        RoPE
+            With ``rotary_dim``, ``position_axes`` and ``scaling`` of these sections. Its positions
+            have a leading axis of ``len(sections)`` components.
+
+        Raises
+        ------
+        RopeError
+            If a section is not even and positive, or ``bases`` are not as many.
+        TypeError
+            If a field is not known, or one that sections say.
+
+        Notes
+        -----
+        Each component has a series of its own, ``base ** (-2 j / n)`` for n components of a head.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> from rope_xp import positions
+        >>> rope = rope_xp.RoPE.axial((4, 2, 2), base=256.0)
+        >>> rope.position_axes, rope.frequencies(8).tolist()
+        ((0, 0, 1, 2), [1.0, 0.0625, 1.0, 1.0])
+        >>> rope.cos_sin(positions.video(2, 3, 5), head_dim=8)[0].shape
+        (30, 4)
+        """
+        said = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
+        if said:
+            msg = f"RoPE.axial makes {', '.join(said)} of its sections; leave that out"
+            raise TypeError(msg)
+        rule = Axial(
+            order=order,
+            sections=sections,  # type: ignore[arg-type]  # which makes a tuple of it
+            bases=bases,  # type: ignore[arg-type]  # likewise
+        )
+        return cls(
+            rotary_dim=sum(rule.sections or ()),
+            scaling=rule,
+            position_axes=tuple(axis for axis, _ in places(rule.sections or (), order)),
+            **fields,
+        )
 
     # --- rotation --------------------------------------------------------------------------------
 

@@ -1,6 +1,9 @@
 """The rule of positions with several components. Public in :mod:`rope_xp.scaling`."""
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,28 +21,36 @@ class Axial(Rule):
     """Frequencies for positions of several components, such as the row and column of a patch.
 
     Goes with ``position_axes`` of :class:`rope_xp.RoPE`, which says what component each pair reads.
+    :meth:`rope_xp.RoPE.axial` makes both.
 
     Parameters
     ----------
     axes : int, default 2
-        Components, a. They divide the r/2 pairs evenly.
+        Components, a. Without sections, they divide the r/2 pairs evenly.
     order : {"blocks", "alternating", "dealt"}, default "blocks"
-        "blocks": each component has a series of r/(2a) frequencies of its own, one after the other
-        (vision towers of Qwen-VL). "alternating": the same, but the pairs of the components take
-        turns (Kimi). "dealt": one series of r/2, dealt out in turns, then grouped by component
-        (Pixtral).
+        "blocks": each component has a series of frequencies of its own, one after the other
+        (vision towers of Qwen-VL, diffusion transformers). "alternating": the same, but the pairs
+        of the components take turns, as long as they have any (Kimi). "dealt": one series of r/2,
+        dealt out in turns, then grouped by component (Pixtral).
+    sections : tuple of int, optional
+        How many of the r rotated components of a head each component of a position has, even
+        numbers, such as (16, 56, 56). Then axes is their number. None: all as many.
+    bases : tuple of float, optional
+        A base for each component. None: that of the RoPE for all.
 
     Raises
     ------
     RopeError
-        If axes is not positive, order is none of the three, or in ``frequencies``, where axes does
-        not divide the pairs.
+        If axes is not positive, order is none of the three, sections are not even and positive,
+        "dealt" has sections or bases, or there are not as many bases as components; in
+        ``frequencies``, where axes does not divide the pairs, or sections do not sum to r.
 
     Notes
     -----
-    With n = r / a, "blocks" and "alternating" have ``base ** (-2 j / n)``, j = 0 ... n/2 - 1, for
-    each component. Heo et al., "Rotary Position Embedding for Vision Transformer", arXiv
-    2403.13298, describe axial frequencies; the orders are those of models in transformers.
+    With n components of a head, "blocks" and "alternating" have ``base ** (-2 j / n)``,
+    j = 0 ... n/2 - 1, for each component of a position. Without sections n = r / a. Heo et al.,
+    "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, describe axial
+    frequencies; the orders are those of models in transformers and diffusers.
 
     Examples
     --------
@@ -50,23 +61,85 @@ class Axial(Rule):
     [1.0, 0.01, 1.0, 0.01]
     >>> rope_xp.RoPE(scaling=rope_xp.scaling.Axial(order="dealt")).frequencies(8).tolist()
     [1.0, 0.01, 0.1, 0.001]
+    >>> rule = rope_xp.scaling.Axial(sections=(2, 4), bases=(100.0, 256.0))
+    >>> rule.frequencies(10000.0, 6).tolist()
+    [1.0, 1.0, 0.0625]
     """
 
     axes: int = 2
     order: str = "blocks"
+    sections: tuple[int, ...] | None = None
+    bases: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         numbers.check_positive_int("Axial.axes", self.axes)
         numbers.check_one_of("Axial.order", self.order, ORDERS)
+        if self.sections is not None:
+            sections = _tuple("Axial.sections", self.sections)
+            for n in sections:
+                _check_section(n)
+            if self.axes not in (type(self).axes, len(sections)):
+                msg = f"Axial.axes = {self.axes} contradicts sections = {sections}; leave axes out"
+                raise RopeError(msg)
+            object.__setattr__(self, "sections", sections)
+            object.__setattr__(self, "axes", len(sections))
+        if self.bases is not None:
+            bases = _tuple("Axial.bases", self.bases)
+            for base in bases:
+                numbers.check_positive("Axial.bases", base)
+            if len(bases) != self.axes:
+                msg = f"Axial.bases must be {self.axes} numbers, one for each axis; got {bases}"
+                raise RopeError(msg)
+            object.__setattr__(self, "bases", bases)
+        if self.order == "dealt" and (self.sections, self.bases) != (None, None):
+            msg = (
+                "Axial.order = 'dealt' has one series for all axes; it takes neither sections nor "
+                f"bases, got {self.sections} and {self.bases}"
+            )
+            raise RopeError(msg)
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the series of all components, in order."""
-        if rotary_dim % (2 * self.axes):
-            pairs = rotary_dim // 2
-            msg = f"Axial.axes = {self.axes} does not divide the {pairs} rotated pairs evenly"
+        sections = self.sections
+        if sections is None:
+            if rotary_dim % (2 * self.axes):
+                pairs = rotary_dim // 2
+                msg = f"Axial.axes = {self.axes} does not divide the {pairs} rotated pairs evenly"
+                raise RopeError(msg)
+            if self.order == "dealt":
+                return inverse_frequencies(base, rotary_dim).reshape(-1, self.axes).T.ravel()
+            sections = (rotary_dim // self.axes,) * self.axes
+        elif sum(sections) != rotary_dim:
+            msg = (
+                f"Axial.sections = {sections} sum to {sum(sections)} components; rotary_dim is "
+                f"{rotary_dim}"
+            )
             raise RopeError(msg)
-        if self.order == "dealt":
-            return inverse_frequencies(base, rotary_dim).reshape(-1, self.axes).T.ravel()
-        series = inverse_frequencies(base, rotary_dim // self.axes)
-        repeat = np.tile if self.order == "blocks" else np.repeat
-        return repeat(series, self.axes)
+        bases = (base,) * self.axes if self.bases is None else self.bases
+        series = [inverse_frequencies(*each) for each in zip(bases, sections, strict=True)]
+        return np.array([series[axis][j] for axis, j in places(sections, self.order)])
+
+
+def places(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
+    """Return the axis and the place in its series of each pair, in the order of the pairs."""
+    blocks = [[(axis, j) for j in range(n // 2)] for axis, n in enumerate(sections)]
+    if order == "blocks":
+        return [pair for block in blocks for pair in block]
+    turns = itertools.zip_longest(*blocks)
+    return [pair for turn in turns for pair in turn if pair is not None]
+
+
+def _tuple(name: str, values: object) -> tuple[Any, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a tuple of numbers, one for each axis; got {values!r}")
+    found = tuple(values)
+    if not found:
+        raise RopeError(f"{name} is empty; it has a number for each axis")
+    return found
+
+
+def _check_section(n: object) -> None:
+    numbers.check_positive_int("Axial.sections", n)
+    if n % 2:  # type: ignore[operator]  # an int, as was just checked
+        msg = f"Axial.sections must be even, as components turn in pairs; got {n}"
+        raise RopeError(msg)

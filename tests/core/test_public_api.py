@@ -39,6 +39,7 @@ SIGNATURES = {
     "RoPE.with_tables": "self, cos, sin",
     "RoPE.for_length": "self, n",
     "RoPE.table": "self, length, head_dim, *, form, xp=None, device=None, dtype=None",
+    "RoPE.axial": "sections, *, bases=None, order='blocks', **fields",
     "Angles": "cos, sin, rope, inverse=None",
     "Choice": "ropes, which",
     "Choice.at": "self, positions, *, like",
@@ -55,7 +56,7 @@ SIGNATURES = {
     "factor=None, attention_factor=None, max_position_embeddings=None, length=None",
     "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
     "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
-    "scaling.Axial": "axes=2, order='blocks'",
+    "scaling.Axial": "axes=2, order='blocks', sections=None, bases=None",
     "from_hf_config": "config, *, layout=None",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }
@@ -111,7 +112,7 @@ def test_names() -> None:
     assert members == {
         *(field.name for field in fields(RoPE)),
         *("apply", "rotate", "unrotate", "rerotate", "frequencies", "wavelengths", "cos_sin"),
-        *("attention_factor", "softmax_scale", "for_length", "at", "with_tables", "table"),
+        *("attention_factor", "softmax_scale", "for_length", "at", "with_tables", "table", "axial"),
     }
 
 

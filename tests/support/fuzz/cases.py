@@ -154,6 +154,15 @@ def rules(r: int) -> Any:
     if r >= 4:
         known.append(st.builds(scaling.NTK, _factors))
         known.append(st.builds(scaling.DynamicNTK, _factors, _trained, _trained))
+        known.append(
+            st.builds(
+                lambda n, order, bases: scaling.Axial(
+                    order=order, sections=(2 * n, r - 2 * n), bases=bases
+                ),
+                st.integers(1, r // 2 - 1), st.sampled_from(["blocks", "alternating"]),
+                st.none() | st.tuples(_BASES, _BASES),
+            )
+        )  # fmt: skip
     axes = [a for a in (1, 2, 3) if r % (2 * a) == 0]
     orders = st.sampled_from(["blocks", "alternating", "dealt"])
     known.append(st.builds(scaling.Axial, st.sampled_from(axes), orders))
