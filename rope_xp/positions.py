@@ -7,7 +7,7 @@ names another library.
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,10 @@ from rope_xp._contract.typing import Array, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
-__all__ = ["grid", "mrope", "mrope_from_ids", "offsets", "packed", "video", "zigzag"]
+__all__ = ["grid", "mrope", "mrope_from_ids", "offsets", "packed", "text", "video", "zigzag"]
+
+Numbers: TypeAlias = float | Sequence[float]
+"""One for all axes, or one for each."""
 
 
 def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
@@ -116,7 +119,14 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
 
 
 def grid(
-    height: int, width: int, *, xp: Namespace | None = None, device: Device | None = None
+    height: int,
+    width: int,
+    *,
+    start: Numbers = 0,
+    step: Numbers = 1,
+    centre: bool = False,
+    xp: Namespace | None = None,
+    device: Device | None = None,
 ) -> Array:
     """Return the row and column of each patch of a picture, row by row.
 
@@ -124,26 +134,32 @@ def grid(
     ----------
     height, width : int
         Patches.
+    start, step, centre
+        As for :func:`video`, of two axes.
     xp, device : optional
         Library and device of the result; numpy by default.
 
     Returns
     -------
     array, (2, height * width)
-        int64, in jax int32: components (row, column), for a RoPE with ``position_axes``.
+        int64, in jax int32: components (row, column), for a RoPE with ``position_axes``. Floats as
+        :func:`video` has them.
 
     Raises
     ------
     RopeError
-        If a size is not positive.
+        As :func:`video`.
 
     Examples
     --------
     >>> from rope_xp import positions
     >>> positions.grid(2, 3).tolist()
     [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]]
+    >>> positions.grid(2, 2, start=-0.5, step=(1, 0.5)).tolist()  # (i + 0.5) / n of 1 and 2, less 1
+    [[-0.5, -0.5, 0.5, 0.5], [-0.5, 0.0, -0.5, 0.0]]
     """
-    return _placed(_cells(height=height, width=width), xp, device)
+    lengths = {"height": height, "width": width}
+    return _placed(_lattice(lengths, start, step, (centre, centre)), xp, device)
 
 
 def video(
@@ -151,6 +167,9 @@ def video(
     height: int,
     width: int,
     *,
+    start: Numbers = 0,
+    step: Numbers = 1,
+    centre: bool = False,
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
@@ -159,7 +178,15 @@ def video(
     Parameters
     ----------
     frames, height, width : int
-        Patches.
+        Patches. A picture among them has one frame.
+    start : number or three, default 0
+        Position of the first patch, along each axis.
+    step : number or three, default 1
+        From one patch to the next. A frame rate is ``(base_fps / fps, 1, 1)``, a grid that is
+        stretched to another ``(1, rows / height, columns / width)``.
+    centre : bool, default False
+        Whether rows and columns are counted from the middle, ``n - n // 2`` of n below 0, as
+        Qwen-Image has them. Frames are not.
     xp, device : optional
         Library and device of the result; numpy by default.
 
@@ -167,19 +194,82 @@ def video(
     -------
     array, (3, frames * height * width)
         int64, in jax int32: components (frame, row, column), for a RoPE with ``position_axes``.
+        Where a start or step is no integer: float64, of other libraries than numpy float32.
 
     Raises
     ------
     RopeError
-        If a size is not positive.
+        If a size is not positive, or start or step no finite number, or neither one nor three.
 
     Examples
     --------
     >>> from rope_xp import positions
     >>> positions.video(2, 1, 2).tolist()
     [[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1]]
+    >>> positions.video(1, 2, 3, start=(7, 0, 0), centre=True).tolist()
+    [[7, 7, 7, 7, 7, 7], [-1, -1, -1, 0, 0, 0], [-2, -1, 0, -2, -1, 0]]
     """
-    return _placed(_cells(frames=frames, height=height, width=width), xp, device)
+    lengths = {"frames": frames, "height": height, "width": width}
+    return _placed(_lattice(lengths, start, step, (False, centre, centre)), xp, device)
+
+
+def text(
+    tokens: int,
+    components: int,
+    *,
+    start: Numbers = 0,
+    along: Sequence[int] | None = None,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+) -> Array:
+    """Return positions of tokens that are no patches: text beside an image, or class tokens.
+
+    Parameters
+    ----------
+    tokens : int
+        None or more.
+    components : int
+        Of a position, as the patches beside them have.
+    start : number or one for each component, default 0
+        Position of the first token.
+    along : sequence of int, optional
+        The components that count tokens; the others stay at ``start``. None: all. Empty: none, as
+        for class tokens and registers, which position 0 leaves unrotated.
+    xp, device : optional
+        Library and device of the result; numpy by default.
+
+    Returns
+    -------
+    array, (components, tokens)
+        Of the dtypes of :func:`video`. Join it with others by numpy's or the library's
+        ``concatenate`` along the last axis.
+
+    Raises
+    ------
+    RopeError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp import positions
+    >>> positions.text(3, 2, start=(1, 0), along=(0,)).tolist()
+    [[1, 2, 3], [0, 0, 0]]
+    >>> class_token, patches = positions.text(1, 2, along=()), positions.grid(1, 2)
+    >>> np.concatenate([class_token, patches], axis=1).tolist()
+    [[0, 0, 0], [0, 0, 1]]
+    """
+    tokens = _count("tokens", tokens, 0)
+    components = _count("components", components)
+    counting = range(components) if along is None else along
+    moves = np.zeros((components, 1), np.int64)
+    for axis in counting:
+        if not 0 <= _index("along", axis) < components:
+            msg = f"along names component {axis}; a position has {components}, counted from 0"
+            raise RopeError(msg)
+        moves[axis] = 1
+    firsts = np.array(_each("start", start, components))[:, None]
+    return _placed(firsts + moves * np.arange(tokens), xp, device)
 
 
 def mrope(
@@ -496,11 +586,39 @@ def _cells(**sizes: int) -> np.ndarray:
     return np.indices(lengths).reshape(len(lengths), -1)
 
 
+def _lattice(
+    lengths: dict[str, int], start: Numbers, step: Numbers, centred: tuple[bool, ...]
+) -> np.ndarray:
+    cells = _cells(**lengths)
+    middle = [
+        (length - length // 2) if centre else 0
+        for length, centre in zip(lengths.values(), centred, strict=True)
+    ]
+    firsts, steps = (
+        np.array(_each(name, values, len(lengths)))[:, None]
+        for name, values in (("start", start), ("step", step))
+    )
+    return np.asarray(firsts + steps * (cells - np.array(middle)[:, None]))
+
+
+def _each(name: str, values: Numbers, axes: int) -> list[float]:
+    """Return a number for each axis, integers as such."""
+    found = list(values) if isinstance(values, Sequence | np.ndarray) else [values] * axes
+    if len(found) != axes:
+        raise RopeError(f"{name} must be one number or {axes}, one for each axis; got {values!r}")
+    for value in found:
+        if not isinstance(value, int | float | np.number) or not np.isfinite(value):
+            raise RopeError(f"{name} must hold finite numbers; got {value!r}")
+    return [int(v) if isinstance(v, int | np.integer) else float(v) for v in found]
+
+
 def _placed(array: np.ndarray, xp: Namespace | None, device: Device | None) -> Array:
     if xp is None:
         if device is not None:
             raise RopeError(f"device = {device!r} needs xp, the library whose device it is")
         return array
+    if array.dtype == np.float64:  # which some devices have not
+        array = array.astype(np.float32)
     return find.backend_of_namespace(xp).asarray(array, device)
 
 

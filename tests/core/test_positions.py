@@ -46,6 +46,8 @@ def test_arrays_of_any_library(backend: Target) -> None:
     for found in (
         positions.grid(2, 3, xp=xp),
         positions.video(2, 1, 2, xp=xp),
+        positions.video(2, 1, 2, step=0.5, xp=xp),
+        positions.text(2, 3, xp=xp),
         positions.mrope([2, (1, 2, 2)], xp=xp),
         positions.zigzag(8, 2, xp=xp),
     ):

@@ -1,0 +1,89 @@
+"""Positions of patches as image and video models number them, each spelled out in plain loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rope_xp import RopeError, positions
+
+
+def cells(lines: list[list[float]]) -> list[list[float]]:
+    """Return the components of all cells of a grid of such lines, the last axis fastest."""
+    found: list[tuple[float, ...]] = [()]
+    for line in lines:
+        found = [(*cell, value) for cell in found for value in line]
+    return [list(component) for component in zip(*found, strict=True)]
+
+
+def test_a_frame_rate() -> None:
+    # Cosmos: the frame in units of 1/24 s of a video of 16 frames a second.
+    expected = cells([[i / 16 * 24 for i in range(5)], [0, 1], [0, 1, 2]])
+    found = positions.video(5, 2, 3, step=(24 / 16, 1, 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 3), (1, 1)])
+def test_counted_from_the_middle(height: int, width: int) -> None:
+    # Qwen-Image: negative rows first, one more than of the others where their number is odd.
+    rows, columns = ([*range(-(n - n // 2), 0), *range(n // 2)] for n in (height, width))
+    found = positions.video(1, height, width, start=(2, 0, 0), centre=True)
+    assert found.dtype == np.int64
+    assert found.tolist() == cells([[2], rows, columns])
+    assert positions.grid(height, width, centre=True).tolist() == found[1:].tolist()
+
+
+def test_a_grid_stretched_to_another() -> None:
+    # CogVideoX: rows spaced evenly from the top of a crop, its bottom left out.
+    top, left, bottom, right = 3, 5, 33, 50
+    rows = np.linspace(top, bottom * 9 / 10, 10).tolist()
+    columns = np.linspace(left, right * 14 / 15, 15).tolist()
+    step = ((bottom * 9 / 10 - top) / 9, (right * 14 / 15 - left) / 14)
+    found = positions.video(2, 10, 15, start=(0, top, left), step=(1, *step))
+    np.testing.assert_allclose(found, cells([[0, 1], rows, columns]), rtol=1e-14)
+
+
+def test_patches_of_dinov3() -> None:
+    # The middles of patches, from -1 to 1.
+    rows, columns = ([2 * (i + 0.5) / n - 1 for i in range(n)] for n in (4, 6))
+    found = positions.grid(4, 6, start=(-1 + 1 / 4, -1 + 1 / 6), step=(2 / 4, 2 / 6))
+    np.testing.assert_allclose(found, cells([rows, columns]), atol=1e-15)
+
+
+def test_text_beside_an_image() -> None:
+    # Z-Image: a caption counts frames from 1, the image lies in the frame behind it.
+    caption = positions.text(3, 3, start=(1, 0, 0), along=(0,))
+    image = positions.video(1, 2, 2, start=(4, 0, 0))
+    both = np.concatenate([caption, image], axis=1)
+    assert both.tolist() == [[1, 2, 3, 4, 4, 4, 4], [0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 0, 1]]
+    # Qwen-Image: all components of the text go on.
+    assert positions.text(2, 3, start=5).tolist() == [[5, 6]] * 3
+    assert positions.text(4, 2, along=()).tolist() == [[0] * 4] * 2
+    assert positions.text(0, 2).shape == (2, 0)
+
+
+def test_floats_of_other_libraries_are_narrow() -> None:
+    torch = pytest.importorskip("torch")
+    found = positions.grid(2, 2, step=0.5, xp=torch)
+    assert found.dtype == torch.float32
+    assert found.tolist() == positions.grid(2, 2, step=0.5).tolist()
+
+
+WRONG: tuple[tuple[str, Any], ...] = (
+    ("start must be one number or 3", lambda: positions.video(1, 2, 3, start=(0, 1))),
+    ("step must hold finite numbers", lambda: positions.video(1, 2, 3, step=float("nan"))),
+    ("step must hold finite numbers", lambda: positions.grid(1, 2, step=("1", 2))),  # type: ignore[arg-type]
+    ("height must be positive", lambda: positions.grid(0, 2, start=1)),
+    ("along names component 2", lambda: positions.text(1, 2, along=(2,))),
+    ("along names component -1", lambda: positions.text(1, 2, along=(-1,))),
+    ("tokens must be", lambda: positions.text(-1, 2)),
+    ("start must be one number or 2", lambda: positions.text(1, 2, start=(1, 2, 3))),
+)
+
+
+@pytest.mark.parametrize(("said", "make"), WRONG)
+def test_errors(said: str, make: Any) -> None:
+    with pytest.raises(RopeError, match=said):
+        make()
