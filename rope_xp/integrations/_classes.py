@@ -25,7 +25,13 @@ def original(kind: type) -> type | None:
     return made_of
 
 
-def methods(kind: type) -> dict[str, FunctionType]:
+def _rotates(method: FunctionType) -> bool:
+    return bool(_functions.used_by(method))
+
+
+def methods(
+    kind: type, rotate: Callable[[FunctionType], bool] = _rotates
+) -> dict[str, FunctionType]:
     """Return the methods of a class that call a function that rotates, inherited ones too.
 
     Raises
@@ -36,7 +42,7 @@ def methods(kind: type) -> dict[str, FunctionType]:
     found: dict[str, FunctionType] = {}
     for base in reversed(kind.__mro__):
         for name, member in vars(base).items():
-            rotates = isinstance(member, FunctionType) and bool(_functions.used_by(member))
+            rotates = isinstance(member, FunctionType) and rotate(member)
             if found.pop(name, None) is not None and not rotates:
                 msg = (
                     f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, in which its "
@@ -67,7 +73,7 @@ def rotating(kind: type, functions: Called, forms: tuple[Format, ...]) -> type:
         rotation = _functions.recognise(where, theirs, forms)
         replacements[function] = _functions.replacement(name, theirs, rotation)
     own = {name: _functions.rebound(m, replacements) for name, m in methods(kind).items()}
-    return _subclass(kind, own, rotating_again, (kind, forms))
+    return subclass(kind, own, rotating_again, (kind, forms))
 
 
 def rotating_again(kind: type, forms: tuple[Format, ...]) -> type:
@@ -85,10 +91,10 @@ def giving_tables(kind: Any) -> type:
         given = _rotary.forward if hasattr(self, _rotary.PLANS) else kind.forward
         return given(self, *arguments, **named)
 
-    return _subclass(kind, {"forward": forward}, giving_tables, (kind,))
+    return subclass(kind, {"forward": forward}, giving_tables, (kind,))
 
 
-def _subclass(kind: type, own: dict[str, Any], maker: Function, arguments: Any) -> type:
+def subclass(kind: type, own: dict[str, Any], maker: Function, arguments: Any) -> type:
     """Return a class with other methods and the same name, which pickles are loaded into again."""
 
     def reduced(self: Any, protocol: int) -> Any:
@@ -126,7 +132,7 @@ def check_forward(name: str, module: torch.nn.Module, verb: str) -> None:
         raise RopeError(msg)
 
 
-def check_own(name: str, module: torch.nn.Module) -> None:
+def check_own(name: str, module: Any) -> None:
     """Check that the class of a patched module is the one that patching gave it.
 
     Raises
@@ -143,7 +149,7 @@ def check_own(name: str, module: torch.nn.Module) -> None:
         raise RopeError(msg)
 
 
-def _is_method_of_class(module: torch.nn.Module, name: str, value: Any) -> bool:
+def _is_method_of_class(module: Any, name: str, value: Any) -> bool:
     return (
         isinstance(value, MethodType)
         and value.__self__ is module
@@ -151,8 +157,8 @@ def _is_method_of_class(module: torch.nn.Module, name: str, value: Any) -> bool:
     )
 
 
-def exchange(module: torch.nn.Module, kind: type) -> None:
-    """Give a module another class, and the methods of it that the module itself holds."""
+def exchange(module: Any, kind: type) -> None:
+    """Give a module, or what one holds, another class and the methods of it that it holds."""
     held = {
         attribute: method
         for attribute, value in vars(module).items()

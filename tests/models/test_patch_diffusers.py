@@ -1,0 +1,274 @@
+"""The rotation of diffusers' transformers, handed to rope_xp and taken back."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import importlib
+import inspect
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+import diffusers
+import torch
+from support.diffusion_models import SMALL, Small, called, flux, wan, z_image
+from support.exhaustive import exhaustive
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rope_xp import RopeError
+from rope_xp.integrations import _functions
+from rope_xp.integrations._diffusion import rotations
+from rope_xp.integrations.diffusers import patch, unpatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Float32 of a few layers, with outputs of 1 to 5 in modulus: the model's own rounding.
+OUTPUTS = 2e-5
+# One for each way in which tables are written: cos and sin, complex numbers, and matrices.
+SHORT = ("flux", "z_image", "hidream")
+few = pytest.mark.parametrize("small", [s if s.name in SHORT else exhaustive(s) for s in SMALL])
+every = pytest.mark.parametrize("small", SMALL, ids=[small.name for small in SMALL])
+
+
+@pytest.fixture(autouse=True)
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have rope_xp rotate few tokens too, and say on which axes it did."""
+    found: list[str] = []
+    rotate = rotations.apply_tables
+
+    def counted(x: torch.Tensor, *given: Any, **options: Any) -> Any:
+        found.append(options["axes"])
+        return rotate(x, *given, **options)
+
+    monkeypatch.setattr(_functions, "SMALL", 0)
+    monkeypatch.setattr(rotations, "apply_tables", counted)
+    return found
+
+
+def output(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
+    with torch.no_grad():
+        return called(model, arguments)
+
+
+class Forbidding(TorchDispatchMode):
+    """Raises where anything makes or takes a tensor of float64, or of complex numbers of it."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves((args, kwargs, result)):
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):
+                raise AssertionError(f"{function} has {value.dtype}")
+        return result
+
+
+@every
+def test_outputs(small: Small, done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, arguments = small.make()
+    before = output(model, arguments)
+    assert patch(model) is model
+    done.clear()
+    assert (output(model, arguments) - before).abs().max() < OUTPUTS
+    assert done  # rope_xp rotates, and both q and k
+    assert len(done) % 2 == 0
+    with Forbidding():  # and has no float64 on the device for it
+        output(model, arguments)
+    with monkeypatch.context() as context:  # what it rotates is no small part of the outputs
+        context.setattr(rotations, "apply_tables", lambda x, *_, **__: x)
+        assert (output(model, arguments) - before).abs().max() > 1e-3
+    unpatch(model)
+    done.clear()
+    assert torch.equal(output(model, arguments), before)
+    assert not done
+
+
+@few
+def test_gradients(small: Small) -> None:
+    model, arguments = small.make()
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        called(model, arguments).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    before = gradients()
+    patch(model)
+    after = gradients()
+    assert len(before) == len(after)
+    for ours, theirs in zip(after, before, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * max(1.0, float(theirs.max())))
+
+
+def test_what_forbids_float64_notices_it() -> None:
+    model, arguments = flux()
+    with pytest.raises(AssertionError, match="float64"), Forbidding():
+        output(model, arguments)
+
+
+# Lumina 2 reads its masks, and CogVideoX is given tables by its caller.
+ON_META = tuple(s for s in SMALL if s.name not in ("lumina2", "hidream", "qwen_image"))
+
+
+@pytest.mark.parametrize("small", ON_META, ids=[small.name for small in ON_META])
+def test_on_the_meta_device(small: Small) -> None:
+    model, arguments = small.make()
+    before = output(model, arguments)
+    patch(model).to("meta")
+    moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), arguments)
+    with torch.device("meta"):
+        found = output(model, moved)
+    assert (found.device.type, found.shape) == ("meta", before.shape)
+
+
+@pytest.mark.parametrize("small", [s if s.name == "wan" else exhaustive(s) for s in SMALL])
+def test_compiled(small: Small) -> None:
+    model, arguments = small.make()
+    before = output(model, arguments)
+    patch(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    assert (output(compiled, arguments) - before).abs().max() < OUTPUTS
+
+
+# Positions, tables and sizes, which are not cast with a model.
+KEPT = ("img_ids", "txt_ids", "image_rotary_emb", "original_size", "target_size", "crop_coords")
+
+
+@few
+def test_bfloat16(small: Small) -> None:
+    model, arguments = small.make()
+    exact = output(model, arguments)
+    model.to(torch.bfloat16)
+    narrow = torch.utils._pytree.tree_map_only(
+        torch.Tensor,
+        lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t,
+        {key: value for key, value in arguments.items() if key not in KEPT},
+    ) | {key: value for key, value in arguments.items() if key in KEPT}
+    theirs = (output(model, narrow).float() - exact).abs().max()
+    ours = (output(patch(model), narrow).float() - exact).abs().max()
+    assert ours < 1.5 * theirs + 1e-3
+
+
+def test_copies_and_pickles() -> None:
+    model, arguments = wan()
+    before = output(patch(model), arguments)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(output(other, arguments), before)
+        assert type(other.blocks[0].attn1.processor) is type(model.blocks[0].attn1.processor)
+        unpatch(other)
+    assert list(model.state_dict()) == list(wan()[0].state_dict())
+
+
+def test_other_models_are_not_touched(done: list[str]) -> None:
+    one, arguments = flux()
+    patch(flux()[0])
+    done.clear()
+    output(one, arguments)
+    assert not done
+
+
+def test_names_and_signatures_stay() -> None:
+    model, _ = flux()
+    processor = model.transformer_blocks[0].attn.processor
+    before = type(processor).__name__, inspect.signature(processor.__call__)
+    patch(model)
+    assert isinstance(processor, diffusers.models.transformers.transformer_flux.FluxAttnProcessor)
+    assert (type(processor).__name__, inspect.signature(processor.__call__)) == before
+
+
+def test_processors_set_later_are_the_models_own(done: list[str]) -> None:
+    model, arguments = flux()
+    before = output(model, arguments)
+    patch(model)
+    model.set_attn_processor(diffusers.models.transformers.transformer_flux.FluxAttnProcessor())
+    done.clear()
+    assert (output(model, arguments) - before).abs().max() < OUTPUTS
+    assert not done
+    unpatch(model)
+
+
+def test_positions_beyond_what_the_model_has_tables_for() -> None:
+    model, _ = z_image()
+    ids = torch.tensor([[1_000_003, 5, 31]])
+    with pytest.raises(IndexError):
+        model.rope_embedder(ids)
+    assert patch(model).rope_embedder(ids).shape == (1, 8)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def mochi() -> torch.nn.Module:
+    return diffusers.MochiTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=8, num_layers=1, pooled_projection_dim=8,
+        in_channels=4, text_embed_dim=8, time_embed_dim=8, max_sequence_length=8,
+    )  # fmt: skip
+
+
+def ernie() -> torch.nn.Module:
+    return diffusers.ErnieImageTransformer2DModel(
+        hidden_size=32, num_attention_heads=2, num_layers=1, ffn_hidden_size=32, in_channels=4,
+        out_channels=4, text_in_dim=8, rope_axes_dim=(4, 4, 8),
+    )  # fmt: skip
+
+
+def sd3() -> torch.nn.Module:
+    return diffusers.SD3Transformer2DModel(
+        sample_size=8, in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=2,
+        joint_attention_dim=8, caption_projection_dim=16, pooled_projection_dim=8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (mochi, "MochiTransformer3DModel.*learned"),
+        (ernie, "ErnieImageTransformer2DModel.*does not rotate"),
+        (sd3, "SD3Transformer2DModel.*not known, or does not rotate"),
+    ],
+)
+def test_refused_by_name(make: Callable[[], torch.nn.Module], said: str) -> None:
+    model = make()
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(RopeError, match=said):
+        patch(model)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_a_module_with_other_tables_is_refused() -> None:
+    model, _ = wan()
+    model.rope.freqs_cos *= 0.5
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(RopeError, match="rope .WanRotaryPosEmbed.: its tables are not those"):
+        patch(model)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_a_function_that_does_not_rotate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = flux()
+    flux_module = diffusers.models.transformers.transformer_flux
+    wrong = eval("lambda x, freqs_cis, sequence_dim=1: x * freqs_cis[0][None, :, None]")
+    monkeypatch.setattr(flux_module, "apply_rotary_emb", wrong)
+    with pytest.raises(RopeError, match="does not rotate pairs by cos and sin of one angle"):
+        patch(model)
+
+
+def test_patched_twice_is_refused() -> None:
+    model, _ = flux()
+    with pytest.raises(RopeError, match="patched already"):
+        patch(patch(model))
+    unpatch(unpatch(model))  # the second has nothing to do
+
+
+def test_the_examples() -> None:
+    module = importlib.import_module("rope_xp.integrations.diffusers")
+    failed, tried = doctest.testmod(module)
+    assert tried > 5
+    assert failed == 0
