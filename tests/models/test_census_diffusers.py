@@ -33,9 +33,7 @@ OWN = 1e-5
 COUNTING = [
     name
     for name in census.SMALL
-    if re.search(
-        "Wan|SkyReels|Chrono|HunyuanVideo[R1]|HunyuanImage|Motif|Cosmos|View4|Glm|Easy", name
-    )
+    if re.search("Wan|SkyReels|Chrono|HunyuanVideo[R1]|HunyuanI|Motif|Cosmos|View4|Glm|Easy", name)
 ]
 
 
