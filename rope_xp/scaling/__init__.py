@@ -10,6 +10,7 @@ w_i = base ** (-2 i / r) the frequency without a rule.
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.scaling._axial import Axial
 from rope_xp.scaling._long_context import LongRoPE, YaRN
+from rope_xp.scaling._riflex import RIFLEx
 from rope_xp.scaling._rule import Scaling
 from rope_xp.scaling._simple import NTK, DynamicNTK, Linear, Llama3, Proportional
 
@@ -21,6 +22,7 @@ __all__ = [
     "Llama3",
     "LongRoPE",
     "Proportional",
+    "RIFLEx",
     "Scaling",
     "YaRN",
     "inverse_frequencies",
