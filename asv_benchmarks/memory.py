@@ -53,7 +53,7 @@ class Peak:
     track_peak_over_results.unit = track_peak_of_usual.unit = "results"
 
 
-def _host(call: Callable[[], None]) -> float:
+def host(call: Callable[[], None]) -> float:
     _CLEAR.write_text("5")
     before = _kib("VmRSS")
     call()
@@ -84,7 +84,7 @@ def _cupy_gpu(call: Callable[[], None]) -> float:
 
 
 _MEASURES = {
-    **{name: _host for name in common.TARGETS if name.endswith(":cpu")},
+    **{name: host for name in common.TARGETS if name.endswith(":cpu")},
     "torch:gpu": _torch_gpu,
     "cupy:gpu": _cupy_gpu,
 }
