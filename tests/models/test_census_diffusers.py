@@ -18,6 +18,7 @@ pytest.importorskip("diffusers")
 
 import torch
 from support import diffusers_census as census
+from support.diffusers_by_hand import BY_HAND
 
 from rope_xp import RopeConfigError, RopeError
 from rope_xp.integrations import _functions
@@ -51,7 +52,8 @@ def test_all_rotary_modules_are_listed() -> None:
     listed = [name for each in lists for name in each]
     assert sorted(listed) == sorted(census.embeddings())
     rotating = len(census.SMALL) + len(census.LEFT_EMBEDDINGS)
-    assert len(census.SMALL) / rotating > 0.72
+    assert len(census.SMALL) / rotating > 0.72  # by patch
+    assert set(BY_HAND) == set(census.LEFT_EMBEDDINGS)  # and the rest by a RoPE
 
 
 @pytest.mark.parametrize("name", census.SMALL)
@@ -89,6 +91,29 @@ def test_tables_are_those_of_the_formula(name: str) -> None:
                 expected = float(mpmath.cos(angle)), float(mpmath.sin(angle))
             assert abs(cos[token, pair] - expected[0]) < TABLES
             assert abs(sin[token, pair] - expected[1]) < TABLES
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_tables_that_are_left_are_those_of_a_rope(name: str) -> None:
+    hand = BY_HAND[name]
+    module = census.embeddings()[name](**hand.fields)
+    theirs = [np.asarray(table) for table in hand.theirs(module)]
+    pairs = theirs[0].shape[-1]
+    at = np.asarray(hand.positions, np.float64)
+    frequencies = hand.rope.frequencies(2 * pairs)
+    axes = hand.rope.position_axes
+    angles = (at[list(axes)].T if axes else at[:, None]) * frequencies
+    exact = [
+        hand.rope.attention_factor * np.cos(angles),
+        hand.rope.attention_factor * np.sin(angles),
+    ]
+    # Those of LTX turn by up to 15,708: as exact as this in float64 alone.
+    dtype = np.float64 if frequencies.max() > 1 else np.float32
+    for mine, other, true in zip(
+        hand.rope.cos_sin(at, 2 * pairs, dtype=dtype), theirs, exact, strict=True
+    ):
+        np.testing.assert_allclose(mine, true, rtol=0, atol=TABLES)
+        np.testing.assert_allclose(mine, other, rtol=0, atol=hand.bound)
 
 
 def test_all_methods_that_rotate_are_listed() -> None:
