@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from rope_xp._contract.errors import RopeError
 from rope_xp.integrations import _source
@@ -192,8 +192,7 @@ def _compiled(tree: ast.FunctionDef, like: CodeType) -> CodeType:
         for name in like.co_freevars
     ]
     around = ast.parse("def around(): pass")
-    (outer,) = around.body
-    assert isinstance(outer, ast.FunctionDef)  # noqa: S101  # for type checkers
+    outer = cast("ast.FunctionDef", around.body[0])
     outer.body = [*held, tree]
     ast.fix_missing_locations(around)
     flags = like.co_flags & _FUTURE

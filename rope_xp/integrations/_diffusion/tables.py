@@ -6,7 +6,7 @@ is, and returns the same: tables of the same form and shape, in float32, of exac
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,8 +40,7 @@ def looked_up(rope: RoPE, positions: torch.Tensor) -> Tables:
     """Return cos and sin (..., r/2) of positions (components, ...), in float32."""
     if positions.is_floating_point():
         positions = positions.float()
-    r = rope.rotary_dim
-    assert r is not None  # noqa: S101  # as all that from_config returns
+    r = cast("int", rope.rotary_dim)  # as all have that from_config returns
     cos, sin = rope.cos_sin(positions, r, dtype=torch.float32)
     return cos, sin
 
