@@ -6,16 +6,16 @@ is, and returns the same: tables of the same form and shape, in float32, of exac
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from rope_xp.integrations import _formats
+from rope_xp.integrations._diffusion.lookups import centred, counted, looked_up, on_grid
 from rope_xp.integrations._diffusion.rotations import matrices
 from rope_xp.integrations._formats import Format
 from rope_xp.rope import RoPE
 
-Tables = tuple[torch.Tensor, torch.Tensor]
 Made = Callable[..., Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -31,49 +31,6 @@ class Embedding:
     method: str = "forward"
     rope: Callable[[Any], RoPE] | None = None
     """The RoPE of modules that have another than the configuration of the model says."""
-
-
-# --- tables --------------------------------------------------------------------------------------
-
-
-def looked_up(rope: RoPE, positions: torch.Tensor) -> Tables:
-    """Return cos and sin (..., r/2) of positions (components, ...), in float32."""
-    if positions.is_floating_point():
-        positions = positions.float()
-    r = cast("int", rope.rotary_dim)  # as all have that from_config returns
-    cos, sin = rope.cos_sin(positions, r, dtype=torch.float32)
-    return cos, sin
-
-
-def on_grid(rope: RoPE, lines: Sequence[torch.Tensor]) -> Tables:
-    """Return cos and sin (tokens, r/2) of all cells of a grid, given the positions along each axis.
-
-    A frequency reads one axis, so each angle is computed once for an axis, and not for each cell.
-    """
-    longest = max(len(line) for line in lines)
-    padded = [torch.nn.functional.pad(line, (0, longest - len(line))) for line in lines]
-    shares = [(rope.position_axes or ()).count(axis) for axis in range(len(lines))]
-    lengths = [len(line) for line in lines]
-
-    def spread(table: torch.Tensor) -> torch.Tensor:
-        parts = []
-        for axis, part in enumerate(torch.split(table, shares, dim=-1)):
-            shape = [1] * len(lines) + [shares[axis]]
-            shape[axis] = lengths[axis]
-            parts.append(part[: lengths[axis]].view(shape).expand(*lengths, shares[axis]))
-        return torch.cat(parts, dim=-1).flatten(0, -2)
-
-    cos, sin = looked_up(rope, torch.stack(padded))
-    return spread(cos), spread(sin)
-
-
-def counted(lengths: Sequence[int], device: torch.device) -> list[torch.Tensor]:
-    """Return the positions along axes that are counted from 0."""
-    return [torch.arange(n, dtype=torch.int32, device=device) for n in lengths]
-
-
-def _centred(n: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(n, dtype=torch.int32, device=device) - (n - n // 2)
 
 
 # --- of identifiers ------------------------------------------------------------------------------
@@ -274,7 +231,7 @@ def _beside(
     found = []
     for first, (frames, height, width) in zip(firsts, images, strict=True):
         time = torch.arange(frames, dtype=torch.int32, device=on) + first
-        found.append(on_grid(rope, [time, _centred(height, on), _centred(width, on)]))
+        found.append(on_grid(rope, [time, centred(height, on), centred(width, on)]))
     text = after + torch.arange(int(tokens), dtype=torch.int32, device=on)
     cos, sin = (torch.cat(parts) for parts in zip(*found, strict=True))
     (image,) = _formats.written(cos, sin, "complex")
