@@ -215,7 +215,7 @@ SMALL: dict[str, Made] = {
 
 NO_PAIRS: dict[str, str] = {
     "embeddings.FluxPosEmbed": "a name that is deprecated, which makes one of transformer_flux",
-    "transformer_ernie_image.ErnieImageEmbedND3": "turns the halves of a pair by two angles",
+    "transformer_ernie_image.ErnieImageEmbedND3": "gives the halves of a pair two angles",
     "transformer_mochi.MochiRoPE": "learned, a set of frequencies for each head",
 }
 """Classes that are no rotary embedding with fixed frequencies."""
@@ -241,9 +241,6 @@ LEFT_EMBEDDINGS: dict[str, str] = {
 """Classes that rotate pairs and keep their own tables."""
 
 NO_ROTATION: dict[str, str] = {
-    "transformer_ernie_image.ErnieImageSingleStreamAttnProcessor.__call__": (
-        "turns the halves of a pair by two angles"
-    ),
     "transformer_cosmos3.Cosmos3VLTextRotaryEmbedding.forward": "sorts angles, and rotates nothing",
 }
 """Methods that call what is named as if it rotated."""
@@ -252,8 +249,6 @@ LEFT_METHODS: dict[str, str] = {
     "attention_processor.AllegroAttnProcessor2_0.__call__": "three thirds of a head, by halves",
     "transformer_sana_wm.SanaWMBidirectionalGDNAttention.forward": "heads and tokens are swapped",
     "transformer_sana_wm.SanaWMSoftmaxAttention.forward": "the same function",
-    "transformer_stable_audio3.StableAudio3SelfAttnProcessor.__call__": "takes angles",
-    "autoencoder_same.SAMEAttnProcessor.__call__": "takes angles",
     "transformer_wan_animate_2.WanAnimate2AttnProcessor.__call__": "looks its tables up itself",
 }
 """Methods that rotate pairs, and do so by the model's own function."""

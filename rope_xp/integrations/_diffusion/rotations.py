@@ -16,9 +16,9 @@ from rope_xp.integrations import _formats, _functions
 from rope_xp.integrations._diffusion.sites import Options, Site
 from rope_xp.integrations._formats import Format
 
-Packing = Literal["pair", "two", "complex", "matrices", "joined"]
+Packing = Literal["pair", "two", "complex", "matrices", "joined", "angles"]
 """cos and sin in a tuple, as two arguments, as complex numbers, as matrices (..., 2, 2), or as one
-array whose last axis has cos and then sin."""
+array whose last axis has cos and then sin; or the angles themselves."""
 
 Laid = tuple[str, str]
 """The axes of x and those of its tables, such as "bhsd" and "sd"."""
@@ -66,6 +66,8 @@ class Convention:
         if self.packing == "joined" and table is not None and table.is_floating_point():
             cos, sin = table.chunk(2, dim=-1)
             return _formats.read((cos, sin), self.form)
+        if self.packing == "angles" and table is not None and table.is_floating_point():
+            return _formats.read((table.cos(), table.sin()), self.form)
         if self.packing == "matrices" and table is not None and table.shape[-2:] == (2, 2):
             return table[..., 0, 0], table[..., 1, 0]
         return None
@@ -123,7 +125,7 @@ def recognise(where: str, site: Site) -> dict[Options, Convention]:
 
 def _trials() -> Iterator[tuple[Packing, Format, Layout, int]]:
     real: tuple[tuple[Packing, Format], ...] = tuple(
-        itertools.product(("pair", "two", "joined"), ("neighbours", "halves", "pairs"))
+        itertools.product(("pair", "two", "joined", "angles"), ("neighbours", "halves", "pairs"))
     )
     ways: tuple[tuple[Packing, Format], ...] = (*real, ("complex", "pairs"), ("matrices", "pairs"))
     for (packing, form), layout, arrays in itertools.product(ways, get_args(Layout), (1, 2)):
@@ -187,6 +189,8 @@ def _given(angles: torch.Tensor, trial: Convention) -> tuple[Any, ...]:
         return _formats.written(cos, sin, "complex")
     if trial.packing == "matrices":
         return (matrices(cos, sin),)
+    if trial.packing == "angles":
+        return _formats.written(angles, angles, trial.form)[:1]
     pair = _formats.written(cos, sin, trial.form)
     if trial.packing == "joined":
         return (torch.cat(pair, dim=-1),)
