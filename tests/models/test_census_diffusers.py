@@ -21,7 +21,6 @@ from support import diffusers_census as census
 from support.diffusers_by_hand import BY_HAND
 
 from rope_xp import RopeConfigError, RopeError
-from rope_xp.integrations import _functions
 from rope_xp.integrations._diffusion import models, rotations, sites
 from rope_xp.integrations._diffusion.embeddings import EMBEDDINGS
 from rope_xp.integrations.diffusers import from_config
@@ -139,8 +138,7 @@ def test_what_is_left_is_not_recognised(name: str) -> None:
         _recognised(name)
 
 
-def test_functions_that_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_functions, "SMALL", 0)
+def test_functions_that_rotate() -> None:
     left = {*census.NO_ROTATION, *census.LEFT_METHODS}
     seen = set()
     for name in census.methods():

@@ -53,7 +53,7 @@ TOKENS = torch.arange(24).reshape(2, 12)
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Note each rotation by rope_xp, and have none left to the model for being small."""
+    """Note each rotation by rope_xp."""
     rotated: list[str] = []
     own = _functions._rotated
 
@@ -61,7 +61,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         rotated.append(f"{rotation.form}, {rotation.layout}")
         return own(x, tables, rotation, axes)
 
-    monkeypatch.setattr(_functions, "SMALL", 0)
     monkeypatch.setattr(_functions, "_rotated", note)
     monkeypatch.setattr(_kernel, "_KNOWN", {})
     return rotated

@@ -21,7 +21,6 @@ from support.exhaustive import exhaustive
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rope_xp import RopeError
-from rope_xp.integrations import _functions
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations.diffusers import patch, unpatch
 
@@ -38,7 +37,7 @@ every = pytest.mark.parametrize("small", SMALL, ids=[small.name for small in SMA
 
 @pytest.fixture(autouse=True)
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have rope_xp rotate few tokens too, and say on which axes it did."""
+    """Note on which axes rope_xp rotates."""
     found: list[str] = []
     rotate = rotations.apply_tables
 
@@ -46,7 +45,6 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(options["axes"])
         return rotate(x, *given, **options)
 
-    monkeypatch.setattr(_functions, "SMALL", 0)
     monkeypatch.setattr(rotations, "apply_tables", counted)
     return found
 

@@ -12,7 +12,7 @@ import torch
 from rope_xp._apply import apply_tables
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
-from rope_xp.integrations import _formats, _functions
+from rope_xp.integrations import _formats
 from rope_xp.integrations._diffusion.sites import Options, Site
 from rope_xp.integrations._formats import Format
 
@@ -232,7 +232,7 @@ def replacement(site: Site, conventions: dict[Options, Convention]) -> Callable[
     def rotate(*arguments: Any, **options: Any) -> Any:
         convention = conventions.get(tuple(sorted(options.items())))
         xs = list(arguments[:arrays])
-        if convention is not None and not _functions.is_small(xs[0]):
+        if convention is not None:
             results = rotated(xs, arguments[arrays:], convention)
             if results is not None:
                 return results if arrays > 1 else results[0]
