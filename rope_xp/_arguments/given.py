@@ -83,7 +83,7 @@ def at(rope: Rope, positions: Any, like: Array) -> tuple[Backend, Lookup, Lookup
         raise RopeError(msg)
     recipe = Recipe(rope, like.shape[-1], inverse=False, wide=wide)
     slice_of(rope, recipe.head_dim)
-    lookup = read.alone(backend, recipe, positions, read.owner_of(positions), like)
+    lookup = read.alone(backend, recipe, positions, read.owner_beside(positions), like)
     if len(lookup.whole.shape) == (1 if recipe.components else 0):  # type: ignore[union-attr]  # given
         part = None if lookup.part is None else lookup.part[..., None]
         lookup = replace(lookup, whole=lookup.whole[..., None], part=part)  # type: ignore[index]

@@ -116,7 +116,7 @@ def _positions(backend: Backend, q: Array, axes: Axes, positions: Any, component
             backend.length(q, axes.tokens) if tokens is None else tokens, backend.device(q)
         )
         return backend.xp.stack([counted] * components) if components else counted
-    owner = read.owner_of(positions)
+    owner = read.owner_beside(positions)
     if (owner is None or owner.host) and backend.is_compiling():
         positions, owner = backend.traced(positions, backend.device(q)), backend
     elif owner is None or owner.host:

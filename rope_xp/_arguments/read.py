@@ -23,6 +23,14 @@ def owner_of(positions: Any) -> Backend | None:
     return None if type(positions) in _PYTHON else find.find(positions)
 
 
+def owner_beside(positions: Any) -> Backend | None:
+    """Return the backend of positions of an array, None for what is read on the host anyway.
+
+    numpy's are too: a compiler that meets the first array of it here cannot look at its class.
+    """
+    return None if type(positions) is np.ndarray else owner_of(positions)
+
+
 def _lookup(
     backend: Backend, recipe: Recipe, x: Array, axes: Axes, positions: Any, argument: str
 ) -> Lookup:
@@ -38,7 +46,7 @@ def _lookup(
         known = type(tokens) is int and not backend.is_compiling()
         reach = reach_of(0, tokens) if known else COUNTED
     else:
-        owner = owner_of(positions)
+        owner = owner_beside(positions)
         whole, part, reach = resolve_positions(backend, positions, owner, x, recipe.wide, argument)
         given = whole.shape
         if len(given) != 1 or given[0] != tokens or components:

@@ -87,3 +87,18 @@ def test_import_stays_light() -> None:
     heavy |= {"array_api_compat"}  # the first array that asks for it brings it
     assert "rope_xp" in found.split()
     assert not set(found.split()) & heavy
+
+
+@pytest.mark.exhaustive  # torch.compile takes seconds
+def test_a_compiler_meets_the_first_array_of_numpy() -> None:
+    pytest.importorskip("torch")
+    found = python(
+        "import numpy as np, torch, rope_xp\n"
+        "def f(q, p):\n"
+        "    rope = rope_xp.RoPE()\n"
+        "    return rope.rotate(q, p), rope.at(p, like=q).rotate(q)\n"
+        "compiled = torch.compile(f, backend='aot_eager', fullgraph=True)\n"
+        "q, p = torch.ones(5, 2, 8), np.arange(5)\n"
+        "print(*[torch.equal(a, b) for a, b in zip(compiled(q, p), f(q, p))])",
+    )
+    assert found.split() == ["True", "True"]
