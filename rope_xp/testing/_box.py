@@ -202,8 +202,14 @@ def _libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
     # numpy first: the others take its arrays and return their own, which tells them apart.
     for name in LIBRARIES:
         row = next(row for row in find.libraries if row.name == name)
-        if name in sys.modules:
-            yield row.load(), None, "float32"
+        if name not in sys.modules:
+            continue
+        backend = row.load()
+        try:
+            backend.asarray(np.zeros(1, np.float32), None)
+        except RuntimeError:  # cupy's, where there is no GPU
+            continue
+        yield backend, None, "float32"
 
 
 def count_arrays(function: Function, has_tables: bool) -> int:

@@ -29,6 +29,7 @@ FORMS = ("huggingface", "vllm", "megatron", "complex", "onnx")
 _FRACTIONS = "its positions are fractions, and a table has a row for each whole one"
 LEFT = {
     **census.LEFT,
+    **dict.fromkeys(census.LEARNED, "its frequencies are learned, and in its weights"),
     "dinov3_vit.DINOv3ViTConfig.DINOv3ViTRopePositionEmbedding": _FRACTIONS,
     "eomt_dinov3.EomtDinov3Config.EomtDinov3RotaryEmbedding": _FRACTIONS,
     "sapiens2.Sapiens2Config.Sapiens2RopePositionEmbedding": _FRACTIONS,
