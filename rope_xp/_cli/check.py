@@ -28,7 +28,7 @@ from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES
-from rope_xp.testing._identify import differences
+from rope_xp.testing._differences import differences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

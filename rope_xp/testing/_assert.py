@@ -12,7 +12,8 @@ from rope_xp._contract.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing import _box
 from rope_xp.testing._box import EPS, Box, Floats, Function, Refused
-from rope_xp.testing._identify import check_arguments, differences, fixed, identify
+from rope_xp.testing._differences import differences, fixed
+from rope_xp.testing._identify import check_arguments, identify
 
 _POSITIONS = (0, 1, 2, 7, 100, 1023, 4097, 40_001, 131_071)
 # A product in float32 of a position and a frequency that is good to a few units.

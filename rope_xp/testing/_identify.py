@@ -6,18 +6,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array
 from rope_xp.rope import RoPE
-from rope_xp.scaling import Scaling, YaRN
-from rope_xp.testing import _angles, _box, _lengths, _limits, _pairs, _rounding, _rules
+from rope_xp.testing import _angles, _box, _fit, _lengths, _limits, _pairs, _rules
 from rope_xp.testing._angles import Angles
 from rope_xp.testing._box import EPS, Box, Floats, Function
+from rope_xp.testing._differences import differences
 from rope_xp.testing._pairs import Pairs
-from rope_xp.testing._rules import Measured, Series
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ def identify(
     # What explains the errors of angles explains those of frequencies too.
     faults += limits.faults or ([main.rounded] if main.rounded else [])
     rotary_dim = main.rope.rotary_dim or head_dim
-    measured = _series(main.pairs, main.angles, rotary_dim).values
+    measured = _fit.series_of(main.pairs, main.angles, rotary_dim).values
     return Identified(
         main.rope,
         limits.error,
@@ -193,111 +190,26 @@ def _turned(box: Box, pairs: Pairs, array: int) -> Turned:
     if abs(pairs.standing - 1.0) > 1e-4:
         what = f"components that do not turn are multiplied by {pairs.standing:.6g}"
         faults += [what] if pairs.rotary_dim < box.head_dim else []
-    fit = _fit(pairs, angles, box.head_dim)
-    rule = fit.rule
+    found = _fit.fit(pairs, angles, box.head_dim)
+    rule = found.rule
     if length is not None:
         faults.append(length.fault)
         if rule is None:
-            short = _rules.frequencies(fit.base, None, fit.rotary_dim)
-            rule = _lengths.dynamic(box, pairs, array, length, fit.base, short)
+            short = _rules.frequencies(found.base, None, found.rotary_dim)
+            rule = _lengths.dynamic(box, pairs, array, length, found.base, short)
     rope = RoPE(
-        base=fit.base,
+        base=found.base,
         layout=pairs.layout,
-        rotary_dim=None if fit.rotary_dim == box.head_dim else fit.rotary_dim,
+        rotary_dim=None if found.rotary_dim == box.head_dim else found.rotary_dim,
         rotary_offset=pairs.rotary_offset,
         scaling=rule,
-        position_axes=_filled(angles.position_axes, pairs),
+        position_axes=_fit.filled(angles.position_axes, pairs),
     )
     short_rule = None if rule is None else rule.for_length(1)
-    exact = _rules.frequencies(fit.base, short_rule, fit.rotary_dim)[list(pairs.places)]
+    exact = _rules.frequencies(found.base, short_rule, found.rotary_dim)[list(pairs.places)]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = replace(angles, factor=rope.attention_factor)
-    return Turned(rope, pairs, angles, exact, fit.notes, tuple(faults), fit.rounded)
-
-
-def _filled(axes: tuple[int, ...] | None, pairs: Pairs) -> tuple[int, ...] | None:
-    if axes is None:
-        return None
-    filled = [0] * (pairs.rotary_dim // 2)
-    for place, component in zip(pairs.places, axes, strict=True):
-        filled[place] = component
-    return tuple(filled)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What base and rule frequencies follow."""
-
-    base: float
-    rule: Scaling | None
-    rotary_dim: int
-    notes: tuple[str, ...] = ()
-    rounded: str | None = None
-    """Which rounding lies between the rule's frequencies and those that were found."""
-
-
-def _series(pairs: Pairs, angles: Angles, rotary_dim: int) -> Series:
-    values = np.zeros(rotary_dim // 2)
-    uncertain = np.zeros(rotary_dim // 2)
-    values[list(pairs.places)] = angles.frequencies
-    uncertain[list(pairs.places)] = angles.uncertain
-    return Series(values, uncertain, _filled(angles.position_axes, pairs), angles.factor)
-
-
-def _fit(pairs: Pairs, angles: Angles, head_dim: int) -> Fit:
-    r = pairs.rotary_dim
-    series = _series(pairs, angles, r)
-    found, rounded = _rules.nearest(series, plain=True), None
-    if found is None and pairs.layout != "half" and r < head_dim and not pairs.rotary_offset:
-        # A slice of neighbours cannot be told from a head whose other pairs stand still.
-        found = _rules.nearest(_series(pairs, angles, head_dim), plain=True)
-        r = r if found is None else head_dim
-    if found is None:
-        found = _rules.nearest(series)
-    if found is None:
-        found, rounded = _of_rounded(series)
-    if found is None:
-        measured = Measured(tuple(series.values.tolist()), angles.factor)
-        note = "frequencies follow no rule that is known here; they may be learned"
-        return Fit(10000.0, measured, r, (note,))
-    base, rule = found
-    factor = 1.0 if rule is None else rule.attention_factor
-    if abs(factor - angles.factor) > 1e-3 * factor:
-        exact = tuple(_rules.frequencies(base, rule, r).tolist())
-        note = f"cos and sin are multiplied by {angles.factor:.6g}, which no rule gives here"
-        return Fit(base, Measured(exact, angles.factor), r, (note,), rounded)
-    return Fit(base, rule, r, tuple(_remarks(base, rule)), rounded)
-
-
-def _of_rounded(series: Series) -> tuple[tuple[float, Scaling | None] | None, str | None]:
-    """Return base and rule of frequencies that were rounded."""
-    for name, to in _rounding.NARROW.items():
-        loose = {"bfloat16": 2.0**-8, "float16": 2.0**-10, "TF32": 2.0**-10}[name]
-        found = _rules.nearest(series, loose)
-        if found is None:
-            continue
-        exact = to(_rules.frequencies(*found, series.rotary_dim))
-        bound = (2e-6 + series.uncertain) * exact + 1e-12
-        if np.mean(np.abs(series.values - exact) <= bound) > 0.9:
-            return found, f"frequencies are rounded to {name}"
-    return None, None
-
-
-def _remarks(base: float, rule: Scaling | None) -> list[str]:
-    if rule is None:
-        return []
-    name = type(rule).__name__
-    factor = getattr(rule, "factor", None)
-    by = "" if factor is None else f" with factor {factor:g}"
-    said = [f"frequencies are those of {name}{by} and base {base:g}"]
-    if isinstance(rule, YaRN):
-        usual = YaRN(rule.factor, rule.original_max_position_embeddings).attention_factor
-        if abs(usual - rule.attention_factor) > 1e-4:
-            said.append(
-                f"cos and sin are multiplied by {rule.attention_factor:g}, and by {usual:.6g} in "
-                "YaRN's paper: right where mscale or attention_factor of the configuration says so"
-            )
-    return said
+    return Turned(rope, pairs, angles, exact, found.notes, tuple(faults), found.rounded)
 
 
 def _between(found: list[Pairs | None], turned: dict[int, Turned], head_dim: int) -> list[str]:
@@ -318,38 +230,3 @@ def _between(found: list[Pairs | None], turned: dict[int, Turned], head_dim: int
         for each in differences(k.rope, q.rope, head_dim)
     ]
     return said
-
-
-def differences(found: RoPE, expected: RoPE, head_dim: int) -> list[str]:
-    """Return in what two ropes differ that turn heads of head_dim, in words."""
-    said = []
-    for name in ("layout", "rotary_dim", "rotary_offset", "position_axes"):
-        one, other = (_told(rope, name, head_dim) for rope in (found, expected))
-        if one != other:
-            said.append(f"{name} is {one!r}, and not {other!r}")
-    short = [fixed(rope, head_dim) for rope in (found, expected)]
-    one, other = (rope.frequencies(head_dim) for rope in short)
-    if one.shape != other.shape or not np.allclose(one, other, rtol=1e-5, atol=1e-12):
-        if found.base != expected.base:
-            said.append(f"base is {found.base:g}, and not {expected.base:g}")
-        if found.scaling != expected.scaling or found.base == expected.base:
-            said.append(f"scaling is {found.scaling}, and not {expected.scaling}")
-    if not math.isclose(found.attention_factor, expected.attention_factor, rel_tol=1e-4):
-        said.append(
-            f"attention factor is {found.attention_factor:.6g}, and not "
-            f"{expected.attention_factor:.6g}"
-        )
-    return said
-
-
-def _told(rope: RoPE, name: str, head_dim: int) -> Any:
-    """Return a field with its defaults filled in."""
-    value = getattr(rope, name)
-    if name == "rotary_dim":
-        return value or head_dim
-    return value % head_dim if name == "rotary_offset" else value
-
-
-def fixed(rope: RoPE, head_dim: int) -> RoPE:
-    """Return a rope for short contexts, whose slice is that of a head."""
-    return replace(rope.for_length(1), rotary_dim=rope.rotary_dim or head_dim)

@@ -13,7 +13,7 @@ from support.planted import HEAD_DIM, SECTIONS, dynamic, reaching
 import rope_xp
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import Measured, assert_rotates, identify
-from rope_xp.testing._identify import differences
+from rope_xp.testing._differences import differences
 
 ROPES = {
     "plain": RoPE(),

@@ -16,7 +16,7 @@ from support.exhaustive import exhaustive
 from rope_xp import RoPE
 from rope_xp.scaling import Axial
 from rope_xp.testing import Identified, identify
-from rope_xp.testing._identify import differences
+from rope_xp.testing._differences import differences
 
 SHORT = ("llama", "gptj", "deepseek_v3", "gpt_oss", "gemma4", "qwen3_vl", "pixtral")
 
