@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 
 import diffusers
 import torch
-from support.diffusion_models import SMALL, Small, called, flux, wan, z_image
+from support.diffusion_models import SMALL, Small, called, flux, hidream_in_training, wan, z_image
 from support.exhaustive import exhaustive
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -110,16 +110,32 @@ def test_what_forbids_float64_notices_it() -> None:
         output(model, arguments)
 
 
-# Lumina 2 reads its masks, and CogVideoX is given tables by its caller.
-ON_META = tuple(s for s in SMALL if s.name not in ("lumina2", "hidream", "qwen_image"))
+# Lumina 2 reads how long texts are from its mask, and HiDream how many tokens each expert has.
+READING = {"lumina2": "out of meta tensor", "hidream": "bincount"}
+IN_TRAINING = Small("hidream_in_training", hidream_in_training)
+ON_META = (*(small for small in SMALL if small.name != "hidream"), IN_TRAINING)
+
+
+def on_meta(arguments: dict[str, Any]) -> Any:
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), arguments)
+
+
+@pytest.mark.parametrize("small", [s for s in SMALL if s.name in READING], ids=str)
+def test_what_cannot_run_on_the_meta_device_by_itself(small: Small) -> None:
+    model, arguments = small.make()
+    model.to("meta")
+    with torch.device("meta"), pytest.raises(NotImplementedError, match=READING[small.name]):
+        output(model, on_meta(arguments))
 
 
 @pytest.mark.parametrize("small", ON_META, ids=[small.name for small in ON_META])
-def test_on_the_meta_device(small: Small) -> None:
+def test_on_the_meta_device(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     model, arguments = small.make()
     before = output(model, arguments)
     patch(model).to("meta")
-    moved = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), arguments)
+    moved = on_meta(arguments)
+    if small.name in READING:
+        monkeypatch.setattr(torch.Tensor, "tolist", lambda _: [5, 3])  # the lengths of its texts
     with torch.device("meta"):
         found = output(model, moved)
     assert (found.device.type, found.shape) == ("meta", before.shape)

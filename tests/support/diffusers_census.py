@@ -246,9 +246,6 @@ NO_ROTATION: dict[str, str] = {
 """Methods that call what is named as if it rotated."""
 
 LEFT_METHODS: dict[str, str] = {
-    "attention_processor.AllegroAttnProcessor2_0.__call__": "three thirds of a head, by halves",
-    "transformer_sana_wm.SanaWMBidirectionalGDNAttention.forward": "heads and tokens are swapped",
-    "transformer_sana_wm.SanaWMSoftmaxAttention.forward": "the same function",
-    "transformer_wan_animate_2.WanAnimate2AttnProcessor.__call__": "looks its tables up itself",
+    "transformer_wan_animate_2.WanAnimate2AttnProcessor.__call__": "cuts tables out for grids and strides of each call",
 }
 """Methods that rotate pairs, and do so by the model's own function."""

@@ -143,11 +143,21 @@ def lumina2() -> Made:
 
 
 def hidream() -> Made:
+    return _hidream(num_routed_experts=2, force_inference_output=True)
+
+
+def hidream_in_training() -> Made:
+    """Return one without experts, whose output has tokens: it reads the values of no tensor."""
+    model, arguments = _hidream(num_routed_experts=0, force_inference_output=False)
+    return model.train(), arguments
+
+
+def _hidream(**more: Any) -> Made:
     model = _of(
         "HiDreamImageTransformer2DModel", patch_size=2, in_channels=4, out_channels=4,
         num_layers=1, num_single_layers=1, caption_channels=[8, 8], text_emb_dim=8,
-        num_routed_experts=2, num_activated_experts=1, axes_dims_rope=(4, 4, 8),
-        max_resolution=(8, 8), llama_layers=[0, 0], force_inference_output=True, **_HEADS,
+        num_activated_experts=1, axes_dims_rope=(4, 4, 8), max_resolution=(8, 8),
+        llama_layers=[0, 0], **_HEADS, **more,
     )  # fmt: skip
     return model, {
         "hidden_states": _noise(2, 4, 8, 8), "timesteps": _TIME,
@@ -192,11 +202,40 @@ def cogview4() -> Made:
     }  # fmt: skip
 
 
+def allegro() -> Made:
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed_allegro
+
+    model = _of(
+        "AllegroTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
+        num_attention_heads=2, attention_head_dim=24, cross_attention_dim=48, sample_height=4,
+        sample_width=6, sample_frames=3, caption_channels=8,
+    )  # fmt: skip
+    *tables, times, rows, columns = get_3d_rotary_pos_embed_allegro(24, ((0, 0), (2, 3)), (2, 3), 3)
+    cells = torch.cartesian_prod(times.long(), rows.long(), columns.long())
+    return model, {
+        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 1, 5, 8),
+        "timestep": _TIME.long(), "encoder_attention_mask": torch.ones(2, 5),
+        "image_rotary_emb": (tuple(tables), tuple(cells.T[:, None])),
+    }  # fmt: skip
+
+
+def sana_wm() -> Made:
+    model = _of(
+        "SanaWMTransformer3DModel", in_channels=4, num_layers=2, hidden_size=48,
+        num_attention_heads=2, softmax_every_n=2, linear_head_dim=24, caption_channels=8,
+        chunk_plucker_channels=4, chunk_plucker_post_attn_blocks=1,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 1, 5, 8),
+        "timestep": _TIME[:, None, None].expand(2, 1, 3), "mask": torch.ones(2, 5),
+    }  # fmt: skip
+
+
 SMALL = tuple(
     Small(make.__name__, make)
     for make in (
         *(flux, flux2, qwen_image, wan, hunyuan_video, cogvideox, z_image, lumina2, hidream),
-        *(cosmos, ltx, cogview4),
+        *(cosmos, ltx, cogview4, allegro, sana_wm),
     )
 )
 

@@ -259,11 +259,13 @@ ROWS: tuple[tuple[str, Model], ...] = (
 
 MODELS: dict[str, Model] = {name: model for names, model in ROWS for name in names.split()}
 
-ACROSS_HEADS = frozenset(
+OWN_TABLES = frozenset(
     (
         "LTXVideoTransformer3DModel",
         "LTX2VideoTransformer3DModel",
         "SanaWMLTX2RefinerTransformer3DModel",
+        "SanaWMTransformer3DModel",
+        "AllegroTransformer3DModel",
     )
 )
 """Models whose tables stay their own when they are patched; their functions rotate pairs."""

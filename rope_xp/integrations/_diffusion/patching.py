@@ -13,7 +13,7 @@ from rope_xp.integrations import _classes, _rotary
 from rope_xp.integrations._diffusion import rotations, sites
 from rope_xp.integrations._diffusion.config import from_config
 from rope_xp.integrations._diffusion.embeddings import BY_CALLER, EMBEDDINGS
-from rope_xp.integrations._diffusion.models import ACROSS_HEADS
+from rope_xp.integrations._diffusion.models import OWN_TABLES
 from rope_xp.rope import RoPE
 
 _ROPE = "rope_xp_rope"
@@ -73,7 +73,7 @@ def _parts(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _rope(model: torch.nn.Module, who: str) -> RoPE | None:
     """Return the RoPE of a model; None for those of which the functions alone are replaced."""
-    if who in ACROSS_HEADS:
+    if who in OWN_TABLES:
         return None
     try:
         return from_config(model).rope

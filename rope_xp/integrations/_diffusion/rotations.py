@@ -16,9 +16,10 @@ from rope_xp.integrations import _formats
 from rope_xp.integrations._diffusion.sites import Options, Site
 from rope_xp.integrations._formats import Format
 
-Packing = Literal["pair", "two", "complex", "matrices", "joined", "angles"]
+Packing = Literal["pair", "two", "complex", "matrices", "joined", "angles", "thirds"]
 """cos and sin in a tuple, as two arguments, as complex numbers, as matrices (..., 2, 2), or as one
-array whose last axis has cos and then sin; or the angles themselves."""
+array whose last axis has cos and then sin; or the angles themselves; or a tuple for each third of a
+head, of cos and sin that positions, which follow, pick rows of."""
 
 Laid = tuple[str, str]
 """The axes of x and those of its tables, such as "bhsd" and "sd"."""
@@ -29,9 +30,11 @@ _LAID: tuple[Laid, ...] = tuple(
         ("bhsd", ("bhsd", "hsd", "bsd", "sd")),
         ("bshd", ("bshd", "shd", "bsd", "sd")),
         ("bsd", ("bsd", "sd")),
+        ("bhds", ("bhsd", "bsd", "sd")),
     )
     for table in tables
 )
+_LAID_IN_THIRDS: tuple[Laid, ...] = (("bhsd", "bsd"),)
 _SIZES = {"b": 2, "h": 3, "s": 5}
 _PAIRS, _PASSED = 4, 4
 # One rotation in float32 of numbers below 6.
@@ -53,6 +56,11 @@ class Convention:
     passes: bool
     """Whether a head may be longer than what the tables rotate."""
 
+    @property
+    def parts(self) -> int:
+        """How many parts of a head are rotated alike, each as if it were a token of its own."""
+        return 3 if self.packing == "thirds" else 1
+
     def tables(self, given: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return cos and sin of one column a pair, of what is given as tables; None if not so."""
         parts = given if self.packing == "two" or len(given) != 1 else given[0]
@@ -68,6 +76,8 @@ class Convention:
             return _formats.read((cos, sin), self.form)
         if self.packing == "angles" and table is not None and table.is_floating_point():
             return _formats.read((table.cos(), table.sin()), self.form)
+        if self.packing == "thirds" and _of_thirds(given):
+            return _formats.read(_picked(*given), self.form)
         if self.packing == "matrices" and table is not None and table.shape[-2:] == (2, 2):
             return table[..., 0, 0], table[..., 1, 0]
         return None
@@ -95,6 +105,20 @@ def _two_real(tables: tuple[Any, ...]) -> bool:
     return len(tables) == 2 and all(
         isinstance(t, torch.Tensor) and t.is_floating_point() for t in tables
     )
+
+
+def _of_thirds(given: tuple[Any, ...]) -> bool:
+    return (
+        len(given) == 2
+        and all(isinstance(part, tuple | list) and len(part) == 3 for part in given)
+        and all(isinstance(pair, tuple) and _two_real(pair) for pair in given[0])
+    )
+
+
+def _picked(pairs: Any, positions: Any) -> tuple[torch.Tensor, ...]:
+    """Return cos and sin of each third of each token, one after the other."""
+    thirds = zip(*([t[at] for t in p] for p, at in zip(pairs, positions, strict=True)), strict=True)
+    return tuple(torch.stack(tables, dim=-2).flatten(-3, -2) for tables in thirds)
 
 
 # --- recognition ---------------------------------------------------------------------------------
@@ -127,7 +151,12 @@ def _trials() -> Iterator[tuple[Packing, Format, Layout, int]]:
     real: tuple[tuple[Packing, Format], ...] = tuple(
         itertools.product(("pair", "two", "joined", "angles"), ("neighbours", "halves", "pairs"))
     )
-    ways: tuple[tuple[Packing, Format], ...] = (*real, ("complex", "pairs"), ("matrices", "pairs"))
+    ways: tuple[tuple[Packing, Format], ...] = (
+        *real,
+        ("complex", "pairs"),
+        ("matrices", "pairs"),
+        ("thirds", "halves"),
+    )
     for (packing, form), layout, arrays in itertools.product(ways, get_args(Layout), (1, 2)):
         yield packing, form, layout, arrays
 
@@ -139,7 +168,8 @@ def _tried(
 
     def agreeing(passes: bool) -> Convention:
         trial = Convention(packing, form, layout, arrays, (), passes)
-        agreed = (laid for laid in _LAID if _agrees(function, replace(trial, laid=(laid,))))
+        ways = _LAID_IN_THIRDS if packing == "thirds" else _LAID
+        agreed = (laid for laid in ways if _agrees(function, replace(trial, laid=(laid,))))
         return replace(trial, laid=tuple(agreed))
 
     whole = agreeing(False)
@@ -154,9 +184,12 @@ def _agrees(function: Callable[..., Any], trial: Convention) -> bool:
     ((axes, table_axes),) = trial.laid
     generator = torch.Generator().manual_seed(0)
     made: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
-    head_dim = 2 * _PAIRS + _PASSED * trial.passes
-    arrays = [torch.randn([_SIZES.get(a, head_dim) for a in axes], **made)] * trial.arrays
-    lengths = {"b": _SIZES["b"], "h": 1, "s": _SIZES["s"], "d": _PAIRS}
+    head_dim = trial.parts * 2 * _PAIRS + _PASSED * trial.passes
+    sizes = [_SIZES[a] for a in axes if a != "d"]
+    # Heads lie in one piece, wherever their axis is: some functions view them as complex numbers.
+    x = torch.randn([*sizes, head_dim], **made).movedim(-1, axes.index("d"))
+    arrays = [x] * trial.arrays
+    lengths = {"b": _SIZES["b"], "h": 1, "s": trial.parts * _SIZES["s"], "d": _PAIRS}
     angles = 6 * torch.rand([lengths[a] for a in table_axes], **made)
     given = _given(angles, trial)
     try:
@@ -192,6 +225,10 @@ def _given(angles: torch.Tensor, trial: Convention) -> tuple[Any, ...]:
     if trial.packing == "angles":
         return _formats.written(angles, angles, trial.form)[:1]
     pair = _formats.written(cos, sin, trial.form)
+    if trial.packing == "thirds":
+        at = torch.arange(cos[..., 0].numel() // 3).view(len(cos), -1)
+        thirds = zip(*(t.unflatten(1, (-1, 3)).flatten(0, 1).unbind(1) for t in pair), strict=True)
+        return tuple(thirds), (at, at, at)
     if trial.packing == "joined":
         return (torch.cat(pair, dim=-1),)
     return pair if trial.packing == "two" else (pair,)
@@ -213,15 +250,26 @@ def rotated(
     tables = convention.tables(given)
     if tables is None or not all(isinstance(x, torch.Tensor) for x in arrays):
         return None
-    every = {convention.fitting(x, table) for x in arrays for table in tables}
+    parts = convention.parts
+    if any(x.shape[-1] % parts for x in arrays):
+        return None
+    xs = [x.unflatten(-1, (parts, -1)).flatten(-3, -2) for x in arrays] if parts > 1 else arrays
+    every = {convention.fitting(x, table) for x in xs for table in tables}
     if len(every) != 1 or None in every:
         return None
     ((axes, table_axes),) = (laid for laid in every if laid is not None)
     cos, sin = (t.squeeze(table_axes.index("h")) if "h" in table_axes else t for t in tables)
-    rest = arrays[0].shape[-1] - 2 * cos.shape[-1]
+    place = axes.index("d")
+    rest = xs[0].shape[place] - 2 * cos.shape[-1]
     if rest < 0 or (rest and not convention.passes):
         return None
-    return tuple(apply_tables(x, cos, sin, layout=convention.layout, axes=axes) for x in arrays)
+    last = axes.replace("d", "") + "d"
+    turned = (
+        apply_tables(x.movedim(place, -1), cos, sin, layout=convention.layout, axes=last)
+        for x in xs
+    )
+    found = (y.movedim(-1, place) for y in turned)
+    return tuple(y.reshape(x.shape) for x, y in zip(arrays, found, strict=True))
 
 
 def replacement(site: Site, conventions: dict[Options, Convention]) -> Callable[..., Any]:
