@@ -82,22 +82,29 @@ def rebound(function: FunctionType, replacements: dict[Function, Function]) -> F
         if part in copies or not used_by(part):
             return copies.get(part, part)
         mine = {name: replacements.get(old, old) for name, old in _called(part).items()}
-        scope = {**part.__globals__, **mine}
-        # torch.compile would look the names up in the module that this key names.
-        scope.pop("__name__")
         cells = tuple(CellType() for _ in part.__closure__ or ())
-        made = FunctionType(part.__code__, scope, part.__name__, part.__defaults__, cells or None)
-        copies[part] = made
-        made.__kwdefaults__ = part.__kwdefaults__
-        functools.update_wrapper(made, part)
-        made.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing
-        made.__dict__.update(part.__dict__)
+        made = copies[part] = copy_of(part, part.__code__, mine, cells)
         for cell, old in zip(cells, part.__closure__ or (), strict=True):
             inside = _content(old)
             cell.cell_contents = old.cell_contents if inside is None else copied(inside)
         return made
 
     return copied(function)
+
+
+def copy_of(
+    function: FunctionType, code: CodeType, names: dict[str, Any], cells: tuple[CellType, ...]
+) -> FunctionType:
+    """Return a copy of a function that runs this code, where some globals have other values."""
+    scope = {**function.__globals__, **names}
+    # torch.compile would look the names up in the module that this key names.
+    scope.pop("__name__")
+    made = FunctionType(code, scope, function.__name__, function.__defaults__, cells or None)
+    made.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(made, function)
+    made.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing
+    made.__dict__.update(function.__dict__)
+    return made
 
 
 # --- recognition ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from support import diffusers_census as census
 from support.diffusers_by_hand import BY_HAND
 
 from rope_xp import RopeConfigError, RopeError
-from rope_xp.integrations._diffusion import models, rotations, sites
+from rope_xp.integrations._diffusion import conventions, models, rotations, sites
 from rope_xp.integrations._diffusion.embeddings import EMBEDDINGS
 from rope_xp.integrations.diffusers import from_config
 
@@ -123,7 +123,7 @@ def test_all_methods_that_rotate_are_listed() -> None:
     assert 1 - len(census.LEFT_METHODS) / len(rotating) >= 0.95
 
 
-def _recognised(name: str) -> list[tuple[sites.Site, dict[Any, rotations.Convention]]]:
+def _recognised(name: str) -> list[tuple[sites.Site, dict[Any, conventions.Convention]]]:
     method = census.methods()[name]
     return [(site, rotations.recognise(name, site)) for site in sites.found(method)]
 
@@ -144,19 +144,19 @@ def test_functions_that_rotate() -> None:
         if name in census.LEFT_METHODS:
             left |= {(s.function.__code__, o) for s in sites.found(method) for o in s.options}
             continue
-        for site, conventions in () if name in census.NO_ROTATION else _recognised(name):
-            for options, convention in conventions.items():
+        for site, known in () if name in census.NO_ROTATION else _recognised(name):
+            for options, convention in known.items():
                 key = site.function.__code__, options
                 if key not in seen:
                     seen.add(key)
-                    _compare(site, dict(options), convention, conventions)
+                    _compare(site, dict(options), convention, known)
     assert not seen & left
     codes = {code for code, _ in seen}
     assert len(codes) / len(codes | {code for code, _ in left}) >= 0.95
 
 
 def _compare(
-    site: sites.Site, options: dict[str, Any], convention: rotations.Convention, conventions: Any
+    site: sites.Site, options: dict[str, Any], convention: conventions.Convention, known: Any
 ) -> None:
     """Compare a function with what takes its place, in float32 and in bfloat16."""
     axes, table_axes = convention.laid[0]
@@ -166,12 +166,12 @@ def _compare(
     x = x.movedim(-1, axes.index("d"))  # of which one function asks that heads lie in one piece
     lengths = {**sizes, "h": 1, "s": 17 * convention.parts, "d": 16}
     angles = 100 * torch.rand([lengths[a] for a in table_axes], generator=generator)
-    given = rotations._given(angles, convention)
-    ours = rotations.replacement(site, conventions)
+    given = conventions.given(angles, convention)
+    ours = rotations.replacement(site, known)
     for dtype in (torch.float32, torch.bfloat16):
         arrays = [x.to(dtype)] * convention.arrays
         wide = [array.double() for array in arrays]
-        exact = rotations.rotated(wide, rotations._given(angles.double(), convention), convention)
+        exact = rotations.rotated(wide, conventions.given(angles.double(), convention), convention)
         assert exact is not None
         mine, theirs = ours(*arrays, *given, **options), site.function(*arrays, *given, **options)
         for a, b, e in zip(_tuple(mine), _tuple(theirs), exact, strict=True):

@@ -246,6 +246,6 @@ NO_ROTATION: dict[str, str] = {
 """Methods that call what is named as if it rotated."""
 
 LEFT_METHODS: dict[str, str] = {
-    "transformer_wan_animate_2.WanAnimate2AttnProcessor.__call__": "cuts tables out for grids and strides of each call",
+    "transformer_wan_animate_2.WanAnimate2AttnProcessor.__call__": "cuts tables for each grid",
 }
 """Methods that rotate pairs, and do so by the model's own function."""

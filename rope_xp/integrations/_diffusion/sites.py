@@ -18,7 +18,7 @@ from types import CodeType, FunctionType
 from typing import Any, cast
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.integrations import _source
+from rope_xp.integrations import _functions, _source
 
 Function = FunctionType
 Options = tuple[tuple[str, Any], ...]
@@ -49,7 +49,7 @@ def found(method: FunctionType) -> tuple[Site, ...]:
     if not any(map(_NAME.fullmatch, _names(method.__code__))):
         return ()
     tree = _tree(method)
-    functions = dict(_functions(method, tree))
+    functions = dict(_called(method, tree))
     calls: dict[str, set[Options]] = {name: set() for name in functions}
     called = 0
     for node in ast.walk(tree):
@@ -85,7 +85,7 @@ def _tree(method: FunctionType) -> ast.FunctionDef:
     return tree
 
 
-def _functions(method: FunctionType, tree: ast.FunctionDef) -> Iterator[tuple[str, Function]]:
+def _called(method: FunctionType, tree: ast.FunctionDef) -> Iterator[tuple[str, Function]]:
     for name in _names(method.__code__):
         value = method.__globals__.get(name)
         if _NAME.fullmatch(name) and isinstance(value, FunctionType):
@@ -163,15 +163,9 @@ def rewritten(method: FunctionType, replacements: dict[str, Callable[..., Any]])
     _bare(tree.args)
     tree.returns = None
     code = _compiled(tree, method.__code__)
-    scope = {**method.__globals__, **replacements}
-    scope.pop("__name__")  # torch.compile would look the names up in the module that it names
     held = dict(zip(method.__code__.co_freevars, method.__closure__ or (), strict=True))
     cells = tuple(held[name] for name in code.co_freevars)
-    made = FunctionType(code, scope, method.__name__, method.__defaults__, cells)
-    made.__kwdefaults__ = method.__kwdefaults__
-    functools.update_wrapper(made, method)
-    made.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing
-    return made
+    return _functions.copy_of(method, code, replacements, cells)
 
 
 def _bare(arguments: ast.arguments) -> None:

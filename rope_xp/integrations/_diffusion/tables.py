@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rope_xp.integrations import _formats
+from rope_xp.integrations._diffusion.conventions import matrices
 from rope_xp.integrations._diffusion.lookups import centred, counted, looked_up, on_grid
-from rope_xp.integrations._diffusion.rotations import matrices
 from rope_xp.integrations._formats import Format
 from rope_xp.rope import RoPE
 
