@@ -89,7 +89,8 @@ def patch(transformer: ModelT) -> ModelT:
     same name, made here of their own. Its methods are copies that call rope_xp's functions. A
     processor that is set later on is the model's own again; it gets exact tables.
 
-    Of LTX the functions alone are replaced: its tables, which go across all heads, stay its own.
+    Of LTX, Allegro and SANA-WM the functions alone are replaced: their tables, which no RoPE of a
+    whole head makes, stay their own.
 
     Examples
     --------

@@ -183,6 +183,23 @@ def _compare(
             assert near or nearer, (site.name, dtype)
 
 
+def test_thirds_that_are_given_otherwise_are_left_to_the_function() -> None:
+    ((site, known),) = _recognised("attention_processor.AllegroAttnProcessor2_0.__call__")
+    ours = rotations.replacement(site, known)
+    x = torch.randn((2, 3, 5, 24), generator=torch.Generator().manual_seed(0))
+    (convention,) = known.values()
+    pairs, (at, *_) = conventions.given(torch.rand((1, 15, 4)), convention)
+    assert rotations.rotated([x], (pairs, (at, at, at)), convention) is not None
+    for given in (
+        (pairs, (at, at, at.expand(2, -1))),  # positions that are broadcast
+        (pairs, at.expand(3, 1, -1)),  # and those that are one tensor
+        (torch.stack([torch.stack(pair) for pair in pairs]), (at, at, at)),
+    ):
+        assert rotations.rotated([x], given, convention) is None
+        assert torch.equal(ours(x, *given), site.function(x, *given))
+    assert rotations.rotated([x[..., :23]], (pairs, (at, at, at)), convention) is None
+
+
 def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
