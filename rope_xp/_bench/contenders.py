@@ -3,12 +3,12 @@
 import contextlib
 import importlib
 import importlib.util
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import rope_xp
 from rope_xp._bench import rivals
 from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import BASE, TOKENS, Absent, Case, case
+from rope_xp._bench.inputs import BASE, HEADS, TOKENS, Absent, Case, case
 from rope_xp._bench.targets import Target
 from rope_xp._contract.typing import Array, Layout
 
@@ -18,7 +18,12 @@ _HAVE_KERNELS = ("numpy:cpu", "torch:cpu")
 
 @lru_cache(maxsize=1)
 def contenders(
-    name: str, layout: Layout, dtype: str, tokens: int = TOKENS, start: int = 0
+    name: str,
+    layout: Layout,
+    dtype: str,
+    tokens: int = TOKENS,
+    start: int = 0,
+    heads: tuple[int, int] = HEADS,
 ) -> tuple[Target, dict[str, Action]]:
     """Return the target and what rope_xp and a copy do on it, by name.
 
@@ -39,7 +44,7 @@ def contenders(
     Absent
         If the target or the dtype is not here.
     """
-    inputs = case(name, tokens, start, dtype)
+    inputs = case(name, tokens, start, dtype, heads)
     target, q, k, positions = inputs
     rope = rope_xp.RoPE(base=BASE, layout=layout)
     actions: dict[str, Action] = {
@@ -65,27 +70,30 @@ def _compile(call: Action) -> None:
 
 
 def _into_memory(inputs: Case, rope: rope_xp.RoPE) -> dict[str, Action]:
-    """Return what only a library can do whose arrays can be written to and viewed."""
+    """Return what only a library can do whose arrays can be written to and viewed.
+
+    Memory is taken by the first call that needs it.
+    """
     target, q, k, positions = inputs
     xp = target.backend.xp
+    out = cache(lambda: (target.copy(q), target.copy(k)))
+    own = cache(lambda: (target.copy(q), target.copy(k)))
+    alone = cache(lambda: target.copy(q))
+    sliced = cache(lambda: xp.stack([q, q, q], axis=2)[:, :, 0])
+    turned = tuple(xp.permute_dims(x, (0, 2, 1, 3)) for x in (q, k))
 
     def copy_into() -> tuple[Array, ...]:
-        for to, x in zip(out, (q, k), strict=True):
+        for to, x in zip(out(), (q, k), strict=True):
             target.backend.write(to, x)
-        return out
+        return out()
 
-    out = target.copy(q), target.copy(k)
-    turned = tuple(xp.permute_dims(x, (0, 2, 1, 3)) for x in (q, k))
-    fused = xp.stack([q, q, q], axis=2)
-    alone, sliced = target.copy(q), fused[:, :, 0]
-    own = target.copy(q), target.copy(k)
     return {
-        "out": lambda: rope.apply(q, k, positions, out=out),
-        "in place": lambda: rope.apply(own[0], own[1], positions, out=own),
+        "out": lambda: rope.apply(q, k, positions, out=out()),
+        "in place": lambda: rope.apply(*own(), positions, out=own()),
         "copy into": copy_into,
         "bhsd": lambda: rope.apply(turned[0], turned[1], positions, axes="bhsd"),
-        "slice": lambda: (rope.rotate(alone, positions, out=alone),),
-        "slice of fused": lambda: (rope.rotate(sliced, positions, out=sliced),),
+        "slice": lambda: (rope.rotate(alone(), positions, out=alone()),),
+        "slice of fused": lambda: (rope.rotate(sliced(), positions, out=sliced()),),
     }
 
 
@@ -97,6 +105,7 @@ def pair(
     other: str,
     tokens: int = TOKENS,
     start: int = 0,
+    heads: tuple[int, int] = HEADS,
 ) -> tuple[Target, Action, Action]:
     """Return two contenders, of which the second may be one of :data:`rivals.RIVALS`.
 
@@ -105,9 +114,9 @@ def pair(
     Absent
         If the target, the dtype or one of the two is not here.
     """
-    target, actions = contenders(name, layout, dtype, tokens, start)
+    target, actions = contenders(name, layout, dtype, tokens, start, heads)
     if other in rivals.RIVALS:
-        return target, actions[ours], rivals.RIVALS[other](case(name, tokens, start, dtype))
+        return target, actions[ours], rivals.RIVALS[other](case(name, tokens, start, dtype, heads))
     if not {ours, other} <= set(actions):
         msg = f"{name} cannot do {ours!r} or {other!r}"
         raise Absent(msg)

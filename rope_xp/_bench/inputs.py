@@ -64,7 +64,13 @@ def numpy_dtype(name: str) -> np.dtype:
 
 # A case is used up before the next one is made, and may be as large as memory allows.
 @lru_cache(maxsize=1)
-def case(name: str, tokens: int, start: int = 0, dtype: str = "float32") -> Case:
+def case(
+    name: str,
+    tokens: int,
+    start: int = 0,
+    dtype: str = "float32",
+    heads: tuple[int, int] = HEADS,
+) -> Case:
     """Return inputs of some tokens from position ``start``; the same ones at every call.
 
     Raises
@@ -75,8 +81,8 @@ def case(name: str, tokens: int, start: int = 0, dtype: str = "float32") -> Case
     target = find(name)
     random = np.random.default_rng(0)
     q, k = (
-        random.standard_normal((1, tokens, heads, HEAD_DIM), np.float32).astype(numpy_dtype(dtype))
-        for heads in HEADS
+        random.standard_normal((1, tokens, count, HEAD_DIM), np.float32).astype(numpy_dtype(dtype))
+        for count in heads
     )
     positions = np.arange(start, start + tokens, dtype=np.int32)
     return Case(target, *(target.put(x) for x in (q, k, positions)))

@@ -1,25 +1,28 @@
 """Time a call on every installed library, beside a copy of the same arrays and the usual formula.
 
-q and k are those of one attention layer of Llama-3-8B over 4096 tokens, and of one token. A
-rotation reads and writes as much as a copy, so a share of 1 is as fast as memory allows.
+q and k are those of one attention layer of Llama-3-8B over 4096 tokens, and of one token. Those of
+Flux are "--tokens 4608 --heads 24 24", those of Wan "--tokens 131040 --heads 12 12". A rotation
+reads and writes as much as a copy, so a share of 1 is as fast as memory allows.
 """
 
 import argparse
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import rope_xp
 from rope_xp._bench import clock, contenders
 from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, Absent, case
-from rope_xp._cli import choice, plots, terminal
+from rope_xp._cli import arguments, choice, plots, terminal
 from rope_xp._cli.choice import Skipped
 from rope_xp._contract.errors import RopeError
 
 _WIDTH = 20
 """Characters of a bar that is as long as a copy."""
 _LOOPS, _ROUNDS = 200, 5
+Heads: TypeAlias = tuple[int, int]
+"""Of q and of k."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,25 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     choice.add_arguments(parser)
+    parser.add_argument(
+        "--heads",
+        type=arguments.count,
+        nargs=2,
+        default=HEADS,
+        metavar=("Q", "K"),
+        help=f"heads of {HEAD_DIM} components; default {HEADS[0]} {HEADS[1]}",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the shares of a copy")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print; return the exit status, 1 where something asked for did not run."""
-    rows, skipped = measure(options.tokens, options.repeat, options.backend)
+    tokens, heads = options.tokens, (options.heads[0], options.heads[1])
+    rows, skipped = measure(tokens, options.repeat, options.backend, heads)
     if options.json:
-        print(json.dumps(_as_json(options.tokens, rows, skipped), indent=2))
+        print(json.dumps(_as_json(tokens, heads, rows, skipped), indent=2))
     else:
-        _print(options.tokens, rows, skipped)
+        _print(tokens, heads, rows, skipped)
     if options.plot is not None:
         try:
             with plots.picture(options.plot) as (axes,):
@@ -62,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(
-    tokens: int, repeat: int, libraries: list[str] | None
+    tokens: int, repeat: int, libraries: list[str] | None, heads: Heads
 ) -> tuple[list[Row], list[Skipped]]:
     """Time every target that is there, or all of the libraries named."""
     targets, skipped = choice.choose(libraries)
@@ -72,7 +84,7 @@ def measure(
             for dtype in DTYPES:
                 advance(f"{target.name} {dtype}")
                 try:
-                    rows.append(_row(target.name, dtype, tokens, repeat))
+                    rows.append(_row(target.name, dtype, tokens, repeat, heads))
                 except Absent as error:
                     skipped.append(Skipped(f"{target.name} {dtype}", str(error), expected=True))
                 # A GPU may be full, or a driver not fit. That must not stop the others.
@@ -81,14 +93,14 @@ def measure(
     return rows, skipped
 
 
-def _row(name: str, dtype: str, tokens: int, repeat: int) -> Row:
-    target, ours, usual = contenders.pair(name, "half", dtype, "new", "usual", tokens)
-    _, _, copy = contenders.pair(name, "half", dtype, "new", "copy", tokens)
+def _row(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> Row:
+    target, ours, usual = contenders.pair(name, "half", dtype, "new", "usual", tokens, heads=heads)
+    _, _, copy = contenders.pair(name, "half", dtype, "new", "copy", tokens, heads=heads)
     seconds, copy_seconds, usual_seconds = clock.best_seconds(target, repeat, ours, copy, usual)
-    _, q, k, positions = case(name, tokens, dtype=dtype)
+    _, q, k, positions = case(name, tokens, dtype=dtype, heads=heads)
     path = rope_xp.explain(q, k, positions, base=BASE, layout="half").path
     del q, k, ours, copy, usual  # the next ones take their memory
-    _, token, _ = contenders.pair(name, "half", dtype, "new", "copy", 1)
+    _, token, _ = contenders.pair(name, "half", dtype, "new", "copy", 1, heads=heads)
     return Row(
         target=name,
         dtype=dtype,
@@ -124,8 +136,8 @@ def draw(axes: Any, rows: list[Row]) -> None:
 # --- printing ------------------------------------------------------------------------------------
 
 
-def _print(tokens: int, rows: list[Row], skipped: list[Skipped]) -> None:
-    q, k = (f"(1, {tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
+def _print(tokens: int, heads: Heads, rows: list[Row], skipped: list[Skipped]) -> None:
+    q, k = (f"(1, {tokens}, {count}, {HEAD_DIM})" for count in heads)
     print(f"q {q} and k {k}, layout 'half', into new arrays")
     columns = ("target", "dtype", "path", "share of a copy", "", "time", "usual", "one token")
     cells = [
@@ -150,10 +162,10 @@ def _print(tokens: int, rows: list[Row], skipped: list[Skipped]) -> None:
         print(f"{'' if s.expected else 'PROBLEM: '}{s.target}: {s.reason}")
 
 
-def _as_json(tokens: int, rows: list[Row], skipped: list[Skipped]) -> dict[str, Any]:
+def _as_json(tokens: int, heads: Heads, rows: list[Row], skipped: list[Skipped]) -> dict[str, Any]:
     return {
         "tokens": tokens,
-        "heads": dict(zip(("q", "k"), HEADS, strict=True)),
+        "heads": dict(zip(("q", "k"), heads, strict=True)),
         "head_dim": HEAD_DIM,
         "layout": "half",
         "base": BASE,

@@ -210,9 +210,10 @@ def test_bench_in_words_and_in_a_picture(tmp_path, capsys) -> None:
 
 
 def test_bench_as_json(capsys) -> None:
-    few = ["--tokens", "16", "--repeat", "1", "--backend", "numpy", "--json"]
+    few = ["--tokens", "16", "--heads", "3", "1", "--repeat", "1", "--backend", "numpy", "--json"]
     assert cli.main(["bench", *few]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["heads"] == {"q": 3, "k": 1}
     assert [(row["target"], row["dtype"]) for row in found["rows"]] == [
         ("numpy:cpu", "float32"),
         ("numpy:cpu", "bfloat16"),
