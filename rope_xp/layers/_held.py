@@ -3,7 +3,8 @@
 from dataclasses import fields
 from typing import Any
 
-from rope_xp._arguments.fields import check_rope
+from rope_xp._arguments.fields import check_head_dim, check_rope
+from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
@@ -34,3 +35,35 @@ def described(rope: RoPE, axes: str | None) -> str:
     if axes is not None:
         held["axes"] = axes
     return ", ".join(f"{name}={value!r}" for name, value in held.items())
+
+
+def learned(learn: Any, head_dim: Any, heads: Any) -> Any:
+    """Return what a layer is to learn, if the sizes that it takes are there, and no others.
+
+    Raises
+    ------
+    RopeError
+        If a size is missing, is not asked for or out of range, or learn is no known word.
+    TypeError
+        If a size is no integer.
+    """
+    if learn is not None:
+        numbers.check_one_of("learn", learn, ("shared", "head"))
+    asked = (
+        ("head_dim", head_dim, learn is not None, "components of a head"),
+        ("heads", heads, learn == "head", "heads of k"),
+    )
+    for name, size, needed, what in asked:
+        if size is None and needed:
+            msg = (
+                f"learn={learn!r} needs {name}=, {what}: frequencies that are learned are made "
+                "before the layer sees q and k"
+            )
+            raise RopeError(msg)
+        if size is not None and not needed:
+            raise RopeError(f"{name}={size!r} was given, and learn={learn!r} has no use for it")
+    if learn is not None:
+        check_head_dim(head_dim)
+    if learn == "head":
+        numbers.check_positive_int("heads", heads)
+    return learn

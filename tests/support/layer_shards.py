@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rope_xp import RoPE
+from rope_xp import RoPE, apply_frequencies
 from rope_xp.layers.torch import Rotary
 from rope_xp.scaling import YaRN
 
@@ -73,6 +73,44 @@ def dtensor(mesh: object) -> None:
             assert torch.equal(ours.full_tensor(), theirs)
 
 
+def learned(mesh: object) -> None:
+    """Frequencies to learn, sharded apart from layers in bfloat16, keep float32."""
+    plain = RoPE(layout="half")
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 32)
+    with torch.device("meta"):
+        model = Block()
+        model.rotary = Rotary(plain, learn="head", head_dim=16, heads=2)
+    fully_shard(model.rotary, mesh=mesh)
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    start = torch.from_numpy(plain.frequencies(16)).float().expand(2, 8)
+    model.rotary.reset_parameters()
+    assert isinstance(model.rotary.frequencies, DTensor)
+    assert torch.equal(model.rotary.frequencies.full_tensor(), start)
+    with torch.no_grad():
+        model.rotary.frequencies.fill_(7.0)
+    model.rotary.load_state_dict({"inv_freq": start[0]}, strict=True)
+    assert torch.equal(model.rotary.frequencies.full_tensor(), start)
+    whole = torch.nn.ModuleList([torch.nn.Linear(32, n, bias=False) for n in (64, 32)])
+    for ours, theirs in zip((model.q, model.k), whole, strict=True):
+        theirs.weight.data.copy_(ours.weight.full_tensor())
+    whole.bfloat16()
+    frequencies = start.clone().requires_grad_()
+    q, k = (layer(x.bfloat16()).unflatten(-1, (-1, 16)) for layer in whole)
+    expected = apply_frequencies(q, k, POSITIONS, frequencies, layout="half")
+    found = model(x)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    sum(y.float().square().mul(y.sign()).sum() for y in found).backward()
+    sum(y.float().square().mul(y.sign()).sum() for y in expected).backward()
+    grad = model.rotary.frequencies.grad.full_tensor()
+    assert torch.equal(grad, frequencies.grad)
+    assert grad.abs().max() > 0
+
+
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -85,6 +123,7 @@ def main(folder: Path, rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     fsdp(mesh)
     dtensor(mesh)
+    learned(mesh)
     (folder / f"done{rank}").touch()
     dist.destroy_process_group()
 

@@ -1,0 +1,78 @@
+"""Frequencies that a module of torch learns; they start from those of a RoPE."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from rope_xp._contract.errors import RopeError
+from rope_xp._frequencies import apply_frequencies, starting
+from rope_xp.layers import _held
+from rope_xp.rope import Positions, RoPE
+
+Learn: TypeAlias = Literal["shared", "head"] | None
+"""Whether frequencies are learned, one set for all heads or one for each."""
+
+
+class Learner(torch.nn.Module):
+    """A module that holds a RoPE, and may hold a parameter that starts from its frequencies."""
+
+    frequencies: torch.nn.Parameter | None
+
+    def __init__(self, rope: RoPE, axes: str | None, learn: Learn, *sizes: int | None) -> None:
+        super().__init__()
+        self.rope, self.axes = _held.checked(rope), axes
+        self.learn, self._sizes = _held.learned(learn, *sizes), sizes
+        # Where nothing is learned it is no entry of the parameters, and so is found at once.
+        self.frequencies = None
+        if learn is not None:
+            self.frequencies = torch.nn.Parameter(self._starting().to(torch.get_default_device()))
+
+    def reset_parameters(self) -> None:
+        """Start again from the RoPE, after ``to_empty`` too."""
+        if self.frequencies is not None:
+            with torch.no_grad():
+                self.frequencies.copy_(self._starting())
+
+    def extra_repr(self) -> str:
+        """Return what ``print(model)`` says of it."""
+        learned = f"learn={self.learn!r}, " if self.learn else ""
+        return f"{learned}{_held.described(self.rope, self.axes)}".removesuffix(", ")
+
+    def _rotate(
+        self, q: torch.Tensor, k: torch.Tensor, positions: Positions, k_positions: Positions
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if k_positions is not None:
+            raise RopeError(
+                "k_positions was given to a layer that learns its frequencies, which turns q and k "
+                "by the same positions; leave it out"
+            )
+        rope, frequencies = self.rope, self.frequencies
+        return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)
+
+    def _starting(self) -> torch.Tensor:
+        head_dim, heads = self._sizes
+        made = starting(self.rope, head_dim, heads or 1)  # type: ignore[arg-type]  # checked
+        own, like = torch.from_numpy(made).float(), self.frequencies
+        if like is None or not hasattr(like, "device_mesh"):
+            return own
+        from torch.distributed.tensor import distribute_tensor  # there, as like is a DTensor
+
+        return distribute_tensor(own.to(like.device), like.device_mesh, like.placements)  # type: ignore[attr-defined]
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        # A frequency is multiplied by positions: one that .bfloat16() has rounded to 8 bits is off
+        # by up to 2 radians at position 1,000. So it goes where a cast brings it, as the float32 it is.
+        def exact(x: torch.Tensor) -> torch.Tensor:
+            moved = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        return super()._apply(exact if self.learn else fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def no_angles() -> RopeError:
+    """Return why a layer whose frequencies are learned has no angles for others."""
+    return RopeError(
+        "at makes angles for all layers of a forward pass, and each layer that learns its "
+        "frequencies turns by its own; call the layer, rotary(q, k, positions)"
+    )
