@@ -357,7 +357,9 @@ def mrope_from_ids(
         all images and videos of the batch in their order; ``second_per_grid_ts`` or
         ``video_second_per_grid``, (videos,), for models that count by time; ``attention_mask``,
         like ids, 0 where a sequence is padded; ``mm_token_type_ids``, like ids, where tokens are
-        not to be told by their numbers. Each may be missing.
+        not to be told by their numbers; ``images_per_sample`` for GLM-Image; ``target_sizes``,
+        ``target_sizes_videos`` and, if the call has its own, ``downsample_mode`` for MiniCPM-V 4.7.
+        Each may be missing.
     config : dict, path or object with ``to_dict()``
         The whole configuration of the model, as for :func:`rope_xp.from_hf_config`.
     xp, device : optional
@@ -368,7 +370,8 @@ def mrope_from_ids(
     array, (3, tokens) or (3, batch, tokens)
         int64, in jax int32: components (time, height, width); 0 where a sequence is padded, or as
         the model has it. float32 for Qwen3-Omni, whose frames may lie between whole numbers. The
-        next token of a sequence is at one more than its largest number.
+        next token of a sequence is at one more than its largest number. For HunYuan-VL (width,
+        height, image), or (token, width, height, image), as many as ``mrope_section`` has.
 
     Raises
     ------
@@ -379,9 +382,10 @@ def mrope_from_ids(
 
     Notes
     -----
-    What ``get_rope_index`` of transformers 5 returns, for the models of the Qwen-VL, GLM-V,
-    Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, and of Qwen-Omni but for videos
-    with their sound.
+    What ``get_rope_index`` of transformers 5 returns, for all models that have one: those of the
+    Qwen-VL, Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families,
+    GLM-Image, HunYuan-VL and MiniCPM-V 4.7. Where Qwen-Omni's ids have sound among the tokens of a
+    video, it is counted as that of the video; its tokens say how long it is.
 
     Examples
     --------
@@ -397,16 +401,18 @@ def mrope_from_ids(
     >>> positions.mrope_from_ids(ids, {"image_grid_thw": [[1, 4, 4]]}, config).tolist()
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
     """
-    from rope_xp.hf import _spans  # which most programs never ask for
+    from rope_xp.hf import _canvas, _ordinals, _spans  # which most programs never ask for
 
-    counted = _spans.rule(config)
-    numbers_of_tokens = _on_host("ids", ids)
-    shape = numbers_of_tokens.shape
+    name, keys = _spans.part(config)
+    own_ids = _on_host("ids", ids)
+    shape = own_ids.shape
     if len(shape) not in (1, 2):
         raise RopeError(f"ids must be (tokens,) or (batch, tokens); got shape {shape}")
+    alone = {"hunyuan_vl": _ordinals.Counter, "minicpmv4_7": _canvas.Counter}.get(name)
+    counted: Any = _spans.rule(name, keys) if alone is None else alone(keys, grids)
     kinds = grids.get("mm_token_type_ids")
     if kinds is None:
-        kinds = _spans.types(numbers_of_tokens, counted)
+        kinds = _spans.types(own_ids, counted)
     mask = grids.get("attention_mask")
     mask = np.ones(shape, bool) if mask is None else _on_host("attention_mask", mask) != 0
     kinds = _on_host("mm_token_type_ids", kinds)
@@ -416,19 +422,39 @@ def mrope_from_ids(
             f"{kinds.shape} and {mask.shape}"
         )
         raise RopeError(msg)
-    handed_out = _spans.Grids(grids, counted)
+    if alone is not None:
+        found = np.zeros((counted.components, *shape), np.int64)
+        for row in np.ndindex(shape[:-1]):
+            here = (slice(None), *row, mask[row])
+            found[here] = counted.row(own_ids[row][mask[row]], kinds[row][mask[row]])
+        counted.check_all_taken()
+        return _placed(found, xp, device)
     found = np.full((3, *shape), counted.padding, np.int64 if counted.floors else np.float32)
-    for row in np.ndindex(shape[:-1]):
-        own: list[np.ndarray] = []
-        start: Any = 0
-        for span in _spans.spans(kinds[row][mask[row]], handed_out):
-            cells, after = _of_span(span.tokens, span.interval, counted.floors)
-            own.append(start + cells)
-            start += cells.max() + 1 if counted.by_time else after
-        if own:
-            found[(slice(None), *row, mask[row])] = np.concatenate(own, axis=1)
-    handed_out.check_all_taken()
+    rows = list(np.ndindex(shape[:-1]))
+    each_row = _spans.by_row(grids, counted, len(rows))
+    for row, handed_out in zip(rows, each_row, strict=True):
+        spans = _spans.spans(kinds[row][mask[row]], handed_out)
+        found[(slice(None), *row, mask[row])] = _counted(spans, counted, found.dtype)
+    for handed_out in each_row:
+        handed_out.check_all_taken()
     return _placed(found, xp, device)
+
+
+def _counted(spans: Any, counted: Any, dtype: np.dtype) -> np.ndarray:
+    """Return positions of the spans of a sequence, (3, tokens)."""
+    from rope_xp.hf._sound import woven
+
+    own = [np.empty((3, 0), dtype)]
+    start: Any = 0
+    for span in spans:
+        cells, after = _of_span(span.tokens, span.interval, counted.floors)
+        # Each sum is rounded, as transformers adds.
+        placed = [(start + cells).astype(dtype)]
+        if span.sound:
+            placed = woven(placed[0], span.sound, counted.chunk)
+        own += placed
+        start = placed[-1].max() + 1 if counted.by_time else start + after
+    return np.concatenate(own, axis=1)
 
 
 def _of_span(

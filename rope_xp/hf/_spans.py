@@ -1,7 +1,7 @@
 """Which tokens of a sequence are text, images and videos, as models with M-RoPE count them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from rope_xp.hf._keys import read
 
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3
 """What mm_token_type_ids say, those of transformers' processors."""
+SOUNDING = -1
+"""Tokens of a video among which are those of its sound."""
 
 WHOLE = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_vl_moe")
 """Models that count the frames of a video in one go."""
@@ -21,12 +23,13 @@ BY_FRAME = (
 """Models that have text between the frames of a video, each of which is counted as an image."""
 BY_TIME = ("qwen2_5_omni", "qwen3_omni_moe")
 """Models that count frames by time, sound as text, and go on behind the largest number."""
-OTHERS = {
-    "glm_image": "it counts images that are still to be made",
-    "hunyuan_vl": "images do not move what follows them, and have a number each",
-    "minicpmv4_7": "pictures are cut into slices that share a canvas",
-}
-"""Models whose positions are counted otherwise."""
+TO_IMAGE = ("glm_image",)
+"""Models whose images lie between marks, and that have grids of images still to be made."""
+ALONE = ("hunyuan_vl", "minicpmv4_7")
+"""Models of which each counts in its own way, in ``_ordinals`` and ``_canvas``."""
+_SPANS = (*WHOLE, *BY_FRAME, *BY_TIME, *TO_IMAGE)
+
+_NAMES = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}
 
 
 class Span(NamedTuple):
@@ -36,6 +39,12 @@ class Span(NamedTuple):
     """How many of text, or frames, height and width after merging."""
     interval: tuple[float, ...] = ()
     """Factors that make positions of frames, multiplied in float32 one after the other."""
+    sound: int = 0
+    """Tokens of sound among those of a video."""
+
+
+_TOGETHER = Span((2, 1, 1), (0.0,))
+"""Two tokens at one position."""
 
 
 class Rule(NamedTuple):
@@ -59,22 +68,33 @@ class Rule(NamedTuple):
     """Whether positions of frames are rounded down."""
     padding: int = 0
     """What stands where a sequence is padded."""
+    chunk: int | None = None
+    """Positions after which a video and its sound take turns, if not by their times."""
+    to_image: tuple[int, int] | None = None
+    """Between which tokens images are, if grids of others are there too."""
 
 
-def rule(config: object) -> Rule:
-    """Return how the model of a configuration counts."""
+def part(config: object) -> tuple[str, Mapping[str, Any]]:
+    """Return the model type of a configuration, and the part of it that says how it counts."""
     keys = read(config)
     keys = keys if keys.get("thinker_config") is None else read(keys["thinker_config"])
     name = keys.get("model_type")
     name = name.removesuffix("_thinker") if isinstance(name, str) else name
-    if name not in (*WHOLE, *BY_FRAME, *BY_TIME):
-        why = OTHERS.get(name, "it is not known")  # type: ignore[arg-type]  # None is in no table
-        known = ", ".join(sorted((*WHOLE, *BY_FRAME, *BY_TIME)))
+    if name not in (*_SPANS, *ALONE):
+        known = ", ".join(sorted((*_SPANS, *ALONE)))
         msg = (
-            f"model_type {name!r} is none whose positions are counted here: {why}. Those are "
-            f"{known}; positions.mrope takes spans of any"
+            f"model_type {name!r} is none whose positions are counted here. Those are {known}; "
+            "positions.mrope takes spans of any"
         )
         raise RopeConfigError(msg)
+    return name, keys
+
+
+def rule(name: str, keys: Mapping[str, Any]) -> Rule:
+    """Return how a model counts, by its configuration."""
+    if name in TO_IMAGE:
+        between = needed(keys, "image_start_token_id"), needed(keys, "image_end_token_id")
+        return Rule(False, 1, 1, None, None, None, None, padding=1, to_image=between)
     vision = keys.get("vision_config")
     if vision is None:
         msg = f"vision_config is missing; give the whole configuration of {name}"
@@ -82,11 +102,11 @@ def rule(config: object) -> Rule:
     vision = read(vision)
     marks = None
     if name.startswith("glm"):  # has one token for parts of both
-        marks = _needed(keys, "video_start_token_id"), _needed(keys, "video_end_token_id")
+        marks = needed(keys, "video_start_token_id"), needed(keys, "video_end_token_id")
     return Rule(
         by_frame=name in BY_FRAME,
-        merge=_needed(vision, "spatial_merge_size"),
-        frames_merged=_needed(vision, "temporal_merge_size") if name[:5] == "ernie" else 1,
+        merge=needed(vision, "spatial_merge_size"),
+        frames_merged=needed(vision, "temporal_merge_size") if name[:5] == "ernie" else 1,
         per_second=_per_second(name, keys, vision),
         image=keys.get("image_token_id", keys.get("image_token_index")),
         video=keys.get("video_token_id", keys.get("video_token_index")),
@@ -95,32 +115,83 @@ def rule(config: object) -> Rule:
         by_time=name in BY_TIME,
         floors=name != "qwen3_omni_moe",
         padding=int(name == "qwen2_5_omni"),
+        chunk=_chunk(keys) if name == "qwen2_5_omni" else None,
     )
 
 
 def _per_second(name: str, keys: Mapping[str, Any], vision: Mapping[str, Any]) -> float | None:
     if name in BY_TIME:
-        return float(_needed(keys, "position_id_per_seconds"))
-    return float(_needed(vision, "tokens_per_second")) if name == "qwen2_5_vl" else None
+        return float(needed(keys, "position_id_per_seconds"))
+    return float(needed(vision, "tokens_per_second")) if name == "qwen2_5_vl" else None
 
 
-def _needed(keys: Mapping[str, Any], name: str) -> Any:
+def _chunk(keys: Mapping[str, Any]) -> int:
+    return int(needed(keys, "position_id_per_seconds") * keys.get("seconds_per_chunk", 2))
+
+
+def needed(keys: Mapping[str, Any], name: str) -> Any:
     if keys.get(name) is None:
         raise RopeConfigError(f"{name} is missing from the configuration")
     return keys[name]
 
 
-def types(ids: np.ndarray, counted: Rule) -> np.ndarray:
+class Numbered(Protocol):
+    """What tells images and videos by the numbers of their tokens."""
+
+    @property
+    def image(self) -> int | None: ...
+    @property
+    def video(self) -> int | None: ...
+
+
+def types(ids: np.ndarray, counted: Numbered) -> np.ndarray:
     """Return what each token of a batch is, by its number."""
     found = np.zeros(ids.shape, np.int64)
     found[ids == counted.image] = IMAGE
     found[ids == counted.video] = VIDEO
+    if not isinstance(counted, Rule):
+        return found
     if counted.by_time:
         found[ids == counted.audio] = AUDIO
+    if counted.to_image is not None:
+        started, ended = (ids == mark for mark in counted.to_image)
+        begun, closed = np.cumsum(started, axis=-1), np.cumsum(ended, axis=-1)
+        # The last may be open: it is what is to be made.
+        found[(begun > closed) & ~started & (closed < closed[..., -1:])] = IMAGE
     if counted.marks is not None:
         begun, ended = (np.cumsum(ids == mark, axis=-1) for mark in counted.marks)
         found[(ids == counted.image) & (begun > ended)] = VIDEO
     return found
+
+
+def runs(kinds: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Yield the kind of each run of equal tokens, where it begins and where it ends."""
+    ends = [*(np.flatnonzero(np.diff(kinds)) + 1).tolist(), kinds.size]
+    for first, end in zip([0, *ends], ends, strict=False):
+        if first < end:
+            yield int(kinds[first]), first, end
+
+
+def sizes(
+    given: Mapping[str, Any], name: str, merge: int, frames_merged: int = 1
+) -> list[tuple[int, int, int]]:
+    """Return frames, height and width of each image or video, after merging."""
+    if given.get(name) is None:
+        return []
+    grids = np.asarray(given[name])
+    if grids.ndim != 2 or grids.shape[1] != 3 or grids.dtype.kind not in "iu":
+        msg = (
+            f"{name} must be integers (frames, height, width) for each; got {grids.dtype} of "
+            f"shape {grids.shape}"
+        )
+        raise RopeError(msg)
+    if (grids < 1).any() or (grids[:, 1:] % merge).any() or (grids[:, 0] % frames_merged).any():
+        msg = (
+            f"{name} must be positive, in patches of which {merge} by {merge} are merged and "
+            f"{frames_merged} frames; got {grids.tolist()}"
+        )
+        raise RopeError(msg)
+    return [(t // frames_merged, h // merge, w // merge) for t, h, w in grids.tolist()]
 
 
 class Grids:
@@ -129,40 +200,19 @@ class Grids:
     def __init__(self, given: Mapping[str, Any], counted: Rule) -> None:
         self.counted = counted
         self.left = {
-            IMAGE: iter([Span(grid) for grid in self._sizes(given, "image_grid_thw", 1)]),
+            IMAGE: iter([Span(grid) for grid in sizes(given, "image_grid_thw", counted.merge)]),
             VIDEO: iter(self._videos(given)),
         }
 
-    def _sizes(
-        self, given: Mapping[str, Any], name: str, frames_merged: int
-    ) -> list[tuple[int, int, int]]:
-        grids = given.get(name)
-        if grids is None:
-            return []
-        grids, merge = np.asarray(grids), self.counted.merge
-        if grids.ndim != 2 or grids.shape[1] != 3 or grids.dtype.kind not in "iu":
-            msg = (
-                f"{name} must be integers (frames, height, width) for each; got {grids.dtype} of "
-                f"shape {grids.shape}"
-            )
-            raise RopeError(msg)
-        if (grids < 1).any() or (grids[:, 1:] % merge).any() or (grids[:, 0] % frames_merged).any():
-            msg = (
-                f"{name} must be positive, in patches of which {merge} by {merge} are merged and "
-                f"{frames_merged} frames; got {grids.tolist()}"
-            )
-            raise RopeError(msg)
-        return [(t // frames_merged, h // merge, w // merge) for t, h, w in grids.tolist()]
-
     def _videos(self, given: Mapping[str, Any]) -> Iterator[Span]:
         counted = self.counted
-        sizes = self._sizes(given, "video_grid_thw", counted.frames_merged)
+        grids = sizes(given, "video_grid_thw", counted.merge, counted.frames_merged)
         seconds = given.get("second_per_grid_ts", given.get("video_second_per_grid"))
-        seconds = [1.0] * len(sizes) if seconds is None else np.asarray(seconds).tolist()
-        if len(seconds) != len(sizes):
-            msg = f"second_per_grid_ts has {len(seconds)} numbers for {len(sizes)} videos"
+        seconds = [1.0] * len(grids) if seconds is None else np.asarray(seconds).tolist()
+        if len(seconds) != len(grids):
+            msg = f"second_per_grid_ts has {len(seconds)} numbers for {len(grids)} videos"
             raise RopeError(msg)
-        for size, each in zip(sizes, seconds, strict=True):
+        for size, each in zip(grids, seconds, strict=True):
             if counted.by_frame:
                 yield from [Span((1, *size[1:]))] * size[0]
             elif counted.per_second is None:
@@ -174,45 +224,91 @@ class Grids:
 
     def take(self, kind: int, tokens: int) -> Iterator[Span]:
         """Yield the grids of as many tokens of a kind."""
-        name = {IMAGE: "image_grid_thw", VIDEO: "video_grid_thw"}[kind]
         left = tokens
         while left > 0:
-            span = next(self.left[kind], None)
-            if span is None:
-                raise RopeError(f"{name} has fewer grids than ids have tokens for")
+            span = self.next(kind)
             size = int(np.prod(span.tokens))
             if size > left:
-                msg = (
-                    f"{name} has a grid of {span.tokens} after merging, {size} tokens, where ids "
-                    f"have {left}"
-                )
-                raise RopeError(msg)
+                raise self.too_large(kind, span, left)
             left -= size
             yield span
 
+    def next(self, kind: int) -> Span:
+        """Return the grid that comes next."""
+        span = next(self.left[kind], None)
+        if span is None:
+            raise RopeError(f"{_NAMES[kind]} has fewer grids than ids have tokens for")
+        return span
+
+    def too_large(self, kind: int, span: Span, tokens: int) -> RopeError:
+        """Return why a grid does not fit."""
+        return RopeError(
+            f"{_NAMES[kind]} has a grid of {span.tokens} after merging, "
+            f"{np.prod(span.tokens)} tokens, where ids have {tokens}"
+        )
+
     def check_all_taken(self) -> None:
         """Check that each grid had its tokens."""
-        for kind, name in ((IMAGE, "image_grid_thw"), (VIDEO, "video_grid_thw")):
+        if self.counted.to_image is not None:
+            return  # the rest are to be made
+        for kind, name in _NAMES.items():
             if next(self.left[kind], None) is not None:
                 raise RopeError(f"{name} has more grids than ids have tokens for")
 
 
+def by_row(given: Mapping[str, Any], counted: Rule, rows: int) -> list[Grids]:
+    """Return the grids of each row: those of a batch, or its own if some are no part of ids."""
+    if counted.to_image is None:
+        return [Grids(given, counted)] * rows
+    grids, many = given.get("image_grid_thw"), given.get("images_per_sample")
+    if grids is None or many is None:  # then each row has them all, as in transformers
+        return [Grids(given, counted) for _ in range(rows)]
+    grids, many = np.asarray(grids), np.asarray(many)
+    if many.shape != (rows,) or many.sum() != len(grids):
+        msg = (
+            f"images_per_sample must have a number for each of {rows} rows, {len(grids)} in all, "
+            f"those still to be made too; got {many.tolist()}"
+        )
+        raise RopeError(msg)
+    own = np.split(grids, np.cumsum(many)[:-1])
+    return [Grids({"image_grid_thw": each}, counted) for each in own]
+
+
 def spans(kinds: np.ndarray, grids: Grids) -> Iterator[Span]:
     """Yield the spans of a sequence, given what each token is."""
-    ends = np.flatnonzero(np.diff(kinds)) + 1
-    if (kinds[:-1] * kinds[1:] == VIDEO * AUDIO).any():  # as no other two make it
-        raise RopeError(
-            "tokens of sound and of a video lie side by side: a video with its sound is not "
-            "counted here; positions.mrope and its neighbours build positions of any"
-        )
-    for part in np.split(kinds, ends):
-        if part.size == 0:
-            continue
-        kind, tokens = int(part[0]), part.size
-        if kind in (TEXT, AUDIO if grids.counted.by_time else TEXT):
+    counted = grids.counted
+    found = list(runs(_with_sound(kinds)))
+    for i, (kind, first, end) in enumerate(found):
+        tokens = end - first
+        if kind == SOUNDING and counted.by_time:
+            span = grids.next(VIDEO)
+            sound = tokens - int(np.prod(span.tokens))
+            if sound < 1:
+                raise grids.too_large(VIDEO, span, tokens)
+            yield span._replace(sound=sound)
+        elif kind == TEXT and counted.chunk is not None:  # whose marks around both are together
+            around = [j for j in (i - 1, i + 1) if 0 <= j < len(found) and found[j][0] == SOUNDING]
+            if tokens < 2 * len(around):
+                raise RopeError("ids lack the two marks before or after a video with its sound")
+            if i - 1 in around:
+                yield _TOGETHER
+            if tokens > 2 * len(around):
+                yield Span(tokens - 2 * len(around))
+            if i + 1 in around:
+                yield _TOGETHER
+        elif kind in (TEXT, AUDIO if counted.by_time else TEXT):
             yield Span(tokens)
         elif kind in (IMAGE, VIDEO):
             yield from grids.take(kind, tokens)
         else:
             msg = f"mm_token_type_ids must be 0 (text), 1 (image) or 2 (video); got {kind}"
             raise RopeError(msg)
+
+
+def _with_sound(kinds: np.ndarray) -> np.ndarray:
+    """Return kinds, where a video and its sound side by side are a kind of their own."""
+    made = kinds.copy()
+    for either, first, end in runs(np.isin(kinds, (VIDEO, AUDIO))):
+        if either and len(set(kinds[first:end].tolist())) == 2:
+            made[first:end] = SOUNDING
+    return made

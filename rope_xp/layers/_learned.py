@@ -61,8 +61,8 @@ class Learner(torch.nn.Module):
         return distribute_tensor(own.to(like.device), like.device_mesh, like.placements)  # type: ignore[attr-defined]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        # A frequency is multiplied by positions: one that .bfloat16() has rounded to 8 bits is off
-        # by up to 2 radians at position 1,000. So it goes where a cast brings it, as the float32 it is.
+        # A frequency is multiplied by positions: rounded to the 8 bits of a bfloat16, it is off by
+        # up to 2 radians at position 1,000. So a cast brings it to a device, as the float32 it is.
         def exact(x: torch.Tensor) -> torch.Tensor:
             moved = fn(x)
             return moved if moved.dtype == x.dtype else x.to(moved.device)

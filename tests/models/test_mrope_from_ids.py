@@ -30,7 +30,7 @@ def test_every_model_is_counted_or_said_not_to_be() -> None:
         for path in MODELS.glob("*/modeling_*.py")
         if "def get_rope_index" in path.read_text(encoding="utf-8")
     }
-    assert own == {*COUNTED, *_spans.BY_TIME, *_spans.OTHERS}
+    assert own == {*COUNTED, *_spans.BY_TIME, *_spans.TO_IMAGE, *_spans.ALONE}
 
 
 def model(name: str) -> Any:
@@ -159,9 +159,6 @@ def test_equal_to_transformers_by_time(name: str, seconds: float) -> None:
     )
     found = positions.mrope_from_ids(ids, inputs | {"second_per_grid_ts": per_grid}, whole)
     np.testing.assert_array_equal(found, expected.numpy())
-    beside = [[video] * 24 + [sound] * 5]
-    with pytest.raises(RopeError, match="a video with its sound"):
-        positions.mrope_from_ids(beside, {"video_grid_thw": [[4, 4, 6]]}, whole)
 
 
 def test_one_sequence_and_another_library() -> None:
@@ -208,7 +205,7 @@ def test_errors(words: str) -> None:
         positions.mrope_from_ids(*ERRORS[words])
 
 
-@pytest.mark.parametrize("name", [*_spans.OTHERS, "llama", None])
+@pytest.mark.parametrize("name", ["llama", None])
 def test_models_that_count_otherwise(name: str | None) -> None:
     with pytest.raises(RopeConfigError, match="is none whose positions are counted here"):
         positions.mrope_from_ids([1], {}, QWEN | {"model_type": name})
