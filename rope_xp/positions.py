@@ -401,15 +401,20 @@ def mrope_from_ids(
     >>> positions.mrope_from_ids(ids, {"image_grid_thw": [[1, 4, 4]]}, config).tolist()
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
     """
-    from rope_xp.hf import _canvas, _ordinals, _spans  # which most programs never ask for
+    from rope_xp.hf import (  # which most programs never ask for
+        _canvas,
+        _counting,
+        _ordinals,
+        _spans,
+    )
 
-    name, keys = _spans.part(config)
+    name, keys = _counting.part(config)
     own_ids = _on_host("ids", ids)
     shape = own_ids.shape
     if len(shape) not in (1, 2):
         raise RopeError(f"ids must be (tokens,) or (batch, tokens); got shape {shape}")
     alone = {"hunyuan_vl": _ordinals.Counter, "minicpmv4_7": _canvas.Counter}.get(name)
-    counted: Any = _spans.rule(name, keys) if alone is None else alone(keys, grids)
+    counted: Any = _counting.rule(name, keys) if alone is None else alone(keys, grids)
     kinds = grids.get("mm_token_type_ids")
     if kinds is None:
         kinds = _spans.types(own_ids, counted)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.hf._spans import IMAGE, TEXT, VIDEO, needed, runs
+from rope_xp.hf._counting import needed
+from rope_xp.hf._spans import IMAGE, TEXT, VIDEO, runs
 
 _NAMES = {IMAGE: "target_sizes", VIDEO: "target_sizes_videos"}
 _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")

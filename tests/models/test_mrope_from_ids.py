@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from rope_xp import RopeConfigError, RopeError, positions
-from rope_xp.hf import _spans
+from rope_xp.hf import _counting
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 MODELS = Path(transformers.__file__).parent / "models"
 TEXT = 11  # no number that stands for anything
-COUNTED = (*_spans.WHOLE, *_spans.BY_FRAME)
+COUNTED = (*_counting.WHOLE, *_counting.BY_FRAME)
 
 
 def test_every_model_is_counted_or_said_not_to_be() -> None:
@@ -30,7 +30,7 @@ def test_every_model_is_counted_or_said_not_to_be() -> None:
         for path in MODELS.glob("*/modeling_*.py")
         if "def get_rope_index" in path.read_text(encoding="utf-8")
     }
-    assert own == {*COUNTED, *_spans.BY_TIME, *_spans.TO_IMAGE, *_spans.ALONE}
+    assert own == {*COUNTED, *_counting.BY_TIME, *_counting.TO_IMAGE, *_counting.ALONE}
 
 
 def model(name: str) -> Any:
@@ -73,7 +73,7 @@ def prompt(name: str, config: Any, parts: list[list[Any]]) -> Prompt:
                 tokens += [(config.image_token_id, 1)] * (height * width)
                 continue
             videos.append(grid)
-            between = [(TEXT, 0)] * 2 if name in _spans.BY_FRAME else []
+            between = [(TEXT, 0)] * 2 if name in _counting.BY_FRAME else []
             each = [*between, *[(video, 2)] * (height * width)]
             tokens += [(marks[0], 0), *each * frames, (marks[1], 0)]
         ids.append([number for number, _ in tokens])
@@ -122,7 +122,7 @@ def test_equal_to_transformers(name: str, parts: list[list[Any]]) -> None:
     np.testing.assert_array_equal(other, expected)
 
 
-@pytest.mark.parametrize("name", _spans.BY_TIME)
+@pytest.mark.parametrize("name", _counting.BY_TIME)
 @pytest.mark.parametrize("seconds", [1.0, 0.5, 2 / 3, 2 / 25])
 def test_equal_to_transformers_by_time(name: str, seconds: float) -> None:
     """Images, videos and sound, each between marks, as processors of Qwen-Omni write them."""
