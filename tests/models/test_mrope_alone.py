@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rope_xp import RopeConfigError, RopeError, positions
+from rope_xp.hf import _canvas
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -191,6 +192,13 @@ def test_minicpm(seed: int, mode: str) -> None:
     told = given | {"mm_token_type_ids": kinds}
     found = positions.mrope_from_ids(torch.tensor(ids), told, config.to_dict())
     np.testing.assert_array_equal(found, expected.numpy())
+
+
+def test_what_lies_half_way_is_rounded_as_torch_does() -> None:
+    for n in range(1, 64):
+        for over in range(1, 120, 1 if n < 40 else 7):
+            expected = torch.linspace(0, over - 1, n).round().long().numpy()
+            np.testing.assert_array_equal(_canvas._spread(n, over), expected)
 
 
 # --- videos with their sound ---------------------------------------------------------------------

@@ -144,6 +144,18 @@ FAULTS = (
         CONFIGS,
     ),
     Fault(
+        "rope_xp/hf/_sound.py",
+        "start, last = i, last + chunk",
+        "start, last = i, time + chunk",
+        "tests/models/test_mrope_alone.py::test_videos_with_sound",
+    ),
+    Fault(
+        "rope_xp/hf/_canvas.py",
+        "np.where(i < n // 2, step * i, last - step * (np.float32(n - 1) - i))",
+        "step * i",
+        "tests/models/test_mrope_alone.py::test_what_lies_half_way_is_rounded_as_torch_does",
+    ),
+    Fault(
         "rope_xp/hf/_rules.py",
         'None if self.where.count(".") else self.config.get(TRAINED)',
         "self.config.get(TRAINED)",
