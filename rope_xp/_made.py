@@ -4,7 +4,7 @@ import numpy as np
 
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._contract.caches import kept
-from rope_xp._contract.call import Call, Lookup, Turn
+from rope_xp._contract.call import Call, Lookup, Turn, leaves
 from rope_xp._contract.path import Path, Unavailable
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch.backend import Backend
@@ -31,6 +31,8 @@ def _by(path: Path, backend: Backend, lookup: Lookup) -> tuple[Array, Array] | N
     if not 0 < len(rows) <= len(_BATCHES):
         return None
     unit = backend.asarray(_unit(pairs, backend.dtype_name(lookup.tables.low)), lookup.device)
+    if any(type(leaf.array) is not type(unit) for leaf in leaves(lookup)):
+        return None  # such as tensors of several devices, or ones that only seem to be there
     names = _BATCHES[: len(rows) - 1] + "sd"
     turn = Turn(parse_axes(names, len(names), "x"), "half", 2 * pairs, 0, False)
     unit = backend.xp.broadcast_to(unit, (*rows, 2 * pairs))

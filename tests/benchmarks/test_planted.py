@@ -33,13 +33,13 @@ class Case(NamedTuple):
 CASES = {
     "short": Case(
         r"apply\.Memory\.track_time_over_limit\(.numpy:cpu., .float32",
-        ["llvm"],
+        ["llvmlite"],
         "1.3",
         "apply.Memory.track_time_over_limit('numpy:cpu', 'float32')",
     ),
     "long": Case(
         r"apply\.(Prefill\.track|Memory\.track_time|Decode).*(numpy|torch):cpu.*float32",
-        ["llvm", "torch"],
+        ["llvmlite", "torch"],
         "1.7",
         "apply.Prefill.track_time_over_copy('torch:cpu', 'float32')",
     ),
