@@ -34,7 +34,7 @@ CASES = {
     "short": Case(
         r"apply\.Memory\.track_time_over_limit\(.numpy:cpu., .float32",
         ["llvmlite"],
-        "1.3",
+        "1.7",  # between runs of the same code this has varied by 1.32
         "apply.Memory.track_time_over_limit('numpy:cpu', 'float32')",
     ),
     "long": Case(
