@@ -28,6 +28,11 @@ class How(NamedTuple):
     inverse: bool
 
     @property
+    def tables(self) -> tuple[torch.Tensor | None, ...]:
+        """What Digits holds, where angles are looked up."""
+        return self.table, self.table_2, self.table_3, self.frequencies, self.components
+
+    @property
     def turn(self) -> Turn:
         """What is done to each tensor."""
         components = self.table.shape[-1] * (2 if self.table_3 is None else 1)

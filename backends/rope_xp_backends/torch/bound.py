@@ -1,6 +1,5 @@
 """Calls of a kind on tensors: memory for results, and a kernel; or the operator."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +7,10 @@ import torch
 
 from rope_xp._contract.call import Call, Difference, Given, Lookup
 from rope_xp._dispatch.bound import Asked, Run
-from rope_xp_backends.cpu.launch import Launch
 
-from . import cpu, gpu, op, pages
+from . import cpu, gpu, op
 from .arguments import How, Tensors, arguments
+from .results import new, written
 
 
 @dataclass(frozen=True)
@@ -20,37 +19,24 @@ class Bound:
 
     Parameters
     ----------
-    launch : Launch
-        The kernel, and what it is told.
-    new : callable
-        From an array to memory for its result.
+    run : cpu.Run
+        What rotates.
     given : bool
         Whether cos and sin are given, which results must not be written over.
     """
 
-    launch: Launch
-    new: Callable[[torch.Tensor], torch.Tensor]
+    run: cpu.Run
     given: bool
 
     def __call__(self, asked: Asked) -> Tensors | None:
         """Return results, or None where memory may overlap."""
-        arrays, out = asked.arrays, asked.out
-        made = out
-        if made is None:
-            made = tuple([self.new(x) for x in arrays])
-        elif not _apart(arrays, made, asked.rows if self.given else ()):
+        out = asked.out
+        if out is None:
+            return self.run(None, asked.arrays, asked.rows)
+        if not _apart(asked.arrays, out, asked.rows if self.given else ()):
             return None
-        rows = asked.rows
-        a = rows[0].data_ptr() if rows else 0
-        b = rows[1].data_ptr() if len(rows) > 1 else 0
-        q, q_out = arrays[0].data_ptr(), made[0].data_ptr()
-        k = k_out = 0
-        if len(arrays) > 1:
-            k, k_out = arrays[1].data_ptr(), made[1].data_ptr()
-        self.launch(q, q_out, k, k_out, a, b, limit=cpu.limit)
-        if out is not None:
-            op.written(out)
-        return made
+        written(self.run(out, asked.arrays, asked.rows))
+        return out
 
 
 @dataclass(frozen=True)
@@ -76,7 +62,7 @@ class BoundOnGPU:
             return None
         made = out
         if made is None:
-            made = tuple([op.new(x) for x in arrays])
+            made = tuple([new(x) for x in arrays])
         elif not _apart(arrays, made, rows if self.given else ()):
             return None
         if self.given:
@@ -85,7 +71,7 @@ class BoundOnGPU:
             rest = (*rest[:3], rows[0], *rest[4:])
         run(plan.grid, (arrays[0], made[0], arrays[-1], made[-1], *rest), plan.numbers)
         if out is not None:
-            op.written(out)
+            written(out)
         return made
 
 
@@ -179,13 +165,8 @@ def bind(call: Call, asked: Asked, results: Tensors, *, on_gpu: bool) -> Run | N
 
 
 def _bind_on_cpu(source: Given | Lookup, how: How, arrays: Tensors, results: Tensors) -> Bound:
-    # What is small and has head_dim last as torch makes it needs no look at either.
-    usual = all(
-        x.nbytes < pages.HUGE_FROM_BYTES and torch.empty_like(x).stride() == y.stride()
-        for x, y in zip(arrays, results, strict=True)
-    )
-    launch = cpu.prepare(results, arrays, how, cpu.rows_of(how, arrays[0].dtype))
-    return Bound(launch, torch.empty_like if usual else op.new, isinstance(source, Given))
+    run = cpu.prepare(results, arrays, how, cpu.rows_of(how, arrays[0].dtype))
+    return Bound(run, isinstance(source, Given))
 
 
 def _bind_on_gpu(

@@ -1,6 +1,7 @@
 """torch's operator on CPUs: from tensors to kernels on their own memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -8,43 +9,76 @@ from rope_xp._contract.caches import Latest
 from rope_xp._contract.memory import Laid
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.cpu.compiled import KERNELS
+from rope_xp_backends.cpu.launch import Launch
 from rope_xp_backends.cpu.plan import Angles, Pair
 
 from .arguments import How, Tensors
 from .library import NAMES
+from .results import like, new, usual
 
 _PLAIN = How._fields.index("axes")
 """From here on the operator's arguments are plain values."""
 _launches = Latest(f"{__name__}._launches", 512)
 
 
-def rotate(out: Tensors, arrays: Tensors, how: How) -> None:
+@dataclass(frozen=True)
+class Run:
+    """What rotates all tensors that lie alike.
+
+    Parameters
+    ----------
+    launch : Launch
+        The kernel, and what it is told.
+    new : callable
+        From a tensor to memory for its result.
+    """
+
+    launch: Launch
+    new: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(
+        self, out: Tensors | None, arrays: Tensors, rows: Sequence[torch.Tensor]
+    ) -> Tensors:
+        """Rotate arrays by rows into out, or new memory."""
+        made = tuple([self.new(x) for x in arrays]) if out is None else out
+        a = rows[0].data_ptr() if rows else 0
+        b = rows[1].data_ptr() if len(rows) > 1 else 0
+        q, q_out = arrays[0].data_ptr(), made[0].data_ptr()
+        k = k_out = 0
+        if len(arrays) > 1:
+            k, k_out = arrays[1].data_ptr(), made[1].data_ptr()
+        self.launch(q, q_out, k, k_out, a, b, limit=limit)
+        return made
+
+
+def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
-    arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
+    arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     rows = rows_of(how, arrays[0].dtype)
-    # Addresses of tables are those that are kept, so that no others can come to lie there.
-    tables = () if how.table_3 is None else _tables(how)
-    key = (
-        *(how[_PLAIN:], len(arrays), *(0 if x is None else x.data_ptr() for x in tables)),
-        *((x.dtype, x.shape, x.stride()) for x in (*arrays, *out, *rows)),
-    )
-    made = _launches.get(key)
-    if made is None:
-        made = prepare(out, arrays, how, rows)
-        _launches.keep(key, made)
-    made(*addresses(out, arrays, rows), limit=limit)
+    key: list[Hashable] = [how[_PLAIN:], len(arrays)]
+    for x in (*arrays, *rows, *(out or ())):
+        key += x.dtype, x.shape, x.stride()
+    if how.table_3 is not None:
+        # Addresses of tables are those that are kept, so that no others can come to lie there.
+        key += [0 if x is None else x.data_ptr() for x in how.tables]
+    run: Run | None = _launches.get(tuple(key))
+    if run is None:
+        run = prepare(out or tuple(map(like, arrays)), arrays, how, rows)
+        _launches.keep(tuple(key), run)
+    return run(out, arrays, rows)
 
 
-def prepare(out: Tensors, arrays: Tensors, how: How, rows: Sequence[torch.Tensor]) -> launch.Launch:
+def prepare(out: Tensors, arrays: Tensors, how: How, rows: Sequence[torch.Tensor]) -> Run:
     """Return what rotates all tensors that lie as these, by angles that lie as these rows."""
     (key,) = launch.keys(how.turn, [NAMES[arrays[0].dtype]])
     kernel = KERNELS.get(key)
     pairs = [Pair(_laid(x), _laid(y)) for x, y in zip(arrays, out, strict=True)]
     last = [_laid(a) for a in rows]
+    kept: tuple[torch.Tensor | None, ...] = ()
     if how.table_3 is None:
-        angles, kept = Angles(rows[0].shape[-1], tuple(last), ()), None
+        angles = Angles(rows[0].shape[-1], tuple(last), ())
     else:
-        kept = _tables(how)
+        kept = how.tables
         component = ()
         if how.components is not None and how.positions is not None:
             component = tuple(how.components.tolist())
@@ -52,13 +86,9 @@ def prepare(out: Tensors, arrays: Tensors, how: How, rows: Sequence[torch.Tensor
             last = [Laid((*a.shape, 1), (*a.strides, 0)) for a in last]
         tables = tuple(0 if t is None else t.data_ptr() for t in kept)
         angles = Angles(how.table.shape[-1] // 2, tuple(last), tables, component)
-    return launch.prepare(
-        kernel, pairs, angles, how.turn, arrays[0].element_size(), kept, boxed=False
-    )
-
-
-def _tables(how: How) -> tuple[torch.Tensor | None, ...]:
-    return how.table, how.table_2, how.table_3, how.frequencies, how.components
+    size = arrays[0].element_size()
+    made = launch.prepare(kernel, pairs, angles, how.turn, size, kept, boxed=False)
+    return Run(made, torch.empty_like if all(map(usual, arrays)) else new)
 
 
 def rows_of(how: How, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -68,15 +98,10 @@ def rows_of(how: How, dtype: torch.dtype) -> list[torch.Tensor]:
         return [how.table.to(compute), how.table_2.to(compute)]
     if how.positions is None:
         return []
-    whole = how.positions.to(torch.int64)
+    whole = how.positions
+    if whole.dtype is not torch.int64:
+        whole = whole.to(torch.int64)
     return [whole] if how.part is None else [whole, how.part.to(compute)]
-
-
-def addresses(out: Tensors, arrays: Tensors, rows: Sequence[torch.Tensor]) -> list[int]:
-    """Return where elements are; their tensors must be kept meanwhile."""
-    given = [x.data_ptr() for each in zip(arrays, out, strict=True) for x in each]
-    given += [0] * (4 - len(given)) + [a.data_ptr() for a in rows]
-    return given + [0] * (6 - len(given))
 
 
 def limit() -> int:

@@ -15,6 +15,7 @@ from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan,
 
 from .arguments import How, Tensors
 from .library import NAMES
+from .results import new
 
 DEVICES = {"cuda"}
 """Kinds of devices whose tensors are taken. ROCm's are called cuda too."""
@@ -60,14 +61,16 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def rotate(out: Tensors, arrays: Tensors, how: How) -> None:
+def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
+    out = tuple(map(new, arrays)) if out is None else out
     arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
     if is_current(arrays[0]):
         _rotate(out, arrays, how)
-        return
-    with torch.cuda.device(arrays[0].device):
-        _rotate(out, arrays, how)
+    else:
+        with torch.cuda.device(arrays[0].device):
+            _rotate(out, arrays, how)
+    return out
 
 
 def _rotate(out: Tensors, arrays: Tensors, how: How) -> None:

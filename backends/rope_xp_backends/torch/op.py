@@ -18,9 +18,10 @@ from rope_xp._contract.path import Unavailable
 from rope_xp._dispatch import choose
 from rope_xp._rotation import portable
 
-from . import cpu, gpu, pages
+from . import cpu, gpu
 from .arguments import How, Tensors
 from .library import Torch
+from .results import like, new, written
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
 # The tables are (low, middle, high), or (cos, sin) and nothing. Positions and what they have after
@@ -129,67 +130,43 @@ def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
 
 # --- what runs -----------------------------------------------------------------------------------
 
-RUNS: dict[str, Callable[[Tensors, Tensors, How], None]] = {"cpu": cpu.rotate, "cuda": gpu.rotate}
-"""What rotates on a kind of device: ``run(out, arrays, how)``, or Unavailable."""
+RUNS: dict[str, Callable[[Tensors | None, Tensors, How], Tensors]] = {
+    "cpu": cpu.rotate,
+    "cuda": gpu.rotate,
+}
+"""What rotates on a kind of device: ``run(out, arrays, how)`` returns out, or new results where it
+is None, or raises Unavailable."""
 
 
 @torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
 def _rotate_here(x: torch.Tensor, *how: Any) -> torch.Tensor:
-    out = new(x)
-    _run((out,), (x,), How(*how))
-    return out
+    return _run(None, (x,), How(*how))[0]
 
 
 @torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
 def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
-    out = (new(q), new(k))
-    _run(out, (q, k), How(*how))
-    return out
+    return _run(None, (q, k), How(*how))
 
 
 @torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
 def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
-    _run(tuple(out), tuple(arrays), How(*how))
-    written(tuple(out))
+    written(_run(tuple(out), tuple(arrays), How(*how)))
 
 
-def written(out: Tensors) -> None:
-    """Have autograd know that tensors were written over."""
-    for x in out:
-        if not x.is_inference():
-            torch.autograd.graph.increment_version(x)
-
-
-torch.library.register_fake("rope_xp::rotate", lambda x, *_: _like(x), lib=_library)
+torch.library.register_fake("rope_xp::rotate", lambda x, *_: like(x), lib=_library)
 torch.library.register_fake(
-    "rope_xp::rotate_pair", lambda q, k, *_: (_like(q), _like(k)), lib=_library
+    "rope_xp::rotate_pair", lambda q, k, *_: (like(q), like(k)), lib=_library
 )
 torch.library.register_fake("rope_xp::rotate_out", lambda *_: None, lib=_library)
 
 
-def _like(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty result: with the strides of x, but head_dim is contiguous."""
-    if x.stride(-1) == 1:
-        like = torch.empty_like(x)
-        # Beside an axis of length 1 and stride 1, torch may put one of stride 0 behind head_dim.
-        if like.stride(-1) == 1:
-            return like
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def new(x: torch.Tensor) -> torch.Tensor:
-    """Return memory for a result, on the CPU in large pages where it is large."""
-    new = _like(x)
-    if new.device.type == "cpu":
-        pages.advise_huge(new.data_ptr(), new.nbytes)
-    return new
-
-
-def _run(out: Tensors, arrays: Tensors, how: How) -> None:
+def _run(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
     try:
-        RUNS[arrays[0].device.type](out, arrays, how)
+        return RUNS[arrays[0].device.type](out, arrays, how)
     except Unavailable as reason:
         choose.refuse_if_asked_for(reason)
         # Here a compiled graph ends up too, in a process where kernels fail.
+        out = tuple(map(new, arrays)) if out is None else out
         source = how.source(arrays[0].shape[how.turn.axes.tokens])
         portable.run(Call(_PORTABLE, arrays, (source,), out, how.turn))
+        return out
