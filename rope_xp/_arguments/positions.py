@@ -16,6 +16,8 @@ from rope_xp._contract.library import ArrayLibrary
 from rope_xp._contract.numbers import ROTATED, check_known, same_length
 from rope_xp._contract.typing import Array
 
+_READ = (np.ndarray, int, float, list, tuple, range)
+
 
 def resolve_positions(
     backend: ArrayLibrary,
@@ -85,6 +87,18 @@ def read_host(
         return whole, None, int(lowest), int(highest)
     part = exact - host
     return whole, part if wide else part.astype(np.float32), int(lowest), int(highest)
+
+
+def read_if_known(
+    positions: Any, integer: type[np.integer[Any]], wide: bool
+) -> tuple[np.ndarray, np.ndarray | None, int, int] | None:
+    """Return the same for a bound call, None for what is to be read, or refused, elsewhere."""
+    if type(positions) not in _READ:
+        return None
+    try:
+        return read_host(positions, integer, wide, "positions")
+    except (RopeError, TypeError):
+        return None
 
 
 def _from_device(

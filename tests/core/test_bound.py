@@ -32,12 +32,24 @@ def compiled() -> Iterator[None]:
     KINDS.cache_clear()
 
 
-@pytest.fixture(params=["numpy", "torch"])
-def put(request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
-    if request.param == "numpy":
+def putting(library: str) -> Callable[[np.ndarray], Any]:
+    if library == "numpy":
         return np.array
+    if library == "jax":
+        make: Callable[[np.ndarray], Any] = pytest.importorskip("jax.numpy").asarray
+        return make
     torch = pytest.importorskip("torch")
     return lambda x: torch.from_numpy(np.array(x))
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def put(request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
+    return putting(request.param)
+
+
+@pytest.fixture(params=["numpy", "torch", "jax"])
+def put_any(request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
+    return putting(request.param)
 
 
 def twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -149,8 +161,8 @@ def test_into_given_memory(
 @pytest.mark.parametrize(
     "bad", [[1 << 31], [float("nan")], ["a"], [1, 2], [[1], [2]], 10**400, [True], [1j], {}]
 )
-def test_errors_are_those_of_the_long_way(put: Callable[[np.ndarray], Any], bad: Any) -> None:
-    x = put(np.ones((1, 1, 2, 8), np.float32))
+def test_errors_are_those_of_the_long_way(put_any: Callable[[np.ndarray], Any], bad: Any) -> None:
+    x = put_any(np.ones((1, 1, 2, 8), np.float32))
     with pytest.raises(Exception) as first:  # noqa: PT011  # whatever it is, it is to stay
         HALF.rotate(x, bad)
     for _ in range(2):
@@ -166,11 +178,11 @@ def test_errors_are_those_of_the_long_way(put: Callable[[np.ndarray], Any], bad:
     ids=str,
 )
 def test_arguments_that_are_wrong_stay_so(
-    put: Callable[[np.ndarray], Any], wrong: dict[str, Any]
+    put_any: Callable[[np.ndarray], Any], wrong: dict[str, Any]
 ) -> None:
     """Also those that have no hash, or are equal to a right one."""
-    x = put(np.ones((3, 2, 8), np.float32))
-    tables = [put(t) for t in HALF.cos_sin([1, 2, 3], 6)]
+    x = put_any(np.ones((3, 2, 8), np.float32))
+    tables = [put_any(t) for t in HALF.cos_sin([1, 2, 3], 6)]
     right = {"layout": "half", "rotary_offset": 1}
     for _ in range(3):
         rope_xp.apply_tables(x, *tables, **right)

@@ -10,6 +10,8 @@ from rope_xp._contract.library import Digits, Recipe
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 
+from .bound import asked
+
 _FLOAT32_MIN = float(np.finfo(np.float32).min)
 
 
@@ -17,6 +19,8 @@ class Jax(Backend):
     """The glue of jax."""
 
     numpy_dtypes = True
+
+    asked = staticmethod(asked)
 
     out_refusal = (
         "jax arrays cannot be written to. Under jit, donate the inputs and XLA reuses their "

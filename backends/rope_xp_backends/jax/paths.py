@@ -9,9 +9,11 @@ import jax
 from rope_xp._contract.call import Call, Difference, Given, Lookup
 from rope_xp._contract.path import Path
 from rope_xp._contract.trees import TREES
+from rope_xp._dispatch.bound import Asked
 from rope_xp._rotation import portable
 
 from . import gpu
+from .bound import bind
 
 # A call is a tree: its arrays are traced, the rest is static and part of jit's cache key. What
 # tables are made of is left out: ropes that differ in numbers alone share what is compiled.
@@ -41,6 +43,10 @@ class Jit(Path):
     def run(self, call: Call) -> tuple[Any, ...]:
         """Compile once for each signature."""
         return self._run(call)
+
+    def bind(self, call: Call, asked: Asked, results: tuple[Any, ...]) -> Any:
+        """Keep the tables, and the function."""
+        return bind(call, asked, self._run)
 
 
 class JitGpu(Jit):

@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments.positions import read_host
+from rope_xp._arguments.positions import read_if_known
 from rope_xp._contract.call import Call, Difference, Given, Lookup
-from rope_xp._contract.errors import RopeError
 from rope_xp._dispatch.bound import Asked
 from rope_xp_backends.cpu import copies, threads
 from rope_xp_backends.cpu.launch import Launch
 
 from . import host
-
-_PYTHON = (np.ndarray, int, float, list, tuple, range)
 
 
 def asked(
@@ -45,12 +42,10 @@ def asked(
             if type(row) is not np.ndarray or row.dtype != (np.float64 if wide else np.float32):
                 return None
     elif positions is not None:
-        if type(positions) not in _PYTHON:
+        read = read_if_known(positions, np.int64, wide)
+        if read is None:
             return None
-        try:
-            whole, part, *_ = read_host(positions, np.int64, wide, "positions")
-        except (RopeError, TypeError):  # which the long way words
-            return None
+        whole, part, *_ = read
         rows = (whole,) if part is None else (whole, part)
     for row in rows:
         key += row.shape, row.strides, row.flags.num

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from rope_xp._arguments.positions import read_host
+from rope_xp._arguments.positions import read_if_known
 from rope_xp._contract.call import LIMIT
-from rope_xp._contract.errors import RopeError
 from rope_xp._contract.memory import ACCESS
 from rope_xp._dispatch.bound import Asked
 
@@ -17,7 +16,6 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Kinds of tensors that are memory, and nothing else."""
 _READ_AS_THEY_ARE = 4
 """Bytes of a float, from which on it has room for fractions."""
-_PYTHON = (np.ndarray, int, float, list, tuple, range)
 
 
 def asked(
@@ -93,12 +91,10 @@ def _read(positions: Any, compute: torch.dtype) -> tuple[torch.Tensor, ...] | No
     """Return positions and what they have after the point, None for what the long way refuses."""
     if positions is None:
         return ()
-    if type(positions) not in _PYTHON:
+    read = read_if_known(positions, np.int64, compute is torch.float64)
+    if read is None:
         return None
-    try:
-        whole, part, *_ = read_host(positions, np.int64, compute is torch.float64, "positions")
-    except (RopeError, TypeError):
-        return None
+    whole, part, *_ = read
     rows = (whole,) if part is None else (whole, part)
     return tuple([torch.from_numpy(row.copy()) for row in rows])
 
