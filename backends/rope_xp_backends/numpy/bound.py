@@ -28,8 +28,10 @@ def asked(
     if out is not None:
         if type(out) is not tuple or len(out) != len(arrays):
             return None
-        ends += out
-        key.append(tuple([a is b for a, b in zip(arrays, out, strict=True)]))
+        same = [x is y for x, y in zip(arrays, out, strict=True)]
+        key += same
+        if not all(same):
+            ends += out
     for x in ends:
         if type(x) is not np.ndarray:
             return None
@@ -95,7 +97,8 @@ def _apart(
     arrays: tuple[np.ndarray, ...], out: tuple[np.ndarray, ...], tables: tuple[np.ndarray, ...]
 ) -> bool:
     """Return whether each result is its own array, or surely apart from all others."""
-    own = [*(x for x, y in zip(arrays, out, strict=True) if x is not y), *tables]
+    own = [x for x, y in zip(arrays, out, strict=True) if x is not y]
+    own += tables
     for i, y in enumerate(out):
         for other in (*out[:i], *own):
             if other is y:
