@@ -187,9 +187,7 @@ TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 def at(rope: Rope, positions: Any, like: Array) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
-    backend, lookup, inverse = given.at(rope, positions, like)
-    cos, sin = backend.computed_once(*_made.cos_sin(backend, lookup))
-    undo = None if inverse is None else backend.computed_once(*_made.cos_sin(backend, inverse))
+    (cos, sin), undo = _made.at(rope, positions, like)
     return Angles(cos, sin, rope, undo)
 
 

@@ -74,5 +74,15 @@ def run(asked: Asked | None, read: Callable[..., Call], *arguments: Any) -> tupl
     path, results = choose.chosen(call)
     new = None if path is None else path.bind(call, asked, results)
     if new is not None:
-        _kinds.keep(asked.key, new)
+        keep(asked, new)
     return results
+
+
+def known(asked: Asked) -> Any:
+    """Return what calls of a kind are bound to, None where it is new."""
+    return _kinds.get(asked.key)
+
+
+def keep(asked: Asked, run: Callable[[Asked], Any]) -> None:
+    """Have calls of this kind run so from now on."""
+    _kinds.keep(asked.key, run)

@@ -23,17 +23,26 @@ def asked(
     of_jax = type(arrays[0])
     if out is not None or issubclass(of_jax, jax.core.Tracer):
         return None
+    placed = _placed(arrays, of_jax)
+    if placed is None:
+        return None
     wide = arrays[0].dtype == np.float64
     rows, reach = (tables, None) if tables else _read(positions, arrays[0], wide)
+    read = _placed(rows, of_jax)
+    if read is None or (tables and any(row.dtype.itemsize != (8 if wide else 4) for row in rows)):
+        return None
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # made while jax is imported
-    key: list[Hashable] = [kind, reach, x64]
-    for x in (*arrays, *rows):
+    return Asked((kind, reach, x64, *placed, *read), arrays, rows, None)
+
+
+def _placed(arrays: Arrays, of_jax: type) -> list[Hashable] | None:
+    """Return what arrays have for a key, None where some do not lie on one device."""
+    key: list[Hashable] = []
+    for x in arrays:
         if type(x) is not of_jax or type(x.sharding) is not SingleDeviceSharding:
             return None
         key += x.dtype, x.shape, x.sharding, x.committed
-    if tables and any(row.dtype != (np.float64 if wide else np.float32) for row in rows):
-        return None
-    return Asked(tuple(key), arrays, rows, None)
+    return key
 
 
 def _read(positions: Any, x: jax.Array, wide: bool) -> tuple[tuple[Any, ...], Reach | None]:
