@@ -46,11 +46,13 @@ class Plan:
         single = self.rounding == "float32" or like != torch.float64
         dtype = torch.float32 if single else torch.float64
         positions = _components(self.rope, positions)
-        cos, sin = self.rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
+        head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
+        angles = self.rope.at(positions, like=head)
+        cos, sin = angles.cos, angles.sin
         if self.beyond is not None:
             far = positions.max() >= self.limit
-            far_cos, far_sin = self.beyond.cos_sin(positions, 2 * self.pairs, dtype=dtype)
-            cos, sin = torch.where(far, far_cos, cos), torch.where(far, far_sin, sin)
+            angles = self.beyond.at(positions, like=head)
+            cos, sin = torch.where(far, angles.cos, cos), torch.where(far, angles.sin, sin)
         if self.rounding == "as x":
             cos, sin = cos.to(like), sin.to(like)
         if self.leading:
