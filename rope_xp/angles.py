@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp import _made
 from rope_xp._arguments import given
 from rope_xp._contract.library import Rope
 from rope_xp._contract.trees import TREES, Tree
 from rope_xp._contract.typing import Array, ArrayT
 from rope_xp._dispatch import bound
+from rope_xp._tables import made
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +187,7 @@ TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 def at(rope: Rope, positions: Any, like: Array) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
-    (cos, sin), undo = _made.at(rope, positions, like)
+    (cos, sin), undo = made.at(rope, positions, like)
     return Angles(cos, sin, rope, undo)
 
 

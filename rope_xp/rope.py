@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp import _made
 from rope_xp._arguments import fields, read
 from rope_xp._arguments.slices import slice_of
 from rope_xp._arguments.slots import pick, put
@@ -18,6 +17,7 @@ from rope_xp._contract import numbers
 from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
 from rope_xp._dispatch import bound, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
+from rope_xp._tables import made
 from rope_xp.angles import Angles, at, with_tables
 from rope_xp.scaling import Axial, Scaling
 from rope_xp.scaling._axial import places
@@ -532,7 +532,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         """
         fields.check_head_dim(head_dim)
         lookup, backend = read.tables(self, positions, head_dim, xp, device, dtype)
-        cos, sin = _made.cos_sin(backend, lookup)
+        cos, sin = made.cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin
         return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)
@@ -609,20 +609,20 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> q = np.ones((1, 3, 8, 128), np.float32)
         >>> rotated = rope.with_tables(cos[[7, 8, 9]], sin[[7, 8, 9]]).rotate(q)
         """
-        from rope_xp import _forms
+        from rope_xp._tables import forms
 
-        _forms.check_form(form)
+        forms.check_form(form)
         numbers.check_positive_int("length", length)
-        backend = _forms.library(xp)
+        backend = forms.library(xp)
         positions = np.arange(length)
         if self.position_axes is not None:
             positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))
         cos, sin = self.cos_sin(positions, head_dim, dtype=np.float64)
-        made = [
-            _forms.rounded(backend, host, device, dtype)
-            for host in _forms.arranged(form, self.layout, cos, sin)
+        both = [
+            forms.rounded(backend, host, device, dtype)
+            for host in forms.arranged(form, self.layout, cos, sin)
         ]
-        return made[0] if len(made) == 1 else (made[0], made[1])
+        return both[0] if len(both) == 1 else (both[0], both[1])
 
     @property
     def attention_factor(self) -> float:

@@ -201,25 +201,25 @@ FAULTS = (
     ),
     # --- tables for other engines, and layers ---
     Fault(
-        "rope_xp/_forms.py",
+        "rope_xp/_tables/forms.py",
         "    if name not in _NARROW:\n",
         "    if name in _NARROW:\n        host = host.astype(np.float32)\n    else:\n",
         f"{FORMS}::test_no_number_of_a_table_is_rounded_twice",
     ),
     Fault(
-        "rope_xp/_forms.py",
+        "rope_xp/_tables/forms.py",
         "bits | inexact",
         "bits",
         f"{FORMS}::test_rounding_to_16_bits_is_not_done_twice",
     ),
     Fault(
-        "rope_xp/_forms.py",
+        "rope_xp/_tables/forms.py",
         'if layout == "interleaved":',
         'if layout == "half":',
         f"{FORMS}::test_each_form_is_that_of_its_engine",
     ),
     Fault(
-        "rope_xp/_forms.py",
+        "rope_xp/_tables/forms.py",
         "np.arctan2(sin, cos)",
         "np.arctan(sin / cos)",
         f"{FORMS}::test_megatron_gets_angles_less_whole_turns",
