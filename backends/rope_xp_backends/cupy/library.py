@@ -8,11 +8,15 @@ import numpy as np
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
 
+from .bound import asked
+
 
 class Cupy(Backend):
     """The glue of cupy. Devices are named by their number, which hashes."""
 
     numpy_dtypes = True
+
+    asked = staticmethod(asked)
 
     def device(self, x: Any) -> int:
         """Return the number of the device."""

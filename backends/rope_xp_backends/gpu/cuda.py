@@ -58,6 +58,56 @@ def launches(
     ]
 
 
+class Again(NamedTuple):
+    """The launch of a kind of call, but for where arrays, results and rows lie."""
+
+    key: Key
+    grid: tuple[int, int]
+    block: tuple[int, int, int]
+    words: np.ndarray
+    """As those of Launch, with what is to be added to the first ``ADDRESSES``."""
+
+
+ADDRESSES = 6
+"""Of q, k and their results, and of positions, or of cosines and sines."""
+
+
+def again(call: Call, outs: tuple[Array, ...], rows: tuple[Array, ...]) -> Again | None:
+    """Return the launch of calls like one that was run, with rows of their own.
+
+    None where there are several launches, or where arrays have to be copied for them.
+    """
+    copied = False
+
+    def copy(x: Array) -> Array:
+        nonlocal copied
+        copied = True
+        return x
+
+    made = launches(call, outs, copy)
+    if copied or len(made) != 1:
+        return None
+    ((key, grid, block, words, holds),) = made
+    if len(holds) != len(rows) or any(a is not b for a, b in zip(holds, rows, strict=True)):
+        return None
+    moved = words.copy()
+    moved[:ADDRESSES] -= addresses(call.backend, call.arrays, outs, rows)
+    return Again(key, grid, block, moved)
+
+
+def addresses(
+    backend: ArrayLibrary,
+    arrays: tuple[Array, ...],
+    outs: tuple[Array, ...],
+    rows: tuple[Array, ...],
+) -> list[int]:
+    """Return where the arrays, results and rows of a call lie, as a kernel has them."""
+    found = []
+    for each, most in ((arrays, 2), (outs, 2), (rows, 2)):
+        found += [_memory(backend, x).pointer for x in each] + [0] * (most - len(each))
+    return found
+
+
 def _whole_elements(memory: Memory) -> bool:
     """Return whether elements lie at addresses that a kernel reads from."""
     return not any(n % memory.itemsize for n in (memory.pointer, *memory.strides))

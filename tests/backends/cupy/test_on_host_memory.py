@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, every_key
 from support import cuda_on_cpu
 from support.targets import TARGETS, missing, numpy_dtype
 
 import rope_xp
 from rope_xp import RoPE
+from rope_xp._arguments import given as _given
 from rope_xp._arguments import read as _read
+from rope_xp._contract import caches
 from rope_xp._contract.caches import Recent
 from rope_xp._contract.path import Unavailable
 from rope_xp._dispatch import backend as dispatch
@@ -27,6 +30,8 @@ cupy = pytest.importorskip("cupy")
 
 glue = importlib.import_module("rope_xp_backends.cupy")
 paths = importlib.import_module("rope_xp_backends.cupy.paths")
+KINDS = caches.ALL["rope_xp._dispatch.bound._kinds"]
+HEADS = (slice(4), slice(4, None))
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
 
@@ -123,6 +128,68 @@ def test_the_path_on_host_memory(
     rope.apply(*arrays, POSITIONS, axes=axes, out=arrays)
     np.testing.assert_array_equal(q, expected[0])
     np.testing.assert_array_equal(k, expected[1])
+
+
+def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Return what a call returns at first, and once it is known, by one launch without a plan."""
+    call()  # of a class of arrays that may be new
+    KINDS.cache_clear()
+    first = call()
+    with monkeypatch.context() as patch:
+        for module, name in (
+            (_read, "pair"),
+            (_read, "single"),
+            (_given, "pair"),
+            (cuda, "launches"),
+        ):
+            patch.setattr(module, name, lambda *_: pytest.fail("it went the long way"))
+        patch.setattr(cuda, "launches", lambda *_: pytest.fail("it made a plan"))
+        return first, call()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("axes", VIEWS)
+def test_calls_of_a_kind_that_was_run(
+    host: list[int],
+    axes: str,
+    dtype: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
+    rope = RoPE(layout="half", rotary_dim=12, rotary_offset=2)
+    whole = np.concatenate([np.full(16, 7), POSITIONS])[-5:]
+    expected = [VIEWS[axes](e) for e in rope.apply(fused[:, :, :4], fused[:, :, 4:], whole)]
+
+    def arrays() -> tuple[Any, ...]:
+        return tuple(VIEWS[axes](on_host(fused.copy())[:, :, part]) for part in HEADS)
+
+    def in_place() -> Any:
+        q, k = arrays()
+        return rope.apply(q, k, on_host(whole.copy()), axes=axes, out=(q, k))
+
+    counted = [VIEWS[axes](e) for e in rope.apply(fused[:, :, :4], fused[:, :, 4:])]
+    angles = rope.with_tables(*map(on_host, rope.cos_sin(whole, 16)))
+    for call, right in (
+        (lambda: rope.apply(*arrays(), on_host(whole.copy()), axes=axes), expected),
+        (lambda: rope.apply(*arrays(), axes=axes), counted),
+        (lambda: angles.apply(*arrays(), axes=axes), expected),
+        (in_place, expected),
+    ):
+        for made in _twice(call, monkeypatch):
+            for g, e in zip(made, right, strict=True):
+                np.testing.assert_array_equal(read(g), e)
+
+
+def test_a_known_kind_overlaps_no_less(host: list[int]) -> None:
+    x = np.ones((2, 3, 2, 8), np.float32)
+    q, k = on_host(x[0]), on_host(x[1])
+    for _ in range(2):
+        RoPE().apply(q, k, out=(q, k))
+    with pytest.raises(rope_xp.RopeError, match="overlap"):
+        RoPE().apply(q, q[:], out=(q, q[:]))
+    with pytest.raises(rope_xp.RopeError, match="without being q itself"):
+        RoPE().apply(q, k, out=(k, q))
 
 
 def test_results_lie_as_their_inputs_do(host: list[int], rng: np.random.Generator) -> None:
