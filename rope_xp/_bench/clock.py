@@ -1,8 +1,10 @@
 """Clocks that wait for results, and give what is compared its turns."""
 
 import importlib
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +12,37 @@ import numpy as np
 from rope_xp._bench.targets import Target
 
 Action: TypeAlias = Callable[[], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure measured several times."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        """Return "median [least, most]"."""
+        return f"{digits(self.median)} [{digits(self.least)}, {digits(self.most)}]"
+
+
+def digits(figure: float) -> str:
+    """Return a figure with the three digits that mean something."""
+    return f"{figure:.{2 if figure < 10 else 1 if figure < 100 else 0}f}"
+
+
+def spread(figures: Sequence[float]) -> Spread:
+    """Return the median of figures, and between what they lie."""
+    return Spread(statistics.median(figures), min(figures), max(figures))
+
+
+def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> Spread:
+    """Return how many times as fast the first is, given the seconds of both in each turn.
+
+    The two of one turn are compared, so that what a busy moment does to both cancels.
+    """
+    return spread([other / own for own, other in zip(ours, others, strict=True)])
 
 
 def best_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
@@ -20,6 +53,11 @@ def best_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
     stops once what they return has been computed.
     """
     return _best(lambda action: _seconds(target, action), repeat, actions)
+
+
+def turns_of_seconds(target: Target, repeat: int, *actions: Action) -> list[list[float]]:
+    """Return the times of each action, one for each turn; otherwise as :func:`best_seconds`."""
+    return _turns(lambda action: _seconds(target, action), repeat, actions)
 
 
 def best_device_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
@@ -59,13 +97,19 @@ def wait(target: Target, results: tuple[Any, ...]) -> None:
 def _best(
     seconds: Callable[[Action], float], repeat: int, actions: tuple[Action, ...]
 ) -> list[float]:
-    best = [float("inf")] * len(actions)
+    return [min(times) for times in _turns(seconds, repeat, actions)]
+
+
+def _turns(
+    seconds: Callable[[Action], float], repeat: int, actions: tuple[Action, ...]
+) -> list[list[float]]:
+    taken: list[list[float]] = [[] for _ in actions]
     for turn in range(repeat + 1):
         for i in np.random.default_rng(turn).permutation(len(actions)):
             elapsed = seconds(actions[i])
             if turn > 0:
-                best[i] = min(best[i], elapsed)
-    return best
+                taken[i].append(elapsed)
+    return taken
 
 
 def _seconds(target: Target, action: Action) -> float:

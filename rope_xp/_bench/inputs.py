@@ -56,7 +56,7 @@ def numpy_dtype(name: str) -> np.dtype:
     try:
         import ml_dtypes
     except ImportError as error:
-        msg = "bfloat16: ml_dtypes is not installed"
+        msg = "ml_dtypes is not installed (pip install ml_dtypes)"
         raise Absent(msg) from error
     bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
@@ -81,8 +81,15 @@ def case(
     target = find(name)
     random = np.random.default_rng(0)
     q, k = (
-        random.standard_normal((1, tokens, count, HEAD_DIM), np.float32).astype(numpy_dtype(dtype))
+        _put(target, random.standard_normal((1, tokens, count, HEAD_DIM), np.float32), dtype)
         for count in heads
     )
-    positions = np.arange(start, start + tokens, dtype=np.int32)
-    return Case(target, *(target.put(x) for x in (q, k, positions)))
+    positions = target.put(np.arange(start, start + tokens, dtype=np.int32))
+    return Case(target, q, k, positions)
+
+
+def _put(target: Target, host: np.ndarray, dtype: str) -> Array:
+    if target.library == "torch":  # it has a bfloat16 of its own, and rounds to it alike
+        xp = target.backend.xp
+        return xp.astype(target.put(host), getattr(xp, dtype))
+    return target.put(host.astype(numpy_dtype(dtype)))

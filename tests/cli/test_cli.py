@@ -20,7 +20,7 @@ import rope_xp
 from rope_xp import __main__ as cli
 from rope_xp import _libraries
 from rope_xp._bench import formulas, targets
-from rope_xp._cli import bench, compare, demo
+from rope_xp._cli import compare, demo
 from rope_xp._dispatch import find
 from rope_xp._dispatch.find import Library
 
@@ -193,61 +193,3 @@ def test_problems_are_found() -> None:
     found = demo.problems(demo.Outcome(1, [row, differs, far], [], 1e-6))
     assert len(found) == 3
     assert demo.agreement([row, differs, far]).startswith("THE LIBRARIES DIFFER")
-
-
-# --- bench ---------------------------------------------------------------------------------------
-
-
-def test_bench_in_words_and_in_a_picture(tmp_path, capsys) -> None:
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "shares.png"
-    few = ["--tokens", "16", "--repeat", "1", "--backend", "numpy"]
-    assert cli.main(["bench", *few, "--plot", str(picture)]) == 0
-    printed = capsys.readouterr().out
-    assert "numpy:cpu  float32 " in printed
-    assert "numpy:cpu  bfloat16" in printed
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_bench_as_json(capsys) -> None:
-    few = ["--tokens", "16", "--heads", "3", "1", "--repeat", "1", "--backend", "numpy", "--json"]
-    assert cli.main(["bench", *few]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["heads"] == {"q": 3, "k": 1}
-    assert [(row["target"], row["dtype"]) for row in found["rows"]] == [
-        ("numpy:cpu", "float32"),
-        ("numpy:cpu", "bfloat16"),
-    ]
-    for row in found["rows"]:
-        numbers = ("milliseconds", "share_of_copy", "times_usual", "token_microseconds")
-        assert all(row[name] > 0 for name in numbers)
-
-
-@pytest.mark.parametrize(
-    ("share", "bar"),
-    [
-        (0.5, "##########          |"),
-        (1.0, "####################|"),
-        (1.5, "####################|#########"),
-        (9.0, "####################|###################"),
-    ],
-)
-def test_bars_end_where_the_share_does(share: float, bar: str) -> None:
-    assert bench.bar(share) == bar
-
-
-def test_bench_goes_on_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def broken(*_: object) -> None:
-        msg = "out of memory"
-        raise RuntimeError(msg)
-
-    monkeypatch.setattr(bench, "_row", broken)
-    assert cli.main(["bench", "--backend", "numpy"]) == 1
-    assert "PROBLEM: numpy:cpu float32: out of memory" in capsys.readouterr().out
-
-
-def test_a_picture_that_cannot_be_written(tmp_path, capsys) -> None:
-    pytest.importorskip("matplotlib")
-    few = ["--tokens", "2", "--repeat", "1", "--backend", "numpy"]
-    assert cli.main(["bench", *few, "--plot", str(tmp_path / "no" / "x.png")]) == 1
-    assert capsys.readouterr().err.startswith("bench: ")
