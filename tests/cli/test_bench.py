@@ -84,8 +84,10 @@ def test_what_is_missing_is_said_first(monkeypatch: pytest.MonkeyPatch, capsys) 
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "PROBLEM: dask: not installed (pip install 'rope-xp[dask]')",
-        "llvmlite: not installed (pip install 'rope-xp[llvmlite]'); the slower paths run: "
-        "numpy:cpu",
+        (
+            "llvmlite: not installed (pip install 'rope-xp[llvmlite]'); "
+            "the slower paths run: numpy:cpu"
+        ),
         "ml_dtypes: not installed (pip install ml_dtypes); no bfloat16: numpy:cpu",
     ]
     assert not any("bfloat16" in line for line in lines[3:])

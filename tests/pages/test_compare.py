@@ -1,0 +1,44 @@
+"""The table of errors in docs/compare.md is what its generator measures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mpmath")
+pytest.importorskip("torch")
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+
+import compare_table  # noqa: E402
+
+PAGE = (DOCS / "compare.md").read_text("utf-8")
+
+
+def row(name: str) -> list[str]:
+    """Return the errors that the page has of a package, and see that it has its version."""
+    version = "" if name == "rope-xp" else f" {importlib.metadata.version(name)}"
+    start = f"| {name}{version} | "
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(start) and "e-" in line)
+    return line.strip("| ").split(" | ")[1:]
+
+
+@pytest.mark.parametrize("name", compare_table.PACKAGES)
+def test_errors_are_those_of_the_page(name: str) -> None:
+    if name not in compare_table.installed():
+        pytest.skip(f"{name} is not installed")
+    tables = compare_table.PACKAGES[name][1]()
+    # At a million positions equinox and torchtune make whole tables of gigabytes.
+    ends = list(compare_table.ENDS.values())[: 2 if name in {"equinox", "torchtune"} else 3]
+    assert [compare_table.error(tables, end) for end in ends] == row(name)[: len(ends)]
+
+
+def test_columns_are_as_many_as_packages() -> None:
+    tables = [line for line in PAGE.splitlines() if line.startswith("| | rope_xp |")]
+    assert len(tables) == 3
+    wide = [line for line in PAGE.splitlines() if line.count(" | ") > 5]
+    assert {line.count(" | ") for line in wide} == {10}
