@@ -1,0 +1,44 @@
+"""Each entry of docs/bugs.md names a public thread, and tests that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "bugs.md").read_text("utf-8")
+ENTRIES = {
+    block.partition("**")[2].partition("**")[0]: block
+    for block in re.split(r"\n\n+", PAGE)
+    if block.startswith("**")
+}
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+THREAD = re.compile(
+    r"\[([\w.-]+/[\w.-]+)#(\d+)\]\(https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)\)"
+)
+
+
+def test_there_are_as_many_as_one_reads() -> None:
+    assert 15 <= len(ENTRIES) <= 25
+    assert len(ENTRIES) == sum(block.startswith("**") for block in PAGE.split("\n\n"))
+
+
+@pytest.mark.parametrize("title", ENTRIES)
+def test_tests_exist(title: str) -> None:
+    named = TEST.findall(ENTRIES[title])
+    assert named
+    for path, name in named:
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("title", ENTRIES)
+def test_threads_are_linked_by_their_names(title: str) -> None:
+    threads = THREAD.findall(ENTRIES[title])
+    assert threads
+    assert ENTRIES[title].count("https://") == len(threads)
+    for name, number, linked, number_linked in threads:
+        assert (name, number) == (linked, number_linked)
