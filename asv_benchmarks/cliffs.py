@@ -1,9 +1,9 @@
-"""Cases that take more than twice as long as their neighbour, byte for byte.
+"""Cases that are less than half as fast as their neighbour, byte for byte.
 
     taskset -c 0 python -m asv_benchmarks.cliffs
 
 prints every case for numpy and torch, and names the cliffs. A case and its neighbour rotate as many
-bytes, in turns, best of nine each, on one core: threads that start and stop would hide a cliff.
+bytes, in nine turns, on one core: threads that start and stop would hide a cliff.
 Neighbours differ in one thing alone. One head has a second one, the usual formula, as its angles
 cost as much as its rotation and no arrangement changes that.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 import rope_xp
 from rope_xp._bench import clock, formulas, inputs
+from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import Absent
 from rope_xp._bench.targets import Target
 from rope_xp._contract.typing import Array, Namespace
@@ -24,8 +25,8 @@ from . import common
 
 ELEMENTS = 1 << 12 if common.QUICK else 1 << 20
 LIBRARIES = ("numpy:cpu", "torch:cpu")
-CLIFF = 2.0
-"""Times a neighbour."""
+CLIFF = 0.5
+"""Times as fast as a neighbour."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,8 @@ def _positions(kind: str, tokens: int, batch: list[int]) -> np.ndarray | None:
     return {"integers": counted, "far": far, "floats": floats}.get(kind, components)
 
 
-def times(name: str, ours: Arranged, other: Arranged | None) -> float:
-    """Return how many times as long a case takes, byte for byte, as another, or as the formula."""
+def times_as_fast(name: str, ours: Arranged, other: Arranged | None) -> Spread:
+    """Return how many times as fast a case is, byte for byte, as another, or as the formula."""
     target = inputs.find(name)
     x, positions, rope = _arguments(target, ours)
 
@@ -181,25 +182,25 @@ def times(name: str, ours: Arranged, other: Arranged | None) -> float:
         def formula() -> tuple[Array, ...]:
             return (formulas.usual_rotate(xp, x, positions, rope.base),)
 
-        mine, theirs = _seconds(target, rotate, formula)
-        return mine / theirs
+        return clock.times_as_fast(*_seconds(target, rotate, formula))
     y, other_positions, other_rope = _arguments(target, other)
 
     def neighbour() -> tuple[Array, ...]:
         return (other_rope.rotate(y, other_positions, axes=other.axes),)
 
     mine, theirs = _seconds(target, rotate, neighbour)
-    return (mine / x.nbytes) / (theirs / y.nbytes)
+    share = x.nbytes / y.nbytes
+    return clock.times_as_fast([seconds / share for seconds in mine], theirs)
 
 
-def _seconds(target: Target, *actions: clock.Action) -> list[float]:
-    return clock.best_seconds(target, common.REPEAT, *actions)
+def _seconds(target: Target, *actions: clock.Action) -> list[list[float]]:
+    return clock.turns_of_seconds(target, common.REPEAT, *actions)
 
 
 def table() -> str:
     """Return the ratios as Markdown."""
     rows = {**CASES, **{name: (ours, None) for name, ours in FORMULA.items()}}
-    lines = [f"| times as long | {' | '.join(LIBRARIES)} |", "|---" * (len(LIBRARIES) + 1) + "|"]
+    lines = [f"| times as fast | {' | '.join(LIBRARIES)} |", "|---" * (len(LIBRARIES) + 1) + "|"]
     for text, (ours, other) in rows.items():
         limit = CLIFF if other else 1.0
         cells = [_cell(name, ours, other, limit) for name in LIBRARIES]
@@ -209,10 +210,10 @@ def table() -> str:
 
 def _cell(name: str, ours: Arranged, other: Arranged | None, limit: float) -> str:
     try:
-        ratio = times(name, ours, other)
+        ratio = times_as_fast(name, ours, other)
     except Absent:
         return "-"
-    return f"**{ratio:.2f}**" if ratio > limit else f"{ratio:.2f}"
+    return f"**{ratio}**" if ratio.median < limit else str(ratio)
 
 
 if __name__ == "__main__":

@@ -1,78 +1,106 @@
-"""Print the tables of docs/speed.md: every ratio on the CPU, and what one token takes.
+"""Print the tables of docs/speed.md: milliseconds and ratios on the CPU, and what one token takes.
 
     python -m asv_benchmarks.table
     taskset -c 0 python -m asv_benchmarks.table --decode
 
-Each cell of the first is the smaller figure of the layouts half and interleaved: two contenders in
-turns, best of nine each. Each column has a process of its own, as memory that one library has freed
-makes the next one's copies faster. The second is of one token, for which one core is the fairest.
+Each cell of the first two is median [least, most] of nine turns, of the slower of the layouts half
+and interleaved. Each row has a process of its own, as memory that one library has freed makes the
+next one's copies faster. The third is of one token, for which one core is the fairest.
 """
 
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
 from rope_xp._bench import clock, contenders
+from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import Absent
 
 from . import common
 
-ROWS = (
-    ("into given arrays, share of copying into them", "out", "copy into"),
-    ("into new arrays, share of copying to new ones", "new", "copy"),
-    ("into new arrays, share of `jit(x * 2)`", "new", "jit x * 2"),
-    ("views with heads first, share of the speed in order", "bhsd", "new"),
-    ("q in a fused projection in place, share of the speed alone", "slice of fused", "slice"),
-    ("times as fast as the usual formula", "new", "usual"),
-    ("times as fast as `torch.compile` of it", "new", "torch_compile"),
+
+@dataclass(frozen=True)
+class Column:
+    """What is timed beside what; one without another is the time of the first."""
+
+    head: str
+    ours: str
+    other: str
+
+
+MILLISECONDS = "ms"
+NEW = (
+    Column(MILLISECONDS, "new", "copy"),
+    Column("a copy to new arrays", "new", "copy"),
+    Column("`jit(x * 2)`", "new", "jit x * 2"),
+    Column("the usual formula", "new", "usual"),
+    Column("`torch.compile` of it", "new", "torch_compile"),
 )
-COLUMNS = (
+GIVEN = (
+    Column(MILLISECONDS, "out", "copy into"),
+    Column("copying into them", "out", "copy into"),
+    Column("heads first: as in order", "bhsd", "new"),
+    Column("part of a projection: as alone", "slice of fused", "slice"),
+)
+TABLES = {"into new arrays, times as fast as": NEW, "into given arrays, times as fast as": GIVEN}
+ROWS = (
     *(("numpy:cpu", dtype) for dtype in ("float32", "float16", "bfloat16")),
     *(("torch:cpu", dtype) for dtype in ("float32", "bfloat16")),
     *(("jax:cpu", dtype) for dtype in ("float32", "bfloat16")),
 )
 
 
-def column(name: str, dtype: str) -> dict[str, float]:
-    """Return the ratio of each row that a target has."""
+def row(name: str, dtype: str) -> dict[Column, Spread]:
+    """Return the figure of each column that a target has, of its slower layout."""
     # A virtual machine gets memory from its host when it first touches it, ten times as slowly as
     # ever after. Whoever allocates next would pay for that.
     np.ones(3 << 27)
-    least: dict[str, float] = {}
+    found: dict[Column, Spread] = {}
     for layout in ("half", "interleaved"):
-        for text, ours, other in ROWS:
+        for column in (*NEW, *GIVEN):
             try:
-                target, *pair = contenders.pair(name, layout, dtype, ours, other)
+                target, *pair = contenders.pair(name, layout, dtype, column.ours, column.other)
             except Absent:
                 continue
-            mine, theirs = clock.best_seconds(target, common.REPEAT, *pair)
-            least[text] = min(least.get(text, theirs / mine), theirs / mine)
-    return least
+            mine, theirs = clock.turns_of_seconds(target, common.REPEAT, *pair)
+            if column.head == MILLISECONDS:
+                made = clock.spread([seconds * 1e3 for seconds in mine])
+                found[column] = max(found.get(column, made), made, key=_median)
+            else:
+                made = clock.times_as_fast(mine, theirs)
+                found[column] = min(found.get(column, made), made, key=_median)
+    return found
 
 
-def table() -> str:
-    """Return the ratios as Markdown."""
+def _median(spread: Spread) -> float:
+    return spread.median
+
+
+def tables() -> str:
+    """Return milliseconds and ratios as Markdown, a table for new memory and one for given."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        columns = list(pool.map(column, *zip(*COLUMNS, strict=True)))
-    heads = [f"{name.removesuffix(':cpu')} {dtype}" for name, dtype in COLUMNS]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for text, *_ in ROWS:
-        cells = [_number(made[text]) if text in made else "-" for made in columns]
-        lines.append(f"| {text} | {' | '.join(cells)} |")
+        found = list(pool.map(row, *zip(*ROWS, strict=True)))
+    return "\n".join(_table(text, columns, found) for text, columns in TABLES.items())
+
+
+def _table(text: str, columns: tuple[Column, ...], found: list[dict[Column, Spread]]) -> str:
+    heads = " | ".join(column.head for column in columns)
+    lines = [f"| {text} | {heads} |", "|---" * (len(columns) + 1) + "|"]
+    for (name, dtype), made in zip(ROWS, found, strict=True):
+        if made.keys() & set(columns):
+            cells = " | ".join(str(made.get(column, "-")) for column in columns)
+            lines.append(f"| {name.removesuffix(':cpu')} {dtype} | {cells} |")
     return "\n".join(lines) + "\n"
-
-
-def _number(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio < 2 else f"{ratio:.1f}"
 
 
 def decode_table() -> str:
     """Return the microseconds of one token as Markdown."""
     lines = ["| one token, us | rope_xp | usual formula | transformers |", "|---|---|---|---|"]
-    for name in dict(COLUMNS):
+    for name in dict(ROWS):
         cells = [_decode(name, key) for key in ("new", "usual", "transformers")]
         lines.append(f"| {name.removesuffix(':cpu')} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -83,8 +111,8 @@ def _decode(name: str, key: str) -> str:
         target, _, call = contenders.pair(name, "half", "float32", "new", key, 1, common.POSITION)
     except Absent:
         return "-"
-    return f"{clock.best_microseconds(target, call):.0f}"
+    return str(clock.spread(clock.rounds_of_microseconds(target, call)))
 
 
 if __name__ == "__main__":
-    print(decode_table() if "--decode" in sys.argv else table(), end="")
+    print(decode_table() if "--decode" in sys.argv else tables(), end="")

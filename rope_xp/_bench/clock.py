@@ -73,19 +73,26 @@ def best_device_seconds(target: Target, repeat: int, *actions: Action) -> list[f
 
 
 def best_microseconds(target: Target, action: Action, loops: int = 500, rounds: int = 9) -> float:
-    """Return the time of one of many calls in a row, in the best of several rounds.
+    """Return the time of one of many calls in a row, in the best of several rounds."""
+    return min(rounds_of_microseconds(target, action, loops, rounds))
+
+
+def rounds_of_microseconds(
+    target: Target, action: Action, loops: int = 500, rounds: int = 9
+) -> list[float]:
+    """Return the time of one of many calls in a row, one for each round.
 
     On an accelerator it waits at the end of each round only: this measures what the host spends.
     """
     wait(target, action())
-    best = float("inf")
+    taken = []
     for _ in range(rounds):
         start = time.perf_counter()
         for _ in range(loops):
             results = action()
         wait(target, results)
-        best = min(best, time.perf_counter() - start)
-    return best / loops * 1e6
+        taken.append((time.perf_counter() - start) / loops * 1e6)
+    return taken
 
 
 def wait(target: Target, results: tuple[Any, ...]) -> None:

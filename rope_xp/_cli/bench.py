@@ -41,7 +41,7 @@ class Row:
     """How many times as fast as copying q and k to new arrays."""
     times_usual: Spread
     """How many times as fast as the formula in common use."""
-    token_microseconds: float
+    token_microseconds: Spread
     """Of one token."""
 
 
@@ -114,7 +114,9 @@ def _row(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> Row:
         milliseconds=clock.spread([s * 1e3 for s in seconds]),
         times_copy=clock.times_as_fast(seconds, of_copy),
         times_usual=clock.times_as_fast(seconds, of_usual),
-        token_microseconds=clock.best_microseconds(target, token, _LOOPS, _ROUNDS),
+        token_microseconds=clock.spread(
+            clock.rounds_of_microseconds(target, token, _LOOPS, _ROUNDS)
+        ),
     )
 
 
@@ -174,7 +176,7 @@ def _lines(tokens: int, heads: Heads, rows: list[Row]) -> list[str]:
         (row.target, row.dtype, *map(str, (row.milliseconds, row.times_copy, row.times_usual)))
         for row in rows
     ]
-    one = [(row.target, row.dtype, row.path, clock.digits(row.token_microseconds)) for row in rows]
+    one = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
     lines = [
         f"q {q} and k {k}, layout 'half',",
         "into new arrays. Figures are median [least, most].",

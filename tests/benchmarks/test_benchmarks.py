@@ -13,7 +13,7 @@ import pytest
 from support.exhaustive import covering
 
 import rope_xp
-from rope_xp._bench import contenders, inputs, rivals, targets
+from rope_xp._bench import clock, contenders, inputs, rivals, targets
 
 discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
 
@@ -122,3 +122,23 @@ def test_contenders_do_the_same() -> None:
     rope = rope_xp.RoPE(base=inputs.BASE, layout="half")
     expected = rope.rotate(case.q, case.positions)
     np.testing.assert_array_equal(new[0], expected)
+
+
+def test_tables_of_the_pages(few_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is larger is faster, in each of them, and every cell is a spread or a dash."""
+    from asv_benchmarks import cliffs, rivals_table, table
+
+    monkeypatch.setattr(clock, "turns_of_seconds", lambda *_: [[1.0, 2.0, 2.0], [3.0, 4.0, 10.0]])
+    assert cliffs._cell("numpy:cpu", cliffs.ONE, None, 1.0) == "3.00 [2.00, 5.00]"
+    assert cliffs._cell("numpy:cpu", cliffs.ONE, cliffs.ONE, 4.0) == "**3.00 [2.00, 5.00]**"
+    assert cliffs._cell("jax:cpu", cliffs.CASES["byte order"][0], None, 1.0) == "-"
+    expected = "|  | jax, jitted | 3.00 [2.00, 5.00] | 3.00 [2.00, 5.00] |"
+    assert rivals_table.line("", "usual", "jax:cpu") == expected
+    assert rivals_table.cell("onnxruntime", "numpy:cpu", "bfloat16") == "-"
+    monkeypatch.setattr(contenders, "pair", lambda *_: (None, None, None))
+    monkeypatch.setattr(table.np, "ones", lambda _: None)
+    found = [table.row(*key) for key in table.ROWS]
+    printed = table._table("into new arrays, times as fast as", table.NEW, found)
+    assert printed.splitlines()[2] == (
+        "| numpy float32 | 2000 [1000, 2000]" + " | 3.00 [2.00, 5.00]" * 4 + " |"
+    )

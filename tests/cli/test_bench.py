@@ -51,15 +51,14 @@ def test_as_json(capsys) -> None:
         ("numpy:cpu", "bfloat16"),
     ]
     for row in found["rows"]:
-        assert row["token_microseconds"] > 0
-        for name in ("milliseconds", "times_copy", "times_usual"):
+        for name in ("milliseconds", "times_copy", "times_usual", "token_microseconds"):
             assert 0 < row[name]["least"] <= row[name]["median"] <= row[name]["most"]
 
 
 def test_lines_fit_80_columns_and_name_the_pages_of_2_mb() -> None:
     wide = clock.Spread(1234.5, 1111.1, 2222.2)
     rows = [
-        bench.Row(target, dtype, "blockwise", wide, wide, wide, 12345.6)
+        bench.Row(target, dtype, "blockwise", wide, wide, wide, wide)
         for target in targets.NAMES
         for dtype in inputs.DTYPES
     ]
@@ -67,7 +66,9 @@ def test_lines_fit_80_columns_and_name_the_pages_of_2_mb() -> None:
     assert max(map(len, lines)) <= 80
     assert any("pages of 2 MB" in line for line in lines)
     slow = clock.Spread(0.9, 0.8, 1.2)
-    below = bench._lines(16, (3, 1), [bench.Row("numpy:cpu", "float32", "", slow, slow, slow, 9)])
+    below = bench._lines(
+        16, (3, 1), [bench.Row("numpy:cpu", "float32", "", slow, slow, slow, slow)]
+    )
     assert not any("pages of 2 MB" in line for line in below)
 
 
