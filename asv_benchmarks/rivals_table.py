@@ -2,7 +2,7 @@
 
     python -m asv_benchmarks.rivals_table
 
-4096 tokens into new arrays, median [least, most] of nine turns; each row in a process of its own.
+4096 tokens into new arrays, median [min, max] of nine turns; each row in a process of its own.
 """
 
 import multiprocessing

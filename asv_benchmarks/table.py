@@ -3,7 +3,7 @@
     python -m asv_benchmarks.table
     taskset -c 0 python -m asv_benchmarks.table --decode
 
-Each cell of the first two is median [least, most] of nine turns, of the slower of the layouts half
+Each cell of the first two is median [min, max] of nine turns, of the slower of the layouts half
 and interleaved. Each row has a process of its own, as memory that one library has freed makes the
 next one's copies faster. The third is of one token, for which one core is the fairest.
 """

@@ -23,7 +23,7 @@ class Spread:
     most: float
 
     def __str__(self) -> str:
-        """Return "median [least, most]"."""
+        """Return "median [min, max]"."""
         return f"{digits(self.median)} [{digits(self.least)}, {digits(self.most)}]"
 
 

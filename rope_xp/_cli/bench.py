@@ -179,7 +179,7 @@ def _lines(tokens: int, heads: Heads, rows: list[Row]) -> list[str]:
     one = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
     lines = [
         f"q {q} and k {k}, layout 'half',",
-        "into new arrays. Figures are median [least, most].",
+        "into new arrays. Figures are median [min, max].",
         # No table of rich, whose rules and padding make it wider than 80 columns.
         terminal.plain_table(("target", "dtype", "ms", "x a copy", "x the formula"), many, 2),
         "x a copy: times as fast as copying q and k to new arrays in the same library",
