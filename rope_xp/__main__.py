@@ -1,11 +1,17 @@
-"""The command line: ``python -m rope_xp COMMAND``."""
+"""The command line: ``rope-xp COMMAND``, or ``python -m rope_xp COMMAND``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
+from rope_xp import __version__
 from rope_xp._cli import bench, check, demo, info, inspect_config, plot
+
+_CLOSED_PIPE = 141
+"""What a shell reports of a program that SIGPIPE ended."""
 
 
 class Command(Protocol):
@@ -34,10 +40,24 @@ COMMANDS: dict[str, Command] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who reads has seen enough. Python would complain once more when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    script = Path(sys.argv[0]).stem == "rope-xp"
     parser = argparse.ArgumentParser(
-        prog="python -m rope_xp",
+        prog="rope-xp" if script else "python -m rope_xp",
         description="One rotary position embedding for every array library.",
     )
+    parser.add_argument("--version", action="version", version=f"rope-xp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         summary = (command.__doc__ or "").partition("\n")[0]

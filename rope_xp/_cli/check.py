@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import arguments, check_model, plots, terminal
+from rope_xp._cli import arguments, check_model, hub, plots, terminal
 from rope_xp._contract.errors import BROKEN, RopeError
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
@@ -76,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
         if Path(options.target).exists():
             return check_model.run(options)
         return _function(options)
+    except BrokenPipeError:
+        raise  # of what is printed, and no file
     except OSError as error:
         return terminal.fail("check", f"{error.filename}: {error.strerror}")
     except (RopeError, TypeError) as error:
@@ -115,6 +117,9 @@ def _function(options: argparse.Namespace) -> int:
 def _named(target: str) -> Callable[..., Any]:
     """Return what package.module:function names."""
     module, colon, name = target.partition(":")
+    advice = hub.advice(target)
+    if advice is not None:
+        raise RopeError(advice)
     if not colon:
         raise RopeError(f"{target} is no file, and not package.module:function")
     sys.path.insert(0, str(Path.cwd()))  # as for python -m, also where a script has started this

@@ -1,13 +1,11 @@
 """The numbers of ``python -m rope_xp inspect``, as what JSON can hold."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from rope_xp._cli import suspicions
-from rope_xp._cli.reading import Layers, Reading, lengths, without_offset
-from rope_xp.hf import _keys
+from rope_xp._cli import layer_counts, python_text, suspicions
+from rope_xp._cli.reading import Layers, Reading, by_default, lengths, says_base, without_offset
 from rope_xp.rope import RoPE
 
 
@@ -19,8 +17,10 @@ def collect(reading: Reading, asked: int | None = None) -> dict[str, Any]:
         "checked": suspicions.is_checked(model_type),
         "part": reading.path or None,
         "layers": [_layers(reading, layers, asked) for layers in reading.layers],
-        "layers_without_rotation": without_rotation(reading.part),
-        "suspicious": suspicions.find(reading, asked),
+        "by_default": by_default(reading),
+        "layers_without_rotation": layer_counts.without_rotation(reading),
+        "notes": suspicions.notes(reading, asked),
+        "suspicious": suspicions.find(reading),
     }
 
 
@@ -29,11 +29,12 @@ def _layers(reading: Reading, layers: Layers, asked: int | None) -> dict[str, An
     pairs = None if rope is None or rotated is None else rotated // 2
     return {
         "layer_type": layers.label or None,
-        "count": _count(reading.part, layers.label),
+        "count": layer_counts.count(reading, layers.label),
         "rotated": rope is not None,
         "rope_type": layers.parameters.get("rope_type"),
         "rule": None if rope is None else _rule(rope),
         "base": None if rope is None else rope.base,
+        "base_by_default": rope is not None and not says_base(reading, layers),
         "layout": None if rope is None else rope.layout,
         "head_dim": layers.head_dim,
         "rotary_dim": None if rope is None else rotated,
@@ -46,7 +47,12 @@ def _layers(reading: Reading, layers: Layers, asked: int | None) -> dict[str, An
         "attention_factor": None if rope is None else rope.attention_factor,
         "softmax_scale": None if rope is None else rope.softmax_scale,
         "wavelengths": [] if rope is None else _regimes(layers, rope, asked),
+        "python": python_text.assignment(_name(layers.label), rope),
     }
+
+
+def _name(label: str) -> str:
+    return label if label.isidentifier() else "rope"
 
 
 def _rule(rope: RoPE) -> dict[str, Any] | None:
@@ -60,14 +66,6 @@ def _rule(rope: RoPE) -> dict[str, Any] | None:
 def _components(rope: RoPE) -> list[int] | None:
     axes = rope.position_axes
     return None if axes is None else [axes.count(a) for a in range(max(axes) + 1)]
-
-
-def _count(part: Mapping[str, Any], label: str) -> int | None:
-    """Return how many layers are of a type, None where the configuration does not say."""
-    types = part.get("layer_types")
-    if label and isinstance(types, list):
-        return types.count(label)
-    return None if label else _keys.size(part, "num_hidden_layers")
 
 
 def _regimes(layers: Layers, rope: RoPE, asked: int | None) -> list[dict[str, Any]]:
@@ -105,25 +103,3 @@ def finite(value: float) -> float | None:
     (6.5, None)
     """
     return value if math.isfinite(value) else None
-
-
-def without_rotation(part: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the layers that the configuration exempts from rotation.
-
-    Llama 4 and SmolLM3 list a 1 for every layer that rotates, and a 0 for every other. With no
-    list their code exempts every fourth.
-
-    Examples
-    --------
-    >>> without_rotation({"no_rope_layers": [1, 1, 0]})
-    [2]
-    >>> without_rotation({"no_rope_layers": None, "num_hidden_layers": 8})
-    [3, 7]
-    """
-    listed = part.get("no_rope_layers")
-    if isinstance(listed, list) and listed:
-        return [i for i, rotates in enumerate(listed) if not rotates]
-    if "no_rope_layers" not in part and "no_rope_layer_interval" not in part:
-        return []
-    every = _keys.size(part, "no_rope_layer_interval") or 4
-    return list(range(every - 1, _keys.size(part, "num_hidden_layers") or 0, every))

@@ -8,7 +8,7 @@ from rope_xp._contract.typing import Layout
 from rope_xp.hf import _keys, _rules, _table, from_hf_config
 from rope_xp.hf._model import FLAT, Model, Parameters
 from rope_xp.rope import RoPE
-from rope_xp.scaling import NTK, Linear
+from rope_xp.scaling import NTK, Linear, YaRN
 
 TRAINED = "original_max_position_embeddings"
 EXTENDED = "max_position_embeddings"
@@ -92,11 +92,15 @@ def _layers(
     so_far = Layers(label, given, rope, _head_dim(part, model, label), None, None)
     source = _rules.Source(part, model, given, so_far.where)
     # Perhaps no rule read them, and so nothing checked them yet.
-    extended = _keys.size({EXTENDED: source.extended}, EXTENDED)
-    trained = written(part, so_far)
-    if trained is None and not isinstance(rope and rope.scaling, Linear | NTK):
+    extended = _keys.size({EXTENDED: source.extended}, EXTENDED) or model.sizes.get(EXTENDED)
+    trained = _keys.size({TRAINED: written(part, so_far)}, TRAINED)
+    rule = None if rope is None else rope.scaling
+    if trained is None and not isinstance(rule, Linear | NTK):
         trained = extended  # these two extend a context of which they do not know the length
-    return replace(so_far, trained=_keys.size({TRAINED: trained}, TRAINED), extended=extended)
+    if isinstance(rule, YaRN) and trained is not None and trained == extended:
+        # As Qwen has it: max_position_embeddings stays the length of the training.
+        extended = round(rule.factor * trained)
+    return replace(so_far, trained=trained, extended=extended)
 
 
 def written(part: Mapping[str, Any], layers: Layers) -> Any:
@@ -135,6 +139,28 @@ def lengths(layers: Layers, asked: int | None) -> tuple[int, ...]:
     # Where the context is that of the training, a rule changes only beyond it.
     beyond = layers.extended or 0
     return layers.trained, beyond if beyond > layers.trained else 2 * layers.trained
+
+
+def by_default(reading: Reading) -> dict[str, int]:
+    """Return the sizes that the configuration leaves out, as the class of its type has them."""
+    part, model = reading.part, reading.model
+    needed = [EXTENDED]
+    if _keys.first(part, *_keys.HEAD_DIM, "qk_rope_head_dim") is None:
+        needed += ["head_dim"] if "head_dim" in model.sizes else model.width
+    if part.get("layer_types") is None:
+        needed.append("num_hidden_layers")
+    missing = (key for key in needed if _keys.size(part, key) is None)
+    return {key: model.sizes[key] for key in missing if key in model.sizes}
+
+
+def says_base(reading: Reading, layers: Layers) -> bool:
+    """Return whether the configuration has a base for layers of this type."""
+    part, label = reading.part, layers.label
+    given = part.get(_keys.dictionary(part)) or {}
+    own = given[label] if isinstance(given.get(label), Mapping) else given
+    names = reading.model.base_keys
+    keys = (names[label],) if label in names else _keys.BASE
+    return own.get("rope_theta") is not None or _keys.first(part, *keys) is not None
 
 
 def without_offset(rope: RoPE) -> RoPE:

@@ -13,8 +13,8 @@ from rope_xp.scaling import Linear, LongRoPE, YaRN
 _ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
-def find(reading: Reading, asked: int | None = None) -> list[str]:
-    """Return everything odd. ``asked`` is the length of the context, if one was asked for."""
+def find(reading: Reading) -> list[str]:
+    """Return everything odd."""
     found = [
         *_model_type(reading),
         *_two_dictionaries(reading.part),
@@ -27,12 +27,20 @@ def find(reading: Reading, asked: int | None = None) -> list[str]:
         of_layers = (
             *_contradictions(reading.part, layers),
             *_factor(reading.part, layers),
-            *_length(layers, asked),
             *_rounding(reading, layers),
             *_unknown_sizes(reading, layers),
         )
         found += [f"{layers.label}: {text}" if layers.label else text for text in of_layers]
     return found
+
+
+def notes(reading: Reading, asked: int | None = None) -> list[str]:
+    """Return what is as it should be, and must be heeded.
+
+    ``asked`` is the length of the context, if one was asked for.
+    """
+    found = ((layers.label, text) for layers in reading.layers for text in _length(layers, asked))
+    return [f"{label}: {text}" if label else text for label, text in found]
 
 
 def is_checked(model_type: object) -> bool:
@@ -86,6 +94,7 @@ def _unread_beside(reading: Reading) -> Iterator[str]:
     """Yield the keys beside the dictionary that sound as if they were about positions."""
     watched = _Watched(reading.part)
     _build.from_config(watched, reading.layout)
+    watched.read |= _table.not_heeded(reading.part)
     for key, value in reading.part.items():
         unread = key not in watched.read and key not in _REPORTED
         if unread and _ROTARY.search(key) and value not in (None, False):

@@ -4,7 +4,9 @@ Output that goes to a file or a pipe is plain text, always.
 """
 
 import importlib.util
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
@@ -51,7 +53,24 @@ def plain_table(columns: Sequence[str], rows: Rows, text_columns: int) -> str:
 def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
     """Return lines "name: value" with the values aligned."""
     width = max(len(name) for name, _ in pairs) + 1
-    return "\n".join(f"{name + ':':<{width}} {value}".rstrip() for name, value in pairs)
+    return "\n".join(folded(f"{name + ':':<{width}} ", value, width + 1) for name, value in pairs)
+
+
+def folded(start: str, text: str, indent: int) -> str:
+    """Return a line that begins with ``start``; in a terminal as several lines, where it is long.
+
+    ``indent`` is that of all lines but the first.
+    """
+    whole = f"{start}{text}".rstrip()
+    if not sys.stdout.isatty():
+        return whole
+    columns = shutil.get_terminal_size().columns
+    # Where names take half of the line, words need the room below them.
+    deep = indent if 2 * indent <= columns else 4
+    lines = textwrap.wrap(
+        text, columns, initial_indent=start, subsequent_indent=" " * deep, break_on_hyphens=False
+    )
+    return "\n".join(lines) or whole
 
 
 def fail(command: str, reason: str) -> int:

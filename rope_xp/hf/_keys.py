@@ -90,7 +90,9 @@ def head_dim(config: Mapping[str, Any], model: Model) -> int | None:
         found = size(config, name)
         if found is not None:
             return found
-    found, *divisors = (size(config, name) for name in model.width)
+    if "head_dim" in model.sizes:
+        return model.sizes["head_dim"]
+    found, *divisors = (size(config, name) or model.sizes.get(name) for name in model.width)
     return None if None in (found, *divisors) else found // math.prod(divisors)  # type: ignore[operator, arg-type]  # none is None
 
 

@@ -32,6 +32,8 @@ class Model:
     """The components of a position in the order in which an axial rule takes them."""
     width: tuple[str, ...] = ("hidden_size", "num_attention_heads")
     """Keys that give head_dim where it is not there: the first divided by the others."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Of head_dim, if it does not follow from the width, and other keys that may be missing."""
     layers: Mapping[str, Parameters | None] = field(default_factory=dict)
     """Parameters of each layer type where the configuration has none."""
     base_keys: Mapping[str, str] = field(default_factory=dict)
@@ -40,6 +42,8 @@ class Model:
     """Layer types that the code does not rotate, though the configuration does not say so."""
     rotated_without_window: bool = False
     """Whether those are rotated after all where sliding_window is null."""
+    unrotated_every: int | None = None
+    """Which layer of each so many the code does not rotate, if no list says so: the last."""
     rotary_dim: int | None = None
     """Rotated components where the configuration gives neither a number nor a share."""
     rotary_if: tuple[str, Any] | None = None

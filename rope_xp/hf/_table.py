@@ -6,7 +6,7 @@ from typing import Any
 
 from rope_xp._contract.errors import RopeConfigError
 from rope_xp._contract.typing import Layout
-from rope_xp.hf import _keys, _text_models, _vision_models
+from rope_xp.hf import _keys, _sizes, _text_models, _vision_models
 from rope_xp.hf._model import Model
 
 MODELS = {
@@ -19,6 +19,8 @@ MODELS = {
 # Values of the kind of position embedding that are not rotary. ESM, for one, has either.
 _KINDS = ("position_embedding_type", "position_embeddings_type")
 _OTHERS = ("absolute", "alibi", "learned", "none", "nope", "relative", "sinusoidal")
+_NOT_HEEDED = ("modernbert", "modernbert-decoder")
+"""Models whose files say "absolute" of an older class, and whose code does not read it."""
 
 
 def find(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
@@ -36,7 +38,7 @@ def find(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
             "model_type to that of the model it was made from"
         )
         raise RopeConfigError(msg)
-    found = Model() if row is None else row
+    found = replace(row or Model(), sizes=_sizes.of(config.get("model_type")))
     if layout is not None:
         return replace(found, layout=layout)
     if found.layout == "interleaved_to_half" and config.get("rope_interleave") is False:
@@ -56,19 +58,40 @@ def _row(config: Mapping[str, Any]) -> Model | None:
     if not _text_models.PLAIN.isdisjoint(names):
         return Model()
     if not any(key in config for key in _keys.SAYS_ROTARY):
-        parts = [key for key, value in config.items() if isinstance(value, Mapping)]
-        hint = f"; if one of its parts has one, pass it alone: {', '.join(parts)}" if parts else ""
         msg = (
             f"the configuration of model_type {name!r} has no rotary embedding that is known here: "
-            f"none of {', '.join(_keys.SAYS_ROTARY)}{hint}"
+            f"none of {', '.join(_keys.SAYS_ROTARY)}{_hint(config)}"
         )
         raise RopeConfigError(msg)
     return None
 
 
+def not_heeded(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return keys on the kind of position that the code of this model type does not read."""
+    return frozenset(_KINDS if config.get("model_type") in _NOT_HEEDED else ())
+
+
+def _hint(config: Mapping[str, Any]) -> str:
+    """Return where else a rotary embedding may be described."""
+    parts = [name for name, part in config.items() if isinstance(part, Mapping) and _rotates(part)]
+    if parts:
+        return f"; pass the part that has one alone: {', '.join(parts)}"
+    if isinstance(config.get("auto_map"), Mapping):
+        return (
+            "; its code comes with the model (auto_map). Read there what it rotates, and write "
+            "RoPE(base=..., layout=..., rotary_dim=...)"
+        )
+    return ""
+
+
+def _rotates(part: Mapping[str, Any]) -> bool:
+    known = part.get("model_type") in MODELS or part.get("model_type") in _text_models.PLAIN
+    return known or any(key in part for key in _keys.SAYS_ROTARY)
+
+
 def _check_rotary(name: str, config: Mapping[str, Any]) -> None:
     """Check that the configuration does not say that its positions are of another kind."""
-    for key in _KINDS:
+    for key in (each for each in _KINDS if each not in not_heeded(config)):
         kind = config.get(key)
         if isinstance(kind, str) and kind.lower().startswith(_OTHERS):
             msg = f"model_type {name!r} has {key} = {kind!r}, and so no rotary embedding"

@@ -53,7 +53,8 @@ ROWS: tuple[tuple[str, Model], ...] = (
     ("blt_patcher deepseek_v2 roformer", Model("interleaved")),
     ("codegen gptj", Model("interleaved", rotary_dim=64)),
     ("cohere2 cohere2_moe", Model("interleaved", unrotated=_FULL)),
-    ("cohere ernie4_5 ernie4_5_moe llama4", Model("interleaved", base=5e5)),
+    ("cohere ernie4_5 ernie4_5_moe", Model("interleaved", base=5e5)),
+    ("llama4", Model("interleaved", base=5e5, unrotated_every=4)),
     ("blt_local_encoder blt_local_decoder", Model("interleaved", base=5e5)),
     ("blt_global_transformer", Model("interleaved", base=5e5)),
     ("helium", Model("interleaved", base=1e5)),
@@ -99,7 +100,7 @@ ROWS: tuple[tuple[str, Model], ...] = (
     ("bitnet csm csm_depth_decoder_model evolla flex_olmo mllama_text_model", Model(base=5e5)),
     ("muse_glimmer_assistant muse_spark", Model(base=5e5)),
     ("emu3_text_model lfm2 lfm2_moe minimax mixtral phimoe solar_open", Model(base=1e6)),
-    ("smollm3", Model(base=2e6)),
+    ("smollm3", Model(base=2e6, unrotated_every=4)),
     ("minimax_m2 minimax_m3_vl", Model(base=5e6)),
     ("hy_v3", Model(base=11158840.0)),
     # --- share of the head ---

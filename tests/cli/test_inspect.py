@@ -77,7 +77,8 @@ def test_longrope_shows_both_regimes(report) -> None:
     assert (short["length"], long["length"]) == (4096, 131072)
     assert_wavelengths(short, waves(1e4, 96) * SHORT, 4096, 131072)
     assert_wavelengths(long, waves(1e4, 96) * LONG, 4096, 131072)
-    (sentence,) = found["suspicious"]
+    assert found["suspicious"] == []
+    (sentence,) = found["notes"]
     assert "for_length(n). Shown here for 4096 and 131072 tokens" in sentence
 
 
@@ -86,7 +87,7 @@ def test_a_length_chooses_the_regime(report) -> None:
     (one,) = found["layers"][0]["wavelengths"]
     assert one["length"] == 4097
     assert_wavelengths(one, waves(1e4, 96) * LONG, 4096, 131072)
-    assert found["suspicious"][0].endswith("Shown here for 4097 tokens")
+    assert found["notes"][0].endswith("Shown here for 4097 tokens")
 
 
 def test_dynamic_is_shown_beyond_the_trained_length(report) -> None:
@@ -167,7 +168,9 @@ def test_layers_without_positions(report) -> None:
         ({"no_rope_layers": [1, 0, 1, 0]}, [1, 3]),
         ({"no_rope_layers": [], "num_hidden_layers": 9}, [3, 7]),
         ({"no_rope_layers": None, "no_rope_layer_interval": 3, "num_hidden_layers": 7}, [2, 5]),
-        ({"num_hidden_layers": 9}, []),
+        ({"num_hidden_layers": 9}, [3, 7]),  # as the class of the model has it
+        ({"model_type": "llama", "num_hidden_layers": 9}, []),
+        ({"model_type": "llama4_text"}, list(range(3, 48, 4))),
     ],
 )
 def test_layers_exempt_from_rotation(report, keys: dict[str, Any], expected: list[int]) -> None:

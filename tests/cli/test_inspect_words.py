@@ -179,7 +179,7 @@ def test_in_words(tmp_path: Path, capsys) -> None:
     assert "all layers (32)" in text
     assert "rule:             Llama3(factor=8.0, low_freq_factor=1.0" in text
     assert "context:          8192 tokens, extended to 131072" in text
-    assert text.endswith("suspicious:\n- nothing reads rope_scaling.finetuned = True\n")
+    assert "\nsuspicious:\n- nothing reads rope_scaling.finetuned = True\n\nin Python:" in text
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_in_words(tmp_path: Path, capsys) -> None:
     [
         ("phi3", "short_factor=(48 numbers from 1 to 1.47)"),
         ("gemma3", "131072 tokens; the original is not known"),
-        ("gemma4", "never turns            192 of 256 pairs"),
+        ("gemma4", "never turns  192 of 256  192 of 256"),
         ("deepseek", "64 of 192 components, the last; 32 pairs"),
         ("qwen2_vl", "3 numbers; pairs that read each: time 16, height 24, width 24"),
         ("neox", "24 of 96 components, the first; 12 pairs"),

@@ -211,7 +211,7 @@ def test_sections_that_do_not_fit(model: str, sections: Any, told: str) -> None:
     ],
 )
 def test_a_missing_head_dim_is_named_where_it_is_needed(keys: dict[str, Any]) -> None:
-    refused({"model_type": "llama", **keys}, "head_dim is missing")
+    refused({"model_type": "dbrx", **keys}, "head_dim is missing")  # whose sizes are not known
 
 
 def test_a_missing_context_is_named_where_it_is_needed() -> None:
@@ -241,8 +241,19 @@ def test_models_that_no_rope_can_express(model: str, told: str) -> None:
 def test_models_without_a_rotary_embedding() -> None:
     refused({"model_type": "gpt2", "n_embd": 768, "n_head": 12}, "'gpt2'", "no rotary embedding")
     refused({}, "no rotary embedding")
-    parts = {"model_type": "clip", "vision_config": {}, "other": {}}
-    refused(parts, "pass it alone: vision_config, other")
+    rotating = {"vision_config": {"model_type": "pixtral"}, "other": {"rope_theta": 1e4}}
+    parts = {"model_type": "clip", **rotating, "label2id": {"a": 0}}
+    refused(parts, "; pass the part that has one alone: vision_config, other")
+    refused({**parts, **dict.fromkeys(rotating)}, "partial_rotary_factors, rotary_pct, rope_pct")
+    with_code = {"model_type": "chatglm", "rope_ratio": 500, "auto_map": {"AutoConfig": "x.y"}}
+    refused(with_code, "no rotary embedding", "its code comes with the model (auto_map)")
+
+
+def test_a_key_that_the_code_of_a_model_does_not_heed() -> None:
+    """The files of ModernBERT say "absolute", which its class no longer reads."""
+    said = {"model_type": "modernbert", "position_embedding_type": "absolute"}
+    assert from_hf_config(said) == from_hf_config({"model_type": "modernbert"})
+    refused({**said, "model_type": "esm"}, "position_embedding_type = 'absolute'")
 
 
 def test_files_that_hold_no_configuration(tmp_path: Path) -> None:

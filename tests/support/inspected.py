@@ -104,7 +104,7 @@ DYNAMIC: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rope_scaling": {"type": "dynamic", "factor": 4.0},
 }
-UNCLEAR = {"model_type": "llama", "rope_theta": 1e4}
+UNCLEAR = {"model_type": "dbrx", "rope_theta": 1e4}  # of a type whose sizes are not known
 CONFIGS = {
     "llama": LLAMA,
     "phi3": PHI3,
