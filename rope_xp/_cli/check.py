@@ -65,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", action="store_true", help="load the model by transformers, from safetensors"
     )
     of_model.add_argument(
-        "--layout", choices=LAYOUTS, help="how components pair up, for a type that is not known"
+        "--layout",
+        choices=LAYOUTS,
+        metavar="LAYOUT",
+        help=f"how components pair up, for a type that is not known: {', '.join(LAYOUTS)}",
     )
     of_model.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
 

@@ -40,6 +40,8 @@ class Row:
     """Of the float32 formula in common use, in the same library."""
     ulp_from_first: float
     """Largest difference from the first target, in ulp of the larger component of the pair."""
+    slower: str | None = None
+    """What is not installed that would make it faster, and how to install it."""
 
 
 def layer(tokens: int) -> Arrays:
@@ -67,7 +69,7 @@ def run(
     def copies() -> tuple[Array, ...]:
         return target.copy(q), target.copy(k)
 
-    path = explain(q, k, positions, layout=LAYOUT, base=BASE).path
+    explained = explain(q, k, positions, layout=LAYOUT, base=BASE)
     seconds, copy_seconds = clock.best_seconds(target, repeat, ours, copies)
     results = [target.fetch(y) for y in ours()]
     xp = target.backend.xp
@@ -75,12 +77,13 @@ def run(
     row = Row(
         target=target.name,
         start=start,
-        path=path,
+        path=explained.path,
         seconds=seconds,
         share_of_copy=copy_seconds / seconds,
         max_error=max_error(arrays, host_positions, results),
         usual_max_error=max_error(arrays, host_positions, usual),
         ulp_from_first=0.0 if first is None else max_ulp(arrays, results, first),
+        slower=next((why for _, why in explained.declined if "not installed" in why), None),
     )
     return row, results
 

@@ -102,9 +102,15 @@ def agreement(rows: list[Row]) -> str:
     worst: dict[str, float] = {}
     for row in rows:
         worst[row.target] = float(np.maximum(worst.get(row.target, 0.0), row.ulp_from_first))
-    if len(worst) < 2:
-        return "There is nothing to compare."
+    if not worst:
+        return "No library ran, so there is nothing to compare."
     first, *others = worst
+    if not others:
+        return (
+            f"{first} is the only library that ran, and so it is compared with the plain formula "
+            f"in float64: off by {max(row.max_error for row in rows):.1e} at most, the usual "
+            f"formula in float32 by {max(row.usual_max_error for row in rows):.1e}."
+        )
     agree = all(worst[name] <= ULP_BOUND for name in others)
     each = ", ".join(
         f"{name} {'equal in every bit' if worst[name] == 0 else f'within {worst[name]:.2g} ulp'}"
@@ -117,10 +123,24 @@ def agreement(rows: list[Row]) -> str:
 
 
 def _print(outcome: Outcome, wrong: list[str]) -> None:
+    absent = [s for s in outcome.skipped if not s.expected]
+    told = [f"{s.target}: {s.reason}" for s in outcome.skipped if s.expected]
+    for line in (*told, *(f"PROBLEM: {problem}" for problem in wrong[: len(absent)])):
+        print(terminal.folded("", line, 2))
+    for missing in sorted({row.slower for row in outcome.rows if row.slower}):
+        print(terminal.folded("", f"slower than it need be: {missing}", 2))
+    if outcome.rows:
+        _table(outcome)
+    print(terminal.folded("", agreement(outcome.rows), 2))
+    for problem in wrong[len(absent) :]:
+        print(terminal.folded("", f"PROBLEM: {problem}", 2))
+
+
+def _table(outcome: Outcome) -> None:
     q, k = (f"(1, {outcome.tokens}, {heads}, {compare.HEAD_DIM})" for heads in compare.HEADS)
     layout, base = compare.LAYOUT, compare.BASE
-    print(f"q {q} and k {k}, float32, layout {layout!r}, base {base:.0f}")
-    columns = ("target", "path", "from position", "time", "of a copy", "error", "usual formula")
+    print(f"q {q} and k {k}, float32,\nlayout {layout!r}, base {base:.0f}")
+    columns = ("target", "path", "from", "time", "of a copy", "error", "usual")
     rows = [
         (
             row.target,
@@ -135,16 +155,11 @@ def _print(outcome: Outcome, wrong: list[str]) -> None:
     ]
     terminal.table(columns, rows, text_columns=2)
     print(
-        "of a copy: time to copy q and k in the same library, divided by the time to rotate them\n"
-        "error: largest difference from float64; usual formula: the same of float32 "
-        "position * inv_freq"
+        "from:      the first position\n"
+        "of a copy: time to copy q and k in the same library / time to rotate them\n"
+        "error:     largest difference from float64\n"
+        "usual:     error of the formula in common use, float32 position * inv_freq"
     )
-    for skipped in outcome.skipped:
-        if skipped.expected:
-            print(f"{skipped.target}: {skipped.reason}")
-    print(agreement(outcome.rows))
-    for problem in wrong:
-        print(f"PROBLEM: {problem}")
 
 
 def _as_json(outcome: Outcome, wrong: list[str]) -> dict[str, Any]:

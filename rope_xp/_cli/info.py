@@ -135,9 +135,10 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("platform", found["platform"]),
         ("array-api-compat", found["array_api_compat"]),
     ]
-    for name, row in found["libraries"].items():
+    libraries = found["libraries"]
+    lines += [(name, row["problem"]) for name, row in libraries.items() if row["version"] is None]
+    for name, row in libraries.items():
         if row["version"] is None:
-            lines.append((name, row["problem"]))
             continue
         problem = f", {row['problem']}" if row["problem"] else ""
         lines.append((name, row["version"] + problem))

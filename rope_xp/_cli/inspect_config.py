@@ -5,10 +5,11 @@ The keys of the JSON object are always there. null stands for what is not known 
 - ``model_type``, ``checked`` (whether the table knows it), ``part`` (of the configuration)
 - ``by_default``: sizes that the configuration leaves out, as the class of the model type has them
 - ``layers``: for each type of layer ``layer_type``, ``count``, ``rotated``, ``rope_type``, ``rule``
-  (``name``, ``fields``), ``base``, ``base_by_default`` (not in the file), ``layout``, ``head_dim``, ``rotary_dim``, ``rotary_offset``,
-  ``pairs``, ``pairs_per_component`` (of a position: time, height, width, or row, column),
-  ``original_context``, ``extended_context``, ``depends_on_length``, ``attention_factor``,
-  ``softmax_scale``, ``wavelengths``, ``python`` (an assignment to paste)
+  (``name``, ``fields``), ``base``, ``base_by_default`` (not in the file), ``layout``,
+  ``head_dim``, ``rotary_dim``, ``rotary_offset``, ``pairs``, ``pairs_per_component`` (of a
+  position: time, height, width, or row, column), ``original_context``, ``extended_context``,
+  ``depends_on_length``, ``attention_factor``, ``softmax_scale``, ``wavelengths``, ``python`` (an
+  assignment to paste, null for a rule that is none of rope_xp's)
 - ``wavelengths``: ``length`` (null where it does not matter), ``fastest`` and ``slowest`` in tokens
   (null where it never turns), ``standing_pairs``, ``below_one_turn_in_original`` and
   ``below_one_turn_in_extended``, which count pairs; one entry, or one for each length shown
@@ -20,7 +21,6 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import arguments, config_report, config_words, hub, plots, terminal
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout",
         choices=LAYOUTS,
-        help="how components pair up, for a model type that is not known",
+        metavar="LAYOUT",
+        help=f"how components pair up, for a model type that is not known: {', '.join(LAYOUTS)}",
     )
     parser.add_argument(
         "--length",

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     # argparse would name the options first, and --base would take the kind for one more base.
     parser.usage = (
-        f"{parser.prog} [-h] {{{','.join(_KINDS)}}} "
-        "[--base B [B ...]] [--head-dim N] [--distance N] [--out FILE.png]"
+        f"{parser.prog} [-h] {{{','.join(_KINDS)}}}\n"
+        "    [--base B [B ...]] [--head-dim N] [--distance N] [--out FILE.png]"
     )
     parser.add_argument("kind", choices=_KINDS, help="what to draw")
     parser.add_argument(

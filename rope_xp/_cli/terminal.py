@@ -56,13 +56,13 @@ def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
     return "\n".join(folded(f"{name + ':':<{width}} ", value, width + 1) for name, value in pairs)
 
 
-def folded(start: str, text: str, indent: int) -> str:
+def folded(start: str, text: str, indent: int, stream: TextIO | None = None) -> str:
     """Return a line that begins with ``start``; in a terminal as several lines, where it is long.
 
-    ``indent`` is that of all lines but the first.
+    ``indent`` is that of all lines but the first. The stream is stdout, unless told.
     """
     whole = f"{start}{text}".rstrip()
-    if not sys.stdout.isatty():
+    if not (stream or sys.stdout).isatty():
         return whole
     columns = shutil.get_terminal_size().columns
     # Where names take half of the line, words need the room below them.
@@ -74,8 +74,9 @@ def folded(start: str, text: str, indent: int) -> str:
 
 
 def fail(command: str, reason: str) -> int:
-    """Say on stderr in one line why a command stops; return its exit status."""
-    print(f"{command}:", " ".join(reason.split()), file=sys.stderr)
+    """Say on stderr, to a file in one line, why a command stops; return its exit status."""
+    line = folded(f"{command}: ", " ".join(reason.split()), 2, sys.stderr)
+    print(line, file=sys.stderr)
     return 1
 
 

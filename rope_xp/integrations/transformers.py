@@ -135,7 +135,13 @@ def patch(
         raise RopeError("the model is patched already; unpatch it first")
     found = dict(_rotary.modules(model))
     if not found:
-        raise RopeError(f"cannot patch {type(model).__name__}: it has no module with inv_freq")
+        msg = (
+            f"cannot patch {type(model).__name__}: none of its modules makes angles for a rotation "
+            "(those have inv_freq among their buffers). Its positions are probably not rotary, as "
+            "those of BERT and GPT-2 are not, and then there is nothing to patch; if it does "
+            "rotate, rope_xp.testing.identify tells which RoPE its function is"
+        )
+        raise RopeError(msg)
     called = {kind: _classes.called(kind) for kind in set(map(type, model.modules())) if rotation}
     for name, module in model.named_modules():
         if name in found or called.get(type(module)):

@@ -37,9 +37,7 @@ def test_a_report_is_as_it_was_read(name: str) -> None:
 
 def test_twelve_models_without_a_suspicion(report) -> None:
     assert len(MODELS) == 12
-    assert {name: report(config(name))["suspicious"] for name in MODELS} == dict.fromkeys(
-        MODELS, []
-    )
+    assert [odd for name in MODELS for odd in report(config(name))["suspicious"]] == []
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,7 @@ def test_what_a_sparse_file_leaves_out(report) -> None:
     assert found["by_default"] == {"head_dim": 256, "max_position_embeddings": 131072}
     full, sliding = found["layers"]
     assert (full["head_dim"], full["count"], sliding["count"]) == (256, 5, 29)
-    assert full["base_by_default"] and sliding["base_by_default"]
+    assert (full["base_by_default"], sliding["base_by_default"]) == (True, True)
     assert (full["base"], sliding["base"]) == (1e6, 1e4)
     written = {**config("gemma_3_4b")["text_config"], "rope_theta": 1e6}
     full, sliding = report(written)["layers"]

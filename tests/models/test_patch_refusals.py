@@ -54,7 +54,10 @@ def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_model_without_rotary_modules_is_refused() -> None:
     config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=32)
-    refused(transformers.GPT2LMHeadModel(config), "GPT2LMHeadModel: it has no module with inv_freq")
+    refused(
+        transformers.GPT2LMHeadModel(config),
+        "GPT2LMHeadModel: none of its modules makes angles .* not rotary",
+    )
 
 
 def test_a_forward_that_something_replaced_is_refused() -> None:

@@ -34,5 +34,10 @@ def raw(*arguments: str, columns: int = 80) -> tuple[int, str]:
 def shown(*arguments: str, columns: int = 80) -> str:
     """Return the lines that remain, without colours and what a bar of progress overwrote."""
     _, text = raw(*arguments, columns=columns)
-    lines = _COLOURS.sub("", text).replace("\r\n", "\n").split("\n")
+    lines = without_colours(text).replace("\r\n", "\n").split("\n")
     return "\n".join(line.rpartition("\r")[2] for line in lines)
+
+
+def without_colours(text: str) -> str:
+    """Return what a terminal was sent, without the signs that set colours and move the cursor."""
+    return _COLOURS.sub("", text)
