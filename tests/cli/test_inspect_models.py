@@ -139,3 +139,9 @@ def test_the_name_of_a_model_on_the_hub(command: str, capsys) -> None:
     told = capsys.readouterr().err
     assert "rope_xp downloads nothing" in told
     assert "hf download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B" in told
+
+
+def test_the_report_in_the_docs_is_one_of_these() -> None:
+    page = Path(__file__).parents[2] / "docs" / "models.md"
+    text = (HERE / "reports" / "llama_3_1_8b.txt").read_text("utf-8")
+    assert f"```text\n{text}```\n" in page.read_text("utf-8")
