@@ -11,9 +11,10 @@ _COMPONENTS = {2: ("row", "column"), 3: ("time", "height", "width")}
 _COLUMNS = ("layers", "length", "fastest", "slowest", "original", "extended")
 _LEGEND = (
     ("length", "tokens of the context, if frequencies depend on it"),
-    ("fastest", "tokens in which the fastest pair makes one turn; slowest: the slowest pair"),
+    ("fastest", "tokens in which the fastest pair makes one turn"),
+    ("slowest", "the same of the slowest pair"),
     ("original", "pairs that make less than one turn in the original context"),
-    ("extended", "the same in the extended context"),
+    ("extended", "pairs that do in the extended context"),
 )
 
 

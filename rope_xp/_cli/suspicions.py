@@ -10,6 +10,8 @@ from rope_xp.hf import _build, _keys, _rules, _slices, _table, _text_models
 from rope_xp.hf._model import Model
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
+_ASIDE = {"llama_4_scaling_beta": "scales q with its position"}
+"""Keys among those of the rotation that are about something else, and what they do."""
 _ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
@@ -40,7 +42,13 @@ def notes(reading: Reading, asked: int | None = None) -> list[str]:
     ``asked`` is the length of the context, if one was asked for.
     """
     found = ((layers.label, text) for layers in reading.layers for text in _length(layers, asked))
-    return [f"{label}: {text}" if label else text for label, text in found]
+    given = reading.part.get(_keys.dictionary(reading.part)) or {}
+    aside = [
+        f"{key} = {given[key]} {what}, which is no rotation: it is left to the attention"
+        for key, what in _ASIDE.items()
+        if given.get(key)
+    ]
+    return [*(f"{label}: {text}" if label else text for label, text in found), *aside]
 
 
 def is_checked(model_type: object) -> bool:
@@ -111,7 +119,9 @@ def _unread(reading: Reading) -> Iterator[str]:
         for label, own in nested.items():
             yield from _sentences(f"{name}.{label}", own, set(own) - read[label], reading.part)
     else:
-        taken = {label for label in read if not label or label in reading.model.scaled}
+        model = reading.model
+        shared = (*model.scaled, "") if not model.unrotated else tuple(read)
+        taken = {label for label in read if label in shared}
         flat -= set().union(*(read[label] for label in taken))
     yield from _sentences(name, given, flat, reading.part)
 
@@ -133,7 +143,7 @@ def _sentences(
 ) -> Iterator[str]:
     for key in sorted(unread):
         # What the configuration itself says as well, and alike, misleads nobody.
-        if given[key] is not None and given[key] != part.get(key):
+        if given[key] is not None and given[key] != part.get(key) and key not in _ASIDE:
             yield f"nothing reads {name}.{key} = {reprlib.repr(given[key])}"
 
 
@@ -207,7 +217,7 @@ def _unknown_sizes(reading: Reading, layers: Layers) -> Iterator[str]:
             f"head_dim is missing, and so is {_width(reading.model)}: pairs and wavelengths cannot "
             "be computed"
         )
-    if layers.extended is None:
+    if layers.extended is None and not reading.model.axial:  # of a grid, which has no context
         yield f"{EXTENDED} is missing: how far pairs turn within the context is not known"
 
 

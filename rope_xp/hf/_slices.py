@@ -70,8 +70,7 @@ def _dims(
 
 def _known(head_dim: int | None, model: Model, why: str) -> int:
     if head_dim is None:
-        width, heads = model.width
-        msg = f"head_dim is missing, and so is {width} or {heads}; {why}"
+        msg = f"head_dim is missing, and so is {' or '.join(model.width)}; {why}"
         raise RopeConfigError(msg)
     return head_dim
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.inspected import (
     CONFIGS,
@@ -15,15 +13,11 @@ from support.inspected import (
     LLAMA,
     NEOX,
     QWEN2_VL,
-    UNCLEAR,
     reporter,
-    waves,
     with_rule,
 )
 
-from rope_xp import RoPE, scaling
 from rope_xp import __main__ as cli
-from rope_xp._cli import plots
 
 report = pytest.fixture(reporter)
 
@@ -160,12 +154,23 @@ def test_a_contradiction_is_told_once(report) -> None:
         {**PLAIN, "rope_parameters": {**YARN, "max_position_embeddings": 32768}},
         {**PLAIN, "head_dim": 100, "partial_rotary_factor": 0.14},  # 14.000000000000002 components
         {**QWEN2_VL, "model_type": "qwen2_vl_text"},
+        # The parameters are those of the layers that rotate, though they do not say so.
+        {**PLAIN, "model_type": "cohere2", "rope_parameters": {"rope_theta": 5e4}},
+        {"model_type": "pixtral", "head_dim": 64, "rope_theta": 1e4},  # of a grid
         GEMMA4,
         NEOX,
     ],
 )
 def test_not_suspicious(report, config: dict[str, Any]) -> None:
     assert report(config)["suspicious"] == []
+
+
+def test_what_is_no_rotation_is_a_note(report) -> None:
+    rule = {**YARN, "llama_4_scaling_beta": 0.1}
+    found = report({**PLAIN, "model_type": "ministral3", "rope_parameters": rule})
+    assert found["suspicious"] == []
+    (note,) = found["notes"]
+    assert note.startswith("llama_4_scaling_beta = 0.1 scales q with its position")
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -234,66 +239,3 @@ def test_a_length_is_a_number_of_tokens(capsys, length: str) -> None:
         cli.main(["inspect", "config.json", "--length", length])
     assert stop.value.code == 2
     assert "--length" in capsys.readouterr().err
-
-
-# --- drawings ------------------------------------------------------------------------------------
-
-
-def draw(tmp_path: Path, config: dict[str, Any], name: str = "picture.png") -> tuple[int, Path]:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    picture = tmp_path / name
-    return cli.main(["inspect", str(tmp_path), "--plot", str(picture)]), picture
-
-
-@pytest.mark.parametrize("name", ["llama", "phi3", "gemma4", "deepseek", "dynamic"])
-def test_plot(tmp_path: Path, capsys, name: str) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib draws (pip install 'rope-xp[plot]')")
-    status, picture = draw(tmp_path, CONFIGS[name])
-    assert status == 0
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-    assert "suspicious" in capsys.readouterr().out
-
-
-def test_what_is_drawn() -> None:
-    figure = pytest.importorskip(
-        "matplotlib.figure", reason="matplotlib draws (pip install 'rope-xp[plot]')"
-    )
-    axes = figure.Figure().subplots()
-    rule = scaling.Proportional(0.5)
-    ropes = {"plain": RoPE(), "rule": RoPE(scaling=rule)}
-    plots.draw_wavelengths(axes, ropes, 16, {"extended": 4000, "original": 100})
-    assert axes.get_yscale() == "log"
-    plain, ruled, standing, low, high = axes.get_lines()
-    np.testing.assert_allclose(plain.get_ydata(), waves(1e4, 16), rtol=1e-13)
-    assert plain.get_label() == "plain"
-    np.testing.assert_allclose(ruled.get_ydata(), waves(1e4, 16)[:4], rtol=1e-13)
-    assert ruled.get_label() == "rule; 4 of 8 pairs do not turn (triangles)"
-    np.testing.assert_array_equal(standing.get_xdata(), [4, 5, 6, 7])
-    assert [line.get_ydata()[0] for line in (low, high)] == [100, 4000]
-    assert [text.get_text() for text in axes.texts] == [
-        "original, 100 tokens",
-        "extended, 4000 tokens",
-    ]
-
-
-def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    status, picture = draw(tmp_path, LLAMA)
-    assert status == 1
-    assert not picture.exists()
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "needs matplotlib (pip install 'rope-xp[plot]')" in printed.err
-
-
-def test_nothing_to_draw(tmp_path: Path, capsys) -> None:
-    assert draw(tmp_path, UNCLEAR)[0] == 1
-    assert "head_dim is not known" in capsys.readouterr().err
-
-
-def test_a_picture_that_cannot_be_written(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib draws (pip install 'rope-xp[plot]')")
-    assert draw(tmp_path, LLAMA, "picture.tune")[0] == 1
-    assert "Format 'tune' is not supported" in capsys.readouterr().err
-    assert draw(tmp_path, LLAMA, "nowhere/picture.png")[0] == 1
-    assert "No such file or directory" in capsys.readouterr().err

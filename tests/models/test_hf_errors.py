@@ -214,6 +214,17 @@ def test_a_missing_head_dim_is_named_where_it_is_needed(keys: dict[str, Any]) ->
     refused({"model_type": "dbrx", **keys}, "head_dim is missing")  # whose sizes are not known
 
 
+@pytest.mark.parametrize(
+    ("model_type", "told"),
+    [
+        ("efficientloftr", "and so is hidden_size; rope_type 'axial' divides it"),
+        ("sam2_video", "or memory_attention_num_attention_heads; rope_type 'axial' divides it"),
+    ],
+)
+def test_widths_of_one_or_three_keys_are_named(model_type: str, told: str) -> None:
+    refused({"model_type": model_type, "rope_parameters": {"rope_type": "axial"}}, told)
+
+
 def test_a_missing_context_is_named_where_it_is_needed() -> None:
     bare = {"model_type": "llama"}
     for parameters in (LLAMA3, {"rope_type": "yarn"}, {"rope_type": "dynamic", "factor": 2.0}):
