@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import arguments, check_model, hub, plots, terminal
+from rope_xp._cli import arguments, check_model, plots, terminal
 from rope_xp._contract.errors import BROKEN, RopeError
-from rope_xp.hf import from_hf_config
+from rope_xp.hf import _hub, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES
@@ -120,7 +120,7 @@ def _function(options: argparse.Namespace) -> int:
 def _named(target: str) -> Callable[..., Any]:
     """Return what package.module:function names."""
     module, colon, name = target.partition(":")
-    advice = hub.advice(target)
+    advice = _hub.advice(target)
     if advice is not None:
         raise RopeError(advice)
     if not colon:

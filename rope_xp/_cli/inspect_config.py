@@ -23,9 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import arguments, config_report, config_words, hub, plots, terminal
+from rope_xp._cli import arguments, config_report, config_words, plots, terminal
 from rope_xp._cli.reading import Layers, Reading, lengths, read, without_offset
 from rope_xp._contract.errors import RopeError
+from rope_xp.hf import _hub
 from rope_xp.rope import RoPE
 
 
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         if options.plot is not None:
             draw(options.plot, reading, options.length)
     except OSError as error:
-        reason = hub.advice(options.config) or f"{error.filename}: {error.strerror}"
+        reason = _hub.advice(options.config) or f"{error.filename}: {error.strerror}"
         return terminal.fail("inspect", reason)
     except RopeError as error:
         return terminal.fail("inspect", str(error))

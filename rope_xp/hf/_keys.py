@@ -8,6 +8,7 @@ from typing import Any
 
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeConfigError
+from rope_xp.hf import _hub
 from rope_xp.hf._model import FLAT, Model, Parameters
 
 # The language model inside a configuration of several parts.
@@ -42,6 +43,11 @@ def read(config: object) -> Mapping[str, Any]:
         path = path / "config.json" if path.is_dir() else path
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            advice = _hub.advice(str(config))
+            if advice is not None:
+                error.add_note(advice)
+            raise
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RopeConfigError(f"{path} is no JSON: {error}") from error
         if not isinstance(found, dict):

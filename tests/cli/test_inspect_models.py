@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import golden
 from support.inspected import CONFIGS, LLAMA, reporter
@@ -145,3 +147,37 @@ def test_the_report_in_the_docs_is_one_of_these() -> None:
     page = Path(__file__).parents[2] / "docs" / "models.md"
     text = (HERE / "reports" / "llama_3_1_8b.txt").read_text("utf-8")
     assert f"```text\n{text}```\n" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pasted_frequencies_are_those_of_transformers(report, name: str) -> None:
+    """The rotary module that the model's own code makes of the same file."""
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    given = config(name)
+    made = auto.CONFIG_MAPPING[given["model_type"]].from_dict(given).get_text_config()
+    directory = made.model_type.removesuffix("_text")
+    module = importlib.import_module(f"transformers.models.{directory}.modeling_{directory}")
+    (kind,) = (
+        getattr(module, each)
+        for each in vars(module)
+        if each.endswith("RotaryEmbedding") and "Vision" not in each
+    )
+    rotary = kind(made)
+    buffers = dict(rotary.named_buffers())
+    pasted: dict[str, Any] = {"rope_xp": rope_xp}
+    found = report(given)["layers"]
+    for layers in found:
+        exec(layers["python"], pasted)
+        label = layers["layer_type"]
+        rope = pasted[label or "rope"].for_length(1)
+        theirs = buffers[f"{label}_inv_freq" if label else "inv_freq"].double().numpy()
+        ours = rope_xp.RoPE(base=rope.base, scaling=rope.scaling).frequencies(2 * len(theirs))
+        # float32 powers and quotients: a few units of 6e-8.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        assert layers["rotary_dim"] == 2 * len(theirs)
+        scale = getattr(rotary, f"{label}_attention_scaling" if label else "attention_scaling")
+        assert layers["attention_factor"] == pytest.approx(scale, rel=1e-12)
+        follows = made.hidden_size // made.num_attention_heads
+        rest = getattr(made, "qk_nope_head_dim", 0)  # of which their head_dim knows nothing
+        assert layers["head_dim"] == rest + getattr(made, "head_dim", follows)
+    assert len(found) == sum(key.endswith("inv_freq") and "original" not in key for key in buffers)

@@ -273,6 +273,9 @@ def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
         from_hf_config(tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
         from_hf_config(str(file))
+    with pytest.raises(FileNotFoundError) as caught:
+        from_hf_config("meta-llama/Llama-3.1-8B")
+    assert "hf download meta-llama/Llama-3.1-8B config.json" in caught.value.__notes__[0]
     for content, told in ((b"{", "is no JSON"), (b"\xff{}", "is no JSON"), (b"[]", "got list")):
         file.write_bytes(content)
         with pytest.raises(RopeConfigError, match=told) as caught:

@@ -58,6 +58,9 @@ def test_a_model_without_rotary_modules_is_refused() -> None:
         transformers.GPT2LMHeadModel(config),
         "GPT2LMHeadModel: none of its modules makes angles .* not rotary",
     )
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+    bert = transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=8))
+    refused(bert, "BertModel: none .* positions are probably not rotary, as those of BERT")
 
 
 def test_a_forward_that_something_replaced_is_refused() -> None:
