@@ -33,8 +33,8 @@ class Row:
     start: int
     path: str
     seconds: float
-    share_of_copy: float
-    """Time to copy q and k, divided by the time to rotate them."""
+    times_copy: float
+    """How many times as fast as copying q and k."""
     max_error: float
     usual_max_error: float
     """Of the float32 formula in common use, in the same library."""
@@ -79,7 +79,7 @@ def run(
         start=start,
         path=explained.path,
         seconds=seconds,
-        share_of_copy=copy_seconds / seconds,
+        times_copy=copy_seconds / seconds,
         max_error=max_error(arrays, host_positions, results),
         usual_max_error=max_error(arrays, host_positions, usual),
         ulp_from_first=0.0 if first is None else max_ulp(arrays, results, first),

@@ -140,14 +140,14 @@ def _table(outcome: Outcome) -> None:
     q, k = (f"(1, {outcome.tokens}, {heads}, {compare.HEAD_DIM})" for heads in compare.HEADS)
     layout, base = compare.LAYOUT, compare.BASE
     print(f"q {q} and k {k}, float32,\nlayout {layout!r}, base {base:.0f}")
-    columns = ("target", "path", "from", "time", "of a copy", "error", "usual")
+    columns = ("target", "path", "from", "time", "x a copy", "error", "usual")
     rows = [
         (
             row.target,
             row.path,
             str(row.start),
             f"{row.seconds * 1e3:.2f} ms",
-            f"{row.share_of_copy:.2f}",
+            f"{row.times_copy:.2f}",
             f"{row.max_error:.1e}",
             f"{row.usual_max_error:.1e}",
         )
@@ -155,10 +155,10 @@ def _table(outcome: Outcome) -> None:
     ]
     terminal.table(columns, rows, text_columns=2)
     print(
-        "from:      the first position\n"
-        "of a copy: time to copy q and k in the same library / time to rotate them\n"
-        "error:     largest difference from float64\n"
-        "usual:     error of the formula in common use, float32 position * inv_freq"
+        "from:     the first position\n"
+        "x a copy: times as fast as copying q and k in the same library\n"
+        "error:    largest difference from float64\n"
+        "usual:    error of the formula in common use, float32 position * inv_freq"
     )
 
 
