@@ -108,7 +108,7 @@ def test_a_table_in_a_terminal() -> None:
     pytest.importorskip("rich")
     status, seen = raw("-m", "rope_xp", "demo", *FEW)
     assert status == 0
-    assert re.search(r"from +time +of a copy +error +usual", without_colours(seen))
+    assert re.search(r"from +time +x a copy +error +usual", without_colours(seen))
     assert "\x1b" in seen
 
 
