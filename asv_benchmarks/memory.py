@@ -4,7 +4,6 @@
 alone keeps a peak that can be reset; asv runs every combination in a process of its own.
 """
 
-import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 from rope_xp._bench import clock, contenders
 from rope_xp._bench.clock import Action
 
-from . import common
+from . import common, gpu_facts
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -67,24 +66,7 @@ def _kib(field: str) -> int:
     return int(found[1])
 
 
-def _torch_gpu(call: Callable[[], None]) -> float:
-    cuda = importlib.import_module("torch").cuda
-    cuda.reset_peak_memory_stats()
-    before = cuda.memory_allocated()
-    call()
-    return cuda.max_memory_allocated() - before
-
-
-def _cupy_gpu(call: Callable[[], None]) -> float:
-    pool = importlib.import_module("cupy").get_default_memory_pool()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    call()
-    return pool.total_bytes() - before
-
-
 _MEASURES = {
     **{name: host for name in common.TARGETS if name.endswith(":cpu")},
-    "torch:gpu": _torch_gpu,
-    "cupy:gpu": _cupy_gpu,
+    **gpu_facts.PEAKS,
 }

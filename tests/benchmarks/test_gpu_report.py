@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from asv_benchmarks import gpu_report, gpu_rivals
+from asv_benchmarks import gpu_bars, gpu_facts, gpu_picture, gpu_report, gpu_rivals
+from asv_benchmarks.gpu_bars import BOTH, COPY
+from asv_benchmarks.gpu_report import Case
 from rope_xp._bench import targets
 
 pytest.importorskip("torch")
 
+ONE_HEAD = Case(1, 16, (1,), 64)
+
 
 def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(gpu_report.SHAPES, "cpu", [(2, 3)])
+    monkeypatch.setitem(gpu_report.CASES, "cpu", [Case(2, 3), ONE_HEAD])
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    monkeypatch.setitem(sys.modules, "transformers.models.llama.modeling_llama", None)
     out = tmp_path / "report.json"
     options = ["--device", "cpu", "--libraries", "torch,cupy", "--repeat", "3", "--no-compile"]
     assert gpu_report.main([*options, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["missing"]["torch:cpu usual compiled"] == "left out by --no-compile"
-    assert "liger_kernel" in found["missing"]["torch:cpu liger"]
+    assert "liger" in found["missing"]["torch:cpu liger"]
     assert found["missing"]["cupy:cpu"] == "cupy has no cpu"
-    rows = {(row["direction"], row["contender"]): row for row in found["speed"]}
-    assert set(rows) == {
-        *(("forward", name) for name in ("copy", "rope_xp", "usual", "rope_xp in place")),
-        *(("forward and backward", name) for name in ("copy", "rope_xp", "usual")),
-    }
-    for (direction, name), row in rows.items():
-        assert row["bytes_of_q_and_k"] == 2 * 3 * 40 * 128 * 2
-        assert 0 < row["best_us"] <= row["median_us"]
+    rows = {(r["direction"], r["contender"], r["tokens"]): r for r in found["speed"]}
+    forward = (COPY, "rope_xp", "rope_xp in place", "rope_xp given angles", "usual")
+    both = (COPY, "rope_xp", "rope_xp given angles", "usual")
+    names = [("forward", name) for name in forward] + [(BOTH, name) for name in both]
+    assert set(rows) == {(*name, tokens) for name in names for tokens in (3, 16)}
+    for (direction, name, tokens), row in rows.items():
+        assert row["bytes"] == (2 * 3 * 40 * 128 * 2 if tokens == 3 else 16 * 64 * 2)
+        assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
         assert row["timed_by"] == "wall clock"
-        copies = 1 if direction == "forward" else 2
-        limit = copies * rows[direction, "copy"]["median_us"]
-        if name != "copy":
-            assert row["share_of_copy"] == pytest.approx(limit / row["median_us"])
-    errors = found["largest_error_at_1M"]["torch:cpu"]
-    assert errors["rope_xp"] <= 4e-7 < 1e-2 < errors["usual"]
-    assert set(found["overhead_us"]["torch:cpu"]) == {"rope_xp", "rope_xp in place", "usual"}
+        limit = (1 if direction == "forward" else 2) * rows[direction, COPY, tokens]["median_us"]
+        times = (row["median_us"], row["max_us"], row["min_us"])
+        expected = None if name == COPY else pytest.approx([limit / t for t in times])
+        assert row["share_of_copy"] == expected
+    own = found["targets"]["torch:cpu"]
+    assert (
+        own["largest_error_at_1M"]["rope_xp"] <= 4e-7 < 1e-2 < own["largest_error_at_1M"]["usual"]
+    )
+    assert set(own["host_us"]) == set(forward) - {COPY}
+    assert all(path.startswith("torch: ") for path in own["paths"].values())
     printed = capsys.readouterr().out
-    assert "| torch:cpu | forward | 2 | 3 | rope_xp |" in printed
+    assert "| rope_xp is times as fast as | 2 x 3 | 1 x 16, one head of 64 |" in printed
     assert "missing: torch:cpu liger: " in printed
 
 
@@ -58,49 +67,187 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "nothing was measured" in printed.err
 
 
-def test_it_is_saved_after_each_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_report.SHAPES, "cpu", [(1, 1)])
-    saved: list[list[str]] = []
-
-    def save(found: dict[str, Any]) -> None:
-        saved.append(list(found["largest_error_at_1M"]))
-
-    gpu_report.report("cpu", ["torch", "jax"], 1, False, save)
-    assert saved == [["torch:cpu"], ["torch:cpu", "jax:cpu"]]
-
-
-def test_gradients_are_those_of_the_rotation() -> None:
-    """What is timed is what is meant: the gradient of a rotation turns back."""
-    target = targets.find("torch:cpu")
-    q, k, positions = gpu_report.inputs(target, 2, 3)
-    functions, _ = gpu_rivals.functions(target, False)
-    for name in ("rope_xp", "usual"):
-        both = gpu_rivals.forward_and_backward(target, functions[name](positions), q, k, positions)
-        for gradient, x in zip(both(), (q, k), strict=True):
-            expected = gpu_rivals.ROPE.unrotate(x, positions)
-            distance = (gradient.float() - expected.float()).abs().max()
-            # bfloat16 is rounded to, by "usual" its tables and products too: 5 times 2**-8 of 4.
-            assert distance <= 5 * 2.0**-8 * 4, name
+def test_libraries_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu_report.CASES, "cpu", [Case(1, 1)])
+    out = tmp_path / "report.json"
+    before = made_up()
+    out.write_text(json.dumps(before))
+    options = ["--device", "cpu", "--repeat", "1", "--no-compile", "--add", "--out", str(out)]
+    for _ in range(2):  # the second time in place of the first
+        assert gpu_report.main([*options, "--libraries", "torch"]) == 0
+    found = json.loads(out.read_text())
+    assert set(found["targets"]) == {"torch:gpu", "cupy:gpu", "jax:gpu", "torch:cpu"}
+    assert [row for row in found["speed"] if gpu_bars.is_gpu(row)] == before["speed"]
+    copies = [
+        row for row in found["speed"] if row["contender"] == COPY and not gpu_bars.is_gpu(row)
+    ]
+    assert [row["direction"] for row in copies] == ["forward", BOTH]
+    assert found["missing"].items() >= before["missing"].items()
 
 
-def test_a_contender_that_fails_is_missing_by_name() -> None:
-    target = targets.find("torch:cpu")
-
-    def broken(*_: object) -> None:
-        msg = "no such\nkernel"
-        raise RuntimeError(msg)
-
-    made = {"broken": lambda _: broken, "rope_xp": lambda _: gpu_rivals.ROPE.apply}
-    found, missing = gpu_report.tried(target, made)
-    assert list(found) == ["rope_xp"]
-    assert missing == {"broken": "no such kernel"}
+def test_it_is_saved_after_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu_report.CASES, "cpu", [Case(1, 1)])
+    saved: list[int] = []
+    gpu_report.report("cpu", ["jax"], 1, False, lambda found: saved.append(len(found["speed"])))
+    assert saved == [8, 8]
 
 
-def test_contenders_take_turns() -> None:
-    seen: list[str] = []
-    actions = {name: lambda name=name: (seen.append(name),) for name in "abc"}
-    times = gpu_report.in_turns(lambda action: (action(), 1.0)[1], actions, 5)
-    assert {name: len(taken) for name, taken in times.items()} == dict.fromkeys("abc", 5)
-    turns = np.array(seen).reshape(7, 3)
-    assert all(set(turn) == set("abc") for turn in turns)
-    assert len({tuple(turn) for turn in turns}) > 1
+def test_sizes_are_those_of_the_bars() -> None:
+    sizes = [case.bytes for case in gpu_report.CASES["gpu"]]
+    assert any(gpu_bars.LARGE <= size < 1.001 * gpu_bars.LARGE for size in sizes)
+    assert Case(1, 65536, (1,), 64) in gpu_report.CASES["gpu"]
+
+
+# --- what is made of figures that are made up ----------------------------------------------------
+
+
+def row(target: str, contender: str, share: float, direction: str = "forward", **other: Any) -> Any:
+    case = Case(1, 6554, **other)
+    return {
+        "target": target,
+        "contender": contender,
+        "direction": direction,
+        **(case._asdict() | {"heads": list(case.heads), "bytes": case.bytes, "host_hidden": 1.0}),
+        "median_us": 31.0 / share,
+        "min_us": 30.0 / share,
+        "max_us": 33.0 / share,
+        "share_of_copy": None if contender == COPY else [share, 0.9 * share, 1.1 * share],
+        "timed_by": "events",
+    }
+
+
+def made_up(**changed: float) -> dict[str, Any]:
+    """A report in which every bar is reached, but for what is changed."""
+    share = {"rope_xp": 0.95, "rope_xp in place": 0.96, "usual compiled": 0.5, "liger": 0.8}
+    share |= {"flash-attn": 0.9, "HF apply": 0.2, "one head": 0.7, "rope_xp in jit": 0.9}
+    share |= {"backward": 0.91, "launches": 1, "peak": 1.0, "host": 20.0} | changed
+    own = {"device": {"name": "NVIDIA H200"}, "paths": {"1 x 6554": "torch: triton"}}
+    facts = {"host_us": {"rope_xp": share["host"], "HF apply": 30.0}, "largest_error_at_1M": {}}
+    facts |= {"launches": {"rope_xp": share["launches"]}, "peak": {"rope_xp": share["peak"]}}
+    speed = []
+    for target in ("torch:gpu", "cupy:gpu"):
+        names = ["rope_xp", "rope_xp in place"]
+        if target == "torch:gpu":
+            names += ["usual compiled", "liger", "flash-attn", "HF apply"]
+            speed += [row(target, COPY, 1, BOTH), row(target, "rope_xp", share["backward"], BOTH)]
+        speed += [row(target, COPY, 1)] + [row(target, name, share[name]) for name in names]
+        one = {"heads": (1,), "head_dim": 64}
+        speed += [row(target, COPY, 1, **one), row(target, "rope_xp", share["one head"], **one)]
+    speed += [row("jax:gpu", COPY, 1), row("jax:gpu", "rope_xp in jit", share["rope_xp in jit"])]
+    return {
+        "machine": {"platform": "Linux", "versions": {"torch": "2.11.0"}},
+        "targets": dict.fromkeys(("torch:gpu", "cupy:gpu"), own | facts) | {"jax:gpu": own},
+        "speed": speed,
+        "missing": {"torch:gpu quack": "No module named 'quack'"},
+    }
+
+
+def verdicts(found: dict[str, Any]) -> dict[str, str]:
+    cells = [line.strip("| ").split(" | ") for line in gpu_bars.bars(found).splitlines()[2:]]
+    return {words: verdict for words, _, _, verdict in cells}
+
+
+def test_all_bars_are_reached() -> None:
+    assert set(verdicts(made_up()).values()) == {"yes"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "fails"),
+    [
+        ({"rope_xp in place": 0.89}, ["torch, in place", "cupy, in place"]),
+        ({"backward": 0.8}, ["torch, forward and backward"]),
+        ({"one head": 0.5}, ["torch, one head", "cupy, one head"]),
+        ({"rope_xp in jit": 0.84}, ["jax in jit"]),
+        ({"usual compiled": 0.9}, ["times as fast as torch.compile"]),
+        ({"liger": 0.9}, ["times as fast as Liger"]),
+        ({"flash-attn": 0.96}, ["times as fast as the fastest other"]),
+        ({"host": 31.0}, ["one token, eager"]),
+        ({"launches": 2}, ["one token, torch: launches"]),
+        ({"peak": 1.5}, ["torch, peak", "cupy, peak"]),
+    ],
+)
+def test_a_bar_that_is_missed_is_named(changed: dict[str, float], fails: list[str]) -> None:
+    missed = [words for words, verdict in verdicts(made_up(**changed)).items() if verdict != "yes"]
+    assert len(missed) == len(fails)
+    for words, start in zip(missed, fails, strict=True):
+        assert words.startswith(start)
+
+
+def test_what_was_not_measured_is_no_success() -> None:
+    found = {"targets": {}, "speed": [], "missing": {}}
+    assert set(verdicts(found).values()) == {"not measured"}
+
+
+def test_larger_is_better_in_every_ratio() -> None:
+    found = made_up()
+    (ratio,) = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "usual compiled").values()
+    assert ratio == pytest.approx(0.95 / 0.5)
+    (ratio,) = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "liger").values()
+    assert ratio == pytest.approx(0.96 / 0.8)  # both in place
+    said = gpu_bars.markdown(found)
+    assert "NVIDIA H200; torch 2.11.0" in said
+    assert "| rope_xp | 0.95 [0.85, 1.04] | 0.70 [0.63, 0.77] |" in said
+    assert "| copy | 31.0 us [30.0, 33.0] |" in said
+    assert "Not only the device was timed" not in said
+
+
+def test_a_slow_host_is_told_of() -> None:
+    found = made_up()
+    found["speed"][1]["host_hidden"] = 0.0
+    said = gpu_bars.markdown(found)
+    assert "the host was slower: torch:gpu rope_xp, forward and backward, 1 x 6554" in said
+    assert "rope_xp" not in gpu_picture.series(found, "torch:gpu", BOTH)
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = made_up()
+    smaller = [r | {"tokens": 1024, "bytes": r["bytes"] // 4} for r in found["speed"]]
+    found["speed"] += smaller
+    path = tmp_path / "report.svg"
+    gpu_picture.draw(found, path)
+    words = {text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"torch:gpu, forward", f"torch:gpu, {BOTH}", "jax:gpu, forward", "64 MiB"} <= words
+    assert {"rope_xp", "rope_xp in place", "usual compiled", "liger", "rope_xp in jit"} <= words
+    gpu_picture.draw(found, tmp_path / "again.svg")
+    assert path.read_bytes() == (tmp_path / "again.svg").read_bytes()
+    points = gpu_picture.series(found, "torch:gpu", "forward")["liger"]
+    assert [size for size, *_ in points] == [6554 * 40 * 128 * 2 // 4, 6554 * 40 * 128 * 2]
+
+
+def test_colours_are_legible_on_white_and_on_black() -> None:
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    def contrast(a: float, b: float) -> float:
+        return (max(a, b) + 0.05) / (min(a, b) + 0.05)
+
+    for colour in (*gpu_picture.OURS, *gpu_picture.THEIRS):  # WCAG 2: 3 for lines, 4.5 for words
+        assert min(contrast(light(colour), at) for at in (0.0, 1.0)) >= 3, colour
+    assert min(contrast(light(gpu_picture.INK), at) for at in (0.0, 1.0)) >= 4.5
+
+
+def test_readings_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "nvidia-smi" in gpu_facts.readings()
+    values = ["NVIDIA H200", "580.1", "143771 MiB", "1980 MHz", "3201 MHz", *["7"] * 5]
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\necho '{', '.join(values)}'\n")
+    script.chmod(0o755)
+    (found,) = gpu_facts.readings()
+    assert (found["name"], found["clocks.sm"]) == ("NVIDIA H200", "1980 MHz")
+    assert list(found) == list(gpu_facts.READINGS)
+
+
+def test_the_contenders_of_a_gpu_are_those_of_the_bars() -> None:
+    """A bar about a contender of another name would never be measured."""
+    names = {bar.words for bar in gpu_bars.BARS}
+    assert len(names) == len(gpu_bars.BARS)
+    assert all(math.isfinite(bar.wanted) for bar in gpu_bars.BARS)
+    jax = targets.find("jax:cpu")
+    assert gpu_rivals.IN_JIT in gpu_rivals.contenders(jax, False)[0]
+    torch = targets.find("torch:cpu")
+    made, missing = gpu_rivals.contenders(torch, False)
+    assert {gpu_rivals.USUAL_COMPILED, *gpu_bars.OTHERS, gpu_rivals.LIGER} <= {*made, *missing}

@@ -1,0 +1,145 @@
+"""Run everything that a GPU is needed for, one step after another, whatever a step comes to.
+
+    python -m asv_benchmarks.gpu_all --dry-run
+    python -m asv_benchmarks.gpu_all --out found
+    python -m asv_benchmarks.gpu_all --out found --only tests,report-torch
+
+docs/gpu.md says what the steps are for. Each is a command in a process of its own, ended after ten
+minutes at most. FOLDER/log.txt has what all of them printed, FOLDER/steps.json how each ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TAIL = 15
+"""Lines of each step that are printed here too."""
+
+
+class Step(NamedTuple):
+    """A command."""
+
+    name: str
+    command: list[str]
+    expected_s: int
+    """A guess."""
+    limit_s: int = 570
+    environment: dict[str, str] = {}
+
+
+def steps(out: Path) -> list[Step]:
+    """Return all steps, in order."""
+    python = [sys.executable, "-m"]
+    tests = [*python, "pytest", "-n", "0", "-q", "-m", "gpu and not exhaustive"]
+    found, drawn = str(out / "report.json"), str(out / "report.svg")
+    sanitizer = [
+        "compute-sanitizer",
+        "--error-exitcode",
+        "1",
+        "--log-file",
+        str(out / "sanitizer.txt"),
+    ]
+    # The sanitizer takes many times as long: these hand all kinds of arrays to the kernels.
+    kernels = ["tests/backends/triton/test_gpu.py", "tests/backends/triton/test_kernel.py"]
+    kernels += ["tests/backends/cupy/test_gpu.py"]
+    uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else torch's reserve hides what is beyond
+    report = [*python, "asv_benchmarks.gpu_report", "--add", "--out", found, "--libraries"]
+    tune = [*python, "asv_benchmarks.gpu_tune", "--library"]
+    return [
+        Step("info", [*python, "rope_xp", "info"], 20, 60),
+        Step("tests", tests, 300),
+        Step("sanitizer", [*sanitizer, *tests, *kernels], 400, environment=uncached),
+        Step("report-torch", [*report, "torch"], 300),
+        Step("report-cupy", [*report, "cupy"], 90),
+        Step("report-jax", [*report, "jax"], 120),
+        Step("tune-torch", [*tune, "torch", "--out", str(out / "tune_torch.json")], 300),
+        Step("tune-cupy", [*tune, "cupy", "--out", str(out / "tune_cupy.json")], 150),
+        Step("bars", [*python, "asv_benchmarks.gpu_bars", found, str(out / "report.md")], 5, 60),
+        Step("picture", [*python, "asv_benchmarks.gpu_picture", found, drawn], 5, 60),
+    ]
+
+
+def run(step: Step, log: Path) -> str:
+    """Run a step, append what it prints to the log, and return how it ended."""
+    with log.open("a") as printed:
+        printed.write(f"\n==== {step.name}: {shlex.join(step.command)}\n")
+        printed.flush()
+        environment = {"PYTHONUNBUFFERED": "1"} | os.environ | step.environment
+        try:
+            process = subprocess.Popen(  # noqa: S603  # the words are above
+                step.command,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,  # so that what it started ends with it
+            )
+        except OSError as error:
+            printed.write(f"{error}\n")
+            return f"did not start: {error}"
+        try:
+            status = process.wait(step.limit_s)
+        except subprocess.TimeoutExpired:
+            return f"ended after {step.limit_s} s"
+        finally:
+            _end(process)
+    return "done" if status == 0 else f"exit status {status}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a step and all that it started, which may hold the GPU."""
+    with contextlib.suppress(ProcessLookupError):  # where all of it has ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the steps that are asked for; return 1 if one of them failed."""
+    parser = argparse.ArgumentParser(prog="python -m asv_benchmarks.gpu_all")
+    parser.add_argument("--out", type=Path, default=Path(".asv/gpu"), metavar="FOLDER")
+    parser.add_argument("--only", default="", help="names of steps, with commas between them")
+    parser.add_argument("--dry-run", action="store_true", help="print the steps, and run none")
+    options = parser.parse_args(arguments)
+    every = steps(options.out.absolute())
+    asked = options.only.split(",") if options.only else [step.name for step in every]
+    if unknown := set(asked) - {step.name for step in every}:
+        names = ", ".join(step.name for step in every)
+        parser.error(f"no step is called {', '.join(sorted(unknown))}; there are {names}")
+    chosen = [step for step in every if step.name in asked]
+    if options.dry_run:
+        for step in chosen:
+            given = [f"{name}={value}" for name, value in step.environment.items()]
+            print(f"{step.name}, about {step.expected_s} s, {step.limit_s} s at most:")
+            print(f"  {' '.join([*given, shlex.join(step.command)])}")
+        print(f"about {sum(step.expected_s for step in chosen) / 60:.0f} minutes; not run")
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    log, ends = options.out / "log.txt", options.out / "steps.json"
+    ended: dict[str, dict[str, object]] = json.loads(ends.read_text()) if ends.exists() else {}
+    for step in chosen:
+        started = time.perf_counter()
+        before = log.stat().st_size if log.exists() else 0
+        how = run(step, log)
+        ended[step.name] = {"how": how, "took_s": round(time.perf_counter() - started, 1)}
+        ends.write_text(json.dumps(ended, indent=1) + "\n")
+        said = log.read_bytes()[before:].decode(errors="replace").splitlines()
+        print("\n".join(said[:2] + said[2:][-TAIL:]), flush=True)
+    print()
+    for step in chosen:
+        print(f"{step.name}: {ended[step.name]['how']}, {ended[step.name]['took_s']} s")
+    return int(any(ended[step.name]["how"] != "done" for step in chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

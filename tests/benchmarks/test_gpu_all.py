@@ -1,0 +1,176 @@
+"""What runs on a GPU in one go: the constants that are tried, and steps of which one may fail."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asv_benchmarks import gpu_all, gpu_report, gpu_rivals, gpu_tune
+from asv_benchmarks.gpu_all import Step
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# --- constants -----------------------------------------------------------------------------------
+
+
+def test_a_constant_is_set_wherever_it_was_imported_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rope_xp_backends.gpu import cuda, cuda_plan
+
+    for module in (cuda, cuda_plan):
+        monkeypatch.setattr(module, "THREADS", module.THREADS)
+    gpu_tune.put("cupy", {"THREADS": 128})
+    assert (cuda.THREADS, cuda_plan.THREADS) == (128, 128)
+
+
+def test_a_plan_follows_its_constants() -> None:
+    """In a process of its own, as plans are kept."""
+    code = """
+from asv_benchmarks import gpu_tune
+from rope_xp_backends.gpu import cuda_plan
+gpu_tune.put("cupy", {"HEADS_A_THREAD": %d})
+print(cuda_plan._grid(16, 40, 4096, 1))
+"""
+    run = [subprocess.check_output([sys.executable, "-c", code % n], cwd=ROOT) for n in (2, 8)]
+    assert run[0] != run[1]
+
+
+@pytest.mark.parametrize("library", gpu_tune.MODULES)
+def test_most_constants_are_there(library: str) -> None:
+    if library == "torch":
+        pytest.importorskip("triton")
+    there = [name for name in gpu_tune.SWEEPS[library] if gpu_tune.known(library, name)]
+    assert len(there) > len(gpu_tune.SWEEPS[library]) / 2
+
+
+def test_a_constant_that_is_not_there(capsys) -> None:
+    with pytest.raises(SystemExit):
+        gpu_tune.main(["--library", "cupy", "--set", "NO_SUCH=1"])
+    assert "no constant is called NO_SUCH in gpu.cuda_plan, gpu.cuda" in capsys.readouterr().err
+
+
+def test_combinations_begin_with_the_tree_as_it_is() -> None:
+    found = gpu_tune.combinations({"A": (1, 2), "B": (3,)})
+    assert found == [{}, {"A": 1, "B": 3}, {"A": 2, "B": 3}]
+    assert gpu_tune.combinations({}) == [{}]
+
+
+def test_one_combination_is_timed_in_a_process_of_its_own() -> None:
+    pytest.importorskip("torch")
+    row = gpu_tune.tried("torch", "cpu", {}, 1)
+    assert row.get("why") is None
+    contenders = {each["contender"] for each in row["speed"]}
+    assert contenders == {"copy", gpu_rivals.US, gpu_rivals.IN_PLACE}
+
+
+def test_what_fails_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(gpu_tune, "combinations", lambda _: [{"A": 1}, {"A": 2}, {"A": 3}])
+    shares = {1: 0.8, 2: 0.95}
+
+    def tried(library: str, device: str, settings: dict[str, int], repeat: int) -> dict[str, Any]:
+        if settings["A"] not in shares:
+            return {"settings": settings, "why": "rope_xp: rotates differently"}
+        case = gpu_report.Case(1, 6554)
+        row = {"contender": gpu_rivals.US, "direction": "forward", "bytes": case.bytes}
+        row |= {**case._asdict(), "share_of_copy": [shares[settings["A"]], 0.7, 1.0]}
+        return {"settings": settings, "speed": [row, row | {"share_of_copy": None}]}
+
+    monkeypatch.setattr(gpu_tune, "tried", tried)
+    out = tmp_path / "tune.json"
+    assert gpu_tune.main(["--library", "cupy", "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:] == [
+        "| A=2 | 0.95 |",
+        "| A=1 | 0.80 |",
+        "not timed: A=3: rope_xp: rotates differently",
+    ]
+    assert len(json.loads(out.read_text())) == 3
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [
+        Step("good", python("import os; print('said', os.environ['MARK'])"), 1, 60, {"MARK": "x7"}),
+        Step("bad", python("raise SystemExit(3)"), 1, 60),
+        Step("absent", ["no-such-command-anywhere"], 1, 60),
+        Step("last", python("print('at last')"), 1, 60),
+    ]
+    monkeypatch.setattr(gpu_all, "steps", lambda out: steps)
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_step_that_fails_ends_no_other(tmp_path: Path, capsys) -> None:
+    assert gpu_all.main(["--out", str(tmp_path)]) == 1
+    ended = json.loads((tmp_path / "steps.json").read_text())
+    assert {name: row["how"].partition(":")[0] for name, row in ended.items()} == {
+        "good": "done",
+        "bad": "exit status 3",
+        "absent": "did not start",
+        "last": "done",
+    }
+    printed = capsys.readouterr().out
+    assert "said x7" in printed
+    assert "at last" in printed
+    assert (tmp_path / "log.txt").read_text().count("====") == 4
+
+
+@pytest.mark.usefixtures("made_up")
+def test_steps_can_be_run_one_by_one(tmp_path: Path, capsys) -> None:
+    assert gpu_all.main(["--out", str(tmp_path), "--only", "good"]) == 0
+    assert gpu_all.main(["--out", str(tmp_path), "--only", "last"]) == 0
+    assert set(json.loads((tmp_path / "steps.json").read_text())) == {"good", "last"}
+    assert (tmp_path / "log.txt").read_text().count("====") == 2
+    with pytest.raises(SystemExit):
+        gpu_all.main(["--out", str(tmp_path), "--only", "good,worst"])
+    assert "no step is called worst; there are good, bad, absent, last" in capsys.readouterr().err
+
+
+def test_a_step_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """What it started would hold the GPU."""
+    alive = tmp_path / "alive"
+    child = (
+        f"import time, pathlib\nwhile True: pathlib.Path({str(alive)!r}).touch(); time.sleep(0.05)"
+    )
+    code = "import subprocess, sys, time\n"
+    code += f"subprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(99)"
+    how = gpu_all.run(Step("hangs", python(code), 1, 3), tmp_path / "log.txt")
+    assert how == "ended after 3 s"
+    assert alive.exists()
+    time.sleep(0.3)
+    alive.unlink(missing_ok=True)
+    time.sleep(0.5)
+    assert not alive.exists()
+
+
+def test_the_steps_are_commands_that_there_are(capsys) -> None:
+    assert gpu_all.main(["--dry-run", "--out", "found"]) == 0
+    printed = capsys.readouterr().out
+    for step in gpu_all.steps(Path("found")):
+        assert step.limit_s < 600
+        assert step.expected_s < step.limit_s
+        assert f"{step.name}, about" in printed
+        for word in step.command:
+            if word.startswith("tests/"):
+                assert (ROOT / word).exists(), word
+            if re.fullmatch(r"asv_benchmarks\.\w+", word):
+                assert (ROOT / f"{word.replace('.', '/')}.py").exists(), word
+
+
+def test_the_page_names_every_step() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    for step in gpu_all.steps(Path("found")):
+        assert f"`{step.name}`" in page, step.name

@@ -1,0 +1,112 @@
+"""The clocks of the report on GPUs, on devices that are made up: a queue, and what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asv_benchmarks import gpu_clock
+from rope_xp._bench import targets
+
+READ = 0.25e-3
+
+
+class Queue:
+    """A device that works off what a host hands it, each with a time of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # of the host
+        self.free = 0.0  # when the device has done all that it was handed
+        self.reads = 0
+
+    def work(self, seconds: float) -> None:
+        self.free = max(self.free, self.now) + seconds
+
+    def read(self) -> None:
+        self.reads += 1
+        self.work(READ)
+
+    def mark(self) -> float:
+        return max(self.free, self.now)
+
+    def wait(self, *_: Any) -> None:
+        self.now = max(self.now, self.free)
+
+    def device(self) -> gpu_clock.Device:
+        def between(start: float, stop: float) -> float:
+            self.wait()
+            return stop - start
+
+        return gpu_clock.Device(self.read, self.mark, lambda event: event <= self.now, between)
+
+    def call(self, host: float, device: float) -> Callable[[], tuple[()]]:
+        """A call that keeps the host busy for a while, and then hands work to the device."""
+
+        def action() -> tuple[()]:
+            self.now += host
+            self.work(device)
+            return ()
+
+        return action
+
+
+def clocks(queue: Queue) -> dict[str, Any]:
+    return {
+        "events": gpu_clock.by_events(queue.device()),
+        "host": gpu_clock.behind_reads(queue.read, queue.wait, lambda: queue.now),
+    }
+
+
+@pytest.mark.parametrize("name", ["events", "host"])
+# A tenth of the reads; most of them; longer than the first reads take, which are then doubled.
+@pytest.mark.parametrize("host", [5e-6, 45e-6, 300e-6])
+def test_the_device_is_timed_and_not_the_host(name: str, host: float) -> None:
+    queue = Queue()
+    seconds = clocks(queue)[name]
+    timing = seconds(queue.call(host, 31e-6))
+    assert timing.seconds == pytest.approx(31e-6, rel=1e-6)
+    assert timing.hidden
+
+
+@pytest.mark.parametrize("name", ["events", "host"])
+def test_a_host_that_is_too_slow_is_told_of(name: str) -> None:
+    queue = Queue()
+    timing = clocks(queue)[name](queue.call(10e-3, 31e-6))
+    assert not timing.hidden
+    assert queue.reads <= 4 * gpu_clock.MOST_READS  # it gives up
+
+
+def test_more_reads_are_kept_for_the_next_call() -> None:
+    queue = Queue()
+    seconds = clocks(queue)["events"]
+    slow = queue.call(0.9e-3, 31e-6)
+    seconds(slow)
+    before = queue.reads
+    assert seconds(slow).hidden
+    assert queue.reads - before == 4
+
+
+def test_contenders_take_turns() -> None:
+    seen: list[str] = []
+    actions = {name: lambda name=name: (seen.append(name), ())[1] for name in "abc"}
+
+    def seconds(action: Callable[[], Any]) -> gpu_clock.Timing:
+        action()
+        return gpu_clock.Timing(1.0, hidden=True)
+
+    target = targets.find("numpy:cpu")
+    timings = gpu_clock.in_turns(target, seconds, actions, 5)
+    assert {name: len(taken) for name, taken in timings.items()} == dict.fromkeys("abc", 5)
+    assert seen[:6] == list("abcabc")  # to warm up, off the clock
+    turns = np.array(seen[6:]).reshape(5, 3)
+    assert all(set(turn) == set("abc") for turn in turns)
+    assert len({tuple(turn) for turn in turns}) > 1
+
+
+def test_a_cpu_is_timed_by_the_wall() -> None:
+    how, seconds = gpu_clock.clock_of(targets.find("numpy:cpu"))
+    assert how == "wall clock"
+    assert seconds(lambda: (np.ones(10),)).seconds > 0
