@@ -2,7 +2,7 @@
 
     python -m asv_benchmarks.gpu_all --dry-run
     python -m asv_benchmarks.gpu_all --out found
-    python -m asv_benchmarks.gpu_all --out found --only tests,report-torch
+    python -m asv_benchmarks.gpu_all --out found --only tests-kernels,report-torch
 
 docs/gpu.md says what the steps are for. Each is a command in a process of its own, ended after ten
 minutes at most. FOLDER/log.txt has what all of them printed, FOLDER/steps.json how each ended.
@@ -41,7 +41,10 @@ class Step(NamedTuple):
 def steps(out: Path) -> list[Step]:
     """Return all steps, in order."""
     python = [sys.executable, "-m"]
-    tests = [*python, "pytest", "-n", "0", "-q", "-m", "gpu and not exhaustive"]
+    tests = [*python, "pytest", "-q", "-m", "gpu and not exhaustive"]
+    # Compilers take most of the time, on a core each; the memory of a GPU has room for four.
+    several = ["-n", "4"]
+    core = ["tests/core", "tests/benchmarks"]
     found, drawn = str(out / "report.json"), str(out / "report.svg")
     sanitizer = [
         "compute-sanitizer",
@@ -58,8 +61,9 @@ def steps(out: Path) -> list[Step]:
     tune = [*python, "asv_benchmarks.gpu_tune", "--library"]
     return [
         Step("info", [*python, "rope_xp", "info"], 20, 60),
-        Step("tests", tests, 300),
-        Step("sanitizer", [*sanitizer, *tests, *kernels], 400, environment=uncached),
+        Step("tests-kernels", [*tests, *several, "tests/backends"], 200),
+        Step("tests-core", [*tests, *several, *core], 300),
+        Step("sanitizer", [*sanitizer, *tests, "-n", "0", *kernels], 400, environment=uncached),
         Step("report-torch", [*report, "torch"], 300),
         Step("report-cupy", [*report, "cupy"], 90),
         Step("report-jax", [*report, "jax"], 120),

@@ -1,7 +1,7 @@
 """Time the kernels for GPUs with other constants, each combination in a process of its own.
 
     python -m asv_benchmarks.gpu_tune --library torch --out gpu_tune.json
-    python -m asv_benchmarks.gpu_tune --library cupy --set BLOCKS=512,1024 --set HEADS_A_THREAD=2,4
+    python -m asv_benchmarks.gpu_tune --library cupy --set THREADS=128,256 --set HEADS_A_THREAD=2
     python -m asv_benchmarks.gpu_tune --library torch --device cpu --set TILE_BYTES=4096
 
 A constant is set in each module below that has one of that name, before the first call. What then
@@ -34,7 +34,7 @@ MODULES = {
 KERNELS = {"torch": "triton", "cupy": "cuda"}
 SWEEPS = {
     "torch": {"TILE_BYTES": (4096, 8192, 16384), "THREADS": (128, 256), "TILE_HEADS": (4, 8, 16)},
-    "cupy": {"HEADS_A_THREAD": (2, 4, 8), "BLOCKS": (512, 1024, 2048)},
+    "cupy": {"HEADS_A_THREAD": (2, 4, 8), "BLOCKS_A_PROCESSOR": (4, 8, 16)},
 }
 """What is tried where nothing is asked for. A name that no module has any more is left out."""
 CASES = {
