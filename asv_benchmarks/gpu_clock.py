@@ -57,12 +57,11 @@ def clock_of(target: Target) -> Clock:
     """Return the clock of a target."""
     if not target.name.endswith(":gpu"):
         return "wall clock", lambda action: _wall(target, action)
+    read = target.put(np.ones(READ_BYTES // 4, np.float32)).sum
     if target.library == "jax":
-        numbers = importlib.import_module("jax.numpy").ones(READ_BYTES // 4, "float32")
-        read = importlib.import_module("jax").jit(lambda x: x.sum())
-        seconds = behind_reads(lambda: read(numbers), lambda x: clock.wait(target, x))
+        seconds = behind_reads(read, lambda results: clock.wait(target, results))
         return f"host, {CALLS} calls behind reads", seconds
-    return "events, caches flushed by reading", by_events(_DEVICES[target.library]())
+    return "events, caches flushed by reading", by_events(_DEVICES[target.library](read))
 
 
 def by_events(device: Device) -> Callable[[Action], Timing]:
@@ -148,36 +147,34 @@ def in_turns(
     return timings
 
 
-def _torch() -> Device:
-    torch = importlib.import_module("torch")
-    numbers = torch.ones(READ_BYTES // 4, device="cuda")
-
-    def mark() -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+def _torch(read: Callable[[], Any]) -> Device:
+    cuda = importlib.import_module("torch").cuda
 
     def between(start: Any, stop: Any) -> float:
         stop.synchronize()
         return float(start.elapsed_time(stop)) / 1e3
 
-    return Device(numbers.sum, mark, lambda event: bool(event.query()), between)
+    marked = _marking(lambda: cuda.Event(enable_timing=True))
+    return Device(read, marked, lambda event: bool(event.query()), between)
 
 
-def _cupy() -> Device:
-    cupy = importlib.import_module("cupy")
-    numbers = cupy.ones(READ_BYTES // 4, cupy.float32)
-
-    def mark() -> Any:
-        event = cupy.cuda.Event()
-        event.record()
-        return event
+def _cupy(read: Callable[[], Any]) -> Device:
+    cuda = importlib.import_module("cupy").cuda
 
     def between(start: Any, stop: Any) -> float:
         stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3
+        return float(cuda.get_elapsed_time(start, stop)) / 1e3
 
-    return Device(numbers.sum, mark, lambda event: bool(event.done), between)
+    return Device(read, _marking(cuda.Event), lambda event: bool(event.done), between)
+
+
+def _marking(new: Callable[[], Any]) -> Callable[[], Any]:
+    def mark() -> Any:
+        event = new()
+        event.record()
+        return event
+
+    return mark
 
 
 _DEVICES = {"torch": _torch, "cupy": _cupy}

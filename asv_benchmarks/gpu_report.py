@@ -21,38 +21,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+from rope_xp._bench import targets
 
-import rope_xp
-from rope_xp._bench import formulas, targets
-from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import HEAD_DIM, HEADS, numpy_dtype
-from rope_xp._bench.targets import Target
-
-from . import gpu_bars, gpu_clock, gpu_facts, gpu_rivals
-from .gpu_clock import Clock
-from .gpu_rivals import Arrays, Contender
+from . import gpu_bars, gpu_clock, gpu_facts, gpu_measure, gpu_rivals
+from .gpu_measure import Case
 
 LIBRARIES = ("torch", "cupy", "jax")
-Contenders = dict[str, Contender]
-
-
-class Case(NamedTuple):
-    """The arrays of a timing."""
-
-    batch: int
-    tokens: int
-    heads: tuple[int, ...] = HEADS
-    head_dim: int = HEAD_DIM
-
-    @property
-    def bytes(self) -> int:
-        """Of all arrays, in bfloat16."""
-        return 2 * self.batch * self.tokens * sum(self.heads) * self.head_dim
-
-
 CASES = {
     "gpu": [
         *(Case(batch, 1) for batch in (1, 16, 256)),
@@ -61,120 +37,6 @@ CASES = {
     ],
     "cpu": [Case(1, 1), Case(2, 16), Case(1, 16, (1,), 64)],
 }
-CHECKED = Case(2, 16)
-FIRST = 5000
-"""The position of the first token."""
-
-
-def inputs(target: Target, case: Case) -> tuple[Arrays, Any]:
-    """Return arrays and positions, (batch, tokens)."""
-    random = np.random.default_rng(0)
-    shapes = [(case.batch, case.tokens, heads, case.head_dim) for heads in case.heads]
-    hosts = [random.standard_normal(s, np.float32).astype(numpy_dtype("bfloat16")) for s in shapes]
-    positions = np.arange(FIRST, FIRST + case.tokens, dtype=np.int32)
-    arrays = tuple(target.put(x) for x in hosts)
-    return arrays, target.put(np.tile(positions, (case.batch, 1)))
-
-
-def tried(target: Target, made: Contenders) -> tuple[Contenders, dict[str, str]]:
-    """Return what rotates a few tokens as float64 does, and why the rest is not timed."""
-    arrays, positions = inputs(target, CHECKED)
-    host = target.fetch(positions)
-    frequencies = gpu_rivals.ROPE.frequencies(CHECKED.head_dim)
-    exact = [formulas.rotate_exact(target.fetch(x), host, frequencies, "half") for x in arrays]
-    # Rounding x, cos, sin, two products and their sum to 8 bits: 5 times 2**-8 of the largest pair.
-    bound = 5 * 2.0**-8 * max(np.abs(x).max() for x in exact)
-    found, missing = {}, {}
-    for name, contender in made.items():
-        own = tuple(target.copy(x) for x in arrays)  # as some write over their inputs
-        try:
-            turned = contender.make(positions, own)(own, positions)
-            with np.errstate(invalid="ignore"):  # NaN is found below
-                hosts = [target.fetch(x).astype(np.float64) for x in turned]
-        # A rival raises anything, and the others are timed without it.
-        except Exception as error:  # noqa: BLE001  # see above
-            missing[name] = " ".join(str(error).split()) or type(error).__name__
-            continue
-        if [x.shape for x in hosts] != [x.shape for x in exact]:
-            missing[name] = f"returns {[x.shape for x in hosts]} for {[x.shape for x in exact]}"
-            continue
-        off = max(np.abs(x - y).max() for x, y in zip(hosts, exact, strict=True))
-        if off <= bound:
-            found[name] = contender
-        else:
-            missing[name] = f"rotates differently: off by {off:.3g}, where {bound:.3g} is rounding"
-    return found, missing
-
-
-def speed(
-    target: Target, timed: Clock, made: Contenders, case: Case, repeat: int
-) -> list[dict[str, Any]]:
-    """Return a row for each contender, forward and forward with backward."""
-    arrays, positions = inputs(target, case)
-    how, seconds = timed
-    copy = gpu_rivals.copies(target, arrays)
-    forward: dict[str, Action] = {gpu_bars.COPY: copy}
-    backward: dict[str, Action] = {gpu_bars.COPY: copy}
-    for name, contender in made.items():
-        if len(arrays) == 1 and not contender.alone:
-            continue
-        function = contender.make(positions, arrays)
-        own = tuple(target.copy(x) for x in arrays)  # as some write over their inputs
-        forward[name] = lambda function=function, own=own: function(own, positions)
-        if contender.gradient:
-            both = gpu_rivals.forward_and_backward(target, function, arrays, positions)
-            if both is not None:
-                backward[name] = both
-    rows = []
-    for actions, direction, copies in ((forward, "forward", 1), (backward, gpu_bars.BOTH, 2)):
-        if len(actions) == 1:  # the copy alone
-            continue
-        timings = gpu_clock.in_turns(target, seconds, actions, repeat)
-        limit = copies * float(np.median([t.seconds for t in timings[gpu_bars.COPY]]))
-        for name, taken in timings.items():
-            times = [t.seconds for t in taken]
-            rows.append(
-                {
-                    "target": target.name,
-                    "contender": name,
-                    "direction": direction,
-                    **case._asdict(),
-                    "bytes": case.bytes,
-                    "median_us": float(np.median(times)) * 1e6,
-                    "min_us": min(times) * 1e6,
-                    "max_us": max(times) * 1e6,
-                    "share_of_copy": None
-                    if name == gpu_bars.COPY
-                    else [limit / max(t, 1e-9) for t in (np.median(times), max(times), min(times))],
-                    "timed_by": how,
-                    "host_hidden": float(np.mean([t.hidden for t in taken])),
-                }
-            )
-    return rows
-
-
-def path(target: Target, case: Case) -> str:
-    """Return which path of rope_xp runs, and why no faster one does."""
-    arrays, positions = inputs(target, case)
-    return str(rope_xp.explain(arrays[0], arrays[-1], positions, gpu_rivals.ROPE))
-
-
-def facts(target: Target, made: Contenders, loops: int) -> dict[str, Any]:
-    """Return what one token costs the host, launches and peaks of memory, and errors at 1M."""
-    (one, at), (some, positions) = (inputs(target, Case(1, n)) for n in (1, 1024))
-    found: dict[str, Any] = {"host_us": {}, "launches": {}, "peak": {}, "largest_error_at_1M": {}}
-    for name, contender in made.items():
-        function = contender.make(at, one)
-        call = lambda f=function: f(one, at)  # noqa: E731  # handed to three clocks
-        found["host_us"][name] = gpu_facts.host_microseconds(target, call, loops)
-        found["launches"][name] = gpu_facts.launches(target, call)
-        many = contender.make(positions, some)
-        found["peak"][name] = gpu_facts.peak_over_results(target, lambda f=many: f(some, positions))
-        if name in (gpu_rivals.US, gpu_rivals.USUAL, gpu_rivals.USUAL_COMPILED):
-            found["largest_error_at_1M"][name] = gpu_facts.largest_error(
-                target, lambda p, c=contender: c.make(p, ()), gpu_rivals.ROPE.frequencies(128)
-            )
-    return found
 
 
 def report(
@@ -199,19 +61,27 @@ def report(
         if isinstance(target, str):
             found["missing"][name] = target
             continue
+
+        def lacks(failed: dict[str, str], name: str = name) -> None:
+            found["missing"] |= {f"{name} {what}": why for what, why in failed.items()}
+
         made, absent = gpu_rivals.contenders(target, compile_too)
-        made, failed = tried(target, made)
-        for contender, why in (absent | failed).items():
-            found["missing"][f"{name} {contender}"] = why
+        lacks(absent)
+        made, failed = gpu_measure.tried(target, made)
+        lacks(failed)
         own = found["targets"][name] = {"device": gpu_facts.properties(target)}
         timed = gpu_clock.clock_of(target)
         own |= {"before": gpu_facts.readings(), "paths": {}}
         for case in CASES[device]:
-            own["paths"]["{} x {} x {}".format(*case)] = path(target, case)
-            found["speed"] += speed(target, timed, made, case, repeat)
+            own["paths"][str(case)] = gpu_measure.path(target, case)
+            rows, failed = gpu_measure.speed(target, timed, made, case, repeat)
+            found["speed"] += rows
+            lacks({f"{contender}, {case}": why for contender, why in failed.items()})
             save(found)
         own["after"] = gpu_facts.readings()
-        own |= facts(target, made, 20 if device == "cpu" else 300)
+        known, failed = gpu_measure.facts(target, made, 20 if device == "cpu" else 300)
+        own |= known
+        lacks(failed)
         save(found)
     return found
 

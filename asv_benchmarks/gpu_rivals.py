@@ -60,6 +60,15 @@ class Rival(NamedTuple):
     gradient: bool = True
 
 
+class Failed(NamedTuple):
+    """What somebody else's code raised."""
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return " ".join(str(self.error).split())[:300] or type(self.error).__name__
+
+
 def contenders(target: Target, compile_too: bool) -> tuple[dict[str, Contender], dict[str, str]]:
     """Return what a target has, and why it lacks the rest."""
     found = {US: Contender(lambda *_: _ours, alone=True)}
@@ -77,7 +86,7 @@ def contenders(target: Target, compile_too: bool) -> tuple[dict[str, Contender],
             function = getattr(importlib.import_module(rival.module), rival.name)
         # A package that is broken here raises anything, and the others are timed without it.
         except Exception as error:  # noqa: BLE001  # see above
-            missing[name] = f"{_words(error)}; carry {rival.carry}"
+            missing[name] = f"{Failed(error)}; carry {rival.carry}"
         else:
             found[name] = Contender(
                 lambda p, a, rival=rival, function=function: rival.adapt(function, target, p, a),
@@ -90,10 +99,6 @@ def contenders(target: Target, compile_too: bool) -> tuple[dict[str, Contender],
         elif of in found:
             found[name] = found[of]._replace(make=_compiled(found[of].make))
     return found, missing
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 # --- rope_xp -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asv_benchmarks import gpu_all, gpu_report, gpu_rivals, gpu_tune
+from asv_benchmarks import gpu_all, gpu_measure, gpu_rivals, gpu_tune
 from asv_benchmarks.gpu_all import Step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +56,20 @@ def test_one_combination_is_timed_in_a_process_of_its_own() -> None:
     assert contenders == {"copy", gpu_rivals.US, gpu_rivals.IN_PLACE}
 
 
+def test_a_combination_that_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(
+        "#!/bin/sh\necho an illegal memory access >&2; echo $ROPE_XP_BACKEND >&2; exit 3"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(gpu_tune.sys, "executable", str(script))
+    row = gpu_tune.tried("cupy", "gpu", {"A": 1}, 1)
+    assert row["settings"] == {"A": 1}
+    assert row["why"] == "cuda"  # the last line: no other path would have run in its stead
+
+
 def test_what_fails_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(gpu_tune, "combinations", lambda _: [{"A": 1}, {"A": 2}, {"A": 3}])
     shares = {1: 0.8, 2: 0.95}
@@ -63,7 +77,7 @@ def test_what_fails_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def tried(library: str, device: str, settings: dict[str, int], repeat: int) -> dict[str, Any]:
         if settings["A"] not in shares:
             return {"settings": settings, "why": "rope_xp: rotates differently"}
-        case = gpu_report.Case(1, 6554)
+        case = gpu_measure.Case(1, 6554)
         row = {"contender": gpu_rivals.US, "direction": "forward", "bytes": case.bytes}
         row |= {**case._asdict(), "share_of_copy": [shares[settings["A"]], 0.7, 1.0]}
         return {"settings": settings, "speed": [row, row | {"share_of_copy": None}]}

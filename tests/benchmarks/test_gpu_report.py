@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from asv_benchmarks import gpu_bars, gpu_facts, gpu_picture, gpu_report, gpu_rivals
+from asv_benchmarks import gpu_bars, gpu_clock, gpu_facts, gpu_picture, gpu_report, gpu_rivals
 from asv_benchmarks.gpu_bars import BOTH, COPY
-from asv_benchmarks.gpu_report import Case
+from asv_benchmarks.gpu_measure import Case
 from rope_xp._bench import targets
 
 pytest.importorskip("torch")
@@ -83,13 +88,6 @@ def test_libraries_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     assert [row["direction"] for row in copies] == ["forward", BOTH]
     assert found["missing"].items() >= before["missing"].items()
-
-
-def test_it_is_saved_after_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_report.CASES, "cpu", [Case(1, 1)])
-    saved: list[int] = []
-    gpu_report.report("cpu", ["jax"], 1, False, lambda found: saved.append(len(found["speed"])))
-    assert saved == [8, 8]
 
 
 def test_sizes_are_those_of_the_bars() -> None:
@@ -251,3 +249,108 @@ def test_the_contenders_of_a_gpu_are_those_of_the_bars() -> None:
     torch = targets.find("torch:cpu")
     made, missing = gpu_rivals.contenders(torch, False)
     assert {gpu_rivals.USUAL_COMPILED, *gpu_bars.OTHERS, gpu_rivals.LIGER} <= {*made, *missing}
+
+
+# --- the way of a GPU, with a CPU in its place ---------------------------------------------------
+
+
+class Event:
+    """An event of a stream of which nothing is ever waited for."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = math.nan
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        assert math.isfinite(self.at)
+
+    def elapsed_time(self, stop: Event) -> float:
+        return (stop.at - self.at) * 1e3
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    find = targets.find
+    monkeypatch.setattr(
+        targets, "find", lambda name: replace(find(name.replace("gpu", "cpu")), name=name)
+    )
+    monkeypatch.setitem(gpu_report.CASES, "gpu", [Case(1, 1), ONE_HEAD])
+    monkeypatch.setattr(gpu_clock, "READ_BYTES", 1 << 16)
+    for name, stand_in in {
+        "Event": Event,
+        "get_device_properties": lambda _: SimpleNamespace(name="a CPU", L2_cache_size=7),
+        "reset_peak_memory_stats": lambda: None,
+        "memory_allocated": lambda: 0,
+        "max_memory_allocated": lambda: 3072 * 40 * 128,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    event = SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA)
+    other = SimpleNamespace(device_type=torch.autograd.DeviceType.CPU)
+
+    @contextmanager
+    def profile(activities: Any, acc_events: bool) -> Iterator[Any]:
+        yield SimpleNamespace(events=lambda: [other, event])
+
+    monkeypatch.setattr(torch.profiler, "profile", profile)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_torch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_rivals, "RIVALS", {})
+    saved: list[int] = []
+    found = gpu_report.report(
+        "gpu", ["torch"], 2, False, lambda found: saved.append(len(found["speed"]))
+    )
+    assert saved == [9, 18, 18]  # after each case, should the next one break off
+    own = found["targets"]["torch:gpu"]
+    assert own["device"] == {"name": "a CPU", "L2_cache_size": 7}
+    assert {row["timed_by"] for row in found["speed"]} == {"events, caches flushed by reading"}
+    assert {row["host_hidden"] for row in found["speed"]} == {1.0}
+    assert own["launches"]["rope_xp"] == 1
+    assert own["peak"]["rope_xp"] == pytest.approx(1.5)  # of results of 2 bytes a number
+    assert "| torch, one head, (1, 65536, 1, 64)" in gpu_bars.markdown(found)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_jax_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu_report.CASES, "gpu", [Case(1, 1)])
+    found = gpu_report.report("gpu", ["jax"], 1, False, lambda _: None)
+    (how,) = {row["timed_by"] for row in found["speed"]}
+    assert how == "host, 10 calls behind reads"
+    assert {"rope_xp", "rope_xp in jit", "usual"} < {row["contender"] for row in found["speed"]}
+    assert found["targets"]["jax:gpu"]["peak"]["rope_xp"] is None
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_at_one(arrays: Any, positions: Any) -> Any:
+        if len(arrays) == 1:
+            msg = "out of memory"
+            raise RuntimeError(msg)
+        return gpu_rivals._ours(arrays, positions)
+
+    def no_clock(*_: Any) -> float:
+        msg = "no clock"
+        raise OSError(msg)
+
+    made = {name: gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True) for name in ("rope_xp",)}
+    made["fragile"] = gpu_rivals.Contender(lambda *_: fails_at_one, alone=True)
+    monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (made, {}))
+    monkeypatch.setattr(gpu_facts, "host_microseconds", no_clock)
+    found = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
+    assert found["missing"] == {
+        "torch:gpu fragile, 1 x 16, one head of 64": "out of memory",
+        "torch:gpu rope_xp host_us": "no clock",
+        "torch:gpu fragile host_us": "no clock",
+    }
+    timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
+    assert {("fragile", 1), ("rope_xp", 16)} <= timed
+    assert ("fragile", 16) not in timed
+    assert "not measured" in gpu_bars.markdown(found)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asv_benchmarks import gpu_report, gpu_rivals
+from asv_benchmarks import gpu_measure, gpu_rivals
 from rope_xp._bench import targets
 
 torch = pytest.importorskip("torch")
@@ -88,9 +88,9 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, function: Any) -> None:
 def test_a_rival_is_given_what_it_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, name, STAND_INS[name])
     made, _ = gpu_rivals.contenders(TARGET, False)
-    found, missing = gpu_report.tried(TARGET, {name: made[name]})
+    found, missing = gpu_measure.tried(TARGET, {name: made[name]})
     assert list(found) == [name], missing
-    arrays, positions = gpu_report.inputs(TARGET, gpu_report.CHECKED)
+    arrays, positions = gpu_measure.inputs(TARGET, gpu_measure.CHECKED)
     own = tuple(map(torch.clone, arrays))
     results = made[name].make(positions, own)(own, positions)
     written_over = [a.data_ptr() == b.data_ptr() for a, b in zip(own, results, strict=True)]
@@ -100,7 +100,7 @@ def test_a_rival_is_given_what_it_takes(name: str, monkeypatch: pytest.MonkeyPat
 def test_apply_of_hugging_face() -> None:
     pytest.importorskip("transformers")
     made, _ = gpu_rivals.contenders(TARGET, False)
-    found, missing = gpu_report.tried(TARGET, {gpu_rivals.APPLY: made[gpu_rivals.APPLY]})
+    found, missing = gpu_measure.tried(TARGET, {gpu_rivals.APPLY: made[gpu_rivals.APPLY]})
     assert list(found) == [gpu_rivals.APPLY], missing
 
 
@@ -116,7 +116,7 @@ def test_what_rotates_differently_is_not_timed(fault: str, monkeypatch: pytest.M
 
     install(monkeypatch, gpu_rivals.FLASH, wrong)
     made, _ = gpu_rivals.contenders(TARGET, False)
-    found, missing = gpu_report.tried(TARGET, {gpu_rivals.FLASH: made[gpu_rivals.FLASH]})
+    found, missing = gpu_measure.tried(TARGET, {gpu_rivals.FLASH: made[gpu_rivals.FLASH]})
     assert not found
     assert missing[gpu_rivals.FLASH].startswith("rotates differently: off by ")
 
@@ -129,7 +129,7 @@ def test_a_rival_that_fails_is_missing_by_name(monkeypatch: pytest.MonkeyPatch) 
     install(monkeypatch, gpu_rivals.FLASH, broken)
     made, _ = gpu_rivals.contenders(TARGET, False)
     names = (gpu_rivals.US, gpu_rivals.FLASH)
-    found, missing = gpu_report.tried(TARGET, {name: made[name] for name in names})
+    found, missing = gpu_measure.tried(TARGET, {name: made[name] for name in names})
     assert list(found) == [gpu_rivals.US]
     assert missing == {gpu_rivals.FLASH: "no such kernel"}
 
@@ -148,7 +148,7 @@ def test_a_package_that_is_absent_says_what_to_carry(monkeypatch: pytest.MonkeyP
 def test_gradients_are_those_of_the_rotation(library: str) -> None:
     """What is timed is what is meant: the gradient of a rotation turns back."""
     target = targets.find(f"{library}:cpu")
-    arrays, positions = gpu_report.inputs(target, gpu_report.CHECKED)
+    arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
     made, _ = gpu_rivals.contenders(target, False)
     for name, contender in made.items():
         if not contender.gradient:
