@@ -16,7 +16,7 @@ from .gpu_rivals import ANGLES, APPLY, IN_JIT, IN_PLACE, LIGER, US, USUAL_COMPIL
 
 COPY, BOTH = "copy", "forward and backward"
 LARGE = 1 << 26
-"""Bytes of q and k from which on a share of a copy says how well memory is used."""
+"""Bytes of q and k from which on the ratio to a copy says how well memory is used."""
 Found = dict[str, Any]
 Row = dict[str, Any]
 
@@ -104,7 +104,9 @@ OTHERS = [name for name in (*gpu_rivals.RIVALS, gpu_rivals.APPLY_COMPILED) if na
 BARS = [
     *(
         Bar(
-            f"{library}, {words}, from 64 MiB: share of a copy", 0.90, _share(f"{library}:gpu", *of)
+            f"{library}, {words}, from 64 MiB: times as fast as a copy",
+            0.90,
+            _share(f"{library}:gpu", *of),
         )
         for library in ("torch", "cupy")
         for words, *of in (
@@ -114,10 +116,14 @@ BARS = [
         )
         if (library, of[1]) != ("cupy", BOTH)
     ),
-    Bar("jax in jit, from 64 MiB: share of a copy", 0.85, _share("jax:gpu", IN_JIT, "forward")),
+    Bar(
+        "jax in jit, from 64 MiB: times as fast as a copy",
+        0.85,
+        _share("jax:gpu", IN_JIT, "forward"),
+    ),
     *(
         Bar(
-            f"{library}, one head, (1, 65536, 1, 64): share of a copy",
+            f"{library}, one head, (1, 65536, 1, 64): times as fast as a copy",
             0.6,
             _one_head(f"{library}:gpu"),
         )
@@ -214,7 +220,9 @@ def _shares(found: Found, target: str, direction: str) -> str:
         else:
             text = "{:.2f} [{:.2f}, {:.2f}]".format(*row["share_of_copy"])
         cells.setdefault(row["contender"], {})[key(row)] = text
-    return _table("share of a copy, batch x tokens", cells, _columns(found, target, direction))
+    return _table(
+        "times as fast as a copy, batch x tokens", cells, _columns(found, target, direction)
+    )
 
 
 def _ratios(found: Found, target: str, direction: str) -> str:

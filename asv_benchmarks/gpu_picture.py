@@ -1,4 +1,4 @@
-"""Draw a report of gpu_report: the share of a copy by size, a line for each contender.
+"""Draw a report of gpu_report: times as fast as a copy, by size, a line for each contender.
 
     python -m asv_benchmarks.gpu_picture gpu_report.json gpu_report.svg
 
@@ -78,7 +78,7 @@ def _panel(axes: Any, lines: dict[str, list[tuple[Any, ...]]]) -> None:
     axes.xaxis.set_major_formatter(lambda x, _: _words(x))
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel("bytes of q and k", size=9)
-    axes.set_ylabel("share of a copy (larger is faster)", size=9)
+    axes.set_ylabel("times as fast as a copy (larger is faster)", size=9)
     axes.tick_params(labelsize=8)
     axes.grid(axis="y", linewidth=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

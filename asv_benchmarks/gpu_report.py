@@ -7,10 +7,9 @@
 It needs no network. q is (b, s, 32, 128) and k (b, s, 8, 128), bfloat16; 6554 tokens are 64 MiB.
 One more case is a single array of one head. Each contender rotates a few tokens first, which must
 be as float64 has them, and is not timed otherwise. Contenders take turns in an order that changes,
-on the clocks of gpu_clock.py. A share of a copy is the median time of copying the arrays into given
-memory over that of a contender; forward and backward is set beside two copies. "times as fast as"
-is the time of a rival over ours. In all of them larger is better. The JSON is written after each
-case.
+on the clocks of gpu_clock.py. "times as fast as" is the median time of the other over that of a
+contender, and larger is better. A copy is one of the arrays into given memory, and its limit is 1;
+forward and backward is set beside two. The JSON is written after each case.
 """
 
 from __future__ import annotations

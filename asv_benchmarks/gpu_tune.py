@@ -5,8 +5,8 @@
     python -m asv_benchmarks.gpu_tune --library torch --device cpu --set TILE_BYTES=4096
 
 A constant is set in each module below that has one of that name, before the first call. What then
-fails, or rotates differently, is not timed. The table has shares of a copy, the best combination
-first; that of the tree as it is stands in it as "as is". Nothing is written into the tree.
+fails, or rotates differently, is not timed. The table says how many times as fast as a copy each
+is, the best first; the tree as it is stands in it as "as is". Nothing is written into the tree.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ def markdown(found: list[dict[str, Any]]) -> str:
     """Return a table, the best first by what it does worst at 64 MiB."""
     ordered = sorted(found, key=rank, reverse=True)
     columns = dict.fromkeys(name for row in ordered for name in shares(row))
-    lines = [f"| share of a copy | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = [
+        f"| times as fast as a copy | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
     lines += [
         f"| {_words(row)} | {' | '.join(f'{of[c]:.2f}' for c in columns)} |"
         for row in ordered
