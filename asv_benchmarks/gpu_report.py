@@ -111,7 +111,9 @@ def main(arguments: list[str] | None = None) -> int:
     before = json.loads(options.out.read_text()) if options.add and options.out.exists() else None
 
     def save(found: dict[str, Any]) -> None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        part = options.out.with_suffix(".part")  # so that who is ended here leaves what was there
+        part.write_text(json.dumps(found, indent=1) + "\n")
+        part.replace(options.out)
 
     found = report(options.device, libraries, options.repeat, not options.no_compile, save, before)
     if not found["targets"]:
