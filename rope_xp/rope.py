@@ -179,7 +179,60 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         k_positions: Positions = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys. See :func:`rope_xp.apply`, which is the same with a default."""
+        """Rotate queries and keys by their positions.
+
+        Parameters
+        ----------
+        q : array, (batch, tokens, heads, head_dim) or as ``axes`` says
+            Queries of numpy, torch, jax, cupy or any library of the array API standard. float16,
+            bfloat16, float32 or float64; the lower two are computed in float32 and rounded once.
+        k : array, like q
+            Keys, of the same library and device. They may have fewer heads (grouped queries) and,
+            with ``k_positions``, another number of tokens.
+        positions : array or sequence, broadcastable to (batch, tokens), optional
+            Integers or floats, in tokens, batch first whatever ``axes`` says: (tokens,),
+            (batch, tokens), or (batch, 1) for all tokens of a sequence. Behind ``past`` tokens of a
+            cache they are ``past + arange(tokens)``. With ``position_axes`` they have a leading
+            axis of components. None: 0, 1, ... tokens - 1. The modulus must be below 2**31.
+        axes : str, optional
+            One letter an axis of q and k: ``s`` tokens, ``h`` heads, ``d`` head_dim (last), any
+            other batch. "bshd" is the default for four axes, "shd" for three, "sd" for two.
+            "bhsd" is Hugging Face and torch's attention.
+        k_positions : array or sequence, optional
+            Positions of k where they differ from those of q.
+        out : (array, array), optional
+            Where to write the two results. ``out=(q, k)`` is in place. Not with jax.
+
+        Returns
+        -------
+        q_rotated, k_rotated : array
+            With the shape, dtype, library and device of q and k. Inputs are not written, unless
+            ``out`` names them.
+
+        Raises
+        ------
+        RopeError
+            If shapes, devices or positions do not fit; nothing has been written then.
+        TypeError
+            If an argument is of the wrong type, or q and k are of different libraries.
+
+        Notes
+        -----
+        Su et al., arXiv 2104.09864, eq. 34. :func:`rope_xp.apply` is the same, with the fields of a
+        RoPE among its arguments.
+
+        Examples
+        --------
+        One token behind a cache of 1000, heads before tokens:
+
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> rope = rope_xp.RoPE(base=500000.0, layout="half")
+        >>> q, k = np.ones((1, 8, 1, 64), np.float32), np.ones((1, 2, 1, 64), np.float32)
+        >>> q_rotated, k_rotated = rope.apply(q, k, 1000 + np.arange(1), axes="bhsd")
+        >>> q_rotated.shape, k_rotated.shape
+        ((1, 8, 1, 64), (1, 2, 1, 64))
+        """
         asked = None
         if k_positions is None:
             asked = bound.ask(self, (q, k), positions, axes, out, False)

@@ -115,18 +115,17 @@ def check_head_dim(head_dim: object) -> None:
 
 def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
     """Check that rope is a RoPE."""
-    if not isinstance(rope, protocol):
-        msg = f"{argument} must be a rope_xp.RoPE; got {rope!r} ({type(rope).__name__})"
-        raise TypeError(msg)
-
-
-_MEANT = {
-    "theta": "base",
-    "rope_theta": "base",
-    "dim": "rotary_dim",
-    "head_dim": "rotary_dim, if only a part of a head is rotated; head_dim is read off the arrays",
-    "interleaved": "layout='interleaved', or layout='half'",
-}
+    if isinstance(rope, protocol):
+        return
+    kind, shape = type(rope).__name__, getattr(rope, "shape", None)
+    if shape is None:
+        msg = f"{argument} must be a rope_xp.RoPE; got {rope!r} ({kind})"
+    else:
+        msg = (
+            f"{argument} must be a rope_xp.RoPE; got an array, {kind} of shape {tuple(shape)}. "
+            "rope_xp.apply_tables(x, cos, sin, layout=...) rotates by tables"
+        )
+    raise TypeError(msg)
 
 
 def keyword_only(cls: type[T]) -> type[T]:
@@ -155,6 +154,7 @@ def _wrong_fields(
             "for the base, often called theta"
         )
     unknown = [field for field in fields if field not in known]
-    hints = [f"{field} is {_MEANT[field]}" for field in unknown if field in _MEANT]
-    hint = "".join(f"; {hint}" for hint in hints)
-    return TypeError(f"unknown option {', '.join(unknown)}; a {name} has {', '.join(known)}{hint}")
+    from rope_xp._arguments.names import hints  # a list that only this message needs
+
+    has = f"a {name} has {', '.join(known)}"
+    return TypeError(f"unknown option {', '.join(unknown)}; {has}{hints(unknown)}")
