@@ -1,0 +1,60 @@
+"""The table of docs/start.md: what code of other libraries does, and what is to be written here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from support.answers import LIBRARIES, names
+
+START = Path(__file__).parents[2] / "docs" / "start.md"
+ROW = re.compile(r"^\| ([^|`]+?) \| `([^|`]+)` \| `([^|`]+)` \|$", re.MULTILINE)
+ROWS = ROW.findall(START.read_text("utf-8").partition("## What do I write here")[2])
+
+# Theirs multiply in float32: at positions up to 12 an angle is off by 12 * 2**-23, and a component
+# of less than 5 by five times that.
+CLOSE = 1e-5
+
+
+def arrays(result: Any) -> list[np.ndarray]:
+    parts = result if isinstance(result, tuple) else (result,)
+    return [np.asarray(part) for part in parts]
+
+
+def test_each_library_is_answered() -> None:
+    assert {library for library, _, _ in ROWS} == LIBRARIES.keys()
+
+
+@pytest.mark.parametrize(("library", "theirs", "ours"), ROWS)
+def test_answers(library: str, theirs: str, ours: str) -> None:
+    given = names(library)
+    expected, got = arrays(eval(theirs, given)), arrays(eval(ours, given))
+    assert [y.shape for y in got] == [y.shape for y in expected]
+    for y, wanted in zip(got, expected, strict=True):
+        np.testing.assert_allclose(y, wanted, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize(("library", "theirs", "ours"), ROWS)
+def test_other_answers_are_noticed(library: str, theirs: str, ours: str) -> None:
+    """The other layout, or one position further, is far from what the library returns."""
+    given = names(library)
+    wrong = ours
+    if "from_hf_config" in ours:
+        wrong = ours.replace("position_ids", "position_ids + torch.tensor([[0, 1, 2, 3, 5]])")
+    elif "apply_rotary_transformers" in ours:
+        wrong = ours.replace("sin)", "-sin)")
+    elif 'layout="half"' in ours:
+        wrong = ours.replace('layout="half"', 'layout="interleaved"')
+    elif "RoPE(" in ours:
+        wrong = ours.replace("RoPE(", 'RoPE(layout="half", ')
+    else:
+        wrong = ours.replace("sin[:5])", 'sin[:5], layout="half")')
+    assert wrong != ours
+    expected, got = arrays(eval(theirs, given)), arrays(eval(wrong, given))
+    assert max(abs(y - wanted).max() for y, wanted in zip(got, expected, strict=True)) > 0.1

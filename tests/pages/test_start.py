@@ -1,0 +1,194 @@
+"""docs/start.md: its examples run, say what they promise, and are what the page shows."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+FILES = sorted((DOCS / "examples" / "start").glob("*.py"))
+NEEDS = {
+    "attention_torch": "torch",
+    "attention_huggingface": "torch",
+    "decoder_jax": "jax",
+    "vit_torch": "torch",
+    "patch_model": "transformers",
+}
+SHOWN = re.compile(
+    r"^\[`?([\w/.]+)`?\]\((examples/start/\w+\.py)\):\n\n```python\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def load(name: str) -> dict[str, Any]:
+    """Return what a file defines, without running its main."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    return runpy.run_path(str(DOCS / "examples" / "start" / f"{name}.py"), run_name="example")
+
+
+def test_the_page_shows_each_file() -> None:
+    """A block is a file without its docstring: to mend this, paste the file into the page."""
+    shown = {path: text for _, path, text in SHOWN.findall((DOCS / "start.md").read_text("utf-8"))}
+    assert shown.keys() == {f"examples/start/{file.name}" for file in FILES}
+    for file in FILES:
+        _, _, code = file.read_text("utf-8").split('"""', 2)
+        assert shown[f"examples/start/{file.name}"] == code.lstrip("\n"), file.name
+
+
+@pytest.mark.parametrize("name", [file.stem for file in FILES])
+def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each asserts what it prints."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    path = str(DOCS / "examples" / "start" / f"{name}.py")
+    runpy.run_path(path, run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_a_file_is_a_program() -> None:
+    path = str(DOCS / "examples" / "start" / "neox_numpy.py")
+    done = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("RoPE(base=10000")
+
+
+def test_heads_first_is_llama() -> None:
+    """The module with the weights of transformers' own, prefill and decode, beside that."""
+    example = load("attention_huggingface")
+    transformers = pytest.importorskip("transformers")
+    import torch
+    from transformers.models.llama import modeling_llama as llama
+
+    config = transformers.LlamaConfig(
+        **{k: v for k, v in example["CONFIG"].items() if k not in ("model_type", "rope_theta")},
+        rope_parameters={"rope_type": "default", "rope_theta": example["CONFIG"]["rope_theta"]},
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    theirs = llama.LlamaAttention(config, layer_idx=0)
+    ours = example["Attention"](example["CONFIG"])
+    ours.load_state_dict(theirs.state_dict())
+    rope, x = example["rope_xp"].from_hf_config(config), torch.randn(2, 9, 256)
+    embedding, caches = (
+        llama.LlamaRotaryEmbedding(config),
+        [transformers.DynamicCache() for _ in "ab"],
+    )
+    for first, last in ((0, 8), (8, 9)):
+        part, at = x[:, first:last], torch.arange(first, last)[None]
+        got = ours(part, rope.at(at, like=part[..., :32]), caches[0])
+        expected, _ = theirs(part, embedding(part, at), None, past_key_values=caches[1])
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+def test_grouped_heads_are_llama() -> None:
+    """The fused module of torch, on the weights of transformers' own."""
+    example = load("attention_torch")
+    pytest.importorskip("transformers")
+    import torch
+    from transformers import LlamaConfig
+    from transformers.models.llama import modeling_llama as llama
+
+    config = LlamaConfig(
+        hidden_size=256, num_attention_heads=8, num_key_value_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5}, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = llama.LlamaAttention(config, layer_idx=0)
+    ours = example["Attention"](256, 8, 2)
+    fused = [theirs.q_proj.weight, theirs.k_proj.weight, theirs.v_proj.weight]
+    ours.load_state_dict({"qkv.weight": torch.cat(fused), "out.weight": theirs.o_proj.weight})
+    x, at = torch.randn(2, 9, 256), torch.arange(9)
+    with torch.no_grad():
+        got = example["generate"](ours, x, example["Cache"](2, 16, 2, 32), prefill=6)
+        mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
+        expected, _ = theirs(x, llama.LlamaRotaryEmbedding(config)(x, at[None]), mask)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+def test_the_layer_of_jax_by_the_formula() -> None:
+    """Its loss and gradients, at positions where products in float32 are right too."""
+    example = load("decoder_jax")
+    import jax
+    import jax.numpy as jnp
+
+    weights = example["initial"](jax.random.key(0))
+    x, positions = jax.random.normal(jax.random.key(1), (2, 16, 64)), 3 + jnp.arange(16)
+    angles = jnp.outer(positions, 500_000.0 ** (-jnp.arange(8) / 8))[:, None]
+
+    def turned(t: Any) -> Any:
+        a, b = t[..., :8], t[..., 8:]
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def loss(weights: Any) -> Any:
+        normed = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+        q, k, v = (jnp.einsum("bsm,mhd->bhsd", normed, weights[n]) for n in "qkv")
+        q, k = (turned(t.swapaxes(1, 2)).swapaxes(1, 2) for t in (q, k))
+        scores = jnp.einsum("bhsd,bhtd->bhst", q, jnp.repeat(k, 2, axis=1)) / 4.0
+        chances = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((16, 16))) > 0, scores, -jnp.inf), -1)
+        y = jnp.einsum("bhst,bhtd->bshd", chances, jnp.repeat(v, 2, axis=1))
+        h = x + jnp.einsum("bshd,hdm->bsm", y, weights["out"])
+        inner = (h / jnp.sqrt((h**2).mean(-1, keepdims=True) + 1e-6)) @ weights["up"]
+        return jnp.mean((h + inner * jax.nn.sigmoid(inner) @ weights["down"]) ** 2)
+
+    expected, wanted = jax.jit(jax.value_and_grad(loss))(weights)
+    got, gradients = example["step"](weights, x, positions)
+    assert float(got) == pytest.approx(float(expected), rel=1e-5)
+    for name in weights:
+        size = float(abs(wanted[name]).max())
+        np.testing.assert_allclose(gradients[name], wanted[name], rtol=0, atol=1e-4 * size)
+
+
+def test_the_layer_of_numpy_is_gpt_neox() -> None:
+    example = load("neox_numpy")
+    pytest.importorskip("transformers")
+    import torch
+    from transformers import GPTNeoXConfig
+    from transformers.models.gpt_neox import modeling_gpt_neox as neox
+
+    config = GPTNeoXConfig(
+        hidden_size=128, num_attention_heads=4, intermediate_size=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        attn_implementation="eager",
+    )  # fmt: skip
+    rope = example["rope_xp"].from_hf_config(config)
+    assert rope == example["rope_xp"].from_hf_config(example["CONFIG"])
+    theirs = neox.GPTNeoXLayer(config, 0).eval()
+    weights = example["random_weights"](128, np.random.default_rng(3))
+    theirs.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
+    x = np.random.default_rng(4).standard_normal((2, 9, 128), dtype=np.float32)
+    at, tensor = torch.arange(9)[None], torch.from_numpy(x)
+    mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
+    embedded = neox.GPTNeoXRotaryEmbedding(config)(tensor, at)
+    with torch.no_grad():
+        expected = theirs(tensor, mask, at, position_embeddings=embedded)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    got, _ = example["layer"](x, weights, rope, heads=4)
+    np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=1e-4)
+
+
+def test_patches_turn_by_row_and_column() -> None:
+    """In float64, each half of a head by itself, and the class token not at all."""
+    example = load("vit_torch")
+    import torch
+
+    attention = example["Attention"](dim=64, heads=2, rows=3, columns=5)
+    q = np.random.default_rng(0).standard_normal((1, 2, 16, 32))
+    got = attention.rope.rotate(torch.from_numpy(q), attention.positions, axes="bhsd").numpy()
+    np.testing.assert_array_equal(got[:, :, 0], q[:, :, 0])
+    w = 100.0 ** (-np.arange(8) / 8)
+    for token in range(15):
+        row, column = divmod(token, 5)
+        for part, place in ((slice(0, 16), row), (slice(16, 32), column)):
+            turn = np.exp(1j * place * w)
+            x = q[0, :, 1 + token, part]
+            expected = (x[:, ::2] + 1j * x[:, 1::2]) * turn
+            y = got[0, :, 1 + token, part]
+            np.testing.assert_allclose(y[:, ::2] + 1j * y[:, 1::2], expected, rtol=0, atol=1e-12)

@@ -1,0 +1,169 @@
+"""The names that the table of docs/start.md uses: each library's own, or its formula.
+
+One namespace a library: what its users call, and the arrays that they have. Formulae are those of
+peers.py behind the signature of the library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rope_xp
+from rope_xp import RoPE
+from rope_xp.integrations import apply_rotary_transformers
+from rope_xp.scaling import NTK, Linear
+
+from . import peers
+
+TOKENS = 5
+
+
+def _ours() -> dict[str, Any]:
+    return {
+        "rope_xp": rope_xp,
+        "RoPE": RoPE,
+        "Linear": Linear,
+        "NTK": NTK,
+        "apply_rotary_transformers": apply_rotary_transformers,
+        "torch": torch,
+        "np": np,
+    }
+
+
+def _arrays(axes: str) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(heads: int) -> torch.Tensor:
+        x = torch.randn(1, TOKENS, heads, 64, generator=generator)
+        return x if axes == "bshd" else x.transpose(1, 2)
+
+    return {"q": drawn(8), "k": drawn(2), "positions": 7 + torch.arange(TOKENS)}
+
+
+def _found(module: str) -> Any:
+    """Return a module, or nothing where it, or what it needs, is not installed."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(module)
+    return None
+
+
+def torchtune() -> dict[str, Any]:
+    def formula(dim: int, base: float = 10_000) -> Callable[..., Any]:
+        angles = torch.outer(torch.arange(32.0), peers._inverse(dim, base))
+        rows = torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+        def rotate(x: Any, *, input_pos: Any = None) -> Any:
+            first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+            at = torch.arange(x.shape[1]) if input_pos is None else input_pos
+            cos, sin = rows[at][:, None].unbind(-1)
+            return torch.stack(
+                [first * cos - second * sin, second * cos + first * sin], -1
+            ).flatten(3)
+
+        return rotate
+
+    theirs = _found("torchtune.modules.position_embeddings")
+    made = theirs.RotaryPositionalEmbeddings if theirs else formula
+    return _arrays("bshd") | {"RotaryPositionalEmbeddings": made}
+
+
+def transformers() -> dict[str, Any]:
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.models.llama import modeling_llama as llama
+
+    config = LlamaConfig(
+        hidden_size=512,
+        num_attention_heads=8,
+        max_position_embeddings=32_768,
+        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+    )
+    arrays = _arrays("bhsd")
+    position_ids = arrays["positions"][None]
+    rotary_emb = llama.LlamaRotaryEmbedding(config)
+    cos, sin = rotary_emb(arrays["q"], position_ids)
+    return arrays | {
+        "config": config,
+        "position_ids": position_ids,
+        "rotary_emb": rotary_emb,
+        "apply_rotary_pos_emb": llama.apply_rotary_pos_emb,
+        "cos": cos,
+        "sin": sin,
+    }
+
+
+def rotary_embedding_torch() -> dict[str, Any]:
+    theirs = pytest.importorskip("rotary_embedding_torch")
+    return _arrays("bhsd") | {"RotaryEmbedding": theirs.RotaryEmbedding}
+
+
+def flash_attn() -> dict[str, Any]:
+    def formula(
+        x: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets: int = 0
+    ) -> Any:
+        rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
+        return peers.flash_attn(interleaved)(x, cos[rows], sin[rows])
+
+    angles = torch.outer(torch.arange(32.0), peers._inverse(64))
+    tables = {"cos": angles.cos(), "sin": angles.sin()}
+    return _arrays("bshd") | tables | {"apply_rotary_emb": formula}  # its own needs a GPU
+
+
+def keras_hub() -> dict[str, Any]:
+    def formula(max_wavelength: int = 10_000, scaling_factor: float = 1.0) -> Callable[..., Any]:
+        def rotate(x: Any, start_index: int = 0) -> Any:
+            shift = peers.keras_hub(scaling_factor)
+            assert max_wavelength == 10_000  # as the formula of peers.py has it
+            return torch.from_numpy(shift(x.numpy(), start_index + np.arange(x.shape[1])))
+
+        return rotate
+
+    theirs = _found("keras_hub")
+    made = theirs.layers.RotaryEmbedding if theirs else formula
+    return _arrays("bshd") | {"RotaryEmbedding": made}
+
+
+def equinox() -> dict[str, Any]:
+    eqx = pytest.importorskip("equinox")
+    import jax
+    import jax.numpy as jnp
+
+    q = jax.random.normal(jax.random.key(0), (TOKENS, 8, 64))
+    return {"eqx": SimpleNamespace(nn=eqx.nn), "jax": jax, "jnp": jnp, "q": q, "x": q[:, 0]}
+
+
+def meta() -> dict[str, Any]:
+    def formula(q: Any, k: Any, freqs_cis: Any) -> Any:
+        def turned(x: Any) -> Any:
+            pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+            return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(3)
+
+        return turned(q), turned(k)
+
+    angles = torch.outer(torch.arange(float(TOKENS)), peers._inverse(64, 5e5))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    return _arrays("bshd") | {"apply_rotary_emb": formula, "freqs_cis": turns}
+
+
+LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
+    "torchtune": torchtune,
+    "transformers": transformers,
+    "rotary-embedding-torch": rotary_embedding_torch,
+    "flash-attn": flash_attn,
+    "keras-hub": keras_hub,
+    "equinox": equinox,
+    "Meta's llama": meta,
+}
+
+
+def names(library: str) -> dict[str, Any]:
+    """Return what the two cells of a row of a library may name."""
+    return _ours() | LIBRARIES[library]()
