@@ -57,9 +57,10 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     Raises
     ------
     RopeError
-        If a value is out of range.
+        If a value is out of range, or scaling is for several components of a position and
+        ``position_axes`` is None.
     TypeError
-        If a value is of the wrong type.
+        If a value is of the wrong type, or a name is none of these.
 
     Notes
     -----
@@ -92,6 +93,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         fields.check_position_axes(self.position_axes, self.rotary_dim)
         if self.scaling is not None:
             fields.check_scaling(self.scaling, Scaling)
+            fields.check_components(self.scaling, self.position_axes)
 
     def __eq__(self, other: object) -> bool:
         """Return whether two ropes turn alike: all that they hold is equal, and of one class."""

@@ -93,6 +93,18 @@ def _may_be_unhashable(value: object) -> bool:
     return type(value).__hash__ is None or any(map(_may_be_unhashable, held))
 
 
+def check_components(scaling: object, position_axes: object) -> None:
+    """Check that a rule of several components of a position knows which pair reads which."""
+    components = getattr(scaling, "axes", 1)
+    if position_axes is None and is_int(components) and components > 1:
+        msg = (
+            f"scaling has frequencies for {components} components of a position, and position_axes "
+            f"is None, so that all pairs would read one; got {scaling!r}. Write "
+            "RoPE.axial(sections), which makes both, or give position_axes"
+        )
+        raise RopeError(msg)
+
+
 def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:
     """Check what a scaling rule returned."""
     if frequencies.shape != (pairs,) or not np.isfinite(frequencies).all():

@@ -59,7 +59,7 @@ class Axial(Rule):
     >>> rope = rope_xp.RoPE(scaling=rule, position_axes=(0, 0, 1, 1))
     >>> rope.frequencies(8).tolist()
     [1.0, 0.01, 1.0, 0.01]
-    >>> rope_xp.RoPE(scaling=rope_xp.scaling.Axial(order="dealt")).frequencies(8).tolist()
+    >>> rope_xp.scaling.Axial(order="dealt").frequencies(10000.0, 8).tolist()
     [1.0, 0.01, 0.1, 0.001]
     >>> rule = rope_xp.scaling.Axial(sections=(2, 4), bases=(100.0, 256.0))
     >>> rule.frequencies(10000.0, 6).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import mpmath
@@ -10,6 +11,7 @@ import pytest
 from support.oracles import pair_indices, rotate_complex, true_cos_sin
 from support.targets import Target, rows
 
+import rope_xp
 from rope_xp import RoPE, RopeError, positions
 from rope_xp.scaling import Axial
 
@@ -108,3 +110,16 @@ WRONG: tuple[tuple[str, type[Exception], Any], ...] = (
 def test_errors(said: str, kind: type[Exception], make: Any) -> None:
     with pytest.raises(kind, match=said):
         make()
+
+
+def test_components_need_position_axes() -> None:
+    """Else all pairs would read the one position of a token, two series of frequencies long."""
+    for make in (
+        lambda: RoPE(scaling=Axial()),
+        lambda: RoPE(scaling=Axial(sections=(4, 12)), rotary_dim=16),
+        lambda: dataclasses.replace(RoPE.axial((4, 4)), position_axes=None),
+        lambda: rope_xp.apply(np.ones((2, 8)), np.ones((2, 8)), scaling=Axial()),
+    ):
+        with pytest.raises(RopeError, match=r"2 components.*position_axes is None.*RoPE.axial"):
+            make()
+    assert RoPE(scaling=Axial(1)).frequencies(8).tolist() == RoPE().frequencies(8).tolist()

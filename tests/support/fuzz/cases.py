@@ -183,12 +183,12 @@ def ropes(draw: st.DrawFn, head_dim: int, *, like: RoPE | None = None) -> RoPE:
         whole = r == head_dim and draw(st.booleans())
         layout = draw(st.sampled_from(LAYOUTS))
         same = {"layout": layout, "rotary_dim": None if whole else r, "rotary_offset": offset}
-    axes = None
-    if draw(st.integers(0, 3)) == 0:
-        pattern = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
-        axes = tuple((pattern * (r // 2))[: r // 2])
     base = draw(_BASES)
     scaled = draw(rules(r)) if draw(st.booleans()) else None
+    axes = None
+    if getattr(scaled, "axes", 1) > 1 or draw(st.integers(0, 3)) == 0:
+        pattern = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
+        axes = tuple((pattern * (r // 2))[: r // 2])
     return RoPE(base=base, scaling=scaled, position_axes=axes, **same)
 
 

@@ -77,10 +77,17 @@ def _proportional(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray
 def _axial(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
     if rule.order == "dealt":
         return np.concatenate([plain[a :: rule.axes] for a in range(rule.axes)])
-    own = series(base, r // rule.axes)
+    sections = rule.sections or (r // rule.axes,) * rule.axes
+    own = [
+        list(series(base if rule.bases is None else rule.bases[axis], n))
+        for axis, n in enumerate(sections)
+    ]
     if rule.order == "blocks":
-        return np.concatenate([own] * rule.axes)
-    return np.array([f for f in own for _ in range(rule.axes)])
+        return np.concatenate(own)
+    dealt = []
+    while any(own):
+        dealt += [each.pop(0) for each in own if each]
+    return np.array(dealt)
 
 
 # --- angles --------------------------------------------------------------------------------------
