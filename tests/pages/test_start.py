@@ -80,11 +80,29 @@ def test_heads_first_is_llama() -> None:
         llama.LlamaRotaryEmbedding(config),
         [transformers.DynamicCache() for _ in "ab"],
     )
-    for first, last in ((0, 8), (8, 9)):
+    for first, last in ((0, 5), (5, 8), (8, 9)):
         part, at = x[:, first:last], torch.arange(first, last)[None]
         got = ours(part, rope.at(at, like=part[..., :32]), caches[0])
-        expected, _ = theirs(part, embedding(part, at), None, past_key_values=caches[1])
+        mask = torch.ones(last, last, dtype=torch.bool).tril()[None, None, first:]
+        expected, _ = theirs(part, embedding(part, at), mask, past_key_values=caches[1])
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+def test_decoding_compiles_once() -> None:
+    """One graph of the prefill and one of a token, wherever it stands."""
+    example = load("attention_torch")
+    import torch
+
+    graphs = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(inputs)
+        return graph
+
+    attention = torch.compile(example["Attention"](64, 4, 2), backend=count, fullgraph=True)
+    with torch.no_grad():
+        example["generate"](attention, torch.randn(1, 12, 64), example["Cache"](1, 16, 2, 16), 6)
+    assert len(graphs) == 2
 
 
 def test_grouped_heads_are_llama() -> None:

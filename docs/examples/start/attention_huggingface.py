@@ -10,7 +10,8 @@ import rope_xp
 class Attention(nn.Module):
     def __init__(self, config: dict, layer_idx: int = 0):
         super().__init__()
-        dim, self.head_dim, self.layer_idx = config["hidden_size"], config["head_dim"], layer_idx
+        self.head_dim, self.layer_idx = config["head_dim"], layer_idx
+        dim = config["hidden_size"]
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.q_proj = nn.Linear(dim, heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(dim, kv_heads * self.head_dim, bias=False)
@@ -27,8 +28,9 @@ class Attention(nn.Module):
         q, k = angles.apply(q, k, axes="bhsd")  # (batch, heads, tokens, head_dim)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        causal = q.shape[2] > 1  # a token alone sees all that came before it
-        y = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        tokens, keys = q.shape[2], k.shape[2]
+        seen = torch.ones(tokens, keys, dtype=torch.bool, device=q.device).tril(keys - tokens)
+        y = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
 

@@ -28,9 +28,7 @@ class Attention(nn.Module):
         self.split = (heads, kv_heads, kv_heads)
         self.qkv = nn.Linear(dim, sum(self.split) * self.head_dim, bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
-        self.rope = rope_xp.RoPE(
-            base=500_000.0, layout="half"
-        )  # no buffer: nothing to cast or move
+        self.rope = rope_xp.RoPE(base=500_000.0, layout="half")
 
     def forward(self, x: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.split, dim=2)
