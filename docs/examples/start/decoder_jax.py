@@ -5,7 +5,8 @@ import jax.numpy as jnp
 
 import rope_xp
 
-ROPE = rope_xp.RoPE(base=500_000.0, layout="half")  # hashable and without arrays: a plain constant
+# Hashable and without arrays: a plain constant of what is compiled.
+ROPE = rope_xp.RoPE(base=500_000.0, layout="half")
 
 
 def norm(x):
@@ -15,7 +16,7 @@ def norm(x):
 def layer(weights, x, positions):
     q, k, v = (jnp.einsum("bsm,mhd->bshd", norm(x), weights[name]) for name in "qkv")
     q, k = ROPE.apply(q, k, positions)  # (batch, tokens, heads, head_dim)
-    y = jax.nn.dot_product_attention(q, k, v, is_causal=True)  # k and v may have fewer heads
+    y = jax.nn.dot_product_attention(q, k, v, is_causal=True)  # fewer heads in k, v
     x = x + jnp.einsum("bshd,hdm->bsm", y, weights["out"])
     return x + jax.nn.silu(norm(x) @ weights["up"]) @ weights["down"]
 

@@ -38,7 +38,7 @@ def layer(x, weights, rope, heads, cache=None):
     fused = linear(normed, weights, "attention.query_key_value")
     q, k, v = np.split(fused.reshape(*x.shape[:2], heads, -1), 3, axis=-1)
     past = 0 if cache is None else cache[0].shape[1]
-    q, k = rope.apply(q, k, past + np.arange(x.shape[1]))  # views go as they are, nothing is copied
+    q, k = rope.apply(q, k, past + np.arange(x.shape[1]))  # views are not copied
     if cache is not None:
         k, v = (np.concatenate(pair, axis=1) for pair in zip(cache, (k, v), strict=True))
     attended = linear(attend(q, k, v).reshape(x.shape), weights, "attention.dense")

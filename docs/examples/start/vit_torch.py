@@ -34,10 +34,9 @@ def main() -> None:
     x = torch.randn(2, 1 + 14 * 12, 256)
     y = attention(x)
     y.square().mean().backward()
-    moved = attention.positions + torch.tensor([[3], [5]])  # three rows down, five columns right
-    attention.positions = moved
+    attention.positions += torch.tensor([[3], [5]])  # all three rows down, five columns right
     torch.testing.assert_close(attention(x), y, rtol=0, atol=1e-5)
-    print(f"{attention.rope.position_axes}\n{tuple(y.shape)}: a token for the class, 168 patches")
+    print(f"{attention.rope.position_axes}\n{tuple(y.shape)}: class token, 168 patches")
 
 
 if __name__ == "__main__":
