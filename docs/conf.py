@@ -58,9 +58,16 @@ nitpicky = True
 PAGES = {
     "contributing.md": ROOT / "CONTRIBUTING.md",
     "changelog.md": ROOT / "CHANGELOG.md",
+    "releasing.md": ROOT / "RELEASING.md",
+    "security.md": ROOT / "SECURITY.md",
     "add_a_backend.md": ROOT / "backends" / "README.md",
 }
-LINKS = {"backends/README.md": "backends.md", "CHANGELOG.md": "changelog.md"}
+LINKS = {
+    "backends/README.md": "backends.md",
+    "CHANGELOG.md": "changelog.md",
+    "RELEASING.md": "releasing.md",
+    "SECURITY.md": "security.md",
+}
 
 
 def shown_inside(text: str) -> str:

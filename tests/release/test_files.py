@@ -1,0 +1,52 @@
+"""What a release says of itself agrees with what it is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+from rope_xp_backends.cpu import files
+
+import rope_xp
+from rope_xp._dispatch import find
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_citation() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(citation["version"]) == rope_xp.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert set(citation["keywords"]) <= set(PROJECT["keywords"])
+    assert [set(author) for author in citation["authors"]] == [{"name"}]  # nobody is made up
+    assert "arXiv:2104.09864" in str(citation["references"])
+
+
+def test_pins_of_releases_are_those_of_tests() -> None:
+    def pins(name: str) -> dict[str, str]:
+        lines = (ROOT / "constraints" / name).read_text().splitlines()
+        found = (re.match(r"([\w.-]+)==([^ ;]+)", line) for line in lines)
+        return {re.sub(r"[-_.]+", "-", m[1]).lower(): m[2] for m in found if m}
+
+    tests, releases = pins("test.txt"), pins("release.txt")
+    shared = set(tests) & set(releases)
+    assert {"build", "hatchling"} <= shared
+    assert {name: releases[name] for name in shared} == {name: tests[name] for name in shared}
+    # torch for GPUs pins its own versions of these, and could not be installed beside others.
+    assert not [name for name in tests if name.startswith("nvidia-")]
+
+
+def test_commands_of_releasing_name_what_is_there() -> None:
+    text = (ROOT / "RELEASING.md").read_text()
+    named = set(re.findall(r"(?:\.ci|\.github|constraints|docs|rope_xp)/[\w./]+\w", text))
+    assert {".ci/run", ".ci/release", ".github/workflows/release.yml"} <= named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_what_security_says_of_the_kernels_on_disk() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    assert f"`{files.VARIABLE}=0`" in text
+    assert f"`{find.ENTRY_POINTS}`" in text

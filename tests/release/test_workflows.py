@@ -1,0 +1,113 @@
+"""The workflows call the gate, pin what they use, and may do no more than they need."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+ALL = pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+
+PINNED = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+MAY = {
+    "gate/gate": {"contents": "read"},
+    "gate/core": {"contents": "read"},
+    "release/gate": {"contents": "read"},
+    "release/build": {"contents": "read"},
+    "release/attest": {"id-token": "write", "attestations": "write"},
+    "release/publish": {"id-token": "write"},
+}
+"""All that a job is granted. What may write runs no code of the repository."""
+
+
+def read(file: Path) -> dict[str, Any]:
+    # YAML 1.1, which PyYAML reads, takes the key on for true.
+    return {str(k): v for k, v in yaml.safe_load(file.read_text()).items()}
+
+
+def jobs(file: Path) -> dict[str, dict[str, Any]]:
+    return {f"{file.stem}/{name}": job for name, job in read(file)["jobs"].items()}
+
+
+def steps(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return job.get("steps", [])
+
+
+def commands(job: dict[str, Any]) -> list[str]:
+    return [line for step in steps(job) for line in step.get("run", "").splitlines()]
+
+
+def test_there_are_the_two() -> None:
+    assert [file.name for file in WORKFLOWS] == ["gate.yml", "release.yml"]
+
+
+@ALL
+def test_actions_are_pinned_by_commit(file: Path) -> None:
+    used = re.findall(r"\buses: *(.+)", file.read_text())
+    assert used
+    own = [u for u in used if u.startswith("./")]
+    assert all((ROOT / u.split(" #")[0]).is_file() for u in own)
+    assert [u for u in used if u not in own and not PINNED.fullmatch(u)] == []
+
+
+def test_an_action_has_one_pin() -> None:
+    pins = {p for file in WORKFLOWS for p in re.findall(PINNED, file.read_text())}
+    assert len({pin.partition("@")[0] for pin in pins}) == len(pins)
+
+
+@ALL
+def test_permissions(file: Path) -> None:
+    assert read(file)["permissions"] == {}
+    assert {name: job.get("permissions") for name, job in jobs(file).items()} == {
+        name: granted for name, granted in MAY.items() if name.startswith(f"{file.stem}/")
+    }
+
+
+@ALL
+def test_what_may_write_runs_no_code_of_the_repository(file: Path) -> None:
+    for name, job in jobs(file).items():
+        checked_out = [s for s in steps(job) if s.get("uses", "").startswith("actions/checkout@")]
+        if "write" in MAY[name].values():
+            assert not checked_out
+            assert not commands(job)
+        assert all(step["with"]["persist-credentials"] is False for step in checked_out)
+
+
+@ALL
+def test_no_expression_becomes_part_of_a_command(file: Path) -> None:
+    assert [line for job in jobs(file).values() for line in commands(job) if "${{" in line] == []
+
+
+@ALL
+def test_every_script_that_is_called_can_be(file: Path) -> None:
+    called = [line.split()[0] for job in jobs(file).values() for line in commands(job)]
+    scripts = [ROOT / name for name in called if "/" in name]
+    assert scripts
+    assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+def test_the_gate_is_called_for_changes_and_for_releases() -> None:
+    gate, release = (read(file) for file in WORKFLOWS)
+    assert commands(gate["jobs"]["gate"]) == [".ci/run"]
+    assert {"push", "pull_request", "workflow_call"} <= set(gate["True"])
+    assert release["True"] == {"push": {"tags": ["v*"]}}
+    assert release["jobs"]["gate"]["uses"] == "./.github/workflows/gate.yml"
+    assert ".ci/release release" in commands(release["jobs"]["build"])
+    assert set(release["jobs"]["attest"]["needs"]) == {"gate", "build"}
+    assert release["jobs"]["publish"]["needs"] == "attest"
+
+
+def test_each_python_of_the_classifiers_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    core = read(WORKFLOWS[0])["jobs"]["core"]
+    assert core["strategy"]["matrix"]["python"] == named
+    assert project["requires-python"] == f">={named[0]}"
+    assert ".ci/core python3 known" in commands(core)

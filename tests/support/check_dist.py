@@ -1,0 +1,69 @@
+"""Check what a release holds, against what git tracks. Usage: check_dist.py [--bill BOM] FILE...
+
+A wheel holds the two packages. An sdist holds all that is tracked, so that whoever unpacks it can
+run the tests. The bill of materials names the wheel and what it always installs.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bill", type=Path)
+    parser.add_argument("files", nargs="+", type=Path)
+    options = parser.parse_args(arguments)
+    if options.bill is not None:
+        (wheel,) = options.files
+        return differ(options.bill, billed(options.bill), installed(wheel))
+    return max([differ(file, *held(file)) for file in options.files])
+
+
+def held(file: Path) -> tuple[set[str], set[str]]:
+    """Return what lies in a wheel or an sdist, and what has to."""
+    if file.suffix == ".whl":
+        names = {n for n in zipfile.ZipFile(file).namelist() if ".dist-info/" not in n}
+        packages = tracked("rope_xp", "backends/rope_xp_backends")
+        return names, {name.removeprefix("backends/") for name in packages}
+    with tarfile.open(file) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    return names, tracked() | {"PKG-INFO"}
+
+
+def tracked(*folders: str) -> set[str]:
+    command = ["git", "ls-files", "-z", *folders]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return set(filter(None, listed.stdout.split("\0")))
+
+
+def billed(bill: Path) -> set[str]:
+    return {component["name"] for component in json.loads(bill.read_text())["components"]}
+
+
+def installed(wheel: Path) -> set[str]:
+    """Return the wheel's own name and those that it requires without an extra."""
+    archive = zipfile.ZipFile(wheel)
+    (file,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+    metadata = message_from_bytes(archive.read(file))
+    always = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
+    return {metadata["Name"], *(re.match(r"[\w.-]+", required)[0] for required in always)}
+
+
+def differ(file: Path, found: set[str], expected: set[str]) -> int:
+    for name in sorted(found ^ expected):
+        print(f"{'unexpected' if name in found else 'missing'} in {file.name}: {name}")
+    print(f"{file.name}: {len(found)} names")
+    return int(found != expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
