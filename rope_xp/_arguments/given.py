@@ -86,7 +86,7 @@ def at(rope: Rope, positions: Any, like: Array) -> tuple[Backend, Lookup, Lookup
     lookup = read.alone(backend, recipe, positions, read.owner_beside(positions), like)
     if len(lookup.whole.shape) == (1 if recipe.components else 0):  # type: ignore[union-attr]  # given
         part = None if lookup.part is None else lookup.part[..., None]
-        lookup = replace(lookup, whole=lookup.whole[..., None], part=part)  # type: ignore[index]
+        lookup = replace(lookup, whole=lookup.whole[..., None], part=part)  # type: ignore[index]  # likewise
     if rope.attention_factor == 1.0:
         return backend, lookup, None
     inverse = recipe._replace(inverse=True)

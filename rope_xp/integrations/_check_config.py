@@ -158,7 +158,7 @@ def _held(model: torch.nn.Module) -> Iterator[Finding]:
         rope = getattr(module, "rope", None)
         if not isinstance(rope, RoPE) or not expected or rope in expected:
             continue
-        width = rope.rotary_dim or _keys.size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]
+        width = rope.rotary_dim or _keys.size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
         try:
             ours, theirs = (each.for_length(1).frequencies(width) for each in (rope, expected[0]))
             told = effect(ours, theirs)

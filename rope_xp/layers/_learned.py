@@ -58,7 +58,7 @@ class Learner(torch.nn.Module):
             return own
         from torch.distributed.tensor import distribute_tensor  # there, as like is a DTensor
 
-        return distribute_tensor(own.to(like.device), like.device_mesh, like.placements)  # type: ignore[attr-defined]
+        return distribute_tensor(own.to(like.device), like.device_mesh, like.placements)  # type: ignore[attr-defined]  # asked above
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         # A frequency is multiplied by positions: rounded to the 8 bits of a bfloat16, it is off by
@@ -67,7 +67,7 @@ class Learner(torch.nn.Module):
             moved = fn(x)
             return moved if moved.dtype == x.dtype else x.to(moved.device)
 
-        return super()._apply(exact if self.learn else fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+        return super()._apply(exact if self.learn else fn, *args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
 def no_angles() -> RopeError:

@@ -201,7 +201,7 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(RopeError, match="need only their first half"):
         rope.with_tables(*(np.ones((9, 8)),) * 2).rotate(q)
     with pytest.raises(FrozenInstanceError):
-        angles.cos = angles.sin  # type: ignore[misc]
+        angles.cos = angles.sin  # type: ignore[misc]  # what is refused
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="q is a numpy array and cos a torch array; convert one"):
         rope.at(POSITIONS, like=torch.ones(8)).apply(q, k)

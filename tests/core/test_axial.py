@@ -92,9 +92,9 @@ def test_positions_of_one_component_are_refused() -> None:
 WRONG: tuple[tuple[str, type[Exception], Any], ...] = (
     ("must be even", RopeError, lambda: RoPE.axial((3, 5))),
     ("must be positive", RopeError, lambda: RoPE.axial((0, 4))),
-    ("sections must be an integer", TypeError, lambda: RoPE.axial((2.0, 4))),  # type: ignore[arg-type]
+    ("sections must be an integer", TypeError, lambda: RoPE.axial((2.0, 4))),  # type: ignore[arg-type]  # the mistake
     ("sections is empty", RopeError, lambda: RoPE.axial(())),
-    ("sections must be a tuple", TypeError, lambda: RoPE.axial(64)),  # type: ignore[arg-type]
+    ("sections must be a tuple", TypeError, lambda: RoPE.axial(64)),  # type: ignore[arg-type]  # the mistake
     ("bases must be 2 numbers", RopeError, lambda: RoPE.axial((2, 4), bases=(1.0,))),
     ("bases must be positive", RopeError, lambda: RoPE.axial((2, 4), bases=(1.0, 0.0))),
     ("takes neither sections", RopeError, lambda: RoPE.axial((2, 4), order="dealt")),

@@ -74,7 +74,7 @@ def test_floats_of_other_libraries_are_narrow() -> None:
 WRONG: tuple[tuple[str, Any], ...] = (
     ("start must be one number or 3", lambda: positions.video(1, 2, 3, start=(0, 1))),
     ("step must hold finite numbers", lambda: positions.video(1, 2, 3, step=float("nan"))),
-    ("step must hold finite numbers", lambda: positions.grid(1, 2, step=("1", 2))),  # type: ignore[arg-type]
+    ("step must hold finite numbers", lambda: positions.grid(1, 2, step=("1", 2))),  # type: ignore[arg-type]  # the mistake
     ("height must be positive", lambda: positions.grid(0, 2, start=1)),
     ("along names component 2", lambda: positions.text(1, 2, along=(2,))),
     ("along names component -1", lambda: positions.text(1, 2, along=(-1,))),

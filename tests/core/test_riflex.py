@@ -47,9 +47,9 @@ def test_a_video_makes_less_than_a_turn() -> None:
 
 WRONG: tuple[tuple[str, type[Exception], Any], ...] = (
     ("RIFLEx.k must be positive", RopeError, lambda: RIFLEx(0, 4)),
-    ("RIFLEx.length must be an integer", TypeError, lambda: RIFLEx(1, 4.0)),  # type: ignore[arg-type]
+    ("RIFLEx.length must be an integer", TypeError, lambda: RIFLEx(1, 4.0)),  # type: ignore[arg-type]  # the mistake
     ("RIFLEx.share must be positive", RopeError, lambda: RIFLEx(1, 4, share=0)),
-    ("RIFLEx.rule must be", TypeError, lambda: RIFLEx(1, 4, "axial")),  # type: ignore[arg-type]
+    ("RIFLEx.rule must be", TypeError, lambda: RIFLEx(1, 4, "axial")),  # type: ignore[arg-type]  # the mistake
     ("RIFLEx.axis must be one of 2", RopeError, lambda: RIFLEx(1, 4, Axial(2), axis=2)),
     ("'dealt' has one for all", RopeError, lambda: RIFLEx(1, 4, Axial(2, "dealt"))),
     ("names no pair", RopeError, lambda: RIFLEx(5, 4, Axial(2)).frequencies(1e4, 16)),

@@ -82,7 +82,7 @@ def test_the_rope_of_a_configuration(framework: Framework) -> None:
     gemma = rope_xp.from_hf_config({"model_type": "gemma3_text"})
     with pytest.raises(RopeError, match=r"a RoPE for each of 'full_attention', 'sliding_.*rope\["):
         framework.layer(gemma)
-    assert framework.layer(gemma["full_attention"]).rope.base == 1e6  # type: ignore[index,union-attr]
+    assert framework.layer(gemma["full_attention"]).rope.base == 1e6  # type: ignore[index,union-attr]  # a dict of ropes
 
 
 @every_framework

@@ -62,7 +62,7 @@ def matmul(model: Any) -> None:
     """Compute angles by a product of matrices, which autocast takes for its own."""
     kind = type(model.model.rotary_emb)
 
-    class Rotary(kind):  # type: ignore[misc,valid-type]
+    class Rotary(kind):  # type: ignore[misc,valid-type]  # a class that is chosen here
         def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
             column = position_ids[..., None].float()
             angles = (column @ self.inv_freq[None, None].expand(len(column), 1, -1)).float()
@@ -240,7 +240,7 @@ def test_modules_that_hold_a_rope() -> None:
 
 def test_what_is_no_module() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module; got dict"):
-        check({})  # type: ignore[arg-type]
+        check({})  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_finding_reads_as_a_sentence() -> None:

@@ -180,13 +180,13 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(RopeError, match="columns='pairs' does not tell the layout; give"):
         apply_rotary_transformers(q, k, cos[..., :8], sin[..., :8], columns="pairs")
     with pytest.raises(RopeError, match="columns must be one of 'halves', .*; got 'half'"):
-        apply_rotary_transformers(q, k, cos, sin, columns="half")  # type: ignore[arg-type]
+        apply_rotary_transformers(q, k, cos, sin, columns="half")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(RopeError, match="columns='halves' is of an even number; cos has 7"):
         apply_rotary_transformers(q, k, cos[..., :7], sin[..., :7], columns="halves")
     with pytest.raises(RopeError, match="unsqueeze_dim=0 puts no axis for the heads beside"):
         apply_rotary_transformers(q, k, cos, sin, 0)
     with pytest.raises(RopeError, match="layout must be one of"):
-        apply_rotary_transformers(q, k, cos, sin, layout="llama")  # type: ignore[arg-type]
+        apply_rotary_transformers(q, k, cos, sin, layout="llama")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(RopeError):
         apply_rotary_transformers(q[..., :8], k[..., :8], cos, sin)
 

@@ -38,7 +38,7 @@ def as_kernels_does(function: Any) -> nn.Module:
     signature = inspect.signature(function)
     me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [me, *signature.parameters.values()]
-    Func.forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    Func.forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by inspect
     return Func()
 
 
@@ -56,7 +56,7 @@ def test_functions_that_the_package_kernels_makes_modules(
     before = model(tokens).logits
     monkeypatch.setattr(module, "apply_rotary_pos_emb", made)
     if kernelized:  # as kernelize(model) does
-        made.forward = MethodType(kernel_of_a_gpu, made)  # type: ignore[method-assign]
+        made.forward = MethodType(kernel_of_a_gpu, made)  # type: ignore[method-assign]  # as kernelize does
     after = patch(make("llama"))(tokens).logits
     torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
 
@@ -214,7 +214,7 @@ class HidesTheCall(nn.Module):
 
     def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
         ask = getattr(self, "rotary_emb")  # noqa: B009  # as code does that makes up names
-        return x * ask(x, torch.arange(x.shape[-2])[None])[0]  # type: ignore[no-any-return]
+        return x * ask(x, torch.arange(x.shape[-2])[None])[0]  # type: ignore[no-any-return]  # a tensor
 
 
 class WithoutSource(nn.Module):

@@ -74,7 +74,7 @@ def _ltx(module: Any) -> tuple[Any, Any]:
 
 
 def _ltx2(module: Any) -> tuple[Any, Any]:
-    return tuple(table[0, :, ::2] for table in module(_COORDINATES))  # type: ignore[return-value]
+    return tuple(table[0, :, ::2] for table in module(_COORDINATES))  # type: ignore[return-value]  # two tables
 
 
 def _mask_of_image(module: Any) -> tuple[Any, Any]:

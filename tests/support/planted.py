@@ -292,7 +292,7 @@ def _layouts() -> list[Fault]:
     return [
         Fault(
             f"{have} for {want}", make, f"layout is '{have}', and not '{want}'",
-            RoPE(layout=want), alone=False,  # type: ignore[arg-type]
+            RoPE(layout=want), alone=False,  # type: ignore[arg-type]  # a layout
         )
         for have, make in makers.items()
         for want in makers

@@ -171,9 +171,9 @@ def test_arguments_that_are_refused(more: dict[str, Any], message: str) -> None:
 
 def test_arguments_of_the_wrong_type() -> None:
     with pytest.raises(TypeError, match="function must be callable; got str"):
-        identify("rope", 16)  # type: ignore[arg-type]
+        identify("rope", 16)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(TypeError, match="rope must be a"):
-        assert_rotates(by_rope(RoPE()), "half", 16)  # type: ignore[arg-type]
+        assert_rotates(by_rope(RoPE()), "half", 16)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(RopeError, match="rotary_dim"):
         assert_rotates(by_rope(RoPE()), RoPE(rotary_dim=32), 16)
 

@@ -1,0 +1,51 @@
+"""A check that is muted says why, in words after the mute."""
+
+from __future__ import annotations
+
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("rope_xp", "backends", "tests", "asv_benchmarks", "docs")
+# fmt: skip is none of them: it keeps a table a table, as anyone sees.
+MUTE = re.compile(r"# *(?:type: *ignore(?:\[[\w, -]*\])?|noqa(?:: *[A-Z]+\d+(?:, *[A-Z]+\d+)*)?)")
+REASON = re.compile(r"\s+# *\w.*")
+
+
+def without_reason(file: Path) -> list[str]:
+    with tokenize.open(file) as source:
+        comments = [
+            t for t in tokenize.generate_tokens(source.readline) if t.type == tokenize.COMMENT
+        ]
+    return [
+        f"{file}:{comment.start[0]}"
+        for comment in comments
+        if (mute := MUTE.match(comment.string))
+        and not REASON.fullmatch(comment.string[mute.end() :])
+    ]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_mute_says_why(folder: str) -> None:
+    files = [f for f in (ROOT / folder).rglob("*.py") if "_build" not in f.parts]
+    assert files
+    assert [line for file in files for line in without_reason(file)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "mutes"),
+    [
+        ("x = 1  # noqa: E501", 1),
+        ("x = 1  # type: ignore", 1),
+        ("x = 1  # type: ignore[index, operator]", 1),
+        ("x = 1  # noqa: E501  # a table", 0),
+        ("x = 1  # type: ignore[index]  # an array", 0),
+        ('x = "# noqa"', 0),
+    ],
+)
+def test_what_counts_as_one(line: str, mutes: int, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(line + "\n")
+    assert len(without_reason(tmp_path / "a.py")) == mutes
