@@ -178,7 +178,7 @@ def facts(
     for name, contender in made.items():
         function, many = contender.make(at, one), contender.make(positions, some)
         call = lambda f=function: f(one, at)  # noqa: E731  # for two clocks
-        larger = lambda f=many: f(some, positions)  # noqa: E731
+        larger = lambda f=many: f(some, positions)  # noqa: E731  # likewise
         measures: dict[str, Callable[[], Any]] = {
             "host_us": lambda call=call: gpu_facts.host_microseconds(target, call, loops),
             "launches": lambda call=call: gpu_facts.launches(target, call),

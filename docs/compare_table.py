@@ -95,7 +95,7 @@ def of_torchtune() -> Tables:
 
 def of_keras_hub() -> Tables:
     export = ModuleType("keras_hub.src.api_export")
-    export.keras_hub_export = lambda _: lambda made: made  # type: ignore[attr-defined]
+    export.keras_hub_export = lambda _: lambda made: made  # type: ignore[attr-defined]  # a module made here
     sys.modules.setdefault("keras_hub.src.api_export", export)
     made = _file("keras_hub", "src/layers/modeling/rotary_embedding.py").RotaryEmbedding()
     halves = np.repeat([1.0, 0.0], HEAD_DIM // 2).astype(np.float32)

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  # torch may be missing
 
-import rope_xp  # noqa: E402
-from rope_xp import RoPE  # noqa: E402
+import rope_xp  # noqa: E402  # torch may be missing
+from rope_xp import RoPE  # noqa: E402  # torch may be missing
 
 MATRICES = ("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "dot", "mv")
 
