@@ -60,7 +60,7 @@ def _library() -> ctypes.CDLL:
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
-            f"{{ return run({key.expression}, {int(key.together)}, grid, block, words); }}\n"
+            f"{{ return run({key.expression}, {int(together(key))}, grid, block, words); }}\n"
         )
     source += 'extern "C" size_t size() { return sizeof(Arguments); }\n'
     include = cuda_folder("include")
@@ -73,6 +73,11 @@ def _library() -> ctypes.CDLL:
     library.size.restype = ctypes.c_size_t
     assert library.size() == cuda_plan.ARGUMENTS.itemsize
     return library
+
+
+def together(key: cuda_plan.Key) -> bool:
+    """Return whether threads wait for each other between reading a head and writing it."""
+    return key.in_place and key.read_pairs != key.write_pairs
 
 
 def launch(

@@ -3,6 +3,7 @@
 Everything here depends on shapes, strides and alignment, and on no pointer and no library.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
@@ -14,12 +15,15 @@ from rope_xp._contract.call import Turn
 from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import ACCESS, Laid, Rows, alignment, rows
 
+from .occupancy import waves
+
 THREADS = 256
 """Of a block, at most; the kernel is compiled for that many."""
 HEADS_A_THREAD = 4
 """How many heads share what a thread found out of a token's angles. Not yet measured on a GPU."""
-BLOCKS = 1024
-"""Blocks of fewer tokens are made where there would not be that many. Not yet measured either."""
+PROCESSORS, BLOCKS_A_PROCESSOR = 132, 8
+"""Blocks of fewer tokens are made where an H200 would not have that many. Not yet measured."""
+WARP = 32
 MAX_GRID_Y = 65535
 MAX_BLOCK_Z = 64
 
@@ -44,13 +48,13 @@ class Key(NamedTuple):
     access: int
     """Bytes of a load or store."""
     source: int
-    together: bool
-    """Whether all threads of a head read before any of them writes."""
+    in_place: bool
+    """Whether q or k are written over."""
 
     @property
     def expression(self) -> str:
         """How C++ spells it."""
-        flags = (self.read_pairs, self.write_pairs, self.access, self.source, self.together)
+        flags = (self.read_pairs, self.write_pairs, self.access, self.source, self.in_place)
         return f"rotate<{TYPES[self.dtype]}, {', '.join(str(int(flag)) for flag in flags)}>"
 
 
@@ -61,8 +65,8 @@ def every_key() -> Iterator[Key]:
         for access in (16, 8, 4, 2):
             if access >= size:
                 for source in (GIVEN,) if dtype == "float64" else (GIVEN, LOOKED_UP, SEVERAL):
-                    for together in (False,) if read == write else (False, True):
-                        yield Key(dtype, read, write, access, source, together)
+                    for in_place in (False, True):
+                        yield Key(dtype, read, write, access, source, in_place)
 
 
 class Job(NamedTuple):
@@ -86,6 +90,10 @@ class Step(NamedTuple):
     block: tuple[int, int, int]
     words: np.ndarray
     """The arguments, with what is to be added to the pointers."""
+
+    def waves(self, processors: int) -> float:
+        """Return how often the blocks fill a GPU."""
+        return waves(math.prod(self.grid), math.prod(self.block), processors)
 
 
 @kept(256)
@@ -117,9 +125,10 @@ def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[
     lanes = turning + ((head_dim * size - turned) // access if passes else 0)
     alone = Rows(1, (0,) * 7)
     inner, outer, *rest = [*found, alone, alone][: max(len(found), 2)]
-    grid, block = _grid(lanes, sum(heads), inner.length, outer.length)
-    together = any(job.in_place) and read != write
-    key = Key(job.dtype, read, write, access, job.source, together)
+    # As the kernel: accesses of a head, of which a thread has four in flight.
+    at_once = 4 // (2 * each * size // access)
+    grid, block = _grid(lanes, sum(heads), at_once, inner.length, outer.length)
+    key = Key(job.dtype, read, write, access, job.source, any(job.in_place))
     if n == 1:
         head_strides = [head_strides[0], 0, head_strides[1], 0]
     each_head = [
@@ -184,9 +193,22 @@ def _access(job: Job, size: int, pairs: int, aligned: int, angles_aligned: int) 
 
 
 def _grid(
-    lanes: int, heads: int, inner: int, outer: int
+    lanes: int, heads: int, at_once: int, inner: int, outer: int
 ) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """Return a grid, and a block of which as few lanes as possible idle: best of whole warps."""
     x = min(lanes, THREADS)
-    y = min(THREADS // x, -(-heads // HEADS_A_THREAD))
-    z = max(1, min(THREADS // (x * y), MAX_BLOCK_Z, inner * outer // BLOCKS, inner))
-    return (-(-inner // z), min(outer, MAX_GRID_Y)), (x, y, z)
+    blocks = [
+        (x, y, z)
+        for y in range(1, min(THREADS // x, heads) + 1)
+        for z in range(1, min(THREADS // (x * y), MAX_BLOCK_Z, inner) + 1)
+    ]
+
+    def worth(block: tuple[int, int, int]) -> tuple[float, float, float, int]:
+        _, y, z = block
+        warps, turns = -(-x * y * z // WARP), -(-heads // (y * at_once))
+        busy = x * y * z / (warps * WARP) * heads / (turns * y * at_once)
+        spread = min(-(-inner // z) * outer / PROCESSORS, BLOCKS_A_PROCESSOR)
+        return busy, spread, -abs(heads / y - HEADS_A_THREAD), x * y * z
+
+    block = max(blocks, key=worth)
+    return (-(-inner // block[2]), min(outer, MAX_GRID_Y)), block

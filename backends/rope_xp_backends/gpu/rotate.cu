@@ -98,11 +98,18 @@ template <> struct Word<4> { using Type = unsigned int; };
 template <> struct Word<8> { using Type = uint2; };
 template <> struct Word<16> { using Type = uint4; };
 
-template <typename W> __device__ __forceinline__ W read_once(const char *from) {
+template <typename W, bool ONCE> __device__ __forceinline__ W read(const char *from) {
 #ifdef __CUDA_ARCH__
-  return __ldcs(reinterpret_cast<const W *>(from));  // leaves the caches to the tables
-#else
+  if (ONCE) return __ldcs(reinterpret_cast<const W *>(from));  // leaves the caches to all else
+#endif
   return *reinterpret_cast<const W *>(from);
+}
+
+template <typename T> __device__ __forceinline__ T read_constant(const void *from) {
+#ifdef __CUDA_ARCH__
+  return __ldg(static_cast<const T *>(from));
+#else
+  return *static_cast<const T *>(from);
 #endif
 }
 
@@ -111,11 +118,7 @@ template <typename C, int N> __device__ __forceinline__ void read_row(C (&to)[N]
   using W = typename Word<BYTES>::Type;
 #pragma unroll
   for (int i = 0; i < N; i += EACH) {
-#ifdef __CUDA_ARCH__
-    const W word = __ldg(reinterpret_cast<const W *>(from + i));
-#else
-    const W word = *reinterpret_cast<const W *>(from + i);
-#endif
+    const W word = read_constant<W>(from + i);
     memcpy(to + i, &word, BYTES);
   }
 }
@@ -163,8 +166,7 @@ __device__ __forceinline__ long long position_of(const Arguments &a, const char 
                                                  long long outer, long long inner) {
   if (angles == nullptr) return a.start + outer * a.count_outer + inner * a.count_inner;
   angles += outer * a.angles_outer + inner * a.angles_inner;
-  if (a.long_positions) return *reinterpret_cast<const long long *>(angles);
-  return *reinterpret_cast<const int *>(angles);
+  return a.long_positions ? read_constant<long long>(angles) : read_constant<int>(angles);
 }
 
 // cos and sin of N pairs of a row, from pair `first` on.
@@ -181,7 +183,7 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const char *angles = a.angles + a.component[first + i] * a.angles_component;
+      const char *angles = a.angles + read_constant<int>(a.component + first + i) * a.angles_component;
       C c[1], s[1];
       look_up(c, s, a, position_of(a, angles, outer, inner), first + i);
       cos[i] = c[0];
@@ -210,14 +212,33 @@ __device__ __forceinline__ P row(P x, long long of_outer, long long of_inner, lo
   return x + outer * of_outer + inner * of_inner;
 }
 
+// The N pairs of a few words, turned.
+template <typename T, bool READ_PAIRS, bool WRITE_PAIRS, typename W, int WORDS, typename C, int N>
+__device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS],
+                                     const C (&cos)[N], const C (&sin)[N]) {
+  T x[2 * N], y[2 * N];
+  memcpy(x, words, sizeof(x));
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const C x1 = Element<T>::widen(x[READ_PAIRS ? 2 * i : i]);
+    const C x2 = Element<T>::widen(x[READ_PAIRS ? 2 * i + 1 : N + i]);
+    y[WRITE_PAIRS ? 2 * i : i] = Element<T>::round(minus(times(x1, cos[i]), times(x2, sin[i])));
+    y[WRITE_PAIRS ? 2 * i + 1 : N + i] =
+        Element<T>::round(plus(times(x2, cos[i]), times(x1, sin[i])));
+  }
+  memcpy(results, y, sizeof(y));
+}
+
 // T: of q and k. READ_PAIRS, WRITE_PAIRS: whether pairs lie side by side, (2i, 2i+1), or half apart,
-// (i, i + r/2). ACCESS: bytes of a load or store. TOGETHER: whether results lie elsewhere than what
-// they come from, in place: all threads of a head read before any writes.
-template <typename T, bool READ_PAIRS, bool WRITE_PAIRS, int ACCESS, int SOURCE, bool TOGETHER>
+// (i, i + r/2). ACCESS: bytes of a load or store. IN_PLACE: whether q or k are written over.
+template <typename T, bool READ_PAIRS, bool WRITE_PAIRS, int ACCESS, int SOURCE, bool IN_PLACE>
 __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_constant__ Arguments a) {
   using C = typename Element<T>::Computed;
   using W = typename Word<ACCESS>::Type;
   constexpr bool PAIRS = READ_PAIRS && WRITE_PAIRS;
+  // Where results lie elsewhere than what they come from, all threads of a head read before any
+  // writes.
+  constexpr bool TOGETHER = IN_PLACE && READ_PAIRS != WRITE_PAIRS;
   constexpr int SIZE = sizeof(T), EACH = ACCESS / SIZE;     // elements of an access
   constexpr int N = PAIRS && EACH > 1 ? EACH / 2 : EACH;    // pairs of a thread
   constexpr int WORDS = 2 * N / EACH;                       // accesses that they take
@@ -242,21 +263,20 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
       const char *const q = row(a.q, a.q_strides.x_outer, a.q_strides.x_inner, outer, inner) + from;
       const char *const k = row(a.k, a.k_strides.x_outer, a.k_strides.x_inner, outer, inner) + from;
 
-      W words[HEADS][WORDS];
-      const auto read = [&](int head) {
+      const auto read_head = [&](W (&words)[WORDS], int head) {
+        if (!present || head >= heads) return;
+        const char *const x = head < q_heads ? q + head * a.q_strides.x_head
+                                             : k + (head - q_heads) * a.k_strides.x_head;
 #pragma unroll
-        for (int u = 0; u < HEADS; ++u, head += blockDim.y) {
-          if (!present || head >= heads) continue;
-          const char *const x = head < q_heads ? q + head * a.q_strides.x_head
-                                               : k + (head - q_heads) * a.k_strides.x_head;
-#pragma unroll
-          for (int i = 0; i < WORDS; ++i) {
-            if (i == 0 || turning) words[u][i] = read_once<W>(x + i * (READ_PAIRS ? ACCESS : apart));
-          }
+        for (int i = 0; i < WORDS; ++i) {
+          if (i == 0 || turning) words[i] = read<W, !IN_PLACE>(x + i * (READ_PAIRS ? ACCESS : apart));
         }
       };
 
-      read(threadIdx.y);
+      W words[HEADS][WORDS];
+      const int step = HEADS * blockDim.y;
+#pragma unroll
+      for (int u = 0; u < HEADS; ++u) read_head(words[u], threadIdx.y + u * blockDim.y);
       C cos[N], sin[N];
       if (turning && present) find_angles<SOURCE>(cos, sin, a, outer, inner, first);
       char *const q_out =
@@ -264,7 +284,7 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
       char *const k_out =
           row(a.k_out, a.k_strides.out_outer, a.k_strides.out_inner, outer, inner) + to;
 
-      for (int base = 0; base < heads;) {
+      for (int base = 0; base < heads; base += step) {
         if constexpr (TOGETHER) __syncthreads();
         int head = base + threadIdx.y;
 #pragma unroll
@@ -272,31 +292,22 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
           if (!present || head >= heads) continue;
           char *const y = head < q_heads ? q_out + head * a.q_strides.out_head
                                          : k_out + (head - q_heads) * a.k_strides.out_head;
-          if (!turning) {
-            const bool in_place = head < q_heads ? a.q == a.q_out : a.k == a.k_out;
-            if (!in_place) *reinterpret_cast<W *>(y) = words[u][0];
-            continue;
-          }
-          T x[2 * N], turned[2 * N];
-          memcpy(x, words[u], sizeof(x));
-#pragma unroll
-          for (int i = 0; i < N; ++i) {
-            const C x1 = Element<T>::widen(x[READ_PAIRS ? 2 * i : i]);
-            const C x2 = Element<T>::widen(x[READ_PAIRS ? 2 * i + 1 : N + i]);
-            turned[WRITE_PAIRS ? 2 * i : i] =
-                Element<T>::round(minus(times(x1, cos[i]), times(x2, sin[i])));
-            turned[WRITE_PAIRS ? 2 * i + 1 : N + i] =
-                Element<T>::round(plus(times(x2, cos[i]), times(x1, sin[i])));
-          }
           W results[WORDS];
-          memcpy(results, turned, sizeof(turned));
+          if (turning) {
+            turn<T, READ_PAIRS, WRITE_PAIRS>(results, words[u], cos, sin);
+          } else {
+            results[0] = words[u][0];
+          }
+          read_head(words[u], head + step);  // before these are written, which takes a while
+          if (turning) {
 #pragma unroll
-          for (int i = 0; i < WORDS; ++i) {
-            *reinterpret_cast<W *>(y + i * (WRITE_PAIRS ? ACCESS : apart)) = results[i];
+            for (int i = 0; i < WORDS; ++i) {
+              *reinterpret_cast<W *>(y + i * (WRITE_PAIRS ? ACCESS : apart)) = results[i];
+            }
+          } else if (!(head < q_heads ? a.q == a.q_out : a.k == a.k_out)) {
+            *reinterpret_cast<W *>(y) = results[0];
           }
         }
-        base += HEADS * blockDim.y;
-        if (base < heads) read(base + threadIdx.y);
       }
     }
   }

@@ -1,10 +1,10 @@
 """The rotation for GPUs, compiled by Triton: angles, q and k in one launch, from positions.
 
 Each step is the portable path's, in the same order and without fused multiply-add. The digit
-tables stay in the cache of the device; no cos or sin of the sequence is ever made. A program holds
-the angles of a few tokens and rotates their heads, those of q and then those of k. All that is
-read of a row, head_dim components of one head of one token, lies in one tile, so that a row may be
-written over itself.
+tables stay in the cache of the device; no cos or sin of the sequence is ever made. A program turns
+one tile, of a few tokens in a few heads of q or of k, and asks for it before it asks for positions
+and angles. All that is read of a row, head_dim components of one head of one token, lies in one
+tile, so that a row may be written over itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,7 @@ from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import ACCESS
 from rope_xp._rotation.tables import TOP_DIGIT
 
-from .triton_plan import Variant
-
-THREADS = 128
+from .triton_plan import THREADS, Variant
 
 _LIMIT = tl.constexpr(LIMIT)
 _BITS = tl.constexpr(DIGIT_BITS)
@@ -69,55 +67,109 @@ def rotate(
     inverse: tl.constexpr,
     angles: tl.constexpr,
     both: tl.constexpr,
-    copies: tl.constexpr,
-    barrier: tl.constexpr,
+    q_in_place: tl.constexpr,
+    k_in_place: tl.constexpr,
     wide: tl.constexpr,
     unit: tl.constexpr,
     table_unit: tl.constexpr,
     tile_tokens: tl.constexpr,
     tile_heads: tl.constexpr,
 ):
-    """Rotate tile_tokens of the rows = batch * tokens; programs along axis 1 share their heads.
+    """Rotate tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
 
+    Programs count the tiles of heads first: those of q, then those of k, then those of other rows.
     Strides are in units of unit or table_unit elements, so that the compiler sees how they align.
     table, table_2 and table_3 are the digit tables, or cos, sin and nothing where angles is
     "tables"; positions are nothing then, and where they are counted. components say which
     component of positions a pair reads, where there are several.
     """
-    row = tl.program_id(0) * tile_tokens + tl.arange(0, tile_tokens)
+    x, out, heads, x_batch, x_token, x_head = q, q_out, q_heads, q_batch, q_token, q_head
+    out_batch, out_token, out_head = q_out_batch, q_out_token, q_out_head
+    of_q = tl.cdiv(q_heads, tile_heads)
+    groups = of_q + tl.cdiv(k_heads, tile_heads) if both else of_q
+    tile, group = tl.program_id(0) // groups, tl.program_id(0) % groups
+    in_k = group >= of_q
+    if both:  # noqa: SIM102  # it is a constant, and in_k is none
+        if in_k:
+            x, out, heads, x_batch, x_token, x_head = k, k_out, k_heads, k_batch, k_token, k_head
+            out_batch, out_token, out_head = k_out_batch, k_out_token, k_out_head
+            group -= of_q
     if wide:
-        row = tl.program_id(0).to(tl.int64) * tile_tokens + tl.arange(0, tile_tokens)
+        tile = tile.to(tl.int64)
+    row = tile * tile_tokens + tl.arange(0, tile_tokens)
     alive = row < rows
     batch, token = row // tokens, row % tokens
-    at = batch * angle_batch + token * angle_token
+    head = group * tile_heads + tl.arange(0, tile_heads)
+    mask = (alive[:, None] & (head < heads)[None, :])[:, :, None]
+    start = (batch * x_batch + token * x_token)[:, None] + head[None, :] * x_head
+    x += (start * unit)[:, :, None]
+    start = (batch * out_batch + token * out_token)[:, None] + head[None, :] * out_head
+    out += (start * unit)[:, :, None]
+
+    # What lies beside the slice is copied, but not where it lies already.
+    copies: tl.constexpr = 2 * pairs < head_dim and not (q_in_place and k_in_place)
+    hint: tl.constexpr = "" if q_in_place or k_in_place else "evict_first"
+    if copies:
+        c = tl.arange(0, triton.next_power_of_2(head_dim))
+        beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
+        if q_in_place:
+            beside &= in_k
+        if k_in_place:
+            beside &= ~in_k
+        passing = tl.load(x + c, mask=beside, eviction_policy=hint)
+    x1, x2 = _read(x + offset, mask, pairs, read_pairs, hint)
+    # Assemblers would move these loads behind those of angles, which wait for positions. And in
+    # place, threads may write where others read from.
+    tl.debug_barrier()
+
+    cos, sin = _angles(
+        *(table, table_2, table_3, positions, components, angle_component, alive[:, None]),
+        *((batch * angle_batch + token * angle_token)[:, None], pairs, angles, table_unit),
+    )
+    if inverse:
+        sin = _negative(sin)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    x1, x2 = x1.to(cos.dtype), x2.to(cos.dtype)
+    y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    if copies:
+        tl.store(out + c, passing, mask=beside)
+    _write(out + offset, y1, y2, mask, pairs, write_pairs)
+
+
+@triton.jit
+def _angles(
+    table,
+    table_2,
+    table_3,
+    positions,
+    components,
+    angle_component,
+    alive,
+    at,
+    pairs: tl.constexpr,
+    angles: tl.constexpr,
+    table_unit: tl.constexpr,
+):
     if angles == "tables":
-        cos = _angle_row(table, (at * table_unit)[:, None], alive[:, None], pairs, 1.0)
-        sin = _angle_row(table_2, (at * table_unit)[:, None], alive[:, None], pairs, 0.0)
+        cos = _angle_row(table, at * table_unit, alive, pairs, 1.0)
+        sin = _angle_row(table_2, at * table_unit, alive, pairs, 0.0)
     else:
-        position = at[:, None].to(tl.int64)
+        position = at.to(tl.int64)
         if angles == "positions":
-            position = tl.load(positions + at[:, None], mask=alive[:, None], other=0).to(tl.int64)
+            position = tl.load(positions + at, mask=alive, other=0).to(tl.int64)
         if angles == "components":
             pair = tl.arange(0, triton.next_power_of_2(pairs))
             component = tl.load(components + pair, mask=pair < pairs, other=0)
-            own = positions + at[:, None] + component[None, :] * angle_component
-            position = tl.load(own, mask=alive[:, None], other=0).to(tl.int64)
-        cos, sin = _look_up(position, table, table_2, table_3, alive[:, None], pairs)
-    if inverse:
-        sin = -sin
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    _rotate_heads(
-        *(q, q_out, batch * q_batch + token * q_token, batch * q_out_batch + token * q_out_token),
-        *(q_head, q_out_head, q_heads, alive, cos, sin),
-        *(head_dim, pairs, offset, read_pairs, write_pairs, copies, barrier, unit, tile_heads),
-    )
-    if both:
-        _rotate_heads(
-            *(k, k_out),
-            *(batch * k_batch + token * k_token, batch * k_out_batch + token * k_out_token),
-            *(k_head, k_out_head, k_heads, alive, cos, sin),
-            *(head_dim, pairs, offset, read_pairs, write_pairs, copies, barrier, unit, tile_heads),
-        )
+            own = positions + at + component[None, :] * angle_component
+            position = tl.load(own, mask=alive, other=0).to(tl.int64)
+        cos, sin = _look_up(position, table, table_2, table_3, alive, pairs)
+    return cos, sin
+
+
+@triton.jit
+def _negative(x):
+    # Triton takes -x for 0 - x, which has no sign where x is 0.
+    return x * -1.0
 
 
 @triton.jit
@@ -132,7 +184,7 @@ def _look_up(position, low, middle, high, alive, pairs: tl.constexpr):
     cos, sin = _compose(cos, sin, middle, digit, alive, pairs)
     digit = tl.where(outside, _TOP, size >> (2 * _BITS))
     cos, sin = _compose(cos, sin, high, digit, alive, pairs)
-    return cos, tl.where(position < 0, -sin, sin)
+    return cos, tl.where(position < 0, _negative(sin), sin)
 
 
 @triton.jit
@@ -150,59 +202,16 @@ def _angle_row(table, start, alive, pairs: tl.constexpr, other: tl.constexpr):
 
 
 @triton.jit
-def _rotate_heads(
-    x,
-    out,
-    x_row,
-    out_row,
-    x_head,
-    out_head,
-    heads,
-    alive,
-    cos,
-    sin,
-    head_dim: tl.constexpr,
-    pairs: tl.constexpr,
-    offset: tl.constexpr,
-    read_pairs: tl.constexpr,
-    write_pairs: tl.constexpr,
-    copies: tl.constexpr,
-    barrier: tl.constexpr,
-    unit: tl.constexpr,
-    tile_heads: tl.constexpr,
-):
-    step = tl.num_programs(1) * tile_heads
-    for first in range(tl.program_id(1) * tile_heads, heads, step):
-        head = first + tl.arange(0, tile_heads)
-        mask = (alive[:, None] & (head < heads)[None, :])[:, :, None]
-        source = x + ((x_row[:, None] + head[None, :] * x_head) * unit)[:, :, None]
-        target = out + ((out_row[:, None] + head[None, :] * out_head) * unit)[:, :, None]
-        if copies:
-            c = tl.arange(0, triton.next_power_of_2(head_dim))
-            beside = (c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim))
-            passing = tl.load(source + c, mask=mask & beside)
-        x1, x2 = _read(source + offset, mask, pairs, read_pairs)
-        if barrier:
-            # Threads write where others read from.
-            tl.debug_barrier()
-        x1, x2 = x1.to(cos.dtype), x2.to(cos.dtype)
-        y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
-        if copies:
-            tl.store(target + c, passing, mask=mask & beside)
-        _write(target + offset, y1, y2, mask, pairs, write_pairs)
-
-
-@triton.jit
-def _read(source, mask, pairs: tl.constexpr, side_by_side: tl.constexpr):
+def _read(source, mask, pairs: tl.constexpr, side_by_side: tl.constexpr, hint: tl.constexpr):
     if side_by_side:
         # Two floats at a time would be 4 bytes an access. Neighbours part in registers.
         i = tl.arange(0, 2 * triton.next_power_of_2(pairs))
-        x = tl.load(source + i, mask=mask & (i < 2 * pairs))
+        x = tl.load(source + i, mask=mask & (i < 2 * pairs), eviction_policy=hint)
         x1, x2 = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
     else:
         i = tl.arange(0, triton.next_power_of_2(pairs))
-        x1 = tl.load(source + i, mask=mask & (i < pairs))
-        x2 = tl.load(source + pairs + i, mask=mask & (i < pairs))
+        x1 = tl.load(source + i, mask=mask & (i < pairs), eviction_policy=hint)
+        x2 = tl.load(source + pairs + i, mask=mask & (i < pairs), eviction_policy=hint)
     return x1, x2
 
 

@@ -11,17 +11,22 @@ from rope_xp._contract.call import Turn
 from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import Ints, Laid, Rows, alignment, rows, span
 
-# The next four are choices from the sizes of the hardware; none has been measured on a GPU yet.
+from .occupancy import waves
+
+# The next six are choices from the sizes of the hardware; none has been measured on a GPU yet.
+THREADS = 128
+"""Of a program."""
 TILE_BYTES = 1 << 13
-"""Of q or k in flight in one program: four accesses for each of 128 threads."""
+"""Of q or k in flight in one program: four accesses for each thread."""
 TILE_HEADS = 8
-"""Heads of a token side by side in a tile, at most. More heads take turns and share its angles."""
-PROGRAMS_A_PROCESSOR = 8
-"""Programs that keep a multiprocessor busy. Where tokens are fewer, heads are shared out too."""
+"""Heads of a token side by side in a tile, at most; they share its angles."""
+TILE_HEADS_APART = 2
+"""The same where the tokens of a head lie side by side, of which a tile then has more."""
+TILE_PAIRS = 1 << 10
+"""Angles that a program holds, at most: eight for each thread."""
 LARGEST_ROW = 1 << 13
 """Bytes of head_dim beyond which a tile no longer fits in registers."""
 _INT32 = 1 << 31
-_TILE_ROWS = 256  # rows of few bytes: more would hold more angles than data
 
 Kind = Literal["counted", "positions", "components", "tables"]
 
@@ -40,10 +45,9 @@ class Variant(NamedTuple):
     inverse: bool
     both: bool
     """Whether there are k as well as q."""
-    copies: bool
-    """Whether components beside the rotated slice go to new memory."""
-    barrier: bool
-    """Whether rows are written over themselves in another layout."""
+    q_in_place: bool
+    k_in_place: bool
+    """As q_in_place where there are no k."""
     wide: bool
     """Whether offsets need 64 bits."""
     unit: int
@@ -87,12 +91,14 @@ class Plan(NamedTuple):
     grid: tuple[int, int, int]
     numbers: Ints
 
+    def waves(self, processors: int) -> float:
+        """Return how often the programs fill a GPU."""
+        return waves(self.grid[0], THREADS, processors)
+
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @kept(4096)
-def plan(
-    operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn, processors: int
-) -> Plan | None:
+def plan(operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn) -> Plan | None:
     """Return how to rotate one array or two that share their angles.
 
     None where the batch axes are too many for one launch: they lie in memory such that no two
@@ -123,7 +129,10 @@ def plan(
     read, write = turn.side_by_side
     copies = 2 * pairs < head_dim and not all(in_place)
     # What is copied beside a slice counts half, or the slice alone would be in narrow accesses.
-    tile_tokens, tile_heads = _tile(heads, head_dim // 2 if copies else 2 * pairs, size)
+    components = head_dim // 2 if copies else 2 * pairs
+    heads_first = 0 < abs(of_arrays[0][1]) < abs(of_arrays[0][2])
+    side = TILE_HEADS_APART if heads_first else TILE_HEADS
+    tile_tokens, tile_heads = _tile(heads, components, pairs, size, side)
     count = batches.length * tokens.length
     unit = _aligned(size, [x.alignment for x in operands], of_arrays)
     table_unit = 1
@@ -143,30 +152,35 @@ def plan(
         write_pairs=write,
         inverse=turn.inverse,
         both=len(operands) == 2,
-        copies=copies,
-        barrier=read != write and any(in_place),
+        q_in_place=in_place[0],
+        k_in_place=in_place[-1],
         wide=max(spans) >= _INT32,
         unit=unit,
         table_unit=table_unit,
         tile_tokens=tile_tokens,
         tile_heads=tile_heads,
     )
-    blocks, turns = -(-count // tile_tokens), -(-max(heads) // tile_heads)
-    shares = max(1, min(turns, -(-PROGRAMS_A_PROCESSOR * processors // max(blocks, 1)), 65535))
+    programs = -(-count // tile_tokens) * sum(-(-n // tile_heads) for n in heads)
     numbers = [n // unit for steps in (of_arrays * 2)[:4] for n in steps]
     numbers += [n // table_unit for n in of_angles]
-    return Plan(variant, (blocks, shares, 1), (count, tokens.length, heads[0], heads[-1], *numbers))
+    return Plan(variant, (programs, 1, 1), (count, tokens.length, heads[0], heads[-1], *numbers))
 
 
-def _tile(heads: Sequence[int], components: int, size: int) -> tuple[int, int]:
+def _tile(
+    heads: Sequence[int], components: int, pairs: int, size: int, most: int
+) -> tuple[int, int]:
     """Return how many tokens and heads a tile has, whose lengths Triton wants as powers of two."""
-    row = (1 << (components - 1).bit_length()) * size
-    rows = min(max(TILE_BYTES // row, 1), _TILE_ROWS)
-    side = min(TILE_HEADS, rows)
+    rows = max(TILE_BYTES // (_power_of_two(components) * size), 1)
+    side = min(most, rows)
     # As many heads as leave a fifth of the lanes without work, at most.
     while side > 1 and 4 * sum(-(-n // side) * side for n in heads) > 5 * sum(heads):
         side //= 2
-    return rows // side, side
+    return max(min(rows // side, TILE_PAIRS // _power_of_two(pairs)), 1), side
+
+
+def _power_of_two(n: int) -> int:
+    """Return the next one."""
+    return 1 << (n - 1).bit_length()
 
 
 def _aligned(size: int, alignments: Sequence[int], steps: Sequence[Sequence[int]]) -> int:

@@ -94,8 +94,7 @@ def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tenso
     else:
         angles = _angles_of(positions, components)
     operands = tuple([_operand(x, y) for x, y in zip(arrays, out, strict=True)])
-    dtype, device = NAMES[arrays[0].dtype], arrays[0].device
-    made = plan(operands, angles, dtype, how.turn, _processors(device))
+    made = plan(operands, angles, NAMES[arrays[0].dtype], how.turn)
     if made is None:
         return [launch for part in _split(out, arrays, how) for launch in _launches(*part)]
     # A kernel reads nothing from those that there are not, but wants an address.
@@ -179,11 +178,3 @@ def _split(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Tensors, Tenso
 def _at(i: int, angles: torch.Tensor, ndim: int) -> torch.Tensor:
     """Return the angles of one index of the first axis, if they have it."""
     return angles[min(i, angles.shape[0] - 1)] if angles.ndim == ndim else angles
-
-
-@kept(64)
-def _processors(device: torch.device) -> int:
-    """Return how many multiprocessors a device has; a CPU stands for the smallest one."""
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -104,9 +104,13 @@ def check_instructions(key: Key, instructions: list[str]) -> None:
     fused_or_local = {"FFMA", "DFMA", "LDL", "STL"} & set(count)
     assert not fused_or_local, (key, fused_or_local)
     assert not any("FTZ" in part for part in parts), key
-    # q and k are read past the first cache (EF); what else is read are angles and positions.
-    accesses = [p for p in parts if p[0] == "STG" or (p[0] == "LDG" and "EF" in p)]
+    # Angles and positions are constant; q and k are read once (EF), or written over.
+    accesses = [p for p in parts if p[0] == "STG" or (p[0] == "LDG" and "CONSTANT" not in p)]
+    assert {"EF" in p for p in accesses if p[0] == "LDG"} == {not key.in_place}, key
+    loads = [p for p in parts if p[0] == "LDG"]
+    # First, as angles wait for positions.
+    assert loads[0] in accesses or key.source == SEVERAL, key
     kinds = {frozenset(p[1:]) & {"128", "64", "U16"} for p in accesses}
     assert kinds == {frozenset(WIDTHS[key.access])}, (key, kinds)
     assert count["STG"] >= 4, key
-    assert (count["BAR"] > 0) == key.together, key
+    assert (count["BAR"] > 0) == cuda_on_cpu.together(key), key

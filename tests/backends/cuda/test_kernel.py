@@ -56,9 +56,8 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
             in_place = placed(x, access)
             for out in (placed(x, access), in_place):
                 turn(in_place if out is in_place else x, out=out)
-                together = read != write and out is in_place
                 (key,) = keys_of_last_call()
-                assert key == Key(dtype, read, write, access, source, together)
+                assert key == Key(dtype, read, write, access, source, out is in_place)
                 seen.add(key)
                 same(out, expected)
     expected = truth(rope.apply, q, k, POSITIONS)
@@ -157,7 +156,7 @@ def test_the_barrier_is_needed(rng: np.random.Generator, monkeypatch: pytest.Mon
     wrong = x.copy()
     numbers = cuda_on_cpu._numbers()
     monkeypatch.setattr(
-        cuda_on_cpu, "_numbers", lambda: {k: numbers[k._replace(together=False)] for k in numbers}
+        cuda_on_cpu, "_numbers", lambda: {k: numbers[k._replace(in_place=False)] for k in numbers}
     )
     rope.rotate(wrong, POSITIONS[:3], out=wrong)
     assert (wrong != expected).any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 
 import numpy as np
@@ -15,7 +16,9 @@ from support.targets import truth
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import read
-from rope_xp._contract.call import UNKNOWN
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._contract.call import UNKNOWN, Turn
+from rope_xp._contract.memory import Laid
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 # Rows are q's and k's shape, axes, and how many launches take both.
@@ -65,7 +68,7 @@ def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Ge
     cuda_plan.plan.cache_clear()
     x = sample(rng, 5, 7, 3, 8)
     same(RoPE().rotate(x, POSITIONS[:7]), truth(RoPE().rotate, x, POSITIONS[:7]))
-    assert cuda_on_cpu.PATH.ran[0].grid == (7, 2)
+    assert cuda_on_cpu.PATH.ran[0].grid == (1, 2)
     cuda_plan.plan.cache_clear()
 
 
@@ -80,6 +83,47 @@ def test_counted_positions_of_several_components(rng: np.random.Generator) -> No
     x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
     same(rope.rotate(x), truth(rope.rotate, x))
     assert keys_of_last_call()[0].source == LOOKED_UP  # alike in all components
+
+
+def step_of(
+    tokens: int, heads: tuple[int, int], head_dim: int = 128, axes: str = "bshd"
+) -> cuda_plan.Step:
+    """Return the launch for q and k of bfloat16."""
+    laid = []
+    for n in heads:
+        sizes = {"b": 1, "s": tokens, "h": n, "d": head_dim}
+        shape = tuple(sizes[c] for c in axes)
+        strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
+        laid.append(Laid(shape, strides))
+    turn = Turn(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
+    job = cuda_plan.Job("bfloat16", turn, (False, False), LOOKED_UP, True, 16, 0)
+    (step,) = cuda_plan.plan(job, (*laid, *laid), (Laid((tokens,), (8,)),))
+    return step
+
+
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+def test_64_mib_fill_a_gpu_often(axes: str) -> None:
+    """The last blocks, which leave multiprocessors without work, are few beside the others."""
+    assert step_of(6554, (32, 8), axes=axes).waves(132) >= 4
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (16, 16), (71, 1), (8, 1), (1, 1)])
+def test_blocks_of_whole_warps(heads: tuple[int, int], head_dim: int) -> None:
+    """And all heads find a lane, few lanes none."""
+    for tokens in (512, 65536):
+        grid, (x, y, z) = (step := step_of(tokens, heads, head_dim)).grid, step.block
+        assert x * y * z % 32 == 0
+        assert x * y * z <= cuda_plan.THREADS
+        assert (grid[0] - 1) * z < tokens <= grid[0] * z
+        turns = -(-sum(heads) // (2 * y))  # of two heads each
+        assert 2 * y * turns <= 1.25 * sum(heads)
+
+
+def test_one_token_is_shared_out() -> None:
+    """In one turn: who waits for a single token waits for nothing else."""
+    step = step_of(1, (32, 8))
+    assert step.block == (8, 20, 1)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 CALLS = {
     "q and k": (1, 1),
     "again": (1, 0),
-    "in place": (1, 0),
+    "in place": (1, 1),
     "one token": (1, 0),
     "counted": (1, 1),
     "one array": (1, 1),

@@ -22,28 +22,41 @@ from rope_xp_backends.torch import gpu, op  # noqa: E402  # they need torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
 
-def plan_of(q: tuple[int, ...], k: tuple[int, ...], processors: int = 132) -> Any:
+def plan_of(q: tuple[int, ...], k: tuple[int, ...], axes: str = "bshd") -> Any:
     def operand(shape: tuple[int, ...]) -> Any:
         strides = torch.empty(shape, device="meta").stride()
         return triton_plan.Operand(shape, strides, strides, False, 16)
 
-    angles = triton_plan.Angles("positions", q[1:2], (1,), "int64")
-    turn = Turn(parse_axes("bshd", 4, "x"), "half", q[-1], 0, inverse=False)
-    return triton_plan.plan((operand(q), operand(k)), angles, "bfloat16", turn, processors)
+    angles = triton_plan.Angles("positions", (q[axes.index("s")],), (1,), "int64")
+    turn = Turn(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
+    return triton_plan.plan((operand(q), operand(k)), angles, "bfloat16", turn)
 
 
 def test_every_row_is_rotated_once() -> None:
     for tokens in (1, 7, 4096):
         for heads in ((32, 8), (28, 4), (71, 1), (1, 1)):
             plan = plan_of((3, tokens, heads[0], 128), (3, tokens, heads[1], 128))
-            variant, (blocks, shares, _) = plan.variant, plan.grid
+            variant, (programs, *rest) = plan.variant, plan.grid
+            assert rest == [1, 1]
+            groups = sum(-(-n // variant.tile_heads) for n in heads)
+            blocks, none = divmod(programs, groups)
+            assert none == 0
             assert (blocks - 1) * variant.tile_tokens < 3 * tokens <= blocks * variant.tile_tokens
-            assert 1 <= shares <= -(-max(heads) // variant.tile_heads)
 
 
-def test_one_token_is_shared_out_and_many_are_not() -> None:
-    assert plan_of((1, 1, 32, 128), (1, 1, 8, 128)).grid == (1, 4, 1)
-    assert plan_of((1, 65536, 32, 128), (1, 65536, 8, 128)).grid == (16384, 1, 1)
+def test_one_token_is_shared_out() -> None:
+    assert plan_of((1, 1, 32, 128), (1, 1, 8, 128)).grid == (5, 1, 1)
+
+
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+def test_64_mib_fill_a_gpu_often(axes: str) -> None:
+    """The last programs, which leave multiprocessors without work, are few beside the others."""
+    sizes = {"b": 1, "s": 6554, "d": 128}
+    q, k = (tuple((sizes | {"h": n})[c] for c in axes) for n in (32, 8))
+    plan = plan_of(q, k, axes)
+    assert plan.waves(132) >= 4
+    tile = plan.variant.tile_tokens, plan.variant.tile_heads
+    assert tile == ((4, 8) if axes == "bshd" else (16, 2))
 
 
 def test_tensors_of_a_gpu_are_followed_without_one() -> None:
