@@ -1,7 +1,7 @@
 """The home of every cache: each is bounded, safe under threads and forks, and listed here."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,6 +15,12 @@ ALL: dict[str, Any] = {}
 """Every cache, by the name of the function whose results it keeps."""
 MOST_BYTES = 64 << 20
 """What all caches of tables hold together. Only one or two tables may be larger, alone."""
+HELD: dict[int, Any] = {}
+"""What captured graphs read by its address, whatever caches forget.
+
+It is kept for good, as no library tells when a graph is gone: a rope's tables for each that was
+captured, once, however often.
+"""
 _LEAST_BYTES = 1 << 14
 """As many are counted for small tables, which have keys too."""
 
@@ -38,6 +44,11 @@ def kept_tables(function: Callable[[_K], _T]) -> Callable[[_K], _T]:
     cache = ALL[_name(function)] = Recent(function)
     _TABLES.append(cache)
     return cache.__getitem__
+
+
+def hold(arrays: Iterable[Any]) -> None:
+    """Keep arrays for graphs that are captured."""
+    HELD.update({id(x): x for x in arrays if x is not None})
 
 
 def _name(function: Any) -> str:

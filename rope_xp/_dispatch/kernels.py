@@ -20,6 +20,8 @@ MOST = 4096
 class Kernels(Generic[Key, Kernel]):
     """The kernels of one compiler. One that fails is given up alone, with one warning.
 
+    Where memory is short none is given up: the next call tries again.
+
     Parameters
     ----------
     package : str
@@ -67,8 +69,10 @@ class Kernels(Generic[Key, Kernel]):
                         self._compile = self._load()
                 # A compiler that is broken raises anything, and there is a path without it.
                 except Exception as error:  # noqa: BLE001  # see above
-                    self._objection = f"{self._package} cannot be imported: {_words(error)}"
-                    _give_up(f"without {self._package}", self._objection, error)
+                    reason = f"{self._package} cannot be imported: {_words(error)}"
+                    if not _passes(error):
+                        self._objection = reason
+                    _give_up(f"without {self._package}", reason, error)
             return self._compile
 
     def _new(self, key: Key, give_up: bool) -> Kernel:
@@ -80,12 +84,13 @@ class Kernels(Generic[Key, Kernel]):
                 raise Unavailable(self._failed[key])
             try:
                 with _interrupts_held():
-                    made = compiled(key)
+                    made = _once_more(compiled, key)
             except Exception as error:  # as in load
                 if not give_up:
                     raise
                 reason = f"{self._package} cannot compile its kernel: {_words(error)}"
-                self._failed[key] = reason
+                if not _passes(error):
+                    self._failed[key] = reason
                 _give_up(f"without a kernel of {self._package}", reason, error)
             while len(self._made) >= MOST:
                 del self._made[next(iter(self._made))]
@@ -112,6 +117,22 @@ def _interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if held:
             signal.raise_signal(signal.SIGINT)
+
+
+def _once_more(compiled: Callable[[Key], Kernel], key: Key) -> Kernel:
+    """Return a kernel, on a second try where files fail: another process may be writing them."""
+    try:
+        return compiled(key)
+    except OSError:
+        return compiled(key)
+
+
+def _passes(error: Exception) -> bool:
+    """Return whether memory is short, of the host or of a device, as it may not be a moment later.
+
+    Each compiler has an error of its own for what the driver calls so.
+    """
+    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 
 def _words(error: Exception) -> str:

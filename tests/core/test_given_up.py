@@ -1,5 +1,6 @@
 """Kernels that cannot be had: each is given up alone, and said to be, once."""
 
+import re
 import signal
 import threading
 import warnings
@@ -57,7 +58,7 @@ def test_one_that_fails_leaves_the_others() -> None:
 
 ANYTHING = [
     *(SystemError("initialization of _internal failed"), AssertionError(), KeyError("no")),
-    *(RuntimeError("cannot cache function"), ZeroDivisionError(), MemoryError()),
+    *(RuntimeError("cannot cache function"), ZeroDivisionError()),
 ]
 
 
@@ -78,6 +79,57 @@ def test_whatever_a_broken_compiler_raises_is_said_once(when: str, error: Except
     with pytest.raises(Unavailable):  # a warning would be an error
         kernels.get("a")
     assert (str(error) or type(error).__name__) in str(kernels.objection("a"))
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("Triton Error [CUDA]: out of memory")], ids=repr
+)
+@pytest.mark.parametrize("when", ["imported", "compiled"])
+def test_short_memory_is_not_remembered(when: str, error: Exception) -> None:
+    """The call goes another way, and says so; the next one tries again."""
+    short = [True, True]
+
+    def step(name: str) -> None:
+        if name == when and short:
+            short.pop()
+            raise error
+
+    def load() -> Callable[[str], str]:
+        step("imported")
+
+        def compiled(key: str) -> str:
+            step("compiled")
+            return key.upper()
+
+        return compiled
+
+    kernels: Kernels[str, str] = Kernels("numpy", load)
+    for _ in range(2):
+        with (
+            pytest.warns(RuntimeWarning, match="goes on without"),
+            pytest.raises(Unavailable, match=re.escape(str(error)) or "MemoryError"),
+        ):
+            kernels.get("a")
+        assert kernels.objection("a") is None
+    assert kernels.get("a") == "A"
+
+
+def test_files_that_another_process_is_writing_are_read_again() -> None:
+    tried: list[str] = []
+
+    def compiled(key: str) -> str:
+        tried.append(key)
+        if len(tried) == 1 or key == "gone":
+            raise FileNotFoundError(2, "No such file", "kernel.json")
+        return key.upper()
+
+    kernels: Kernels[str, str] = Kernels("numpy", lambda: compiled)
+    assert kernels.get("a") == "A"
+    assert tried == ["a", "a"]
+    with pytest.warns(RuntimeWarning, match="kernel.json"), pytest.raises(Unavailable):
+        kernels.get("gone")
+    assert "kernel.json" in str(kernels.objection("gone"))
+    assert kernels.get("b") == "B"
 
 
 @pytest.mark.parametrize("when", ["imported", "compiled"])

@@ -5,6 +5,8 @@ from typing import Any
 import cupy
 import numpy as np
 
+from rope_xp._contract.caches import hold
+from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
 
@@ -28,6 +30,13 @@ class Cupy(Backend):
             return cupy.asarray(host)
         with cupy.cuda.Device(device):
             return cupy.asarray(host)
+
+    def tables(self, recipe: Recipe, like: Any) -> Digits:
+        """Keep what a graph that is captured will read."""
+        made = super().tables(recipe, like)
+        if cupy.cuda.get_current_stream().is_capturing():
+            hold(made)
+        return made
 
     def settle(self, device: int) -> None:
         """Wait for the stream that copies, as no other one would."""

@@ -41,7 +41,11 @@ class Cuda(Path):
         with cupy.cuda.Device(device):
             outs = call.out or tuple(_new(x) for x in call.arrays)
             launches = cuda.launches(call, outs, _copy)
-            functions = [self._kernels.get((launch.key, device)) for launch in launches]
+            # The driver may load no kernel into a graph, and loads it at other times.
+            give_up = not cupy.cuda.get_current_stream().is_capturing()
+            functions = [
+                self._kernels.get((launch.key, device), give_up=give_up) for launch in launches
+            ]
             for function, launch in zip(functions, launches, strict=True):
                 function(launch.grid, launch.block, (launch.words.view(ARGUMENTS),))
         return outs

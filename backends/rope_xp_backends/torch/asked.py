@@ -12,6 +12,8 @@ from rope_xp._contract.call import LIMIT
 from rope_xp._contract.memory import ACCESS
 from rope_xp._dispatch.bound import Asked
 
+from . import streams
+
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Kinds of tensors that are memory, and nothing else."""
 _READ_AS_THEY_ARE = 4
@@ -56,6 +58,7 @@ def asked(
         key += row.device, row.dtype, row.shape, row.stride()
     if device.type != "cpu":  # kernels for GPUs are compiled for how addresses are aligned
         key += [x.data_ptr() % ACCESS for x in (*ends, *rows)]
+        key.append(streams.current(device))  # tables must know all streams that read them
     return Asked(tuple(key), arrays, rows, out)
 
 

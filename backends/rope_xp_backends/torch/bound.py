@@ -8,7 +8,7 @@ import torch
 from rope_xp._contract.call import Call, Difference, Given, Lookup
 from rope_xp._dispatch.bound import Asked, Run
 
-from . import cpu, gpu, op
+from . import cpu, gpu, op, streams
 from .arguments import How, Tensors, arguments
 from .results import new, written
 
@@ -55,10 +55,13 @@ class BoundOnGPU:
     given: bool
 
     def __call__(self, asked: Asked) -> Tensors | None:
-        """Return results, or None where memory may overlap, or another device is current."""
+        """Return results, or None where memory may overlap, or another device is current.
+
+        None in a graph that is captured too: the long way keeps what a graph will read.
+        """
         arrays, out, rows = asked.arrays, asked.out, asked.rows
         run, plan, rest = self.prepared
-        if not gpu.is_current(arrays[0]):
+        if not gpu.is_current(arrays[0]) or streams.capturing(arrays[0].device):
             return None
         made = out
         if made is None:
@@ -102,13 +105,14 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bound: Recorded, asked: Asked, *_arrays: torch.Tensor) -> Tensors | None:
         ctx.save_for_backward(*asked.rows)
+        ctx.set_materialize_grads(False)
         ctx.how = bound.how
         return bound.run(asked)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         how = _given(ctx.how, ctx.saved_tensors)
-        return None, None, *op.apply(grads, how._replace(inverse=not how.inverse))
+        return None, None, *op.gradients(grads, how._replace(inverse=not how.inverse))
 
 
 def _given(how: How, rows: Tensors) -> How:

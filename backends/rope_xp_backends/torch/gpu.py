@@ -8,11 +8,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import hold, kept
 from rope_xp._contract.memory import alignment
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan, Variant, plan
 
+from . import streams
 from .arguments import How, Tensors
 from .library import NAMES
 from .results import new
@@ -76,9 +77,13 @@ def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
 def _rotate(out: Tensors, arrays: Tensors, how: How) -> None:
     launches = _launches(out, arrays, how)
     # The driver may load no kernel while a CUDA graph is captured, and loads it at other times.
-    capturing = arrays[0].is_cuda and torch.cuda.is_current_stream_capturing()
-    device = arrays[0].device.index
-    ready = [KERNELS.get((made.variant, device), give_up=not capturing) for made, _ in launches]
+    device = arrays[0].device
+    capturing = streams.capturing(device)
+    ready = [
+        KERNELS.get((made.variant, device.index), give_up=not capturing) for made, _ in launches
+    ]
+    if capturing and how.table_3 is not None:  # of a compiled call, or saved for its gradient
+        hold((how.table, how.table_2, how.table_3, how.components))
     for run, (made, tensors) in zip(ready, launches, strict=True):
         run(made.grid, tensors, made.numbers)
 

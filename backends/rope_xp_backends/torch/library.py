@@ -103,7 +103,10 @@ class Torch(Backend):
             return tables.in_graph(self, recipe, like.device)
         if type(like) not in PLAIN:
             return put_tables(self, recipe, like.device)
-        return tables.cached((self, recipe, like.device))
+        made = tables.cached((self, recipe, like.device))
+        if like.device.type == "cuda":
+            tables.outlive(made)
+        return made
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""

@@ -55,6 +55,13 @@ def apply(arrays: Tensors, how: How) -> Tensors:
     return _plain(arrays, how)
 
 
+def gradients(grads: tuple[torch.Tensor | None, ...], how: How) -> tuple[torch.Tensor | None, ...]:
+    """Return gradients rotated, and none for what a loss does not use."""
+    used = tuple([g for g in grads if g is not None])
+    made = iter(apply(used, how) if used else ())
+    return tuple([None if g is None else next(made) for g in grads])
+
+
 def transformed() -> bool:
     """Return whether a transform of torch.func is active."""
     # There is no public way to ask. autograd.Function.apply asks like this.
@@ -90,13 +97,15 @@ class _Rotate(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
         ctx.save_for_backward(*inputs[:_N_TENSORS])
         ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[_N_TENSORS:_N_HOW]
+        if not torch.compiler.is_compiling():  # which cannot trace it
+            ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
             return *(None,) * _N_HOW, *_plain(grads, back)
-        return *(None,) * _N_HOW, *apply(grads, How(*back))
+        return *(None,) * _N_HOW, *gradients(grads, How(*back))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:

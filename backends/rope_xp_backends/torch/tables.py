@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
-from rope_xp._contract.caches import kept_tables
+from rope_xp._contract.caches import hold, kept_tables
 from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.numbers import held_by
 from rope_xp._dispatch.backend import Backend, put_tables
 from rope_xp._rotation.tables import table_shapes
+
+from . import streams
 
 
 @contextmanager
@@ -37,6 +40,32 @@ def cached(key: tuple[Backend, Recipe, torch.device]) -> Digits:
     library, recipe, device = key
     with _lasting():
         return put_tables(library, recipe, device)
+
+
+def outlive(made: Digits) -> None:
+    """Keep the memory of tables, though the cache forgets them, for what is launched now."""
+    low, device = made.low, made.low.device
+    if streams.capturing(device):
+        hold(made)
+    elif device.type != "cpu":
+        known = _read_on.setdefault(low, set())
+        stream = streams.current(device)
+        if stream not in known:
+            with _lasting():
+                _read_on_current(made, device)
+            known.add(stream)
+
+
+_read_on = WeakIdKeyDictionary()
+"""By the first of some tables: on which streams they are read."""
+
+
+def _read_on_current(made: Digits, device: torch.device) -> None:
+    # Once they are forgotten, nobody else gets their memory before this stream has come so far.
+    # Said once, it holds for all that is asked of the stream until then.
+    for table in made:
+        if table is not None:
+            table.record_stream(torch.cuda.current_stream(device))
 
 
 def in_graph(library: Backend, recipe: Recipe, device: torch.device) -> Digits:

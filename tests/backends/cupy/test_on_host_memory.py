@@ -64,6 +64,18 @@ def read(x: Any) -> np.ndarray:
     return np.array(SimpleNamespace(__array_interface__=interface)).view(x.dtype)
 
 
+class Stream:
+    """As far as it is asked."""
+
+    capturing = False
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+
+STREAM = Stream()
+
+
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have cupy's device be the memory of the host, and its kernels those of g++.
@@ -87,6 +99,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
     monkeypatch.setattr(kernels, "compiled", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(STREAM, "capturing", False)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: STREAM)
     monkeypatch.setattr(cupy, "asarray", lambda x: on_host(np.array(x)))
     monkeypatch.setattr(cupy, "array", lambda x, order: on_host(read(x)))
     monkeypatch.setattr(cupy, "empty", lambda shape, dtype: on_host(np.empty(shape, dtype)))
@@ -204,6 +218,38 @@ def test_tables_are_waited_for_once(host: list[int]) -> None:
     for _ in range(2):
         RoPE().rotate(on_host(np.ones((3, 2, 8), np.float32)), [5, 6, 7])
         assert host == [0]
+
+
+def test_graphs_keep_the_tables_that_they_read(
+    host: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "HELD", {})
+    x = on_host(np.ones((3, 2, 8), np.float32))
+    RoPE().rotate(x, [5, 6, 7])
+    assert not caches.HELD
+    monkeypatch.setattr(STREAM, "capturing", True)
+    for _ in range(2):
+        RoPE().rotate(x, [5, 6, 7])
+        assert len(caches.HELD) == 3 + 1  # digits, and frequencies
+
+
+def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
+    host: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(expression: str) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
+    x = on_host(np.ones((3, 2, 8), np.float32))
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "compiled", refused)
+        patched.setattr(STREAM, "capturing", True)
+        patched.setattr(caches, "HELD", {})
+        with pytest.raises(RuntimeError, match="not permitted"):
+            RoPE().rotate(x)
+    (path,) = glue.BACKEND.paths
+    path._kernels._compile = None  # what makes kernels was fetched while it was replaced
+    np.testing.assert_array_equal(read(RoPE().rotate(x)), RoPE().rotate(read(x)))
 
 
 def test_cupy_takes_the_argument_of_a_launch() -> None:

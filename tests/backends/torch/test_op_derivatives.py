@@ -25,6 +25,8 @@ from rope_xp import RoPE, RopeError
 
 torch = pytest.importorskip("torch")
 
+from rope_xp_backends.torch import op  # noqa: E402  # it needs torch
+
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
@@ -63,6 +65,36 @@ def test_a_result_needs_a_gradient_where_its_input_does(call: str) -> None:
                 assert torch.autograd.grad(y.sum(), x, retain_graph=True)[0].any()
     with torch.no_grad():
         assert not any(y.requires_grad for y in CALLS[call](q.requires_grad_(), k, POSITIONS))
+
+
+def test_no_gradient_is_made_of_what_a_loss_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the first call of a kind nor in those that are bound; as of plain operations."""
+    rotated: list[tuple[int, ...]] = []
+    (device,) = {x.device.type for x in (sample(5, 2, 6), POSITIONS)}
+    run = op.RUNS[device]
+
+    def watched(out: Any, arrays: Any, how: Any) -> None:
+        rotated.extend(x.shape for x in arrays)
+        run(out, arrays, how)
+
+    monkeypatch.setitem(op.RUNS, device, watched)
+    for used in (0, 1, 0, 1):
+        both = [sample(5, n, 6, grad=True) for n in (2, 1)]
+        results = rope_xp.apply(*both, POSITIONS)
+        rotated.clear()
+        results[used].sum().backward()
+        assert rotated == [both[used].shape]
+        assert both[1 - used].grad is None
+        same(both[used].grad, rope_xp.RoPE().unrotate(torch.ones_like(both[used]), POSITIONS))
+
+    def loss(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return rope_xp.apply(q, k, POSITIONS)[0].sum()
+
+    rotated.clear()
+    gradients = torch.func.grad(loss, argnums=(0, 1))(*(x.detach() for x in both))
+    assert rotated == [x.shape for x in (*both, both[0])]
+    same(gradients[0], RoPE().unrotate(torch.ones_like(both[0]), POSITIONS))
+    assert not gradients[1].any()
 
 
 def test_results_need_a_gradient_where_angles_do() -> None:

@@ -112,6 +112,9 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
         RoPE().rotate(x)
 
 
+GIVEN: Any = SimpleNamespace(table_3=None)
+
+
 @pytest.mark.parametrize("capturing", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError])
 def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
@@ -130,11 +133,11 @@ def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
         x = (torch.ones(5, 2, 8, device="cuda"),)
     if capturing:
         with pytest.raises(error, match="no"):
-            gpu._rotate(x, x, None)
+            gpu._rotate(x, x, GIVEN)
         assert kernels.objection((None, None)) is None
     else:
         with pytest.warns(RuntimeWarning, match="its kernel: no"), pytest.raises(Unavailable):
-            gpu._rotate(x, x, None)
+            gpu._rotate(x, x, GIVEN)
         assert kernels.objection() is None  # others may do better
         (key,) = kernels._failed
         assert kernels.objection(key) == "triton cannot compile its kernel: no"
