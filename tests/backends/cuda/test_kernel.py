@@ -149,6 +149,18 @@ def test_what_passes_through(
     same(other, expected[1])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
+    """Also where the angle is zero, and turned back."""
+    numbers = np.array([0.0, -0.0, 1.0, -1.0], np.float32)
+    x = np.stack(np.meshgrid(numbers, numbers), -1).reshape(4, 1, 1, 8).repeat(3, 1)
+    rope = RoPE(layout=layout)
+    for turn in (rope.rotate, rope.unrotate):
+        expected = truth(turn, x, [0, -3, 70_000])
+        assert (expected == 0).any()
+        np.testing.assert_array_equal(np.signbit(turn(x, [0, -3, 70_000])), np.signbit(expected))
+
+
 def test_the_barrier_is_needed(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else in-place results of interleaved_to_half would be right by chance of the order."""
     rope, x = RoPE(layout="interleaved_to_half"), sample(rng, 3, 2, 64)

@@ -9,11 +9,13 @@ test_interpreted.py does the latter, as it is fixed when kernels are imported.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from support.targets import INTERPRETED
+from support.targets import INTERPRETED, truth
 from support.tensors import (
     DEVICE,
     DTYPES,
@@ -72,6 +74,50 @@ def test_one_array_in_place_and_one_not() -> None:
     rope.apply(q, k, POSITIONS, out=(q, other))
     same(q, expected[0])
     same(other, expected[1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
+    """Also where the angle is zero, and turned back; Triton takes -x for 0 - x."""
+    numbers = tensor([0.0, -0.0, 1.0, -1.0], torch.float32)
+    x = torch.cartesian_prod(numbers, numbers).reshape(4, 1, 1, 8).expand(-1, 3, -1, -1)
+    rope = RoPE(layout=layout)
+    for turn in (rope.rotate, rope.unrotate):
+        for dtype in DTYPES:
+            expected = truth(turn, x.to(dtype), [0, -3, 70_000])
+            got = turn(x.to(dtype).contiguous(), tensor([0, -3, 70_000]))
+            assert (expected == 0).any()
+            assert torch.equal(got.signbit(), expected.signbit())
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter tells what is written")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One array in place and one not: the same launch copies for one and not for the other."""
+    interpreter = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+    store, addresses = interpreter.create_masked_store, set()
+
+    def watched(self: Any, pointers: Any, value: Any, mask: Any, *hints: Any) -> Any:
+        addresses.update(pointers.data[mask.data.astype(bool)].tolist())
+        return store(self, pointers, value, mask, *hints)
+
+    monkeypatch.setattr(interpreter, "create_masked_store", watched)
+    rope = RoPE(layout=layout, rotary_dim=4, rotary_offset=1)
+    for in_place in ((True, False), (False, True), (True, True), (False, False)):
+        arrays = sample(2, 5, 4, 8), sample(2, 5, 3, 8, seed=1)
+        out = tuple(
+            x if same else torch.empty_like(x) for x, same in zip(arrays, in_place, strict=True)
+        )
+        addresses.clear()
+        rope.apply(*arrays, POSITIONS, out=out)
+        expected = set()
+        for y, same_memory in zip(out, in_place, strict=True):
+            all_of_it = y.data_ptr() + 4 * np.arange(y.numel()).reshape(y.shape)
+            written = all_of_it[..., 1:5] if same_memory else all_of_it
+            expected.update(written.ravel().tolist())
+        assert addresses == expected
 
 
 def test_slices_of_one_projection_in_place() -> None:
