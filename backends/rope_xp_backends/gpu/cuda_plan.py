@@ -13,8 +13,9 @@ import numpy as np
 from rope_xp._contract.caches import kept
 from rope_xp._contract.call import Turn
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import ACCESS, Laid, Rows, alignment, rows
+from rope_xp._contract.memory import ACCESS, Ints, Laid, Rows, alignment
 
+from .layout import Layout, layout
 from .occupancy import waves
 
 THREADS = 256
@@ -103,34 +104,31 @@ def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
     none where positions are counted.
     """
-    turn, n, size = job.turn, len(arrays) // 2, FLOATS[job.dtype]
-    axis = turn.axes.heads
-    heads = [1 if axis is None else x.shape[axis] for x in arrays[:n]]
-    head_strides = [0 if axis is None else x.strides[axis] for x in arrays]
-    found = _rows(job, arrays, angles)
+    turn, size = job.turn, FLOATS[job.dtype]
+    # Positions have their components in front, cosines and sines their pairs behind.
+    own = slice(int(job.source == SEVERAL), -1 if job.source == GIVEN else None)
+    of_rows = [Laid(a.shape[own], a.strides[own]) for a in angles]
+    lies = layout(turn, arrays, of_rows, job.in_place)
+    found, heads = _rows(lies, counted=not angles), lies.heads
     if sum(heads) == 0 or any(row.length == 0 for row in found):
         return ()
     pairs, head_dim = turn.rotary_dim // 2, arrays[0].shape[-1]
     before, turned = turn.rotary_offset * size, turn.rotary_dim * size
-    passes = head_dim > turn.rotary_dim and not all(job.in_place)
-    aligned = alignment(job.alignment, before, *(s for row in found for s in row.steps[:4]))
-    if max(heads) > 1:
-        aligned = alignment(aligned, *head_strides)
-    if passes:
+    aligned = alignment(job.alignment, before, *(s for steps in lies.steps() for s in steps))
+    if lies.copies:
         aligned = alignment(aligned, head_dim * size)
     angles_aligned = alignment(job.angles_alignment, *(s for r in found for s in r.steps[4:6]))
     read, write = turn.side_by_side
     access, each = _access(job, size, pairs, aligned, angles_aligned)
     turning = pairs // each
-    lanes = turning + ((head_dim * size - turned) // access if passes else 0)
+    lanes = turning + ((head_dim * size - turned) // access if lies.copies else 0)
     alone = Rows(1, (0,) * 7)
     inner, outer, *rest = [*found, alone, alone][: max(len(found), 2)]
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * each * size // access)
     grid, block = _grid(lanes, sum(heads), at_once, inner.length, outer.length)
     key = Key(job.dtype, read, write, access, job.source, any(job.in_place))
-    if n == 1:
-        head_strides = [head_strides[0], 0, head_strides[1], 0]
+    head_strides = _of_both(lies.head_steps)
     each_head = [
         stride
         for i in (0, 1)
@@ -157,24 +155,22 @@ def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[
     return tuple(steps)
 
 
-def _rows(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> list[Rows]:
+def _rows(lies: Layout, *, counted: bool) -> list[Rows]:
     """Return the axes that lead to all rows, the longest first.
 
     Their steps are those of q, k, their results, the angles, the sines; and how far a counted
     position goes on.
     """
-    ends = list(arrays)
-    if len(ends) == 2:
-        nothing = Laid(ends[0].shape, (0,) * len(ends[0].shape))
-        ends = [ends[0], nothing, ends[1], nothing]
-    # Positions have their components in front, cosines and sines their pairs behind.
-    own = slice(int(job.source == SEVERAL), -1 if job.source == GIVEN else None)
-    of_rows = [Laid(a.shape[own], a.strides[own]) for a in angles]
-    found = []
-    for length, (q, k, q_out, k_out, *others) in rows(job.turn.axes.rows, ends, of_rows):
-        of_angles, counted = ((*others, 0)[:2], 0) if angles else ((0, 0), others[0])
-        found.append(Rows(length, (q, k, q_out, k_out, *of_angles, counted)))
+    found, n = [], len(lies.head_steps)
+    for length, steps in lies.rows:
+        of_angles = (0, 0, steps[n]) if counted else (*(*steps[n:], 0)[:2], 0)
+        found.append(Rows(length, (*_of_both(steps[:n]), *of_angles)))
     return sorted(found, key=lambda row: -row.length)
+
+
+def _of_both(steps: Ints) -> Ints:
+    """Return steps of q, k and their results, where there may be no k."""
+    return steps if len(steps) == 4 else (steps[0], 0, steps[1], 0)
 
 
 def _access(job: Job, size: int, pairs: int, aligned: int, angles_aligned: int) -> tuple[int, int]:

@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 from rope_xp._contract.caches import kept
 from rope_xp._contract.call import Turn
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import Ints, Laid, Rows, alignment, rows, span
+from rope_xp._contract.memory import Ints, Laid, Rows, alignment, span
 
+from .layout import layout
 from .occupancy import waves
 
 # The next six are choices from the sizes of the hardware; none has been measured on a GPU yet.
@@ -104,32 +105,24 @@ def plan(operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn) 
     None where the batch axes are too many for one launch: they lie in memory such that no two
     strides lead to all rows.
     """
-    ends = [Laid(x.shape, s) for x in operands for s in (x.strides, x.out_strides)]
-    counted = angles.kind == "counted"
-    found = rows(turn.axes.rows, ends, [] if counted else [Laid(angles.shape, angles.strides)])
-    if len(found) > 2:
+    ends = [Laid(x.shape, x.strides) for x in operands]
+    ends += [Laid(x.shape, x.out_strides) for x in operands]
+    in_place = [x.in_place for x in operands]
+    of_rows = [] if angles.kind == "counted" else [Laid(angles.shape, angles.strides)]
+    lies = layout(turn, ends, of_rows, in_place)
+    if len(lies.rows) > 2:
         return None
     alone = Rows(1, (0,) * (len(ends) + 1))
-    batches, tokens = [alone, alone, *found][-2:]
-
-    axis = turn.axes.heads
-    heads = [1 if axis is None else x.shape[axis] for x in operands]
+    lies = lies._replace(rows=[alone, alone, *lies.rows][-2:])
+    batches, tokens = lies.rows
     # A stride is passed once for all axes that it leads along, in units.
-    of_arrays = [
-        (
-            batches.steps[i],
-            tokens.steps[i],
-            0 if axis is None or heads[i // 2] == 1 else x.strides[axis],
-        )
-        for i, x in enumerate(ends)
-    ]
+    of_arrays = lies.steps()
     of_angles = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
+    heads, n = lies.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], turn.rotary_dim // 2, FLOATS[dtype]
-    in_place = [x.in_place for x in operands]
     read, write = turn.side_by_side
-    copies = 2 * pairs < head_dim and not all(in_place)
     # What is copied beside a slice counts half, or the slice alone would be in narrow accesses.
-    components = head_dim // 2 if copies else 2 * pairs
+    components = head_dim // 2 if lies.copies else 2 * pairs
     heads_first = 0 < abs(of_arrays[0][1]) < abs(of_arrays[0][2])
     side = TILE_HEADS_APART if heads_first else TILE_HEADS
     tile_tokens, tile_heads = _tile(heads, components, pairs, size, side)
@@ -139,7 +132,7 @@ def plan(operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn) 
     if angles.kind == "tables":
         table_unit = _aligned(max(size, 4), [angles.alignment], [of_angles])
     lengths = (batches.length, tokens.length)
-    spans = [span((*lengths, heads[i // 2]), steps) + head_dim for i, steps in enumerate(of_arrays)]
+    spans = [span((*lengths, heads[i % n]), steps) + head_dim for i, steps in enumerate(of_arrays)]
     spans += [span((*lengths, angles.components), of_angles) + pairs, count + tile_tokens]
     variant = Variant(
         dtype=dtype,
@@ -161,8 +154,8 @@ def plan(operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn) 
         tile_heads=tile_heads,
     )
     programs = -(-count // tile_tokens) * sum(-(-n // tile_heads) for n in heads)
-    numbers = [n // unit for steps in (of_arrays * 2)[:4] for n in steps]
-    numbers += [n // table_unit for n in of_angles]
+    numbers = [step // unit for i in (0, n, n - 1, 2 * n - 1) for step in of_arrays[i]]
+    numbers += [step // table_unit for step in of_angles]
     return Plan(variant, (programs, 1, 1), (count, tokens.length, heads[0], heads[-1], *numbers))
 
 

@@ -56,7 +56,7 @@ def outlive(made: Digits) -> None:
             known.add(stream)
 
 
-_read_on = WeakIdKeyDictionary()
+_read_on: Any = WeakIdKeyDictionary()
 """By the first of some tables: on which streams they are read."""
 
 
