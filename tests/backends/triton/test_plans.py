@@ -112,6 +112,54 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
         RoPE().rotate(x)
 
 
+def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that has none to load a kernel into; the next call tries again."""
+    tried, ran = [], []
+
+    def load(key: Any) -> Any:
+        tried.append(key)
+        if len(tried) == 1:
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+        return lambda *launch: ran.append(launch)
+
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: load))
+    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
+    x = torch.randn(5, 2, 8)
+    with rope_xp.use_backend("portable"):
+        expected = RoPE(base=77.0).rotate(x)
+    with pytest.warns(RuntimeWarning, match="without a kernel of triton. .*out of memory"):
+        assert torch.equal(RoPE(base=77.0).rotate(x), expected)
+    assert not ran
+    RoPE(base=77.0).rotate(x)
+    RoPE(base=77.0).rotate(x)
+    assert len(tried) == 2
+    assert len(ran) == 2
+
+
+def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def load(key: tuple[Any, int]) -> Any:
+        if key[1] == 1:
+            raise RuntimeError("no kernel image is available for execution on the device")
+        return lambda *launch: ran.append(launch)
+
+    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: load))
+    monkeypatch.setattr(
+        gpu, "_launches", lambda *_: [(SimpleNamespace(variant="v", grid=(), numbers=()), ())]
+    )
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with FakeTensorMode():
+        first, second = ((torch.ones(5, 2, 8, device=f"cuda:{i}"),) for i in range(2))
+    with pytest.warns(RuntimeWarning, match="no kernel image"), pytest.raises(Unavailable):
+        gpu._rotate(second, second, GIVEN)
+    gpu._rotate(first, first, GIVEN)
+    with pytest.raises(Unavailable):  # without another warning, which would be an error
+        gpu._rotate(second, second, GIVEN)
+    assert len(ran) == 1
+
+
 GIVEN: Any = SimpleNamespace(table_3=None)
 
 
