@@ -65,11 +65,16 @@ class Bound:
     kept: object
 
     def __call__(self, asked: Asked) -> Arrays | None:
-        """Return results, or None where memory may overlap."""
+        """Return results, or None where memory may overlap.
+
+        None in a graph that is captured too: the long way keeps what a graph will read.
+        """
         arrays, out, rows = asked.arrays, asked.out, asked.rows
         if out is not None and not self._apart(arrays, out, rows):
             return None
         with cupy.cuda.Device(arrays[0].data.device_id):
+            if cupy.cuda.get_current_stream().is_capturing():
+                return None
             made = tuple([self.new(x) for x in arrays]) if out is None else out
             words = self.again.words.copy()
             words[: cuda.ADDRESSES] += cuda.addresses(self.backend, arrays, made, rows)
