@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import io
-import json
 import re
 import sys
 from contextlib import redirect_stdout
@@ -26,20 +24,28 @@ author = "the rope_xp authors"
 project_copyright = f"{author}, Apache-2.0"
 release = version = rope_xp.__version__
 
+sys.path.insert(0, str(HERE))  # for mathml.py
 extensions = [
+    "mathml",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "_generated"]
 html_theme = "furo"
 html_title = f"rope_xp {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_math_renderer = "mathml"
 templates_path: list[str] = []
 
-myst_enable_extensions = ["deflist", "dollarmath"]
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 # Pages of optional modules can be built where what they import is not installed.
@@ -54,20 +60,17 @@ python_maximum_signature_line_length = 88
 
 nitpicky = True
 
-# Pages outside docs/ that are shown inside: file, and where their links lead from here.
+# Pages outside docs/ that are shown inside, and where links to them lead from here.
 PAGES = {
-    "contributing.md": ROOT / "CONTRIBUTING.md",
-    "changelog.md": ROOT / "CHANGELOG.md",
-    "releasing.md": ROOT / "RELEASING.md",
-    "security.md": ROOT / "SECURITY.md",
-    "add_a_backend.md": ROOT / "backends" / "README.md",
+    "contributing": ROOT / "CONTRIBUTING.md",
+    "changelog": ROOT / "CHANGELOG.md",
+    "releasing": ROOT / "RELEASING.md",
+    "security": ROOT / "SECURITY.md",
+    "add_a_backend": ROOT / "backends" / "README.md",
 }
-LINKS = {
-    "backends/README.md": "backends.md",
-    "CHANGELOG.md": "changelog.md",
-    "RELEASING.md": "releasing.md",
-    "SECURITY.md": "security.md",
-}
+LINKS = {path.relative_to(ROOT).as_posix(): f"{name}.md" for name, path in PAGES.items()}
+
+NAME = re.compile(r"\[`([\w.]+)`\]\(api\.md(?:#[\w-]+)?\)")
 
 
 def shown_inside(text: str) -> str:
@@ -75,25 +78,9 @@ def shown_inside(text: str) -> str:
 
     def target(match: re.Match[str]) -> str:
         link = match.group(1).removeprefix("../")
-        return f"]({LINKS.get(link, link.removeprefix('docs/'))})"
+        return f"]({LINKS.get(link, link.removeprefix('docs/'))}{match.group(2) or ''})"
 
-    return re.sub(r"\]\((?!https?:|#)([^)#]+)\)", target, text)
-
-
-def libraries_table() -> str:
-    """Return the libraries with a backend of their own, from the table that dispatch reads."""
-    from rope_xp._libraries import LIBRARIES
-
-    lines = ["| library | recognised by | paths, fastest first | install |", "|---|---|---|---|"]
-    for library in LIBRARIES:
-        paths = ", ".join(f"`{path}`" for path in (*library.paths, "portable"))
-        extra = f"`rope-xp[{library.extra}]`" if library.extra else "required"
-        array = ", ".join(f"`{library.name}.{name}`" for name, _ in library.arrays)
-        lines.append(f"| {library.name} | {array} | {paths} | {extra} |")
-    lines.append(
-        "| any other of the standard | `__array_namespace__` | `portable` | nothing more |"
-    )
-    return "\n".join(lines) + "\n"
+    return re.sub(r"\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)", target, text)
 
 
 def command_line_help() -> str:
@@ -111,54 +98,23 @@ def command_line_help() -> str:
     return printed.getvalue()
 
 
-def generate(_app: Sphinx | None = None) -> None:
-    """Write pictures, tables and the pages from outside to _generated."""
-    sys.path[:0] = [str(HERE), str(HERE / "examples")]
-    import accuracy_table
-    import history_pictures
-    import paper_pictures
-    import pictures
-    import position_pictures
-    import rooms_picture
-    import rule_pictures
-    import tiny_results
-
-    pictures.write(GENERATED)
-    rule_pictures.write(GENERATED)
-    position_pictures.write(GENERATED)
-    paper_pictures.write(GENERATED)
-    rooms_picture.write(GENERATED)
-    history_pictures.draw(GENERATED / "history.png")
-    tiny = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
-    tiny_results.draw(tiny, GENERATED / "train_tiny.png")
-    texts = {name: shown_inside(path.read_text("utf-8")) for name, path in PAGES.items()}
-    texts["accuracy.md"] = accuracy_table.table()
-    texts["train_tiny.md"] = tiny_results.markdown(tiny)
-    texts["libraries.md"] = libraries_table()
-    texts["command_line.txt"] = command_line_help()
-    for name, text in texts.items():
-        (GENERATED / name).write_text(text, encoding="utf-8")
+def generate(_app: Sphinx) -> None:
+    """Write what the reference quotes; docs/remake.py makes all else, which is committed."""
+    GENERATED.mkdir(exist_ok=True)
+    (GENERATED / "command_line.txt").write_text(command_line_help(), encoding="utf-8")
 
 
-def publish_history(app: Sphinx, error: Exception | None) -> None:
-    """Put asv's own site beside the pages, or a page that says why it is absent."""
-    if error is not None or app.builder.format != "html":
-        return
-    import asv_site
-
-    to = Path(app.outdir) / "history"
-    if reason := asv_site.publish(to):
-        to.mkdir(exist_ok=True)
-        (to / "index.html").write_text(f"<p>Not built here: {html.escape(reason)}.</p>", "utf-8")
-
-
-def close_examples(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """Drop the blank line that doctest needs between an example's output and the fence."""
+def read(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Turn the plain Markdown of a page into what Sphinx makes the most of."""
+    if page in PAGES:
+        source[0] = shown_inside(PAGES[page].read_text("utf-8"))
+    # A link to the reference whose words are a name leads to that name, and fails if there is none.
+    source[0] = NAME.sub(r"{py:obj}`\1 <.\1>`", source[0]).replace("<.rope_xp.", "<rope_xp.")
+    # The blank line that doctest needs between an example's output and the fence.
     source[0] = source[0].replace("\n\n```\n", "\n```\n")
 
 
 def setup(app: Sphinx) -> None:
     """Generate before any page is read."""
     app.connect("builder-inited", generate)
-    app.connect("source-read", close_examples)
-    app.connect("build-finished", publish_history)
+    app.connect("source-read", read)

@@ -16,24 +16,25 @@ from rope_xp._cli import plots
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "benchmarks"
 NUMPY, TORCH, JAX = ("numpy:cpu", "float32"), ("torch:cpu", "float32"), ("jax:cpu", "float32")
+LIBRARIES = {"numpy": NUMPY, "torch": TORCH, "jax": JAX}
 PANELS = (
     (
         "4096 tokens",
-        "time of copying q and k\ninto new arrays (1 is a copy)",
+        "times as fast as copying q and k\ninto new arrays",
         "apply.Prefill.track_time_over_copy",
-        {"numpy": NUMPY, "torch": TORCH, "jax": JAX},
+        LIBRARIES,
     ),
     (
         "4096 tokens",
-        "time of the formula in common use\n(below 1 is faster)",
+        "times as fast as the usual formula",
         "rivals.Usual.track_time_over",
-        {"numpy": NUMPY, "torch": TORCH, "jax": JAX},
+        LIBRARIES,
     ),
     (
         "one token",
         "microseconds of a call",
         "apply.Decode.track_apply",
-        {"numpy": NUMPY[:1], "torch": TORCH[:1], "jax": JAX[:1]},
+        {name: parameters[:1] for name, parameters in LIBRARIES.items()},
     ),
 )
 _MARKERS = ("o", "x", "+")
@@ -64,34 +65,56 @@ def value(measured: dict[str, Any], benchmark: str, parameters: tuple[str, ...])
 
 
 def series(benchmark: str, parameters: tuple[str, ...]) -> list[float]:
-    """Return a figure at each landmark."""
+    """Return a figure at each landmark; of a time over another, how many times as fast it is."""
     found = results()
     by_landmark = (
         next((r for commit, r in found.items() if commit.startswith(mark)), {})
         for mark in landmarks()
     )
-    return [value(measured, benchmark, parameters) for measured in by_landmark]
+    found_at = [value(measured, benchmark, parameters) for measured in by_landmark]
+    return [1 / x for x in found_at] if "time_over" in benchmark else found_at
+
+
+def table() -> str:
+    """Return the landmarks, and every figure of the picture at each, as two tables in Markdown."""
+    names = landmarks().items()
+    lines = ["| | commit | what it brought |", "|---|---|---|"]
+    lines += [f"| {i} | `{commit}` | {words} |" for i, (commit, words) in enumerate(names, 1)]
+    lines += ["", "| | " + " | ".join(str(i) for i in range(1, len(names) + 1)) + " |"]
+    lines += ["|---|" + "---|" * len(names)]
+    for title, unit, benchmark, libraries in PANELS:
+        for name, parameters in libraries.items():
+            told = " | ".join(_told(x) for x in series(benchmark, parameters))
+            lines.append(f"| {title}, {name}: {' '.join(unit.split())} | {told} |")
+    return "\n".join(lines) + "\n"
+
+
+def _told(figure: float) -> str:
+    if math.isnan(figure):
+        return "-"
+    return f"{figure:.0f}" if figure >= 10 else f"{figure:.2g}"
 
 
 def draw(path: Path) -> None:
     """Write the picture."""
-    words = [f"{words}\n{commit}" for commit, words in landmarks().items()]
+    count = len(landmarks())
     with plots.picture(path, len(PANELS)) as grid:
         for axes, (title, unit, benchmark, lines) in zip(grid, PANELS, strict=True):
             for i, (name, parameters) in enumerate(lines.items()):
                 style = {"color": plots.STYLES[i + 1][0], "marker": _MARKERS[i]}
-                axes.plot(series(benchmark, parameters), label=name, linewidth=1, **style)
+                at = range(1, count + 1)
+                axes.plot(at, series(benchmark, parameters), label=name, linewidth=1, **style)
             axes.set_yscale("log")
             axes.set_title(title, size=10)
-            axes.set_ylabel(unit, size=8)
-            axes.tick_params(labelsize=7)
+            axes.set_ylabel(unit, size=9)
+            axes.tick_params(labelsize=8)
             axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_locator(ticker.NullLocator())
             axes.grid(axis="y", linewidth=0.3)
             axes.legend(fontsize=8)
-            axes.set_xticks(range(len(words)), [""] * len(words))
-        grid[-1].set_xticks(range(len(words)), words, rotation=45, ha="right", size=7)
+            axes.set_xticks(range(1, count + 1))
+        grid[-1].set_xlabel("landmark, as numbered below")
 
 
 if __name__ == "__main__":

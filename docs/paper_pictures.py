@@ -2,8 +2,8 @@
 
     python docs/paper_pictures.py [FOLDER]
 
-Writes paper_decay_near.png, paper_decay_far.png and paper_linear.png, by default
-to docs/_generated.
+Writes paper_decay_near.svg, paper_decay_far.svg and paper_linear.svg, by default
+to docs/drawn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENS, HEADS = 512, 16
 
 def decay(folder: Path) -> None:
     """Draw Figure 2 for several bases, as the paper has it and over longer distances."""
-    with picture(folder / "paper_decay_near.png") as (axes,):
+    with picture(folder / "paper_decay_near.svg") as (axes,):
         at = np.arange(NEAR + 1)  # each of them: a linear axis has room
         for (name, rope), (colour, _), dashes in zip(ROPES.items(), STYLES, DASHES, strict=False):
             bound = analysis.decay_bound(rope, HEAD_DIM, at)
@@ -36,7 +36,7 @@ def decay(folder: Path) -> None:
         axes.set_ylabel("bound on the score, mean of $|S_j|$")
         axes.set_title(f"Figure 2 of the paper, {HEAD_DIM} components")
         axes.legend(fontsize=8)
-    with picture(folder / "paper_decay_far.png") as (axes,):
+    with picture(folder / "paper_decay_far.svg") as (axes,):
         draw_decay(axes, ROPES, HEAD_DIM, FAR)
         axes.set_title(f"the same up to {FAR:,} tokens")
 
@@ -56,7 +56,7 @@ def linear_weights(rope: RoPE | None) -> np.ndarray:
 def linear(folder: Path) -> None:
     """Draw the weights of linear attention with and without rotation."""
     at = np.arange(TOKENS)
-    with picture(folder / "paper_linear.png") as (axes,):
+    with picture(folder / "paper_linear.svg") as (axes,):
         for (name, rope), (colour, _), dashes in zip(
             {"without RoPE": None, "with RoPE": RoPE()}.items(), STYLES, DASHES, strict=False
         ):
@@ -81,4 +81,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "_generated")
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

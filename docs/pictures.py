@@ -2,7 +2,7 @@
 
     python docs/pictures.py [FOLDER]
 
-Writes layouts.png, slices.png and sections.png, by default to docs/_generated. Which components a
+Writes layouts.svg, slices.svg and sections.svg, by default to docs/drawn. Which components a
 pair has is found by rotating one-hot vectors, so that the pictures cannot differ from the code. The
 colours are those of Okabe and Ito, which people with any common colour blindness tell apart; what a
 colour means is also written in every box.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import rope_xp
+from rope_xp._cli import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7")
 GREY = "#E6E6E6"
 INK = "#222222"
-WIDTH = 8.0  # inches; at 200 dots an inch twice the width of a page of text
+"""On a colour; beside it, words are those of plots.INK, for pages of any colour."""
+WIDTH = 8.0  # inches, the width of a page of text
 
 
 def figure(height: float) -> tuple[Figure, Axes]:
-    """Return a white figure and its axes without frame, a unit on each axis equally long."""
+    """Return a figure and its axes without frame, a unit on each axis equally long."""
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(WIDTH, height), dpi=200, facecolor="white")
+    drawing = Figure(figsize=(WIDTH, height))
     axes = drawing.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.set_xlim(0.0, WIDTH)
@@ -63,7 +65,7 @@ def box(
 
 def note(axes: Axes, x: float, y: float, text: str, **style: object) -> None:
     """Write a text."""
-    axes.text(x, y, text, **({"size": 10.5, "color": INK, "va": "center"} | style))
+    axes.text(x, y, text, **({"size": 10.5, "color": plots.INK, "va": "center"} | style))
 
 
 def pairs(rope: rope_xp.RoPE, head_dim: int) -> tuple[list[str | None], list[str | None]]:
@@ -184,8 +186,8 @@ def write(folder: Path) -> None:
     """Write every picture to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in PICTURES.items():
-        draw().savefig(folder / f"{name}.png")
+        plots.save(draw(), folder / f"{name}.svg")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "_generated")
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

@@ -2,7 +2,7 @@
 
     python docs/position_pictures.py [FOLDER]
 
-Writes positions.png, by default to docs/_generated.
+Writes positions.svg, by default to docs/drawn.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pictures
 
 from rope_xp import positions
+from rope_xp._cli import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,8 +62,8 @@ def write(folder: Path) -> None:
         ("time", "height", "width"), positions.mrope([3, (1, 2, 3), 3]), strict=True
     ):
         y = row(axes, y, name, component, colours)
-    drawing.savefig(folder / "positions.png")
+    plots.save(drawing, folder / "positions.svg")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "_generated")
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

@@ -2,7 +2,7 @@
 
     python docs/rooms_picture.py [FOLDER]
 
-Writes rooms.png, by default to docs/_generated. Nothing of it is typed in: a process of its own
+Writes rooms.svg, by default to docs/drawn. Nothing of it is typed in: a process of its own
 makes its first call under sys.setprofile, and the order of the core's folders is that of the
 contract in pyproject.toml which import-linter holds. What is entered only because a module is
 imported does not count.
@@ -24,6 +24,7 @@ import numpy as np
 import pictures
 
 import rope_xp
+from rope_xp._cli import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -170,7 +171,7 @@ def draw(path: Path) -> None:
             _arrow(axes, start, (lefts[room], heights[first]), width)
     for entry, y in zip(entries, heights, strict=True):
         _chip(axes, entry, lefts[entry.room], y, width, size)
-    drawing.savefig(path)
+    plots.save(drawing, path)
 
 
 def _fitting(words: list[str], width: float) -> float:
@@ -226,11 +227,11 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], wid
 def write(folder: Path) -> None:
     """Write the picture to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    draw(folder / "rooms.png")
+    draw(folder / "rooms.svg")
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--trace"]:
         print(json.dumps(traced()))
     else:
-        write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "_generated")
+        write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

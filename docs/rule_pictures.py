@@ -2,7 +2,7 @@
 
     python docs/rule_pictures.py [FOLDER]
 
-Writes one picture a rule, by default to docs/_generated. The examples are those of real models
+Writes one picture a rule, by default to docs/drawn. The examples are those of real models
 where there are some.
 """
 
@@ -59,8 +59,8 @@ def write(folder: Path) -> None:
         }
         contexts = dict(zip(("trained context", "extended"), lengths, strict=False))
         title = f"base {base:g}, {head_dim} components"
-        write_wavelengths(folder / f"rule_{name}.png", {title: (ropes, head_dim, contexts)})
+        write_wavelengths(folder / f"rule_{name}.svg", {title: (ropes, head_dim, contexts)})
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "_generated")
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

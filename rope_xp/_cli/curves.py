@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from rope_xp import analysis
 from rope_xp._bench import formulas
-from rope_xp._cli.plots import INK, STYLES
+from rope_xp._cli.plots import INK, style
 from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
@@ -23,10 +23,10 @@ _EXACT_BELOW = 10_000_000
 
 
 def draw_decay(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
-    """Draw RoFormer's bound over distance, in grey for the first RoPE."""
+    """Draw RoFormer's bound over distance, in grey for the first of several."""
     at = np.arange(1, distance + 1)
     for i, (name, rope) in enumerate(ropes.items()):
-        _curve(axes, i, at, analysis.decay_bound(rope, head_dim, at), name)
+        _curve(axes, (i, len(ropes)), at, analysis.decay_bound(rope, head_dim, at), name)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("bound on the score, mean of $|S_j|$")
     _finish_distances(axes, distance, _BAND)
@@ -39,24 +39,25 @@ def draw_score(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) 
         first = analysis.max_distance(rope, head_dim, limit=distance)
         told = "not negative" if first is None else f"first negative at {first:,}"
         score = analysis.score_curve(rope, head_dim, at) / head_dim
-        _curve(axes, i, at, score, f"{name}; {told}")
+        _curve(axes, (i, len(ropes)), at, score, f"{name}; {told}")
         if first is not None:
-            axes.plot([first], [0], "v", color=STYLES[i][0], markeredgecolor=INK, zorder=3)
+            axes.plot([first], [0], "v", color=style(i, len(ropes))[0], markeredgecolor=INK, zorder=3)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_ylabel("score of all-ones vectors,\nshare of that at distance 0")
     _finish_distances(axes, distance, f"{_BAND}; triangle: first negative")
 
 
-def _curve(axes: Any, i: int, at: NDArray[Any], values: NDArray[Any], label: str) -> None:
+def _curve(axes: Any, which: tuple[int, int], at: NDArray[Any], values: NDArray[Any], label: str) -> None:
     """Draw a curve that wavers faster than a page can show: its mean, and the band it fills."""
     edges = np.unique(np.geomspace(1, len(at) + 1, _POINTS).round().astype(np.int64)) - 1
     starts, counts = edges[:-1], np.diff(edges)
     middle, mean = (np.add.reduceat(numbers, starts) / counts for numbers in (at, values))
     low, high = (reduce.reduceat(values, starts) for reduce in (np.minimum, np.maximum))
-    colour = STYLES[i][0]
+    colour, _ = style(*which)
     axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
-    style = {"color": colour, "linestyle": DASHES[i], "linewidth": 1.4}
-    axes.plot(middle, mean, label=label, **style)
+    axes.plot(
+        middle, mean, color=colour, linestyle=DASHES[which[0]], linewidth=1.4, label=label
+    )
 
 
 def _finish_distances(axes: Any, distance: int, title: str) -> None:
@@ -93,7 +94,8 @@ def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: in
         for name, rope in ropes.items()
     }
     for row, (method, line) in enumerate((("float32 product", "--"), ("rope_xp", "-"))):
-        for (name, both), (colour, _) in zip(errors.items(), STYLES, strict=False):
+        for i, (name, both) in enumerate(errors.items()):
+            colour, _ = style(i, len(errors))
             label = f"{method}, {name}"
             axes.plot(ends, both[row], line, color=colour, linewidth=1.2, label=label)
     axes.set_xscale("log")

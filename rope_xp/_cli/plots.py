@@ -1,6 +1,8 @@
 """Drawings of rotary embeddings. matplotlib is imported when something is drawn."""
 
 import importlib
+import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +15,25 @@ from rope_xp.rope import RoPE
 
 # Of Okabe and Ito, told apart with any common colour blindness; grey for what is compared with.
 STYLES = (("#7F7F7F", "o"), ("#0072B2", "."), ("#D55E00", "x"), ("#009E73", "+"), ("#CC79A7", "d"))
-INK = "#222222"
+INK = "#767676"
+"""For words and lines: told from white, and from the black of a page in dark colours."""
 _SIZE = (7.5, 4.2)
 """Inches of one drawing."""
+_LOOK = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    # Of an SVG: words stay words, and names of its parts are the same each time.
+    "font.sans-serif": ["DejaVu Sans"],
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rope_xp",
+}
+
+
+def style(i: int, of: int) -> tuple[str, str]:
+    """Return colour and marker of a curve among others: grey for the first, unless it is alone."""
+    return STYLES[(i if of > 1 else 1) % len(STYLES)]
 
 
 def draw_wavelengths(
@@ -28,7 +46,8 @@ def draw_wavelengths(
     axes : matplotlib.axes.Axes
         Where to draw.
     ropes : dict of str to RoPE
-        What to compare, by the name in the legend. The first is drawn in grey. Lengths are fixed.
+        What to compare, by the name in the legend. The first of several is drawn in grey. Lengths
+        are fixed.
     head_dim : int
         Components of a head.
     contexts : dict of str to int
@@ -42,7 +61,7 @@ def draw_wavelengths(
     """
     axes.set_yscale("log")
     for i, (name, rope) in enumerate(ropes.items()):
-        _draw_one(axes, name, rope.wavelengths(head_dim), *STYLES[i % len(STYLES)])
+        _draw_one(axes, name, rope.wavelengths(head_dim), *style(i, len(ropes)))
     for i, (name, tokens) in enumerate(sorted(contexts.items(), key=lambda item: item[1])):
         axes.axhline(tokens, color=INK, linestyle="--", linewidth=0.8)
         axes.annotate(
@@ -107,14 +126,39 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
         If the file cannot be written.
     """
     try:
+        matplotlib = importlib.import_module("matplotlib")
         figures = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         msg = f"drawing needs matplotlib (pip install 'rope-xp[plot]'): {error}"
         raise RopeError(msg) from error
     size = (_SIZE[0], _SIZE[1] * drawings)
-    figure = figures.Figure(figsize=size, dpi=150, layout="constrained")
-    yield list(figure.subplots(drawings, squeeze=False).ravel())
-    try:
-        figure.savefig(path)
-    except ValueError as error:  # matplotlib's word for a suffix that it does not know
-        raise RopeError(f"{path}: {error}") from error
+    with matplotlib.rc_context(_LOOK):
+        figure = figures.Figure(figsize=size, dpi=150, layout="constrained")
+        yield list(figure.subplots(drawings, squeeze=False).ravel())
+        save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture: an SVG without background and the same each time, or what the name ends with.
+
+    Raises
+    ------
+    RopeError
+        If matplotlib does not know the format that the name ends with.
+    OSError
+        If the file cannot be written.
+    """
+    matplotlib = importlib.import_module("matplotlib")
+    if path.suffix.lower() != ".svg":
+        try:
+            figure.savefig(path)
+        except ValueError as error:  # matplotlib's word for a suffix that it does not know
+            raise RopeError(f"{path}: {error}") from error
+        return
+    written = io.StringIO()
+    with matplotlib.rc_context(_LOOK):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+    # A hundredth of a point is as fine as a screen; what differs between machines is finer.
+    text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", written.getvalue())
+    path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", "utf-8")

@@ -1,0 +1,102 @@
+"""Draw every picture of the pages, and write what is made of code or data into them.
+
+    python docs/remake.py [--check]
+
+Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and ``<!-- end -->``
+is made: a table of TABLES, or a part of an example. Both are committed, so that the pages can be read
+where they lie. With --check nothing is written; the exit status is 1 if anything would be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DRAWN = HERE / "drawn"
+sys.path[:0] = [str(HERE), str(HERE / "examples")]
+
+import accuracy_table
+import history_pictures
+import libraries_table
+import paper_pictures
+import pictures
+import position_pictures
+import rooms_picture
+import rule_pictures
+import tiny_results
+
+TINY = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
+TABLES = {
+    "accuracy": accuracy_table.table,
+    "history": history_pictures.table,
+    "libraries": libraries_table.table,
+    "train_tiny": lambda: tiny_results.markdown(TINY),
+}
+MADE = re.compile(r"(<!-- made: (.+) -->\n)(?:.*\n)*?(<!-- end -->)")
+PART = re.compile(r'(\S+), from "(.+)" to "(.+)"')
+
+
+def draw(folder: Path) -> None:
+    """Draw all pictures."""
+    for one in (pictures, rule_pictures, position_pictures, paper_pictures, rooms_picture):
+        one.write(folder)
+    history_pictures.draw(folder / "history.svg")
+    tiny_results.draw(TINY, folder / "train_tiny.svg")
+
+
+def made(what: str) -> str:
+    """Return what belongs between the marks."""
+    part = PART.fullmatch(what)
+    if not part:
+        return TABLES[what]()
+    path, start, end = part.groups()
+    text = (HERE / path).read_text("utf-8")
+    first = text.index(f"\n{start}")
+    last = text.index(f"\n{end}", first + 1)
+    return f"```python\n{text[first:last].strip()}\n```\n"
+
+
+def with_made(page: str) -> str:
+    """Return a page with everything between marks made anew."""
+    # Blank lines, or Markdown takes what follows for a part of the comment.
+    return MADE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", page)
+
+
+def files() -> dict[Path, bytes]:
+    """Return what each file that is made should hold."""
+    with tempfile.TemporaryDirectory() as folder:
+        draw(Path(folder))
+        found = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    for page in sorted(HERE.glob("*.md")):
+        text = page.read_text("utf-8")
+        if MADE.search(text):
+            found[page] = with_made(text).encode()
+    return found
+
+
+def main(*, check: bool) -> int:
+    """Write or compare; return the exit status."""
+    wanted = files()
+    stale = [path for path in DRAWN.glob("*") if path not in wanted]
+    stale += [path for path, held in wanted.items() if not path.exists() or path.read_bytes() != held]
+    for path in stale:
+        print(path.relative_to(HERE.parent))
+        if not check:
+            _write(path, wanted.get(path))
+    return int(check and bool(stale))
+
+
+def _write(path: Path, held: bytes | None) -> None:
+    if held is None:
+        path.unlink()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(held)
+
+
+if __name__ == "__main__":
+    sys.exit(main(check="--check" in sys.argv[1:]))
