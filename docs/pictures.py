@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7")
-GREY = "#E6E6E6"
+GREY = "#80808066"
 INK = "#222222"
 """On a colour; beside it, words are those of plots.INK, for pages of any colour."""
 WIDTH = 8.0  # inches, the width of a page of text
 
 
-def figure(height: float) -> tuple[Figure, Axes]:
+def figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
     """Return a figure and its axes without frame, a unit on each axis equally long."""
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(WIDTH, height))
+    drawing = Figure(figsize=(width, height))
     axes = drawing.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
-    axes.set_xlim(0.0, WIDTH)
+    axes.set_xlim(0.0, width)
     axes.set_ylim(0.0, height)
     return drawing, axes
 
@@ -94,18 +94,19 @@ def pairs(rope: rope_xp.RoPE, head_dim: int) -> tuple[list[str | None], list[str
 
 def layouts() -> Figure:
     """Draw eight components in each of the three layouts, as read and as written."""
-    head_dim, side, left, gap = 8, 0.6, 2.95, 0.4
+    head_dim, side, left, gap = 8, 0.52, 1.05, 0.45
     names = ("interleaved", "half", "interleaved_to_half")
-    drawing, axes = figure(5.5)
-    top = 5.0
+    width = left + head_dim * side + 0.1
+    drawing, axes = figure(5.55, width)
+    top = 5.15
     for i in range(head_dim):
         note(axes, left + (i + 0.5) * side, top + 0.2, str(i), ha="center")
     note(axes, left - 0.15, top + 0.2, "component", ha="right")
-    y = top
+    y = top - 0.35
     for name in names:
         rows = pairs(rope_xp.RoPE(layout=name), head_dim)
+        note(axes, left, y + 0.14, f'layout="{name}"', family="monospace")
         y -= side
-        note(axes, 0.2, y, f'"{name}"', family="monospace", size=10.5)
         for label, row in zip(("reads", "writes"), rows, strict=True):
             note(axes, left - 0.15, y + side / 2, label, ha="right")
             for i, text in enumerate(row):
@@ -114,9 +115,9 @@ def layouts() -> Figure:
         y += side - gap
     note(
         axes,
-        WIDTH / 2,
+        width / 2,
         0.25,
-        "2a, 2b: first and second of pair 2, which turns by position x frequency 2",
+        "2a, 2b: first and second of pair 2, which\nturns by position x frequency 2",
         ha="center",
     )
     return drawing
@@ -124,53 +125,51 @@ def layouts() -> Figure:
 
 def slices() -> Figure:
     """Draw which components of twelve are rotated, for some rotary_dim and rotary_offset."""
-    head_dim, side, left = 12, 0.4, 2.95
+    head_dim, side, left = 12, 0.4, 1.05
     ropes = (
         ("rotary_dim=None", {}),
         ("rotary_dim=8", {"rotary_dim": 8}),
         ("rotary_dim=8, rotary_offset=2", {"rotary_dim": 8, "rotary_offset": 2}),
         ("rotary_dim=8, rotary_offset=-8", {"rotary_dim": 8, "rotary_offset": -8}),
     )
-    drawing, axes = figure(3.4)
-    y = 2.9
+    drawing, axes = figure(4.1, left + head_dim * side + 0.1)
+    y = 3.7
     for i in range(head_dim):
         note(axes, left + (i + 0.5) * side, y + 0.2, str(i), ha="center")
     note(axes, left - 0.15, y + 0.2, "component", ha="right")
     palette = (*COLOURS, "#F0E442", "#D55E00")
     for label, fields in ropes:
         read, _ = pairs(rope_xp.RoPE(layout="half", base=100.0, **fields), head_dim)
-        y -= side
-        note(axes, left - 0.15, y + side / 2, label, ha="right", family="monospace", size=8.5)
+        y -= side + 0.22
+        note(axes, left, y + side + 0.13, label, family="monospace", size=9.5)
         for i, text in enumerate(read):
             colour = GREY if text is None else palette[int(text[0])]
             box(axes, left + i * side, y, side, side, colour, text or "")
-        y -= 0.2
-    note(axes, left, 0.25, "grey: passes through untouched", ha="left")
+        y -= 0.12
+    note(axes, left, 0.2, "grey: passes through untouched", ha="left")
     return drawing
 
 
 def sections() -> Figure:
     """Draw which position component each of 64 frequencies reads, for two M-RoPE models."""
     rows = (
-        ("contiguous", "sections 16, 24, 24\n(Qwen2-VL)", CONTIGUOUS),
-        ("interleaved", "sections 24, 20, 20\n(Qwen3-VL)", INTERLEAVED),
+        ("contiguous: sections 16, 24, 24 (Qwen2-VL)", CONTIGUOUS),
+        ("interleaved: sections 24, 20, 20 (Qwen3-VL)", INTERLEAVED),
     )
-    drawing, axes = figure(2.6)
-    left, width, height = 1.6, 6.2 / 64, 0.5
-    y = 1.75
-    for name, detail, position_axes in rows:
-        note(axes, 0.15, y + 0.42, name)
-        note(axes, 0.15, y + 0.08, detail, size=8.5)
+    left, width, height = 0.15, 5.3 / 64, 0.5
+    drawing, axes = figure(3.0, 2 * left + 64 * width)
+    y = 2.1
+    for name, position_axes in rows:
+        note(axes, left, y + height + 0.14, name, size=9.5)
         for i, component in enumerate(position_axes):
-            box(axes, left + i * width, y, width, height, COLOURS[component], str(component), 6)
-        y -= 0.8
-    y += 0.8
-    for i in range(0, 64, 8):
+            box(axes, left + i * width, y, width, height, COLOURS[component], str(component), 5)
+        y -= 0.95
+    y += 0.95
+    for i in (*range(0, 64, 8), 63):
         note(axes, left + (i + 0.5) * width, y - 0.14, str(i), ha="center", size=9)
-    note(axes, left + 63.5 * width, y - 0.14, "63", ha="center", size=9)
     note(axes, left + 32 * width, y - 0.36, "frequency", ha="center", size=9)
     for component, text in enumerate(("0: time", "1: height", "2: width")):
-        x = left + 0.4 + component * 2.0
+        x = left + 0.4 + component * 1.7
         box(axes, x, 0.12, 0.22, 0.22, COLOURS[component])
         note(axes, x + 0.3, 0.23, text)
     return drawing

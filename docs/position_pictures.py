@@ -20,7 +20,7 @@ from rope_xp._cli import plots
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIDE, LEFT = 0.36, 2.35
+SIDE, LEFT = 0.36, 1.05
 
 
 def row(axes: Axes, y: float, name: str, numbers: np.ndarray, colours: list[str]) -> float:
@@ -32,14 +32,14 @@ def row(axes: Axes, y: float, name: str, numbers: np.ndarray, colours: list[str]
 
 
 def title(axes: Axes, y: float, text: str) -> None:
-    pictures.note(axes, LEFT, y + SIDE + 0.14, text, size=9)
+    pictures.note(axes, 0.1, y + SIDE + 0.14, text, size=9)
 
 
 def write(folder: Path) -> None:
     """Draw all builders in one picture."""
     folder.mkdir(parents=True, exist_ok=True)
     first, second, third, _ = pictures.COLOURS
-    drawing, axes = pictures.figure(6.6)
+    drawing, axes = pictures.figure(6.6, LEFT + 12 * SIDE + 0.1)
     y = 5.85
     title(axes, y, "packed([0, 3, 7]): two sequences along one axis")
     row(axes, y, "positions", positions.packed([0, 3, 7]), [first] * 3 + [second] * 4)

@@ -2,9 +2,10 @@
 
     python docs/remake.py [--check]
 
-Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and ``<!-- end -->``
-is made: a table of TABLES, or a part of an example. Both are committed, so that the pages can be read
-where they lie. With --check nothing is written; the exit status is 1 if anything would be.
+Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and
+``<!-- end -->`` is made: a table of TABLES, or a part of an example. Both are committed, so that the
+pages can be read where they lie. With --check nothing is written; the exit status is 1 if anything
+would be.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def main(*, check: bool) -> int:
     """Write or compare; return the exit status."""
     wanted = files()
     stale = [path for path in DRAWN.glob("*") if path not in wanted]
-    stale += [path for path, held in wanted.items() if not path.exists() or path.read_bytes() != held]
+    stale += [
+        path for path, held in wanted.items() if not path.exists() or path.read_bytes() != held
+    ]
     for path in stale:
         print(path.relative_to(HERE.parent))
         if not check:
@@ -94,7 +97,7 @@ def _write(path: Path, held: bytes | None) -> None:
     if held is None:
         path.unlink()
     else:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(held)
 
 

@@ -119,7 +119,7 @@ CHIP, MARGIN = 0.19, 0.02
 """The height of a file, and what is free beside it in its room."""
 LARGEST = 8.0
 """Points of the names of files and functions, where these are short enough."""
-ROOM, LINE = "#F1F1F1", "#D8D8D8"
+ROOM, LINE = "#80808026", "#80808066"  # so clear that they go with a page of any colour
 CHIPS = dict(zip(ROOTS, (pictures.COLOURS[1], pictures.COLOURS[0]), strict=True))
 
 
@@ -208,7 +208,8 @@ def _chip(axes: Axes, entry: Entry, left: float, y: float, width: float, size: f
     corner, style = (left + MARGIN, y - CHIP / 2), "round,pad=0,rounding_size=0.04"
     look = {"facecolor": colour, "edgecolor": pictures.INK, "lw": 0.6}
     axes.add_patch(FancyBboxPatch(corner, width - 2 * MARGIN, CHIP, style, **look))
-    pictures.note(axes, left + width / 2, y - 0.005, entry.file, ha="center", size=size)
+    look = {"ha": "center", "size": size, "color": pictures.INK}
+    pictures.note(axes, left + width / 2, y - 0.005, entry.file, **look)
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], width: float) -> None:
@@ -217,10 +218,10 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], wid
     turn = start[0] + width + GAP / 2 if onward else start[0] - GAP / 2
     leave = start[0] + width - MARGIN if onward else start[0] + MARGIN
     reach = end[0] + MARGIN if onward else end[0] + width - MARGIN
-    style = {"color": pictures.INK, "lw": 1.1, "zorder": 2.5}
+    style = {"color": plots.INK, "lw": 1.1, "zorder": 2.5}
     axes.plot([leave, turn, turn], [start[1], start[1], end[1]], **style)
     arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 8}
-    arrow |= {"color": pictures.INK, "lw": 1.1, "zorder": 2.5}
+    arrow |= {"color": plots.INK, "lw": 1.1, "zorder": 2.5}
     axes.annotate("", (reach, end[1]), (turn, end[1]), arrowprops=arrow)
 
 

@@ -41,13 +41,17 @@ def draw_score(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) 
         score = analysis.score_curve(rope, head_dim, at) / head_dim
         _curve(axes, (i, len(ropes)), at, score, f"{name}; {told}")
         if first is not None:
-            axes.plot([first], [0], "v", color=style(i, len(ropes))[0], markeredgecolor=INK, zorder=3)
+            axes.plot(
+                [first], [0], "v", color=style(i, len(ropes))[0], markeredgecolor=INK, zorder=3
+            )
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_ylabel("score of all-ones vectors,\nshare of that at distance 0")
     _finish_distances(axes, distance, f"{_BAND}; triangle: first negative")
 
 
-def _curve(axes: Any, which: tuple[int, int], at: NDArray[Any], values: NDArray[Any], label: str) -> None:
+def _curve(
+    axes: Any, which: tuple[int, int], at: NDArray[Any], values: NDArray[Any], label: str
+) -> None:
     """Draw a curve that wavers faster than a page can show: its mean, and the band it fills."""
     edges = np.unique(np.geomspace(1, len(at) + 1, _POINTS).round().astype(np.int64)) - 1
     starts, counts = edges[:-1], np.diff(edges)
@@ -55,9 +59,7 @@ def _curve(axes: Any, which: tuple[int, int], at: NDArray[Any], values: NDArray[
     low, high = (reduce.reduceat(values, starts) for reduce in (np.minimum, np.maximum))
     colour, _ = style(*which)
     axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
-    axes.plot(
-        middle, mean, color=colour, linestyle=DASHES[which[0]], linewidth=1.4, label=label
-    )
+    axes.plot(middle, mean, color=colour, linestyle=DASHES[which[0]], linewidth=1.4, label=label)
 
 
 def _finish_distances(axes: Any, distance: int, title: str) -> None:

@@ -17,8 +17,8 @@ from rope_xp.rope import RoPE
 STYLES = (("#7F7F7F", "o"), ("#0072B2", "."), ("#D55E00", "x"), ("#009E73", "+"), ("#CC79A7", "d"))
 INK = "#767676"
 """For words and lines: told from white, and from the black of a page in dark colours."""
-_SIZE = (7.5, 4.2)
-"""Inches of one drawing."""
+_SIZE = (5.2, 3.5)
+"""Inches of one drawing: no wider, so that its words can be read on a page of a phone."""
 _LOOK = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
@@ -84,7 +84,7 @@ def _draw_one(axes: Any, name: str, wavelengths: Any, colour: str, marker: str) 
     turns = np.isfinite(wavelengths)
     standing = int(np.count_nonzero(~turns))
     label = (
-        f"{name}; {standing} of {len(pairs)} pairs do not turn (triangles)" if standing else name
+        f"{name};\n{standing} of {len(pairs)} pairs do not turn (triangles)" if standing else name
     )
     style = {
         "color": colour,
@@ -133,13 +133,13 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
         raise RopeError(msg) from error
     size = (_SIZE[0], _SIZE[1] * drawings)
     with matplotlib.rc_context(_LOOK):
-        figure = figures.Figure(figsize=size, dpi=150, layout="constrained")
+        figure = figures.Figure(figsize=size, dpi=220, layout="constrained")
         yield list(figure.subplots(drawings, squeeze=False).ravel())
         save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a picture: an SVG without background and the same each time, or what the name ends with.
+    """Write a picture. An SVG has no background, and is the same each time.
 
     Raises
     ------

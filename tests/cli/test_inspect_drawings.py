@@ -44,7 +44,7 @@ def test_what_is_drawn() -> None:
     np.testing.assert_allclose(plain.get_ydata(), waves(1e4, 16), rtol=1e-13)
     assert plain.get_label() == "plain"
     np.testing.assert_allclose(ruled.get_ydata(), waves(1e4, 16)[:4], rtol=1e-13)
-    assert ruled.get_label() == "rule; 4 of 8 pairs do not turn (triangles)"
+    assert ruled.get_label() == "rule;\n4 of 8 pairs do not turn (triangles)"
     np.testing.assert_array_equal(standing.get_xdata(), [4, 5, 6, 7])
     assert [line.get_ydata()[0] for line in (low, high)] == [100, 4000]
     assert [text.get_text() for text in axes.texts] == [

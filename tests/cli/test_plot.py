@@ -124,6 +124,46 @@ def test_usage(arguments: list[str], capsys) -> None:
     assert usage in " ".join(capsys.readouterr().err.split())
 
 
+# --- pictures for pages of any colour -----------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    """Return that of the Web Content Accessibility Guidelines."""
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#131416", "#0d1117"])  # white, and two dark themes
+def test_colours_are_told_from_the_page(page: str) -> None:
+    assert contrast(plots.INK, page) > 4  # words
+    assert all(contrast(colour, page) > 3 for colour, _ in plots.STYLES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_svg_is_the_same_each_time(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason=WHY)
+    written = []
+    for name in ("one.svg", "other.svg"):
+        assert main(kind, "--distance", "300", "--out", tmp_path / name) == 0
+        written.append((tmp_path / name).read_text("utf-8"))
+    assert written[0] == written[1]
+    assert "<text" in written[0]  # words are no outlines
+    assert "#ffffff" not in written[0]  # nor is there a background
+    assert "<dc:date" not in written[0]
+
+
+def test_grey_is_for_what_others_are_compared_with() -> None:
+    grey, blue = plots.STYLES[:2]
+    assert plots.style(0, 1) == blue
+    assert [plots.style(i, 2) for i in range(2)] == [grey, blue]
+
+
 # --- what is drawn -------------------------------------------------------------------------------
 
 
@@ -151,7 +191,7 @@ def test_the_bound_as_drawn() -> None:
 def test_a_band_holds_every_value_and_a_line_their_mean() -> None:
     axes = axes_to_draw_on()
     values = np.random.default_rng(0).standard_normal(2000)
-    curves._curve(axes, 0, np.arange(1, 2001), values, "noise")
+    curves._curve(axes, (0, 1), np.arange(1, 2001), values, "noise")
     x, y = axes.get_lines()[0].get_data()
     # The last point stands for all distances from halfway to the one before.
     count = round(2 * (2000 - x[-1])) + 1

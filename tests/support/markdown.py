@@ -1,0 +1,83 @@
+"""What a page in Markdown links to, as a forge reads it: without what Sphinx would make of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FENCE = re.compile(r"^( *)(`{3,})(.*)\n(?:.*\n)*?\1\2 *$", re.MULTILINE)
+CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]*)\)")
+ROLE = re.compile(r"\{[a-z][\w:.-]*\}`")
+HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
+
+
+class Link(NamedTuple):
+    """A link or, with an exclamation mark before it, a picture."""
+
+    picture: bool
+    words: str
+    target: str
+
+
+def without_blocks(text: str) -> str:
+    """Return a page without its blocks of code."""
+    return FENCE.sub("", text)
+
+
+def directives(text: str) -> list[str]:
+    """Return the names of what only Sphinx can show."""
+    languages = (fence[3].strip() for fence in FENCE.finditer(text))
+    return [words.partition("}")[0][1:] for words in languages if words.startswith("{")]
+
+
+def roles(text: str) -> list[str]:
+    """Return what looks like a role of MyST; one that is quoted as code within code is none."""
+    plain = re.sub(r"(`{2,})(?!`).+?(?<!`)\1(?!`)", "", without_blocks(text), flags=re.DOTALL)
+    return ROLE.findall(plain)
+
+
+def links(text: str) -> list[Link]:
+    """Return the links and pictures of a page. Words that are code count as words."""
+    plain = CODE.sub(lambda code: "x" * len(code[0]), without_blocks(text))
+    return [Link(bool(found[1]), found[2].strip(), found[3]) for found in LINK.finditer(plain)]
+
+
+def anchors(text: str) -> set[str]:
+    """Return what forges call the headings of a page."""
+    names: set[str] = set()
+    for heading in HEADING.findall(without_blocks(text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        again = sum(
+            other == name or re.fullmatch(rf"{re.escape(name)}-\d+", other) is not None
+            for other in names
+        )
+        names.add(f"{name}-{again}" if again else name)
+    return names
+
+
+def problem(link: Link, page: Path, text: str) -> str | None:
+    """Return why a link leads nowhere or cannot be seen, or None. Addresses are not followed."""
+    if not link.words or not link.target:
+        return "no words" if link.target else "no target"
+    if re.match(r"https?://|mailto:", link.target):
+        return None
+    name, _, anchor = link.target.partition("#")
+    target = (page.parent / name).resolve() if name else page
+    if "_generated" in target.parts or "_build" in target.parts:
+        return "a file that is not kept"
+    if not target.exists():
+        return "no such file"
+    if anchor and target.suffix == ".md":
+        read = target.read_text("utf-8") if name else text
+        return None if anchor in anchors(read) else "no such heading"
+    return None
+
+
+def bold_powers(text: str) -> list[str]:
+    """Return paragraphs and cells with two powers in plain words, which would become bold type."""
+    plain = CODE.sub("", without_blocks(text))
+    parts = re.split(r"\n\s*(?:\n|[-*+] |\d+\. )|(?<!\\)\|", plain)
+    return [part.strip() for part in parts if len(re.findall(r"\d\*\*\d", part)) > 1]
