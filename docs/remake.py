@@ -3,7 +3,7 @@
     python docs/remake.py [--check]
 
 Pictures go to docs/drawn. In a page, what stands between ``<!-- made: WHAT -->`` and
-``<!-- end -->`` is made: a table of TABLES, or a part of an example. Both are committed, so that the
+``<!-- end -->`` is made: a table of TABLES, or a part of an example. Both are committed, so that
 pages can be read where they lie. With --check nothing is written; the exit status is 1 if anything
 would be.
 """

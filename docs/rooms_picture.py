@@ -102,6 +102,8 @@ def _caller(frame: Any, numbers: dict[str, int]) -> int:
 def first_call() -> list[Entry]:
     """Return what the first call of a new process enters: nothing is cached or compiled there."""
     environment = {name: v for name, v in os.environ.items() if not name.startswith("ROPE_XP_")}
+    # As on a machine that never made a call, whatever this one has kept and how many cores it has.
+    environment |= {"ROPE_XP_KERNEL_CACHE": "0", "ROPE_XP_NUM_THREADS": "2"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, __file__, "--trace"]
     ran = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)  # noqa: S603  # this file

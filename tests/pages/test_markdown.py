@@ -1,4 +1,4 @@
-"""Pages in Markdown show where they lie: links have words and lead somewhere, roles there are none."""
+"""Pages show where they lie: links have words and lead somewhere, and there are no roles."""
 
 from __future__ import annotations
 
