@@ -70,6 +70,7 @@ PAGES = {
 }
 LINKS = {path.relative_to(ROOT).as_posix(): f"{name}.md" for name, path in PAGES.items()}
 
+FIGURE = re.compile(r"(?<=\| )([\d.]+e-)(\d+)(?= \|)")
 NAME = re.compile(r"\[`([\w.]+)`\]\(api\.md(?:#[\w-]+)?\)")
 
 
@@ -110,6 +111,8 @@ def read(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = shown_inside(PAGES[page].read_text("utf-8"))
     # A link to the reference whose words are a name leads to that name, and fails if there is none.
     source[0] = NAME.sub(r"{py:obj}`\1 <.\1>`", source[0]).replace("<.rope_xp.", "<rope_xp.")
+    # A figure stays on one line of its cell: a hyphen joined to what follows is no place to break.
+    source[0] = FIGURE.sub("\\1\u2060\\2", source[0])
     # The blank line that doctest needs between an example's output and the fence.
     source[0] = source[0].replace("\n\n```\n", "\n```\n")
 

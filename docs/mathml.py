@@ -21,11 +21,11 @@ def inline(writer: HTML5Translator, node: nodes.math) -> None:
 
 
 def block(writer: HTML5Translator, node: nodes.math_block) -> None:
-    """Write a formula of its own lines, in a box that scrolls where a screen is narrow."""
+    """Write formulae of their own lines; those with a wide space between go below each other."""
     from docutils.nodes import SkipNode
 
-    formula = convert(node.astext(), display="block")
-    writer.body.append(f'<div class="math">{formula}</div>\n')
+    formulae = [convert(part, display="block") for part in node.astext().split(r"\qquad")]
+    writer.body.append(f'<div class="math">{"".join(formulae)}</div>\n')
     raise SkipNode
 
 
