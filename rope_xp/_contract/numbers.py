@@ -120,6 +120,9 @@ def alike(a: Any, b: Any) -> bool:
 
 def held_by(rule: Any) -> dict[str, Any]:
     """Return what an instance of a dataclass holds, also what dataclasses.fields does not name."""
-    if hasattr(rule, "__dict__"):
+    kind = type(rule)
+    # Dynamo of torch 2.11 cannot list what an instance holds. Our own classes say it.
+    if hasattr(rule, "__dict__") and kind.__module__.partition(".")[0] != "rope_xp":
         return dict(vars(rule))
-    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    names = [field.name for field in dataclasses.fields(rule)]
+    return {name: getattr(rule, name) for name in (*names, *getattr(kind, "HELD_TOO", ()))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,8 @@ class YaRN(Rule):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+    HELD_TOO: ClassVar[tuple[str, ...]] = ("attention_factor", "_given")
 
     def __post_init__(self) -> None:
         for name in ("factor", "beta_fast", "beta_slow"):
@@ -195,6 +197,8 @@ class LongRoPE(Rule):
     attention_factor: float = _COMPUTED
     max_position_embeddings: int | None = None
     length: int | None = None
+
+    HELD_TOO: ClassVar[tuple[str, ...]] = ("attention_factor", "_given")
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):

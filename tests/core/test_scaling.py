@@ -12,6 +12,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._contract.numbers import held_by
 from rope_xp.scaling import (
     NTK,
     Axial,
@@ -211,3 +212,24 @@ def test_things_that_are_no_numbers() -> None:
     ):
         with pytest.raises(TypeError, match="must be a"):
             make()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Linear(2.0),
+        NTK(2.0),
+        DynamicNTK(2.0, 4096),
+        YaRN(8.0, 4096),
+        YaRN(8.0, 4096, attention_factor=1.5),
+        LongRoPE((1.0,) * 4, (2.0,) * 4, 4096, factor=4.0),
+        Llama3(8.0, 1.0, 4.0, 8192),
+        Proportional(0.5),
+        Axial(2),
+        RoPE(base=5e5),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_our_own_classes_say_what_they_hold(rule: Any) -> None:
+    """torch.compile hands that on, and what it does not know it leaves out without a word."""
+    assert held_by(rule) == vars(rule)

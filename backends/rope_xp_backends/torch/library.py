@@ -52,11 +52,8 @@ class Torch(Backend):
         return x.device
 
     def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
-        """Copy: torch warns of read-only numpy memory, and cannot take negative strides.
-
-        It asks for those of an axis of length 1 too, which numpy calls contiguous.
-        """
-        return torch.tensor(host.copy(), device=device)
+        """Copy."""
+        return tables.tensor(host, device)
 
     def arange(self, n: int, device: torch.device) -> torch.Tensor:
         """Take n as it is: torch.compile passes a symbol."""
@@ -100,7 +97,7 @@ class Torch(Backend):
     def tables(self, recipe: Recipe, like: torch.Tensor) -> Digits:
         """Keep fake, functional and distributed tensors out of the cache."""
         if torch.compiler.is_compiling():
-            return tables.in_graph(self, recipe, like.device)
+            return tables.in_graph(recipe, like.device)
         if type(like) not in PLAIN:
             return put_tables(self, recipe, like.device)
         made = tables.cached((self, recipe, like.device))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils._python_dispatch import _disable_current_modes
@@ -14,7 +15,7 @@ from rope_xp._contract.caches import hold, kept_tables
 from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.numbers import held_by
 from rope_xp._dispatch.backend import Backend, put_tables
-from rope_xp._rotation.tables import table_shapes
+from rope_xp._rotation.tables import host_tables, table_shapes
 
 from . import streams
 
@@ -68,13 +69,13 @@ def _read_on_current(made: Digits, device: torch.device) -> None:
             table.record_stream(torch.cuda.current_stream(device))
 
 
-def in_graph(library: Backend, recipe: Recipe, device: torch.device) -> Digits:
+def in_graph(recipe: Recipe, device: torch.device) -> Digits:
     """Return tables as constants of the graph that a compiler makes."""
     rope = recipe.rope
     # A rule that is no dataclass can only be handed over by itself, not within a tuple.
     rule = None if dataclasses.is_dataclass(rope.scaling) else rope.scaling
     head_dim, wide = guard_scalar(recipe.head_dim), recipe.wide
-    made = _constant(library, _flat(rope, rule), rule, head_dim, recipe.inverse, wide, device)
+    made = _constant(_flat(rope, rule), rule, head_dim, recipe.inverse, wide, device)
     pairs = int(guard_scalar(head_dim if rope.rotary_dim is None else rope.rotary_dim)) // 2
     # Dynamo makes symbols of the sizes of constants too, given dynamic=True. These are known.
     known = [
@@ -114,7 +115,6 @@ def _built(flat: Any) -> Any:
 # constant result is computed in plain Python and enters the graph finished.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type for it
 def _constant(
-    library: Backend,
     flat: Any,
     rule: Any,
     head_dim: int,
@@ -125,4 +125,13 @@ def _constant(
     rope = _built(flat)
     if rule is not None:
         object.__setattr__(rope, "scaling", rule)
-    return tuple(put_tables(library, Recipe(rope, head_dim, inverse, wide), device))
+    host = host_tables(Recipe(rope, head_dim, inverse, wide))
+    return tuple([None if table is None else tensor(table, device) for table in host])
+
+
+def tensor(host: np.ndarray, device: torch.device | None) -> torch.Tensor:
+    """Copy: torch warns of read-only numpy memory, and cannot take negative strides.
+
+    It asks for those of an axis of length 1 too, which numpy calls contiguous.
+    """
+    return torch.tensor(host.copy(), device=device)
