@@ -66,13 +66,17 @@ class RIFLEx(Rule):
         numbers.check_positive("RIFLEx.share", self.share)
         if self.rule is not None and not isinstance(self.rule, Axial):
             raise TypeError(f"RIFLEx.rule must be a rope_xp.scaling.Axial; got {self.rule!r}")
-        axes = 1 if self.rule is None else self.rule.axes
-        if not numbers.is_int(self.axis) or not 0 <= self.axis < axes:
-            msg = f"RIFLEx.axis must be one of {axes} components, from 0; got {self.axis!r}"
+        if not numbers.is_int(self.axis) or not 0 <= self.axis < self.axes:
+            msg = f"RIFLEx.axis must be one of {self.axes} components, from 0; got {self.axis!r}"
             raise RopeError(msg)
         if self.rule is not None and self.rule.order == "dealt":
             msg = "RIFLEx.rule must have a series for each axis; order 'dealt' has one for all"
             raise RopeError(msg)
+
+    @property
+    def axes(self) -> int:
+        """How many components of a position have frequencies of their own."""
+        return 1 if self.rule is None else self.rule.axes
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return those of the rule, and the slow one among them."""

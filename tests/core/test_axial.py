@@ -13,7 +13,7 @@ from support.targets import Target, rows
 
 import rope_xp
 from rope_xp import RoPE, RopeError, positions
-from rope_xp.scaling import Axial
+from rope_xp.scaling import Axial, RIFLEx
 
 # Flux, Wan at head_dim 128, Cosmos with its bases, sections that are partial, four axes.
 CASES: tuple[tuple[tuple[int, ...], tuple[float, ...] | None, str], ...] = (
@@ -119,6 +119,7 @@ def test_components_need_position_axes() -> None:
         lambda: RoPE(scaling=Axial(sections=(4, 12)), rotary_dim=16),
         lambda: dataclasses.replace(RoPE.axial((4, 4)), position_axes=None),
         lambda: rope_xp.apply(np.ones((2, 8)), np.ones((2, 8)), scaling=Axial()),
+        lambda: RoPE(scaling=RIFLEx(1, 42, rule=Axial())),
     ):
         with pytest.raises(RopeError, match=r"2 components.*position_axes is None.*RoPE.axial"):
             make()
