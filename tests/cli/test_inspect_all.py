@@ -23,16 +23,17 @@ UNREAD = {
     "sam3_tracker_video": "memory_attention_rope",
 }
 """Keys that nothing reads, rightly told of."""
+OF_PARTS = ("gemma4_assistant", "nougat")
+"""Configurations that cannot be made without those of their parts."""
 
 
 def configurations() -> list[dict[str, Any]]:
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     found = []
     for name in mapping:
-        try:
-            whole = mapping[name]().to_dict()
-        except Exception:  # noqa: BLE001  # some classes cannot be made without arguments
+        if name in OF_PARTS:
             continue
+        whole = mapping[name]().to_dict()
         found += [whole, {key: whole[key] for key in SIZES if key in whole}]
     return found
 
@@ -43,7 +44,7 @@ def test_every_model_type_is_reported_and_pasted(capsys) -> None:
     for config in configurations():
         try:
             expected = from_hf_config(config)
-        except (RopeError, TypeError):
+        except RopeError:
             continue
         name = config["model_type"]
         found = config_report.collect(reading.read(config))
