@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch._C import _functorch
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from rope_xp._contract.call import Call, Lookup, leaves
 from rope_xp._contract.path import Path
@@ -19,6 +20,10 @@ from .arguments import Tensors, arguments
 from .asked import PLAIN
 from .bound import bind
 from .library import NAMES
+
+FUSED = {False: 1 << 18, True: 1 << 14}
+"""Numbers in arrays, up to which a compiler of graphs for CPUs does better than a call from a graph
+to a kernel, by whether pairs lie side by side: it makes no vectors of those."""
 
 
 class Triton(Path):
@@ -64,7 +69,7 @@ class LLVM(Path):
             KERNELS.objection(*_keys(call))
             or _first(call, _not_for_cpu)
             or _not_for_operator(call, _not_for_cpu)
-            or (None if asked else _exported())
+            or (None if asked else _exported() or _fused(call))
         )
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
@@ -89,6 +94,15 @@ def _exported() -> str | None:
     # https://github.com/pytorch/pytorch/issues/176347
     exporting = torch.compiler._is_exporting_flag  # noqa: SLF001  # see above
     return "an exported program runs without rope_xp" if exporting else None
+
+
+def _fused(call: Call) -> str | None:
+    """Return why what is known to be small is left to the compiler of a graph."""
+    if not torch.compiler.is_compiling():
+        return None
+    most = FUSED[any(call.turn.side_by_side)]
+    few = statically_known_true(sum([x.numel() for x in call.arrays]) <= most)
+    return "the graph's compiler makes one loop of it and its neighbours" if few else None
 
 
 def _rotated(call: Call, **known: bool) -> tuple[torch.Tensor, ...]:

@@ -269,3 +269,38 @@ def test_a_choice_of_path_reaches_compiled_code() -> None:
     with rope_xp.use_backend("portable"):
         got = compiled(x)
     torch.testing.assert_close(got, RoPE().rotate(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "tokens", "dynamic", "fused"),
+    [
+        ("half", 1, None, True),
+        ("half", 2048, None, True),  # 2**18 numbers in both
+        ("half", 2049, None, False),
+        ("interleaved", 128, None, True),
+        ("interleaved", 129, None, False),
+        ("interleaved_to_half", 129, None, False),
+        ("half", 2, {}, False),  # a graph for all lengths
+        ("half", 2, {"min": 2, "max": 2048}, True),
+        ("half", 2, {"min": 2, "max": 2049}, False),
+    ],
+)
+def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynamic, fused) -> None:
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    rope = RoPE(layout=layout)
+    q, k, p = sample(1, tokens, 6, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
+    if dynamic is not None:
+        for x in (q, k):
+            torch._dynamo.mark_dynamic(x, 1, **dynamic)
+        torch._dynamo.mark_dynamic(p, 0, **dynamic)
+    compiled = torch.compile(rope.apply, fullgraph=True, backend=keep)
+    got, expected = compiled(q, k, p), rope.apply(q, k, p)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    (graph,) = graphs
+    assert any("rope_xp.rotate_pair" in name for name in graph) is not fused
