@@ -4,16 +4,19 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any, get_args
 
 import torch
 
+from rope_xp._arguments import given
 from rope_xp._contract.caches import kept
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
+from rope_xp._dispatch import bound
+from rope_xp._dispatch.bound import Asked
 from rope_xp.angles import Angles
 from rope_xp.integrations import _formats
 from rope_xp.integrations._formats import Format, Tables
@@ -183,7 +186,7 @@ def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> b
     axes = "b" * batch + ("hs" if trial.heads_first else "sh") + "d"
     shape = [sizes[a] for a in axes]
     made: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
-    arrays = [torch.randn(shape, **made) for _ in range(trial.arrays)]
+    arrays = tuple([torch.randn(shape, **made) for _ in range(trial.arrays)])
     angles = torch.rand((2,) * batch + (_TOKENS, _PAIRS), **made)
     tables = _formats.written(angles.cos(), angles.sin(), trial.form)
     try:
@@ -202,11 +205,20 @@ def _agrees(function: Function, trial: Rotation, passes: bool, batch: bool) -> b
 
 
 def _rotated(
-    xs: Sequence[torch.Tensor], tables: Tables, rotation: Rotation, axes: str
+    xs: tuple[torch.Tensor, ...],
+    tables: Tables,
+    rotation: Rotation,
+    axes: str,
+    asked: Asked | None = None,
 ) -> tuple[torch.Tensor, ...]:
+    """Rotate by a model's tables, and have calls of a kind bound that are asked with these."""
     cos, sin = _formats.read(tables, rotation.form)
     made = _slice if torch.compiler.is_compiling() else _kept_slice  # Dynamo traces no cache
-    angles = Angles(cos, sin, made(rotation, 2 * cos.shape[-1]))
+    rope = made(rotation, 2 * cos.shape[-1])
+    if asked is not None:
+        read, more = (given.pair, ()) if len(xs) > 1 else (given.single, (False,))
+        return bound.run(asked, read, rope, *xs, cos, sin, axes, None, *more)
+    angles = Angles(cos, sin, rope)
     if len(xs) == 1:
         return (angles.rotate(xs[0], axes=axes),)
     return angles.apply(*xs, axes=axes)
@@ -224,27 +236,52 @@ _kept_slice = kept(64)(_slice)
 def replacement(name: str, function: Function, rotation: Rotation) -> Function:
     """Return a function that does the same, by rope_xp."""
     parameters = rotation.parameters
-    array_names = parameters[: rotation.arrays]
-    table_names = parameters[rotation.arrays :][: rotation.tables]
+    n, plain = rotation.arrays, rotation.arrays + rotation.tables
 
     def rotate(*arguments: Any, **named: Any) -> Any:
+        asked = None
+        if rotation.form != "complex" and not torch.is_grad_enabled():
+            asked = _asked(rotate, n, plain, arguments, named)
+            known = None if asked is None else bound.known(asked)
+            rotated = None if known is None else known(asked)
+            if rotated is not None:
+                return rotated if n > 1 else rotated[0]
         more = len(arguments) > len(parameters)
         if more or not named.keys() <= set(parameters[len(arguments) :]):
             return function(*arguments, **named)  # which says that it does not take them
         values = dict(zip(parameters, arguments, strict=False)) | named
-        xs = tuple([values.pop(name, None) for name in array_names])
-        tables = tuple([values.pop(name) for name in table_names])
+        xs = tuple([values.pop(name, None) for name in parameters[:n]])
+        tables = tuple([values.pop(name) for name in parameters[n:plain]])
         unsqueeze_dim = values.pop("unsqueeze_dim", rotation.unsqueeze_dim)
         axes = None
         if None not in map(_kind, xs) and all(value is None for value in values.values()):
             axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim)
         if axes is None:  # such as keys of which some shall not be rotated
             return _like(function(*arguments, **named), xs)
-        rotated = _rotated(xs, tables, rotation, axes)
-        return rotated if rotation.arrays > 1 else rotated[0]
+        rotated = _rotated(xs, tables, rotation, axes, asked)
+        return rotated if n > 1 else rotated[0]
 
     rotate.__name__ = name
     return rotate
+
+
+def _asked(
+    rotate: Function, n: int, plain: int, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> Asked | None:
+    """Return the key of a call, None where it is unusual.
+
+    The tables stand in it as they are: what is read of them begins where they do.
+    """
+    kind: Any = rotate
+    if len(arguments) > plain or named:
+        rest = arguments[plain:]
+        if not all(type(x) is int for x in (*rest, *named.values())):
+            return None
+        kind = rotate, rest, *named.items()
+    elif len(arguments) < plain:
+        return None
+    tables = arguments[n], arguments[n + 1]
+    return bound.ask(kind, arguments[:n], None, None, None, False, tables)
 
 
 def _kind(x: Any) -> type | None:

@@ -253,11 +253,12 @@ def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=0, atol=TABLES))
 
 
-@torch.no_grad()
 def forward(
     self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
 ) -> Tables | torch.Tensor:
     """Return exact tables for these positions, in float32 whatever the dtype of the model is."""
     plan: Plan = self.rope_xp_plans[layer_type]
+    if position_ids.requires_grad:
+        position_ids = position_ids.detach()
     tables = plan.tables(position_ids.to(x.device), x.dtype)
     return tables if len(tables) > 1 else tables[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import importlib
+import itertools
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +224,37 @@ def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
             # the model's function in float32, rounded once
             expected = function(q.float(), q.float(), *tables)[0].bfloat16()
             assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "width"),
+    [("llama", "halves", 8), ("cohere", "neighbours", 8), ("gpt_oss", "pairs", 4)],
+)
+def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) -> None:
+    """Without gradients such a call is bound, with them it is not."""
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    function = module.apply_rotary_pos_emb
+    ours = _functions.replacement(
+        "apply", function, _functions.recognise("apply", function, [form])
+    )
+    shapes = (2, 3, 5, 8), (2, 5, 3, 8), (1, 3, 5, 8)
+    for _ in range(3):
+        for shape, dtype in itertools.product(shapes, (torch.float32, torch.bfloat16)):
+            q, k = torch.randn(2, *shape).to(dtype)
+            named = {"unsqueeze_dim": 2} if shape[1] == 5 else {}
+            wide = torch.randn(2, shape[0], 5, 2 * width)
+            for tables in (
+                wide[..., :width].contiguous(),
+                wide[..., :width],
+                wide[:, :1, :, width:],
+            ):
+                expected = ours(q, k, *tables, **named)
+                with torch.no_grad():
+                    got = ours(q, k, *tables, **named)
+                assert all(map(torch.equal, got, expected))
+                with torch.no_grad():
+                    other = ours(q, k, *(2 * tables), **named)
+                assert not any(map(torch.equal, other, expected))
 
 
 def test_casting_the_model_does_not_round_the_frequencies(tokens: torch.Tensor) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rope_xp._dispatch import bound
+from rope_xp._dispatch.bound import Asked
 from rope_xp.integrations import _functions
 
 TOKENS = torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -25,12 +28,22 @@ def logits(model: Any) -> torch.Tensor:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
-    rotated = _functions._rotated
+    rotated, known = _functions._rotated, bound.known
 
-    def rotate(xs: Sequence[torch.Tensor], *given: Any) -> Any:
+    def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
         done.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
+
+    def rotate(xs: Sequence[torch.Tensor], *given: Any) -> Any:
+        count(xs)
         return rotated(xs, *given)
 
+    def found(asked: Asked) -> Any:
+        run = known(asked)
+        if run is not None:
+            count(asked.arrays)
+        return run
+
     monkeypatch.setattr(_functions, "_rotated", rotate)
+    monkeypatch.setattr(_functions, "bound", SimpleNamespace(**vars(bound) | {"known": found}))
     return done

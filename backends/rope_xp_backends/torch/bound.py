@@ -156,7 +156,9 @@ def bind(call: Call, asked: Asked, results: Tensors, *, on_gpu: bool) -> Run | N
         return None
     if isinstance(source, Lookup) and rows and rows[0].ndim == (source.components > 0):
         rows = tuple([row[..., None] for row in rows])  # of a lone number
-    how = _given(arguments(source, call.turn), rows)
+    how = arguments(source, call.turn)
+    if isinstance(source, Lookup):
+        how = _given(how, rows)
     needs = {torch.is_grad_enabled() and x.requires_grad for x in call.arrays}
     if len(needs) > 1 or (True in needs and rows is not asked.rows):
         return None
