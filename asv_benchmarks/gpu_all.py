@@ -67,6 +67,7 @@ def steps(out: Path) -> list[Step]:
         Step("report-torch", [*report, "torch"], 300),
         Step("report-cupy", [*report, "cupy"], 90),
         Step("report-jax", [*report, "jax"], 120),
+        Step("graph", [*python, "asv_benchmarks.in_graph", "torch:gpu"], 60),
         Step("tune-torch", [*tune, "torch", "--out", str(out / "tune_torch.json")], 300),
         Step("tune-cupy", [*tune, "cupy", "--out", str(out / "tune_cupy.json")], 150),
         Step("bars", [*python, "asv_benchmarks.gpu_bars", found, str(out / "report.md")], 5, 60),

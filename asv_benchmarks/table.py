@@ -19,7 +19,7 @@ from rope_xp._bench import clock, contenders
 from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import Absent
 
-from . import common, decode
+from . import common
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,6 @@ def decode_table() -> str:
     for name in dict(ROWS):
         cells = [_decode(name, key) for key in ("new", "usual", "transformers")]
         lines.append(f"| {name.removesuffix(':cpu')} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| one more in a graph, us | rope_xp | by angles | usual formula |",
-        "|---|---|---|---|",
-    ]
-    cells = [str(clock.spread(decode.in_graph(call))) for call in decode.CALLS]
-    lines.append(f"| torch | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
