@@ -23,9 +23,6 @@ ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
 MANY = 16
 """Pairs rotated at once: one vector of AVX-512, 2 of AVX2 or 4 of NEON to work in parallel. Of what
 is left FEW go together, and the last ones one by one."""
-BLOCK = 64
-"""Tokens whose angles are held at once: 32 KB at head_dim 128. Where the tokens of a head lie side
-by side, this many are read in a row."""
 HEAD = object.__basicsize__
 """An object of numpy begins with that of Python, and behind it is the address of its elements."""
 
@@ -53,7 +50,8 @@ def written(form: Form) -> ir.Module:
     p, part = p + _told(words, "a_skip"), part + _told(words, "b_skip")
     pairs, mixed = _told(words, "pairs"), _told(words, "mixed")
     # cos and sin of a block, those of one component by themselves, and a row that is held.
-    size = pairs * BLOCK * form.width
+    most = _told(words, "block")
+    size = pairs * most * form.width
     held = Int(b, b.call(allocate, [((mixed + 1) * 2 * size + pairs * 2 * form.size).value]))
     with b.if_then(held.is_("==", 0), likely=False):
         b.ret(ir.Constant(I64, _NO_MEMORY))
@@ -62,7 +60,7 @@ def written(form: Form) -> ir.Module:
     length = _told(words, "length")
 
     def here(row: Int) -> Int:
-        return least(Int(b, BLOCK), stop - row, length - row % length)
+        return least(most, stop - row, length - row % length)
 
     with loop(start, stop, here) as row:
         batch, token, tokens = row // length, row % length, here(row)

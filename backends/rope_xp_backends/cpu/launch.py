@@ -54,7 +54,7 @@ class Launch:
 
 def _run(kernel: Kernel, *arguments: int) -> None:
     if kernel(*arguments):
-        msg = "no memory is left for the angles of 64 tokens"
+        msg = "no memory is left for the angles of a block of tokens"
         raise MemoryError(msg)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rope_xp_backends.cpu import plan
 from support.bits import same, sample
 from support.targets import numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
+from rope_xp._contract import caches
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
@@ -83,6 +85,25 @@ def test_two_batch_axes_and_positions_of_their_own(
         expected = truth(rope_xp.apply, *views, positions, axes=axes)
         for got, e in zip(rope_xp.apply(*views, positions, axes=axes), expected, strict=True):
             same(got, e)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_blocks_of_tokens_where_heads_lie_apart(
+    any_path: str, dtype: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Of one that holds all tokens, of some that do not, and of the least."""
+    positions = rng.integers(0, 1 << 20, (2, 333))
+    q, k = sample(rng, 2, 3, 333, 8, dtype=dtype), sample(rng, 2, 1, 333, 8, dtype=dtype)
+    rope = RoPE(layout="interleaved_to_half")
+    for held in (plan.HELD_BYTES, 10_000, 1):
+        monkeypatch.setattr(plan, "HELD_BYTES", held)
+        caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which hold plans
+        expected = truth(rope.apply, q, k, positions, axes="bhsd")
+        for got, e in zip(rope.apply(q, k, positions, axes="bhsd"), expected, strict=True):
+            same(got, e)
+        x = q.copy()
+        rope.rotate(x, positions, axes="bhsd", out=x)
+        same(x, expected[0])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
