@@ -186,6 +186,8 @@ def _bind_on_gpu(
     prepared = gpu.prepare(results, arrays, how)
     if prepared is None:
         return None
-    if given and any(a is not b for a, b in zip(prepared.rest, rows, strict=False)):
+    if given and any(
+        a.data_ptr() != b.data_ptr() for a, b in zip(prepared.rest, rows, strict=False)
+    ):
         return None  # they are copied in each call
     return BoundOnGPU(prepared, given)
