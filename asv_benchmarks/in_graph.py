@@ -34,20 +34,20 @@ class Cell(NamedTuple):
 def microseconds(cells: Sequence[Cell], target: str = "torch:cpu") -> list[float]:
     """Return what one rotation more takes in each cell: the best of many, less the best of one.
 
-    Each is of a product of q and k of its own, as results of one graph that are equal are shared.
-    All cells take turns, as a machine may be slow for seconds.
+    Each is of a product of q and k of its own and, but by angles, at positions of its own, as what
+    is equal in a graph is computed once. All cells take turns: a machine may be slow for seconds.
     """
     import torch
 
     torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = 2 * len(cells)  # noqa: SLF001  # its public name
     case = common.case(target, 1, common.POSITION)
     graphs = [_compiled(case, cell, n) for cell in cells for n in (1, 1 + _MORE)]
     loops, rounds = common.LOOPS
-    turns = [
-        [clock.best_microseconds(case.target, run, loops, 1) for run in graphs]
-        for _ in range(3 * rounds)
-    ]
+    with torch._dynamo.config.patch(recompile_limit=2 * len(cells)):  # noqa: SLF001  # its name
+        turns = [
+            [clock.best_microseconds(case.target, run, loops, 1) for run in graphs]
+            for _ in range(3 * rounds)
+        ]
     best = list(map(min, zip(*turns, strict=True)))
     return [(many - one) / _MORE for one, many in zip(best[::2], best[1::2], strict=True)]
 
@@ -60,13 +60,13 @@ def _compiled(case: Case, cell: Cell, rotations: int) -> Action:
         results: list[Any] = []
         angles = ROPE.at(positions, like=q) if cell.call == "angles" else None
         for i in range(1, 1 + rotations):
-            ends = q * float(i), k * float(i)
+            ends, here = (q * float(i), k * float(i)), positions + i
             if angles is not None:
                 results += angles.apply(*ends)
             elif cell.call == "apply":
-                results += ROPE.apply(*ends, positions)
+                results += ROPE.apply(*ends, here)
             else:
-                results += [formulas.usual_rotate(xp, x, positions, ROPE.base) for x in ends]
+                results += [formulas.usual_rotate(xp, x, here, ROPE.base) for x in ends]
         return tuple(results)
 
     compiled: Callable[..., tuple[Any, ...]] = torch.compile(rotate, dynamic=False)
@@ -107,7 +107,9 @@ def table(target: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in PATHS:
+        sys.exit(f"give one of {', '.join(PATHS)}")
     try:
         print(table(sys.argv[1]), end="")
-    except (Absent, KeyError, IndexError) as error:
-        sys.exit(f"give one of {', '.join(PATHS)}: {error}")
+    except Absent as error:
+        sys.exit(str(error))

@@ -25,7 +25,8 @@ class Asked(NamedTuple):
     rows: tuple[Array, ...]
     """Positions and what they have after the point, found in range, or cos and sin.
 
-    They are as kernels read them.
+    They are as kernels read them. Cos and sin of a model that torch rotates may have columns behind
+    those that are read; ``call.angles``, which a path binds by, have not.
     """
     out: tuple[Array, ...] | None
 

@@ -4,7 +4,7 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any, get_args
@@ -211,7 +211,7 @@ def _rotated(
     axes: str,
     asked: Asked | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Rotate by a model's tables, and have calls of a kind bound that are asked with these."""
+    """Rotate by a model's tables, and keep how for calls of the kind of ``asked``."""
     cos, sin = _formats.read(tables, rotation.form)
     made = _slice if torch.compiler.is_compiling() else _kept_slice  # Dynamo traces no cache
     rope = made(rotation, 2 * cos.shape[-1])
@@ -238,10 +238,13 @@ def replacement(name: str, function: Function, rotation: Rotation) -> Function:
     parameters = rotation.parameters
     n, plain = rotation.arrays, rotation.arrays + rotation.tables
 
+    kind = _kept_kind(rotation)
+
     def rotate(*arguments: Any, **named: Any) -> Any:
         asked = None
-        if rotation.form != "complex" and not torch.is_grad_enabled():
-            asked = _asked(rotate, n, plain, arguments, named)
+        # Only where autograd keeps no tables: these have more columns than what is read of them.
+        if kind is not None and not torch.is_grad_enabled():
+            asked = _asked(kind, n, plain, arguments, named)
             known = None if asked is None else bound.known(asked)
             rotated = None if known is None else known(asked)
             if rotated is not None:
@@ -250,6 +253,8 @@ def replacement(name: str, function: Function, rotation: Rotation) -> Function:
         if more or not named.keys() <= set(parameters[len(arguments) :]):
             return function(*arguments, **named)  # which says that it does not take them
         values = dict(zip(parameters, arguments, strict=False)) | named
+        if not values.keys() >= set(parameters[n:plain]):
+            return function(*arguments, **named)  # which says what is missing
         xs = tuple([values.pop(name, None) for name in parameters[:n]])
         tables = tuple([values.pop(name) for name in parameters[n:plain]])
         unsqueeze_dim = values.pop("unsqueeze_dim", rotation.unsqueeze_dim)
@@ -265,21 +270,27 @@ def replacement(name: str, function: Function, rotation: Rotation) -> Function:
     return rotate
 
 
+@kept(64)
+def _kept_kind(rotation: Rotation) -> object | None:
+    """Return what stands for a rotation in keys, None if its tables do not begin with cosines."""
+    return None if rotation.form == "complex" else object()
+
+
 def _asked(
-    rotate: Function, n: int, plain: int, arguments: tuple[Any, ...], named: dict[str, Any]
+    kind: Hashable, n: int, plain: int, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> Asked | None:
     """Return the key of a call, None where it is unusual.
 
-    The tables stand in it as they are: what is read of them begins where they do.
+    The tables stand in it as they are: what is read of them begins where they do, and how it lies
+    follows from how they lie. Of all libraries only torch's is told so.
     """
-    kind: Any = rotate
+    if len(arguments) < plain or not isinstance(arguments[0], torch.Tensor):
+        return None
     if len(arguments) > plain or named:
         rest = arguments[plain:]
         if not all(type(x) is int for x in (*rest, *named.values())):
             return None
-        kind = rotate, rest, *named.items()
-    elif len(arguments) < plain:
-        return None
+        kind = kind, rest, *named.items()
     tables = arguments[n], arguments[n + 1]
     return bound.ask(kind, arguments[:n], None, None, None, False, tables)
 

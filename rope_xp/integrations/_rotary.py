@@ -258,7 +258,7 @@ def forward(
 ) -> Tables | torch.Tensor:
     """Return exact tables for these positions, in float32 whatever the dtype of the model is."""
     plan: Plan = self.rope_xp_plans[layer_type]
-    if position_ids.requires_grad:
+    if position_ids.requires_grad:  # as in the models. no_grad around it all would take 3 us
         position_ids = position_ids.detach()
     tables = plan.tables(position_ids.to(x.device), x.dtype)
     return tables if len(tables) > 1 else tables[0]

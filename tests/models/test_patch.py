@@ -9,6 +9,7 @@ import itertools
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -255,6 +256,33 @@ def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) 
                 with torch.no_grad():
                     other = ours(q, k, *(2 * tables), **named)
                 assert not any(map(torch.equal, other, expected))
+
+
+def test_arrays_of_other_libraries_are_rotated_by_their_own_columns() -> None:
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    function = module.apply_rotary_pos_emb
+    rotation = _functions.recognise("apply", function, ["halves"])
+    ours = _functions.replacement("apply", function, rotation)
+    q, tables = torch.randn(2, 3, 5, 8), torch.randn(2, 2, 5, 8)
+    expected = ours(q, q, *tables)
+    for array in (np.asarray, pytest.importorskip("jax.numpy").asarray):
+        with torch.no_grad():
+            for _ in range(3):
+                for y, e in zip(ours(*map(array, (q, q, *tables))), expected, strict=True):
+                    # two products and a sum of numbers below 5, which XLA may fuse
+                    np.testing.assert_allclose(np.asarray(y), e, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_arguments_that_are_missing(recorded: bool) -> None:
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    function = module.apply_rotary_pos_emb
+    rotation = _functions.recognise("apply", function, ["halves"])
+    ours = _functions.replacement("apply", function, rotation)
+    q = torch.ones(1, 2, 3, 8)
+    for given in ((), (q,), (q, q), (q, q, q[:, 0])):
+        with torch.set_grad_enabled(recorded), pytest.raises(TypeError, match="missing"):
+            ours(*given, unsqueeze_dim=1)
 
 
 def test_casting_the_model_does_not_round_the_frequencies(tokens: torch.Tensor) -> None:

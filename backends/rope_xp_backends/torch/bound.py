@@ -181,13 +181,9 @@ def _bind_on_gpu(
     given = isinstance(source, Given)
     if any(row.device != arrays[0].device for row in rows):
         return None  # they are moved there in each call
+    if given and (how.table.stride(-1) != 1 or how.table.stride() != how.table_2.stride()):
+        return None  # they are copied in each call
     if not given and len(rows) > 1:
         return None  # the kernel looks up no fractions
     prepared = gpu.prepare(results, arrays, how)
-    if prepared is None:
-        return None
-    if given and any(
-        a.data_ptr() != b.data_ptr() for a, b in zip(prepared.rest, rows, strict=False)
-    ):
-        return None  # they are copied in each call
-    return BoundOnGPU(prepared, given)
+    return None if prepared is None else BoundOnGPU(prepared, given)

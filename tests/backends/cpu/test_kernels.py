@@ -95,6 +95,7 @@ def test_blocks_of_tokens_where_heads_lie_apart(
     positions = rng.integers(0, 1 << 20, (2, 333))
     q, k = sample(rng, 2, 3, 333, 8, dtype=dtype), sample(rng, 2, 1, 333, 8, dtype=dtype)
     rope = RoPE(layout="interleaved_to_half")
+    monkeypatch.setattr(plan, "APART_FROM_BYTES", 0)
     for held in (plan.HELD_BYTES, 10_000, 1):
         monkeypatch.setattr(plan, "HELD_BYTES", held)
         caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which hold plans

@@ -304,3 +304,13 @@ def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynam
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     (graph,) = graphs
     assert any("rope_xp.rotate_pair" in name for name in graph) is not fused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_small_rotation_in_generated_code_has_the_bits_of_eager(dtype) -> None:
+    torch._dynamo.reset()
+    rope = RoPE(layout="half")
+    q, k = sample(2, 5, 4, 16, dtype=dtype), sample(2, 5, 2, 16, dtype=dtype)
+    got = torch.compile(rope.apply, fullgraph=True)(q, k, POSITIONS)
+    for y, e in zip(got, rope.apply(q, k, POSITIONS), strict=True):
+        torch.testing.assert_close(y, e, rtol=0, atol=0, equal_nan=True)
