@@ -81,7 +81,7 @@ def run(asked: Asked | None, read: Callable[..., Call], *arguments: Any) -> tupl
 
 def known(asked: Asked) -> Any:
     """Return what calls of a kind are bound to, None where it is new."""
-    return _kinds.now.get(asked.key) or _kinds.get(asked.key)
+    return _kinds.get(asked.key)
 
 
 def keep(asked: Asked, run: Callable[[Asked], Any]) -> None:

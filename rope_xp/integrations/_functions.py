@@ -237,7 +237,6 @@ def replacement(name: str, function: Function, rotation: Rotation) -> Function:
     """Return a function that does the same, by rope_xp."""
     parameters = rotation.parameters
     n, plain = rotation.arrays, rotation.arrays + rotation.tables
-
     kind = _kept_kind(rotation)
 
     def rotate(*arguments: Any, **named: Any) -> Any:

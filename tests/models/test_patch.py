@@ -19,10 +19,10 @@ import torch
 import torch._dynamo.testing
 import transformers
 from support.exhaustive import exhaustive
+from support.patched import replaced
 from support.small_models import MODELS, make, vision_language
 
 import rope_xp
-from rope_xp.integrations import _functions
 from rope_xp.integrations.transformers import patch, unpatch
 
 if TYPE_CHECKING:
@@ -214,10 +214,7 @@ def test_a_model_in_float64_gets_tables_in_float64(tokens: torch.Tensor) -> None
 
 
 def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
-    module = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
-    function = module.apply_rotary_pos_emb_interleave
-    rotation = _functions.recognise("apply", function, ["halves"])
-    ours = _functions.replacement("apply", function, rotation)
+    function, ours = replaced("deepseek_v3", "halves", "apply_rotary_pos_emb_interleave")
     q, tables = torch.randn(2, 3, 5, 8).bfloat16(), torch.randn(2, 2, 5, 8)
     for more in ({}, {"position_ids": torch.arange(5)}, {"unsqueeze_dim": 1}):
         for y in ours(q, q, *tables, **more):
@@ -233,11 +230,7 @@ def test_unusual_calls_are_left_to_the_model_in_the_dtype_of_q() -> None:
 )
 def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) -> None:
     """Without gradients such a call is bound, with them it is not."""
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    function = module.apply_rotary_pos_emb
-    ours = _functions.replacement(
-        "apply", function, _functions.recognise("apply", function, [form])
-    )
+    _, ours = replaced(kind, form)
     shapes = (2, 3, 5, 8), (2, 5, 3, 8), (1, 3, 5, 8)
     for _ in range(3):
         for shape, dtype in itertools.product(shapes, (torch.float32, torch.bfloat16)):
@@ -259,10 +252,7 @@ def test_calls_of_a_kind_read_the_tables_that_they_are_given(kind, form, width) 
 
 
 def test_arrays_of_other_libraries_are_rotated_by_their_own_columns() -> None:
-    module = importlib.import_module("transformers.models.llama.modeling_llama")
-    function = module.apply_rotary_pos_emb
-    rotation = _functions.recognise("apply", function, ["halves"])
-    ours = _functions.replacement("apply", function, rotation)
+    _, ours = replaced("llama", "halves")
     q, tables = torch.randn(2, 3, 5, 8), torch.randn(2, 2, 5, 8)
     expected = ours(q, q, *tables)
     for array in (np.asarray, pytest.importorskip("jax.numpy").asarray):
@@ -275,10 +265,7 @@ def test_arrays_of_other_libraries_are_rotated_by_their_own_columns() -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_arguments_that_are_missing(recorded: bool) -> None:
-    module = importlib.import_module("transformers.models.llama.modeling_llama")
-    function = module.apply_rotary_pos_emb
-    rotation = _functions.recognise("apply", function, ["halves"])
-    ours = _functions.replacement("apply", function, rotation)
+    _, ours = replaced("llama", "halves")
     q = torch.ones(1, 2, 3, 8)
     for given in ((), (q,), (q, q), (q, q, q[:, 0])):
         with torch.set_grad_enabled(recorded), pytest.raises(TypeError, match="missing"):

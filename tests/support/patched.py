@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from rope_xp._dispatch import bound
 from rope_xp._dispatch.bound import Asked
 from rope_xp.integrations import _functions
+from rope_xp.integrations._formats import Format
 
 TOKENS = torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
 # Float32 of two layers, with logits of 1 to 10 in modulus: the model's own rounding.
@@ -23,6 +25,16 @@ ROTATIONS = 4
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(TOKENS).logits  # type: ignore[no-any-return]  # a tensor
+
+
+def replaced(
+    kind: str, form: Format, name: str = "apply_rotary_pos_emb"
+) -> tuple[_functions.Function, _functions.Function]:
+    """Return a function of a kind of models, and what replaces it in one that is patched."""
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    function = getattr(module, name)
+    rotation = _functions.recognise("apply", function, [form])
+    return function, _functions.replacement("apply", function, rotation)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:

@@ -181,7 +181,7 @@ def _bind_on_gpu(
     given = isinstance(source, Given)
     if any(row.device != arrays[0].device for row in rows):
         return None  # they are moved there in each call
-    if given and (how.table.stride(-1) != 1 or how.table.stride() != how.table_2.stride()):
+    if given and not gpu.read_in_place(how.table, how.table_2):
         return None  # they are copied in each call
     if not given and len(rows) > 1:
         return None  # the kernel looks up no fractions

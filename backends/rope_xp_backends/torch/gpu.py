@@ -151,8 +151,13 @@ def _angles_of(positions: torch.Tensor | None, components: torch.Tensor | None) 
     return Angles("positions", positions.shape, positions.stride(), NAMES[positions.dtype])
 
 
+def read_in_place(cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    """Return whether a kernel reads tables where they lie, else from copies."""
+    return cos.stride() == sin.stride() and cos.stride(-1) == 1
+
+
 def _given(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Angles]:
-    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+    if not read_in_place(cos, sin):
         cos, sin = cos.contiguous(), sin.contiguous()
     aligned = alignment(cos.data_ptr(), sin.data_ptr())
     return cos, sin, Angles("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)

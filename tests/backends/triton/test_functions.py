@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from rope_xp_backends.torch import gpu, op  # noqa: E402  # they need torch
-
-from rope_xp.integrations import _functions  # noqa: E402  # likewise
+from support.patched import replaced  # noqa: E402  # likewise
 
 
 @pytest.mark.parametrize(
@@ -30,11 +28,7 @@ def test_tables_are_read_where_they_lie(
     kind: str, form: Any, columns: int, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of neighbours are copied, as the kernel wants columns side by side."""
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    function = module.apply_rotary_pos_emb
-    ours = _functions.replacement(
-        "apply", function, _functions.recognise("apply", function, [form])
-    )
+    _, ours = replaced(kind, form)
     read: list[tuple[int, int]] = []
     long: list[None] = []
 
