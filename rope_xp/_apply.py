@@ -4,7 +4,7 @@ from typing import Any
 
 from rope_xp._arguments import fields, given, read
 from rope_xp._contract.typing import ArrayT, Layout
-from rope_xp._dispatch import bound, choose
+from rope_xp._dispatch import call_cache, choose
 from rope_xp._dispatch.choose import Explanation
 from rope_xp.rope import Positions, RoPE
 
@@ -168,9 +168,9 @@ def apply_tables(
     """
     into = None if out is None else (out,)
     how = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
-    asked = bound.ask(how, (x,), None, axes, into, inverse, (cos, sin))
+    signature = call_cache.signature(how, (x,), None, axes, into, inverse, (cos, sin))
     arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
-    return bound.run(asked, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
+    return call_cache.run(signature, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def explain(

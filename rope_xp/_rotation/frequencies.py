@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._contract import numbers
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 
 
@@ -56,7 +56,7 @@ def remainders(base: float, rotary_dim: int) -> NDArray[np.float64]:
     return np.array(_powers(float(base), rotary_dim)[1])
 
 
-@kept(64)
+@cached(64)
 def _powers(base: float, rotary_dim: int) -> tuple[list[float], list[float]]:
     # A float64 power loses up to five units where 2i/r is no binary fraction, and its last bit
     # differs between processors. Position 2**31 multiplies that error; fifty digits leave none.

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._contract.caches import kept_tables
+from rope_xp._contract.caches import cached_tables
 from rope_xp._contract.call import DIGIT, LIMIT
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Digits, Recipe, Rope
@@ -20,7 +20,7 @@ INNER = 32
 LARGEST = float(np.finfo(np.float32).max)
 
 
-@kept_tables
+@cached_tables
 def host_tables(recipe: Recipe) -> Digits:
     """Return what angles are looked up in, in numpy."""
     rope = recipe.rope
@@ -103,5 +103,7 @@ def _cos_sin(split: Split, rows: int, unit: int) -> tuple[NDArray[np.float64], N
 
 
 def _read_only(table: np.ndarray) -> np.ndarray:
-    table.setflags(write=False)
-    return table
+    """Return a view. Its base stays writeable, as torch shares no other memory without a warning."""
+    view = table.view()
+    view.setflags(write=False)
+    return view

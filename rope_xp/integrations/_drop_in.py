@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Layout
 from rope_xp._dispatch import find
@@ -106,7 +106,7 @@ def apply_rotary_transformers(
     return angles.apply(q, k, axes=axes)
 
 
-@kept(64)
+@cached(64)
 def _rope(layout: Layout, rotary_dim: int) -> RoPE:
     return RoPE(layout=layout, rotary_dim=rotary_dim)
 

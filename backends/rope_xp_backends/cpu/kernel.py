@@ -23,8 +23,6 @@ ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
 MANY = 16
 """Pairs rotated at once: one vector of AVX-512, 2 of AVX2 or 4 of NEON to work in parallel. Of what
 is left FEW go together, and the last ones one by one."""
-HEAD = object.__basicsize__
-"""An object of numpy begins with that of Python, and behind it is the address of its elements."""
 
 _NO_MEMORY = 1
 _BLOCK = ("words", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin", "spare")
@@ -34,8 +32,7 @@ def written(form: Form) -> ir.Module:
     """Return the code of a kernel.
 
     It is one function, ``rotate``, of integers that ARGUMENTS names. ``words`` is the address of
-    what :mod:`rope_xp_backends.cpu.plan` tells, the next six are addresses of elements, or of the
-    objects of numpy that hold them. ``stream`` has results written past the caches. It rotates rows
+    what :mod:`rope_xp_backends.cpu.plan` tells, the next six are addresses of elements. ``stream`` has results written past the caches. It rotates rows
     ``start`` to ``stop`` of the batch * tokens there are, and returns 0, or 1 where there is no
     memory to work with.
     """
@@ -45,8 +42,7 @@ def written(form: Form) -> ir.Module:
     ends = [_rotation(module, form, name) for name in "qk"]
     function = ir.Function(module, ir.FunctionType(I64, [I64] * len(ARGUMENTS)), NAME)
     b = ir.IRBuilder(function.append_basic_block())
-    words, *given, stream, start, stop = (Int(b, value) for value in function.args)
-    q, q_out, k, k_out, p, part = (_elements(words, array) for array in given)
+    words, q, q_out, k, k_out, p, part, stream, start, stop = (Int(b, v) for v in function.args)
     p, part = p + _told(words, "a_skip"), part + _told(words, "b_skip")
     pairs, mixed = _told(words, "pairs"), _told(words, "mixed")
     # cos and sin of a block, those of one component by themselves, and a row that is held.
@@ -83,12 +79,6 @@ def written(form: Form) -> ir.Module:
 
 def _told(words: Int, name: str) -> Int:
     return words.peek(FIELDS.index(name))
-
-
-def _elements(words: Int, array: Int) -> Int:
-    """Return where the elements of an array lie, of which the object or just that is known."""
-    boxed = words.builder.and_(_told(words, "boxed").is_("!=", 0), array.is_("!=", 0))
-    return choose(boxed, choose(boxed, array + HEAD, words).peek(), array)
 
 
 # --- angles --------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
-import numpy as np
 
 from . import files
-from .kernel import ALLOCATE, ARGUMENTS, FREE, HEAD, NAME, written
+from .kernel import ALLOCATE, ARGUMENTS, FREE, NAME, written
 from .plan import Form
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
@@ -20,12 +19,6 @@ _OPTIMISED = 3
 
 _alive: list[Any] = []
 """What machine code lies in; it is run for as long as the process."""
-
-
-def finds_elements() -> bool:
-    """Return whether the address of an array's elements is where kernels look for it."""
-    x = np.empty(1)
-    return ctypes.c_void_p.from_address(id(x) + HEAD).value == x.ctypes.data
 
 
 def compiled(form: Form) -> Callable[..., int]:

@@ -10,14 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import pairwise
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.forks import QUICK
 
 _pool: ThreadPoolExecutor | None = None
 
 
-@kept(1)
+@cached(1)
 def limit() -> int:
     """Return how many threads may work: ROPE_XP_NUM_THREADS, else the cores of this process."""
     wanted = os.environ.get("ROPE_XP_NUM_THREADS", "")

@@ -10,7 +10,7 @@ from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend, put_tables
 
 from . import tables
-from .asked import PLAIN, asked
+from .signature import PLAIN, host_view, signature
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 
@@ -18,7 +18,8 @@ NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 class Torch(Backend):
     """The glue of torch."""
 
-    asked = staticmethod(asked)
+    signature = staticmethod(signature)
+    host_view = staticmethod(host_view)
 
     def is_compiling(self) -> bool:
         """Return whether Dynamo or export traces the call."""
@@ -95,15 +96,23 @@ class Torch(Backend):
         x.index_copy_(axis, rows.long(), values)
 
     def tables(self, recipe: Recipe, like: torch.Tensor) -> Digits:
-        """Keep fake, functional and distributed tensors out of the cache."""
+        """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.in_graph(recipe, like.device)
-        if type(like) not in PLAIN:
+        if type(like) not in PLAIN and tables.is_traced(like):
             return put_tables(self, recipe, like.device)
-        made = tables.cached((self, recipe, like.device))
+        made = tables.on_device((recipe, like.device))
         if like.device.type == "cuda":
             tables.outlive(made)
         return made
+
+    def span(self, x: torch.Tensor) -> tuple[int, int]:
+        """Read it from the tensor; torch has no negative strides."""
+        start = x.data_ptr()
+        if x.is_contiguous():
+            return start, start + x.nbytes
+        last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        return start, start + (last + 1) * x.element_size() if x.numel() else start
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""

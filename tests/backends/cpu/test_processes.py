@@ -21,7 +21,7 @@ from support.targets import truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._contract import caches
+from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.kernels import Kernels
 
 pytest.importorskip("llvmlite")
@@ -31,7 +31,7 @@ POSITIONS = np.arange(130) * 1000
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which are bound to kernels
+    call_cache.CALLS.cache_clear()  # which are bound to kernels
     fresh: Any = Kernels("llvmlite", compiled._load)
     monkeypatch.setattr(paths, "KERNELS", fresh)
 
