@@ -30,7 +30,7 @@ def in_order(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
     if len(axes.batch) > 1:
         yield from _folded(arrays, angles, axes)
     else:
-        yield [_ordered(x, axes) for x in arrays], [_padded(a) for a in angles]
+        yield [_ordered(x, axes) for x in arrays], [a[(None,) * (3 - a.ndim)] for a in angles]
 
 
 def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
@@ -41,11 +41,6 @@ def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
     if not heads:
         x = x[..., None, :]
     return x if axes.batch else x[None]
-
-
-def _padded(angles: np.ndarray) -> np.ndarray:
-    missing = 3 - angles.ndim
-    return angles[(None,) * missing] if missing else angles
 
 
 def _folded(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
