@@ -14,13 +14,13 @@ from .kernel import ALLOCATE, ARGUMENTS, FREE, HEAD, NAME, written
 from .plan import Form
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
-"""Of Python, which has them on every system. They need no lock of it."""
+"""Functions of Python, which exist on every system and need no lock."""
 # Vectors are written as such, and short loops around them have nothing to gain.
 _PASSES = {"loop_vectorization": False, "slp_vectorization": False, "loop_unrolling": False}
 _CODE = {"opt": 3, "codemodel": "jitdefault", "jit": True}
 
 _alive: list[Any] = []
-"""What machine code lies in; it is run for as long as the process."""
+"""Engines own the memory of machine code, which stays callable until the process ends."""
 
 
 def finds_elements() -> bool:
@@ -31,12 +31,12 @@ def finds_elements() -> bool:
 
 def compile_kernel(form: Form) -> Callable[..., int]:
     """Return the kernel of a form: a function of ARGUMENTS that leaves Python's lock alone."""
-    host = _host()
-    if form.dtype == "float16" and not _converts_float16(host[0], host[2]):
+    host = _describe_host()
+    if form.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
-    target, text = _target(*host), str(written(form))
-    name = f"{form.dtype}-{form.read_pairs:d}{form.write_pairs:d}-{_digest(text, *host)}"
+    target, text = _create_target(*host), str(written(form))
+    name = f"{form.dtype}-{form.read_pairs:d}{form.write_pairs:d}-{_hash_inputs(text, *host)}"
     code = files.read(name)
     if code is None:
         code = target.emit_object(_optimize(text, target))
@@ -49,14 +49,14 @@ def compile_kernel(form: Form) -> Callable[..., int]:
     return kind(engine.get_function_address(NAME))
 
 
-def assembly(form: Form, *machine: str) -> str:
+def emit_assembly(form: Form, *machine: str) -> str:
     """Return the assembly of a kernel, of this machine or of a triple, CPU and features."""
-    target = _target(*machine or _host())
+    target = _create_target(*machine or _describe_host())
     return target.emit_assembly(_optimize(str(written(form)), target))  # type: ignore[no-any-return]  # llvmlite has no types
 
 
 def _optimize(text: str, target: Any) -> Any:
-    module = llvm.parse_assembly(text, _context())
+    module = llvm.parse_assembly(text, _create_context())
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=_CODE["opt"])
     for name, value in _PASSES.items():
@@ -66,7 +66,7 @@ def _optimize(text: str, target: Any) -> Any:
     return module
 
 
-def _context() -> Any:
+def _create_context() -> Any:
     """Return a context with opaque pointers, which LLVM 15 has only where it is asked for them.
 
     llvmlite 0.44 asks by an environment variable alone, for the whole process.
@@ -76,7 +76,7 @@ def _context() -> Any:
     return llvm.create_context()
 
 
-def _target(triple: str, cpu: str, features: str) -> Any:
+def _create_target(triple: str, cpu: str, features: str) -> Any:
     """Return a machine to compile for. An engine comes to own it, so each kernel has one."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -86,12 +86,12 @@ def _target(triple: str, cpu: str, features: str) -> Any:
     return llvm.Target.from_triple(triple).create_target_machine(cpu, features, **_CODE)
 
 
-def _host() -> tuple[str, str, str]:
+def _describe_host() -> tuple[str, str, str]:
     triple, features = llvm.get_process_triple(), llvm.get_host_cpu_features()
     return triple, llvm.get_host_cpu_name(), features.flatten()
 
 
-def _converts_float16(triple: str, features: str) -> bool:
+def _can_convert_float16(triple: str, features: str) -> bool:
     """Return whether a processor is known to convert float16 by an instruction.
 
     Elsewhere LLVM calls a function of a compiler's own library. Where it finds none, it aborts the
@@ -100,7 +100,7 @@ def _converts_float16(triple: str, features: str) -> bool:
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
-def _digest(text: str, *host: str) -> str:
+def _hash_inputs(text: str, *host: str) -> str:
     """Return a hash of all that machine code depends on: the kernel's IR, compiler and machine."""
     key = (text, llvmlite.__version__, llvm.llvm_version_info, host, _PASSES, _CODE)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]

@@ -11,7 +11,7 @@ from llvmlite import ir
 from .language import DOUBLE, FLOAT, I32, Int, fill, prefetch, shuffle
 from .plan import Form
 
-ELEMENTS = {
+_ELEMENTS = {
     "float32": FLOAT,
     "float64": DOUBLE,
     "float16": ir.HalfType(),
@@ -20,7 +20,7 @@ ELEMENTS = {
 """LLVM's types of elements in memory."""
 STREAM_ALIGNMENT = 16
 """Of addresses that can be streamed to, in bytes."""
-PREFETCH_LANES = 16
+_PREFETCH_LANES = 16
 """Fewer lanes mean short rows, which lie side by side in what is fetched anyway."""
 
 
@@ -80,7 +80,7 @@ def rotate_pairs(
     fetched ahead, which would take a tenth longer.
     """
     b, dtype, size = x.builder, form.dtype, form.size
-    element, computed = ELEMENTS[dtype], DOUBLE if form.wide else FLOAT
+    element, computed = _ELEMENTS[dtype], DOUBLE if form.wide else FLOAT
 
     def halves(row: Int, interleaved: bool) -> tuple[Int, Int]:
         start = row + first * (2 * size if interleaved else size)
@@ -91,7 +91,7 @@ def rotate_pairs(
     if form.read_pairs:
         even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
         x1, x2 = shuffle(b, x1, x2, even), shuffle(b, x1, x2, odd)
-    if lanes >= PREFETCH_LANES and not stream:
+    if lanes >= _PREFETCH_LANES and not stream:
         for source in sources:
             prefetch(source + ahead)
     x1, x2 = _widen(b, x1, dtype, lanes), _widen(b, x2, dtype, lanes)

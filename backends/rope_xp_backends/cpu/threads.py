@@ -1,4 +1,4 @@
-"""Thread pool: rows of work are shared out over threads, which each process starts when needed.
+"""Thread pool of a process, started when it is first needed, that shares rows of work out.
 
 Why not numba's: with ``parallel=True`` its default layer aborts the process when two Python threads
 call at once, and the OpenMP one does after a fork.

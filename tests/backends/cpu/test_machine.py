@@ -50,6 +50,15 @@ def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -
     assert all(name in code for name in CONVERSIONS[machine]) or dtype != "float16"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_pointers_have_no_types(dtype: str) -> None:
+    """As LLVM dropped them, and llvmlite will."""
+    kernel = importlib.import_module("rope_xp_backends.cpu.kernel")
+    text = str(kernel.written(Form(dtype, read_pairs=True, write_pairs=False)))
+    assert ", ptr " in text
+    assert "*" not in text
+
+
 @pytest.mark.parametrize("machine", OTHERS)
 def test_bfloat16_needs_no_instruction_of_its_own(machine: str) -> None:
     bfloat16, float16 = (Form(dtype, True, True) for dtype in ("bfloat16", "float16"))
@@ -61,7 +70,7 @@ def assembly(form: Form, machine: tuple[str, str, str]) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     kernels = importlib.import_module("rope_xp_backends.cpu.machine")
-    code: str = kernels.assembly(form, *machine)
+    code: str = kernels.emit_assembly(form, *machine)
     return code
 
 
@@ -81,12 +90,12 @@ def test_float16_is_declined_where_no_instruction_is_known(
 ) -> None:
     """LLVM calls functions for it there, and aborts the process where it does not find them."""
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
-    assert machine._converts_float16(triple, features) is expected
+    assert machine._can_convert_float16(triple, features) is expected
     if expected:
         return
     fresh: Any = Kernels("llvmlite", compiled._load)
     monkeypatch.setattr(paths, "KERNELS", fresh)
-    monkeypatch.setattr(machine, "_host", lambda: (triple, "generic", features))
+    monkeypatch.setattr(machine, "_describe_host", lambda: (triple, "generic", features))
     x = np.random.default_rng(0).standard_normal((7, 2, 10)).astype(np.float16)
     with pytest.warns(RuntimeWarning, match="no.* known to have an instruction .* float16"):
         got = RoPE().rotate(x)
