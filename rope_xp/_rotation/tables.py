@@ -103,7 +103,7 @@ def _cos_sin(split: Split, rows: int, unit: int) -> tuple[NDArray[np.float64], N
 
 
 def _read_only(table: np.ndarray) -> np.ndarray:
-    """Return a view. Its base stays writeable, as torch shares no other memory without a warning."""
+    """Return a view. Its base stays writeable, or torch would warn of memory that it shares."""
     view = table.view()
     view.setflags(write=False)
     return view

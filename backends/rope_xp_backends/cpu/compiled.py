@@ -13,7 +13,7 @@ Kernel: TypeAlias = Callable[..., int]
 def _load() -> Callable[[Form], Kernel]:
     from . import machine
 
-    return machine.compiled
+    return machine.compile_kernel
 
 
 KERNELS: Kernels[Form, Kernel] = Kernels("llvmlite", _load)

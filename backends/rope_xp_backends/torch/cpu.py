@@ -107,8 +107,8 @@ def rows_of(how: How, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def limit() -> int:
-    """Return how many threads may work: torch's own limit holds too."""
-    return min(threads.limit(), torch.get_num_threads())
+    """Return how many threads may work: torch's own limit holds too, which obeys OpenMP's."""
+    return min(threads.limit(openmp=False), torch.get_num_threads())
 
 
 def _laid(x: torch.Tensor) -> Laid:
