@@ -102,10 +102,9 @@ def read_rows(
         whole, part, reach = read_host(positions, integer, wide, "positions")
     except (RopeError, TypeError):
         return None
-    rows = (whole,) if part is None else (whole, part)
     if not whole.shape:
-        rows = tuple([row.reshape(1) for row in rows])
-    return rows, reach
+        whole, part = whole.reshape(1), None if part is None else part.reshape(1)
+    return (whole,) if part is None else (whole, part), reach
 
 
 def _from_device(

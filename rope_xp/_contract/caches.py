@@ -106,7 +106,8 @@ _NEWEST = 2
 class TableCache(dict[Any, Any]):
     """Tables by what they are made from. A lookup of cached tables runs no Python."""
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none
+        return id(self)
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -6,7 +6,6 @@ fastest first; see :class:`rope_xp._contract.path.Path`. To add one, see backend
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable
 from typing import Any
 
@@ -82,10 +81,10 @@ class Backend:
         """
         return None
 
-    def span(self, x: Array) -> tuple[int, int]:
-        """Return the first address of an array, and the one behind its last."""
-        place = placed(self.memory(x))
-        return (0, sys.maxsize) if place is None else (place.start, place.end)
+    def are_apart(self, x: Array, y: Array) -> bool:
+        """Return whether two arrays surely share no memory."""
+        a, b = placed(self.memory(x)), placed(self.memory(y))
+        return a is not None and b is not None and (a.end <= b.start or b.end <= a.start)
 
     def is_compiling(self) -> bool:
         """Return whether a compiler is tracing the Python code of the call right now."""

@@ -13,6 +13,7 @@ memory may overlap; then the slow path runs, the one place that words errors.
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._contract.caches import BoundedCache
@@ -24,7 +25,7 @@ from rope_xp._dispatch import choose, find
 from rope_xp._rotation import portable
 
 Arrays: TypeAlias = tuple[Array, ...]
-Span: TypeAlias = Callable[[Array], tuple[int, int]]
+Apart: TypeAlias = Callable[[Array, Array], bool]
 
 
 class CallSignature(NamedTuple):
@@ -59,13 +60,13 @@ class CachedCall:
         Runs the chosen path, without arrays of its own.
     tables : weak reference to Digits, or None
         The tables that angles are looked up in; None where cos and sin are given.
-    span : callable
-        Returns the first address of an array and the one behind its last.
+    are_apart : callable
+        Returns whether two arrays surely share no memory.
     """
 
     launch: Launch
     tables: "weakref.ref[Digits] | None"
-    span: Span
+    are_apart: Apart
 
     def __call__(self, signature: CallSignature) -> Arrays | None:
         """Return results, None where the slow path must run."""
@@ -75,9 +76,8 @@ class CachedCall:
             tables = self.tables()
             if tables is None:  # evicted
                 return None
-        if out is not None and not _are_disjoint(
-            self.span, arrays, out, rows if tables is None else ()
-        ):
+        given = rows if tables is None else ()
+        if out is not None and not _are_disjoint(self.are_apart, arrays, out, given):
             return None
         return self.launch(arrays, out, rows, tables)
 
@@ -138,7 +138,7 @@ def specialize(
             return None  # a view of some columns, which only a kernel's strides tell
         launch = _replay(call, portable.run if path is None else path.run)
     tables = weakref.ref(source.tables) if isinstance(source, Lookup) else None
-    return CachedCall(launch, tables, backend.span)
+    return CachedCall(launch, tables, backend.are_apart)
 
 
 def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
@@ -155,7 +155,7 @@ def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
         else:
             if rows and rows[0].ndim == (known[-1] > 0):  # without an axis for the only token
                 rows = tuple([row[..., None] for row in rows])
-            angles = Lookup(tables, *(*rows, None, None)[:2], *known)  # type: ignore[arg-type]  # there are some
+            angles = Lookup(tables, *(*rows, None, None)[:2], *known)  # type: ignore[arg-type,call-arg]  # as a lookup has them
         try:
             return run_path(Call(backend, arrays, (angles,), out, turn))
         except Unavailable:
@@ -173,18 +173,16 @@ def operands_of(arrays: Arrays, out: Any) -> tuple[Arrays, Hashable] | None:
         return arrays, None
     if type(out) is not tuple or len(out) != len(arrays):
         return None
-    in_place = tuple([x is y for x, y in zip(arrays, out, strict=True)])
-    others = [y for y, same in zip(out, in_place, strict=True) if not same]
-    return (*arrays, *others), in_place
+    in_place = tuple(map(is_, arrays, out))
+    return (arrays if all(in_place) else arrays + out), in_place
 
 
-def _are_disjoint(span: Span, arrays: Arrays, out: Arrays, tables: Arrays) -> bool:
+def _are_disjoint(are_apart: Apart, arrays: Arrays, out: Arrays, tables: Arrays) -> bool:
     """Return whether each result is its own array, or surely disjoint from all others."""
     inputs = [x for x, y in zip(arrays, out, strict=True) if x is not y]
     inputs += tables
-    spans = [span(y) for y in out]
-    for i, (start, end) in enumerate(spans):
-        for other_start, other_end in (*spans[:i], *map(span, inputs)):
-            if start < other_end and other_start < end:
+    for i, y in enumerate(out):
+        for other in (*out[:i], *inputs):
+            if other is y or not are_apart(other, y):
                 return False
     return True

@@ -41,7 +41,7 @@ def test_each_is_bounded_and_listed() -> None:
 
 
 def test_the_bound_holds() -> None:
-    @caches.kept(2)
+    @caches.cached(2)
     def twice(n: int) -> int:
         return 2 * n
 

@@ -41,7 +41,8 @@ def written(form: Form) -> ir.Module:
 
     It is one function, ``rotate``, of integers that ARGUMENTS names. ``words`` is the address of
     what :mod:`rope_xp_backends.cpu.plan` tells, the next six are addresses of elements. ``stream``
-    has results written past the caches. It rotates rows ``start`` to ``stop`` of the batch * tokens there are, and returns 0, or 1 where there is no
+    has results written past the caches. It rotates rows ``start`` to ``stop`` of the batch *
+    tokens there are, and returns 0, or 1 where there is no
     memory to work with.
     """
     module = ir.Module(name="rope_xp")

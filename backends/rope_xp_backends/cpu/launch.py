@@ -46,16 +46,20 @@ class Launch:
         if threads > 1:
             threads = min(threads, limit())
         for words in plan.addresses:
-            if threads <= 1:
-                _run(kernel, words, *addresses, stream, 0, plan.rows)
-            else:
-                pool.share(partial(_run, kernel, words, *addresses, stream), plan.rows, threads)
+            if threads > 1:
+                run = partial(_run, kernel, words, *addresses, stream)
+                pool.share(run, plan.rows, threads)
+            elif kernel(words, *addresses, stream, 0, plan.rows):
+                raise _no_memory()
 
 
 def _run(kernel: Kernel, *arguments: int) -> None:
     if kernel(*arguments):
-        msg = "out of memory: cannot allocate scratch for cos and sin"
-        raise MemoryError(msg)
+        raise _no_memory()
+
+
+def _no_memory() -> MemoryError:
+    return MemoryError("out of memory: cannot allocate scratch for cos and sin")
 
 
 def prepare(

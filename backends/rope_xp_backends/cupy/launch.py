@@ -27,7 +27,8 @@ def signature(
         return None
     operands, in_place = found
     dtype = np.dtype(np.float64 if arrays[0].dtype == np.float64 else np.float32)
-    rows, allowed = tables or (), (dtype,)
+    rows: Arrays = tables or ()
+    allowed: tuple[Any, ...] = (dtype,)
     if positions is not None:
         rows, allowed = (positions,), _INTEGERS
     if any(getattr(row, "dtype", None) not in allowed for row in rows):

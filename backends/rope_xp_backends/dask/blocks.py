@@ -120,4 +120,4 @@ def part(positions: Array, wide: bool) -> Array:
 
 def table(which: int, *recipe: object) -> np.ndarray:
     """Return one of the tables of a rope, for the portable path."""
-    return tuple(host_tables(Recipe(*recipe)))[which]  # type: ignore[arg-type,return-value]  # its fields
+    return tuple(host_tables(Recipe(*recipe)))[which]  # type: ignore[arg-type,no-any-return]  # its fields

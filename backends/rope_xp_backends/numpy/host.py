@@ -4,6 +4,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rope_xp_backends.cpu.compiled import Kernel
 from rope_xp_backends.cpu.plan import Angles, Pair
 
 Arrays = tuple[np.ndarray, ...]
+_ARRAY = np.ndarray
 _HEADER = object.__basicsize__
 _read = ctypes.c_void_p.from_address
 
@@ -25,12 +27,12 @@ def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
     Every address that a kernel is given comes from here. It is the first field of an ndarray
     behind the object's header, and so read in a tenth of the time of ``x.ctypes.data``.
     """
-    found = []
+    found: list[Any] = []
     for x in arrays:
-        if type(x) is not np.ndarray:
+        if type(x) is not _ARRAY:
             msg = f"a kernel reads a numpy.ndarray; got {type(x).__name__}"
             raise TypeError(msg)
-        found.append((_read(id(x) + _HEADER).value if _IS_READ else x.ctypes.data) or 0)
+        found.append(_read(id(x) + _HEADER).value if _IS_READ else x.ctypes.data)
     return found
 
 
@@ -60,7 +62,7 @@ def rotate(
     ]
     rows = rows_of(source)
     run = prepare(kernel, read, written, rows, source, turn)
-    run_on(run, read, written, rows)
+    KernelLaunch(run, True)(tuple(read), tuple(written), tuple(rows))
     for y, result in zip(outs, written, strict=True):
         if result is not y:
             y[...] = result
@@ -87,20 +89,6 @@ def prepare(
     return launch.prepare(kernel, pairs, angles, turn, arrays[0].itemsize)
 
 
-def run_on(
-    run: launch.Launch,
-    arrays: Sequence[np.ndarray],
-    outs: Sequence[np.ndarray],
-    rows: Sequence[np.ndarray],
-) -> None:
-    """Run a kernel on arrays, which are held meanwhile."""
-    first, last = addresses([arrays[0], outs[0], *rows]), (0, 0)
-    if len(arrays) > 1:
-        last = addresses([arrays[1], outs[1]])
-    q, q_out, a, b = (*first, 0, 0)[:4]
-    run(q, q_out, *last, a, b, limit=threads.limit)
-
-
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
     """Runs a kernel by the plan of a signature.
@@ -117,7 +105,7 @@ class KernelLaunch:
     contiguous: bool
 
     def __call__(
-        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: Digits | None
+        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: Digits | None = None
     ) -> Arrays:
         """Return results."""
         if out is None:
@@ -125,7 +113,13 @@ class KernelLaunch:
                 out = tuple([np.empty(x.shape, x.dtype) for x in arrays])
             else:
                 out = tuple([np.empty_like(x) for x in arrays])
-        run_on(self.run, arrays, out, rows)
+        if len(arrays) == 1:
+            q, q_out, *angles = addresses((arrays[0], out[0], *rows))
+            k = k_out = 0
+        else:
+            q, q_out, k, k_out, *angles = addresses((arrays[0], out[0], arrays[1], out[1], *rows))
+        a, b = angles if len(angles) == 2 else (*angles, 0, 0)[:2]
+        self.run(q, q_out, k, k_out, a, b, limit=threads.limit)
         return out
 
 

@@ -4,7 +4,6 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 
 from rope_xp._arguments.positions import read_rows
 from rope_xp._contract.library import Digits, Recipe
@@ -12,8 +11,6 @@ from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 from rope_xp._rotation.tables import host_tables
-
-from .host import addresses
 
 
 class Numpy(Backend):
@@ -59,12 +56,9 @@ class Numpy(Backend):
             key += row.shape, row.strides, row.flags.num
         return CallSignature(tuple(key), arrays, rows, reach, out)  # type: ignore[arg-type]  # a tuple, if not None
 
-    def span(self, x: np.ndarray) -> tuple[int, int]:
-        """Read it from the array, as the array interface takes ten times as long."""
-        (start,) = addresses([x])
-        if x.flags.forc:
-            return start, start + x.nbytes
-        return byte_bounds(x)
+    def are_apart(self, x: np.ndarray, y: np.ndarray) -> bool:
+        """Know that what owns its memory shares it with its views only."""
+        return (x.base is None is y.base) or not np.may_share_memory(x, y)
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Matrices and masked arrays give another meaning to ``*``."""

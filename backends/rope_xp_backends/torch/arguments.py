@@ -48,7 +48,7 @@ class How(NamedTuple):
         first, second = (*rows, None, None)[:2]
         if self.is_lookup:
             return self._replace(positions=first, part=second)
-        return self._replace(table=first, table_2=second)
+        return self._replace(table=first, table_2=second)  # type: ignore[arg-type]  # none, only to save none
 
     def with_own_rows(self, x: torch.Tensor) -> "How":
         """Return the same with copies of positions, as kernels for the device of x read them.

@@ -70,7 +70,7 @@ def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
     if run is None:
         run = prepare(out or tuple(map(like, arrays)), arrays, how, rows)
         CALLS.store(tuple(key), run)
-    return run(arrays, out, rows)  # type: ignore[no-any-return]  # the cache is untyped
+    return run(arrays, out, rows)
 
 
 def prepare(out: Tensors, arrays: Tensors, how: How, rows: Sequence[torch.Tensor]) -> KernelLaunch:

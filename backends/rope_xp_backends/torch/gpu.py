@@ -5,7 +5,7 @@ Nothing is read from the device and nothing is waited for, so a CUDA graph can r
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -141,7 +141,7 @@ class KernelLaunch:
             read = (*rows, *(rows[0],) * 3)
         else:
             low = tables.low
-            component = tables.component if self.components else low
+            component: Any = tables.component if self.components else low
             read = (low, tables.middle, tables.high, rows[0] if rows else low, component)
         operands = arrays[0], results[0], arrays[-1], results[-1]
         self.run(self.plan.grid, (*operands, *read), self.plan.numbers)

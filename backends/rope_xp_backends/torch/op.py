@@ -58,16 +58,21 @@ def apply(arrays: Tensors, how: How) -> Tensors:
     if transformed or torch.compiler.is_compiling():
         return tuple(_Rotate.apply(*how, *arrays))
     how = how.with_own_rows(arrays[0])
-    return recorded(lambda xs: _plain(xs, how), how, arrays)
+    return recorded(lambda xs: _plain(xs, how), how.rows, how.with_rows(()).with_rows, arrays)
 
 
-def recorded(run: Callable[[Tensors], Tensors], how: How, arrays: Tensors) -> Tensors:
-    """Return arrays rotated by ``run`` such that autograd records it, as ``how`` says.
+def recorded(
+    run: Callable[[Tensors], Tensors],
+    rows: Tensors,
+    how_by: Callable[[Tensors], How],
+    arrays: Tensors,
+) -> Tensors:
+    """Return arrays rotated by ``run`` such that autograd records it, and saves ``rows`` alone.
 
-    Cached calls and the slow path come here, so both save the same tensors in the same order, as
-    activation checkpointing demands.
+    ``how_by`` returns the operator's arguments given rows. Cached calls and the slow path come
+    here, so both save the same tensors in the same order, as activation checkpointing demands.
     """
-    return tuple(_EagerRotate.apply(run, how, *arrays))
+    return tuple(_EagerRotate.apply(run, rows, how_by, *arrays))
 
 
 def gradients(
@@ -165,17 +170,21 @@ class _EagerRotate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: Callable[[Tensors], Tensors], how: How, *arrays: torch.Tensor
+        ctx: Any,
+        run: Callable[[Tensors], Tensors],
+        rows: Tensors,
+        how_by: Callable[[Tensors], How],
+        *arrays: torch.Tensor,
     ) -> Tensors:
-        ctx.save_for_backward(*how.rows)
+        ctx.save_for_backward(*rows)
         ctx.set_materialize_grads(False)
-        ctx.how = how.with_rows(())
+        ctx.how_by = how_by
         return run(arrays)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        how = ctx.how.with_rows(ctx.saved_tensors)
-        return None, None, *gradients(grads, how._replace(inverse=not how.inverse), _direct)
+        how = ctx.how_by(ctx.saved_tensors)
+        return None, None, None, *gradients(grads, how._replace(inverse=not how.inverse), _direct)
 
 
 # --- what runs -----------------------------------------------------------------------------------

@@ -25,19 +25,12 @@ def is_plain(x: torch.Tensor) -> bool:
 
 
 def host_view(positions: torch.Tensor) -> np.ndarray | None:
-    """Return a tensor in CPU memory as a numpy array, None if it is no plain memory."""
-    if (
-        torch.compiler.is_compiling()
-        or type(positions) not in PLAIN
-        or positions.device.type != "cpu"
-        or (positions.requires_grad and torch.is_grad_enabled())
-        or not is_plain(positions)
-        or private.are_transforms_active()
-    ):
+    """Return a plain tensor in CPU memory as a numpy array, None where autograd follows it."""
+    if positions.requires_grad and torch.is_grad_enabled():
         return None
     if positions.dtype is torch.bfloat16:
         positions = positions.float()
-    return positions.detach().numpy()
+    return positions.detach().numpy() if positions.requires_grad else positions.numpy()
 
 
 def signature(
@@ -96,20 +89,24 @@ def _given(tables: Tensors, x: torch.Tensor) -> tuple[Tensors, None] | None:
 
 
 def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, Reach | None] | None:
-    """Return positions and their fractions, tensors of our own on a CPU, and their range."""
+    """Return positions and their fractions as kernels read them, and their range.
+
+    Where autograd records, those on a CPU are tensors of our own, which it may save.
+    """
     if positions is None:
         return (), None
-    on_cpu = x.device.type == "cpu"
+    on_cpu, host = x.device.type == "cpu", positions
     if type(positions) is torch.Tensor:
-        if positions.device != x.device:
+        if positions.device != x.device or not is_plain(positions):
             return None
         if not on_cpu:
-            readable = positions.dtype in _INTEGERS and is_plain(positions)
-            return ((positions,), UNKNOWN) if readable else None
-        positions = host_view(positions)
+            return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None
+        host = host_view(positions)
     # They are copied to other devices in each call.
-    read = read_rows(positions, np.int64, x.dtype is torch.float64) if on_cpu else None
+    read = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None
     if read is None:
         return None
     rows, reach = read
+    if rows[0] is host and host is not positions and not torch.is_grad_enabled():
+        return (positions,), reach
     return tuple([torch.from_numpy(row.copy()) for row in rows]), reach

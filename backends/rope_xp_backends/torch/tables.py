@@ -153,7 +153,7 @@ def _reading(
         return table
 
     read.__code__ = read.__code__.replace(co_name=name)
-    return torch.compiler.assume_constant_result(read)  # type: ignore[no-any-return]  # as above
+    return torch.compiler.assume_constant_result(read)  # type: ignore[no-any-return,no-untyped-call]  # as above
 
 
 _readers = ModuleType("tables of graphs")
