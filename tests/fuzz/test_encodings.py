@@ -14,7 +14,7 @@ from support.fuzz.libraries import LIBRARIES, Library, fuzzed
 from support.fuzz.memory import View, lay
 from support.fuzz.oracle import WIDE
 
-from rope_xp import encodings
+from rope_xp.papers import encodings
 
 pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
 NAMES = (

@@ -15,7 +15,8 @@ from support.fuzz.libraries import LIBRARIES, Library, fuzzed
 from support.fuzz.memory import View, lay
 from support.fuzz.oracle import WIDE
 
-from rope_xp import RoPE, attention, encodings
+from rope_xp import RoPE
+from rope_xp.papers import attention, encodings
 
 pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
 DTYPES = ("float32", "float64")

@@ -14,7 +14,8 @@ from support import attention_oracles as oracles
 from support.attention_oracles import CLOSE, FUNCTIONS, normal, some
 from support.targets import Target, numpy_dtype, rows
 
-from rope_xp import RoPE, attention
+from rope_xp import RoPE
+from rope_xp.papers import attention
 from rope_xp.scaling import YaRN
 
 libraries = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
@@ -233,6 +234,6 @@ def test_shapes(b: int, s: int, t: int, kv: int, g: int, half: int, dv: int, cau
 
 
 def test_importing_rope_xp_does_not_import_it() -> None:
-    code = "import sys, rope_xp; print('rope_xp.attention' in sys.modules)"
+    code = "import sys, rope_xp; print('rope_xp.papers.attention' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"

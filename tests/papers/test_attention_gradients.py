@@ -10,7 +10,8 @@ import pytest
 from support import attention_oracles as oracles
 from support.exhaustive import exhaustive
 
-from rope_xp import RoPE, attention
+from rope_xp import RoPE
+from rope_xp.papers import attention
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")

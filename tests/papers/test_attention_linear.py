@@ -15,7 +15,8 @@ from support.exhaustive import exhaustive
 from support.targets import Target, rows
 
 import rope_xp
-from rope_xp import RoPE, attention
+from rope_xp import RoPE
+from rope_xp.papers import attention
 
 libraries = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
 

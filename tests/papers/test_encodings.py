@@ -20,7 +20,7 @@ from support.encoded import (
 )
 from support.targets import Target, rows
 
-from rope_xp import encodings
+from rope_xp.papers import encodings
 
 
 @pytest.mark.covering(2)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rope_xp import RopeError, encodings
+from rope_xp import RopeError
+from rope_xp.papers import encodings
 
 Q = np.zeros((2, 5, 4, 6))
 TABLE = np.zeros((7, 6))

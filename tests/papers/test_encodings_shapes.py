@@ -10,7 +10,8 @@ import pytest
 from support.encoded import ATOL, DIM, LIBRARIES, SCALE, SCORES, Case, expected, run
 from support.targets import Target, rows
 
-from rope_xp import RopeError, encodings
+from rope_xp import RopeError
+from rope_xp.papers import encodings
 
 FAR = 2**31 - 1
 every_score = pytest.mark.parametrize("name", SCORES)

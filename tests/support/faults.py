@@ -196,19 +196,19 @@ FAULTS = (
     ),
     # --- the papers' functions ---
     Fault(
-        "rope_xp/analysis/_curves.py",
+        "rope_xp/papers/analysis/_curves.py",
         "    score *= rope.attention_factor**2\n    return (score + standing).",
         "    return ((score + standing) * rope.attention_factor**2).",
         ANALYSIS,
     ),
     Fault(
-        "rope_xp/encodings/_buckets.py",
+        "rope_xp/papers/encodings/_buckets.py",
         "    relative = xp.clip(relative, -starts[-1], starts[-1])\n",
         "",
         "tests/papers/test_encodings_oracles.py",
     ),
     Fault(
-        "rope_xp/attention/_products.py",
+        "rope_xp/papers/attention/_products.py",
         """    return xp.matmul(
         heads_first(xp, q * scale, heads), xp.matrix_transpose(heads_first(xp, k, heads))
     )
