@@ -12,7 +12,7 @@ from rope_xp._bench import clock, contenders
 from . import common
 
 PATHS = [
-    *("numpy:cpu llvm", "numpy:cpu chunked", "numpy:cpu complex", "numpy:cpu portable"),
+    *("numpy:cpu llvm", "numpy:cpu chunked", "numpy:cpu portable"),
     *("torch:cpu llvm", "torch:cpu portable", "torch:gpu triton", "torch:gpu portable"),
     *("jax:cpu jit", "jax:gpu jit", "cupy:gpu cuda", "cupy:gpu portable"),
 ]

@@ -52,7 +52,7 @@ def _dask() -> Backend:
 
 LIBRARIES = (
     Library(
-        "numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("llvm", "chunked", "complex")
+        "numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("llvm", "chunked")
     ),
     Library(
         "torch",

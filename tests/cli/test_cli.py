@@ -69,7 +69,7 @@ def test_info_json(printed: Callable[..., str]) -> None:
         "version": np.__version__,
         "problem": None,
         "devices": ["cpu"],
-        "paths": {"llvm": absent, "chunked": None, "complex": None, "portable": None},
+        "paths": {"llvm": absent, "chunked": None, "portable": None},
     }
 
 
