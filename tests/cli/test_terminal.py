@@ -103,13 +103,11 @@ def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     assert [line for line in lines if len(line) > 80] == []
 
 
-def test_a_table_in_a_terminal() -> None:
-    """A person sees a table and a bar; nothing of them may reach a file."""
-    pytest.importorskip("rich")
+def test_progress_is_shown_in_a_terminal_and_cleared() -> None:
     status, seen = raw("-m", "rope_xp", "demo", *FEW)
     assert status == 0
-    assert re.search(r"from +time +x a copy +error +usual", without_colours(seen))
-    assert "\x1b" in seen
+    assert "\x1b[K1 of 2: numpy:cpu from position 0\r\x1b[K2 of 2" in seen
+    assert re.search(r"from +error +formula's +time +x the formula", without_colours(seen))
 
 
 WITHOUT = """
