@@ -95,8 +95,10 @@ def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     reason = "a reason of more words than fit beside the name of its path, " * 2
-    here = info._row(version="1.0", devices=["cpu"], paths={"fast": reason, "portable": None})
-    monkeypatch.setattr(info, "_library", lambda row: here)
+    here = info._library_report(
+        version="1.0", devices=["cpu"], paths={"fast": reason, "portable": None}
+    )
+    monkeypatch.setattr(info, "_describe_library", lambda row: here)
     assert main(["info"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("more words than") for line in lines)
@@ -129,8 +131,10 @@ def test_demo_says_first_what_would_make_it_faster() -> None:
 
 
 def test_info_says_first_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = info._row(problem="not installed (pip install x)")
-    here = info._row(version="1.0", devices=["cpu"])
-    monkeypatch.setattr(info, "_library", lambda row: missing if row.name == "cupy" else here)
+    missing = info._library_report(problem="not installed (pip install x)")
+    here = info._library_report(version="1.0", devices=["cpu"])
+    monkeypatch.setattr(
+        info, "_describe_library", lambda row: missing if row.name == "cupy" else here
+    )
     names = [name for name, _ in info._lines(info.collect())]
     assert names.index("cupy") < names.index("numpy")

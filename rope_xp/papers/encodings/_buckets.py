@@ -114,9 +114,8 @@ def t5_bias(
     """
     scale = _heads.check_scale(scale)
     operands = _operands.check(q, k, positions, k_positions)
-    return operands.result(
-        operands.content() * scale + _bias(operands, bias, max_distance, bidirectional)
-    )  # type: ignore[no-any-return]  # as q
+    added = _bias(operands, bias, max_distance, bidirectional)
+    return operands.result(operands.content() * scale + added)  # type: ignore[no-any-return]  # as q
 
 
 def tupe(
