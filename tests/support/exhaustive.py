@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from functools import partial
 from itertools import combinations
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -48,23 +47,25 @@ def leave_out(items: list[pytest.Item]) -> None:
 
 
 def covering(cases: dict[str, dict[str, Any]], at_once: int = 1) -> set[str]:
-    """Return names of few cases in which all values occur that occur in any, so many at once."""
+    """Return names of few cases in which all values occur that occur in any, so many at once.
+
+    The case with the most new values comes next; of several the one whose values are the rarest so
+    far, and of those the first. So the choice depends on the order of the parameters alone.
+    """
     # Values need have neither an order nor a hash. Those of one parameter are the same objects.
     marked = {case: {n: id(v) for n, v in values.items()} for case, values in cases.items()}
-    found = {
+    tuples = {
         case: set(combinations(sorted(values.items()), min(at_once, len(values))))
         for case, values in marked.items()
     }
-    left, kept, used = set().union(*found.values()), set(), Counter()
+    left, kept, used = set().union(*tuples.values()), set(), Counter()
 
-    def gain(case: str) -> tuple[int, int, int]:
-        """Return how much is new in a case, how rare the rest is so far, and a fixed die."""
-        often = sum(used[value] for value in marked[case].items())
-        return len(found[case] & left), -often, crc32(case.encode())
+    def gain(case: str) -> tuple[int, int]:
+        return len(tuples[case] & left), -sum(used[value] for value in marked[case].items())
 
     while left:
         best = max(cases, key=gain)
         kept.add(best)
-        left -= found[best]
+        left -= tuples[best]
         used.update(marked[best].items())
     return kept
