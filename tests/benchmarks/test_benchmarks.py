@@ -48,7 +48,8 @@ def combinations() -> Iterator[Any]:
         short = covering({str(i): {str(j): v for j, v in enumerate(values)} for i, values in here})
         for i, values in found:
             marks = on_gpu(*values)
-            if (str(i) not in short or "TorchCompile" in benchmark.name) and not marks:
+            compiles = any(word in benchmark.name for word in ("TorchCompile", "InGraph", "Graphs"))
+            if (str(i) not in short or compiles) and not marks:
                 marks = [pytest.mark.exhaustive]
             yield pytest.param(
                 benchmark, i, id="-".join([benchmark.name, *map(str, values)]), marks=marks

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import golden
+from support.exhaustive import exhaustive
 from support.terminals import raw, shown, without_colours
 
 import rope_xp
@@ -37,7 +38,10 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
 
 
-@pytest.mark.parametrize("name", MUCH)
+@pytest.mark.parametrize(
+    "name",
+    [exhaustive(name) if name == "info" else name for name in MUCH],  # imports every library
+)
 def test_a_reader_that_goes_away(name: str) -> None:
     assert {*COMMANDS} - {*MUCH} == {"plot"}
     process = start(*MUCH[name])
