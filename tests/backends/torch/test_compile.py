@@ -11,8 +11,9 @@ import pytest
 from support.exhaustive import exhaustive
 
 import rope_xp
-from rope_xp import RoPE, encodings
+from rope_xp import RoPE
 from rope_xp._rotation.tables import host_tables
+from rope_xp.papers import encodings
 from rope_xp.scaling import Linear
 
 torch = pytest.importorskip("torch")

@@ -101,17 +101,6 @@ def angles(positions: np.ndarray, turned: np.ndarray, axes: Sequence[int] | None
     return np.stack([p[axis] * f for axis, f in zip(axes, turned, strict=True)], axis=-1)
 
 
-def bucket(relative: int, buckets: int, far: int, bidirectional: bool) -> int:
-    """Return T5's bucket of a distance, key less query (arXiv 1910.10683, section 2.1)."""
-    own = buckets // 2 if bidirectional else buckets
-    near, first = own // 2, own if bidirectional and relative > 0 else 0
-    n = abs(relative) if bidirectional else max(-relative, 0)
-    if n < near:
-        return first + n
-    steps = np.log(WIDE(n) / near) / np.log(WIDE(far) / near) * (own - near)
-    return first + min(own - 1, near + int(steps + WIDE(1e-15)))
-
-
 # --- the rotation --------------------------------------------------------------------------------
 
 

@@ -1,11 +1,13 @@
-"""Encodings that are tables of clipped distances. Public in :mod:`rope_xp.encodings`."""
+"""Encodings by tables of clipped distances. Public in :mod:`rope_xp.papers.encodings`."""
 
 from typing import Any
 
-from rope_xp import _heads
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import ArrayT
-from rope_xp.encodings import _pair
+from rope_xp.papers import _heads
+from rope_xp.papers.encodings import _operands
+
+_SHARED_AXES = "(2 * clip + 1, head_dim)"
 
 
 def shaw(
@@ -33,14 +35,6 @@ def shaw(
     Returns
     -------
     array, (batch..., heads, q tokens, k tokens)
-        Like q. Computed in float32, in float64 for float64 q.
-
-    Raises
-    ------
-    RopeError
-        If shapes do not fit, or positions are out of range.
-    TypeError
-        If an array is of another library, or of a dtype that does not fit.
 
     Notes
     -----
@@ -52,16 +46,18 @@ def shaw(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> q, k = np.ones((3, 1, 1)), np.zeros((3, 1, 1))
     >>> encodings.shaw(q, k, np.array([[-1.0], [0.0], [1.0]])).tolist()
     [[[0.0, -1.0, -1.0], [1.0, 0.0, -1.0], [1.0, 1.0, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    pair = _pair.pair(q, k, positions, k_positions)
-    rows = _shared(pair, "relative_keys", relative_keys)
-    scores = pair.content() + pair.with_rows(pair.q, rows)
-    return pair.result(scores * scale)  # type: ignore[no-any-return]  # same kind as q
+    operands = _operands.check(q, k, positions, k_positions)
+    p = operands.parameter("relative_keys", relative_keys, _SHARED_AXES, (None, operands.head_dim))
+    relative = operands.multiply_rows(
+        operands.q, operands.take_clipped("relative_keys", p, odd=True)
+    )
+    return operands.result((operands.content() + relative) * scale)  # type: ignore[no-any-return]  # as q
 
 
 def shaw_values(
@@ -72,7 +68,7 @@ def shaw_values(
     positions: Any = None,
     k_positions: Any = None,
 ) -> ArrayT:
-    """Return what attention of Shaw et al. reads: the sum over n of ``a_mn (v_n + p(r))``.
+    """Return the output of Shaw et al.'s attention: the sum over n of ``a_mn (v_n + p(r))``.
 
     Parameters
     ----------
@@ -82,18 +78,13 @@ def shaw_values(
         Values; the heads of weights may be a multiple of theirs.
     relative_values : array, (2 * clip + 1, head_dim)
         p, for all heads, as for :func:`shaw`.
-    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
-        Integers, in tokens. Default: 0, 1, ...; for v those of the queries.
+    positions, k_positions
+        As for :func:`shaw`.
 
     Returns
     -------
     array, (batch..., q tokens, heads, head_dim)
-        Like v. Computed in float32, in float64 for float64 v.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`shaw`.
+        With the dtype of v, computed in float32, in float64 for float64 v.
 
     Notes
     -----
@@ -102,19 +93,20 @@ def shaw_values(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> weights, v = np.array([[[1.0, 0.0], [0.5, 0.5]]]), np.zeros((2, 1, 1))
     >>> encodings.shaw_values(weights, v, np.array([[-1.0], [0.0], [3.0]])).tolist()
     [[[0.0]], [[1.5]]]
     """
-    pair = _pair.weighted(weights, v, positions, k_positions)
-    xp = pair.xp
-    rows = _shared(pair, "relative_values", relative_values)
-    read = _heads.swap_tokens_and_heads(
-        xp, xp.matmul(pair.q, _heads.swap_tokens_and_heads(xp, pair.k))
+    operands = _operands.check_weights(weights, v, positions, k_positions)
+    xp = operands.xp
+    p = operands.parameter(
+        "relative_values", relative_values, _SHARED_AXES, (None, operands.head_dim)
     )
-    relative = xp.matmul(_heads.swap_tokens_and_heads(xp, pair.q), rows)
-    return pair.result(read + relative)  # type: ignore[no-any-return]  # same kind as v
+    rows = operands.take_clipped("relative_values", p, odd=True)
+    content = xp.matmul(operands.q, _heads.swap_tokens_and_heads(xp, operands.k))
+    relative = xp.matmul(_heads.swap_tokens_and_heads(xp, operands.q), rows)
+    return operands.result(_heads.swap_tokens_and_heads(xp, content) + relative)  # type: ignore[no-any-return]  # as v
 
 
 def deberta(
@@ -131,25 +123,17 @@ def deberta(
 
     Parameters
     ----------
-    q, k : array, (batch..., tokens, heads, head_dim)
-        Queries and keys of content; the heads of q may be a multiple of those of k.
+    q, k, positions, k_positions
+        As for :func:`shaw`.
     relative_q, relative_k : array, (2 * clip, heads, head_dim)
         Projected embeddings of relative positions. Entry ``clip + m - n`` is for distance m - n,
-        from -clip to clip - 1; what lies beyond has the first and the last.
-    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
-        Integers, in tokens. Default: 0, 1, ...; for k those of q.
+        from -clip to clip - 1; distances beyond take the first and the last.
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``(3 * head_dim) ** -0.5``.
 
     Returns
     -------
     array, (batch..., heads, q tokens, k tokens)
-        Like q. Computed in float32, in float64 for float64 q.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`shaw`.
 
     Notes
     -----
@@ -160,30 +144,35 @@ def deberta(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> q, k = np.ones((3, 1, 1)), np.zeros((3, 1, 1))
     >>> table = np.array([[[-1.0]], [[0.0]]])
     >>> encodings.deberta(q, k, table, table).tolist()
     [[[0.0, -1.0, -1.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    pair = _pair.pair(q, k, positions, k_positions)
-    xp, shape = pair.xp, (None, pair.heads, pair.head_dim)
-    axes = "(2 * clip, heads, head_dim)"
-    to_keys = pair.parameter("relative_q", relative_q, axes, shape)
-    to_queries = pair.parameter("relative_k", relative_k, axes, shape)
+    operands = _operands.check(q, k, positions, k_positions)
+    xp, axes, shape = (
+        operands.xp,
+        "(2 * clip, heads, head_dim)",
+        (None, operands.heads, operands.head_dim),
+    )
+    to_keys = operands.parameter("relative_q", relative_q, axes, shape)
+    to_queries = operands.parameter("relative_k", relative_k, axes, shape)
     if to_keys.shape != to_queries.shape:
         msg = (
             f"relative_q has {to_keys.shape[0]} entries and relative_k {to_queries.shape[0]}; both "
             "must have one for each distance"
         )
         raise RopeError(msg)
-    clip = _pair.check_rows("relative_q", to_keys.shape[0], odd=False)
-    entry = pair.clipped(clip, clip - 1)
-    by_query = pair.q[..., :, None, :, :] * pair.rows(to_queries, entry)
-    by_key = pair.k[..., None, :, :, :] * pair.rows(to_keys, entry)
+    by_key = operands.k[..., None, :, :, :] * operands.take_clipped(
+        "relative_q", to_keys, odd=False
+    )
+    by_query = operands.q[..., :, None, :, :] * operands.take_clipped(
+        "relative_k", to_queries, odd=False
+    )
     relative = xp.moveaxis(xp.sum(by_query, axis=-1) + xp.sum(by_key, axis=-1), -1, -3)
-    return pair.result((pair.content() + relative) * scale)  # type: ignore[no-any-return]  # as q
+    return operands.result((operands.content() + relative) * scale)  # type: ignore[no-any-return]  # as q
 
 
 def multiplicative(
@@ -199,22 +188,14 @@ def multiplicative(
 
     Parameters
     ----------
-    q, k, positions, k_positions
+    q, k, positions, k_positions, scale
         As for :func:`shaw`.
     factors : array, (2 * clip + 1,) or (2 * clip + 1, heads)
         a: entry ``clip + r`` is for keys r tokens before the query, r clipped.
-    scale : float, default 1.0
-        The result is multiplied by it; the paper has ``head_dim ** -0.5``.
 
     Returns
     -------
     array, (batch..., heads, q tokens, k tokens)
-        Like q. Computed in float32, in float64 for float64 q.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`shaw`.
 
     Notes
     -----
@@ -225,23 +206,15 @@ def multiplicative(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> q = k = np.ones((3, 1, 1))
     >>> encodings.multiplicative(q, k, np.array([0.0, 1.0, 0.5])).tolist()
     [[[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]]]
     """
     scale = _heads.check_scale(scale)
-    pair = _pair.pair(q, k, positions, k_positions)
+    operands = _operands.check(q, k, positions, k_positions)
     axes = "(2 * clip + 1,) or (2 * clip + 1, heads)"
-    a = pair.parameter("factors", factors, axes, (None,), (None, pair.heads))
-    clip = _pair.check_rows("factors", a.shape[0], odd=True)
-    rows = pair.rows(a if a.ndim == 2 else a[:, None], pair.clipped(clip, clip))
-    scores = pair.content() * pair.xp.moveaxis(rows, -1, -3)
-    return pair.result(scores * scale)  # type: ignore[no-any-return]  # same kind as q
-
-
-def _shared(pair: _pair.Pair, name: str, table: ArrayT) -> ArrayT:
-    """Return the row of each distance from a table for all heads."""
-    checked = pair.parameter(name, table, "(2 * clip + 1, head_dim)", (None, pair.head_dim))
-    clip = _pair.check_rows(name, checked.shape[0], odd=True)
-    return pair.rows(checked, pair.clipped(clip, clip))  # type: ignore[no-any-return]  # as table
+    a = operands.parameter("factors", factors, axes, (None,), (None, operands.heads))
+    entries = operands.take_clipped("factors", a if a.ndim == 2 else a[:, None], odd=True)
+    scores = operands.content() * operands.xp.moveaxis(entries, -1, -3)
+    return operands.result(scores * scale)  # type: ignore[no-any-return]  # as q

@@ -1,12 +1,10 @@
-"""Arithmetic that the functions of :mod:`rope_xp.attention` share, on arrays that are checked."""
+"""Arithmetic that the functions of :mod:`rope_xp.papers.attention` share, on checked arrays."""
 
 import math
 
 from rope_xp._contract.typing import Array, Namespace
 from rope_xp._dispatch.backend import Backend
-from rope_xp._heads import repeat_heads, swap_tokens_and_heads
-
-# --- heads and tokens ----------------------------------------------------------------------------
+from rope_xp.papers._heads import repeat_heads, swap_tokens_and_heads
 
 
 def heads_first(xp: Namespace, x: Array, heads: int) -> Array:
@@ -14,7 +12,7 @@ def heads_first(xp: Namespace, x: Array, heads: int) -> Array:
     return swap_tokens_and_heads(xp, repeat_heads(xp, x, heads))
 
 
-def in_order(backend: Backend, x: Array, rows: int, columns: int) -> Array:
+def causal_mask(backend: Backend, x: Array, rows: int, columns: int) -> Array:
     """Return a (rows, columns) mask: True where the column comes no later than the row."""
     device = backend.device(x)
     return backend.arange(rows, device)[:, None] >= backend.arange(columns, device)[None, :]
@@ -30,9 +28,6 @@ def divide(xp: Namespace, x: Array, by: Array) -> Array:
     """Return x / by, and zero where by is zero."""
     # By infinity: a where of the quotient would leave gradients that are not numbers.
     return x / keep(xp, by != 0.0, by, math.inf)
-
-
-# --- attention -----------------------------------------------------------------------------------
 
 
 def scores(xp: Namespace, q: Array, k: Array, scale: float) -> Array:
@@ -51,5 +46,4 @@ def softmax(xp: Namespace, x: Array, axis: int) -> Array:
     highest = xp.max(x, axis=axis, keepdims=True)
     # A line of -inf alone would give -inf - -inf, which is not a number.
     weights = xp.exp(x - keep(xp, xp.isfinite(highest), highest, 0.0))
-    total = xp.sum(weights, axis=axis, keepdims=True)
-    return divide(xp, weights, total)
+    return divide(xp, weights, xp.sum(weights, axis=axis, keepdims=True))

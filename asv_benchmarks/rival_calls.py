@@ -21,14 +21,15 @@ LAYOUTS = {"rotary_embedding_torch": "interleaved"}
 
 def usual(case: Case) -> Action:
     """Return the formula of Hugging Face's Llama: eager, in jax jitted."""
-    rotate, (_, q, k, positions) = formula(case), case
+    target, q, k, positions = case
+    rotate = formulas.usual_formula(target, BASE)
     return lambda: rotate(q, k, positions)
 
 
 def torch_compile(case: Case) -> Action:
     """Return the same formula under ``torch.compile``."""
-    torch, (_, q, k, positions) = _torch(case), case
-    rotate = torch.compile(formula(case))
+    torch, (target, q, k, positions) = _torch(case), case
+    rotate = torch.compile(formulas.usual_formula(target, BASE))
     return lambda: tuple(rotate(q, k, positions))
 
 
@@ -100,20 +101,6 @@ RIVALS: dict[str, Callable[[Case], Action]] = {
 
 What torch_onnx and onnxruntime return has heads before tokens, as they want it.
 """
-
-
-def formula(case: Case) -> Callable[..., tuple[Array, ...]]:
-    """Return the formula of Hugging Face's Llama, from (q, k, positions) to rotated q and k."""
-    xp = case.target.backend.xp
-
-    def rotate(q: Array, k: Array, positions: Array) -> tuple[Array, ...]:
-        cos, sin = formulas.usual_cos_sin(xp, positions, HEAD_DIM, BASE)
-        return tuple(formulas.usual_apply_tables(xp, x, cos, sin) for x in (q, k))
-
-    if case.target.library == "jax":
-        jitted: Callable[..., tuple[Array, ...]] = importlib.import_module("jax").jit(rotate)
-        return jitted
-    return rotate
 
 
 def _tables(case: Case) -> tuple[np.ndarray, np.ndarray]:

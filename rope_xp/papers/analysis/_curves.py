@@ -1,4 +1,4 @@
-"""Curves over distance. Public in :mod:`rope_xp.analysis`."""
+"""Curves over distance. Public in :mod:`rope_xp.papers.analysis`."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._contract import numbers
-from rope_xp.analysis import _distances
+from rope_xp.papers.analysis import _distances
 from rope_xp.rope import RoPE
 
 
@@ -16,7 +16,7 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
     Parameters
     ----------
     rope : RoPE
-        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
+        With any scaling, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
     head_dim : int
         Components of a head.
     distances : array_like, any shape
@@ -29,13 +29,6 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
         where ``S_j`` is the sum of ``exp(1j * distance * frequencies[i])`` over i < j. At distance
         0 it is (r/2 + 1) / 2, the largest that it can be.
 
-    Raises
-    ------
-    RopeError
-        If a distance is not finite; otherwise as :meth:`rope_xp.RoPE.frequencies`.
-    TypeError
-        If distances are no numbers.
-
     Notes
     -----
     Su et al., "RoFormer", arXiv 2104.09864, section 3.4.3. The score is the real part of the sum of
@@ -47,16 +40,17 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
 
     Examples
     --------
-    >>> from rope_xp import RoPE, analysis
+    >>> from rope_xp import RoPE
+    >>> from rope_xp.papers import analysis
     >>> analysis.decay_bound(RoPE(), 128, [0, 10, 100, 250]).round(2).tolist()
     [32.5, 17.95, 10.23, 6.55]
     """
-    frequencies = _distances.frequencies(rope, head_dim)
-    distances = _distances.numbers(distances)
+    frequencies = _distances.check_frequencies(rope, head_dim)
+    distances = _distances.check_finite(distances)
     bound = np.empty(distances.size)
-    for part, angles in _distances.angles(distances, frequencies):
-        turned = np.cos(angles) + 1j * np.sin(angles)
-        bound[part] = np.abs(np.cumsum(turned, axis=1)).mean(axis=1)
+    for part, angles in _distances.iterate_angles(distances, frequencies):
+        units = np.cos(angles) + 1j * np.sin(angles)
+        bound[part] = np.abs(np.cumsum(units, axis=1)).mean(axis=1)
     return bound.reshape(distances.shape)
 
 
@@ -71,12 +65,10 @@ def score_curve(
 
     Parameters
     ----------
-    rope : RoPE
-        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
-    head_dim : int
-        Components of a head.
+    rope, head_dim
+        As for :func:`decay_bound`.
     distances : array_like, any shape
-        In tokens, integers or floats. Positive where the key comes before the query.
+        As for :func:`decay_bound`. Positive where the key comes before the query.
     q, k : array_like, (head_dim,), optional
         Query and key before rotation. Default: all ones.
 
@@ -85,16 +77,8 @@ def score_curve(
     numpy.ndarray
         Of the shape of distances, float64: the dot product of the rotated q and k, not normalised
         and before any softmax scale. The attention factor is in it, squared, as it is after
-        :func:`rope_xp.apply`. With all ones, no rule and no components that pass through it is
+        :func:`rope_xp.apply`. With all ones, no scaling and no components that pass through it is
         twice the sum of ``cos(distance * frequencies[i])``, and head_dim at distance 0.
-
-    Raises
-    ------
-    RopeError
-        If q or k has another shape, or a distance is not finite; otherwise as
-        :meth:`rope_xp.RoPE.frequencies`.
-    TypeError
-        If distances, q or k are no numbers.
 
     Notes
     -----
@@ -102,22 +86,26 @@ def score_curve(
 
     Examples
     --------
-    >>> from rope_xp import RoPE, analysis
+    >>> from rope_xp import RoPE
+    >>> from rope_xp.papers import analysis
     >>> analysis.score_curve(RoPE(), 128, [0, 1, 1000, 1707]).round(2).tolist()
     [128.0, 124.19, 20.36, -1.0]
     """
-    frequencies = _distances.frequencies(rope, head_dim)
-    distances = _distances.numbers(distances)
-    q, k = _distances.vector("q", q, head_dim), _distances.vector("k", k, head_dim)
-    products = _distances.pairs(rope, head_dim, q) * _distances.pairs(rope, head_dim, k).conj()
-    standing = float(q @ k - products.real.sum())  # of the components that pass through
+    frequencies = _distances.check_frequencies(rope, head_dim)
+    distances = _distances.check_finite(distances)
+    q, k = _distances.check_vector("q", q, head_dim), _distances.check_vector("k", k, head_dim)
+    products = (
+        _distances.complex_pairs(rope, head_dim, q)
+        * _distances.complex_pairs(rope, head_dim, k).conj()
+    )
+    constant = float(q @ k - products.real.sum())  # of the components that pass through
     score = np.empty(distances.size)
-    for part, angles in _distances.angles(distances, frequencies):
+    for part, angles in _distances.iterate_angles(distances, frequencies):
         score[part] = np.cos(angles) @ products.real
         if products.imag.any():  # not for ones, nor for any q along k; it takes half the time
             score[part] -= np.sin(angles) @ products.imag
     score *= rope.attention_factor**2
-    return (score + standing).reshape(distances.shape)
+    return (score + constant).reshape(distances.shape)
 
 
 def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None:
@@ -125,10 +113,8 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
 
     Parameters
     ----------
-    rope : RoPE
-        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
-    head_dim : int
-        Components of a head.
+    rope, head_dim
+        As for :func:`decay_bound`.
     limit : int, default 2**20
         The last distance to look at, in tokens.
 
@@ -137,13 +123,6 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
     int or None
         In tokens; None if no sum up to the limit is negative. Every whole distance is looked at.
         It does not grow steadily with the base: a single dip decides.
-
-    Raises
-    ------
-    RopeError
-        If limit is not positive; otherwise as :meth:`rope_xp.RoPE.frequencies`.
-    TypeError
-        If limit is no integer.
 
     Notes
     -----
@@ -154,12 +133,13 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
 
     Examples
     --------
-    >>> from rope_xp import RoPE, analysis
+    >>> from rope_xp import RoPE
+    >>> from rope_xp.papers import analysis
     >>> analysis.max_distance(RoPE(), 128), analysis.max_distance(RoPE(base=500000.0), 128)
     (1707, 18438)
     """
     numbers.check_positive_int("limit", limit)
-    frequencies = _distances.frequencies(rope, head_dim)
+    frequencies = _distances.check_frequencies(rope, head_dim)
     length = _distances.block_length(len(frequencies))
     for start in range(1, limit + 1, length):
         distances = np.arange(start, min(start + length, limit + 1))
@@ -168,7 +148,10 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
         terms = len(frequencies)
         doubt = (distances * np.abs(frequencies).sum() + terms * (terms + 8)) * 2.0**-52
         for i in np.flatnonzero(sums < doubt):
-            if sums[i] < -doubt[i] or _distances.exact_sum(int(distances[i]), frequencies) < 0:
+            if (
+                sums[i] < -doubt[i]
+                or _distances.sum_cosines_exactly(int(distances[i]), frequencies) < 0
+            ):
                 return int(distances[i])
     return None
 
@@ -178,10 +161,8 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
 
     Parameters
     ----------
-    rope : RoPE
-        With any rule, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
-    head_dim : int
-        Components of a head.
+    rope, head_dim
+        As for :func:`decay_bound`.
     tokens : int or float
         Length of the context, positive.
 
@@ -192,23 +173,17 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
         frequency is zero. Of a pair below 1 a model that was trained on that context has not seen
         all angles.
 
-    Raises
-    ------
-    RopeError
-        If tokens is not positive; otherwise as :meth:`rope_xp.RoPE.frequencies`.
-    TypeError
-        If tokens is no number.
-
     Notes
     -----
     Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d), L divided by the wavelength.
 
     Examples
     --------
-    >>> from rope_xp import RoPE, analysis
+    >>> from rope_xp import RoPE
+    >>> from rope_xp.papers import analysis
     >>> turned = analysis.turns(RoPE(), 128, 4096)
     >>> int((turned >= 1).sum()), len(turned)
     (46, 64)
     """
     numbers.check_positive("tokens", tokens)
-    return tokens * _distances.frequencies(rope, head_dim) / (2.0 * math.pi)
+    return tokens * _distances.check_frequencies(rope, head_dim) / (2.0 * math.pi)

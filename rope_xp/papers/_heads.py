@@ -1,5 +1,6 @@
-"""Arrays with heads, for both :mod:`rope_xp.attention` and :mod:`rope_xp.encodings`."""
+"""Arrays with heads: what :mod:`rope_xp.papers.attention` and ``encodings`` share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from rope_xp._arguments import messages
@@ -11,6 +12,8 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 AXES = "(batch..., tokens, heads, head_dim)"
+
+# --- checks --------------------------------------------------------------------------------------
 
 
 def check_array(backend: Backend, first: str, like: Array, argument: str, x: Any) -> str:
@@ -44,43 +47,56 @@ def check_axes(argument: str, x: Array) -> None:
         raise RopeError(msg)
 
 
-def check_fit(q: tuple[int, ...], k: tuple[int, ...]) -> None:
-    """Check that q and k of these shapes differ in tokens and heads alone."""
+def check_shapes(q: Array, k: Array) -> None:
+    """Check that q and k have tokens, heads and head_dim, and differ in tokens and heads alone."""
+    check_axes("q", q)
+    check_axes("k", k)
+    q_shape, k_shape = tuple(q.shape), tuple(k.shape)
     fix = None
-    if len(q) != len(k) or q[:-3] != k[:-3]:
+    if q_shape[:-3] != k_shape[:-3]:
         fix = f"batch axes of {AXES}; broadcast one of them"
-    elif q[-1] != k[-1]:
+    elif q_shape[-1] != k_shape[-1]:
         fix = "head_dim, the last axis, whose products are summed; project both to one size"
     if fix is not None:
-        msg = f"q of shape {q} and k of shape {k} must have equal {fix}"
+        msg = f"q of shape {q_shape} and k of shape {k_shape} must have equal {fix}"
         raise RopeError(msg)
     check_head_dim("q", q)
-    if k[-2] == 0 or q[-2] % k[-2]:
+    q_heads, k_heads = q_shape[-2], k_shape[-2]
+    if k_heads == 0 or q_heads % k_heads:
         msg = (
-            f"q has {q[-2]} heads and k {k[-2]}; those of q must be a multiple, as each head of k "
-            f"serves as many of q. The axes are {AXES}; move heads behind tokens if they are not"
+            f"q has {q_heads} heads and k {k_heads}; those of q must be a multiple, as each head "
+            f"of k serves as many of q. The axes are {AXES}; move heads behind tokens if they are "
+            "not"
         )
         raise RopeError(msg)
 
 
-def check_head_dim(argument: str, shape: tuple[int, ...]) -> None:
+def check_head_dim(argument: str, x: Array) -> None:
     """Check that there are components."""
-    if shape[-1] == 0:
-        msg = f"{argument} has shape {shape}; its last axis, head_dim, must not be empty"
+    if x.shape[-1] == 0:
+        msg = f"{argument} has shape {tuple(x.shape)}; its last axis, head_dim, must not be empty"
         raise RopeError(msg)
-
-
-def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Return whether an array of one shape broadcasts to another, which stays as it is."""
-    return len(shape) <= len(to) and all(
-        n in {1, m} for n, m in zip(shape[::-1], to[::-1], strict=False)
-    )
 
 
 def check_scale(scale: float) -> float:
     """Check what products are multiplied by."""
     numbers.check_positive("scale", scale)
     return float(scale)  # array-api-strict takes no numpy.float64, which is a float
+
+
+def can_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Return whether an array of one shape broadcasts to another, which stays as it is."""
+    return len(shape) <= len(to) and all(
+        n in {1, m} for n, m in zip(shape[::-1], to[::-1], strict=False)
+    )
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+
+def compute_dtype(xp: Namespace, dtypes: Iterable[str]) -> Any:
+    """Return the dtype of the arithmetic: float64 if one array is float64, else float32."""
+    return xp.float64 if "float64" in dtypes else xp.float32
 
 
 def swap_tokens_and_heads(xp: Namespace, x: Array) -> Array:

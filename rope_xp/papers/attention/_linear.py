@@ -1,15 +1,15 @@
-"""Linear attention, for :mod:`rope_xp.attention`."""
+"""Linear attention. Public in :mod:`rope_xp.papers.attention`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from rope_xp import _heads
 from rope_xp._arguments import messages
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
-from rope_xp.attention import _checks, _products
+from rope_xp.papers import _heads
+from rope_xp.papers.attention import _checks, _products
 from rope_xp.rope import Positions, RoPE
 
 _CHUNK = 128
@@ -46,13 +46,7 @@ def linear_attention(
     Returns
     -------
     array, (batch..., tokens, heads, v head_dim)
-        With the dtype, library and device of q. Zeros where the denominator is zero: where no
-        feature of the query meets one of a key.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`scores`; also if v or feature_map do not fit.
+        Zeros where the denominator is zero: where no feature of the query meets one of a key.
 
     Notes
     -----
@@ -65,29 +59,32 @@ def linear_attention(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import RoPE, attention
+    >>> from rope_xp import RoPE
+    >>> from rope_xp.papers import attention
     >>> x = np.eye(4)[:, None]
     >>> attention.linear_attention(x, x, x, rope=RoPE(), causal=True)[:2, 0].round(3).tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.126, 0.538, 0.0, 0.0]]
     """
-    given = _checks.check(q, k, v)
-    _checks.check_same_tokens("linear_attention", given.q, given.k)
-    backend, xp = given.backend, given.backend.xp
-    phi, varphi = _maps(xp, feature_map, causal)
-    plain_q = _features(backend, "phi", phi, given.q)
-    plain_k = _features(backend, "varphi", varphi, given.k)
-    _checks.check_features(plain_q, plain_k)
-    rotated_q, rotated_k = _checks.rotated(rope, plain_q, plain_k, positions)
-    q_, k_, plain_q, plain_k, v_ = (
-        _products.heads_first(xp, x, given.q.shape[-2])
-        for x in (rotated_q, rotated_k, plain_q, plain_k, given.v)
+    arrays = _checks.check(q, k, v)
+    _checks.check_same_tokens("linear_attention", arrays.q, arrays.k)
+    backend, xp = arrays.backend, arrays.backend.xp
+    phi, varphi = _feature_maps(xp, feature_map, causal)
+    plain_q = _apply_map(backend, "phi", phi, arrays.q)
+    plain_k = _apply_map(backend, "varphi", varphi, arrays.k)
+    if plain_q.shape[-1] != plain_k.shape[-1]:
+        msg = (
+            f"phi made {plain_q.shape[-1]} features and varphi {plain_k.shape[-1]}; their products "
+            "are summed, so make as many of each"
+        )
+        raise RopeError(msg)
+    rotated_q, rotated_k = _checks.rotate(rope, plain_q, plain_k, positions)
+    operands = (
+        _products.heads_first(xp, x, arrays.q.shape[-2])
+        for x in (rotated_q, rotated_k, plain_q, plain_k, arrays.v)
     )
-    if causal:
-        result = _causal(backend, q_, k_, plain_q, plain_k, v_)
-    else:
-        result = _to_all(xp, q_, k_, plain_q, plain_k, v_)
+    result = _attend_causal(backend, *operands) if causal else _attend_all(xp, *operands)
     result = _heads.swap_tokens_and_heads(xp, result)
-    return xp.astype(result, given.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
+    return xp.astype(result, arrays.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
 
 
 def _elu_plus_one(xp: Namespace, x: Array) -> Array:
@@ -96,17 +93,14 @@ def _elu_plus_one(xp: Namespace, x: Array) -> Array:
     return xp.where(x > 0.0, x + 1.0, xp.exp(_products.keep(xp, x < 0.0, x, 0.0)))
 
 
-def _maps(xp: Namespace, given: Any, causal: bool) -> tuple[_Map, _Map]:
+def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, _Map]:
     """Return (phi, varphi), which take (batch..., tokens, heads, head_dim)."""
-    if isinstance(given, str):
-        if given == "elu":
+    expected = "feature_map must be 'elu', 'softmax' or two functions (phi, varphi)"
+    if isinstance(feature_map, str):
+        if feature_map == "elu":
             return lambda q: _elu_plus_one(xp, q), lambda k: _elu_plus_one(xp, k)
-        if given != "softmax":
-            msg = (
-                f"feature_map must be 'elu', 'softmax' or two functions (phi, varphi); got "
-                f"{given!r}"
-            )
-            raise RopeError(msg)
+        if feature_map != "softmax":
+            raise RopeError(f"{expected}; got {feature_map!r}")
         if causal:
             msg = (
                 "feature_map='softmax' takes a softmax of k over all tokens, also later ones, so "
@@ -114,15 +108,18 @@ def _maps(xp: Namespace, given: Any, causal: bool) -> tuple[_Map, _Map]:
             )
             raise RopeError(msg)
         return lambda q: _products.softmax(xp, q, -1), lambda k: _products.softmax(xp, k, -3)
-    if not isinstance(given, Sequence) or len(given) != 2 or not all(map(callable, given)):
-        msg = f"feature_map must be 'elu', 'softmax' or two functions (phi, varphi); got {given!r}"
-        raise TypeError(msg)
-    phi, varphi = given
+    if (
+        not isinstance(feature_map, Sequence)
+        or len(feature_map) != 2
+        or not all(map(callable, feature_map))
+    ):
+        raise TypeError(f"{expected}; got {feature_map!r}")
+    phi, varphi = feature_map
     return phi, varphi
 
 
-def _features(backend: Backend, name: str, function: _Map, x: Array) -> Array:
-    """Return a function of x, checked and in the dtype of x."""
+def _apply_map(backend: Backend, name: str, function: _Map, x: Array) -> Array:
+    """Return a feature map of x, checked and in the dtype of x."""
     result = function(x)
     owner = find.backend_of(result, f"what {name} returned")
     if owner is not backend:
@@ -136,7 +133,9 @@ def _features(backend: Backend, name: str, function: _Map, x: Array) -> Array:
     return backend.xp.astype(result, x.dtype, copy=False)
 
 
-def _to_all(xp: Namespace, q: Array, k: Array, plain_q: Array, plain_k: Array, v: Array) -> Array:
+def _attend_all(
+    xp: Namespace, q: Array, k: Array, plain_q: Array, plain_k: Array, v: Array
+) -> Array:
     """Return linear attention of all tokens to all; arrays (batch..., heads, tokens, d)."""
     state = xp.matmul(xp.matrix_transpose(k), v)
     total = xp.sum(plain_k, axis=-2, keepdims=True, dtype=v.dtype)
@@ -144,15 +143,15 @@ def _to_all(xp: Namespace, q: Array, k: Array, plain_q: Array, plain_k: Array, v
     return _products.divide(xp, xp.matmul(q, state), denominator)
 
 
-def _causal(
+def _attend_causal(
     backend: Backend, q: Array, k: Array, plain_q: Array, plain_k: Array, v: Array
 ) -> Array:
     """Return linear attention of each token to those up to itself, in chunks of tokens.
 
-    Running sums stand for all chunks before; within its chunk a token has the quadratic form.
+    Prefix sums stand for all earlier chunks; within its chunk a token takes the quadratic form.
     """
     xp, tokens = backend.xp, q.shape[-2]
-    numerator, denominator = _Running(backend), _Running(backend)
+    numerator, denominator = _PrefixSum(backend), _PrefixSum(backend)
     parts = []
     for start in range(0, max(tokens, 1), _CHUNK):  # one empty chunk where there are no tokens
         cut = (..., slice(start, min(start + _CHUNK, tokens)), slice(None))
@@ -163,23 +162,23 @@ def _causal(
     return xp.concat(parts, axis=-2)
 
 
-class _Running:
-    """The sum over tokens so far of k v^T, and what each token of q makes of it."""
+class _PrefixSum:
+    """The sum of k v^T over all tokens so far, and its products with the tokens of q."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.state: Array | None = None
 
     def add(self, q: Array, k: Array, v: Array) -> Array:
-        """Return sum_n (q_m k_n) v_n over n <= m for a chunk, which is added to the sum."""
+        """Return sum_n (q_m k_n) v_n over n <= m for a chunk, and add the chunk to the sum."""
         xp = self.backend.xp
         within = xp.matmul(q, xp.matrix_transpose(k))
-        mask = _products.in_order(self.backend, q, q.shape[-2], k.shape[-2])
+        mask = _products.causal_mask(self.backend, q, q.shape[-2], k.shape[-2])
         result = xp.matmul(_products.keep(xp, mask, within, 0.0), v)
-        added = xp.matmul(xp.matrix_transpose(k), v)
+        of_chunk = xp.matmul(xp.matrix_transpose(k), v)
         if self.state is None:
-            self.state = added
+            self.state = of_chunk
             return result
         result = result + xp.matmul(q, self.state)
-        self.state = self.state + added
+        self.state = self.state + of_chunk
         return result

@@ -1,14 +1,14 @@
-"""Sinusoidal encodings, absolute and relative. Public in :mod:`rope_xp.encodings`."""
+"""Sinusoidal encodings, absolute and relative. Public in :mod:`rope_xp.papers.encodings`."""
 
 from typing import Any
 
-from rope_xp import _heads
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, ArrayT, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.angles import with_axes
-from rope_xp.encodings import _pair
+from rope_xp.papers import _heads
+from rope_xp.papers.encodings import _operands
 from rope_xp.rope import RoPE
 
 
@@ -42,13 +42,6 @@ def sinusoidal(
         Dimensionless; float32 by default. Off by less than 2.4e-7 below position 2**22, 4e-7 below
         2**31.
 
-    Raises
-    ------
-    RopeError
-        If dim is not positive and even, or positions are out of range.
-    TypeError
-        If positions are no numbers.
-
     Notes
     -----
     RoFormer, arXiv 2104.09864, eq. 4; Vaswani et al., "Attention Is All You Need", arXiv
@@ -57,15 +50,14 @@ def sinusoidal(
 
     Examples
     --------
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> encodings.sinusoidal([0, 1], 4, dtype="float64").round(4).tolist()
     [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
     """
     _check_dim("dim", dim)
-    rope = RoPE(base=base)
-    cos, sin = rope.cos_sin(positions, dim, xp=xp, device=device, dtype=dtype)
-    space = find.backend_of(cos, "cos").xp
-    return space.reshape(space.stack([sin, cos], axis=-1), (*cos.shape[:-1], dim))
+    cos, sin = RoPE(base=base).cos_sin(positions, dim, xp=xp, device=device, dtype=dtype)
+    namespace = find.backend_of(cos, "cos").xp
+    return namespace.reshape(namespace.stack([sin, cos], axis=-1), (*cos.shape[:-1], dim))
 
 
 def transformer_xl(
@@ -84,29 +76,21 @@ def transformer_xl(
 
     Parameters
     ----------
-    q, k : array, (batch..., tokens, heads, head_dim)
-        Queries and keys; the heads of q may be a multiple of those of k.
+    q, k, scale
+        As for :func:`shaw`.
     u, v : array, (heads, head_dim)
-        What stands for the query's position towards content and towards position.
+        Stand for the query's position towards content and towards position.
     w_relative : array, (heads, head_dim, dim)
         W, which projects the sinusoidal encoding p of dim columns; see :func:`sinusoidal`.
     base : float, default 10000.0
         Of the encoding p.
     positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens, less than 2**31 - 1 apart. Default: 0, 1, ...; for k those of q.
-    scale : float, default 1.0
-        The result is multiplied by it; the paper has ``head_dim ** -0.5``.
 
     Returns
     -------
     array, (batch..., heads, q tokens, k tokens)
-        Like q. Computed in float32, in float64 for float64 q. NaN for positions farther apart,
-        where they lie on a device and are not read.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`rope_xp.encodings.shaw`.
+        NaN for positions farther apart, where they lie on a device and are not read.
 
     Notes
     -----
@@ -117,26 +101,36 @@ def transformer_xl(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> q = k = np.zeros((3, 1, 2))
     >>> u, v, w = np.zeros((1, 2)), np.array([[1.0, 0.0]]), np.eye(2)[None]
     >>> encodings.transformer_xl(q, k, u, v, w).round(2).tolist()
     [[[0.0, -0.84, -0.91], [0.84, 0.0, -0.84], [0.91, 0.84, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    pair = _pair.pair(q, k, positions, k_positions)
-    own = (pair.heads, pair.head_dim)
+    operands = _operands.check(q, k, positions, k_positions)
+    shape = (operands.heads, operands.head_dim)
     to_content, to_position = (
-        with_axes(pair.parameter(name, x, "(heads, head_dim)", own), len(pair.q.shape))
+        with_axes(operands.parameter(name, x, "(heads, head_dim)", shape), len(operands.q.shape))
         for name, x in (("u", u), ("v", v))
     )
-    w = pair.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*own, None))
+    w = operands.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*shape, None))
     _check_dim("the last axis of w_relative", w.shape[-1])
-    encoding = sinusoidal(pair.in_range(), w.shape[-1], base=base, dtype=w.dtype)
-    # W is taken to the side of the query, which spares projecting the encoding for every head.
-    projected = pair.xp.matmul((pair.q + to_position)[..., None, :], w)[..., 0, :]
-    scores = pair.content(pair.q + to_content) + pair.with_rows(projected, encoding)
-    return pair.result(scores * scale)  # type: ignore[no-any-return]  # same kind as q
+    encoding = sinusoidal(_angle_distances(operands), w.shape[-1], base=base, dtype=w.dtype)
+    # W is applied to the query, which spares projecting the encoding for every head.
+    projected = operands.xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
+    scores = operands.content(operands.q + to_content) + operands.multiply_rows(projected, encoding)
+    return operands.result(scores * scale)  # type: ignore[no-any-return]  # as q
+
+
+def _angle_distances(operands: _operands.Operands) -> Array:
+    """Return the distances, out of the range of angles where they are more than int32 holds."""
+    distances, xp = operands.distances, operands.xp
+    if operands.backend.dtype_name(distances) != "int32":
+        return distances
+    farthest = _operands.FARTHEST
+    outside = xp.full_like(distances, -farthest - 1)
+    return xp.where(xp.abs(distances) == farthest, outside, distances)
 
 
 def _check_dim(name: str, dim: int) -> None:

@@ -6,13 +6,13 @@ import importlib.util
 from functools import cache, lru_cache
 
 import rope_xp
-from rope_xp._bench import rivals
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEADS, TOKENS, Absent, Case, case
 from rope_xp._bench.targets import Target
 from rope_xp._contract.typing import Array, Layout
 
-REPEAT = 9
+from .rival_calls import RIVALS
+
 _HAVE_KERNELS = ("numpy:cpu", "torch:cpu")
 
 
@@ -107,7 +107,7 @@ def pair(
     start: int = 0,
     heads: tuple[int, int] = HEADS,
 ) -> tuple[Target, Action, Action]:
-    """Return two contenders, of which the second may be one of :data:`rivals.RIVALS`.
+    """Return two contenders, of which the second may be one of :data:`RIVALS`.
 
     Raises
     ------
@@ -115,8 +115,8 @@ def pair(
         If the target, the dtype or one of the two is not here.
     """
     target, actions = contenders(name, layout, dtype, tokens, start, heads)
-    if other in rivals.RIVALS:
-        return target, actions[ours], rivals.RIVALS[other](case(name, tokens, start, dtype, heads))
+    if other in RIVALS:
+        return target, actions[ours], RIVALS[other](case(name, tokens, start, dtype, heads))
     if not {ours, other} <= set(actions):
         msg = f"{name} cannot do {ours!r} or {other!r}"
         raise Absent(msg)

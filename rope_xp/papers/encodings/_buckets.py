@@ -1,10 +1,9 @@
-"""Biases of T5 and TUPE, by buckets of distances. Public in :mod:`rope_xp.encodings`."""
+"""Biases of T5 and TUPE, by buckets of distances. Public in :mod:`rope_xp.papers.encodings`."""
 
 from typing import Any
 
 import numpy as np
 
-from rope_xp import _heads
 from rope_xp._arguments import read
 from rope_xp._contract import numbers
 from rope_xp._contract.dtypes import INTEGERS
@@ -12,7 +11,8 @@ from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
-from rope_xp.encodings import _pair
+from rope_xp.papers import _heads
+from rope_xp.papers.encodings import _operands
 
 
 def t5_buckets(
@@ -53,11 +53,11 @@ def t5_buckets(
 
     Examples
     --------
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> encodings.t5_buckets([-200, -20, -2, 0, 2, 20]).tolist()
     [15, 10, 2, 0, 18, 26]
     """
-    starts, own = _starts(num_buckets, max_distance, bidirectional)
+    starts, offset = _starts(num_buckets, max_distance, bidirectional)
     backend = read.owner_of(relative)
     if backend is None:
         relative = np.asarray(relative)
@@ -66,7 +66,7 @@ def t5_buckets(
     if dtype not in INTEGERS:
         msg = f"relative must hold integers (tokens); got {dtype}"
         raise TypeError(msg)
-    return _buckets(backend, backend.integers(relative), starts, own if bidirectional else 0)
+    return _buckets(backend, backend.integers(relative), starts, offset)
 
 
 def t5_bias(
@@ -85,7 +85,7 @@ def t5_bias(
     Parameters
     ----------
     q, k, positions, k_positions
-        As for :func:`rope_xp.encodings.shaw`.
+        As for :func:`shaw`.
     bias : array, (num_buckets, heads)
         b, as T5 keeps it in ``relative_attention_bias.weight``; see :func:`t5_buckets`.
     max_distance : int, default 128
@@ -98,12 +98,6 @@ def t5_bias(
     Returns
     -------
     array, (batch..., heads, q tokens, k tokens)
-        Like q. Computed in float32, in float64 for float64 q.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`rope_xp.encodings.shaw`.
 
     Notes
     -----
@@ -112,16 +106,16 @@ def t5_bias(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> q = k = np.zeros((3, 1, 2))
     >>> bias = np.array([[0.0], [1.0], [2.0], [3.0]])
     >>> encodings.t5_bias(q, k, bias, max_distance=2).tolist()
     [[[0.0, 3.0, 3.0], [1.0, 0.0, 3.0], [1.0, 1.0, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    pair = _pair.pair(q, k, positions, k_positions)
-    added = _bias(pair, bias, max_distance, bidirectional)
-    return pair.result(pair.content() * scale + added)  # type: ignore[no-any-return]  # as q
+    operands = _operands.check(q, k, positions, k_positions)
+    added = _bias(operands, bias, max_distance, bidirectional)
+    return operands.result(operands.content() * scale + added)  # type: ignore[no-any-return]  # as q
 
 
 def tupe(
@@ -141,8 +135,8 @@ def tupe(
 
     Parameters
     ----------
-    q, k : array, (batch..., tokens, heads, head_dim)
-        Queries and keys of content; the heads of q may be a multiple of those of k.
+    q, k, positions, k_positions
+        As for :func:`shaw`; positions are for b alone.
     position_q, position_k : array, (tokens, heads, head_dim) or (batch..., tokens, heads, head_dim)
         U_q p and U_k p: the absolute positions of the tokens of q and of k, embedded and projected
         by matrices of their own. Both have the heads of q.
@@ -150,20 +144,12 @@ def tupe(
         b, as for :func:`t5_bias`. None: TUPE-A, without it.
     max_distance, bidirectional
         Of the buckets; see :func:`t5_buckets`.
-    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
-        Integers, in tokens, for b alone. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
         Both products are multiplied by it, b is not; the paper has ``(2 * head_dim) ** -0.5``.
 
     Returns
     -------
     array, (batch..., heads, q tokens, k tokens)
-        Like q. Computed in float32, in float64 for float64 q.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`rope_xp.encodings.shaw`.
 
     Notes
     -----
@@ -174,53 +160,54 @@ def tupe(
     Examples
     --------
     >>> import numpy as np
-    >>> from rope_xp import encodings
+    >>> from rope_xp.papers import encodings
     >>> q = k = np.zeros((2, 1, 1))
     >>> places = np.array([[[1.0]], [[2.0]]])
     >>> encodings.tupe(q, k, places, places).tolist()
     [[[1.0, 2.0], [2.0, 4.0]]]
     """
     scale = _heads.check_scale(scale)
-    pair = _pair.pair(q, k, positions, k_positions)
-    xp, axes = pair.xp, "(tokens, heads, head_dim), with the batch axes of q or without"
-    shapes = [tuple(x.shape) for x in (pair.q, pair.k)]
-    at, k_at = (
-        _heads.swap_tokens_and_heads(xp, pair.parameter(name, value, axes, shape[-3:], shape))
-        for name, value, shape in zip(
-            ("position_q", "position_k"), (position_q, position_k), shapes, strict=True
+    operands = _operands.check(q, k, positions, k_positions)
+    xp, axes = operands.xp, "(tokens, heads, head_dim), with the batch axes of q or without"
+    places, k_places = (
+        _heads.swap_tokens_and_heads(xp, operands.parameter(name, value, axes, shape[-3:], shape))
+        for name, value, shape in (
+            ("position_q", position_q, tuple(operands.q.shape)),
+            ("position_k", position_k, tuple(operands.k.shape)),
         )
     )
-    scores = (pair.content() + xp.matmul(at, xp.matrix_transpose(k_at))) * scale
+    scores = (operands.content() + xp.matmul(places, xp.matrix_transpose(k_places))) * scale
     if bias is not None:
-        scores = scores + _bias(pair, bias, max_distance, bidirectional)
-    return pair.result(scores)  # type: ignore[no-any-return]  # same kind as q
+        scores = scores + _bias(operands, bias, max_distance, bidirectional)
+    return operands.result(scores)  # type: ignore[no-any-return]  # as q
 
 
-def _bias(pair: _pair.Pair, bias: Any, max_distance: int, bidirectional: bool) -> Array:
+def _bias(operands: _operands.Operands, bias: Any, max_distance: int, bidirectional: bool) -> Array:
     """Return b of each query and key, (..., heads, q tokens, k tokens)."""
-    b = pair.parameter("bias", bias, "(num_buckets, heads)", (None, pair.heads))
-    starts, own = _starts(b.shape[0], max_distance, bidirectional)
+    b = operands.parameter("bias", bias, "(num_buckets, heads)", (None, operands.heads))
+    starts, offset = _starts(b.shape[0], max_distance, bidirectional)
     # T5 counts key less query, RoFormer query less key.
-    bucket = _buckets(pair.backend, -pair.distances, starts, own if bidirectional else 0)
-    return pair.xp.moveaxis(pair.rows(b, bucket), -1, -3)
+    bucket = _buckets(operands.backend, -operands.distances, starts, offset)
+    return operands.xp.moveaxis(operands.take(b, bucket), -1, -3)
 
 
 def _starts(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[list[int], int]:
-    """Return the least distance of each bucket of one direction but the first, and their number.
+    """Return the least distance of each bucket of one direction but the first, and an offset.
 
+    The offset is where the buckets of keys after the query begin, 0 where they have none.
     Half of the buckets hold one distance each, 0 to e - 1. Bucket e + i begins where
     ``log(n / e) / log(max_distance / e) * steps`` reaches i, that is where
     ``n**steps * e**i >= max_distance**i * e**steps``.
     """
     numbers.check_positive_int("num_buckets", num_buckets)
     numbers.check_positive_int("max_distance", max_distance)
-    own = num_buckets // 2 if bidirectional else num_buckets
-    if own < 2:
+    buckets = num_buckets // 2 if bidirectional else num_buckets
+    if buckets < 2:
         least = "4 with bidirectional" if bidirectional else "2"
         msg = f"num_buckets must be {least} at least, near and far; got {num_buckets}"
         raise RopeError(msg)
-    e = own // 2
-    steps = own - e
+    e = buckets // 2
+    steps = buckets - e
     if max_distance <= e:
         msg = (
             f"max_distance must exceed the {e} distances that have a bucket each of "
@@ -230,11 +217,11 @@ def _starts(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[l
     if max_distance >= 2**31:
         msg = f"max_distance must be below 2**31, as distances are; got {max_distance}"
         raise RopeError(msg)
-    near = list(range(1, e + 1))
-    return near + [_reaches(e, max_distance, i, steps) for i in range(1, steps)], own
+    starts = [*range(1, e + 1), *(_reach(e, max_distance, i, steps) for i in range(1, steps))]
+    return starts, buckets if bidirectional else 0
 
 
-def _reaches(e: int, far: int, i: int, steps: int) -> int:
+def _reach(e: int, far: int, i: int, steps: int) -> int:
     """Return the least n with ``(n / e)**steps >= (far / e)**i``; the guess may be off by one."""
     n: int = round(e * (far / e) ** (i / steps))
     while (n - 1) ** steps * e**i >= far**i * e**steps:
@@ -244,13 +231,13 @@ def _reaches(e: int, far: int, i: int, steps: int) -> int:
     return n
 
 
-def _buckets(backend: Backend, relative: Array, starts: list[int], after: int) -> Array:
-    """Return buckets; those of keys after the query begin at ``after``, 0 if they have none."""
+def _buckets(backend: Backend, relative: Array, starts: list[int], offset: int) -> Array:
+    """Return buckets; those of keys after the query begin at ``offset``, 0 if they have none."""
     xp = backend.xp
     # Clipped first: the lowest integer has no negative.
     relative = xp.clip(relative, -starts[-1], starts[-1])
-    distance = xp.abs(relative) if after else xp.clip(-relative, 0, None)
+    distance = xp.abs(relative) if offset else xp.clip(-relative, 0, None)
     edges = xp.asarray(starts, dtype=distance.dtype, device=backend.device(distance))
     flat = xp.searchsorted(edges, xp.reshape(distance, (-1,)), side="right")
     bucket = xp.reshape(flat, tuple(relative.shape))
-    return bucket + xp.astype(relative > 0, bucket.dtype) * after if after else bucket
+    return bucket + xp.astype(relative > 0, bucket.dtype) * offset if offset else bucket

@@ -1,4 +1,4 @@
-"""What rope_xp.analysis works with: checked arguments, and angles a block at a time."""
+"""Checked arguments of rope_xp.papers.analysis, and angles a block at a time."""
 
 import math
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ _BLOCK = 2**19
 _TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
 
 
-def frequencies(rope: RoPE, head_dim: int) -> NDArray[np.float64]:
-    """Return the frequencies of what must be a RoPE."""
+def check_frequencies(rope: RoPE, head_dim: int) -> NDArray[np.float64]:
+    """Return the frequencies of rope, checked to be a RoPE."""
     fields.check_rope(rope, RoPE)
     return rope.frequencies(head_dim)
 
 
-def numbers(values: ArrayLike, name: str = "distances") -> NDArray[np.float64]:
+def check_finite(values: ArrayLike, name: str = "distances") -> NDArray[np.float64]:
     """Return finite real numbers as float64, in their shape."""
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" and array.size:  # an empty list says nothing of its kind
@@ -36,23 +36,23 @@ def numbers(values: ArrayLike, name: str = "distances") -> NDArray[np.float64]:
     return array
 
 
-def vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray[np.float64]:
+def check_vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray[np.float64]:
     """Return the components of a head, all ones for None."""
     if values is None:
         return np.ones(head_dim)
-    components = numbers(values, name)
+    components = check_finite(values, name)
     if components.shape != (head_dim,):
         msg = f"{name} must have the shape (head_dim,) = ({head_dim},); got {components.shape}"
         raise RopeError(msg)
     return components
 
 
-def pairs(rope: RoPE, head_dim: int, x: NDArray[np.float64]) -> NDArray[np.complex128]:
+def complex_pairs(rope: RoPE, head_dim: int, x: NDArray[np.float64]) -> NDArray[np.complex128]:
     """Return the rotated pairs of a vector as complex numbers."""
     r, offset = slice_of(rope, head_dim)
     rotated = x[offset : offset + r]
-    apart = rope.layout == "half"
-    first, second = rotated.reshape(2, -1) if apart else rotated.reshape(-1, 2).T
+    halves = rope.layout == "half"
+    first, second = rotated.reshape(2, -1) if halves else rotated.reshape(-1, 2).T
     return np.asarray(first + 1j * second)
 
 
@@ -61,7 +61,7 @@ def block_length(pairs: int) -> int:
     return max(1, _BLOCK // pairs)
 
 
-def angles(
+def iterate_angles(
     distances: NDArray[np.float64], frequencies: NDArray[np.float64]
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Yield parts of the flat distances, and the angles of each, (part, pairs)."""
@@ -71,7 +71,7 @@ def angles(
         yield part, np.multiply.outer(flat[part], frequencies)
 
 
-def exact_sum(distance: int, frequencies: NDArray[np.float64]) -> float:
+def sum_cosines_exactly(distance: int, frequencies: NDArray[np.float64]) -> float:
     """Return the sum of cosines with angles reduced exactly: off by 1e-15 a pair at most."""
     angles = (distance * Fraction(f) % _TURN for f in frequencies.tolist())
     return math.fsum(math.cos(float(angle)) for angle in angles)
