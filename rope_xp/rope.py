@@ -19,7 +19,7 @@ from rope_xp._dispatch import bound, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp._tables import made
 from rope_xp.angles import Angles, at, with_tables
-from rope_xp.scaling import Axial, Scaling
+from rope_xp.scaling import Axial, Scaling, _checks
 from rope_xp.scaling._axial import places
 
 Positions = Any
@@ -86,14 +86,21 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     position_axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        numbers.check_positive("base", self.base)
+        self._hold("base", numbers.check_positive("base", self.base))
         fields.check_layout(self.layout)
-        fields.check_rotary_dim(self.rotary_dim)
-        fields.check_rotary_offset(self.rotary_offset)
-        fields.check_position_axes(self.position_axes, self.rotary_dim)
+        if self.rotary_dim is not None:
+            self._hold("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
+        self._hold("rotary_offset", fields.check_rotary_offset(self.rotary_offset))
+        if self.position_axes is not None:
+            axes = fields.check_position_axes(self.position_axes, self.rotary_dim)
+            object.__setattr__(self, "position_axes", axes)
         if self.scaling is not None:
-            fields.check_scaling(self.scaling, Scaling)
-            fields.check_components(self.scaling, self.position_axes)
+            _checks.check_scaling(self.scaling)
+            _checks.check_components(self.scaling, self.position_axes)
+
+    def _hold(self, name: str, value: float) -> None:
+        if type(value) is not type(getattr(self, name)):  # a number of numpy
+            object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         """Return whether two ropes turn alike: all that they hold is equal, and of one class."""
@@ -502,13 +509,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope_xp.RoPE().frequencies(8).tolist()
         [1.0, 0.1, 0.01, 0.001]
         """
-        fields.check_head_dim(head_dim)
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
         r, _ = slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         with np.errstate(all="ignore"):  # what is too large is infinite, and refused below
             scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
-        fields.check_frequencies(self.scaling, scaled, r // 2)
+        _checks.check_frequencies(self.scaling, scaled, r // 2)
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
@@ -585,7 +592,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> cos.dtype.name, cos.shape
         ('float32', (2, 2))
         """
-        fields.check_head_dim(head_dim)
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
         lookup, backend = read.tables(self, positions, head_dim, xp, device, dtype)
         cos, sin = made.cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
@@ -667,7 +674,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         from rope_xp._tables import forms
 
         forms.check_form(form)
-        numbers.check_positive_int("length", length)
+        length = numbers.check_positive_int("length", length)
         backend = forms.library(xp)
         positions = np.arange(length)
         if self.position_axes is not None:
@@ -682,7 +689,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by (YaRN, LongRoPE); 1.0 without such a rule."""
-        return 1.0 if self.scaling is None else self.scaling.attention_factor
+        return 1.0 if self.scaling is None else self.scaling.effective_attention_factor
 
     @property
     def softmax_scale(self) -> float:
@@ -717,8 +724,9 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope.for_length(8192) is rope
         True
         """
-        numbers.check_length(n)
+        n = numbers.check_positive_int("n", n)
         if self.scaling is None:
             return self
         fixed = self.scaling.for_length(n)
+        _checks.check_fixed(self.scaling, fixed, n)
         return self if fixed is self.scaling else replace(self, scaling=fixed)

@@ -35,7 +35,7 @@ def with_tables(
 ) -> Call:
     """Return the call that rotates x by the caller's tables."""
     fields.check_layout(layout)
-    fields.check_rotary_offset(rotary_offset)
+    rotary_offset = fields.check_rotary_offset(rotary_offset)
     backend, where, wide = read.one(x, axes)
     cos, sin = _tables(backend, "x", x, where, cos, sin, wide)
     slice_ = resolve_slice(x.shape[-1], 2 * cos.shape[-1], rotary_offset, None)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from rope_xp._arguments.fields import check_head_dim, check_rope
+from rope_xp._arguments.fields import check_rope
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
@@ -37,8 +37,8 @@ def described(rope: RoPE, axes: str | None) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in held.items())
 
 
-def learned(learn: Any, head_dim: Any, heads: Any) -> Any:
-    """Return what a layer is to learn, if the sizes that it takes are there, and no others.
+def check_learned(learn: Any, head_dim: Any, heads: Any) -> tuple[int | None, int | None]:
+    """Check that the sizes of what a layer learns are there, and no others; return them.
 
     Raises
     ------
@@ -49,11 +49,11 @@ def learned(learn: Any, head_dim: Any, heads: Any) -> Any:
     """
     if learn is not None:
         numbers.check_one_of("learn", learn, ("shared", "head"))
-    asked = (
+    sizes = (
         ("head_dim", head_dim, learn is not None, "components of a head"),
         ("heads", heads, learn == "head", "heads of k"),
     )
-    for name, size, needed, what in asked:
+    for name, size, needed, what in sizes:
         if size is None and needed:
             msg = (
                 f"learn={learn!r} needs {name}=, {what}: frequencies that are learned are made "
@@ -62,8 +62,7 @@ def learned(learn: Any, head_dim: Any, heads: Any) -> Any:
             raise RopeError(msg)
         if size is not None and not needed:
             raise RopeError(f"{name}={size!r} was given, and learn={learn!r} has no use for it")
-    if learn is not None:
-        check_head_dim(head_dim)
-    if learn == "head":
-        numbers.check_positive_int("heads", heads)
-    return learn
+    return (
+        None if head_dim is None else numbers.check_positive_int("head_dim", head_dim),
+        None if heads is None else numbers.check_positive_int("heads", heads),
+    )

@@ -22,7 +22,7 @@ class Learner(torch.nn.Module):
     def __init__(self, rope: RoPE, axes: str | None, learn: Learn, *sizes: int | None) -> None:
         super().__init__()
         self.rope, self.axes = _held.checked(rope), axes
-        self.learn, self._sizes = _held.learned(learn, *sizes), sizes
+        self.learn, self._sizes = learn, _held.check_learned(learn, *sizes)
         # Where nothing is learned it is no entry of the parameters, and so is found at once.
         self.frequencies = None
         if learn is not None:

@@ -212,4 +212,4 @@ def test_what_undoes_a_factor_is_held_only_where_there_is_one() -> None:
     assert RoPE().at(POSITIONS, like=q).inverse is None
     cos, _ = RoPE(scaling=YARN).at(POSITIONS, like=q).inverse or (None, None)
     assert cos is not None
-    assert cos[0, 0] == np.float32(1 / YARN.attention_factor)
+    assert cos[0, 0] == np.float32(1 / YARN.effective_attention_factor)

@@ -1,15 +1,12 @@
 """The names of a RoPE's fields: what is answered to others, and what follows from what is given."""
 
-import copy
 import dataclasses
 import functools
 import inspect
 import operator
-import pickle
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ import rope_xp
 import rope_xp.positions  # which answers name, and which only those who want it import
 from rope_xp import RoPE
 from rope_xp._arguments import names
-from rope_xp.scaling import LongRoPE, YaRN
 
 
 def test_fields_have_names() -> None:
@@ -120,40 +116,3 @@ def test_help_is_whole() -> None:
         described = re.findall(r"^([\w, ]+?)(?: :.*)?$", inspect.getdoc(method), re.MULTILINE)
         described = {word for line in described for word in line.split(", ")}
         assert set(inspect.signature(method).parameters) - {"self"} <= described
-
-
-def test_yarn_that_is_replaced_follows_its_factor() -> None:
-    rule = YaRN(4.0, 4096)
-    assert replace(rule, factor=8.0) == YaRN(8.0, 4096)
-    assert replace(rule, factor=8.0).attention_factor != rule.attention_factor
-    assert replace(rule, mscale=1.0, mscale_all_dim=0.5) == YaRN(
-        4.0, 4096, mscale=1.0, mscale_all_dim=0.5
-    )
-    again = replace(replace(rule, factor=8.0), factor=4.0)
-    assert again == rule
-
-
-def test_longrope_that_is_replaced_follows_its_factor() -> None:
-    rule = LongRoPE([1.0], [2.0], 4096, factor=4.0)
-    assert replace(rule, factor=32.0) == LongRoPE([1.0], [2.0], 4096, factor=32.0)
-    fixed = rule.for_length(8192)
-    assert replace(fixed, factor=32.0).attention_factor > fixed.attention_factor
-    assert fixed.attention_factor == rule.attention_factor
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [YaRN(4.0, 4096, attention_factor=1.5), LongRoPE([1.0], [2.0], 4096, attention_factor=1.5)],
-)
-def test_a_factor_that_was_given_stays(rule: YaRN | LongRoPE) -> None:
-    assert replace(rule, factor=8.0).attention_factor == 1.5
-    computed = replace(rule, factor=8.0, attention_factor=None)  # type: ignore[arg-type]  # to compute it
-    assert computed.attention_factor != 1.5
-    assert replace(computed, factor=9.0).attention_factor != computed.attention_factor
-
-
-@pytest.mark.parametrize("rule", [YaRN(4.0, 4096), YaRN(4.0, 4096, attention_factor=1.5)])
-def test_copies_know_what_was_given(rule: YaRN) -> None:
-    for made in (pickle.loads(pickle.dumps(rule)), copy.deepcopy(rule), copy.copy(rule)):
-        assert made == rule
-        assert replace(made, factor=8.0) == replace(rule, factor=8.0)
