@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_xp._arguments.columns import Columns, doubled
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
@@ -45,17 +46,12 @@ def arranged(
         return (cos + 1j * sin,)
     if form == "onnx":
         return cos, sin
+    # A column for each component, where the functions that take it expect its pair.
+    twice: Columns = "neighbours" if layout == "interleaved" else "halves"
     if form == "huggingface":
-        return _doubled(cos, layout), _doubled(sin, layout)
+        return doubled(np, cos, twice), doubled(np, sin, twice)
     # Whole turns less: they would take all of a float32's digits, and cos and sin do not see them.
-    return (_doubled(np.arctan2(sin, cos), layout)[:, None, None, :],)
-
-
-def _doubled(table: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
-    """Return a column for each component, where the functions that take it expect its pair."""
-    if layout == "interleaved":
-        return np.repeat(table, 2, axis=-1)
-    return np.concatenate([table, table], axis=-1)
+    return (doubled(np, np.arctan2(sin, cos), twice)[:, None, None, :],)
 
 
 def rounded(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:

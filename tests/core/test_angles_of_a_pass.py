@@ -198,7 +198,7 @@ def test_what_does_not_fit() -> None:
         RoPE(rotary_dim=4).with_tables(angles.cos, angles.sin)
     with pytest.raises(TypeError, match="sin is"):
         rope.with_tables(angles.cos, angles.sin.astype(int))
-    with pytest.raises(RopeError, match="need only their first half"):
+    with pytest.raises(RopeError, match="need one column a pair"):
         rope.with_tables(*(np.ones((9, 8)),) * 2).rotate(q)
     with pytest.raises(FrozenInstanceError):
         angles.cos = angles.sin  # type: ignore[misc]  # what is refused

@@ -170,7 +170,11 @@ def test_tables() -> None:
         ((cos, cos[:, :3]), RopeError, r"cos has shape \(9, 4\) and sin \(9, 3\)"),
         ((cos[:8], cos[:8]), RopeError, r"\(8,\); it must broadcast to .* = \(2, 9\)"),
         ((cos[0], cos[0]), RopeError, "needs two axes at least"),
-        ((np.ones((9, 8)),) * 2, RopeError, "need only their first half"),
+        (
+            (np.ones((9, 8)),) * 2,
+            RopeError,
+            r"need one column a pair: cos\[..., ::2\] of .* or cos",
+        ),
         ((np.ones((9, 5)),) * 2, RopeError, "room for 1 to 4"),
         ((np.ones((9, 0)),) * 2, RopeError, "room for 1 to 4"),
         ((cos.astype(int), cos), TypeError, "cos is .* dtype int64"),

@@ -10,7 +10,7 @@ from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend, put_tables
 
 from . import tables
-from .asked import PLAIN, asked
+from .asked import PLAIN, _plain, _watched, asked
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 
@@ -50,6 +50,13 @@ class Torch(Backend):
     def device(self, x: torch.Tensor) -> torch.device:
         """Return the attribute."""
         return x.device
+
+    def on_host(self, x: torch.Tensor) -> np.ndarray | None:
+        """Take plain tensors of the CPU; bfloat16 is copied, which numpy lacks."""
+        if torch.compiler.is_compiling() or _watched() or not _plain(x) or x.device.type != "cpu":
+            return None
+        x = x.detach()
+        return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
 
     def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
         """Copy."""
