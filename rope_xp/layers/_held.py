@@ -1,15 +1,32 @@
-"""What a layer holds: one RoPE and the names of axes, both plain values."""
+"""What a layer holds, one RoPE and the names of axes, and what it does with them."""
 
 from dataclasses import fields
 from typing import Any
 
-from rope_xp._arguments.fields import check_rope
+from rope_xp._arguments.fields import check_rope as check_type
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
-from rope_xp.rope import RoPE
+from rope_xp.angles import Angles
+from rope_xp.rope import Positions, RoPE
 
 
-def checked(rope: Any) -> RoPE:
+def rotate(
+    layer: Any, q: Any, k: Any, positions: Positions = None, *, k_positions: Positions = None
+) -> tuple[Any, Any]:
+    """Rotate queries and keys; the arguments are those of :func:`rope_xp.apply`."""
+    rotated: tuple[Any, Any] = layer.rope.apply(
+        q, k, positions, axes=layer.axes, k_positions=k_positions
+    )
+    return rotated
+
+
+def at(layer: Any, positions: Positions, *, like: Any) -> Angles:
+    """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
+    angles: Angles = layer.rope.at(positions, like=like)
+    return angles
+
+
+def check_rope(rope: Any) -> RoPE:
     """Return the RoPE that a layer is to hold.
 
     Raises
@@ -23,11 +40,11 @@ def checked(rope: Any) -> RoPE:
         listed = ", ".join(map(repr, rope))
         msg = f"rope holds a RoPE for each of {listed}; give a layer its own, rope[layer_type]"
         raise RopeError(msg)
-    check_rope(rope, RoPE)
-    return rope
+    check_type(rope, RoPE)
+    return rope  # type: ignore[no-any-return]  # as was just checked
 
 
-def described(rope: RoPE, axes: str | None) -> str:
+def describe(rope: RoPE, axes: str | None) -> str:
     """Return what is not as by default, for people to read."""
     held = {
         f.name: getattr(rope, f.name) for f in fields(rope) if getattr(rope, f.name) != f.default

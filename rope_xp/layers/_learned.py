@@ -21,7 +21,7 @@ class Learner(torch.nn.Module):
 
     def __init__(self, rope: RoPE, axes: str | None, learn: Learn, *sizes: int | None) -> None:
         super().__init__()
-        self.rope, self.axes = _held.checked(rope), axes
+        self.rope, self.axes = _held.check_rope(rope), axes
         self.learn, self._sizes = learn, _held.check_learned(learn, *sizes)
         # Where nothing is learned it is no entry of the parameters, and so is found at once.
         self.frequencies = None
@@ -37,7 +37,7 @@ class Learner(torch.nn.Module):
     def extra_repr(self) -> str:
         """Return what ``print(model)`` says of it."""
         learned = f"learn={self.learn!r}, " if self.learn else ""
-        return f"{learned}{_held.described(self.rope, self.axes)}".removesuffix(", ")
+        return f"{learned}{_held.describe(self.rope, self.axes)}".removesuffix(", ")
 
     def _rotate(
         self, q: torch.Tensor, k: torch.Tensor, positions: Positions, k_positions: Positions
