@@ -12,6 +12,40 @@ T = TypeVar("T")
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 
+_SLICE = "rotary_dim, if only a part of a head is rotated; head_dim is read off the arrays"
+_START = "part of positions: apply(q, k, offset + arange(tokens))"
+_TABLES = "a table: rope_xp.apply_tables(x, cos, sin, layout=...) rotates by it"
+_LENGTH = "not needed: no table is made, and any position below 2**31 is exact"
+FOREIGN = {
+    "theta": "base",
+    "rope_theta": "base",
+    "dim": _SLICE,
+    "head_dim": _SLICE,
+    "partial_rotary_factor": "rotary_dim, a number of components: that share of head_dim",
+    "interleaved": "layout='interleaved', or layout='half'",
+    "is_neox_style": "layout='half' if true, else layout='interleaved'",
+    "offset": _START,
+    "seqlen_offset": _START,
+    "position_ids": "positions, the third argument of apply",
+    "max_position_embeddings": _LENGTH,
+    "seq_len": _LENGTH,
+    "cos": _TABLES,
+    "sin": _TABLES,
+    "freqs_cis": _TABLES,
+    "inv_freq": (
+        "made of base and scaling; rope_xp.apply_frequencies(q, k, positions, frequencies, "
+        "layout=...) rotates by others"
+    ),
+    "rope_scaling": (
+        "scaling, a rule of rope_xp.scaling; rope_xp.from_hf_config(config) makes it of a "
+        "config.json"
+    ),
+    "factor": "a field of a rule: scaling=rope_xp.scaling.Linear(factor), YaRN(factor, ...)",
+    "unsqueeze_dim": "said by axes, one letter an axis: apply(q, k, positions, axes='bhsd')",
+    "cu_seqlens": "positions=rope_xp.positions.packed(cu_seqlens)",
+}
+"""What the names that other libraries use most are called here."""
+
 
 def check_layout(layout: object) -> None:
     """Check that layout is one of the three."""
@@ -100,7 +134,6 @@ def _wrong_fields(
             "for the base, often called theta"
         )
     unknown = [field for field in fields if field not in known]
-    from rope_xp._arguments.names import hints  # a list that only this message needs
-
     has = f"a {name} has {', '.join(known)}"
-    return TypeError(f"unknown option {', '.join(unknown)}; {has}{hints(unknown)}")
+    hints = [f"; {field} is {FOREIGN[field]}" for field in unknown if field in FOREIGN]
+    return TypeError(f"unknown option {', '.join(unknown)}; {has}{''.join(hints)}")
