@@ -34,14 +34,18 @@ def doubled(xp: Namespace, table: Array, columns: Columns) -> Array:
     return xp.reshape(xp.stack((table, table), axis=-1), (*table.shape[:-1], 2 * table.shape[-1]))
 
 
-def advice(pairs: int, known: Columns | None = None) -> str:
-    """Return how to take one column for each of some pairs, of tables that have each twice."""
-    ways = [known] if known else ["neighbours", "halves"]
-    said = " or ".join(
-        f"cos[..., {index.format(pairs=pairs)}] of {shown}"
-        for shown, index in (COLUMNS[way] for way in ways)  # type: ignore[index]  # as listed above
+def _one_column(pairs: int, *forms: Columns) -> str:
+    """Return how to take one column for each of some pairs."""
+    ways = [(COLUMNS[form][1].format(pairs=pairs), COLUMNS[form][0]) for form in forms]
+    return " or ".join(f"cos[..., {index}] of {shown}" for index, shown in ways)
+
+
+def hint(columns: int) -> str:
+    """Return what tables that hold each angle twice need, where their shape alone is known."""
+    return (
+        "Tables that repeat each angle for both of a pair need one column a pair: "
+        f"{_one_column(columns // 2, 'neighbours', 'halves')}"
     )
-    return f"Tables that repeat each angle for both of a pair need one column a pair: {said}"
 
 
 def check_one_per_pair(cos: Any, sin: Any) -> None:
@@ -58,9 +62,9 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
     if known is not None:
         columns = cos.shape[-1]
         msg = (
-            f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice, "
-            f"{COLUMNS[known][0]}. {advice(columns // 2, known)}, and sin likewise. If they do "
-            f"have a column for each of {columns} pairs, make that known: "
+            f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice; give one column "
+            f"for each pair, {_one_column(columns // 2, known)}, and sin likewise. If they do have "
+            f"a column for each of {columns} pairs, make that known: "
             f"RoPE(rotary_dim={2 * columns}, ...).with_tables(cos, sin)"
         )
         raise RopeError(msg)
