@@ -41,7 +41,7 @@ def check_rope(rope: Any) -> RoPE:
         msg = f"rope holds a RoPE for each of {listed}; give a layer its own, rope[layer_type]"
         raise RopeError(msg)
     check_type(rope, RoPE)
-    return rope  # type: ignore[no-any-return]  # as was just checked
+    return rope
 
 
 def describe(rope: RoPE, axes: str | None) -> str:

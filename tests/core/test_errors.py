@@ -65,7 +65,7 @@ def test_apply(options: dict, error: type, message: str) -> None:
 
 # (q, k, error, message)
 ARRAYS = [
-    (Q.astype(int), K, TypeError, r"q is a numpy array of shape .* dtype int64; a rotation takes"),
+    (Q.astype(int), K, TypeError, r"q is a numpy array of shape .* dtype int64; it must hold"),
     (Q, K.astype(bool), TypeError, "k is .* dtype bool"),
     (Q.astype(complex), K, TypeError, "q is .* dtype complex128"),
     (Q.astype(object), K, TypeError, "q is .* dtype object"),
@@ -145,9 +145,7 @@ def test_devices_do_not_mix() -> None:
 
 def test_integers_on_every_backend(backend: Target) -> None:
     x = backend.make(np.ones((3, 2, 8), np.int32))
-    with pytest.raises(
-        TypeError, match="x is .* dtype int32.*; a rotation takes bfloat16, float16"
-    ):
+    with pytest.raises(TypeError, match="x is .* dtype int32.*; it must hold bfloat16, float16"):
         RoPE().rotate(x)
     q = backend.make(np.ones((3, 2, 8), np.float32))
     with pytest.raises(TypeError, match="positions must hold integers or real floats"):
