@@ -3,16 +3,16 @@
 from typing import Any
 
 from rope_xp._arguments import fields, given, read
-from rope_xp._contract.caches import Latest
+from rope_xp._contract.caches import BoundedCache
 from rope_xp._contract.typing import ArrayT, Layout
-from rope_xp._dispatch import bound, choose, find
+from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.choose import Explanation
 from rope_xp.rope import Positions, RoPE
 
 _DEFAULT = RoPE()
 
 
-_ropes = Latest(f"{__name__}._ropes", 128)
+_ropes = BoundedCache(f"{__name__}._ropes", 128)
 """Ropes that were made of fields, beside the values of these, which keep their addresses."""
 _BY_VALUE = frozenset({int, float, str, type(None)})
 
@@ -40,8 +40,8 @@ def _rope(rope: RoPE | None, options: dict[str, Any], like: object) -> RoPE:
     known = _ropes.get(key)
     if known is None:
         known = (RoPE(**options), values)
-        _ropes.keep(key, known)
-    return known[0]  # type: ignore[no-any-return]  # see above
+        _ropes.store(key, known)
+    return known[0]
 
 
 def apply(
@@ -188,9 +188,9 @@ def apply_tables(
     """
     into = None if out is None else (out,)
     how = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
-    asked = bound.ask(how, (x,), None, axes, into, inverse, (cos, sin))
+    signature = call_cache.signature(how, (x,), None, axes, into, inverse, (cos, sin))
     arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
-    return bound.run(asked, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
+    return call_cache.run(signature, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def explain(

@@ -15,7 +15,7 @@ from rope_xp._arguments.slices import slice_of
 from rope_xp._arguments.slots import pick, put
 from rope_xp._contract import numbers
 from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
-from rope_xp._dispatch import bound, choose
+from rope_xp._dispatch import call_cache, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp._tables import made
 from rope_xp.angles import Angles, at, with_tables
@@ -213,11 +213,11 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> q_rotated.shape, k_rotated.shape
         ((1, 8, 1, 64), (1, 2, 1, 64))
         """
-        asked = None
+        signature = None
         if k_positions is None:
-            asked = bound.ask(self, (q, k), positions, axes, out, False)
-        rotated_q, rotated_k = bound.run(
-            asked, read.pair, self, q, k, positions, axes, k_positions, out
+            signature = call_cache.signature(self, (q, k), positions, axes, out, False)
+        rotated_q, rotated_k = call_cache.run(
+            signature, read.pair, self, q, k, positions, axes, k_positions, out
         )
         return rotated_q, rotated_k
 
@@ -293,8 +293,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         self, x: ArrayT, positions: Positions, axes: str | None, out: ArrayT | None, inverse: bool
     ) -> ArrayT:
         into = None if out is None else (out,)
-        asked = bound.ask(self, (x,), positions, axes, into, inverse)
-        return bound.run(asked, read.single, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
+        signature = call_cache.signature(self, (x,), positions, axes, into, inverse)
+        return call_cache.run(signature, read.single, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,

@@ -54,8 +54,8 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
     They would rotate twice as many components as are meant, without a word. Those of equal columns
     alone, such as of position 0, are the same both ways. Others are not read, but by their shape.
     """
-    host_cos = find.backend_of(cos, "cos").on_host(cos)
-    host_sin = find.backend_of(sin, "sin").on_host(sin)
+    host_cos = find.backend_of(cos, "cos").host_view(cos)
+    host_sin = find.backend_of(sin, "sin").host_view(sin)
     if host_cos is None or host_sin is None or host_cos.shape != host_sin.shape:
         return
     known = _twice(host_cos, host_sin)

@@ -6,16 +6,17 @@ fastest first; see :class:`rope_xp._contract.path.Path`. To add one, see backend
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.caches import kept_tables
+from rope_xp._contract.caches import cached_tables
 from rope_xp._contract.call import LIMIT, Lookup
 from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.library import Digits, Recipe
-from rope_xp._contract.memory import Memory
+from rope_xp._contract.memory import Memory, placed
 from rope_xp._contract.path import Path, Spread
 from rope_xp._contract.typing import Array, Device, Namespace
 from rope_xp._rotation.angles import cos_sin
@@ -66,19 +67,25 @@ class Backend:
         """Return why this array of the library cannot be taken, or None. Asked once a type."""
         return None
 
-    def asked(
+    def signature(
         self,
-        kind: Hashable,
+        context: Hashable,
         arrays: tuple[Array, ...],
         positions: object,
         out: object,
         tables: tuple[Array, Array] | None,
     ) -> Any:
-        """Return the :class:`rope_xp._dispatch.bound.Asked` of a call, None if it has none.
+        """Return the ``CallSignature`` of a call, None if it cannot be cached.
 
-        ``kind`` is what the key has beside arrays. ``tables`` are cos and sin, if they are given.
+        ``context`` is what its key has besides arrays. ``tables`` are cos and sin, if given. See
+        :mod:`rope_xp._dispatch.call_cache`.
         """
         return None
+
+    def span(self, x: Array) -> tuple[int, int]:
+        """Return the first address of an array, and the one behind its last."""
+        place = placed(self.memory(x))
+        return (0, sys.maxsize) if place is None else (place.start, place.end)
 
     def is_compiling(self) -> bool:
         """Return whether a compiler is tracing the Python code of the call right now."""
@@ -104,10 +111,6 @@ class Backend:
         import array_api_compat  # which takes 2 to 7 ms, and few libraries ask
 
         return array_api_compat.device(x)
-
-    def on_host(self, x: Array) -> np.ndarray | None:
-        """Return x in numpy, if that copies nothing and no compiler traces the call; else None."""
-        return x if self.host else None
 
     def asarray(self, host: np.ndarray, device: Device) -> Array:
         """Return a numpy array as an array of the library on a device."""
@@ -138,10 +141,19 @@ class Backend:
         signed = xp.astype(positions & (LIMIT - 1), xp.int32)
         return xp.where(positions >> 31 == 0, signed, xp.full_like(signed, -LIMIT))
 
-    def parts(self, positions: Array) -> tuple[Array, Array]:
-        """Return the whole part of float positions, as int32, and the fractional part."""
+    def host_view(self, positions: Array) -> np.ndarray | None:
+        """Return positions as a numpy array, None where reading them waits for a device."""
+        return positions if self.host else None
+
+    def parts(self, positions: Array, wide: bool) -> tuple[Array, Array]:
+        """Return the whole part of float positions, as int32, and the fractional part.
+
+        With ``wide`` the fraction of float32 positions is computed in float64.
+        """
         xp = self.xp
-        if self.dtype_name(positions) in ("float16", "bfloat16"):
+        if wide:
+            positions = xp.astype(positions, xp.float64, copy=False)
+        elif self.dtype_name(positions) in ("float16", "bfloat16"):
             positions = xp.astype(positions, xp.float32)
         # Not a number, infinite, or too large: the one number that the lookup takes for "outside".
         inside = xp.abs(positions) < float(LIMIT)
@@ -208,7 +220,7 @@ class Backend:
         out[...] = result
 
 
-@kept_tables
+@cached_tables
 def _tables_on_device(key: tuple[Backend, Recipe, Hashable]) -> Digits:
     backend, recipe, device = key
     tables = put_tables(backend, recipe, device)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rope_xp._arguments.columns import COLUMNS, Columns, one_per_pair, read_columns
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Layout
 from rope_xp._dispatch import find
@@ -96,7 +96,7 @@ def apply_rotary_transformers(
     return angles.apply(q, k, axes=axes)
 
 
-@kept(64)
+@cached(64)
 def _rope(layout: Layout, rotary_dim: int) -> RoPE:
     return RoPE(layout=layout, rotary_dim=rotary_dim)
 

@@ -100,4 +100,4 @@ def test_addresses_that_are_used_again_name_no_other_rule() -> None:
         known = rope_xp.explain(Q, Q, scaling=rule), _apply._rope(None, {"scaling": rule}, Q)
         assert known[1].scaling is rule
         del rule, known
-    assert len(_apply._ropes.now) + len(_apply._ropes.before) <= 128
+    assert len(_apply._ropes) <= 128

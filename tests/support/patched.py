@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from rope_xp._dispatch.bound import Asked
 
 from rope_xp._dispatch import bound
-from rope_xp._dispatch.bound import Asked
 from rope_xp.integrations import _functions
 from rope_xp.integrations._formats import Format
 

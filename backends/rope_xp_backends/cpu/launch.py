@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from rope_xp._contract.call import Turn
 
@@ -26,14 +25,15 @@ def keys(turn: Turn, dtypes: Sequence[str]) -> list[Form]:
 # --- running -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """What rotates all arrays that lie like this: one array or two that share their angles."""
+    """What rotates all arrays that lie like this: one array or two that share their angles.
+
+    It has the addresses of tables, which whoever calls it must hold.
+    """
 
     kernel: Kernel
     plan: Plan
-    kept: Any
-    """What the plan has addresses of."""
 
     def __call__(self, *addresses: int, limit: Callable[[], int]) -> None:
         """Rotate, given addresses of q, q_out, k, k_out and of two arrays of angles.
@@ -54,20 +54,12 @@ class Launch:
 
 def _run(kernel: Kernel, *arguments: int) -> None:
     if kernel(*arguments):
-        msg = "no memory is left for the angles of a block of tokens"
+        msg = "out of memory: cannot allocate scratch for cos and sin"
         raise MemoryError(msg)
 
 
 def prepare(
-    kernel: Kernel,
-    ends: Sequence[Pair],
-    angles: Angles,
-    turn: Turn,
-    itemsize: int,
-    kept: Any,
-    *,
-    boxed: bool,
+    kernel: Kernel, ends: Sequence[Pair], angles: Angles, turn: Turn, itemsize: int
 ) -> Launch:
     """Return what rotates arrays that lie like this."""
-    made = plan(ends, angles, turn, itemsize, boxed=boxed)
-    return Launch(kernel, made, kept)
+    return Launch(kernel, plan(ends, angles, turn, itemsize))

@@ -7,14 +7,13 @@ import numpy as np
 from rope_xp._contract.call import Call
 from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.path import Path
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import copies, launch, views
 from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.plan import Form
 
 from . import chunks, host
-from .bound import Bound, bind
 
 
 class LLVM(Path):
@@ -35,9 +34,15 @@ class LLVM(Path):
             host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.turn)
         return outs
 
-    def bind(self, call: Call, asked: Asked, results: tuple[np.ndarray, ...]) -> Bound | None:
-        """Keep the kernel, and what it is told of such a call."""
-        return bind(call, asked, results, KERNELS.get(_keys(call)[0]))
+    def specialize(
+        self, call: Call, signature: CallSignature, results: tuple[np.ndarray, ...]
+    ) -> host.KernelLaunch | None:
+        """Keep the kernel and its parameters."""
+        arrays, rows = call.arrays, signature.rows
+        if arrays[0].dtype != arrays[-1].dtype:
+            return None
+        kernel = KERNELS.get(_keys(call)[0])
+        return host.specialize(kernel, arrays, results, rows, call.angles[0], call.turn)  # type: ignore[arg-type]  # of no other kind
 
 
 class Chunked(Path):

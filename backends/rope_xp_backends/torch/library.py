@@ -10,7 +10,7 @@ from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend, put_tables
 
 from . import tables
-from .asked import PLAIN, _plain, _watched, asked
+from .signature import PLAIN, host_view, signature
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 
@@ -18,7 +18,8 @@ NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 class Torch(Backend):
     """The glue of torch."""
 
-    asked = staticmethod(asked)
+    signature = staticmethod(signature)
+    host_view = staticmethod(host_view)
 
     def is_compiling(self) -> bool:
         """Return whether Dynamo or export traces the call."""
@@ -50,13 +51,6 @@ class Torch(Backend):
     def device(self, x: torch.Tensor) -> torch.device:
         """Return the attribute."""
         return x.device
-
-    def on_host(self, x: torch.Tensor) -> np.ndarray | None:
-        """Take plain tensors of the CPU; bfloat16 is copied, which numpy lacks."""
-        if torch.compiler.is_compiling() or _watched() or not _plain(x) or x.device.type != "cpu":
-            return None
-        x = x.detach()
-        return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
 
     def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
         """Copy."""
@@ -102,15 +96,23 @@ class Torch(Backend):
         x.index_copy_(axis, rows.long(), values)
 
     def tables(self, recipe: Recipe, like: torch.Tensor) -> Digits:
-        """Keep fake, functional and distributed tensors out of the cache."""
+        """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.in_graph(recipe, like.device)
-        if type(like) not in PLAIN:
+        if type(like) not in PLAIN and tables.is_traced(like):
             return put_tables(self, recipe, like.device)
-        made = tables.cached((self, recipe, like.device))
+        made = tables.on_device((recipe, like.device))
         if like.device.type == "cuda":
             tables.outlive(made)
         return made
+
+    def span(self, x: torch.Tensor) -> tuple[int, int]:
+        """Read it from the tensor; torch has no negative strides."""
+        start = x.data_ptr()
+        if x.is_contiguous():
+            return start, start + x.nbytes
+        last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        return start, start + (last + 1) * x.element_size() if x.numel() else start
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""

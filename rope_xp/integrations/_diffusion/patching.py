@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeConfigError, RopeError
 from rope_xp.integrations import _classes, _rotary
 from rope_xp.integrations._diffusion import rotations, sites
@@ -121,7 +121,7 @@ def _alike(ours: Any, theirs: Any) -> bool:
     return bool(torch.allclose(ours, theirs, rtol=0, atol=close))
 
 
-@kept(256)
+@cached(256)
 def giving_tables(kind: Any) -> type:
     """Return a class of rotary modules that make their tables by rope_xp."""
     row = EMBEDDINGS[kind.__name__]
@@ -143,7 +143,7 @@ def giving_tables(kind: Any) -> type:
 # --- rotation ------------------------------------------------------------------------------------
 
 
-@kept(512)
+@cached(512)
 def _methods(kind: type) -> dict[str, FunctionType]:
     if not any(base.__module__.startswith("diffusers.") for base in kind.__mro__):
         return {}
@@ -156,7 +156,7 @@ def rotating_now(kind: type) -> type:
     return rotating(kind, tuple((site.name, site.function.__code__) for site in called))
 
 
-@kept(256)
+@cached(256)
 def rotating(kind: type, _: tuple[tuple[str, CodeType], ...]) -> type:
     """Return such a class, made for the functions that have this code."""
     own = {}

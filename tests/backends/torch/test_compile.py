@@ -70,10 +70,10 @@ def test_no_table_is_built_for_a_call_or_a_length() -> None:
     torch._dynamo.reset()
     rope = RoPE(base=54_321.0)
     compiled = torch.compile(lambda x: rope.rotate(x), fullgraph=True, backend="aot_eager")
-    before = host_tables.__self__.made
+    before = host_tables.__self__.built
     for tokens in (4, 5, 6, 70, 4):
         compiled(sample(tokens, 2, 8))
-    assert host_tables.__self__.made == before + 1
+    assert host_tables.__self__.built == before + 1
 
 
 def test_generated_code_has_exact_angles() -> None:

@@ -36,7 +36,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: lambda _: run))
     monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
-    monkeypatch.setattr(caches, "HELD", {})
+    monkeypatch.setattr(caches, "PINNED", {})
     own = tables.cached
 
     def cached(key: Any) -> Any:
@@ -49,7 +49,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def forget() -> None:
-    for cache in caches.ALL.values():
+    for cache in caches.REGISTRY.values():
         cache.cache_clear() if hasattr(cache, "cache_clear") else cache.clear()
         getattr(cache, "before", {}).clear()
     gc.collect()
@@ -81,7 +81,7 @@ def test_graphs_keep_the_tables_that_they_read(
         if again:
             call(rope, x)
             call(rope, x)
-            assert not caches.HELD
+            assert not caches.PINNED
         monkeypatch.setattr(streams, "capturing", lambda _: True)
         before = len(read)
         call(rope, x)
@@ -116,7 +116,7 @@ def test_a_graph_of_many_calls_keeps_tables_once(
     with rope_xp.use_backend("triton"):
         for _ in range(3):
             forward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
-            held = len(caches.HELD)
+            held = len(caches.PINNED)
             assert held == 4  # three digits, and frequencies
     forget()
 

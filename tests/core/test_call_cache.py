@@ -14,9 +14,9 @@ from support.targets import truth
 import rope_xp
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp._arguments import read
-from rope_xp._contract import caches
+from rope_xp._dispatch import call_cache
 
-KINDS = caches.ALL["rope_xp._dispatch.bound._kinds"]
+KINDS = call_cache.CALLS
 HALF = RoPE(layout="half")
 
 
@@ -73,7 +73,7 @@ ROPES = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
-def test_same_bits_as_the_long_way(
+def test_same_bits_as_the_slow_path(
     put: Callable[[np.ndarray], Any],
     axes: str,
     rope: str,
@@ -127,11 +127,8 @@ def test_fractions_out_of_range_are_loud(put: Callable[[np.ndarray], Any]) -> No
     for _ in range(2):
         HALF.rotate(x, put(np.array([0.5, 1.5])))
         far = put(np.array([np.inf, -3e9]))
-        if isinstance(x, np.ndarray):
-            with pytest.raises(RopeError, match="finite"):
-                HALF.rotate(x, far)
-        else:
-            assert np.isnan(np.asarray(HALF.rotate(x, far))).all()
+        with pytest.raises(RopeError, match="finite"):
+            HALF.rotate(x, far)
 
 
 def test_into_given_memory(
@@ -161,7 +158,7 @@ def test_into_given_memory(
 @pytest.mark.parametrize(
     "bad", [[1 << 31], [float("nan")], ["a"], [1, 2], [[1], [2]], 10**400, [True], [1j], {}]
 )
-def test_errors_are_those_of_the_long_way(put_any: Callable[[np.ndarray], Any], bad: Any) -> None:
+def test_errors_are_those_of_the_slow_path(put_any: Callable[[np.ndarray], Any], bad: Any) -> None:
     x = put_any(np.ones((1, 1, 2, 8), np.float32))
     with pytest.raises(Exception) as first:  # noqa: PT011  # whatever it is, it is to stay
         HALF.rotate(x, bad)
@@ -186,7 +183,7 @@ def test_arguments_that_are_wrong_stay_so(
     right = {"layout": "half", "rotary_offset": 1}
     for _ in range(3):
         rope_xp.apply_tables(x, *tables, **right)
-    assert KINDS.now
+    assert KINDS
     with pytest.raises((TypeError, RopeError), match=f"^{next(iter(wrong))} must be"):
         rope_xp.apply_tables(x, *tables, **right | wrong)
 
@@ -204,21 +201,21 @@ def test_a_path_asked_for_is_taken(put: Callable[[np.ndarray], Any]) -> None:
     x = put(np.ones((1, 1, 2, 8), np.float32))
     for _ in range(2):
         HALF.rotate(x, [5])
-    with rope_xp.use_backend("complex"), pytest.raises(RopeError, match="complex"):
+    with rope_xp.use_backend("triton"), pytest.raises(RopeError, match="triton"):
         HALF.rotate(x, [5])
     with rope_xp.use_backend("portable"):
-        before = len(KINDS.now)
+        before = len(KINDS)
         HALF.rotate(x, [5])
-        assert len(KINDS.now) == before
+        assert len(KINDS) == before + 1
 
 
 def test_kinds_are_bounded() -> None:
     for tokens in range(1, 700):
         HALF.rotate(np.ones((tokens, 1, 8), np.float32))
-    assert len(KINDS.now) + len(KINDS.before) <= 512
+    assert len(KINDS) <= 512
 
 
-@pytest.mark.parametrize(("library", "most"), [("numpy", 12), ("torch", 20)])
+@pytest.mark.parametrize(("library", "most"), [("numpy", 14), ("torch", 26)])
 def test_a_warm_call_runs_few_functions_of_few_files(library: str, most: int) -> None:
     """Counts do not vary as times do. asv keeps them too."""
     q = np.ones((1, 1, 32, 128), np.float32)
@@ -264,7 +261,7 @@ def test_gradients_are_recorded(warm: Any) -> None:
         np.testing.assert_array_equal(x.grad.numpy(), expected)
 
 
-def test_transforms_and_modes_go_the_long_way(warm: Any) -> None:
+def test_transforms_and_modes_go_the_slow_path(warm: Any) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -12,12 +12,12 @@ from support.bits import sample
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import given, read
-from rope_xp._contract import caches
+from rope_xp._dispatch import call_cache
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-KINDS = caches.ALL["rope_xp._dispatch.bound._kinds"]
+KINDS = call_cache.CALLS
 HALF = RoPE(layout="half")
 PARTS = RoPE(layout="half", position_axes=(0, 1, 1, 0))
 
