@@ -5,7 +5,6 @@ from typing import Any
 
 from rope_xp._arguments import messages
 from rope_xp._contract import numbers
-from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Namespace
 from rope_xp._dispatch import find
@@ -19,14 +18,7 @@ AXES = "(batch..., tokens, heads, head_dim)"
 def check_array(backend: Backend, first: str, like: Array, argument: str, x: Any) -> str:
     """Check that x is a float array of the library and device of ``like``; return its dtype."""
     check_library(backend, first, like, argument, x)
-    dtype = backend.dtype_name(x)
-    if dtype not in FLOATS:
-        msg = (
-            f"{argument} is {messages.describe(backend, x)}; it must hold "
-            f"{', '.join(sorted(FLOATS))}. Convert it first"
-        )
-        raise TypeError(msg)
-    return dtype
+    return messages.check_float(backend, argument, x)
 
 
 def check_library(backend: Backend, first: str, like: Array, argument: str, x: Any) -> None:
@@ -79,9 +71,8 @@ def check_head_dim(argument: str, x: Array) -> None:
 
 
 def check_scale(scale: float) -> float:
-    """Check what products are multiplied by."""
-    numbers.check_positive("scale", scale)
-    return float(scale)  # array-api-strict takes no numpy.float64, which is a float
+    """Check what products are multiplied by; return it as Python's, as array-api-strict needs."""
+    return float(numbers.check_positive("scale", scale))
 
 
 def can_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

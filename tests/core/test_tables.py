@@ -93,7 +93,7 @@ def test_two_bases_do_not_share_tables(backend: Target) -> None:
 class Ruled:
     """What rules answer besides their frequencies."""
 
-    attention_factor = softmax_scale = 1.0
+    effective_attention_factor = softmax_scale = 1.0
 
     def for_length(self, n: int) -> Any:
         return self
@@ -109,7 +109,7 @@ class Twice(NamedTuple):
 
 class Plain(NamedTuple):
     of_all: float
-    attention_factor = softmax_scale = 1.0
+    effective_attention_factor = softmax_scale = 1.0
     for_length = Ruled.for_length
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
@@ -118,7 +118,7 @@ class Plain(NamedTuple):
 
 class Doubled(NamedTuple):
     of_all: float
-    attention_factor = softmax_scale = 1.0
+    effective_attention_factor = softmax_scale = 1.0
     for_length = Ruled.for_length
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:

@@ -221,19 +221,14 @@ def test_a_sum_that_rounds_to_zero_has_the_sign_of_the_exact_one() -> None:
     assert analysis.max_distance(RoPE(scaling=rule), 12, limit=m + 5) == m
 
 
-class Fixed:
+class Fixed(scaling.Scaling):
     """A rule of given frequencies."""
-
-    attention_factor = softmax_scale = 1.0
 
     def __init__(self, *given: float) -> None:
         self.given = given
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return np.array(self.given)
-
-    def for_length(self, n: int) -> Fixed:
-        return self
 
 
 # --- turns ---------------------------------------------------------------------------------------

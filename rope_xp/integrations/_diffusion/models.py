@@ -203,7 +203,7 @@ ROWS: tuple[tuple[str, Model], ...] = (
             5e6,
             base_key=_THETA,
             layout="half",
-            order=sections.dealt("mrope_section"),
+            order=sections.strided("mrope_section"),
             defaults={"attention_head_dim": 256, "mrope_section": (24, 20, 20)},
         ),
     ),

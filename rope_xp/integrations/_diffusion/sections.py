@@ -68,7 +68,7 @@ def ntk(config: Config, sections: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(10000.0 * s ** (n / (n - 2)) for s, n in zip(scales, sections, strict=True))
 
 
-def dealt(name: str) -> Sections:
+def strided(name: str) -> Sections:
     """Deal one series out: each third pair to rows, each third to columns, as M-RoPE does."""
 
     def found(config: Config) -> tuple[int, ...]:

@@ -135,20 +135,16 @@ class Inner:
 
 
 @dataclasses.dataclass(frozen=True)
-class Nested:
+class Nested(rope_xp.scaling.Scaling):
     """A rule of a third party, of every kind of field."""
 
     inner: Inner
     factors: tuple[float, ...]
     attention_factor = 1.5
-    softmax_scale = 1.0
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         scale = np.array(self.factors) * self.inner.factor * self.inner.derived
         return rope_xp.scaling.inverse_frequencies(base, rotary_dim) / scale
-
-    def for_length(self, n: int) -> Nested:
-        return self
 
 
 class Layer(torch.nn.Module):

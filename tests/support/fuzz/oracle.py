@@ -75,7 +75,7 @@ def _proportional(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray
 
 
 def _axial(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
-    if rule.order == "dealt":
+    if rule.order == "strided":
         return np.concatenate([plain[a :: rule.axes] for a in range(rule.axes)])
     sections = rule.sections or (r // rule.axes,) * rule.axes
     own = [
