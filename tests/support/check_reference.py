@@ -1,7 +1,7 @@
 """Find what the built reference lacks. Usage: check_reference.py PAGE.md PAGE.html.
 
-Sphinx leaves out what it cannot import; where torch is mocked, that may be any part of the layers and
-integrations.
+Sphinx leaves out what it cannot import; where torch is mocked, that may be any part of the layers
+and integrations.
 """
 
 from __future__ import annotations
