@@ -1,0 +1,140 @@
+"""How accurate a function is: its error by position, and what becomes of large positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rope_xp.testing._angles import Angles
+from rope_xp.testing._box import Complex, Floats, Refused
+from rope_xp.testing._lengths import find_last
+from rope_xp.testing._pairs import Operand
+from rope_xp.testing._rounding import PRODUCT, cause
+
+CONTEXTS = (128, 4096, 131_072, 1_048_576)
+"""Lengths of contexts for which errors are told."""
+_WRONG = 1e-2
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The errors of one array."""
+
+    error: dict[int, float]
+    """The largest error of cos and sin in each context; inf where positions are refused."""
+    passes: int | None
+    """The first position that was tried with an error above 1e-2."""
+    notes: tuple[str, ...]
+    fault: str | None
+    explained: bool
+    """Whether the fault says where the errors come from."""
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """An array beside the exact angles that it should have."""
+
+    operand: Operand
+    angles: Angles
+    frequencies: Floats
+
+    def read(self, positions: Floats) -> Complex:
+        return self.angles.normalize(self.operand.read(positions.astype(int)))
+
+    def turns(self, positions: Floats) -> Complex:
+        shifted = positions + self.angles.offset
+        return np.asarray(np.exp(1j * np.multiply.outer(shifted, self.frequencies)))
+
+    def errors(self, turns: Complex, positions: Floats) -> Floats:
+        off = np.abs(turns - self.turns(positions))
+        return np.where(np.isfinite(off), off, np.inf)
+
+
+def measure(operand: Operand, angles: Angles, frequencies: Floats) -> Accuracy:
+    """Compare what a function does with exact angles of these frequencies."""
+    exact = _Exact(operand, angles, frequencies)
+    error: dict[int, float] = {}
+    passes: int | None = None
+    worst = 0.0
+    notes: tuple[str, ...] = ()
+    seen: list[tuple[Floats, Complex]] = []
+    for length in (1 << k for k in range(3, _LARGEST.bit_length())):
+        positions = _positions_below(length)
+        try:
+            turns = exact.read(positions)
+        except Refused as refused:
+            last = find_last(lambda p: operand.box.accepts([0, p]), 0, length)
+            notes = (f"positions from {last + 1} on are refused: {str(refused)[:160]}",)
+            error |= {context: float("inf") for context in CONTEXTS if context >= length}
+            break
+        seen.append((positions, turns))
+        off = exact.errors(turns, positions).max(axis=1)
+        if passes is None and (off > _WRONG).any():
+            passes = int(positions[off > _WRONG][0])
+        worst = max(worst, float(off.max()))
+        if length in CONTEXTS:
+            error[length] = worst
+    positions = np.concatenate([p for p, _ in seen])
+    fault, explained = _find_fault(exact, positions, np.concatenate([t for _, t in seen]))
+    return Accuracy(error, passes, notes, fault, explained)
+
+
+def _positions_below(length: int) -> Floats:
+    """Return some positions below a power of two: even, odd, and of many bits."""
+    near = [length - k for k in (1, 2, 3, 5, 9)]
+    # 257/512 of it has one bit at either end, which short formats drop.
+    chosen = {*near, length * 257 // 512 + 1, length * 5 // 8 + 1}
+    return np.array(sorted(p for p in chosen if p >= 0), float)
+
+
+def _find_fault(exact: _Exact, positions: Floats, turns: Complex) -> tuple[str | None, bool]:
+    """Return what is wrong beyond errors of a product in float32, and whether it is explained."""
+    off = exact.errors(turns, positions)
+    shifted = positions + exact.angles.offset
+    noise = 2e-6 + 2 * exact.operand.box.eps
+    beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, exact.frequencies))
+    if not beyond.any():
+        return None, True
+    factor = exact.angles.factor
+    explained = cause(factor * turns, shifted, exact.frequencies, factor, beyond)
+    explained = explained or _find_substitute(exact)
+    if explained:
+        return explained, True
+    first = int(positions[beyond.any(axis=1)][0])
+    if not np.isfinite(turns[positions >= first]).all():
+        return f"results are not finite from position {first} on", True
+    what = f"angles are off by up to {off[positions >= first].max():.2g} from position {first} on"
+    return f"{what}, by more than float32 explains and by no rounding that is known here", False
+
+
+def _find_substitute(exact: _Exact) -> str | None:
+    """Return which positions large ones are taken for, in words; None for none."""
+
+    def is_taken_for(positions: Floats, others: Floats) -> bool:
+        return bool(np.abs(exact.read(positions) - exact.turns(others)).max() < _WRONG)
+
+    def is_right(position: int) -> bool:
+        pair = np.array([0.0, position])
+        return bool(exact.errors(exact.read(pair), pair)[1].max() < _WRONG)
+
+    try:
+        limit = 1 + find_last(is_right, 0, _LARGEST)
+        large = np.array([limit, limit + 1, limit + 77, _LARGEST - 1], float)
+        for others, words in (
+            (
+                np.full(len(large), limit - 1.0),
+                f"positions from {limit} on are taken for {limit - 1}",
+            ),
+            (large % limit, f"positions start anew at {limit}, where a table ends"),
+            (
+                (large + limit) % (2 * limit) - limit,
+                f"positions wrap around to -{limit} at {limit}",
+            ),
+        ):
+            if is_taken_for(large, others):
+                return words
+    except Refused:
+        pass
+    return None
