@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rope_xp.rope import RoPE
 from rope_xp.testing._angles import Angles
 from rope_xp.testing._box import Complex, Floats, Refused
 from rope_xp.testing._lengths import find_last
@@ -33,28 +34,36 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class _Exact:
-    """An array beside the exact angles that it should have."""
+class Rotation:
+    """The rotation of one array, as it is and as it should be."""
 
+    rope: RoPE
     operand: Operand
     angles: Angles
     frequencies: Floats
+    """Exact ones, of the pairs that move."""
+    notes: tuple[str, ...]
+    faults: tuple[str, ...]
+    rounding: str | None
+    """How the frequencies are rounded, in words."""
 
     def read(self, positions: Floats) -> Complex:
+        """Return cos + i sin as the function has them, but for what the faults say."""
         return self.angles.normalize(self.operand.read(positions.astype(int)))
 
-    def turns(self, positions: Floats) -> Complex:
+    def exact(self, positions: Floats) -> Complex:
+        """Return cos + i sin as they should be."""
         shifted = positions + self.angles.offset
         return np.asarray(np.exp(1j * np.multiply.outer(shifted, self.frequencies)))
 
     def errors(self, turns: Complex, positions: Floats) -> Floats:
-        off = np.abs(turns - self.turns(positions))
+        """Return the errors of cos and sin, inf where they are not finite."""
+        off = np.abs(turns - self.exact(positions))
         return np.where(np.isfinite(off), off, np.inf)
 
 
-def measure(operand: Operand, angles: Angles, frequencies: Floats) -> Accuracy:
-    """Compare what a function does with exact angles of these frequencies."""
-    exact = _Exact(operand, angles, frequencies)
+def measure(rotation: Rotation) -> Accuracy:
+    """Compare what a function does with exact angles."""
     error: dict[int, float] = {}
     passes: int | None = None
     worst = 0.0
@@ -63,21 +72,21 @@ def measure(operand: Operand, angles: Angles, frequencies: Floats) -> Accuracy:
     for length in (1 << k for k in range(3, _LARGEST.bit_length())):
         positions = _positions_below(length)
         try:
-            turns = exact.read(positions)
+            turns = rotation.read(positions)
         except Refused as refused:
-            last = find_last(lambda p: operand.box.accepts([0, p]), 0, length)
+            last = find_last(lambda p: rotation.operand.box.accepts([0, p]), 0, length)
             notes = (f"positions from {last + 1} on are refused: {str(refused)[:160]}",)
             error |= {context: float("inf") for context in CONTEXTS if context >= length}
             break
         seen.append((positions, turns))
-        off = exact.errors(turns, positions).max(axis=1)
+        off = rotation.errors(turns, positions).max(axis=1)
         if passes is None and (off > _WRONG).any():
             passes = int(positions[off > _WRONG][0])
         worst = max(worst, float(off.max()))
         if length in CONTEXTS:
             error[length] = worst
     positions = np.concatenate([p for p, _ in seen])
-    fault, explained = _find_fault(exact, positions, np.concatenate([t for _, t in seen]))
+    fault, explained = _find_fault(rotation, positions, np.concatenate([t for _, t in seen]))
     return Accuracy(error, passes, notes, fault, explained)
 
 
@@ -89,17 +98,17 @@ def _positions_below(length: int) -> Floats:
     return np.array(sorted(p for p in chosen if p >= 0), float)
 
 
-def _find_fault(exact: _Exact, positions: Floats, turns: Complex) -> tuple[str | None, bool]:
+def _find_fault(rotation: Rotation, positions: Floats, turns: Complex) -> tuple[str | None, bool]:
     """Return what is wrong beyond errors of a product in float32, and whether it is explained."""
-    off = exact.errors(turns, positions)
-    shifted = positions + exact.angles.offset
-    noise = 2e-6 + 2 * exact.operand.box.eps
-    beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, exact.frequencies))
+    off = rotation.errors(turns, positions)
+    shifted = positions + rotation.angles.offset
+    noise = 2e-6 + 2 * rotation.operand.box.eps
+    beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, rotation.frequencies))
     if not beyond.any():
         return None, True
-    factor = exact.angles.factor
-    explained = cause(factor * turns, shifted, exact.frequencies, factor, beyond)
-    explained = explained or _find_substitute(exact)
+    factor = rotation.angles.factor
+    explained = cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
+    explained = explained or _find_substitute(rotation)
     if explained:
         return explained, True
     first = int(positions[beyond.any(axis=1)][0])
@@ -109,15 +118,15 @@ def _find_fault(exact: _Exact, positions: Floats, turns: Complex) -> tuple[str |
     return f"{what}, by more than float32 explains and by no rounding that is known here", False
 
 
-def _find_substitute(exact: _Exact) -> str | None:
+def _find_substitute(rotation: Rotation) -> str | None:
     """Return which positions large ones are taken for, in words; None for none."""
 
     def is_taken_for(positions: Floats, others: Floats) -> bool:
-        return bool(np.abs(exact.read(positions) - exact.turns(others)).max() < _WRONG)
+        return bool(np.abs(rotation.read(positions) - rotation.exact(others)).max() < _WRONG)
 
     def is_right(position: int) -> bool:
         pair = np.array([0.0, position])
-        return bool(exact.errors(exact.read(pair), pair)[1].max() < _WRONG)
+        return bool(rotation.errors(rotation.read(pair), pair)[1].max() < _WRONG)
 
     try:
         limit = 1 + find_last(is_right, 0, _LARGEST)

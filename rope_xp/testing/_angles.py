@@ -40,13 +40,7 @@ class Angles:
 
 
 def find_angles(operand: Operand, last: int) -> Angles:
-    """Return the angles of one array, from positions up to ``last``.
-
-    Raises
-    ------
-    RopeError
-        If they are not proportional to positions, with what they are instead.
-    """
+    """Return the angles of one array up to ``last``; raise if they do not follow positions."""
     name = operand.name
     steps, turns = _read_powers_of_two(operand, last)
     sizes = np.abs(turns)
@@ -165,4 +159,4 @@ def _find_position_axes(operand: Operand, signed: Floats, noise: float) -> Indic
             f"angles of pairs {np.flatnonzero(unclear)[:4].tolist()} ... do not follow one "
             "component of the position each; RoPE has one for each pair, position_axes"
         )
-    return moves.argmax(axis=0)
+    return np.asarray(moves.argmax(axis=0))

@@ -37,24 +37,18 @@ class Refused(Exception):  # noqa: N818  # no error yet: the next way of calling
 
 
 class CallError(RopeError):
-    """A function that takes none of the calls that were tried.
-
-    Attributes
-    ----------
-    call : str
-        What it was called with, such as "q, k of shape (b, h, s, 64)".
-    first : str
-        The first error.
-    """
+    """A function that takes none of the calls that were tried."""
 
     __module__ = "rope_xp"
 
-    def __init__(self, name: str, call: str, first: str) -> None:
-        self.name, self.call, self.first = name, call, first
-        super().__init__(
-            f"could not call {name} with {call}; first error: {first}. Give head_dim, axes, heads, "
-            "components or tables that fit, or an array of its library as like"
-        )
+    @property
+    def summary(self) -> str:
+        """What could not be called with what, and the first error, without advice."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        advice = "Give head_dim, axes, heads, components or tables that fit"
+        return f"{self.summary}. {advice}, or an array of its library as like"
 
 
 @dataclass(frozen=True)
@@ -82,19 +76,10 @@ class BlackBox:
         return EPS[self.dtype]
 
     def call(self, arrays: Sequence[Floats], positions: ArrayLike) -> list[Floats]:
-        """Return the rotated arrays.
+        """Return arrays (batch, heads, tokens, head_dim) rotated; raise Refused if that fails.
 
-        Parameters
-        ----------
-        arrays : sequence of numpy.ndarray, (batch, heads, tokens, head_dim)
-            One for each name.
-        positions : (tokens,), (components, tokens) or (components, batch, tokens)
-            Where there are several components, one line is for all of them.
-
-        Raises
-        ------
-        Refused
-            If the function raises, or returns something else.
+        Positions are (tokens,), for all components, (components, tokens) or (components, batch,
+        tokens).
         """
         return self._run([self._put(x) for x in arrays], positions)[1]
 
@@ -133,7 +118,7 @@ class BlackBox:
 
     def _run(
         self, arguments: list[Array], positions: ArrayLike
-    ) -> tuple[list[Array], list[Floats]]:
+    ) -> tuple[tuple[Array, ...], list[Floats]]:
         """Return what the function returns, and its values."""
         batch = arguments[0].shape[self.axes.index("b")]
         placed = self._put_positions(np.asarray(positions), batch)
@@ -143,9 +128,10 @@ class BlackBox:
                 rest = (placed,) if self.tables is None else _as_tuple(self.tables(placed))
                 result = self.function(*arguments, *rest)
                 results = _as_tuple(result) if len(self.names) > 1 else (result,)
-                pairs = zip(results, arguments, strict=False)  # more than the arrays may come back
-                checked = [self._check(y, x) for y, x in pairs]
-                return checked, [self._read(y) for y in checked]
+                for y, x in zip(results, arguments, strict=False):
+                    self._check(y, x)
+                # More than the arrays may come back.
+                return results, [self._read(y) for y in results[: len(arguments)]]
             except FAILURES as error:
                 raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
@@ -172,12 +158,11 @@ class BlackBox:
         dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
         return self.backend.asarray(np.ascontiguousarray(p, dtype), self.device)
 
-    def _check(self, y: Any, x: Array) -> Array:
+    def _check(self, y: Any, x: Array) -> None:
         if find.find(y) is not self.backend:
             raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
         if tuple(y.shape) != tuple(x.shape):
             raise ValueError(f"it returns an array of {tuple(y.shape)} for one of {tuple(x.shape)}")
-        return y
 
     def _read(self, x: Array) -> Floats:
         return np.asarray(np.moveaxis(host(x), self._places, (0, 1, 2, 3)), np.float64)
@@ -220,13 +205,7 @@ def open_box(
     heads: int,
     components: int | None,
 ) -> BlackBox:
-    """Return a function with the first way of calling that it takes.
-
-    Raises
-    ------
-    CallError
-        If it takes none.
-    """
+    """Return a function with the first way of calling that it takes; raise CallError for none."""
     names = "qkv"[: count_arrays(function, tables is not None)]
     units = np.zeros((head_dim * heads, heads, head_dim))
     errors: dict[str, str] = {}
@@ -242,19 +221,16 @@ def open_box(
     # What other libraries raise is about the kind of array, which says nothing of the function.
     uses = [library for library in errors if library in _imported_by(function)]
     shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
+    name = getattr(function, "__name__", type(function).__name__)
     raise CallError(
-        getattr(function, "__name__", type(function).__name__),
-        f"{', '.join(names) if len(names) > 1 else 'x'} of shape ({shape})",
-        errors[uses[-1] if uses else next(iter(errors))],
+        f"could not call {name} with {', '.join(names) if len(names) > 1 else 'x'} of shape "
+        f"({shape}); first error: {errors[uses[-1] if uses else next(iter(errors))]}"
     )
 
 
 def _ways_to_call(box: BlackBox, components: int | None) -> Iterator[BlackBox]:
-    if components in (None, 1):
-        for axes in ("s", "bs", "1s"):
-            yield replace(box, position_axes=axes)
-    for count in (2, 3) if components is None else (components,):
-        for axes in ("cbs", "c1s", "cs", "sc") if count > 1 else ():
+    for count in (1, 2, 3) if components is None else (components,):
+        for axes in ("s", "bs", "1s") if count == 1 else ("cbs", "c1s", "cs", "sc"):
             yield replace(box, components=count, position_axes=axes)
 
 
@@ -296,14 +272,14 @@ def count_arrays(function: Function, has_tables: bool) -> int:
     >>> count_arrays(lambda x, cos, sin, axis=1: x, True)
     1
     """
-    # A module of torch has a signature that takes anything.
-    called = function.forward if hasattr(function, "named_parameters") else function
+    # A module of torch takes anything, and its method forward what it needs.
+    called = getattr(function, "forward", function)
     try:
         parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):  # compiled code may have no signature
         return 2
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    places = [p for p in parameters if p.kind in kinds]
+    places = [parameter for parameter in parameters if parameter.kind in kinds]
     for i, parameter in enumerate(places):
         if parameter.name.startswith(("pos", "cos", "freqs")) and i:
             return min(i, 3)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,16 +16,14 @@ CALLS = ((1, 1), (3, 7), (2, 37), (1, 1031))
 """Batch and tokens: odd, and beyond the blocks of kernels."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A call that is refused, or whose results are off by more than they may be."""
 
     what: str
     kind: Literal["wrong", "rounded", "refused"] = "wrong"
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """A call with random vectors, and what came back."""
 
     arrays: list[Floats]
@@ -125,6 +122,9 @@ def _compare(
                 f"{name} is rounded to {format_name} before it is rotated; {what}", "rounded"
             )
             return
+    doubled = box.call([2 * array for array in call.arrays], call.positions)[index]
+    if not (np.abs(doubled / 2 - result) <= allowed).all():
+        what = f"it is not linear in {name}, as if it also normalised; {what}"
     vector = result[entry, head, token]
     close = allowed[entry, head, token]
     if (np.abs(vector - x[entry, head, token]) <= close).all():

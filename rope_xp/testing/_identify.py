@@ -11,9 +11,9 @@ from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing import _rules
-from rope_xp.testing._accuracy import measure
-from rope_xp.testing._angles import Angles, find_angles
-from rope_xp.testing._box import BlackBox, Floats, Function, open_box
+from rope_xp.testing._accuracy import Rotation, measure
+from rope_xp.testing._angles import find_angles
+from rope_xp.testing._box import BlackBox, Function, open_box
 from rope_xp.testing._compare import Problem, find_problems, spread
 from rope_xp.testing._differences import differences, fixed
 from rope_xp.testing._fit import fill_axes, fit, series_of
@@ -49,21 +49,6 @@ class Identified:
     frequencies: tuple[float, ...]
     notes: tuple[str, ...]
     faults: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Rotation:
-    """The rotation of one array."""
-
-    rope: RoPE
-    operand: Operand
-    angles: Angles
-    frequencies: Floats
-    """Exact ones, of the pairs that move."""
-    notes: tuple[str, ...]
-    faults: tuple[str, ...]
-    rounding: str | None
-    """How the frequencies are rounded, in words."""
 
 
 def identify(
@@ -117,11 +102,7 @@ def identify(
 
     Notes
     -----
-    What cannot be told apart: NTK from the base that it makes; a rule from the frequencies that it
-    happens to make; the three numbers of Llama3, of which only quotients count, so that
-    ``low_freq_factor`` is set to 1; lengths of YaRN with the same rounded ramp; pairs that stand
-    still at the end of a slice from components beyond it; and whether cos and sin were rounded or
-    the result was.
+    Some rules have the same frequencies; docs/check.md lists what cannot be told apart.
 
     Examples
     --------
@@ -161,7 +142,7 @@ def identify_box(box: BlackBox) -> Identified:
     rotated = [operand for operand in found if operand.name != "v"] or found
     rotations = [_identify_operand(operand) for operand in rotated]
     first = rotations[0]
-    accuracy = measure(first.operand, first.angles, first.frequencies)
+    accuracy = measure(first)
     faults = [*first.faults, *_compare(operands, rotations)]
     # What explains the errors of angles explains those of frequencies too.
     faults += [fault for fault in (accuracy.fault or first.rounding,) if fault]
@@ -190,13 +171,15 @@ def _find_problems(box: BlackBox, rope: RoPE) -> list[Problem]:
     return list(find_problems(box, fixed(rope, box.head_dim), positions))
 
 
-def _identify_operand(operand: Operand) -> _Rotation:
+def _identify_operand(operand: Operand) -> Rotation:
     """Return the rotation of one array."""
-    box, pairs, name = operand.box, operand.pairs, operand.name
+    head_dim, pairs, name = operand.box.head_dim, operand.pairs, operand.name
     check_positions(operand)
     length = find_length_rule(operand)
-    by_reach = length is not None and not length.counts_tokens
-    angles = find_angles(operand, max(4, length.trained - 1) if by_reach else 1 << 16)
+    last = 1 << 16
+    if length is not None and not length.counts_tokens:
+        last = max(4, length.trained - 1)
+    angles = find_angles(operand, last)
     faults: list[str] = []
     if angles.sign < 0:
         faults.append(f"{name} turns by the negative angle; if that is meant, it is RoPE.unrotate")
@@ -206,9 +189,9 @@ def _identify_operand(operand: Operand) -> _Rotation:
         faults.append(
             f"positions are off by {angles.offset:+g}: position p is turned as p {angles.offset:+g}"
         )
-    if abs(pairs.standing - 1.0) > 1e-4 and pairs.rotary_dim < box.head_dim:
+    if abs(pairs.standing - 1.0) > 1e-4 and pairs.rotary_dim < head_dim:
         faults.append(f"components that do not turn are multiplied by {pairs.standing:.6g}")
-    found = fit(pairs, angles, box.head_dim)
+    found = fit(pairs, angles, head_dim)
     scaling = found.scaling
     if length is not None:
         faults.append(length.fault)
@@ -218,19 +201,18 @@ def _identify_operand(operand: Operand) -> _Rotation:
     rope = RoPE(
         base=found.base,
         layout=pairs.layout,
-        rotary_dim=None if found.rotary_dim == box.head_dim else found.rotary_dim,
+        rotary_dim=None if found.rotary_dim == head_dim else found.rotary_dim,
         rotary_offset=pairs.rotary_offset,
         scaling=scaling,
         position_axes=fill_axes(angles.position_axes, pairs),
     )
-    fixed = None if scaling is None else scaling.for_length(1)
-    exact = _rules.frequencies(found.base, fixed, found.rotary_dim)[pairs.places]
+    exact = fixed(rope, head_dim).frequencies(head_dim)[pairs.places]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = replace(angles, factor=rope.attention_factor)
-    return _Rotation(rope, operand, angles, exact, found.notes, tuple(faults), found.rounding)
+    return Rotation(rope, operand, angles, exact, found.notes, tuple(faults), found.rounding)
 
 
-def _compare(operands: list[Operand | None], rotations: list[_Rotation]) -> list[str]:
+def _compare(operands: list[Operand | None], rotations: list[Rotation]) -> list[str]:
     """Return what differs between q, k and v, in sentences."""
     faults = ["v is turned as well"] if len(operands) > 2 and operands[2] else []
     if len(operands) > 1:

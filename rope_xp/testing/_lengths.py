@@ -22,20 +22,11 @@ _SAME = 1e-5
 class LengthRule:
     """How angles depend on the length of a call."""
 
-    what: str
-    """Which length counts, in words."""
     trained: int
     """Up to which length angles are those of a short call."""
     counts_tokens: bool
     """Whether tokens count, and not the largest position."""
-
-    @property
-    def fault(self) -> str:
-        """The sentence for users."""
-        return (
-            f"angles depend on {self.what}: they change beyond {self.trained}, and keys that were "
-            "cached before turn by the old ones"
-        )
+    fault: str
 
 
 def _read_of_length(
@@ -57,8 +48,12 @@ def check_positions(operand: Operand) -> None:
             "angles depend on more than positions: tokens that all have position 7 are turned "
             f"differently, by their place in the call; {what}"
         )
-    for position, turns in zip(_FIRST, together, strict=True):
-        if np.abs(operand.read([position])[0] - turns).max() > _SAME:
+    try:
+        alone = [operand.read([position])[0] for position in _FIRST]
+    except Refused as refused:
+        raise RopeError(f"function takes several tokens, and not one alone: {refused}") from refused
+    for position, expected, turns in zip(_FIRST, alone, together, strict=True):
+        if np.abs(turns - expected).max() > _SAME:
             raise RopeError(
                 f"angles depend on more than positions: position {position} is turned otherwise "
                 "alone in a call than with others"
@@ -66,13 +61,7 @@ def check_positions(operand: Operand) -> None:
 
 
 def find_length_rule(operand: Operand) -> LengthRule | None:
-    """Return how angles depend on the length of a call, None if they do not.
-
-    Raises
-    ------
-    RopeError
-        If they depend on every length.
-    """
+    """Return how angles depend on the length of a call, None if they do not."""
     short = operand.read(_FIRST)
     for what, largest, counts_tokens in (
         ("the largest position of a call", 1 << 17, False),
@@ -93,7 +82,11 @@ def find_length_rule(operand: Operand) -> LengthRule | None:
             if not is_short(len(_FIRST) + 2):
                 raise RopeError(f"angles depend on {what}, however short it is")
             trained = find_last(is_short, len(_FIRST) + 2, longest)
-            return LengthRule(what, trained, counts_tokens)
+            fault = (
+                f"angles depend on {what}: they change beyond {trained}, and keys that were cached "
+                "before turn by the old ones"
+            )
+            return LengthRule(trained, counts_tokens, fault)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class Series:
         return 2 * len(self.values)
 
     def fits(self, base: float, scaling: Scaling | None, tolerance: float) -> bool:
-        """Return whether a scaling has these frequencies, to the tolerance and their uncertainty."""
+        """Return whether a scaling has these frequencies, as far as they are certain."""
         try:
             exact = frequencies(base, scaling, self.rotary_dim)
         except RopeError:
@@ -151,26 +151,20 @@ def rounded_numbers(x: float, tolerance: float, most: int = 10) -> Iterator[floa
 # --- bases and factors ---------------------------------------------------------------------------
 
 
-def _bases(series: Series, rounding: float) -> Iterator[float]:
-    """Yield the bases by which pairs of one series are related, fastest pairs first."""
+def _bases(series: Series, rounding: float) -> list[float]:
+    """Return the bases by which pairs of one series are related, fastest pairs first."""
     w, n = series.values, int(np.count_nonzero(series.values))
-    if len(w) == 1:
-        yield 10000.0  # the only pair turns by 1 with any base
     error = rounding + series.uncertainty
+    bases = [10000.0] if len(w) == 1 else []  # the only pair turns by 1 with any base
     spans = [(0, n - 1), (0, n // 4), (0, n // 8), (0, 1), (n - n // 4 - 1, n - 1), (n - 2, n - 1)]
-    seen: set[float] = set()
     for i, j in spans:
-        if not 0 <= i < j < n:
-            continue
-        pairs_per_base = series.rotary_dim / (2 * (j - i))
-        power = (math.log(w[i]) - math.log(w[j])) * pairs_per_base
-        if abs(power) > 60:
-            continue
-        tolerance = 2 * (error[i] + error[j]) * pairs_per_base
-        for base in rounded_numbers(math.exp(power), tolerance, 4):
-            if base not in seen:
-                seen.add(base)
-                yield base
+        if 0 <= i < j < n:
+            pairs_per_base = series.rotary_dim / (2 * (j - i))
+            power = (math.log(w[i]) - math.log(w[j])) * pairs_per_base
+            tolerance = 2 * (error[i] + error[j]) * pairs_per_base
+            if abs(power) <= 60:
+                bases += rounded_numbers(math.exp(power), tolerance, 4)
+    return list(dict.fromkeys(bases))
 
 
 def _plain(series: Series, rounding: float) -> Candidates:
@@ -180,7 +174,7 @@ def _plain(series: Series, rounding: float) -> Candidates:
 
 def _ntk(series: Series, rounding: float) -> Candidates:
     r = series.rotary_dim
-    for stretched in itertools.islice(_bases(series, rounding), 3) if r > 2 else ():
+    for stretched in _bases(series, rounding)[:3] if r > 2 else ():
         for base in _BASES:
             factor = next(rounded_numbers((stretched / base) ** ((r - 2) / r), 1e-4))
             # Of two digits: any base is that of some factor.
@@ -264,22 +258,20 @@ def _yarn(series: Series, rounding: float) -> Candidates:
         lengths = [n for n in _TRAINED if abs(math.log(n / max(length, 1.0))) < 1.0]
         lengths.sort(key=lambda n: (n & (n - 1) != 0, abs(math.log(n / length))))
         for trained, truncate in itertools.product(lengths, (True, False)):
-            yield base, _yarn_of(series, factor, trained, 32.0, 1.0, truncate=truncate)
+            yield base, _with_factor(YaRN(factor, trained, truncate=truncate), series.factor)
         for trained in lengths[:3]:  # other turns than 32 and 1
             fast, slow = (rounded_numbers(trained / float(t), 1e-2, 3) for t in turns_at)
             for a, b in itertools.product(fast, slow):
                 if a >= b:
-                    yield base, _yarn_of(series, factor, trained, a, b, truncate=False)
+                    yarn = YaRN(factor, trained, a, b, truncate=False)
+                    yield base, _with_factor(yarn, series.factor)
 
 
-def _yarn_of(
-    series: Series, factor: float, trained: int, fast: float, slow: float, *, truncate: bool
-) -> YaRN:
-    usual = YaRN(factor, trained, fast, slow, truncate=truncate)
-    if abs(usual.attention_factor - series.factor) < 1e-4:
-        return usual
-    given = next(rounded_numbers(series.factor, 1e-5))
-    return YaRN(factor, trained, fast, slow, attention_factor=given, truncate=truncate)
+def _with_factor(yarn: YaRN, factor: float) -> YaRN:
+    """Return a scaling with the attention factor that was measured."""
+    if abs(yarn.attention_factor - factor) < 1e-4:
+        return yarn
+    return replace(yarn, attention_factor=next(rounded_numbers(factor, 1e-5)))
 
 
 def _axial(series: Series, rounding: float) -> Candidates:

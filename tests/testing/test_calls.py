@@ -1,4 +1,4 @@
-"""Right rotations wrapped so that a call goes wrong: by token, batch entry, head, position or bits."""
+"""Right rotations, wrapped so that a token, batch entry, head, position or bit goes wrong."""
 
 from __future__ import annotations
 
@@ -284,6 +284,17 @@ def test_calls_that_are_refused_are_noted() -> None:
     with pytest.raises(AssertionError, match="37 tokens at positions .* are refused: ValueError"):
         assert_rotates(function, ROPE, HEAD_DIM)
     assert "37 is too odd" in " ".join(identify(function, HEAD_DIM).notes)
+
+
+def test_a_function_that_refuses_one_token() -> None:
+    def function(x: Any, positions: Any) -> Any:
+        if x.shape[2] == 1:
+            msg = "no decoding here"
+            raise ValueError(msg)
+        return right(x, positions)
+
+    with pytest.raises(RopeError, match="not one alone: ValueError: no decoding here"):
+        identify(function, HEAD_DIM)
 
 
 def test_a_function_in_place_passes() -> None:
