@@ -8,7 +8,8 @@ import numpy as np
 
 from rope_xp.rope import RoPE
 from rope_xp.testing._angles import Angles
-from rope_xp.testing._box import Complex, Floats, Refused
+from rope_xp.testing._box import EPS, Complex, Floats, Refused
+from rope_xp.testing._fit import Fit
 from rope_xp.testing._lengths import find_last
 from rope_xp.testing._pairs import Operand
 from rope_xp.testing._rounding import PRODUCT, cause
@@ -42,10 +43,8 @@ class Rotation:
     angles: Angles
     frequencies: Floats
     """Exact ones, of the pairs that move."""
-    notes: tuple[str, ...]
+    fit: Fit
     faults: tuple[str, ...]
-    rounding: str | None
-    """How the frequencies are rounded, in words."""
 
     def read(self, positions: Floats) -> Complex:
         """Return cos + i sin as the function has them, but for what the faults say."""
@@ -102,7 +101,7 @@ def _find_fault(rotation: Rotation, positions: Floats, turns: Complex) -> tuple[
     """Return what is wrong beyond errors of a product in float32, and whether it is explained."""
     off = rotation.errors(turns, positions)
     shifted = positions + rotation.angles.offset
-    noise = 2e-6 + 2 * rotation.operand.box.eps
+    noise = 2e-6 + 2 * EPS[rotation.operand.box.dtype]
     beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, rotation.frequencies))
     if not beyond.any():
         return None, True
@@ -121,9 +120,6 @@ def _find_fault(rotation: Rotation, positions: Floats, turns: Complex) -> tuple[
 def _find_substitute(rotation: Rotation) -> str | None:
     """Return which positions large ones are taken for, in words; None for none."""
 
-    def is_taken_for(positions: Floats, others: Floats) -> bool:
-        return bool(np.abs(rotation.read(positions) - rotation.exact(others)).max() < _WRONG)
-
     def is_right(position: int) -> bool:
         pair = np.array([0.0, position])
         return bool(rotation.errors(rotation.read(pair), pair)[1].max() < _WRONG)
@@ -131,19 +127,15 @@ def _find_substitute(rotation: Rotation) -> str | None:
     try:
         limit = 1 + find_last(is_right, 0, _LARGEST)
         large = np.array([limit, limit + 1, limit + 77, _LARGEST - 1], float)
-        for others, words in (
-            (
-                np.full(len(large), limit - 1.0),
-                f"positions from {limit} on are taken for {limit - 1}",
-            ),
-            (large % limit, f"positions start anew at {limit}, where a table ends"),
-            (
-                (large + limit) % (2 * limit) - limit,
-                f"positions wrap around to -{limit} at {limit}",
-            ),
-        ):
-            if is_taken_for(large, others):
-                return words
+        turns = rotation.read(large)
     except Refused:
-        pass
+        return None
+    substitutes = {
+        f"positions from {limit} on are taken for {limit - 1}": large * 0.0 + (limit - 1),
+        f"positions start anew at {limit}, where a table ends": large % limit,
+        f"positions wrap around to -{limit} at {limit}": (large + limit) % (2 * limit) - limit,
+    }
+    for words, positions in substitutes.items():
+        if np.abs(turns - rotation.exact(positions)).max() < _WRONG:
+            return words
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.testing._box import Complex, Floats, Refused
+from rope_xp.testing._box import EPS, Complex, Floats, Refused
 from rope_xp.testing._pairs import Indices, Operand
 
 _FAR = 1000
@@ -47,7 +47,7 @@ def find_angles(operand: Operand, last: int) -> Angles:
     factor = float(np.median(sizes))
     _check_sizes(sizes, factor, name)
     # The sizes of turns in tables of few bits scatter.
-    noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * operand.box.eps)
+    noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * EPS[operand.box.dtype])
     signed, reach = _follow(steps, turns, min(4 * noise, 0.02))
     sign = _find_sign(signed, noise / reach, name)
     offset, swapped = _find_offset(np.angle(turns[0]), signed, noise, name)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.errors import RopeError
+from rope_xp._contract.errors import BROKEN, RopeError
 from rope_xp._contract.typing import Array, Device
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -22,10 +22,7 @@ Function = Callable[..., Any]
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-FAILURES = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError),
-    *(RuntimeError, TypeError, ValueError),
-)
+FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
 """What a function may raise for arguments that it cannot take."""
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
 TOKENS = 5  # differs from the heads, so that a function which confuses them fails
@@ -41,14 +38,8 @@ class CallError(RopeError):
 
     __module__ = "rope_xp"
 
-    @property
-    def summary(self) -> str:
-        """What could not be called with what, and the first error, without advice."""
-        return str(self.args[0])
-
-    def __str__(self) -> str:
-        advice = "Give head_dim, axes, heads, components or tables that fit"
-        return f"{self.summary}. {advice}, or an array of its library as like"
+    summary: str
+    """What could not be called with what, and the first error, without advice."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +61,13 @@ class BlackBox:
     position_axes: str = "s"
     """Axes of positions: c for components, b for the batch, 1 for a batch of one, s for tokens."""
 
-    @property
-    def eps(self) -> float:
-        """The rounding error of the dtype, relative."""
-        return EPS[self.dtype]
-
     def call(self, arrays: Sequence[Floats], positions: ArrayLike) -> list[Floats]:
         """Return arrays (batch, heads, tokens, head_dim) rotated; raise Refused if that fails.
 
         Positions are (tokens,), for all components, (components, tokens) or (components, batch,
         tokens).
         """
-        return self._run([self._put(x) for x in arrays], positions)[1]
+        return self.run([self.put(x) for x in arrays], positions)[1]
 
     def rotate(self, vectors: Floats, positions: ArrayLike) -> list[Floats]:
         """Return vectors, (n, heads, head_dim), as each array has them at each position.
@@ -101,25 +87,10 @@ class BlackBox:
             return False
         return True
 
-    def find_overwritten(self, arrays: Sequence[Floats], positions: ArrayLike) -> list[str]:
-        """Return which arguments are written over by a function that returns other arrays."""
-        arguments = [self._put(x) for x in arrays]
-        before = [host(x).copy() for x in arguments]
-        results, _ = self._run(arguments, positions)
-        return [
-            name
-            for name, x, old, y in zip(self.names, arguments, before, results, strict=False)
-            if _memory(x) != _memory(y) and not np.array_equal(host(x), old)
-        ]
-
-    def representable(self, x: Floats) -> Floats:
-        """Return x as the function gets it: rounded to float32, and to its dtype."""
-        return self._read(self._put(x))
-
-    def _run(
+    def run(
         self, arguments: list[Array], positions: ArrayLike
     ) -> tuple[tuple[Array, ...], list[Floats]]:
-        """Return what the function returns, and its values."""
+        """Return what the function returns, and its values; raise Refused if that fails."""
         batch = arguments[0].shape[self.axes.index("b")]
         placed = self._put_positions(np.asarray(positions), batch)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -131,11 +102,11 @@ class BlackBox:
                 for y, x in zip(results, arguments, strict=False):
                     self._check(y, x)
                 # More than the arrays may come back.
-                return results, [self._read(y) for y in results[: len(arguments)]]
+                return results, [self.read(y) for y in results[: len(arguments)]]
             except FAILURES as error:
                 raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
-    def _put(self, x: Floats) -> Array:
+    def put(self, x: Floats) -> Array:
         """Return numbers as an array of the function's library, axes and dtype."""
         # A copy: some functions write in place.
         ordered = np.array(np.moveaxis(x, (0, 1, 2, 3), self._places), np.float32, order="C")
@@ -164,7 +135,8 @@ class BlackBox:
         if tuple(y.shape) != tuple(x.shape):
             raise ValueError(f"it returns an array of {tuple(y.shape)} for one of {tuple(x.shape)}")
 
-    def _read(self, x: Array) -> Floats:
+    def read(self, x: Array) -> Floats:
+        """Return the numbers of such an array, in the order batch, heads, tokens, head_dim."""
         return np.asarray(np.moveaxis(host(x), self._places, (0, 1, 2, 3)), np.float64)
 
     @property
@@ -180,7 +152,7 @@ def host(x: Array) -> NDArray[Any]:
     return np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
 
 
-def _memory(x: Array) -> int:
+def memory(x: Array) -> int:
     """Return a number that views of the same memory share."""
     if hasattr(x, "untyped_storage"):
         return int(x.untyped_storage().data_ptr())
@@ -222,10 +194,14 @@ def open_box(
     uses = [library for library in errors if library in _imported_by(function)]
     shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
     name = getattr(function, "__name__", type(function).__name__)
-    raise CallError(
+    summary = (
         f"could not call {name} with {', '.join(names) if len(names) > 1 else 'x'} of shape "
         f"({shape}); first error: {errors[uses[-1] if uses else next(iter(errors))]}"
     )
+    advice = "Give head_dim, axes, heads, components or tables that fit, or an array of its library"
+    error = CallError(f"{summary}. {advice} as like")
+    error.summary = summary
+    raise error
 
 
 def _ways_to_call(box: BlackBox, components: int | None) -> Iterator[BlackBox]:
@@ -243,9 +219,8 @@ def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]
         yield backend, backend.device(like), dtype
         return
     # numpy first: the others take its arrays and return their own, which tells them apart.
-    for name in LIBRARIES:
-        row = next(row for row in find.libraries if row.name == name)
-        if name not in sys.modules:
+    for row in sorted(find.libraries, key=lambda row: row.name != "numpy"):
+        if row.name not in LIBRARIES or row.name not in sys.modules:
             continue
         backend = row.load()
         try:

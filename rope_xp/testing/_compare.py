@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp.rope import RoPE
-from rope_xp.testing._box import BlackBox, Floats, Refused
+from rope_xp.testing._box import EPS, BlackBox, Floats, Refused, memory
 from rope_xp.testing._rounding import NARROW, PRODUCT
 
 CALLS = ((1, 1), (3, 7), (2, 37), (1, 1031))
@@ -31,6 +31,8 @@ class _Call(NamedTuple):
     positions: NDArray[np.int64]
     """(components, batch, tokens)"""
     results: list[Floats]
+    overwritten: list[str]
+    """Names of arrays that a function writes over, and returns others."""
 
 
 def spread(positions: ArrayLike, components: int) -> NDArray[np.int64]:
@@ -62,9 +64,8 @@ def find_problems(
         else:
             for index in range(len(call.results)):
                 yield from _compare(box, rope, call, index, atol)
-    x = np.random.default_rng(0).standard_normal((1, box.heads, 3, box.head_dim))
-    for name in box.find_overwritten([x] * len(box.names), positions[:, -1:].repeat(3, axis=1)):
-        yield Problem(f"{name} is written over, and another array returned")
+            for name in call.overwritten:
+                yield Problem(f"{name} is written over, and another array returned")
 
 
 def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, tokens: int) -> _Call:
@@ -82,8 +83,16 @@ def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, toke
     def call(q_heads: int) -> _Call:
         heads = [q_heads, box.heads, box.heads][: len(box.names)]
         vectors = [rng.standard_normal((batch, h, tokens, box.head_dim)) for h in heads]
-        arrays = [box.representable(x) for x in vectors]
-        return _Call(arrays, at, box.call(arrays, at))
+        arguments = [box.put(x) for x in vectors]
+        arrays = [np.array(box.read(x)) for x in arguments]  # as rounded to their dtype
+        returned, results = box.run(arguments, at)
+        every = zip(box.names, arrays, arguments, returned, strict=False)
+        overwritten = [
+            name
+            for name, before, x, y in every
+            if memory(x) != memory(y) and not np.array_equal(box.read(x), before)
+        ]
+        return _Call(arrays, at, results, overwritten)
 
     try:
         return call(2 * box.heads)
@@ -143,4 +152,5 @@ def _bound(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Floats:
     ones, sin = np.ones((1, box.head_dim)), np.zeros_like(frequencies)
     scaled = np.asarray(rope.with_tables(1.0 + frequencies, sin).rotate(ones, axes="sd"))
     angles = np.abs(positions).max(axis=0)[:, None, :, None] * (scaled - 1.0)
-    return np.asarray(max(1.0, rope.attention_factor) * (16 * box.eps + PRODUCT * angles) + 1e-6)
+    relative = 16 * EPS[box.dtype] + PRODUCT * angles
+    return np.asarray(max(1.0, rope.attention_factor) * relative + 1e-6)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -11,13 +10,15 @@ from rope_xp.rope import RoPE
 
 def differences(found: RoPE, expected: RoPE, head_dim: int) -> list[str]:
     """Return how two ropes differ that rotate heads of head_dim, in sentences."""
-    sentences = []
-    for name in ("layout", "rotary_dim", "rotary_offset", "position_axes"):
-        one, other = (_field(rope, name, head_dim) for rope in (found, expected))
-        if one != other:
-            sentences.append(f"{name} is {one!r}, and not {other!r}")
-    one, other = (fixed(rope, head_dim).frequencies(head_dim) for rope in (found, expected))
-    if one.shape != other.shape or not np.allclose(one, other, rtol=1e-5, atol=1e-12):
+    one, other = fixed(found, head_dim), fixed(expected, head_dim)
+    sentences = [
+        f"{name} is {getattr(one, name)!r}, and not {getattr(other, name)!r}"
+        for name in ("layout", "rotary_dim", "rotary_offset", "position_axes")
+        if getattr(one, name) != getattr(other, name)
+    ]
+    series = one.frequencies(head_dim), other.frequencies(head_dim)
+    same_length = series[0].shape == series[1].shape
+    if not (same_length and np.allclose(*series, rtol=1e-5, atol=1e-12)):
         if found.base != expected.base:
             sentences.append(f"base is {found.base:g}, and not {expected.base:g}")
         if found.scaling != expected.scaling or found.base == expected.base:
@@ -28,14 +29,8 @@ def differences(found: RoPE, expected: RoPE, head_dim: int) -> list[str]:
     return sentences
 
 
-def _field(rope: RoPE, name: str, head_dim: int) -> Any:
-    """Return a field with its defaults filled in."""
-    value = getattr(rope, name)
-    if name == "rotary_dim":
-        return value or head_dim
-    return value % head_dim if name == "rotary_offset" else value
-
-
 def fixed(rope: RoPE, head_dim: int) -> RoPE:
-    """Return a rope for short contexts, with rotary_dim filled in."""
-    return replace(rope.for_length(1), rotary_dim=rope.rotary_dim or head_dim)
+    """Return a rope for short contexts, with its slice of the head filled in."""
+    rotary_dim = rope.rotary_dim or head_dim
+    offset = rope.rotary_offset % head_dim
+    return replace(rope.for_length(1), rotary_dim=rotary_dim, rotary_offset=offset)

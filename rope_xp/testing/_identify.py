@@ -16,7 +16,7 @@ from rope_xp.testing._angles import find_angles
 from rope_xp.testing._box import BlackBox, Function, open_box
 from rope_xp.testing._compare import Problem, find_problems, spread
 from rope_xp.testing._differences import differences, fixed
-from rope_xp.testing._fit import fill_axes, fit, series_of
+from rope_xp.testing._fit import fit
 from rope_xp.testing._lengths import check_positions, find_dynamic_ntk, find_length_rule
 from rope_xp.testing._pairs import Operand, find_operands
 
@@ -65,7 +65,7 @@ def identify(
 
     Unit vectors at a few positions give the pairs, the angles of powers of two the frequencies, and
     large positions the errors. Random calls of several lengths and batches show whether every token
-    is rotated by its own position.
+    is rotated by its own position. Some rules have the same frequencies, and the simplest is named.
 
     Parameters
     ----------
@@ -99,10 +99,6 @@ def identify(
         If the function is no RoPE, with what it is instead; if it takes no call that was tried.
     TypeError
         If an argument is of the wrong type.
-
-    Notes
-    -----
-    Some rules have the same frequencies; docs/check.md lists what cannot be told apart.
 
     Examples
     --------
@@ -145,30 +141,25 @@ def identify_box(box: BlackBox) -> Identified:
     accuracy = measure(first)
     faults = [*first.faults, *_compare(operands, rotations)]
     # What explains the errors of angles explains those of frequencies too.
-    faults += [fault for fault in (accuracy.fault or first.rounding,) if fault]
-    # Results of other faults are off anyway.
-    problems = [] if accuracy.explained and faults else _find_problems(box, first.rope)
+    faults += [fault for fault in (accuracy.fault or first.fit.rounding,) if fault]
+    problems: list[Problem] = []
+    if not (accuracy.explained and faults):  # with which all results are off
+        last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))
+        positions = spread(range(last + 1), box.components)
+        problems += find_problems(box, fixed(first.rope, box.head_dim), positions)
     wrong = [problem.what for problem in problems if problem.kind == "wrong"]
     if wrong and not faults:
         raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")
     faults += [problem.what for problem in problems if problem.kind != "refused"]
     refused = [problem.what for problem in problems if problem.kind == "refused"]
-    rotary_dim = first.rope.rotary_dim or box.head_dim
     return Identified(
         first.rope,
         accuracy.error,
         accuracy.passes,
-        tuple(series_of(first.operand.pairs, first.angles, rotary_dim).values.tolist()),
-        (*first.notes, *accuracy.notes, *refused),
+        tuple(first.fit.series.values.tolist()),
+        (*first.fit.notes, *accuracy.notes, *refused),
         tuple(dict.fromkeys(faults)),
     )
-
-
-def _find_problems(box: BlackBox, rope: RoPE) -> list[Problem]:
-    """Return how random calls differ from those of the RoPE that was found."""
-    last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))
-    positions = spread(range(last + 1), box.components)
-    return list(find_problems(box, fixed(rope, box.head_dim), positions))
 
 
 def _identify_operand(operand: Operand) -> Rotation:
@@ -196,20 +187,20 @@ def _identify_operand(operand: Operand) -> Rotation:
     if length is not None:
         faults.append(length.fault)
         if scaling is None:
-            short = _rules.frequencies(found.base, None, found.rotary_dim)
+            short = _rules.frequencies(found.base, None, found.series.rotary_dim)
             scaling = find_dynamic_ntk(operand, length, found.base, short)
     rope = RoPE(
         base=found.base,
         layout=pairs.layout,
-        rotary_dim=None if found.rotary_dim == head_dim else found.rotary_dim,
+        rotary_dim=None if found.series.rotary_dim == head_dim else found.series.rotary_dim,
         rotary_offset=pairs.rotary_offset,
         scaling=scaling,
-        position_axes=fill_axes(angles.position_axes, pairs),
+        position_axes=found.series.position_axes,
     )
     exact = fixed(rope, head_dim).frequencies(head_dim)[pairs.places]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = replace(angles, factor=rope.attention_factor)
-    return Rotation(rope, operand, angles, exact, found.notes, tuple(faults), found.rounding)
+    return Rotation(rope, operand, angles, exact, found, tuple(faults))
 
 
 def _compare(operands: list[Operand | None], rotations: list[Rotation]) -> list[str]:

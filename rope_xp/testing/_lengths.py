@@ -38,26 +38,21 @@ def _read_of_length(
 
 
 def check_positions(operand: Operand) -> None:
-    """Check that angles depend on the position of a token, and on nothing else in a short call."""
-    equal = operand.read([7] * len(_FIRST))
+    """Check that a token of a short call is rotated as it is alone."""
     together = operand.read(_FIRST)
-    if np.abs(equal - equal[0]).max() > 1e-4:
-        ignored = np.abs(operand.read([6] * len(_FIRST)) - equal).max() < 1e-4
-        what = "the function ignores positions" if ignored else "the place counts too"
-        raise RopeError(
-            "angles depend on more than positions: tokens that all have position 7 are turned "
-            f"differently, by their place in the call; {what}"
-        )
     try:
         alone = [operand.read([position])[0] for position in _FIRST]
     except Refused as refused:
         raise RopeError(f"function takes several tokens, and not one alone: {refused}") from refused
-    for position, expected, turns in zip(_FIRST, alone, together, strict=True):
-        if np.abs(turns - expected).max() > _SAME:
-            raise RopeError(
-                f"angles depend on more than positions: position {position} is turned otherwise "
-                "alone in a call than with others"
-            )
+    off = np.abs(together - alone).max(axis=1)
+    if off.max() > _SAME:
+        others = operand.read([_FILLER] * len(_FIRST))
+        ignored = np.abs(others - together).max() < 1e-4
+        what = "the function ignores positions" if ignored else "its place in the call counts too"
+        raise RopeError(
+            f"angles depend on more than positions: position {_FIRST[off.argmax()]} is turned "
+            f"otherwise alone in a call than with others; {what}"
+        )
 
 
 def find_length_rule(operand: Operand) -> LengthRule | None:

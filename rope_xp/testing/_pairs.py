@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
-from rope_xp.testing._box import BlackBox, Complex, Floats, Refused
+from rope_xp.testing._box import EPS, BlackBox, Complex, Floats, Refused
 
 # Components that are not coupled are not so to the bit in any implementation that multiplies.
 _COUPLED = 1e-7
@@ -28,9 +28,8 @@ class Pairs:
     rotary_dim: int
     rotary_offset: int
     read: Indices
-    """(pairs, 2)"""
     written: Indices
-    """(pairs, 2)"""
+    """The components that a pair is read from and written to, (pairs, 2)."""
     places: Indices
     """The index of each pair's frequency; those of pairs that stand still are missing."""
     standing: float
@@ -42,19 +41,14 @@ class Operand:
     """One of the arrays that a function rotates."""
 
     box: BlackBox
-    index: int
+    name: str
     pairs: Pairs
-
-    @property
-    def name(self) -> str:
-        """The name in messages."""
-        return self.box.names[self.index]
 
     def read(self, positions: ArrayLike) -> Complex:
         """Return cos + i sin of each pair as the function has them, (tokens, pairs)."""
         x = np.zeros((1, self.box.heads, self.box.head_dim))
         x[..., self.pairs.read[:, 0]] = 1.0
-        rotated = self.box.rotate(x, positions)[self.index][0, 0]
+        rotated = self.box.rotate(x, positions)["qkv".index(self.name)][0, 0]
         written = self.pairs.written
         return np.asarray(rotated[:, written[:, 0]] + 1j * rotated[:, written[:, 1]])
 
@@ -62,8 +56,9 @@ class Operand:
 def find_operands(box: BlackBox) -> list[Operand | None]:
     """Return each array with its pairs, None if it is not rotated; raise if it has no pairs."""
     matrices = _read_matrices(box)
-    found = [_find_pairs(m, name, box.eps) for m, name in zip(matrices, box.names, strict=False)]
-    return [None if p is None else Operand(box, index, p) for index, p in enumerate(found)]
+    named = zip(matrices, box.names, strict=False)
+    found = [(name, _find_pairs(matrix, name, EPS[box.dtype])) for matrix, name in named]
+    return [None if pairs is None else Operand(box, name, pairs) for name, pairs in found]
 
 
 def _read_matrices(box: BlackBox) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -69,6 +69,17 @@ _STEPS_OF_PRODUCTS = {
     "positions are rounded to {}": "p",
     "frequencies are rounded to {}": "w",
 }
+# Powers of two and small integers are exact in all of these formats, so each has positions of its
+# own where it shows.
+_WAYS = [
+    (words.format(name), to, steps)
+    for name, to, rows in (
+        ("bfloat16", NARROW["bfloat16"], _STEPS),
+        ("float16", NARROW["float16"], _STEPS),
+        *(("TF32", to, _STEPS_OF_PRODUCTS) for to in _TF32),
+    )
+    for words, steps in rows.items()
+]
 
 
 def _simulate(
@@ -82,21 +93,6 @@ def _simulate(
     if "t" in steps:
         cos, sin = to(cos), to(sin)
     return np.asarray(cos + 1j * sin)
-
-
-def _simulations(
-    positions: Floats, frequencies: Floats, factor: float
-) -> Iterator[tuple[str, Complex]]:
-    """Yield what is rounded, in words, and cos + i sin as they come out then.
-
-    Powers of two and small integers are exact in all of these formats, so each has positions of
-    its own where it shows.
-    """
-    formats = [(name, NARROW[name], _STEPS) for name in ("bfloat16", "float16")]
-    formats += [("TF32", to, _STEPS_OF_PRODUCTS) for to in _TF32]
-    for name, to, rows in formats:
-        for words, steps in rows.items():
-            yield words.format(name), _simulate(positions, frequencies, factor, to, steps)
 
 
 def cause(
@@ -114,7 +110,8 @@ def cause(
     bound = factor * (2e-6 + 4 * PRODUCT * angles)
     best, most = None, _MOST
     with np.errstate(invalid="ignore"):  # positions beyond float16 are infinite
-        for words, simulated in _simulations(positions, frequencies, factor):
+        for words, to, steps in _WAYS:
+            simulated = _simulate(positions, frequencies, factor, to, steps)
             right = np.abs(simulated - turns) <= bound
             right |= ~np.isfinite(simulated) & ~np.isfinite(turns)
             share = float(right[certain].mean())

@@ -73,7 +73,6 @@ class Measured(Rule):
 
 
 Candidates = Iterator[tuple[float, Scaling | None]]
-"""Bases and scalings, likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +122,12 @@ def nearest(
         passes += [(_ROUNDING, _ROUNDING, False), (_ROUNDING + loose, _FLOAT32 + loose, False)]
     for rounding, tolerance, short in passes:
         for base, scaling in itertools.chain(*(kind(series, rounding) for kind in _KINDS)):
-            if short and not (_is_short(base) and _is_short(getattr(scaling, "factor", 1.0))):
+            numbers_of_rule = base, getattr(scaling, "factor", 1.0)
+            if short and any(float(f"{x:.3e}") != x for x in numbers_of_rule):
                 continue
             if 0.0 < base < math.inf and series.fits(base, scaling, tolerance):
                 return base, scaling
     return None
-
-
-def _is_short(x: float) -> bool:
-    return float(f"{x:.3e}") == x
 
 
 def rounded_numbers(x: float, tolerance: float, most: int = 10) -> Iterator[float]:

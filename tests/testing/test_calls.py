@@ -121,7 +121,7 @@ FAULTS = [
     Fault("position of the first token", of_both(lambda x, p: right(x, np.full_like(p, p[0]))),
           "function turns nothing"),
     Fault("places beside the first position",
-          of_both(lambda x, p: right(x, p[0] + np.arange(len(p)))), "by their place in the call"),
+          of_both(lambda x, p: right(x, p[0] + np.arange(len(p)))), "place in the call counts too"),
     Fault("positions ignored", of_both(lambda x, p: right(x, np.arange(len(p)))),
           "the function ignores positions"),
     Fault("batch entries swapped", of_both(lambda x, p: right(x, p)[::-1]), ""),
@@ -179,6 +179,8 @@ FAULTS = [
                   lambda x, p: right(x, p, YARN) / np.float32(YARN.attention_factor)),
           "of k, attention factor is 1, and not 1.13863", "fault", YARN),
     Fault("k not rotated", of_both(right, lambda x, p: x), "k is not turned", "fault"),
+    Fault("v alone rotated", lambda q, k, v, p: (q, k, right(v, p)), "v is turned as well",
+          "fault"),
     Fault("arguments written over", of_both(scratch), "is written over, and another array"),
 ]  # fmt: skip
 
