@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ _WRONG = 1e-2
 _LARGEST = 1 << 20
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(NamedTuple):
     """The errors of one array."""
 
     error: dict[int, float]
@@ -34,8 +33,7 @@ class Accuracy:
     """Whether the fault says where the errors come from."""
 
 
-@dataclass(frozen=True)
-class Rotation:
+class Rotation(NamedTuple):
     """The rotation of one array, as it is and as it should be."""
 
     rope: RoPE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from rope_xp.testing._pairs import Pairs
 from rope_xp.testing._rules import Measured, Series
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """The base and the scaling of measured frequencies."""
 
     base: float

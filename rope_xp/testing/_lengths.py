@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ _FILLER = 6
 _SAME = 1e-5
 
 
-@dataclass(frozen=True)
-class LengthRule:
+class LengthRule(NamedTuple):
     """How angles depend on the length of a call."""
 
     trained: int

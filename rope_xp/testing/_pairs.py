@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,8 +19,7 @@ _POSITIONS = ([0, 1, 2, 7, 1000, 65536], [0, 1, 2, 7, 100, 1000], [0, 1, 2, 3, 5
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Which components of a head are rotated, in the order of their frequencies."""
 
     layout: Layout
@@ -36,8 +34,7 @@ class Pairs:
     """What components that are not rotated are multiplied by."""
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """One of the arrays that a function rotates."""
 
     box: BlackBox

@@ -214,11 +214,11 @@ def _ramps(series: Series, rounding: float) -> Iterator[tuple[float, float, Floa
             yield base, factor, plain, (w / plain - 1.0 / factor) / (1.0 - 1.0 / factor)
 
 
-def _fit_ramp(x: Floats, left: Floats) -> tuple[float, float] | None:
-    """Return slope and start of the line through the shares between 0 and 1, None without two."""
+def _fit_ramp(x: Floats, left: Floats) -> tuple[float, float]:
+    """Return slope and start of the line through the shares between 0 and 1, 0 without two."""
     between = (left > 1e-3) & (left < 1.0 - 1e-3)
     if between.sum() < 2:
-        return None
+        return 0.0, 0.0
     x, y = x[between], left[between]
     spread = x - x.mean()
     slope = float(spread @ y / (spread @ spread))
@@ -227,7 +227,7 @@ def _fit_ramp(x: Floats, left: Floats) -> tuple[float, float] | None:
 
 def _llama3(series: Series, rounding: float) -> Candidates:
     for base, factor, plain, left in _ramps(series, rounding):
-        slope, start = _fit_ramp(plain, left) or (0.0, 0.0)
+        slope, start = _fit_ramp(plain, left)
         if start >= 0.0 or slope <= 0.0:
             continue
         # Frequencies depend on quotients of the three: low_freq_factor is set to 1.
@@ -241,7 +241,7 @@ def _llama3(series: Series, rounding: float) -> Candidates:
 def _yarn(series: Series, rounding: float) -> Candidates:
     r = series.rotary_dim
     for base, factor, _, left in _ramps(series, rounding):
-        slope, start = _fit_ramp(np.arange(len(left), dtype=float), left) or (0.0, 0.0)
+        slope, start = _fit_ramp(np.arange(len(left), dtype=float), left)
         if slope >= 0.0:
             continue
         # The pairs, or places between two, where the ramp begins and ends.
