@@ -1,5 +1,7 @@
 """The functions with which models of transformers rotate: found, recognised, and replaced."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 import itertools

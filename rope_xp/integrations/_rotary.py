@@ -1,5 +1,7 @@
 """The modules of transformers that make cos and sin: recognised, checked, and replaced."""
 
+from __future__ import annotations
+
 import inspect
 import itertools
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Frequencies that a module of torch learns; they start from those of a RoPE."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 

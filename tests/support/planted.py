@@ -44,8 +44,8 @@ class Made:
         exact = self.frequencies(self.base ** (-np.arange(0, r, 2) / (self.power or r)))
         w = xp.asarray(exact.astype(np.float32))
         p = self.positions(xp, xp.astype(positions, xp.float32))
-        if self.axes is not None:  # (components, 1, tokens)
-            p = xp.stack([p[c, 0] for c in self.axes], axis=-1)
+        if self.axes is not None:  # (components, batch, tokens)
+            p = xp.stack([p[c, :, None] for c in self.axes], axis=-1)
         else:
             p = p[..., None]
         angles = p * w if self.product is None else self.product(xp, p, w)
