@@ -82,11 +82,11 @@ def _describe(base: float, scaling: Scaling | None) -> tuple[str, ...]:
     by = "" if factor is None else f" with factor {factor:g}"
     note = f"frequencies are those of {type(scaling).__name__}{by} and base {base:g}"
     if isinstance(scaling, YaRN):
-        usual = YaRN(scaling.factor, scaling.original_max_position_embeddings).effective_attention_factor
-        if abs(usual - scaling.effective_attention_factor) > 1e-4:
+        paper = YaRN(scaling.factor, scaling.original_max_position_embeddings)
+        usual, own = paper.effective_attention_factor, scaling.effective_attention_factor
+        if abs(usual - own) > 1e-4:
             return note, (
-                f"cos and sin are multiplied by {scaling.effective_attention_factor:g}, and by {usual:.6g} "
-                "in YaRN's paper: right where mscale or attention_factor of the configuration says "
-                "so"
+                f"cos and sin are multiplied by {own:g}, and by {usual:.6g} in YaRN's paper: right "
+                "where mscale or attention_factor of the configuration says so"
             )
     return (note,)

@@ -102,9 +102,12 @@ def main(kind: str, library: str) -> None:
         import jax.numpy as jnp
 
         make = jnp.asarray
-    # What a library and its compilers load is not what calls hold.
+    # What a library and its compilers load, and what malloc keeps of arrays, is not what calls hold.
     for result in islice(KINDS[kind](make), 6):
         del result
+    for n in range(1, 2200, 7):
+        result = make(np.ones((3, n, 1, 128), np.float32)) * 2
+    del result
     before = resident()
     for result in KINDS[kind](make):
         del result

@@ -99,7 +99,7 @@ def _plain(arrays: Tensors, how: How | tuple[Any, ...]) -> Tensors:
 
 def _direct(arrays: Tensors, how: How) -> Tensors:
     """Do the same past the dispatcher, which would only come back to us 10 us later."""
-    plain = all([is_plain(x) and private.has_storage(x) for x in arrays])
+    plain = all(is_plain(x) and private.has_storage(x) for x in arrays)
     if torch.is_grad_enabled() or private.is_observed() or not plain:
         return apply(arrays, how)
     return _run(None, arrays, how)
