@@ -37,9 +37,11 @@ def index(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
+    """Return a count, positive or not negative."""
     count = index(name, value)
     if count < least:
-        raise RopeError(f"{name} must be positive; got {count}")
+        bound = "be positive" if least else "not be negative"
+        raise RopeError(f"{name} must {bound}; got {count}")
     return count
 
 

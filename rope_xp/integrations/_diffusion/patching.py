@@ -15,21 +15,21 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from diffusers.models import embeddings
 
 from rope_xp._contract.caches import kept
 from rope_xp._contract.errors import RopeConfigError, RopeError
-from rope_xp.integrations import _classes, _rotary
+from rope_xp.integrations import _classes
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
 from rope_xp.integrations._diffusion.rotations import INNER_ROTATIONS, ROTATIONS, InnerRotation
-from rope_xp.integrations._diffusion.tables import ROTARY_MODULES, TABLES_FROM_CALLER
+from rope_xp.integrations._diffusion.tables import ROTARY_MODULES, TABLES_FROM_CALLER, are_close
 
 Function = Callable[..., Any]
 
 _CONFIG = "rope_xp_config"
 """The attribute of a patched rotary module that holds its RotaryConfig."""
+_EMBEDDINGS = "diffusers.models.embeddings"
 _NAME = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
 
 
@@ -44,7 +44,7 @@ def patch(model: torch.nn.Module) -> None:
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
         for path, part in rotary.items():
             _check_tables(path, part, config)
-        rotating = {kind for kind in map(type, parts.values()) if _rotates(kind)}
+        rotating = {kind for kind in map(type, parts.values()) if _rotates(name, kind)}
     if not rotating:
         raise RopeError(f"cannot patch {name}: no function that rotates was found")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
@@ -75,7 +75,7 @@ def unpatch(model: torch.nn.Module) -> None:
         vars(part).pop(_CONFIG, None)
         _PATCHED.discard(part)
     if not _PATCHED:
-        _restore_functions()
+        _remove_dispatchers()
 
 
 def _parts(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -122,19 +122,8 @@ def _check_tables(path: str, part: Any, config: RotaryConfig | None) -> None:
         raise RopeError(f"cannot patch {where}: its model has no RoPE")
     arguments = row.arguments(part, config)
     theirs = getattr(part, row.method)(*arguments)
-    if not _are_close(row.compute(config, part, *arguments), theirs):
+    if not are_close(row.compute(config, part, *arguments), theirs):
         raise RopeError(f"cannot patch {where}: its tables are not those of {config.rope}")
-
-
-def _are_close(ours: Any, theirs: Any) -> bool:
-    if isinstance(theirs, tuple | list):
-        return len(ours) == len(theirs) and all(map(_are_close, ours, theirs))
-    # Buffers of a model that was cast are rounded, and Lumina 2 has complex128; these are not.
-    if (ours.shape, ours.is_complex()) != (theirs.shape, theirs.is_complex()):
-        return False
-    tolerance = max(_rotary.TABLES, torch.finfo(theirs.dtype).eps)
-    theirs = theirs.to(device=ours.device, dtype=ours.dtype)
-    return bool(torch.allclose(ours, theirs, rtol=0, atol=tolerance))
 
 
 @kept(256)
@@ -166,8 +155,8 @@ class _Replacements(threading.local):
 
 
 _ACTIVE = _Replacements()
-_ORIGINALS: dict[tuple[ModuleType, str], Function] = {}
-"""The functions of diffusers that ask for a replacement, by the module and name that lead there."""
+_DISPATCHERS: dict[tuple[ModuleType, str], Any] = {}
+"""What stands in the modules of diffusers under the names of functions."""
 _PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
 """All patched processors. Without one, diffusers gets its functions back."""
 
@@ -177,37 +166,36 @@ def _key(module: ModuleType, name: str) -> str:
     return f"{getattr(module, name).__module__.rpartition('.')[2]}.{name}"
 
 
-def _replace_function(module: ModuleType, name: str) -> None:
+def _install_dispatcher(module: ModuleType, name: str) -> None:
     """Let a function of a module look for its replacement in each call."""
-    if (module, name) in _ORIGINALS:
-        return
     key, function = _key(module, name), getattr(module, name)
+    if _DISPATCHERS.get((module, name)) is function:
+        return
 
     @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def dispatch(*arguments: Any, **named: Any) -> Any:
         replacement = _ACTIVE.functions.get(key)
         if replacement is None:
             return function(*arguments, **named)
         return replacement(function, *arguments, **named)
 
-    _ORIGINALS[module, name] = function
-    setattr(module, name, call)
+    _DISPATCHERS[module, name] = dispatch
+    setattr(module, name, dispatch)
 
 
-def _restore_functions() -> None:
-    for (module, name), function in _ORIGINALS.items():
-        # Leave a function that somebody else has put there since.
-        if getattr(getattr(module, name), "__wrapped__", None) is function:
-            setattr(module, name, function)
-    _ORIGINALS.clear()
+def _remove_dispatchers() -> None:
+    for (module, name), dispatch in _DISPATCHERS.items():
+        if getattr(module, name) is dispatch:  # else somebody has replaced it since
+            setattr(module, name, dispatch.__wrapped__)
+    _DISPATCHERS.clear()
 
 
 # --- processors ----------------------------------------------------------------------------------
 
 
 def _entry(kind: type) -> str:
-    """Return the method that rotates: processors are called, attention modules run forward."""
-    return "forward" if issubclass(kind, torch.nn.Module) else "__call__"
+    """Return the method that rotates: that of a call, and forward in most modules."""
+    return "forward" if kind.__call__ is torch.nn.Module.__call__ else "__call__"
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -217,10 +205,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _find_functions(kind: type) -> tuple[dict[str, tuple[ModuleType, str]], dict[str, Function]]:
-    """Return the functions that rotate which a class calls: those of modules, and its inner ones.
+def find_functions(kind: type) -> tuple[dict[str, tuple[ModuleType, str]], dict[str, Function]]:
+    """Return the functions by which a class rotates: those of modules, and those it defines itself.
 
-    A method finds a function of a module by the globals, or imports it from ``embeddings``.
+    A method has the function of a module as a global, or imports it from ``embeddings``.
     """
     functions, inner = {}, {}
     for base in kind.__mro__:
@@ -231,47 +219,48 @@ def _find_functions(kind: type) -> tuple[dict[str, tuple[ModuleType, str]], dict
             if _NAME.fullmatch(code.co_name):
                 inner[code.co_name] = FunctionType(code, method.__globals__)
             for name in filter(_NAME.fullmatch, code.co_names):
-                own = name in method.__globals__
-                module = sys.modules[method.__module__] if own else embeddings
+                is_global = name in method.__globals__
+                module = sys.modules[method.__module__ if is_global else _EMBEDDINGS]
                 if isinstance(getattr(module, name, None), FunctionType):
                     functions[_key(module, name)] = module, name
     return functions, inner
 
 
-def _rotates(kind: type) -> bool:
-    """Return whether a class rotates q and k, by functions that rope_xp can replace.
+def _rotates(model: str, kind: type) -> bool:
+    """Return whether a class rotates q and k, by functions that can be replaced.
 
     Raises
     ------
     RopeError
-        If it rotates by another function, or one that does something else than it is known for.
+        If a function is not known, does something else, or cannot be replaced.
     """
-    functions, inner = _find_functions(kind)
+    functions, inner = find_functions(kind)
+    where = f"{model} ({kind.__name__})"
     for key, (module, name) in functions.items():
         if key not in ROTATIONS:
-            raise RopeError(f"cannot patch {kind.__name__}: {key} is not known")
-        rotations.check(kind.__name__, name, getattr(module, name), ROTATIONS[key])
+            raise RopeError(f"cannot patch {where}: rope_xp does not know {key}")
+        rotations.check(where, name, getattr(module, name), ROTATIONS[key])
     for name, function in inner.items():
         if kind.__name__ not in INNER_ROTATIONS:
             msg = (
-                f"cannot patch {kind.__name__}: it rotates by {name}, which its {_entry(kind)} "
-                "defines; nothing but an edit of its source could replace that"
+                f"cannot patch {where}: its {_entry(kind)} defines {name}, by which it "
+                "rotates; only an edit of its source could replace that"
             )
             raise RopeError(msg)
         rotation = INNER_ROTATIONS[kind.__name__].rotation
-        rotations.check(kind.__name__, name, function, [rotation])
+        rotations.check(where, name, function, [rotation])
     return bool(functions or inner)
 
 
 def load_processor(kind: type) -> type:
     """Return the subclass of a processor that rotates by rope_xp, and prepare its functions."""
-    functions, _ = _find_functions(kind)
+    functions, _ = find_functions(kind)
     targets = list(functions.values())
     if kind.__name__ in INNER_ROTATIONS:
         module = sys.modules[kind.__module__]
         targets += [(module, name) for name in INNER_ROTATIONS[kind.__name__].functions]
     for module, name in targets:
-        _replace_function(module, name)
+        _install_dispatcher(module, name)
     return _processor_class(kind)
 
 
@@ -295,7 +284,7 @@ def _run_replacing(kind: type, method: Function) -> Function:
     """Return a method that runs another one with the functions it calls replaced."""
     replacements = {
         key: functools.partial(rotations.rotate_like, ROTATIONS[key])
-        for key in _find_functions(kind)[0]
+        for key in find_functions(kind)[0]
     }
 
     def run(*arguments: Any, **named: Any) -> Any:

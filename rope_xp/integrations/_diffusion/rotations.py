@@ -11,10 +11,7 @@ from rope_xp._apply import apply_tables
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
 from rope_xp.integrations import _formats
-from rope_xp.integrations._diffusion.tables import Format, write
-
-# One rotation in float32 of numbers below 6.
-_TOLERANCE = 1e-5
+from rope_xp.integrations._diffusion.tables import Format, are_close, write
 
 
 @dataclass(frozen=True)
@@ -209,9 +206,8 @@ def check(
         arrays, tables = make_example(rotation)
         with warnings.catch_warnings(action="ignore"):  # of autocast, on a machine without GPU
             theirs = function(*arrays, *tables, **rotation.options)
-        theirs = theirs if isinstance(theirs, tuple) else (theirs,)
         ours = rotate(arrays, tables, rotation)
-        if len(ours) != len(theirs) or not all(map(_is_close, ours, theirs)):
+        if not are_close(ours, theirs if isinstance(theirs, tuple) else (theirs,)):
             options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
             msg = (
                 f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
@@ -245,11 +241,3 @@ def _pack(tables: Any, rotation: Rotation) -> tuple[Any, ...]:
         rows = torch.arange(len(flat[0])).view(tables[0].shape[:2])
         return tuple(tuple(table.roll(i, 0) for table in flat) for i in range(3)), (rows,) * 3
     return (tables,)
-
-
-def _is_close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    # Kandinsky rounds to bfloat16, whatever it is given.
-    tolerance = 2**-6 if theirs.dtype == torch.bfloat16 else _TOLERANCE
-    return ours.shape == theirs.shape and bool(
-        torch.allclose(ours, theirs.to(ours.dtype), rtol=0, atol=tolerance)
-    )

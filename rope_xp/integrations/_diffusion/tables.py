@@ -17,6 +17,8 @@ from rope_xp.integrations._diffusion.config import RotaryConfig
 from rope_xp.integrations._diffusion.grids import Grid
 from rope_xp.rope import RoPE
 
+# For angles of small positions in float32, and one rotation by them.
+_TOLERANCE = 1e-5
 Format = _formats.Format | Literal["matrices"]
 
 
@@ -58,6 +60,18 @@ def _grid(lines: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _arange(device: Any) -> Callable[[int], torch.Tensor]:
     return functools.partial(torch.arange, dtype=torch.int32, device=device)
+
+
+def are_close(ours: Any, theirs: Any) -> bool:
+    """Return whether tables or rotated arrays are equal but for rounding."""
+    if isinstance(theirs, tuple | list):
+        return len(ours) == len(theirs) and all(map(are_close, ours, theirs))
+    if (ours.shape, ours.is_complex()) != (theirs.shape, theirs.is_complex()):
+        return False
+    # Some round to bfloat16: modules of a model that was cast, and a function of Kandinsky.
+    eps = torch.finfo(theirs.dtype).eps
+    theirs = theirs.to(device=ours.device, dtype=ours.dtype)
+    return bool(torch.allclose(ours, theirs, rtol=eps, atol=max(_TOLERANCE, eps)))
 
 
 # --- modules that are given positions ------------------------------------------------------------
