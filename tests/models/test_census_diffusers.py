@@ -129,7 +129,7 @@ def _is_replaced(kind: type) -> bool:
     functions, inner = patching.find_functions(kind)
     if inner:
         return kind.__name__ in INNER_ROTATIONS
-    return bool(functions) and functions.keys() <= ROTATIONS.keys()
+    return bool(functions) and set(functions.values()) <= ROTATIONS.keys()
 
 
 def _functions() -> dict[str, tuple[Any, tuple[rotations.Rotation, ...]]]:
@@ -137,9 +137,9 @@ def _functions() -> dict[str, tuple[Any, tuple[rotations.Rotation, ...]]]:
     found = {}
     for kind in census.methods().values():
         functions, inner = patching.find_functions(kind)
-        for key, (module, name) in functions.items():
-            if key in ROTATIONS:
-                found[key] = getattr(module, name), ROTATIONS[key]
+        for (module, name), listed in functions.items():
+            if listed in ROTATIONS:
+                found[listed] = getattr(sys.modules[module], name), ROTATIONS[listed]
         for name, function in inner.items():
             if kind.__name__ in INNER_ROTATIONS:
                 row = INNER_ROTATIONS[kind.__name__]

@@ -147,7 +147,9 @@ def test_on_the_meta_device(small: Small, monkeypatch: pytest.MonkeyPatch) -> No
     assert (found.device.type, found.shape) == ("meta", before.shape)
 
 
-@pytest.mark.parametrize("small", [s if s.name == "wan" else exhaustive(s) for s in SMALL])
+@pytest.mark.parametrize(
+    "small", [s if s.name in ("flux", "wan") else exhaustive(s) for s in SMALL]
+)
 def test_compiled(small: Small) -> None:
     model, arguments = small.make()
     before = output(model, arguments)
@@ -271,6 +273,18 @@ def test_what_replaces_a_function_later_stays(monkeypatch: pytest.MonkeyPatch) -
     unpatch(model)
 
 
+def test_an_attention_function_set_later_gets_rotated_q_and_k(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wan's processor rotates by itself again, as nothing else would."""
+    attend = wan_module.dispatch_attention_fn
+    model, arguments = wan()
+    before = output(model, arguments)
+    patch(model)
+    monkeypatch.setattr(wan_module, "dispatch_attention_fn", lambda *a, **k: attend(*a, **k))
+    assert torch.equal(output(model, arguments), before)
+
+
 def test_other_threads_have_their_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     model, arguments = flux()
     patch(model)
@@ -321,6 +335,18 @@ def processors() -> dict[str, tuple[Any, torch.nn.Module, str]]:
     attention = kandinsky.Kandinsky5Attention(num_channels=32, head_dim=16)
     found["kandinsky"] = kandinsky.Kandinsky5AttnProcessor(), attention, "rotary_emb"
     return found
+
+
+def test_keys_of_an_image_are_not_rotated(done: list[str]) -> None:
+    attention = wan_module.WanAttention(32, heads=2, dim_head=16, added_kv_proj_dim=32)
+    processor = wan_module.WanAttnProcessor()
+    x, context = torch.randn(1, 512, 32), torch.randn(1, 6 + 512, 32)  # 6 tokens of an image
+    tables = torch.rand(1, 512, 1, 16), torch.rand(1, 512, 1, 16)
+    with torch.no_grad():
+        theirs = processor(attention, x, context, rotary_emb=tables)
+        processor.__class__ = patching.load_processor(type(processor))
+        assert torch.equal(processor(attention, x, context, rotary_emb=tables), theirs)
+    assert not done
 
 
 @pytest.mark.parametrize("name", processors())
@@ -422,6 +448,18 @@ def test_a_function_that_does_not_rotate_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(flux_module, "apply_rotary_emb", scale)
     with pytest.raises(RopeError, match="does not rotate pairs by cos and sin of one angle"):
+        patch(model)
+
+
+def test_a_function_with_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = flux()
+
+    @functools.wraps(flux_module.apply_rotary_emb)
+    def need_more(x: torch.Tensor, tables: Any, positions: Any, sequence_dim: int = 2) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(flux_module, "apply_rotary_emb", need_more)
+    with pytest.raises(RopeError, match="FluxAttnProcessor.*takes other arguments now.*positions"):
         patch(model)
 
 

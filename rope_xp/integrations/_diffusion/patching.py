@@ -10,8 +10,8 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -22,10 +22,13 @@ from rope_xp.integrations import _classes
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
-from rope_xp.integrations._diffusion.rotations import INNER_ROTATIONS, ROTATIONS, InnerRotation
+from rope_xp.integrations._diffusion.rotations import INNER_ROTATIONS, ROTATIONS
 from rope_xp.integrations._diffusion.tables import ROTARY_MODULES, TABLES_FROM_CALLER, are_close
 
 Function = Callable[..., Any]
+
+Location = tuple[str, str]
+"""A module, and the name that a function has there."""
 
 _CONFIG = "rope_xp_config"
 """The attribute of a patched rotary module that holds its RotaryConfig."""
@@ -49,11 +52,12 @@ def patch(model: torch.nn.Module) -> None:
         raise RopeError(f"cannot patch {name}: no function that rotates was found")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
         raise RopeError(f"cannot patch {name}: the module that makes its tables is not known")
+    kinds = {*rotating, *map(type, rotary.values())}
+    for path, part in parts.items():
+        if type(part) in kinds and isinstance(part, torch.nn.Module):
+            _classes.check_forward(path, part, "patch")
     classes = {kind: load_processor(kind) for kind in rotating}
     classes |= {type(part): load_rotary_module(type(part)) for part in rotary.values()}
-    for path, part in parts.items():
-        if type(part) in classes and isinstance(part, torch.nn.Module):
-            _classes.check_forward(path, part, "patch")
     for part in parts.values():
         if type(part) in rotating:
             _PATCHED.add(part)
@@ -151,42 +155,42 @@ class _Replacements(threading.local):
     """The functions that replace those of diffusers in a thread, while a patched processor runs."""
 
     def __init__(self) -> None:  # torch.compile needs an attribute of the instance
-        self.functions: dict[str, Function] = {}
+        self.functions: Mapping[Location, Function] = {}
 
 
 _ACTIVE = _Replacements()
-_DISPATCHERS: dict[tuple[ModuleType, str], Any] = {}
-"""What stands in the modules of diffusers under the names of functions."""
+_DISPATCHERS: dict[Location, Any] = {}
+"""What stands in the modules of diffusers in place of functions."""
 _PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
 """All patched processors. Without one, diffusers gets its functions back."""
 
 
-def _key(module: ModuleType, name: str) -> str:
-    """Return the module and name of a function, by which rotations are listed."""
-    return f"{getattr(module, name).__module__.rpartition('.')[2]}.{name}"
+def _load(location: Location) -> Any:
+    module, name = location
+    return getattr(sys.modules[module], name)
 
 
-def _install_dispatcher(module: ModuleType, name: str) -> None:
+def _install_dispatcher(location: Location) -> None:
     """Let a function of a module look for its replacement in each call."""
-    key, function = _key(module, name), getattr(module, name)
-    if _DISPATCHERS.get((module, name)) is function:
+    function = _load(location)
+    if _DISPATCHERS.get(location) is function:
         return
 
     @functools.wraps(function)
     def dispatch(*arguments: Any, **named: Any) -> Any:
-        replacement = _ACTIVE.functions.get(key)
+        replacement = _ACTIVE.functions.get(location)
         if replacement is None:
             return function(*arguments, **named)
         return replacement(function, *arguments, **named)
 
-    _DISPATCHERS[module, name] = dispatch
-    setattr(module, name, dispatch)
+    _DISPATCHERS[location] = dispatch
+    setattr(sys.modules[location[0]], location[1], dispatch)
 
 
 def _remove_dispatchers() -> None:
-    for (module, name), dispatch in _DISPATCHERS.items():
-        if getattr(module, name) is dispatch:  # else somebody has replaced it since
-            setattr(module, name, dispatch.__wrapped__)
+    for location, dispatch in _DISPATCHERS.items():
+        if _load(location) is dispatch:  # else somebody has replaced it since
+            setattr(sys.modules[location[0]], location[1], dispatch.__wrapped__)
     _DISPATCHERS.clear()
 
 
@@ -205,12 +209,14 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def find_functions(kind: type) -> tuple[dict[str, tuple[ModuleType, str]], dict[str, Function]]:
+def find_functions(kind: type) -> tuple[dict[Location, str], dict[str, Function]]:
     """Return the functions by which a class rotates: those of modules, and those it defines itself.
 
-    A method has the function of a module as a global, or imports it from ``embeddings``.
+    Those of modules come with the name by which their rotations are listed. A method has one as a
+    global, or imports it from ``embeddings``.
     """
-    functions, inner = {}, {}
+    functions: dict[Location, str] = {}
+    inner: dict[str, Function] = {}
     for base in kind.__mro__:
         method = vars(base).get(_entry(kind))
         if not isinstance(method, FunctionType) or not base.__module__.startswith("diffusers."):
@@ -219,10 +225,11 @@ def find_functions(kind: type) -> tuple[dict[str, tuple[ModuleType, str]], dict[
             if _NAME.fullmatch(code.co_name):
                 inner[code.co_name] = FunctionType(code, method.__globals__)
             for name in filter(_NAME.fullmatch, code.co_names):
-                is_global = name in method.__globals__
-                module = sys.modules[method.__module__ if is_global else _EMBEDDINGS]
-                if isinstance(getattr(module, name, None), FunctionType):
-                    functions[_key(module, name)] = module, name
+                module = method.__module__ if name in method.__globals__ else _EMBEDDINGS
+                function = getattr(sys.modules[module], name, None)
+                if isinstance(function, FunctionType):
+                    origin = function.__module__.rpartition(".")[2]
+                    functions[module, name] = f"{origin}.{name}"
     return functions, inner
 
 
@@ -236,10 +243,10 @@ def _rotates(model: str, kind: type) -> bool:
     """
     functions, inner = find_functions(kind)
     where = f"{model} ({kind.__name__})"
-    for key, (module, name) in functions.items():
-        if key not in ROTATIONS:
-            raise RopeError(f"cannot patch {where}: rope_xp does not know {key}")
-        rotations.check(where, name, getattr(module, name), ROTATIONS[key])
+    for location, name in functions.items():
+        if name not in ROTATIONS:
+            raise RopeError(f"cannot patch {where}: rope_xp does not know {name}")
+        rotations.check(where, name, _load(location), ROTATIONS[name])
     for name, function in inner.items():
         if kind.__name__ not in INNER_ROTATIONS:
             msg = (
@@ -253,23 +260,25 @@ def _rotates(model: str, kind: type) -> bool:
 
 
 def load_processor(kind: type) -> type:
-    """Return the subclass of a processor that rotates by rope_xp, and prepare its functions."""
+    """Return the subclass of a processor that rotates by rope_xp, and install its dispatchers."""
     functions, _ = find_functions(kind)
-    targets = list(functions.values())
-    if kind.__name__ in INNER_ROTATIONS:
-        module = sys.modules[kind.__module__]
-        targets += [(module, name) for name in INNER_ROTATIONS[kind.__name__].functions]
-    for module, name in targets:
-        _install_dispatcher(module, name)
+    for location in (*functions, *_handed_on(kind)):
+        _install_dispatcher(location)
     return _processor_class(kind)
+
+
+def _handed_on(kind: type) -> list[Location]:
+    """Return the functions that get q and k from a processor with a rotation of its own."""
+    inner = INNER_ROTATIONS.get(kind.__name__)
+    return [] if inner is None else [(kind.__module__, name) for name in inner.functions]
 
 
 @kept(256)
 def _processor_class(kind: Any) -> type:
     entry = _entry(kind)
     method = getattr(kind, entry)
-    inner = INNER_ROTATIONS.get(kind.__name__)
-    run = _run_replacing(kind, method) if inner is None else _run_without_tables(method, inner)
+    is_inner = kind.__name__ in INNER_ROTATIONS
+    run = (_run_without_tables if is_inner else _run_replacing)(kind, method)
 
     def create(cls: Any, *_: Any, **__: Any) -> Any:
         processor = object.__new__(cls)
@@ -282,9 +291,9 @@ def _processor_class(kind: Any) -> type:
 
 def _run_replacing(kind: type, method: Function) -> Function:
     """Return a method that runs another one with the functions it calls replaced."""
-    replacements = {
-        key: functools.partial(rotations.rotate_like, ROTATIONS[key])
-        for key in find_functions(kind)[0]
+    replacements: dict[Location, Function] = {
+        location: functools.partial(rotations.rotate_like, ROTATIONS[name])
+        for location, name in find_functions(kind)[0].items()
     }
 
     def run(*arguments: Any, **named: Any) -> Any:
@@ -293,28 +302,32 @@ def _run_replacing(kind: type, method: Function) -> Function:
     return run
 
 
-def _run_without_tables(method: Function, inner: InnerRotation) -> Function:
+def _run_without_tables(kind: type, method: Function) -> Function:
     """Return a method that runs another one without tables, and rotates what it hands on."""
+    inner, locations = INNER_ROTATIONS[kind.__name__], _handed_on(kind)
     place = list(inspect.signature(method).parameters).index(inner.argument) - 2
-    module = sys.modules[method.__module__]
-    keys = [_key(module, name) for name in inner.functions]
 
     def run(self: Any, attn: Any, *arguments: Any, **named: Any) -> Any:
-        # Wan with the keys of an image: those are not rotated, and handed on too.
-        if getattr(attn, "add_k_proj", None) is not None:
+        by_position = len(arguments) > place
+        tables = arguments[place] if by_position else named.get(inner.argument)
+        # Somebody may have replaced a dispatcher since. Wan hands on the keys of an image as well,
+        # which are not rotated.
+        installed = all(_load(location) is _DISPATCHERS.get(location) for location in locations)
+        if tables is None or not installed or getattr(attn, "add_k_proj", None) is not None:
             return method(self, attn, *arguments, **named)
-        tables = arguments[place] if len(arguments) > place else named.pop(inner.argument, None)
-        if tables is None:
-            return method(self, attn, *arguments, **named)
-        if len(arguments) > place:
+        if by_position:
             arguments = (*arguments[:place], None, *arguments[place + 1 :])
+        else:
+            named[inner.argument] = None
         rotate = functools.partial(rotations.rotate_first, inner.rotation, tables)
-        return _run(dict.fromkeys(keys, rotate), method, self, attn, *arguments, **named)
+        return _run(dict.fromkeys(locations, rotate), method, self, attn, *arguments, **named)
 
     return run
 
 
-def _run(replacements: dict[str, Function], method: Function, *args: Any, **named: Any) -> Any:
+def _run(
+    replacements: Mapping[Location, Function], method: Function, *args: Any, **named: Any
+) -> Any:
     before = _ACTIVE.functions
     _ACTIVE.functions = replacements
     try:

@@ -155,7 +155,7 @@ def rotate(
     # LTX-2 has all heads in one axis.
     heads_merged = "n" in axes and arrays[0].ndim == 3
     if heads_merged:
-        arrays = [x.unflatten(-1, (cos.shape[1], -1)) for x in arrays]
+        arrays = [x.reshape(*x.shape[:-1], cos.shape[1], -1) for x in arrays]
     axis = axes.index("d")
     last = axes.replace("d", "") + "d"
     rotated = []
@@ -170,9 +170,9 @@ def rotate(
 
 def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
     """Rotate each third of a head by rows of its own tables, which positions select."""
-    thirds = []
+    rotation = Rotation("halves", "two", axes="bhsd", table_axes="bsd")
+    thirds: list[torch.Tensor] = []
     for third, tables, rows in zip(x.chunk(3, dim=-1), pairs, positions, strict=True):
-        rotation = Rotation("halves", "two", axes="bhsd", table_axes="bsd")
         selected = [torch.nn.functional.embedding(rows, table) for table in tables]
         thirds += rotate((third,), selected, rotation)
     return torch.cat(thirds, dim=-1)
@@ -204,11 +204,15 @@ def check(
     """
     for rotation in rotations:
         arrays, tables = make_example(rotation)
-        with warnings.catch_warnings(action="ignore"):  # of autocast, on a machine without GPU
-            theirs = function(*arrays, *tables, **rotation.options)
+        options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of autocast, on a machine without GPU
+                theirs = function(*arrays, *tables, **rotation.options)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            msg = f"cannot patch {where}: {name}({options}) takes other arguments now: {error}"
+            raise RopeError(msg) from error
         ours = rotate(arrays, tables, rotation)
         if not are_close(ours, theirs if isinstance(theirs, tuple) else (theirs,)):
-            options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
             msg = (
                 f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
                 f"one angle in the layout {rotation.layout!r}"
