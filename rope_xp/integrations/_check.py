@@ -75,7 +75,7 @@ def _expected(module: torch.nn.Module, key: str, size: int) -> list[Floats]:
     made: list[Floats] = []
     for rope in _ropes(module, label or None):
         repeats = 1
-        if isinstance(rope.scaling, Axial) and rope.scaling.order != "dealt":
+        if isinstance(rope.scaling, Axial) and rope.scaling.order != "strided":
             repeats = rope.scaling.axes
         limit = getattr(rope.scaling, "original_max_position_embeddings", None)
         for length in (1, (limit or 0) + 1):

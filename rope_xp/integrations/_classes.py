@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp.integrations import _functions, _rotary
 from rope_xp.integrations._formats import Format
@@ -63,7 +63,7 @@ def called(kind: type) -> Called:
     )
 
 
-@kept(256)
+@cached(256)
 def rotating(kind: type, functions: Called, forms: tuple[Format, ...]) -> type:
     """Return a class that rotates by rope_xp where its base calls these functions."""
     replacements = {}
@@ -81,7 +81,7 @@ def rotating_again(kind: type, forms: tuple[Format, ...]) -> type:
     return rotating(kind, called(kind), forms)
 
 
-@kept(256)
+@cached(256)
 def giving_tables(kind: Any) -> type:
     """Return a class of rotary modules whose tables are those of their plans."""
 

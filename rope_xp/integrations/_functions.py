@@ -12,11 +12,11 @@ from typing import Any, get_args
 import torch
 
 from rope_xp._arguments import given
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
-from rope_xp._dispatch import bound
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch import call_cache
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.angles import Angles
 from rope_xp.integrations import _formats
 from rope_xp.integrations._formats import Format, Tables
@@ -209,7 +209,7 @@ def _rotated(
     tables: Tables,
     rotation: Rotation,
     axes: str,
-    asked: Asked | None = None,
+    asked: CallSignature | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Rotate by a model's tables, and keep how for calls of the kind of ``asked``."""
     cos, sin = _formats.read(tables, rotation.form)
@@ -217,7 +217,7 @@ def _rotated(
     rope = made(rotation, 2 * cos.shape[-1])
     if asked is not None:
         read, more = (given.pair, ()) if len(xs) > 1 else (given.single, (False,))
-        return bound.run(asked, read, rope, *xs, cos, sin, axes, None, *more)
+        return call_cache.run(asked, read, rope, *xs, cos, sin, axes, None, *more)
     angles = Angles(cos, sin, rope)
     if len(xs) == 1:
         return (angles.rotate(xs[0], axes=axes),)
@@ -230,7 +230,7 @@ def _slice(rotation: Rotation, rotary_dim: int) -> RoPE:
     return RoPE(layout=rotation.layout, rotary_dim=rotary_dim, rotary_offset=offset)
 
 
-_kept_slice = kept(64)(_slice)
+_kept_slice = cached(64)(_slice)
 
 
 def replacement(name: str, function: Function, rotation: Rotation) -> Function:
@@ -244,7 +244,7 @@ def replacement(name: str, function: Function, rotation: Rotation) -> Function:
         # Only where autograd keeps no tables: these have more columns than what is read of them.
         if kind is not None and not torch.is_grad_enabled():
             asked = _asked(kind, n, plain, arguments, named)
-            known = None if asked is None else bound.known(asked)
+            known = None if asked is None else call_cache.CALLS.get(asked.key)
             rotated = None if known is None else known(asked)
             if rotated is not None:
                 return rotated if n > 1 else rotated[0]
@@ -269,7 +269,7 @@ def replacement(name: str, function: Function, rotation: Rotation) -> Function:
     return rotate
 
 
-@kept(64)
+@cached(64)
 def _kept_kind(rotation: Rotation) -> object | None:
     """Return what stands for a rotation in keys, None if its tables do not begin with cosines."""
     return None if rotation.form == "complex" else object()
@@ -277,7 +277,7 @@ def _kept_kind(rotation: Rotation) -> object | None:
 
 def _asked(
     kind: Hashable, n: int, plain: int, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> Asked | None:
+) -> CallSignature | None:
     """Return the key of a call, None where it is unusual.
 
     The tables stand in it as they are: what is read of them begins where they do, and how it lies
@@ -291,7 +291,7 @@ def _asked(
             return None
         kind = kind, rest, *named.items()
     tables = arguments[n], arguments[n + 1]
-    return bound.ask(kind, arguments[:n], None, None, None, False, tables)
+    return call_cache.signature(kind, arguments[:n], None, None, None, False, tables)
 
 
 def _kind(x: Any) -> type | None:

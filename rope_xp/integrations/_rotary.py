@@ -153,7 +153,7 @@ def _plan(
     if isinstance(rule, LongRoPE):
         limit = rule.original_max_position_embeddings
         beyond = rope.for_length(limit + 1)
-    repeats = len(rule_axes(rope)) if isinstance(rule, Axial) and rule.order != "dealt" else 1
+    repeats = len(rule_axes(rope)) if isinstance(rule, Axial) and rule.order != "strided" else 1
     pairs = repeats * len(buffer)
     # The last call may have left those of a long context.
     if not trusting:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 
 
 class Method(NamedTuple):
@@ -55,7 +55,7 @@ def taken(method: Method, place: int | str) -> str | tuple[str, str] | None:
     return None if named.varkw is None else (named.varkw, place)
 
 
-@kept(1024)
+@cached(1024)
 def tree(function: FunctionType) -> ast.FunctionDef | None:
     """Return the source of a function, without its decorators; None where it cannot be read."""
     try:

@@ -52,7 +52,7 @@ def fit(pairs: Pairs, angles: Angles, head_dim: int) -> Fit:
         note = "frequencies follow no rule that is known here; they may be learned"
         return Fit(10000.0, measured, r, (note,))
     base, rule = found
-    factor = 1.0 if rule is None else rule.attention_factor
+    factor = 1.0 if rule is None else rule.effective_attention_factor
     if abs(factor - angles.factor) > 1e-3 * factor:
         exact = tuple(_rules.frequencies(base, rule, r).tolist())
         note = f"cos and sin are multiplied by {angles.factor:.6g}, which no rule gives here"
@@ -82,10 +82,11 @@ def _remarks(base: float, rule: Scaling | None) -> list[str]:
     by = "" if factor is None else f" with factor {factor:g}"
     said = [f"frequencies are those of {name}{by} and base {base:g}"]
     if isinstance(rule, YaRN):
-        usual = YaRN(rule.factor, rule.original_max_position_embeddings).attention_factor
-        if abs(usual - rule.attention_factor) > 1e-4:
+        usual = YaRN(rule.factor, rule.original_max_position_embeddings).effective_attention_factor
+        factor = rule.effective_attention_factor
+        if abs(usual - factor) > 1e-4:
             said.append(
-                f"cos and sin are multiplied by {rule.attention_factor:g}, and by {usual:.6g} in "
+                f"cos and sin are multiplied by {factor:g}, and by {usual:.6g} in "
                 "YaRN's paper: right where mscale or attention_factor of the configuration says so"
             )
     return said

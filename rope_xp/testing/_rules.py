@@ -21,7 +21,6 @@ from rope_xp.scaling import (
     YaRN,
     inverse_frequencies,
 )
-from rope_xp.scaling._rule import Rule
 from rope_xp.testing._box import Floats
 
 # Powers and quotients in float32: a few units of 6e-8.
@@ -34,7 +33,7 @@ _LENGTHS = sorted(
 
 
 @dataclass(frozen=True)
-class Measured(Rule):
+class Measured(Scaling):
     """The frequencies that were found, where they follow no rule that is known.
 
     Parameters
@@ -61,7 +60,7 @@ class Measured(Rule):
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        numbers.check_positive("Measured.attention_factor", self.attention_factor)
+        self._check(numbers.check_positive, "attention_factor")
 
     def frequencies(self, base: float, rotary_dim: int) -> Floats:
         """Return the values."""
@@ -297,7 +296,7 @@ def _of_factor(
     turns: tuple[float, float] = (32.0, 1.0),
 ) -> YaRN:
     usual = YaRN(factor, trained, *turns, truncate=truncate)
-    if abs(usual.attention_factor - series.factor) < 1e-4:
+    if abs(usual.effective_attention_factor - series.factor) < 1e-4:
         return usual
     given = next(rounded_numbers(series.factor, 1e-5))
     return YaRN(factor, trained, *turns, attention_factor=given, truncate=truncate)
@@ -313,7 +312,7 @@ def _axial(series: Series, loose: float) -> Iterator[tuple[float, Scaling | None
     orders = {
         "blocks": series.values[:shorter],
         "alternating": series.values[::count],
-        "dealt": series.values.reshape(count, -1).T.ravel(),
+        "strided": series.values.reshape(count, -1).T.ravel(),
     }
     for order, one in orders.items():
         part = Series(one, series.uncertain[: len(one)], None, series.factor)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rope_xp._dispatch import bound
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch import call_cache
 from rope_xp.integrations import _functions
 from rope_xp.integrations._formats import Format
 
@@ -40,7 +39,7 @@ def replaced(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
-    rotated, known = _functions._rotated, bound.known
+    rotated, known = _functions._rotated, call_cache.CALLS.get
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
@@ -50,12 +49,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         count(xs)
         return rotated(xs, *given)
 
-    def found(asked: Asked) -> Any:
-        run = known(asked)
-        if run is not None:
-            count(asked.arrays)
-        return run
+    class Counting(dict[Any, Any]):
+        """Count what is found in the cache; calls by signature come here alone."""
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            run = known(key, default)
+            return run and (lambda signature: (count(signature.arrays), run(signature))[1])
 
     monkeypatch.setattr(_functions, "_rotated", rotate)
-    monkeypatch.setattr(_functions, "bound", SimpleNamespace(**vars(bound) | {"known": found}))
+    stand_in = SimpleNamespace(**vars(call_cache) | {"CALLS": Counting()})
+    monkeypatch.setattr(_functions, "call_cache", stand_in)
     return done

@@ -335,7 +335,7 @@ FAULTS = (
     Fault("attention factor missing", one(frequencies=scaled_by(YARN)),
           "attention factor is 1, and not 1.13863", RoPE(layout="half", scaling=YARN), alone=False),
     Fault("attention factor twice",
-          one(frequencies=scaled_by(YARN), cos_sin=times(YARN.attention_factor**2)),
+          one(frequencies=scaled_by(YARN), cos_sin=times(YARN.effective_attention_factor**2)),
           "attention factor is 1.29648, and not 1.13863", RoPE(layout="half", scaling=YARN),
           alone=False),
     Fault("k not turned", k_not_turned, "k is not turned"),

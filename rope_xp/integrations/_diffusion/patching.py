@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeConfigError, RopeError
 from rope_xp.integrations import _classes
 from rope_xp.integrations._diffusion import rotations
@@ -130,7 +130,7 @@ def _check_tables(path: str, part: Any, config: RotaryConfig | None) -> None:
         raise RopeError(f"cannot patch {where}: its tables are not those of {config.rope}")
 
 
-@kept(256)
+@cached(256)
 def load_rotary_module(kind: Any) -> type:
     """Return the subclass of a rotary module that computes its tables by rope_xp."""
     row = ROTARY_MODULES[kind.__name__]
@@ -273,7 +273,7 @@ def _handed_on(kind: type) -> list[Location]:
     return [] if inner is None else [(kind.__module__, name) for name in inner.functions]
 
 
-@kept(256)
+@cached(256)
 def _processor_class(kind: Any) -> type:
     entry = _entry(kind)
     method = getattr(kind, entry)
