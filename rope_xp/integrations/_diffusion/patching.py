@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -221,6 +221,7 @@ def find_functions(kind: type) -> tuple[dict[Location, str], dict[str, Function]
         method = vars(base).get(_entry(kind))
         if not isinstance(method, FunctionType) or not base.__module__.startswith("diffusers."):
             continue
+        method = cast("FunctionType", inspect.unwrap(method))
         for code in _codes(method.__code__):
             if _NAME.fullmatch(code.co_name):
                 inner[code.co_name] = FunctionType(code, method.__globals__)
@@ -261,24 +262,23 @@ def _rotates(model: str, kind: type) -> bool:
 
 def load_processor(kind: type) -> type:
     """Return the subclass of a processor that rotates by rope_xp, and install its dispatchers."""
-    functions, _ = find_functions(kind)
-    for location in (*functions, *_handed_on(kind)):
+    functions, inner = find_functions(kind)
+    for location in (*functions, *(_attention_functions(kind) if inner else ())):
         _install_dispatcher(location)
     return _processor_class(kind)
 
 
-def _handed_on(kind: type) -> list[Location]:
-    """Return the functions that get q and k from a processor with a rotation of its own."""
-    inner = INNER_ROTATIONS.get(kind.__name__)
-    return [] if inner is None else [(kind.__module__, name) for name in inner.functions]
+def _attention_functions(kind: type) -> list[Location]:
+    """Return the functions that a processor with an inner rotation hands q and k."""
+    return [(kind.__module__, name) for name in INNER_ROTATIONS[kind.__name__].functions]
 
 
 @cached(256)
 def _processor_class(kind: Any) -> type:
     entry = _entry(kind)
     method = getattr(kind, entry)
-    is_inner = kind.__name__ in INNER_ROTATIONS
-    run = (_run_without_tables if is_inner else _run_replacing)(kind, method)
+    functions, inner = find_functions(kind)
+    run = _run_without_tables(kind, method) if inner else _run_replacing(functions, method)
 
     def create(cls: Any, *_: Any, **__: Any) -> Any:
         processor = object.__new__(cls)
@@ -289,11 +289,11 @@ def _processor_class(kind: Any) -> type:
     return _classes.subclass(kind, own, load_processor, (kind,))
 
 
-def _run_replacing(kind: type, method: Function) -> Function:
+def _run_replacing(functions: Mapping[Location, str], method: Function) -> Function:
     """Return a method that runs another one with the functions it calls replaced."""
-    replacements: dict[Location, Function] = {
+    replacements = {
         location: functools.partial(rotations.rotate_like, ROTATIONS[name])
-        for location, name in find_functions(kind)[0].items()
+        for location, name in functions.items()
     }
 
     def run(*arguments: Any, **named: Any) -> Any:
@@ -303,15 +303,15 @@ def _run_replacing(kind: type, method: Function) -> Function:
 
 
 def _run_without_tables(kind: type, method: Function) -> Function:
-    """Return a method that runs another one without tables, and rotates what it hands on."""
-    inner, locations = INNER_ROTATIONS[kind.__name__], _handed_on(kind)
+    """Return a method that runs another one without tables, and rotates q and k where they go."""
+    inner, locations = INNER_ROTATIONS[kind.__name__], _attention_functions(kind)
     place = list(inspect.signature(method).parameters).index(inner.argument) - 2
 
     def run(self: Any, attn: Any, *arguments: Any, **named: Any) -> Any:
         by_position = len(arguments) > place
         tables = arguments[place] if by_position else named.get(inner.argument)
-        # Somebody may have replaced a dispatcher since. Wan hands on the keys of an image as well,
-        # which are not rotated.
+        # Without its dispatcher nothing would rotate. Wan hands on the keys of an image too, which
+        # are not to be rotated.
         installed = all(_load(location) is _DISPATCHERS.get(location) for location in locations)
         if tables is None or not installed or getattr(attn, "add_k_proj", None) is not None:
             return method(self, attn, *arguments, **named)
