@@ -102,7 +102,7 @@ def main(kind: str, library: str) -> None:
         import jax.numpy as jnp
 
         make = jnp.asarray
-    # What a library and its compilers load, and what malloc keeps of arrays, is not what calls hold.
+    # Neither what compilers load nor what malloc keeps of freed arrays is held by calls.
     for result in islice(KINDS[kind](make), 6):
         del result
     for n in range(1, 2200, 7):
