@@ -1,6 +1,6 @@
 """The arguments of torch's operator: angles and a turn as tensors and plain values."""
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
@@ -9,7 +9,7 @@ from rope_xp._contract.call import UNKNOWN, Given, Lookup, Turn
 from rope_xp._contract.library import Digits
 from rope_xp._contract.typing import Layout
 
-Tensors: TypeAlias = tuple[torch.Tensor, ...]
+from .signature import Tensors
 
 
 class How(NamedTuple):

@@ -1,7 +1,7 @@
 """Signatures of eager calls on plain tensors, which no transform or mode follows."""
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from rope_xp._contract.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 
 from . import private, streams
-from .arguments import Tensors
 
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Classes of tensors that are memory, and nothing else."""
 _INTEGERS = (torch.int64, torch.int32)
