@@ -21,7 +21,7 @@ import rope_xp
 from rope_xp import MissingBackendError, RopeError, _libraries
 from rope_xp._contract.call import Call
 from rope_xp._contract.path import Path, Unavailable
-from rope_xp._dispatch import choose, find
+from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
@@ -98,6 +98,7 @@ class Told(Path):
 def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Told, Told]:
     made = Told("swift", "it is Tuesday"), Told("brisk", None)
     monkeypatch.setattr(find.find(X), "paths", made)
+    call_cache.CALLS.cache_clear()
     row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
     return made
@@ -112,6 +113,7 @@ def test_the_first_path_that_does_not_decline_runs(paths: tuple[Told, Told]) -> 
     )
     assert str(explanation) == "numpy: brisk\n  not swift: it is Tuesday"
     paths[1].reason = "nor I"
+    call_cache.CALLS.cache_clear()
     expected = rope_xp.RoPE().rotate(X)
     assert rope_xp.explain(X, X).path == "portable"
     np.testing.assert_array_equal(rope_xp.apply(X, X)[0], expected)

@@ -21,6 +21,7 @@ SIGNATURES = {
     "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
+    "clear_caches": "",
     "explain": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
     "**options",
     "permute_weights": "w, num_heads, *, to",

@@ -1,4 +1,4 @@
-"""Cached calls hand kernels memory that is there: random calls on memory that is freed and reused."""
+"""Cached calls hand kernels memory that is there, though it was freed and reused before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Cached calls on memory that is freed, reused and guarded: python cached_calls.py LIBRARY COUNT SEED.
+"""Cached calls on memory that is freed, reused and guarded.
+
+    python cached_calls.py LIBRARY COUNT SEED
 
 Each call has arrays of its own, which are freed after it; some begin behind a page that nobody may
 touch, or end before one. Every result must have the bits of the portable path. Prints the number of
@@ -77,16 +79,20 @@ def call(
     return lambda: rope.rotate(x, positions, out=out)
 
 
+def as_array(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def as_tensor(x: np.ndarray) -> Any:
+    import torch
+
+    writeable = x.flags.writeable and min(x.strides, default=0) >= 0
+    return torch.from_numpy(x if writeable else x.copy())
+
+
 def main(library: str, count: str, seed: str) -> None:
     random = np.random.default_rng(int(seed))
-    make: Callable[[np.ndarray], Any] = lambda x: x
-    if library == "torch":
-        import torch
-
-        def make(x: np.ndarray) -> Any:
-            writeable = x.flags.writeable and min(x.strides, default=0) >= 0
-            return torch.from_numpy(x if writeable else x.copy())
-
+    make = as_tensor if library == "torch" else as_array
     cached = 0
     for _ in range(int(count)):
         rope, shape = ROPES[random.integers(len(ROPES))], SHAPES[random.integers(len(SHAPES))]

@@ -22,6 +22,9 @@ def signature(
     array_type = type(arrays[0])
     if out is not None or issubclass(array_type, jax.core.Tracer):
         return None
+    for x in arrays:
+        if type(x.sharding) is not SingleDeviceSharding:
+            return None
     wide, reach, rows = arrays[0].dtype == np.float64, None, tables or ()
     if positions is not None:
         read = _read(positions, arrays[0], wide)
