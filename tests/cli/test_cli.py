@@ -60,6 +60,7 @@ def test_info_json(printed: Callable[..., str]) -> None:
     assert set(found) == {
         *("rope_xp", "python", "platform", "array_api_compat", "libraries", "third_party"),
         "choice",
+        "cached",
     }
     numpy = found["libraries"]["numpy"]
     absent = None

@@ -226,12 +226,22 @@ def test_the_environment_may_not_choose_nonsense() -> None:
     assert done.returncode == 1
 
 
+def test_the_environment_skips_libraries_without_its_path() -> None:
+    code = (
+        "import jax.numpy as jnp, numpy as np, rope_xp; x = np.ones((2, 2, 4), np.float32);"
+        "print(*[rope_xp.explain(a, a).path for a in (x, jnp.asarray(x))]);"
+        "rope_xp.apply(jnp.asarray(x), jnp.asarray(x))"
+    )
+    pytest.importorskip("jax")
+    env = {**os.environ, "ROPE_XP_BACKEND": "chunked"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "chunked jit\n"
+
+
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("jit", "and numpy arrays have none"),
-        ("chunked", "and cannot take this call: Derived is a class"),
-    ],
+    ("name", "told"), [("chunked", "and cannot take this call: Derived is a class")]
 )
 def test_a_choice_of_the_environment_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch, name: str, told: str

@@ -90,7 +90,8 @@ def test_names() -> None:
             "RopeConfigError",
             "RopeError",
         ),
-        *("apply", "apply_frequencies", "apply_tables", "explain", "from_hf_config"),
+        *("apply", "apply_frequencies", "apply_tables", "clear_caches", "explain"),
+        "from_hf_config",
         "permute_weights",
         *("scaling", "use_backend"),
     }
