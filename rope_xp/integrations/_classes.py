@@ -16,6 +16,7 @@ Function = Callable[..., Any]
 Called = tuple[tuple[str, Function], ...]
 """The functions that rotate which a class calls, with the names by which it does."""
 
+ALONE = "patch(model, rotation=False) replaces the rotary modules alone"
 _ORIGINAL = "_patched_by_rope_xp"
 
 
@@ -46,12 +47,19 @@ def methods(
             if found.pop(name, None) is not None and not rotates:
                 msg = (
                     f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, in which its "
-                    "base rotates q and k"
+                    f"base rotates q and k; {ALONE}"
                 )
                 raise RopeError(msg)
             if rotates:
                 found[name] = member
     return found
+
+
+def mentioned(kind: type) -> str | None:
+    """Return the name of a function or method that rotates which a class calls, None if none."""
+    members = (member for base in kind.__mro__ for member in vars(base).values())
+    methods = (member for member in members if isinstance(member, FunctionType))
+    return next((name for each in methods for name in _functions.named(each)), None)
 
 
 def called(kind: type) -> Called:

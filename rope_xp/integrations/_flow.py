@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.integrations import _functions, _source
+from rope_xp.integrations import _classes, _functions, _source
 from rope_xp.integrations._source import Method
 
 # Methods and functions that give tables again, with the same columns, or what holds some.
@@ -51,8 +51,7 @@ def check(
 def _refusal(method: Method, what: str) -> RopeError:
     is_plain = method.kind is type(None)
     who = ("" if is_plain else f"{method.kind.__name__}.") + method.function.__name__
-    advice = "patch(model, rotation=False) replaces the rotary modules alone"
-    return RopeError(f"cannot patch {who}: {what}; {advice}")
+    return RopeError(f"cannot patch {who}: {what}; {_classes.ALONE}")
 
 
 class _Flow:

@@ -41,8 +41,12 @@ def used_by(function: FunctionType) -> dict[str, Function]:
 
 def _called(function: FunctionType) -> dict[str, Function]:
     scope = function.__globals__
-    found = filter(_NAME.fullmatch, sorted(set(names(function.__code__))))
-    return {name: scope[name] for name in found if callable(scope.get(name))}
+    return {name: scope[name] for name in named(function) if callable(scope.get(name))}
+
+
+def named(function: FunctionType) -> list[str]:
+    """Return the names in a function that are such as functions that rotate have."""
+    return sorted(filter(_NAME.fullmatch, set(names(function.__code__))))
 
 
 def names(code: CodeType) -> Iterator[str]:
@@ -260,7 +264,8 @@ def replacement(name: str, function: Function, rotation: Rotation) -> Function:
         axes = None
         if None not in map(_kind, xs) and all(value is None for value in values.values()):
             axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim)
-        if axes is None:  # such as keys of which some shall not be rotated
+        if axes is None or not _fit(xs, tables[0], axes):
+            # Such as keys of which some shall not be rotated, or queries of the last tokens alone.
             return _like(function(*arguments, **named), xs)
         rotated = _rotated(xs, tables, rotation, axes, asked)
         return rotated if n > 1 else rotated[0]
@@ -292,6 +297,17 @@ def _asked(
         kind = kind, rest, *named.items()
     tables = arguments[n], arguments[n + 1]
     return bound.ask(kind, arguments[:n], None, None, None, False, tables)
+
+
+def _fit(xs: tuple[Any, ...], table: Any, axes: str) -> bool:
+    """Return whether each array has the tokens that a table is for, one by one.
+
+    While torch.jit traces, which makes tensors of sizes, no array does.
+    """
+    if torch.jit.is_tracing():
+        return False
+    tokens = axes.index("s")
+    return all(x.shape[tokens] == table.shape[-2] for x in xs)
 
 
 def _kind(x: Any) -> type | None:

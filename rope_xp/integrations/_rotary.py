@@ -1,7 +1,9 @@
 """The modules of transformers that make cos and sin: recognised, checked, and replaced."""
 
+import copy
 import inspect
-import itertools
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,6 +24,8 @@ FREQUENCIES = 1e-6
 # Angles of positions below 8 in float32, and a table in float32.
 TABLES = 1e-5
 _TOKENS = 8
+FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a module's own code may raise that is called in a way that it does not know."""
 PLANS = "rope_xp_plans"
 """The attribute of a patched module that holds what it is to return for each layer type."""
 
@@ -46,18 +50,26 @@ class Plan:
         single = self.rounding == "float32" or like != torch.float64
         dtype = torch.float32 if single else torch.float64
         positions = _components(self.rope, positions)
-        head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
-        angles = self.rope.at(positions, like=head)
-        cos, sin = angles.cos, angles.sin
+        cos, sin = self._cos_sin(self.rope, positions, dtype)
         if self.beyond is not None:
             far = positions.max() >= self.limit
-            angles = self.beyond.at(positions, like=head)
-            cos, sin = torch.where(far, angles.cos, cos), torch.where(far, angles.sin, sin)
+            far_cos, far_sin = self._cos_sin(self.beyond, positions, dtype)
+            cos, sin = torch.where(far, far_cos, cos), torch.where(far, far_sin, sin)
         if self.rounding == "as x":
             cos, sin = cos.to(like), sin.to(like)
         if self.leading:
             cos, sin = cos[None], sin[None]
         return _formats.written(cos, sin, self.form)
+
+    def _cos_sin(
+        self, rope: RoPE, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of one column a pair."""
+        if torch.jit.is_tracing():  # which makes tensors of the sizes of arrays
+            return rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
+        head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
+        angles = rope.at(positions, like=head)
+        return angles.cos, angles.sin
 
 
 def _components(rope: RoPE, positions: torch.Tensor) -> torch.Tensor:
@@ -66,8 +78,8 @@ def _components(rope: RoPE, positions: torch.Tensor) -> torch.Tensor:
         return positions
     if isinstance(rope.scaling, Axial):  # of patches: (..., components)
         return positions.movedim(-1, 0)
-    components = max(rope.position_axes) + 1
-    return positions.expand(components, -1, -1) if positions.ndim == 2 else positions
+    # (batch, tokens), or (1, batch, tokens), which their own modules expand too.
+    return positions.expand(max(rope.position_axes) + 1, -1, -1)
 
 
 def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -93,11 +105,12 @@ def plans(
     length: int | None,
     rotation: bool,
     trusting: bool = False,
+    strict: bool = True,
 ) -> dict[str | None, Plan]:
     """Return what the module is to do, checked against what it does.
 
     Without rotation its tables go to the model's own functions. Trusting the configuration, the
-    buffers are not looked at.
+    buffers are not looked at. If not strict, tables may hold other numbers.
 
     Raises
     ------
@@ -118,7 +131,7 @@ def plans(
         rope = _of(found, label)
         if rope is None:
             raise RopeError(f"cannot patch {who}: its configuration has no RoPE for {label!r}")
-        made[label] = _plan(who, module, label, buffer, rope, length, rotation, trusting)
+        made[label] = _plan(who, module, label, buffer, rope, length, rotation, trusting, strict)
     return made
 
 
@@ -141,6 +154,7 @@ def _plan(
     length: int | None,
     rotation: bool,
     trusting: bool,
+    strict: bool,
 ) -> Plan:
     rule = rope.scaling
     if length is None and isinstance(rule, DynamicNTK):
@@ -162,7 +176,7 @@ def _plan(
     if abs(rope.attention_factor - scaling) > FREQUENCIES:
         msg = f"its configuration says the attention factor {rope.attention_factor}, it {scaling}"
         raise RopeError(f"cannot patch {who}: {msg}")
-    plan = _asked_for_few(who, module, label, first, pairs, rotation)
+    plan = _fitted(who, module, label, first, len(buffer), pairs, rotation, strict)
     if length is not None:
         return replace(plan, rope=rope.for_length(length))
     return replace(plan, beyond=beyond, limit=limit)
@@ -199,29 +213,62 @@ def _own_series(rope: RoPE, components: int, length: int) -> NDArray[np.float64]
     return series
 
 
-def _asked_for_few(
-    who: str, module: torch.nn.Module, label: str | None, rope: RoPE, pairs: int, rotation: bool
+def _fitted(
+    who: str,
+    module: torch.nn.Module,
+    label: str | None,
+    rope: RoPE,
+    size: int,
+    pairs: int,
+    rotation: bool,
+    strict: bool,
 ) -> Plan:
-    """Return the plan by which tables are those that a new module of this kind gives."""
+    """Return the plan whose tables of a few positions are those of the module, or the nearest."""
     if "position_ids" not in inspect.signature(type(module).forward).parameters:
         raise RopeError(f"cannot patch {who}: its forward takes no position_ids")
     positions = _few_positions(rope)
+    fresh = _with_series(module, label, _own_series(rope, 2 * pairs, size))
     more: dict[str, Any] = {} if label is None else {"layer_type": label}
 
-    def asked(dtype: torch.dtype) -> Tables:
-        tables = type(module)(module.config)(torch.zeros(1, dtype=dtype), positions, **more)
-        return tables if isinstance(tables, tuple) else (tables,)
+    def tables(dtype: torch.dtype) -> Tables:
+        try:
+            given = type(module).forward(fresh, torch.zeros(1, dtype=dtype), positions, **more)
+        except FAILURES as error:
+            msg = f"cannot patch {who}: its forward fails for {_TOKENS} positions on a CPU: {error}"
+            raise RopeError(msg) from error
+        return given if isinstance(given, tuple) else (given,)
 
-    theirs = asked(torch.float32)
-    for form, leading in itertools.product(_formats.FORMATS, (False, True)):
-        plan = Plan(rope, None, 0, pairs, form, leading)
-        ours = plan.tables(positions, torch.float32)
-        if len(ours) == len(theirs) and all(map(_close, ours, theirs)):
-            if rotation:
-                return plan
-            follows = asked(torch.bfloat16)[0].dtype == torch.bfloat16
-            return replace(plan, rounding="as x" if follows else "float32")
-    raise RopeError(f"cannot patch {who}: its tables are not those of {rope}")
+    theirs = tables(torch.float32)
+    every = (Plan(rope, None, 0, pairs, f, one) for f in _formats.FORMATS for one in (False, True))
+    errors = {plan: _largest_error(plan.tables(positions, torch.float32), theirs) for plan in every}
+    plan = min(errors, key=lambda each: errors[each])
+    if errors[plan] > (TABLES if strict else sys.float_info.max):
+        raise RopeError(f"cannot patch {who}: its tables are not those of {rope}")
+    if rotation:
+        return plan
+    follows = tables(torch.bfloat16)[0].dtype == torch.bfloat16
+    return replace(plan, rounding="as x" if follows else "float32")
+
+
+def _with_series(
+    module: torch.nn.Module, label: str | None, series: NDArray[np.float64]
+) -> torch.nn.Module:
+    """Return a copy of a module on the CPU with these frequencies, to whatever it was cast."""
+    copied = copy.copy(module)
+    copied._parameters = {k: p if p is None else p.cpu() for k, p in module._parameters.items()}
+    copied._buffers = {k: b if b is None else b.cpu() for k, b in module._buffers.items()}
+    for key in copied._buffers:
+        if key.endswith("inv_freq") and key.startswith(label or ""):
+            copied._buffers[key] = torch.from_numpy(series).float()
+    return copied
+
+
+def _largest_error(ours: Tables, theirs: Tables) -> float:
+    """Return how far tables are apart; infinity where they differ in shape or hold a NaN."""
+    if [table.shape for table in ours] != [table.shape for table in theirs]:
+        return math.inf
+    off = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return math.inf if math.isnan(off) else off
 
 
 @torch.no_grad()
@@ -247,10 +294,6 @@ def _few_positions(rope: RoPE) -> torch.Tensor:
     if components > 1:
         return torch.stack([positions + i for i in range(components)])
     return positions
-
-
-def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=0, atol=TABLES))
 
 
 def forward(

@@ -53,8 +53,7 @@ def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     >>> [(finding.kind, finding.module) for finding in check(model.bfloat16())]
     [('cast', 'model.rotary_emb.inv_freq')]
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    _check_module(model)
     found = [*_check.findings(model), *_check_config.findings(model)]
     return tuple(sorted(found, key=lambda finding: finding.severity != "error"))
 
@@ -103,6 +102,8 @@ def patch(
     RopeError
         If a part of the model cannot be patched; the message names it, and the model stays as it
         was. If trust is none of the two.
+    TypeError
+        If model is no module of torch, such as a name on the Hub.
 
     Notes
     -----
@@ -129,19 +130,14 @@ def patch(
     True
     >>> model = unpatch(model)
     """
+    _check_module(model)
     if trust not in ("both", "config"):
         raise RopeError(f"trust must be 'both' or 'config'; got {trust!r}")
     if any(_classes.original(type(module)) for module in model.modules()):
         raise RopeError("the model is patched already; unpatch it first")
     found = dict(_rotary.modules(model))
     if not found:
-        msg = (
-            f"cannot patch {type(model).__name__}: none of its modules makes angles for a rotation "
-            "(those have inv_freq among their buffers). Its positions are probably not rotary, as "
-            "those of BERT and GPT-2 are not, and then there is nothing to patch; if it does "
-            "rotate, rope_xp.testing.identify tells which RoPE its function is"
-        )
-        raise RopeError(msg)
+        raise RopeError(f"cannot patch {type(model).__name__}: {_no_angles(model)}")
     called = {kind: _classes.called(kind) for kind in set(map(type, model.modules())) if rotation}
     for name, module in model.named_modules():
         if name in found or called.get(type(module)):
@@ -188,7 +184,10 @@ def unpatch(model: ModelT) -> ModelT:
     RopeError
         If something has changed a patched module since in a way that cannot be kept; the message
         names it, and the model stays patched.
+    TypeError
+        If model is no module of torch.
     """
+    _check_module(model)
     patched = {n: m for n, m in model.named_modules() if _classes.original(type(m))}
     for name, module in patched.items():
         _classes.check_own(name, module)
@@ -198,3 +197,29 @@ def unpatch(model: ModelT) -> ModelT:
         if hasattr(module, _rotary.PLANS):
             delattr(module, _rotary.PLANS)
     return model
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        msg = (
+            "model must be a torch.nn.Module, such as what from_pretrained of transformers returns; "
+            f"got {type(model).__name__}"
+        )
+        raise TypeError(msg)
+
+
+def _no_angles(model: torch.nn.Module) -> str:
+    """Say why there is nothing to patch: the model rotates by tables of its own, or not at all."""
+    for kind in dict.fromkeys(map(type, model.modules())):
+        name = _classes.mentioned(kind)
+        if name is not None:
+            return (
+                f"{kind.__name__} calls {name}, and reads cos and sin from a table of its own. "
+                "patch replaces modules that compute them, which have inv_freq among their buffers"
+            )
+    return (
+        "none of its modules makes angles for a rotation (those have inv_freq among their "
+        "buffers). Its positions are probably not rotary, as those of BERT and GPT-2 are not, and "
+        "then there is nothing to patch; if it does rotate, rope_xp.testing.identify tells which "
+        "RoPE its function is"
+    )
