@@ -26,7 +26,6 @@ from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import arguments, config_report, config_words, plots, terminal
 from rope_xp._cli.reading import Layers, Reading, lengths, read, without_offset
 from rope_xp._contract.errors import RopeError
-from rope_xp.hf import _hub
 from rope_xp.rope import RoPE
 
 
@@ -60,8 +59,7 @@ def run(options: argparse.Namespace) -> int:
         if options.plot is not None:
             draw(options.plot, reading, options.length)
     except OSError as error:
-        reason = _hub.advice(options.config) or f"{error.filename}: {error.strerror}"
-        return terminal.fail("inspect", reason)
+        return terminal.fail("inspect", f"{error.filename}: {error.strerror}")
     except RopeError as error:
         return terminal.fail("inspect", str(error))
     if options.json:

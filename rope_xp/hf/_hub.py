@@ -12,14 +12,14 @@ def advice(target: str) -> str | None:
     Examples
     --------
     >>> advice("Qwen/Qwen3-8B")  # doctest: +ELLIPSIS
-    'no file or folder is called Qwen/Qwen3-8B. If it is a model of the Hugging Face Hub, fetch ...'
+    'no file or folder is called Qwen/Qwen3-8B, and rope_xp downloads nothing. If it is a model ...'
     >>> advice("folder/config.json")
     """
     if not _ID.fullmatch(target) or Path(target).suffix == ".json" or Path(target).exists():
         return None
     name = target.partition("/")[2]
     return (
-        f"no file or folder is called {target}. If it is a model of the Hugging Face Hub, fetch "
-        "its config.json first, as rope_xp downloads nothing: hf download "
-        f"{target} config.json --local-dir {name}; then give the folder {name}"
+        f"no file or folder is called {target}, and rope_xp downloads nothing. If it is a model of "
+        f"the Hugging Face Hub, fetch its config.json by: hf download {target} config.json "
+        f"--local-dir {name}; then give the folder {name}"
     )

@@ -31,6 +31,25 @@ RULE = frozenset(
 )
 """Keys of which one at least is there where rotary parameters say anything."""
 
+KNOWN = RULE.union(
+    *(("factor", "alpha", "attention_factor", "mscale", "mscale_all_dim", "truncate"),),
+    *(("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "mrope_interleaved"),),
+    *(("short_factor", "long_factor", "short_mscale", "long_mscale"),),
+    *(("original_max_position_embeddings", "max_position_embeddings"),),
+)
+"""Keys that some rule reads."""
+
+HARMLESS = frozenset(
+    {
+        "llama_4_scaling_beta",  # of the attention, which scales q by it
+        "interleaved",  # Qwen3-Omni, whose code deals pairs to components so without it
+        "finetuned",  # of the first models with YaRN, as the two below; transformers reads none
+        *("attn_factor", "extrapolation_factor"),
+        "apply_yarn_scaling",  # of vLLM
+    }
+)
+"""Keys that files have beside those, and that do not change the rotation in transformers."""
+
 
 def read(config: object) -> Mapping[str, Any]:
     """Return the configuration as a dictionary."""
@@ -45,9 +64,9 @@ def read(config: object) -> Mapping[str, Any]:
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             advice = _hub.advice(str(config))
-            if advice is not None:
-                error.add_note(advice)
-            raise
+            if advice is None:
+                raise
+            raise FileNotFoundError(error.errno, advice, str(config)) from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RopeConfigError(f"{path} is no JSON: {error}") from error
         if not isinstance(found, dict):
@@ -145,15 +164,29 @@ def _nested(config: Mapping[str, Any], given: Parameters, model: Model) -> dict[
             msg = f"{name}.{key} must be a dictionary of rotary parameters; got {value!r}"
             raise RopeConfigError(msg)
     for label, parameters in (found or {FLAT: given}).items():
+        where = f"{name}.{label}" if label else name
         if parameters and RULE.isdisjoint(parameters):
-            where = f"{name}.{label}" if label else name
             key, value = next(iter(parameters.items()))
             msg = (
                 f"{where}.{key} = {value!r} is no rule for a layer type, and {where} none for all: "
                 f"it has none of {', '.join(sorted(RULE))}"
             )
             raise RopeConfigError(msg)
+        _check_known(where, parameters or {})
+    _check_known(name, {key: value for key, value in given.items() if key not in found})
     return found
+
+
+def _check_known(where: str, parameters: Parameters) -> None:
+    """Check that all keys are known: one that is misspelt would change the rotation unread."""
+    for key, value in parameters.items():
+        if key in KNOWN | HARMLESS or value is None or isinstance(value, Mapping):
+            continue
+        import difflib  # not needed by those whose files are right
+
+        near = difflib.get_close_matches(key, sorted(KNOWN), n=1)
+        hint = f"did you mean {near[0]}?" if near else "remove it if it does not change the rotation"
+        raise RopeConfigError(f"{where}.{key} = {value!r} is a key that no rule reads; {hint}")
 
 
 def _by_default(
