@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
@@ -27,7 +28,7 @@ from rope_xp._contract.errors import BROKEN, RopeError
 from rope_xp.hf import _hub, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
-from rope_xp.testing._box import LIBRARIES
+from rope_xp.testing._box import LIBRARIES, Uncallable
 from rope_xp.testing._differences import differences
 
 
@@ -103,9 +104,10 @@ def _function(options: argparse.Namespace) -> int:
             components=options.components,
         )
     except RopeError as error:
+        fault = _uncallable(options, error) if isinstance(error, Uncallable) else str(error)
         if not options.json:
-            raise
-        print(json.dumps({"target": options.target, "faults": [str(error)]}, indent=2))
+            return terminal.fail("check", fault)
+        print(json.dumps({"target": options.target, "faults": [fault]}, indent=2))
         return 1
     differing = [] if wanted is None else differences(found.rope, wanted, options.head_dim)
     if options.plot is not None:
@@ -114,6 +116,7 @@ def _function(options: argparse.Namespace) -> int:
         print(json.dumps(_object(options.target, found, differing), indent=2, allow_nan=False))
     else:
         _print(found, differing)
+        print(terminal.folded("\n", _checked(options, found, differing), 0))
     return int(bool(found.faults or differing))
 
 
@@ -178,8 +181,6 @@ def _print(found: Identified, differing: list[str]) -> None:
         for p, e in found.error.items()
     ]
     terminal.table(("positions", "largest error of cos and sin"), rows, text_columns=1)
-    if found.passes is not None:
-        print(f"\nThe error passes 1e-2 by position {found.passes}.")
     for title, sentences in (
         ("notes", found.notes),
         ("faults", found.faults),
@@ -188,8 +189,37 @@ def _print(found: Identified, differing: list[str]) -> None:
         if sentences:
             print(f"\n{title}:")
             print("\n".join(f"- {each}" for each in sentences))
-    if not found.faults and not differing:
-        print("\nNothing is wrong.")
+
+
+def _checked(options: argparse.Namespace, found: Identified, differing: list[str]) -> str:
+    """Say what was compared with what, and how it came out."""
+    than = "exact angles" + ("" if options.config is None else f" and {options.config}")
+    what = f"Pairs, frequencies and angles were compared with {than}, at positions below "
+    what += f"{max(found.error)}: "
+    if found.faults or differing:
+        return f"{what}see above."
+    if found.passes is None:
+        return f"{what}nothing is wrong."
+    return (
+        f"{what}no fault, but cos and sin are off by more than 1e-2 from position {found.passes} "
+        "on, as any angle is that is a product in float32."
+    )
+
+
+def _uncallable(options: argparse.Namespace, error: Uncallable) -> str:
+    shape = ", ".join(
+        str(options.head_dim) if letter == "d" else letter for letter in options.axes
+    )
+    advice = "Try --head-dim, --axes or --tables"
+    if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.first):
+        advice = (
+            "It takes cos and sin: give --tables package.module:function, which makes them from "
+            "positions"
+        )
+    return (
+        f"could not call {options.target} with q, k of shape ({shape}); first error: "
+        f"{error.first}. {advice}"
+    )
 
 
 def _draw(path: Path, found: Identified, head_dim: int) -> None:

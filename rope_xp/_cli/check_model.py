@@ -22,10 +22,8 @@ def run(options: argparse.Namespace) -> int:
         inspect_config.draw(options.plot, read(options.target, options.layout), None)
     if options.json:
         print(json.dumps({"target": options.target, "findings": findings}, indent=2))
-    elif findings:
-        _print(findings)
     else:
-        print("Nothing is wrong.")
+        _print(findings, _checked(options))
     wrong = [each for each in findings if options.strict or each["severity"] == "error"]
     return int(bool(wrong))
 
@@ -75,7 +73,21 @@ def _of_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {**vars(each), "effect": None if each.effect is None else dict(each.effect)}
 
 
-def _print(findings: list[dict[str, Any]]) -> None:
+def _checked(options: argparse.Namespace) -> str:
+    """Say what was compared with what."""
+    keys = f"The rotary keys of {options.target} were read as transformers reads them"
+    if not options.weights:
+        return f"{keys}. --weights loads the model too, and asks it for angles"
+    return (
+        f"{keys}, and of the loaded model buffers of frequencies, angles up to position 131071 and "
+        "functions that rotate were compared with them"
+    )
+
+
+def _print(findings: list[dict[str, Any]], checked: str) -> None:
+    if not findings:
+        print(terminal.folded("", f"Nothing is wrong. {checked}.", 0))
+        return
     rows = []
     for each in findings:
         effect = each["effect"] or {}
@@ -84,3 +96,4 @@ def _print(findings: list[dict[str, Any]]) -> None:
     terminal.table(("severity", "module", "kind", "cos and sin are off by"), rows, text_columns=4)
     for each in findings:
         print(f"\n{each['module']}: {each['what']}. {each['mend']}.")
+    print(terminal.folded("\n", f"{checked}.", 0))

@@ -29,8 +29,7 @@ def from_hf_config(
     RopeConfigError
         If a key is missing, its value impossible, or rope_type not known; if rotary parameters have
         a key that no rule reads, such as a misspelt one; if model_type is not known and no layout
-        given; if the model has no rotary embedding, or one that no RoPE can
-        express.
+        given; if the model has no rotary embedding, or one that no RoPE can express.
     RopeError
         If layout is none of the three.
     TypeError

@@ -106,28 +106,29 @@ def _is_static(model: torch.nn.Module) -> bool:
 
 
 def _functions_of(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield where the function that rotates takes other pairs than the model type's weights."""
-    asked: set[type] = set()
+    """Yield where functions that rotate take other pairs than the model type's weights.
+
+    One that takes these is enough: by configuration a class calls one of two functions, and some
+    models have an indexer with a layout of its own beside their attention.
+    """
+    groups: dict[int, tuple[Any, dict[type, str]]] = {}
     for name, module in model.named_modules():
-        kind = type(module)
-        if kind in asked or _classes.original(kind) is not None:
-            continue
-        asked.add(kind)
         config = getattr(module, "config", None)
-        layouts = {rope.layout for rope in _read(config).values()} if config is not None else set()
-        if len(layouts) != 1:
+        if config is not None and _classes.original(type(module)) is None:
+            _, names = groups.setdefault(id(config), (config, {}))
+            names.setdefault(type(module), name)
+    for config, names in groups.values():
+        layouts = {rope.layout for rope in _read(config).values()}
+        found = [(name, *each) for kind, name in names.items() for each in _recognised(kind)]
+        if len(layouts) != 1 or not found or layouts & {layout for *_, layout in found}:
             continue
-        (expected,) = layouts
-        found = dict(_recognised(kind))
-        # Some classes call one of two functions, as the configuration says.
-        if found and expected not in found.values():
-            called, layout = next(iter(found.items()))
-            what = (
-                f"{called} turns {_LAYOUTS[layout]}, and the weights of model_type "
-                f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
-            )
-            mend = "Call the model's own function, or permute_weights q and k projections"
-            yield Finding("error", name, "layout", what, None, mend)
+        (expected,), (name, function, layout) = layouts, found[0]
+        what = (
+            f"{function} turns {_LAYOUTS[layout]}, and the weights of model_type "
+            f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
+        )
+        mend = "Call the model's own function, or permute_weights q and k projections"
+        yield Finding("error", name, "layout", what, None, mend)
 
 
 def _recognised(kind: type) -> Iterator[tuple[str, Layout]]:

@@ -32,6 +32,14 @@ TOKENS = 5  # differs from the heads, so that a function which confuses them fai
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 
+class Uncallable(RopeError):
+    """A function takes arrays in none of the ways that were tried; ``first`` says why not."""
+
+    def __init__(self, message: str, first: str) -> None:
+        super().__init__(f"{message}; first error: {first}")
+        self.first = first
+
+
 class Refused(Exception):  # noqa: N818  # no error yet: the next way of asking may do
     """A function did not take what it was given."""
 
@@ -162,24 +170,22 @@ def opened(
     """
     arrays = count_arrays(function, tables is not None)
     vectors = np.zeros((head_dim * heads, heads, head_dim))
-    refusals = {}
+    first = "no library of arrays is loaded"
     for backend, device, dtype in _libraries(like):
         box = Box(function, tables, arrays, axes, head_dim, heads, backend, device, dtype)
-        for way in _ways(box, components):
+        for i, way in enumerate(_ways(box, components)):
             try:
                 way.turned(vectors, np.arange(TOKENS))
             except Refused as refused:
-                refusals[backend.name, way.order] = str(refused)
+                # Of the library that was loaded last: numpy is there whoever asks.
+                first = f"{refused} ({backend.name})" if i == 0 else first
             else:
                 return way
-    told = "; ".join(
-        f"{name} with positions ({order}): {why}" for (name, order), why in refusals.items()
+    message = (
+        f"could not call function with arrays of axes {axes!r}, head_dim = {head_dim} and {heads} "
+        "heads. Give head_dim, axes, heads, components, tables, or an array of its library as like"
     )
-    raise RopeError(
-        f"function takes no arrays of axes {axes!r}, head_dim = {head_dim} and {heads} heads that "
-        f"were tried, or returns others: {told}. Give axes, heads, components, or an array of its "
-        "library as like"
-    )
+    raise Uncallable(message, first)
 
 
 def _ways(box: Box, components: int | None) -> Iterator[Box]:

@@ -203,6 +203,20 @@ def test_a_function_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "model_type 'llama' are for halves" in found.what
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "axk2"])
+def test_an_indexer_with_a_layout_of_its_own(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its attention has another layout too, that is found."""
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type))
+    assert [f.kind for f in check(model) if f.kind != "meta"] == []
+    theirs = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    halves = theirs.apply_rotary_pos_emb
+    monkeypatch.setattr(theirs, "apply_rotary_pos_emb_interleave", halves)
+    assert [f.kind for f in check(model) if f.kind != "meta"] == ["layout"]
+
+
 def test_meta() -> None:
     config = make("llama").config
     with torch.device("meta"):

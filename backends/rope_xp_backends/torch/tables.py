@@ -113,7 +113,6 @@ def _built(flat: Any) -> Any:
 
 # Dynamo would trace through the cache and numpy, and compile the float64 builder in float32. A
 # constant result is computed in plain Python and enters the graph finished.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type for it
 def _constant(
     flat: Any,
     rule: Any,
@@ -127,6 +126,10 @@ def _constant(
         object.__setattr__(rope, "scaling", rule)
     host = host_tables(Recipe(rope, head_dim, inverse, wide))
     return tuple([None if table is None else tensor(table, device) for table in host])
+
+
+# What torch.compiler.assume_constant_result sets, which would import all of Dynamo for it.
+_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it is for Dynamo to read
 
 
 def tensor(host: np.ndarray, device: torch.device | None) -> torch.Tensor:
