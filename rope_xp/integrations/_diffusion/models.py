@@ -168,9 +168,7 @@ MODELS: dict[str, Model] = {
     "Kandinsky5Transformer3DModel": _kandinsky,
     "Kandinsky6SRTransformer3DModel": _kandinsky,
     "Kandinsky6Transformer3DModel": Model(grids.video, _key("axes_dims", 32, 48, 48)),
-    "CosmosTransformer3DModel": Model(
-        grids.cosmos, _thirds(128), layout="half", bases=_ntk_bases
-    ),
+    "CosmosTransformer3DModel": Model(grids.cosmos, _thirds(128), layout="half", bases=_ntk_bases),
     "CogView4Transformer2DModel": Model(grids.cogview4, _halves, layout="half"),
     "GlmImageTransformer2DModel": Model(grids.image, _halves, layout="half"),
     "PRXTransformer2DModel": Model(grids.image, _prx, base_key="theta"),
@@ -183,9 +181,7 @@ MODELS: dict[str, Model] = {
         layout="half",
         position_axes=_strided_axes,
     ),
-    "MiniMaxMusic3Transformer1DModel": Model(
-        grids.sound, _number("rotary_dim", 32), layout="half"
-    ),
+    "MiniMaxMusic3Transformer1DModel": Model(grids.sound, _number("rotary_dim", 32), layout="half"),
     "AceStepTransformer1DModel": Model(
         grids.sound, _number("head_dim", 128), 1e6, _THETA, layout="half"
     ),
@@ -195,9 +191,7 @@ MODELS: dict[str, Model] = {
     "StableAudio3DiTModel": Model(
         grids.sound, _per_head(("embed_dim", 1536), ("num_heads", 24), 2), layout="half"
     ),
-    "StableAudioDiTModel": Model(
-        grids.sound, _number("attention_head_dim", 64, 2), layout="half"
-    ),
+    "StableAudioDiTModel": Model(grids.sound, _number("attention_head_dim", 64, 2), layout="half"),
 }
 
 _LTX = "its frequencies are base ** linspace(0, 1) * pi/2 over all heads at once"
