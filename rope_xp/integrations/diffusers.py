@@ -6,14 +6,14 @@ To read one takes neither diffusers nor torch.
 from typing import Any, TypeVar
 
 from rope_xp.integrations._diffusion import config as _config
-from rope_xp.integrations._diffusion.config import Positions, Rotary
+from rope_xp.integrations._diffusion.config import Positions, RotaryConfig
 
-__all__ = ["Positions", "Rotary", "from_config", "patch", "unpatch"]
+__all__ = ["Positions", "RotaryConfig", "from_config", "patch", "unpatch"]
 
 ModelT = TypeVar("ModelT", bound=Any)
 
 
-def from_config(config: object) -> Rotary:
+def from_config(config: object) -> RotaryConfig:
     """Return the RoPE of a diffusion transformer, and what makes the positions of its tokens.
 
     Parameters
@@ -24,7 +24,7 @@ def from_config(config: object) -> Rotary:
 
     Returns
     -------
-    Rotary
+    RotaryConfig
         A named tuple of ``rope``, a :class:`rope_xp.RoPE`, and ``positions``, a function of the
         patches of an image or video, ``positions(height, width, frames=1, text=0, fps=None)``.
         Positions have the order of the tokens of the model's attention, and a leading axis of
