@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +11,10 @@ import numpy as np
 import torch
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.hf import from_hf_config
 from rope_xp.integrations import _formats, _rotary
 from rope_xp.integrations._findings import AT, Finding, effect
 from rope_xp.rope import RoPE
-from rope_xp.scaling import Axial, DynamicNTK, LongRoPE
+from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing import _rounding, _rules
 from rope_xp.testing._box import Floats
 
@@ -47,59 +47,38 @@ def _frequencies(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _grows(module: torch.nn.Module) -> bool:
-    return any(
-        isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in _ropes(module, None) if rope
-    )
+    return any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in _ropes(module, None))
 
 
 def _ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
     """Return what the configuration of a module says of a layer type; nothing if it is not read."""
-    config = getattr(module, "config", None)
-    if config is None:
-        return []
     try:
-        found = from_hf_config(config, layout="half")
-    except (RopeError, TypeError):
+        return _rotary.configured_ropes(module, label)
+    except RopeError:
         return []
-    if isinstance(found, RoPE):
-        return [found]
-    one = found.get(label or "")
-    return [rope for rope in ([one] if one else found.values()) if rope is not None]
 
 
 def _expected(module: torch.nn.Module, key: str, size: int) -> list[Floats]:
     """Return the frequencies that a buffer may hold: the configuration's, and its code's own."""
-    label = key.removesuffix("inv_freq").removesuffix("_").removesuffix("original").rstrip("_")
-    made: list[Floats] = []
-    for rope in _ropes(module, label or None):
-        repeats = 1
-        if isinstance(rope.scaling, Axial) and rope.scaling.order != "dealt":
-            repeats = rope.scaling.axes
-        limit = getattr(rope.scaling, "original_max_position_embeddings", None)
-        for length in (1, (limit or 0) + 1):
-            try:
-                series = rope.for_length(length).frequencies(2 * size * repeats)
-            except RopeError:
-                continue
-            if isinstance(rope.scaling, Axial):
-                alternating = rope.scaling.order == "alternating"
-                series = series[:: rope.scaling.axes] if alternating else series[:size]
-            made.append(series)
-    own = _anew(module, key)
-    return [*made, own] if own is not None and own.shape == (size,) else made
+    every: list[Floats] = []
+    for rope in _ropes(module, _rotary.layer_type(key)):
+        with contextlib.suppress(RopeError):  # such as lists of LongRoPE for another head
+            every += [_rotary.series(regime, size) for regime in _rotary.regimes(rope)]
+    own = _new_buffer(module, key)
+    return [*every, own] if own is not None and own.shape == (size,) else every
 
 
-def _anew(module: torch.nn.Module, key: str) -> Floats | None:
+def _new_buffer(module: torch.nn.Module, key: str) -> Floats | None:
     """Return what a new module of this class holds, None if it cannot be made."""
     config = getattr(module, "config", None)
     if config is None:
         return None
     try:
         with torch.device("cpu"):
-            made = getattr(type(module)(config), key)
+            buffer = getattr(type(module)(config), key)
     except _rotary.FAILURES:
         return None
-    return None if made.is_meta else _host(made)
+    return None if buffer.is_meta else _host(buffer)
 
 
 def _host(x: torch.Tensor) -> Floats:
@@ -189,14 +168,13 @@ def _tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
 
 
 def _scaling(name: str, module: torch.nn.Module) -> Iterator[Finding]:
-    for label in _rotary.labels(module):
+    for label in _rotary.frequency_buffers(module):
         ropes = _ropes(module, label)
-        key = f"{label}_attention_scaling" if label else "attention_scaling"
-        held = getattr(module, key, None)
+        held = _rotary.held_attention_factor(module, label)
         if len(ropes) == 1 and isinstance(held, float | int):
             factor = ropes[0].attention_factor
             if abs(factor - held) > 1e-5:
-                what = f"{key} is {held:g}, and the configuration says {factor:g}"
+                what = f"its attention_scaling is {held:g}, and the configuration says {factor:g}"
                 off = dict.fromkeys(AT, abs(factor - held))
                 mend = "Set it to what the configuration says, or correct that"
                 yield Finding("error", name, "attention factor", what, off, mend)
@@ -209,7 +187,7 @@ def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     """Yield what is wrong with cos and sin at large positions, as the module computes them here."""
     with torch.device("cpu"):
         try:
-            plans = _rotary.plans(name, module, None, True, strict=False)
+            plans = _rotary.plans(name, module, _rotary.Options(strict=False))
         except RopeError:  # its tables are of no form that is known here
             return
     copied = copy.deepcopy(module)  # as rules that depend on the length write to their buffers
@@ -240,7 +218,7 @@ def _worst(
     more: dict[str, Any] = {} if label is None else {"layer_type": label}
     rows = sorted({0, 1, 257, 1023, *AT} if plan.beyond is None else {0, 1, 257, 1023})
     at = np.array(rows, float)
-    positions = _positions(plan, rows).to(device)
+    positions = _rotary.probe_positions(plan.rope, rows, apart=0).to(device)
     try:
         with torch.no_grad():
             theirs = module(torch.zeros(1, device=device), positions, **more)
@@ -268,11 +246,3 @@ def _worst(
     factor = plan.rope.attention_factor
     why = _rounding.cause(turns, at, w, factor, beyond)
     return why or f"off from position {int(at[beyond.any(axis=1)][0])} on", effects
-
-
-def _positions(plan: _rotary.Plan, rows: list[int]) -> torch.Tensor:
-    positions = torch.tensor(rows)[None]
-    components = max(plan.rope.position_axes or (0,)) + 1
-    if isinstance(plan.rope.scaling, Axial):
-        return torch.stack([positions[0]] * components, dim=-1)
-    return torch.stack([positions] * components) if components > 1 else positions

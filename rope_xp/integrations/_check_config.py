@@ -135,15 +135,17 @@ def _recognised(kind: type) -> Iterator[tuple[str, Layout]]:
     """Yield the functions that a class calls, and the layout of each that rotates."""
     for called, function in _called(kind):
         try:
-            found = _functions.recognise(called, _functions.own(function), _formats.FORMATS)
+            found = _functions.recognise(
+                called, _functions.own_function(function), _formats.FORMATS
+            )
         except (RopeError, ValueError, TypeError, AttributeError):
             continue
         yield called, found.layout
 
 
-def _called(kind: type) -> _classes.Called:
+def _called(kind: type) -> tuple[tuple[str, _functions.Function], ...]:
     try:
-        return _classes.called(kind)
+        return _classes.functions_called(kind)
     except RopeError:  # a method that is overridden, which patch refuses
         return ()
 

@@ -5,7 +5,7 @@ from typing import Literal, TypeVar
 import torch
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.integrations import _check, _check_config, _classes, _flow, _rotary
+from rope_xp.integrations import _check, _check_config, _classes, _rotary
 from rope_xp.integrations._findings import Finding
 
 __all__ = ["Finding", "check", "patch", "unpatch"]
@@ -54,8 +54,8 @@ def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     [('cast', 'model.rotary_emb.inv_freq')]
     """
     _check_module(model)
-    found = [*_check.findings(model), *_check_config.findings(model)]
-    return tuple(sorted(found, key=lambda finding: finding.severity != "error"))
+    findings = [*_check.findings(model), *_check_config.findings(model)]
+    return tuple(sorted(findings, key=lambda finding: finding.severity != "error"))
 
 
 def patch(
@@ -73,8 +73,8 @@ def patch(
     Other models of the same type are not touched.
 
     Before anything is changed, each rotary module and each function that rotates is asked for a few
-    values, and compared with what rope_xp makes of the configuration. Then the tables are followed
-    through the source of the model's classes, to see that they get to no other function.
+    values, and compared with what rope_xp makes of the configuration. A class that reads cos and
+    sin and calls no such function is refused by name.
 
     Parameters
     ----------
@@ -108,10 +108,11 @@ def patch(
     Notes
     -----
     The rotary modules, and those whose methods call a function that rotates, get a class of the
-    same name, made here of their own. Its methods are copies that call rope_xp's functions.
-    Replacing functions in the modules of transformers later on, as ``kernelize`` and Liger-Kernel
-    do, has no effect on a patched model. Parameters, buffers, configurations, state dictionaries
-    and files of ``save_pretrained`` are not touched, but for what ``trust="config"`` makes anew.
+    same name, made here of their own. Its methods are copies that call rope_xp's functions, which
+    stand in the modules of transformers under names of their own. A function that is put in place
+    of the model's own there later on, as Liger-Kernel does, is called instead, with tables in the
+    dtype of q. Parameters, buffers, configurations, state dictionaries and files of
+    ``save_pretrained`` are not touched, but for what ``trust="config"`` makes anew.
 
     Examples
     --------
@@ -135,34 +136,32 @@ def patch(
         raise RopeError(f"trust must be 'both' or 'config'; got {trust!r}")
     if any(_classes.original(type(module)) for module in model.modules()):
         raise RopeError("the model is patched already; unpatch it first")
-    found = dict(_rotary.modules(model))
-    if not found:
+    rotary = dict(_rotary.rotary_modules(model))
+    if not rotary:
         raise RopeError(f"cannot patch {type(model).__name__}: {_no_angles(model)}")
-    called = {kind: _classes.called(kind) for kind in set(map(type, model.modules())) if rotation}
+    kinds = dict.fromkeys(map(type, model.modules()))
+    rotating = [kind for kind in kinds if rotation and _classes.functions_called(kind)]
     for name, module in model.named_modules():
-        if name in found or called.get(type(module)):
+        if name in rotary or type(module) in rotating:
             _classes.check_forward(name, module, "patch")
-    made: dict[type, type] = {}
+    options = _rotary.Options(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
-        plans = {
-            name: _rotary.plans(name, m, length, rotation, trust == "config")
-            for name, m in found.items()
-        }
+        plans = {name: _rotary.plans(name, module, options) for name, module in rotary.items()}
         forms = tuple(dict.fromkeys(p.form for each in plans.values() for p in each.values()))
-        for kind, functions in called.items():
-            if functions:
-                made[kind] = _classes.rotating(kind, functions, forms)
-    if rotation and not made:
+        classes = {kind: _classes.load_rotating(kind, forms) for kind in rotating}
+    if rotation and not classes:
         raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
+    rotary_kinds = set(map(type, rotary.values()))
     if rotation:
-        replaced = {function for functions in called.values() for _, function in functions}
-        _flow.check(model, found.values(), replaced)
-    made |= {kind: _classes.giving_tables(kind) for kind in set(map(type, found.values()))}
+        for kind in kinds:
+            if kind not in rotary_kinds:
+                _classes.check_readers(kind)
+    classes |= {kind: _classes.load_rotary(kind) for kind in rotary_kinds}
     for module in model.modules():
-        if type(module) in made:
-            _classes.exchange(module, made[type(module)])
-    for name, module in found.items():
-        _rotary.give(module, plans[name], trust == "config")
+        if type(module) in classes:
+            _classes.exchange(module, classes[type(module)])
+    for name, module in rotary.items():
+        _rotary.set_plans(module, plans[name], options.trusting)
     return model
 
 
@@ -202,8 +201,8 @@ def unpatch(model: ModelT) -> ModelT:
 def _check_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         msg = (
-            "model must be a torch.nn.Module, such as what from_pretrained of transformers returns; "
-            f"got {type(model).__name__}"
+            "model must be a torch.nn.Module, such as what from_pretrained of transformers "
+            f"returns; got {type(model).__name__}"
         )
         raise TypeError(msg)
 
@@ -211,7 +210,7 @@ def _check_module(model: object) -> None:
 def _no_angles(model: torch.nn.Module) -> str:
     """Say why there is nothing to patch: the model rotates by tables of its own, or not at all."""
     for kind in dict.fromkeys(map(type, model.modules())):
-        name = _classes.mentioned(kind)
+        name = _classes.rotation_name(kind)
         if name is not None:
             return (
                 f"{kind.__name__} calls {name}, and reads cos and sin from a table of its own. "

@@ -55,14 +55,14 @@ TOKENS = torch.arange(24).reshape(2, 12)
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note each rotation by rope_xp."""
     rotated: list[str] = []
-    own = _functions._rotated
+    own = _functions._rotate
 
-    def note(x: Any, tables: Any, rotation: Any, axes: str) -> Any:
+    def note(rotation: Any, *operands: Any) -> Any:
         rotated.append(f"{rotation.form}, {rotation.layout}")
-        return own(x, tables, rotation, axes)
+        return own(rotation, *operands)
 
-    monkeypatch.setattr(_functions, "_rotated", note)
-    monkeypatch.setattr(_kernel, "_KNOWN", {})
+    monkeypatch.setattr(_functions, "_rotate", note)
+    monkeypatch.setattr(_kernel, "_ROTATIONS", {})
     return rotated
 
 
@@ -110,7 +110,7 @@ def test_a_function_that_turns_the_other_way_is_left(
     expected = model(TOKENS).logits
     kernelized(model, kernels.Mode.INFERENCE)
     assert torch.equal(model(TOKENS).logits, expected)
-    (known,) = _kernel._KNOWN.values()
+    (known,) = _kernel._ROTATIONS.values()
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 

@@ -40,22 +40,22 @@ def replaced(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
-    rotated, known = _functions._rotated, bound.known
+    rotate, run = _functions._rotate, bound.run
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
         done.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
 
-    def rotate(xs: Sequence[torch.Tensor], *given: Any) -> Any:
+    def rotate_and_count(rotation: Any, xs: Sequence[torch.Tensor], *rest: Any) -> Any:
         count(xs)
-        return rotated(xs, *given)
+        return rotate(rotation, xs, *rest)
 
-    def found(asked: Asked) -> Any:
-        run = known(asked)
-        if run is not None:
-            count(asked.arrays)
-        return run
+    def run_and_count(signature: Asked, *rest: Any) -> Any:
+        results = run(signature, *rest)
+        count(signature.arrays)
+        return results
 
-    monkeypatch.setattr(_functions, "_rotated", rotate)
-    monkeypatch.setattr(_functions, "bound", SimpleNamespace(**vars(bound) | {"known": found}))
+    monkeypatch.setattr(_functions, "_rotate", rotate_and_count)
+    counting = SimpleNamespace(**vars(bound) | {"run": run_and_count})
+    monkeypatch.setattr(_functions, "bound", counting)
     return done
