@@ -123,7 +123,7 @@ def _function(options: argparse.Namespace) -> int:
 def _named(target: str) -> Callable[..., Any]:
     """Return what package.module:function names."""
     module, colon, name = target.partition(":")
-    advice = _hub.advice(target)
+    advice = _hub.download_advice(target)
     if advice is not None:
         raise RopeError(advice)
     if not colon:
@@ -207,9 +207,7 @@ def _checked(options: argparse.Namespace, found: Identified, differing: list[str
 
 
 def _uncallable(options: argparse.Namespace, error: Uncallable) -> str:
-    shape = ", ".join(
-        str(options.head_dim) if letter == "d" else letter for letter in options.axes
-    )
+    shape = ", ".join(str(options.head_dim) if letter == "d" else letter for letter in options.axes)
     advice = "Try --head-dim, --axes or --tables"
     if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.first):
         advice = (

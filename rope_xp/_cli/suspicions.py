@@ -42,7 +42,7 @@ def notes(reading: Reading, asked: int | None = None) -> list[str]:
     ``asked`` is the length of the context, if one was asked for.
     """
     found = ((layers.label, text) for layers in reading.layers for text in _length(layers, asked))
-    given = reading.part.get(_keys.dictionary(reading.part)) or {}
+    given = reading.part.get(_keys.parameters_key(reading.part)) or {}
     aside = [
         f"{key} = {given[key]} {what}, which is no rotation: it is left to the attention"
         for key, what in _ASIDE.items()
@@ -101,7 +101,7 @@ _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_p
 def _unread_beside(reading: Reading) -> Iterator[str]:
     """Yield the keys beside the dictionary that sound as if they were about positions."""
     watched = _Watched(reading.part)
-    _build.from_config(watched, reading.layout)
+    _build.read_ropes(watched, reading.layout)
     watched.read |= _table.not_heeded(reading.part)
     for key, value in reading.part.items():
         unread = key not in watched.read and key not in _REPORTED
@@ -110,7 +110,7 @@ def _unread_beside(reading: Reading) -> Iterator[str]:
 
 
 def _unread(reading: Reading) -> Iterator[str]:
-    name = _keys.dictionary(reading.part)
+    name = _keys.parameters_key(reading.part)
     given = reading.part.get(name) or {}
     nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
     read = {layers.label: _keys_read(reading, layers) for layers in reading.layers}
@@ -130,8 +130,8 @@ def _keys_read(reading: Reading, layers: Layers) -> set[str]:
     """Return the keys that were read, found by reading them once more."""
     watched = _Watched(layers.parameters)
     if layers.rope is not None:
-        _rules.rule(_rules.Source(reading.part, reading.model, watched, layers.where))
-        _slices.find(reading.part, reading.model, watched, layers.where)
+        _rules.read_scaling(_rules.Source(reading.part, reading.model, watched, layers.where))
+        _slices.find_slice(reading.part, reading.model, watched, layers.where)
         # The one in the configuration itself goes first; _contradictions tells if they differ.
         if reading.part.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):
             watched.read.add(TRAINED)
@@ -199,7 +199,7 @@ def _rounding(reading: Reading, layers: Layers) -> Iterator[str]:
     rope, partial = layers.rope, layers.parameters["partial_rotary_factor"]
     if rope is None or rope.rotary_dim is None:
         return
-    product = (_keys.head_dim(reading.part, reading.model) or 0) * partial
+    product = (_keys.read_head_dim(reading.part, reading.model) or 0) * partial
     cut = int(product)
     if abs(product - cut) > 1e-9 and rope.rotary_dim in (cut, cut + 1):
         yield f"partial_rotary_factor = {partial} of a head is {product:g} components, cut to {cut}"

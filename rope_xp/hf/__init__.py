@@ -65,4 +65,4 @@ position_axes=None)
     # Imported when it is asked for: most programs never do, and importing rope_xp is to be quick.
     from rope_xp.hf import _build
 
-    return _build.from_config(config, layout)
+    return _build.read_ropes(config, layout)

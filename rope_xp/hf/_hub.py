@@ -6,14 +6,14 @@ from pathlib import Path
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def advice(target: str) -> str | None:
+def download_advice(target: str) -> str | None:
     """Return what to do if a target looks like ``organisation/model``, and no such file is there.
 
     Examples
     --------
-    >>> advice("Qwen/Qwen3-8B")  # doctest: +ELLIPSIS
+    >>> download_advice("Qwen/Qwen3-8B")  # doctest: +ELLIPSIS
     'no file or folder is called Qwen/Qwen3-8B, and rope_xp downloads nothing. If it is a model ...'
-    >>> advice("folder/config.json")
+    >>> download_advice("folder/config.json")
     """
     if not _ID.fullmatch(target) or Path(target).suffix == ".json" or Path(target).exists():
         return None

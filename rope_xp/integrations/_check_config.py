@@ -50,7 +50,7 @@ def _read(config: Any) -> dict[str, RoPE]:
 
 
 def _rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
-    raw = _keys.language_part(config.to_dict())
+    raw = _keys.find_language_part(config.to_dict())
     name = type(config).__name__
     for label, rope in ropes.items():
         rule = rope.scaling
@@ -161,7 +161,7 @@ def _held(model: torch.nn.Module) -> Iterator[Finding]:
         rope = getattr(module, "rope", None)
         if not isinstance(rope, RoPE) or not expected or rope in expected:
             continue
-        width = rope.rotary_dim or _keys.size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
+        width = rope.rotary_dim or _keys.read_size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
         try:
             ours, theirs = (each.for_length(1).frequencies(width) for each in (rope, expected[0]))
             told = effect(ours, theirs)

@@ -153,14 +153,15 @@ class Rotation:
 
     def rope(self, rotary_dim: int) -> RoPE:
         """Return a RoPE for angles from tables: it says which components they rotate."""
-        make = RoPE if torch.compiler.is_compiling() else _cached_rope  # Dynamo traces no cache
-        offset = -rotary_dim if self.trailing else 0
-        return make(layout=self.layout, rotary_dim=rotary_dim, rotary_offset=offset)
+        make = _rope if torch.compiler.is_compiling() else _cached_rope  # Dynamo traces no cache
+        return make(self.layout, rotary_dim, -rotary_dim if self.trailing else 0)
 
 
-@kept(64)
-def _cached_rope(layout: Layout, rotary_dim: int, rotary_offset: int) -> RoPE:
+def _rope(layout: Layout, rotary_dim: int, rotary_offset: int) -> RoPE:
     return RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
+
+
+_cached_rope = kept(64)(_rope)
 
 
 def own_function(function: Function) -> Function:
@@ -245,14 +246,19 @@ def _operands(
     tables = tuple([values.pop(name, None) for name in parameters[n:plain]])
     unsqueeze_dim = values.pop("unsqueeze_dim", rotation.unsqueeze_dim)
     # Such as keys of which some shall not be rotated. While torch.jit traces, sizes are tensors.
-    if torch.jit.is_tracing() or any(value is not None for value in values.values()):
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]  # of torch
+    if tracing or any(value is not None for value in values.values()):
         return None
-    if any(value is None for value in (*xs, *tables)):
-        return None
+    for value in (*xs, *tables):
+        if value is None:
+            return None
     axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim)
-    # Queries may be of the last tokens alone.
-    if axes is None or any(x.shape[axes.index("s")] != tables[0].shape[-2] for x in xs):
+    if axes is None:
         return None
+    place = axes.index("s")
+    for x in xs:
+        if x.shape[place] != tables[0].shape[-2]:  # queries of the last tokens alone
+            return None
     return xs, tables, axes
 
 
@@ -275,8 +281,8 @@ def _parse(rotation: Rotation, arguments: tuple[Any, ...], named: dict[str, Any]
     cos, sin = _formats.read(tables, rotation.form)
     rope = rotation.rope(2 * cos.shape[-1])
     if len(xs) == 1:
-        return given.single(rope, *xs, cos, sin, axes, None, False)
-    return given.pair(rope, *xs, cos, sin, axes, None)
+        return given.single(rope, xs[0], cos, sin, axes, None, False)
+    return given.pair(rope, xs[0], xs[1], cos, sin, axes, None)
 
 
 def _signature(

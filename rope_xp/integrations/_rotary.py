@@ -65,7 +65,8 @@ class Plan:
         self, rope: RoPE, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin of one column a pair."""
-        if torch.jit.is_tracing():  # which makes tensors of the sizes of arrays
+        # A trace makes tensors of the sizes of arrays, and here they must be numbers.
+        if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # of torch
             return rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
         head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
         angles = rope.at(positions, like=head)

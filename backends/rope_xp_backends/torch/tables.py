@@ -75,7 +75,7 @@ def in_graph(recipe: Recipe, device: torch.device) -> Digits:
     # A rule that is no dataclass can only be handed over by itself, not within a tuple.
     rule = None if dataclasses.is_dataclass(rope.scaling) else rope.scaling
     head_dim, wide = guard_scalar(recipe.head_dim), recipe.wide
-    made = _constant(_flat(rope, rule), rule, head_dim, recipe.inverse, wide, device)
+    made: Any = _constant(_flat(rope, rule), rule, head_dim, recipe.inverse, wide, device)  # type: ignore[arg-type]  # an integer
     pairs = int(guard_scalar(head_dim if rope.rotary_dim is None else rope.rotary_dim)) // 2
     # Dynamo makes symbols of the sizes of constants too, given dynamic=True. These are known.
     known = [
