@@ -13,7 +13,7 @@ PERIODS = {
 """Key of the period of layers with full attention, its default, and the first of these layers."""
 
 
-def count(reading: Reading, label: str) -> int | None:
+def count_layers(reading: Reading, label: str) -> int | None:
     """Return how many layers are of a type, None where that is not known."""
     part = reading.part
     types = part.get("layer_types")
@@ -32,7 +32,7 @@ def count(reading: Reading, label: str) -> int | None:
     return full if label == "full_attention" else whole - full
 
 
-def without_rotation(reading: Reading) -> list[int]:
+def list_unrotated(reading: Reading) -> list[int]:
     """Return the numbers of the layers that are exempt from rotation.
 
     Llama 4 and SmolLM3 list a 1 for every layer that rotates, and a 0 for every other. With no
@@ -43,5 +43,5 @@ def without_rotation(reading: Reading) -> list[int]:
     if isinstance(listed, list) and listed:
         return [i for i, rotates in enumerate(listed) if not rotates]
     every = _keys.read_size(part, "no_rope_layer_interval") or reading.model.unrotated_every
-    layers = count(reading, "")
+    layers = count_layers(reading, "")
     return [] if every is None or layers is None else list(range(every - 1, layers, every))

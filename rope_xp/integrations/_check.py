@@ -24,33 +24,35 @@ _TABLES = ("cos_cached", "sin_cached", "cos_sin_cache", "freqs_cis", "cos", "sin
 _CLOSE = 2e-6
 
 
-def findings(model: torch.nn.Module) -> Iterator[Finding]:
+def check_rotary_modules(model: torch.nn.Module) -> Iterator[Finding]:
     """Yield what is wrong with each rotary module."""
     for name, module in model.named_modules():
-        yield from _tables(name, module)
+        yield from _check_tables(name, module)
         if hasattr(module, _rotary.PLANS):  # patched, and its buffers are not read
             continue
-        buffers = list(_frequencies(module))
-        bad = [each for key, buffer in buffers for each in _buffer(name, module, key, buffer)]
-        yield from bad
-        if buffers and not bad:
-            yield from _scaling(name, module)
-            yield from _forward(name, module)
+        buffers = list(_frequency_buffers(module))
+        wrong = [f for key, buffer in buffers for f in _check_buffer(name, module, key, buffer)]
+        yield from wrong
+        if buffers and not wrong:
+            yield from _check_attention_factor(name, module)
+            yield from _check_forward(name, module)
 
 
-def _frequencies(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _frequency_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the buffers of a module that hold frequencies, with their names."""
     for key, buffer in module.named_buffers(recurse=False):
         # The originals are read by rules that change with the length alone.
-        if key.endswith("inv_freq") and ("original" not in key or _grows(module)):
+        if key.endswith("inv_freq") and ("original" not in key or _depends_on_length(module)):
             yield key, buffer
 
 
-def _grows(module: torch.nn.Module) -> bool:
-    return any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in _ropes(module, None))
+def _depends_on_length(module: torch.nn.Module) -> bool:
+    return any(
+        isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in _configured_ropes(module, None)
+    )
 
 
-def _ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
+def _configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
     """Return what the configuration of a module says of a layer type; nothing if it is not read."""
     try:
         return _rotary.configured_ropes(module, label)
@@ -58,10 +60,10 @@ def _ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
         return []
 
 
-def _expected(module: torch.nn.Module, key: str, size: int) -> list[Floats]:
+def _expected_frequencies(module: torch.nn.Module, key: str, size: int) -> list[Floats]:
     """Return the frequencies that a buffer may hold: the configuration's, and its code's own."""
     every: list[Floats] = []
-    for rope in _ropes(module, _rotary.layer_type(key)):
+    for rope in _configured_ropes(module, _rotary.layer_type(key)):
         with contextlib.suppress(RopeError):  # such as lists of LongRoPE for another head
             every += [_rotary.series(regime, size) for regime in _rotary.regimes(rope)]
     own = _new_buffer(module, key)
@@ -78,47 +80,47 @@ def _new_buffer(module: torch.nn.Module, key: str) -> Floats | None:
             buffer = getattr(type(module)(config), key)
     except _rotary.FAILURES:
         return None
-    return None if buffer.is_meta else _host(buffer)
+    return None if buffer.is_meta else _to_numpy(buffer)
 
 
-def _host(x: torch.Tensor) -> Floats:
+def _to_numpy(x: torch.Tensor) -> Floats:
     return np.asarray(x.detach().double().cpu())
 
 
-def _buffer(
+def _check_buffer(
     name: str, module: torch.nn.Module, key: str, buffer: torch.Tensor
 ) -> Iterator[Finding]:
     """Yield what is wrong with one buffer, at most one thing."""
-    who = f"{name}.{key}" if name else key
-    expected = _expected(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
+    path = f"{name}.{key}" if name else key
+    expected = _expected_frequencies(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
     mend = _MEND if expected else "Set it to base ** (-2 i / r) in float32"
     right = expected[0] if expected else None
 
     def finding(kind: str, what: str, held: Floats | None = None) -> Finding:
-        told = None if right is None or held is None else effect(held, right)
-        return Finding("error", who, kind, what, told, mend)
+        effects = None if right is None or held is None else effect(held, right)
+        return Finding("error", path, kind, what, effects, mend)
 
     if buffer.is_meta:
         what = "it is on the meta device: no file holds it, and to_empty leaves it uninitialised"
-        told = "Make the module anew after to_empty, or patch the model by trust='config'"
-        yield Finding("warning", who, "meta", what, None, told)
+        cure = "Make the module anew after to_empty, or patch the model by trust='config'"
+        yield Finding("warning", path, "meta", what, None, cure)
         return
-    held = _host(buffer)
+    held = _to_numpy(buffer)
     eps = torch.finfo(buffer.dtype).eps if buffer.dtype.is_floating_point else 0.0
     if not np.isfinite(held).all():
         yield finding("not finite", "it holds numbers that are not finite", held)
     elif not held.any() and not any(not each.any() for each in expected):
         yield finding("zero", "it holds zeros, so that nothing turns", held)
-    elif eps > 1e-6 and any(_near(held, each, 4 * eps) for each in expected or [held]):
+    elif eps > 1e-6 and any(_is_near(held, each, 4 * eps) for each in expected or [held]):
         dtype = str(buffer.dtype).removeprefix("torch.")
         yield finding("cast", f"it was cast to {dtype}", held)
-    elif expected and not any(_near(held, each, _CLOSE) for each in expected):
-        yield finding(*_unlike(held, expected[0]), held)
+    elif expected and not any(_is_near(held, each, _CLOSE) for each in expected):
+        yield finding(*_describe_mismatch(held, expected[0]), held)
     elif not expected and _is_garbage(held):
-        yield finding("uninitialised", f"it holds numbers that are no frequencies: {_shown(held)}")
+        yield finding("uninitialised", _describe_garbage(held))
 
 
-def _near(held: Floats, expected: Floats, close: float) -> bool:
+def _is_near(held: Floats, expected: Floats, close: float) -> bool:
     return held.shape == expected.shape and bool(
         np.allclose(held, expected, rtol=close, atol=1e-12)
     )
@@ -128,48 +130,55 @@ def _is_garbage(held: Floats) -> bool:
     return bool((held < 0).any() or (held > 100).any() or held.max() < 1e-20)
 
 
-def _shown(held: Floats) -> str:
+def _describe_garbage(held: Floats) -> str:
+    return f"it holds numbers that are no frequencies: {_format_values(held)}"
+
+
+def _format_values(held: Floats) -> str:
     return f"[{', '.join(f'{v:.4g}' for v in held[:3])}, ...]"
 
 
-def _unlike(held: Floats, expected: Floats) -> tuple[str, str]:
+def _describe_mismatch(held: Floats, expected: Floats) -> tuple[str, str]:
     """Return kind and words of frequencies that are not the expected ones."""
     for name, to in _rounding.NARROW.items():
-        if _near(held, to(expected), _CLOSE):
+        if _is_near(held, to(expected), _CLOSE):
             return "rounded", f"it is rounded to {name}, as if the model had been cast there once"
     if _is_garbage(held):
-        return "uninitialised", f"it holds numbers that are no frequencies: {_shown(held)}"
+        return "uninitialised", _describe_garbage(held)
     known = _rules.nearest(_rules.Series(held, np.zeros_like(held), None, 1.0), plain=True)
     if known is None:
-        what = f"it holds {_shown(held)}"
+        what = f"it holds {_format_values(held)}"
     else:
         base, rule = known
         what = f"it holds the frequencies of base {base:g}" + (f" and {rule}" if rule else "")
-    return "unlike the configuration", f"{what}, and the configuration says {_shown(expected)}"
+    return (
+        "unlike the configuration",
+        f"{what}, and the configuration says {_format_values(expected)}",
+    )
 
 
-def _tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
+def _check_tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     """Yield tables of cos and sin that are of 16 bits, garbage, or on meta."""
     for key, table in module.named_buffers(recurse=False):
         if not key.endswith(_TABLES) or table.is_meta:
             continue
-        who = f"{name}.{key}" if name else key
+        path = f"{name}.{key}" if name else key
         if table.dtype in (torch.bfloat16, torch.float16):
             dtype = str(table.dtype).removeprefix("torch.")
-            off = float(torch.finfo(table.dtype).eps) / 2
+            rounding = float(torch.finfo(table.dtype).eps) / 2
             what = f"the table was cast to {dtype}, which rounds cos and sin"
-            told = dict.fromkeys(AT, off)
-            yield Finding("warning", who, "tables cast", what, told, "Keep it in float32")
+            effects = dict.fromkeys(AT, rounding)
+            yield Finding("warning", path, "tables cast", what, effects, "Keep it in float32")
         elif table.numel() and not bool(
             torch.isfinite(torch.view_as_real(table) if table.is_complex() else table).all()
         ):
             what = "the table holds numbers that are not finite"
-            yield Finding("error", who, "not finite", what, dict.fromkeys(AT, 2.0), "Make it anew")
+            yield Finding("error", path, "not finite", what, dict.fromkeys(AT, 2.0), "Make it anew")
 
 
-def _scaling(name: str, module: torch.nn.Module) -> Iterator[Finding]:
+def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     for label in _rotary.frequency_buffers(module):
-        ropes = _ropes(module, label)
+        ropes = _configured_ropes(module, label)
         held = _rotary.held_attention_factor(module, label)
         if len(ropes) == 1 and isinstance(held, float | int):
             factor = ropes[0].attention_factor
@@ -183,7 +192,7 @@ def _scaling(name: str, module: torch.nn.Module) -> Iterator[Finding]:
 # --- what forward makes --------------------------------------------------------------------------
 
 
-def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
+def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     """Yield what is wrong with cos and sin at large positions, as the module computes them here."""
     with torch.device("cpu"):
         try:
@@ -193,7 +202,7 @@ def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     copied = copy.deepcopy(module)  # as rules that depend on the length write to their buffers
     device = next(module.buffers()).device
     for label, plan in plans.items():
-        plain = _worst(copied, plan, label, device)
+        plain = _compare_tables(copied, plan, label, device)
         if plain is None:
             continue
         if plain[0]:
@@ -203,7 +212,7 @@ def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
             continue
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast(device.type, dtype=dtype):
-                cast = _worst(copied, plan, label, device)
+                cast = _compare_tables(copied, plan, label, device)
             if cast is not None and cast[0]:
                 what = f"autocast to {str(dtype)[6:]} reaches the angles: {cast[0]}"
                 mend = "Have its forward leave autocast, or patch the model"
@@ -211,7 +220,7 @@ def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
                 break
 
 
-def _worst(
+def _compare_tables(
     module: Any, plan: _rotary.Plan, label: str | None, device: torch.device
 ) -> tuple[str, dict[int, float]] | None:
     """Return why tables are off by more than float32 explains, "" if they are not, and how far."""
@@ -223,9 +232,10 @@ def _worst(
         with torch.no_grad():
             theirs = module(torch.zeros(1, device=device), positions, **more)
         theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-        cos, sin = (_host(t) for t in _formats.read(theirs, plan.form))
+        cos, sin = (_to_numpy(t) for t in _formats.read(theirs, plan.form))
         right_cos, right_sin = (
-            _host(t) for t in _formats.read(plan.tables(positions.cpu(), torch.float64), plan.form)
+            _to_numpy(t)
+            for t in _formats.read(plan.tables(positions.cpu(), torch.float64), plan.form)
         )
     except (RopeError, *_rotary.FAILURES):
         return None

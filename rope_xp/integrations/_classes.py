@@ -20,8 +20,16 @@ _TABLES = frozenset({"cos", "sin", "freqs_cis"})
 """How code calls the tables of a rotary module that it reads."""
 _TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}
 """How functions call what they take tables by."""
-_HARMLESS = frozenset({"transformers.models.lasr.modeling_lasr.LasrEncoder"})
-"""Classes that have such names, and hand tables on to their attention."""
+_HARMLESS = frozenset(
+    f"transformers.models.{name}"
+    for name in (
+        "lasr.modeling_lasr.LasrEncoder",  # hands them on to its attention
+        # These get tables of other modules, which are not patched.
+        "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
+        "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
+    )
+)
+"""Classes that have such names, and rotate nothing by the tables of a patched module."""
 
 
 def original(kind: type) -> type | None:

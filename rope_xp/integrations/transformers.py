@@ -54,7 +54,7 @@ def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     [('cast', 'model.rotary_emb.inv_freq')]
     """
     _check_module(model)
-    findings = [*_check.findings(model), *_check_config.findings(model)]
+    findings = [*_check.check_rotary_modules(model), *_check_config.check_configs(model)]
     return tuple(sorted(findings, key=lambda finding: finding.severity != "error"))
 
 

@@ -32,7 +32,7 @@ TOKENS = 5  # differs from the heads, so that a function which confuses them fai
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 
-class Uncallable(RopeError):
+class CallError(RopeError):
     """A function takes arrays in none of the ways that were tried; ``first`` says why not."""
 
     def __init__(self, message: str, first: str) -> None:
@@ -185,7 +185,7 @@ def opened(
         f"could not call function with arrays of axes {axes!r}, head_dim = {head_dim} and {heads} "
         "heads. Give head_dim, axes, heads, components, tables, or an array of its library as like"
     )
-    raise Uncallable(message, first)
+    raise CallError(message, first)
 
 
 def _ways(box: Box, components: int | None) -> Iterator[Box]:

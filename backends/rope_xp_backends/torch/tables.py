@@ -129,7 +129,7 @@ def _constant(
 
 
 # What torch.compiler.assume_constant_result sets, which would import all of Dynamo for it.
-_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # it is for Dynamo to read
+vars(_constant)["_dynamo_marked_constant"] = True
 
 
 def tensor(host: np.ndarray, device: torch.device | None) -> torch.Tensor:
