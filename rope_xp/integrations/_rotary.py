@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -65,10 +66,14 @@ class Plan:
         self, rope: RoPE, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin of one column a pair."""
-        # A trace makes tensors of the sizes of arrays, and here they must be numbers.
-        if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # of torch
-            return rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
         head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
+        if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # of torch
+            # Traces are of one thread: another one builds what then is a constant in each of them.
+            other = threading.Thread(target=rope.at, args=(positions,), kwargs={"like": head})
+            other.start()
+            other.join()
+            # The sizes of arrays are tensors in a trace, and this one must be a number.
+            return rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
         angles = rope.at(positions, like=head)
         return angles.cos, angles.sin
 

@@ -95,7 +95,7 @@ def test_a_kernelized_model(
     model(TOKENS)  # now it is known what the function does
     counted.clear()
     logits = model(TOKENS).logits
-    assert counted == [form] * 4  # q and k of two layers
+    assert counted == [form] * 2  # q and k of a layer at once, of two layers
     # Sums of some hundred float32 products of numbers below 4, in another order of rounding.
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     logits.sum().backward()
