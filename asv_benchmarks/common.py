@@ -21,10 +21,10 @@ from contextlib import contextmanager
 
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from rope_xp._bench import inputs
+from rope_xp._bench import inputs, targets
 from rope_xp._bench.inputs import Absent
 
-TARGETS = list(inputs.TARGETS)
+TARGETS = list(targets.NAMES)
 TORCH = [name for name in TARGETS if name.startswith("torch")]
 JAX = [name for name in TARGETS if name.startswith("jax")]
 WRITEABLE = [name for name in TARGETS if not name.startswith(("jax", "dask"))]

@@ -207,17 +207,13 @@ def _summarise(options: argparse.Namespace, result: Identified, mismatches: list
 
 
 def _explain_failure(options: argparse.Namespace, error: CallError) -> str:
-    shape = ", ".join(str(options.head_dim) if letter == "d" else letter for letter in options.axes)
     advice = "Try --head-dim, --axes or --tables"
-    if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.first):
+    if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
         advice = (
             "It takes cos and sin: give --tables package.module:function, which makes them from "
             "positions"
         )
-    return (
-        f"could not call {options.target} with q, k of shape ({shape}); first error: "
-        f"{error.first}. {advice}"
-    )
+    return f"{error.summary}. {advice}"
 
 
 def _draw(path: Path, result: Identified, head_dim: int) -> None:

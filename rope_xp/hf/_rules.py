@@ -88,9 +88,9 @@ def _yarn(source: Source) -> Scaling:
         mscale_all_dim=source.get("mscale_all_dim"),
         truncate=source.get("truncate", True),
     )
-    if source.config.get("qk_rope_head_dim") is None:
+    if source.config.get("qk_rope_head_dim") is None and rule.mscale_all_dim is not None:
         # Only models with latent attention correct their softmax; the attention factor stays.
-        factor = rule.attention_factor
+        factor = rule.effective_attention_factor
         return replace(rule, mscale=None, mscale_all_dim=None, attention_factor=factor)
     return rule
 

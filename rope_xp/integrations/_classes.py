@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp.integrations import _functions, _rotary
 from rope_xp.integrations._formats import Format
@@ -121,7 +121,7 @@ def _reader(function: FunctionType) -> str | None:
     return None
 
 
-@kept(256)
+@cached(256)
 def _rotating_class(
     kind: type, _: tuple[tuple[str, Function], ...], forms: tuple[Format, ...]
 ) -> type:
@@ -141,7 +141,7 @@ def load_rotating(kind: type, forms: tuple[Format, ...]) -> type:
     return _rotating_class(kind, functions_called(kind), forms)
 
 
-@kept(256)
+@cached(256)
 def load_rotary(kind: Any) -> type:
     """Return a class of rotary modules whose tables are those of their plans."""
 

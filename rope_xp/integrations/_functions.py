@@ -1,5 +1,7 @@
 """The functions by which models of transformers rotate q and k: found, recognised, and replaced."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 import itertools
@@ -13,12 +15,12 @@ from typing import Any, get_args
 import torch
 
 from rope_xp._arguments import given
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.call import Call
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
-from rope_xp._dispatch import bound
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch import call_cache
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.angles import Angles
 from rope_xp.integrations import _formats
 from rope_xp.integrations._drop_in import axes_of, heads_before_tokens
@@ -161,7 +163,7 @@ def _rope(layout: Layout, rotary_dim: int, rotary_offset: int) -> RoPE:
     return RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
 
 
-_cached_rope = kept(64)(_rope)
+_cached_rope = cached(64)(_rope)
 
 
 def own_function(function: Function) -> Function:
@@ -287,7 +289,7 @@ def _parse(rotation: Rotation, arguments: tuple[Any, ...], named: dict[str, Any]
 
 def _signature(
     rotation: Rotation, key: Hashable, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> Asked | None:
+) -> CallSignature | None:
     """Return the signature of a call, None where it is unusual.
 
     The columns that are read begin where the model's tables begin, and their strides follow from
@@ -303,7 +305,7 @@ def _signature(
             return None
         key = key, rest, *named.items()
     tables = arguments[n], arguments[n + 1]
-    return bound.ask(key, arguments[:n], None, None, None, False, tables)
+    return call_cache.signature(key, arguments[:n], None, None, None, False, tables)
 
 
 def replacement(
@@ -331,7 +333,7 @@ def replacement(
             signature = _signature(rotation, key, arguments, named)
         if signature is not None:
             try:
-                results = bound.run(signature, _parse, rotation, arguments, named)
+                results = call_cache.run(signature, _parse, rotation, arguments, named)
             except _Unusual:
                 results = None
         if results is None:

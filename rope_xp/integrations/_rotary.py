@@ -1,5 +1,7 @@
 """The modules of transformers that compute cos and sin: found, checked, and replaced."""
 
+from __future__ import annotations
+
 import copy
 import inspect
 import math
@@ -160,7 +162,7 @@ def regimes(rope: RoPE) -> list[RoPE]:
 
 def rotated_pairs(rope: RoPE, size: int) -> int:
     """Return how many pairs are rotated by a buffer of this size, one series for all components."""
-    if isinstance(rope.scaling, Axial) and rope.scaling.order != "dealt":
+    if isinstance(rope.scaling, Axial) and rope.scaling.order != "strided":
         return size * rope.scaling.axes
     return size
 

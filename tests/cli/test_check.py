@@ -104,7 +104,8 @@ def test_a_function_that_cannot_be_called_is_told_of_by_its_first_error(
     name: str, advice: str, capsys
 ) -> None:
     status, _, error = checked(capsys, f"rotates_by_hand:{name}", "--axes", "bshd")
-    start = f"check: could not call rotates_by_hand:{name} with q, k of shape (b, s, h, 128); "
+    arrays = "q, k" if name == "rotate" else "x"
+    start = f"check: could not call {name} with {arrays} of shape (b, s, h, 128); "
     assert status == 1
     assert error.startswith(f"{start}first error: ")
     assert advice in error

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 FRAMEWORKS = (
-    *("torch", "jax", "cupy", "llvmlite", "numba", "triton", "dask", "rich", "matplotlib", "onnx"),
+    *("torch", "jax", "cupy", "llvmlite", "numba", "triton", "dask", "matplotlib", "onnx"),
     *("flax", "equinox", "keras"),
 )
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rope_xp._dispatch import bound
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch import call_cache
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.integrations import _functions
 from rope_xp.integrations._formats import Format
 
@@ -40,7 +40,7 @@ def replaced(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
-    rotate, run = _functions._rotate, bound.run
+    rotate, run = _functions._rotate, call_cache.run
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
@@ -50,12 +50,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         count(xs)
         return rotate(rotation, xs, *rest)
 
-    def run_and_count(signature: Asked, *rest: Any) -> Any:
+    def run_and_count(signature: CallSignature, *rest: Any) -> Any:
         results = run(signature, *rest)
         count(signature.arrays)
         return results
 
     monkeypatch.setattr(_functions, "_rotate", rotate_and_count)
-    counting = SimpleNamespace(**vars(bound) | {"run": run_and_count})
-    monkeypatch.setattr(_functions, "bound", counting)
+    counting = SimpleNamespace(**vars(call_cache) | {"run": run_and_count})
+    monkeypatch.setattr(_functions, "call_cache", counting)
     return done

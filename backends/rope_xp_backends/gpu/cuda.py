@@ -138,7 +138,8 @@ def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) ->
         pointers = (*both, *(0,) * (POINTERS - 6))
         holds = tuple(x for x, _ in tables)
         return _Angles(GIVEN, laid, pointers, False, alignment(*both), holds)
-    addresses = (*found.tables[:3], found.tables.component)
+    low, middle, high, _, component = found.tables
+    addresses = (low, middle, high, component)
     pointers = tuple(0 if x is None else _memory(backend, x).pointer for x in addresses)
     whole = found.whole
     if whole is None:

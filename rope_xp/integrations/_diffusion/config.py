@@ -88,7 +88,7 @@ class Positions:
             start = rule.start(grid) if callable(rule.start) else rule.start
             words = positions.text(grid.text, len(lines), start=start, along=rule.along)
             tokens = np.concatenate([words, tokens] if rule.first else [tokens, words], axis=1)
-        return _values.placed(tokens if len(lines) > 1 else tokens[0], xp, device)
+        return _values.to_library(tokens if len(lines) > 1 else tokens[0], xp, device)
 
 
 def from_config(config: object) -> RotaryConfig:

@@ -10,26 +10,29 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any, cast
 
 import torch
-from diffusers.models import embeddings
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeConfigError, RopeError
-from rope_xp.integrations import _classes, _rotary
+from rope_xp.integrations import _classes
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
-from rope_xp.integrations._diffusion.rotations import INNER_ROTATIONS, ROTATIONS, InnerRotation
-from rope_xp.integrations._diffusion.tables import ROTARY_MODULES, TABLES_FROM_CALLER
+from rope_xp.integrations._diffusion.rotations import INNER_ROTATIONS, ROTATIONS
+from rope_xp.integrations._diffusion.tables import ROTARY_MODULES, TABLES_FROM_CALLER, are_close
 
 Function = Callable[..., Any]
 
+Location = tuple[str, str]
+"""A module, and the name that a function has there."""
+
 _CONFIG = "rope_xp_config"
 """The attribute of a patched rotary module that holds its RotaryConfig."""
+_EMBEDDINGS = "diffusers.models.embeddings"
 _NAME = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
 
 
@@ -44,16 +47,17 @@ def patch(model: torch.nn.Module) -> None:
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
         for path, part in rotary.items():
             _check_tables(path, part, config)
-        rotating = {kind for kind in map(type, parts.values()) if _rotates(kind)}
+        rotating = {kind for kind in map(type, parts.values()) if _rotates(name, kind)}
     if not rotating:
         raise RopeError(f"cannot patch {name}: no function that rotates was found")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
         raise RopeError(f"cannot patch {name}: the module that makes its tables is not known")
+    kinds = {*rotating, *map(type, rotary.values())}
+    for path, part in parts.items():
+        if type(part) in kinds and isinstance(part, torch.nn.Module):
+            _classes.check_forward(path, part, "patch")
     classes = {kind: load_processor(kind) for kind in rotating}
     classes |= {type(part): load_rotary_module(type(part)) for part in rotary.values()}
-    for path, part in parts.items():
-        if type(part) in classes and isinstance(part, torch.nn.Module):
-            _classes.check_forward(path, part, "patch")
     for part in parts.values():
         if type(part) in rotating:
             _PATCHED.add(part)
@@ -75,7 +79,7 @@ def unpatch(model: torch.nn.Module) -> None:
         vars(part).pop(_CONFIG, None)
         _PATCHED.discard(part)
     if not _PATCHED:
-        _restore_functions()
+        _remove_dispatchers()
 
 
 def _parts(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -122,22 +126,11 @@ def _check_tables(path: str, part: Any, config: RotaryConfig | None) -> None:
         raise RopeError(f"cannot patch {where}: its model has no RoPE")
     arguments = row.arguments(part, config)
     theirs = getattr(part, row.method)(*arguments)
-    if not _are_close(row.compute(config, part, *arguments), theirs):
+    if not are_close(row.compute(config, part, *arguments), theirs):
         raise RopeError(f"cannot patch {where}: its tables are not those of {config.rope}")
 
 
-def _are_close(ours: Any, theirs: Any) -> bool:
-    if isinstance(theirs, tuple | list):
-        return len(ours) == len(theirs) and all(map(_are_close, ours, theirs))
-    # Buffers of a model that was cast are rounded, and Lumina 2 has complex128; these are not.
-    if (ours.shape, ours.is_complex()) != (theirs.shape, theirs.is_complex()):
-        return False
-    tolerance = max(_rotary.TABLES, torch.finfo(theirs.dtype).eps)
-    theirs = theirs.to(device=ours.device, dtype=ours.dtype)
-    return bool(torch.allclose(ours, theirs, rtol=0, atol=tolerance))
-
-
-@kept(256)
+@cached(256)
 def load_rotary_module(kind: Any) -> type:
     """Return the subclass of a rotary module that computes its tables by rope_xp."""
     row = ROTARY_MODULES[kind.__name__]
@@ -162,52 +155,51 @@ class _Replacements(threading.local):
     """The functions that replace those of diffusers in a thread, while a patched processor runs."""
 
     def __init__(self) -> None:  # torch.compile needs an attribute of the instance
-        self.functions: dict[str, Function] = {}
+        self.functions: Mapping[Location, Function] = {}
 
 
 _ACTIVE = _Replacements()
-_ORIGINALS: dict[tuple[ModuleType, str], Function] = {}
-"""The functions of diffusers that ask for a replacement, by the module and name that lead there."""
+_DISPATCHERS: dict[Location, Any] = {}
+"""What stands in the modules of diffusers in place of functions."""
 _PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
 """All patched processors. Without one, diffusers gets its functions back."""
 
 
-def _key(module: ModuleType, name: str) -> str:
-    """Return the module and name of a function, by which rotations are listed."""
-    return f"{getattr(module, name).__module__.rpartition('.')[2]}.{name}"
+def _load(location: Location) -> Any:
+    module, name = location
+    return getattr(sys.modules[module], name)
 
 
-def _replace_function(module: ModuleType, name: str) -> None:
+def _install_dispatcher(location: Location) -> None:
     """Let a function of a module look for its replacement in each call."""
-    if (module, name) in _ORIGINALS:
+    function = _load(location)
+    if _DISPATCHERS.get(location) is function:
         return
-    key, function = _key(module, name), getattr(module, name)
 
     @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        replacement = _ACTIVE.functions.get(key)
+    def dispatch(*arguments: Any, **named: Any) -> Any:
+        replacement = _ACTIVE.functions.get(location)
         if replacement is None:
             return function(*arguments, **named)
         return replacement(function, *arguments, **named)
 
-    _ORIGINALS[module, name] = function
-    setattr(module, name, call)
+    _DISPATCHERS[location] = dispatch
+    setattr(sys.modules[location[0]], location[1], dispatch)
 
 
-def _restore_functions() -> None:
-    for (module, name), function in _ORIGINALS.items():
-        # Leave a function that somebody else has put there since.
-        if getattr(getattr(module, name), "__wrapped__", None) is function:
-            setattr(module, name, function)
-    _ORIGINALS.clear()
+def _remove_dispatchers() -> None:
+    for location, dispatch in _DISPATCHERS.items():
+        if _load(location) is dispatch:  # else somebody has replaced it since
+            setattr(sys.modules[location[0]], location[1], dispatch.__wrapped__)
+    _DISPATCHERS.clear()
 
 
 # --- processors ----------------------------------------------------------------------------------
 
 
 def _entry(kind: type) -> str:
-    """Return the method that rotates: processors are called, attention modules run forward."""
-    return "forward" if issubclass(kind, torch.nn.Module) else "__call__"
+    """Return the method that rotates: that of a call, and forward in most modules."""
+    return "forward" if kind.__call__ is torch.nn.Module.__call__ else "__call__"
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -217,70 +209,76 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _find_functions(kind: type) -> tuple[dict[str, tuple[ModuleType, str]], dict[str, Function]]:
-    """Return the functions that rotate which a class calls: those of modules, and its inner ones.
+def find_functions(kind: type) -> tuple[dict[Location, str], dict[str, Function]]:
+    """Return the functions by which a class rotates: those of modules, and those it defines itself.
 
-    A method finds a function of a module by the globals, or imports it from ``embeddings``.
+    Those of modules come with the name by which their rotations are listed. A method has one as a
+    global, or imports it from ``embeddings``.
     """
-    functions, inner = {}, {}
+    functions: dict[Location, str] = {}
+    inner: dict[str, Function] = {}
     for base in kind.__mro__:
         method = vars(base).get(_entry(kind))
         if not isinstance(method, FunctionType) or not base.__module__.startswith("diffusers."):
             continue
+        method = cast("FunctionType", inspect.unwrap(method))
         for code in _codes(method.__code__):
             if _NAME.fullmatch(code.co_name):
                 inner[code.co_name] = FunctionType(code, method.__globals__)
             for name in filter(_NAME.fullmatch, code.co_names):
-                own = name in method.__globals__
-                module = sys.modules[method.__module__] if own else embeddings
-                if isinstance(getattr(module, name, None), FunctionType):
-                    functions[_key(module, name)] = module, name
+                module = method.__module__ if name in method.__globals__ else _EMBEDDINGS
+                function = getattr(sys.modules[module], name, None)
+                if isinstance(function, FunctionType):
+                    origin = function.__module__.rpartition(".")[2]
+                    functions[module, name] = f"{origin}.{name}"
     return functions, inner
 
 
-def _rotates(kind: type) -> bool:
-    """Return whether a class rotates q and k, by functions that rope_xp can replace.
+def _rotates(model: str, kind: type) -> bool:
+    """Return whether a class rotates q and k, by functions that can be replaced.
 
     Raises
     ------
     RopeError
-        If it rotates by another function, or one that does something else than it is known for.
+        If a function is not known, does something else, or cannot be replaced.
     """
-    functions, inner = _find_functions(kind)
-    for key, (module, name) in functions.items():
-        if key not in ROTATIONS:
-            raise RopeError(f"cannot patch {kind.__name__}: {key} is not known")
-        rotations.check(kind.__name__, name, getattr(module, name), ROTATIONS[key])
+    functions, inner = find_functions(kind)
+    where = f"{model} ({kind.__name__})"
+    for location, name in functions.items():
+        if name not in ROTATIONS:
+            raise RopeError(f"cannot patch {where}: rope_xp does not know {name}")
+        rotations.check(where, name, _load(location), ROTATIONS[name])
     for name, function in inner.items():
         if kind.__name__ not in INNER_ROTATIONS:
             msg = (
-                f"cannot patch {kind.__name__}: it rotates by {name}, which its {_entry(kind)} "
-                "defines; nothing but an edit of its source could replace that"
+                f"cannot patch {where}: its {_entry(kind)} defines {name}, by which it "
+                "rotates; only an edit of its source could replace that"
             )
             raise RopeError(msg)
         rotation = INNER_ROTATIONS[kind.__name__].rotation
-        rotations.check(kind.__name__, name, function, [rotation])
+        rotations.check(where, name, function, [rotation])
     return bool(functions or inner)
 
 
 def load_processor(kind: type) -> type:
-    """Return the subclass of a processor that rotates by rope_xp, and prepare its functions."""
-    functions, _ = _find_functions(kind)
-    targets = list(functions.values())
-    if kind.__name__ in INNER_ROTATIONS:
-        module = sys.modules[kind.__module__]
-        targets += [(module, name) for name in INNER_ROTATIONS[kind.__name__].functions]
-    for module, name in targets:
-        _replace_function(module, name)
+    """Return the subclass of a processor that rotates by rope_xp, and install its dispatchers."""
+    functions, inner = find_functions(kind)
+    for location in (*functions, *(_attention_functions(kind) if inner else ())):
+        _install_dispatcher(location)
     return _processor_class(kind)
 
 
-@kept(256)
+def _attention_functions(kind: type) -> list[Location]:
+    """Return the functions that a processor with an inner rotation hands q and k."""
+    return [(kind.__module__, name) for name in INNER_ROTATIONS[kind.__name__].functions]
+
+
+@cached(256)
 def _processor_class(kind: Any) -> type:
     entry = _entry(kind)
     method = getattr(kind, entry)
-    inner = INNER_ROTATIONS.get(kind.__name__)
-    run = _run_replacing(kind, method) if inner is None else _run_without_tables(method, inner)
+    functions, inner = find_functions(kind)
+    run = _run_without_tables(kind, method) if inner else _run_replacing(functions, method)
 
     def create(cls: Any, *_: Any, **__: Any) -> Any:
         processor = object.__new__(cls)
@@ -291,11 +289,11 @@ def _processor_class(kind: Any) -> type:
     return _classes.subclass(kind, own, load_processor, (kind,))
 
 
-def _run_replacing(kind: type, method: Function) -> Function:
+def _run_replacing(functions: Mapping[Location, str], method: Function) -> Function:
     """Return a method that runs another one with the functions it calls replaced."""
     replacements = {
-        key: functools.partial(rotations.rotate_like, ROTATIONS[key])
-        for key in _find_functions(kind)[0]
+        location: functools.partial(rotations.rotate_like, ROTATIONS[name])
+        for location, name in functions.items()
     }
 
     def run(*arguments: Any, **named: Any) -> Any:
@@ -304,28 +302,32 @@ def _run_replacing(kind: type, method: Function) -> Function:
     return run
 
 
-def _run_without_tables(method: Function, inner: InnerRotation) -> Function:
-    """Return a method that runs another one without tables, and rotates what it hands on."""
+def _run_without_tables(kind: type, method: Function) -> Function:
+    """Return a method that runs another one without tables, and rotates q and k where they go."""
+    inner, locations = INNER_ROTATIONS[kind.__name__], _attention_functions(kind)
     place = list(inspect.signature(method).parameters).index(inner.argument) - 2
-    module = sys.modules[method.__module__]
-    keys = [_key(module, name) for name in inner.functions]
 
     def run(self: Any, attn: Any, *arguments: Any, **named: Any) -> Any:
-        # Wan with the keys of an image: those are not rotated, and handed on too.
-        if getattr(attn, "add_k_proj", None) is not None:
+        by_position = len(arguments) > place
+        tables = arguments[place] if by_position else named.get(inner.argument)
+        # Without its dispatcher nothing would rotate. Wan hands on the keys of an image too, which
+        # are not to be rotated.
+        installed = all(_load(location) is _DISPATCHERS.get(location) for location in locations)
+        if tables is None or not installed or getattr(attn, "add_k_proj", None) is not None:
             return method(self, attn, *arguments, **named)
-        tables = arguments[place] if len(arguments) > place else named.pop(inner.argument, None)
-        if tables is None:
-            return method(self, attn, *arguments, **named)
-        if len(arguments) > place:
+        if by_position:
             arguments = (*arguments[:place], None, *arguments[place + 1 :])
+        else:
+            named[inner.argument] = None
         rotate = functools.partial(rotations.rotate_first, inner.rotation, tables)
-        return _run(dict.fromkeys(keys, rotate), method, self, attn, *arguments, **named)
+        return _run(dict.fromkeys(locations, rotate), method, self, attn, *arguments, **named)
 
     return run
 
 
-def _run(replacements: dict[str, Function], method: Function, *args: Any, **named: Any) -> Any:
+def _run(
+    replacements: Mapping[Location, Function], method: Function, *args: Any, **named: Any
+) -> Any:
     before = _ACTIVE.functions
     _ACTIVE.functions = replacements
     try:

@@ -11,10 +11,7 @@ from rope_xp._apply import apply_tables
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
 from rope_xp.integrations import _formats
-from rope_xp.integrations._diffusion.tables import Format, write
-
-# One rotation in float32 of numbers below 6.
-_TOLERANCE = 1e-5
+from rope_xp.integrations._diffusion.tables import Format, are_close, write
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ def rotate(
     # LTX-2 has all heads in one axis.
     heads_merged = "n" in axes and arrays[0].ndim == 3
     if heads_merged:
-        arrays = [x.unflatten(-1, (cos.shape[1], -1)) for x in arrays]
+        arrays = [x.reshape(*x.shape[:-1], cos.shape[1], -1) for x in arrays]
     axis = axes.index("d")
     last = axes.replace("d", "") + "d"
     rotated = []
@@ -173,9 +170,9 @@ def rotate(
 
 def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
     """Rotate each third of a head by rows of its own tables, which positions select."""
-    thirds = []
+    rotation = Rotation("halves", "two", axes="bhsd", table_axes="bsd")
+    thirds: list[torch.Tensor] = []
     for third, tables, rows in zip(x.chunk(3, dim=-1), pairs, positions, strict=True):
-        rotation = Rotation("halves", "two", axes="bhsd", table_axes="bsd")
         selected = [torch.nn.functional.embedding(rows, table) for table in tables]
         thirds += rotate((third,), selected, rotation)
     return torch.cat(thirds, dim=-1)
@@ -207,12 +204,15 @@ def check(
     """
     for rotation in rotations:
         arrays, tables = make_example(rotation)
-        with warnings.catch_warnings(action="ignore"):  # of autocast, on a machine without GPU
-            theirs = function(*arrays, *tables, **rotation.options)
-        theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+        options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of autocast, on a machine without GPU
+                theirs = function(*arrays, *tables, **rotation.options)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            msg = f"cannot patch {where}: {name}({options}) takes other arguments now: {error}"
+            raise RopeError(msg) from error
         ours = rotate(arrays, tables, rotation)
-        if len(ours) != len(theirs) or not all(map(_is_close, ours, theirs)):
-            options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
+        if not are_close(ours, theirs if isinstance(theirs, tuple) else (theirs,)):
             msg = (
                 f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
                 f"one angle in the layout {rotation.layout!r}"
@@ -245,11 +245,3 @@ def _pack(tables: Any, rotation: Rotation) -> tuple[Any, ...]:
         rows = torch.arange(len(flat[0])).view(tables[0].shape[:2])
         return tuple(tuple(table.roll(i, 0) for table in flat) for i in range(3)), (rows,) * 3
     return (tables,)
-
-
-def _is_close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    # Kandinsky rounds to bfloat16, whatever it is given.
-    tolerance = 2**-6 if theirs.dtype == torch.bfloat16 else _TOLERANCE
-    return ours.shape == theirs.shape and bool(
-        torch.allclose(ours, theirs.to(ours.dtype), rtol=0, atol=tolerance)
-    )

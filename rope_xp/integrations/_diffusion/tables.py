@@ -17,6 +17,8 @@ from rope_xp.integrations._diffusion.config import RotaryConfig
 from rope_xp.integrations._diffusion.grids import Grid
 from rope_xp.rope import RoPE
 
+# For angles of small positions in float32, and one rotation by them.
+_TOLERANCE = 1e-5
 Format = _formats.Format | Literal["matrices"]
 
 
@@ -37,7 +39,7 @@ class RotaryModule:
 def write(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Any:
     """Return tables with one column per pair in a format: a tuple of two, or one array."""
     if form == "matrices":
-        return torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2))
+        return torch.stack([cos, -sin, sin, cos], dim=-1).view(*cos.shape, 2, 2)
     tables = _formats.written(cos, sin, form)
     return tables if len(tables) > 1 else tables[0]
 
@@ -58,6 +60,18 @@ def _grid(lines: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _arange(device: Any) -> Callable[[int], torch.Tensor]:
     return functools.partial(torch.arange, dtype=torch.int32, device=device)
+
+
+def are_close(ours: Any, theirs: Any) -> bool:
+    """Return whether tables or rotated arrays are equal but for rounding."""
+    if isinstance(theirs, tuple | list):
+        return len(ours) == len(theirs) and all(map(are_close, ours, theirs))
+    if (ours.shape, ours.is_complex()) != (theirs.shape, theirs.is_complex()):
+        return False
+    # Some round to bfloat16: modules of a model that was cast, and a function of Kandinsky.
+    eps = torch.finfo(theirs.dtype).eps
+    theirs = theirs.to(device=ours.device, dtype=ours.dtype)
+    return bool(torch.allclose(ours, theirs, rtol=eps, atol=max(_TOLERANCE, eps)))
 
 
 # --- modules that are given positions ------------------------------------------------------------
@@ -95,10 +109,10 @@ def _framepack(
 def _helios(
     config: RotaryConfig, _: Any, frame_indices: Any, height: int, width: int, device: Any
 ) -> torch.Tensor:
-    frames = frame_indices.to(device=device, dtype=torch.int32)[:, :, None, None]
-    rows, columns = _arange(device)(height)[:, None], _arange(device)(width)
-    positions = torch.stack(torch.broadcast_tensors(frames, rows, columns))
-    return torch.cat(_tables(config.rope, positions, "neighbours"), dim=-1).movedim(-1, 1)
+    frames = frame_indices.to(device=device, dtype=torch.int32)
+    positions = _grid([frames.flatten(), _arange(device)(height), _arange(device)(width)])
+    tables = torch.cat(_tables(config.rope, positions, "neighbours"), dim=-1)
+    return tables.view(*frames.shape, *tables.shape[1:]).movedim(-1, 1)
 
 
 def _kandinsky_text(_: Any, module: Any, pos: torch.Tensor) -> Any:
@@ -190,7 +204,7 @@ def _images_and_text(
         raise ValueError("`max_txt_seq_len` must be provided.")  # the modules' own words
     arange, positions = _arange(device), []
     for frame, size in zip(frames, sizes, strict=True):
-        times, *others = config.positions.lines(Grid(*size, arange=arange))
+        times, *others = config.positions.lines(Grid(*size)._replace(arange=arange))
         positions.append(_grid([times + frame, *others]).flatten(1))
     text = (start + arange(int(tokens))).expand(3, -1)
     images = _tables(config.rope, torch.cat(positions, dim=-1), "complex")

@@ -84,7 +84,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for kernels in (cpu.KERNELS, gpu.KERNELS):
         monkeypatch.setattr(kernels, "get", fail)
-    caches.ALL["rope_xp_backends.torch.cpu._launches"].cache_clear()  # which hold some
+    caches.REGISTRY["rope_xp_backends.torch.cpu._launches"].cache_clear()  # which hold some
     for name in (None, "portable"):
         with rope_xp.use_backend(name):
             same(turned(compiled, 5, POSITIONS), expected)
