@@ -127,12 +127,25 @@ def _unread() -> RopeError:
 
 def _axes(ndim: int, table_ndim: int, unsqueeze_dim: Any) -> str:
     """Return the names of the axes of q, by where tables get their axis for the heads."""
-    place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
-    if ndim not in (3, 4) or place not in (-3, -2):
+    axes = axes_of(ndim, heads_before_tokens(table_ndim, unsqueeze_dim))
+    if axes is None:
         msg = (
             f"unsqueeze_dim={unsqueeze_dim} puts no axis for the heads beside that of the tokens: "
             f"cos has {table_ndim} axes and q {ndim}; 1 is for (batch, heads, tokens, head_dim), 2 "
             "for (batch, tokens, heads, head_dim)"
         )
         raise RopeError(msg)
-    return "b" * (ndim - 3) + ("hs" if place == -3 else "sh") + "d"
+    return axes
+
+
+def heads_before_tokens(table_ndim: int, unsqueeze_dim: int) -> bool | None:
+    """Return whether tables get an axis for heads before the tokens; None if beside neither."""
+    place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
+    return {-3: True, -2: False}.get(place)
+
+
+def axes_of(ndim: int, heads_first: bool | None) -> str | None:
+    """Return the names of the axes of q or k; None where they are not known."""
+    if ndim not in (3, 4) or heads_first is None:
+        return None
+    return "b" * (ndim - 3) + ("hs" if heads_first else "sh") + "d"

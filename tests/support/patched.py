@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rope_xp._dispatch import call_cache
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.integrations import _functions
 from rope_xp.integrations._formats import Format
 
@@ -39,24 +40,22 @@ def replaced(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
-    rotated, known = _functions._rotated, call_cache.CALLS.get
+    rotate, run = _functions._rotate, call_cache.run
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
         done.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
 
-    def rotate(xs: Sequence[torch.Tensor], *given: Any) -> Any:
+    def rotate_and_count(rotation: Any, xs: Sequence[torch.Tensor], *rest: Any) -> Any:
         count(xs)
-        return rotated(xs, *given)
+        return rotate(rotation, xs, *rest)
 
-    class Counting(dict[Any, Any]):
-        """Count what is found in the cache; calls by signature come here alone."""
+    def run_and_count(signature: CallSignature, *rest: Any) -> Any:
+        results = run(signature, *rest)
+        count(signature.arrays)
+        return results
 
-        def get(self, key: Any, default: Any = None) -> Any:
-            run = known(key, default)
-            return run and (lambda signature: (count(signature.arrays), run(signature))[1])
-
-    monkeypatch.setattr(_functions, "_rotated", rotate)
-    stand_in = SimpleNamespace(**vars(call_cache) | {"CALLS": Counting()})
-    monkeypatch.setattr(_functions, "call_cache", stand_in)
+    monkeypatch.setattr(_functions, "_rotate", rotate_and_count)
+    counting = SimpleNamespace(**vars(call_cache) | {"run": run_and_count})
+    monkeypatch.setattr(_functions, "call_cache", counting)
     return done

@@ -6,11 +6,13 @@ torch has no public way to ask any of this: its own autograd and compiler ask by
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.autograd.forward_ad
 from torch.utils import _device, _python_dispatch
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def _find(name: str) -> Any:
@@ -102,6 +104,12 @@ def is_exporting() -> bool:
 def mark_static(x: Any) -> None:
     """Do what torch._dynamo.mark_static does, which does something else while it traces."""
     vars(x).update(_dynamo_static_indices=set(range(x.ndim)), _has_dynamo_dim_marking=True)
+
+
+def mark_constant(function: FunctionT) -> FunctionT:
+    """Do what torch.compiler.assume_constant_result does, which imports all of Dynamo for it."""
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
 
 
 def unobserved() -> AbstractContextManager[object]:

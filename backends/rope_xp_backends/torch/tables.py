@@ -83,7 +83,7 @@ def in_graph(recipe: Recipe, device: torch.device) -> Digits:
     flat = _flat(rope, rule)
     made = []
     for which in range(5 if recipe.components else 4):
-        name = _reader(flat, rule, head_dim, recipe.inverse, wide, device, which)
+        name = _reader(flat, rule, head_dim, recipe.inverse, wide, device, which)  # type: ignore[arg-type]  # an integer
         made.append(getattr(_readers, name)())
     return Digits(*(*made, None)[:5])
 
@@ -118,7 +118,7 @@ def _built(flat: Any) -> Any:
 # constant result is computed in plain Python and enters the graph finished. A graph holds a tensor
 # once, however often it is returned, but anything else becomes a global variable for good. So this
 # returns the name of a function, and that returns a tensor.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type for it
+@private.mark_constant
 def _reader(
     flat: Any,
     rule: Any,
@@ -153,7 +153,7 @@ def _reading(
         return table
 
     read.__code__ = read.__code__.replace(co_name=name)
-    return torch.compiler.assume_constant_result(read)  # type: ignore[no-any-return,no-untyped-call]  # as above
+    return private.mark_constant(read)
 
 
 _readers = ModuleType("tables of graphs")
