@@ -9,7 +9,7 @@ from rope_xp._contract.call import UNKNOWN, Given, Lookup, Turn
 from rope_xp._contract.library import Digits
 from rope_xp._contract.typing import Layout
 
-from .signature import Tensors as Tensors
+from .signature import Tensors
 
 
 class How(NamedTuple):

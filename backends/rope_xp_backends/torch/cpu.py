@@ -13,9 +13,10 @@ from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.launch import Launch
 from rope_xp_backends.cpu.plan import Angles, Pair
 
-from .arguments import How, Tensors
+from .arguments import How
 from .library import NAMES
 from .results import like, new, usual, written
+from .signature import Tensors
 
 _PLAIN = How._fields.index("axes")
 """From here on the operator's arguments are plain values."""

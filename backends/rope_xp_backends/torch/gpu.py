@@ -16,9 +16,10 @@ from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan, Variant, plan
 
 from . import streams
-from .arguments import How, Tensors
+from .arguments import How
 from .library import NAMES
 from .results import new, written
+from .signature import Tensors
 
 DEVICES = {"cuda"}
 """Kinds of devices whose tensors are taken. ROCm's are called cuda too."""

@@ -12,7 +12,8 @@ from rope_xp._contract.library import Digits
 from rope_xp._dispatch.call_cache import CallSignature
 
 from . import cpu, gpu, op
-from .arguments import How, Tensors, arguments
+from .arguments import How, arguments
+from .signature import Tensors
 
 Launch: TypeAlias = cpu.KernelLaunch | gpu.KernelLaunch
 

@@ -19,10 +19,10 @@ from rope_xp._dispatch import choose
 from rope_xp._rotation import portable
 
 from . import cpu, gpu, private
-from .arguments import How, Tensors
+from .arguments import How
 from .library import Torch
 from .results import like, new
-from .signature import is_plain
+from .signature import Tensors, is_plain
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
 # The tables are (low, middle, high), or (cos, sin) and nothing. Positions and what they have after

@@ -14,9 +14,9 @@ from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.plan import Form
 
 from . import cpu, gpu, launches, op, private
-from .arguments import How, Tensors, arguments
+from .arguments import How, arguments
 from .library import NAMES
-from .signature import PLAIN
+from .signature import PLAIN, Tensors
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Numbers in q and k up to which inductor does better than a call from a graph to a kernel, by
