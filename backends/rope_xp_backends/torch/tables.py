@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -45,7 +44,7 @@ def on_device(key: tuple[Recipe, torch.device]) -> Digits:
 
 def is_traced(x: torch.Tensor) -> bool:
     """Return whether x only stands for a tensor, and tables that it meets must do so too."""
-    return private.has_dispatch_modes() or isinstance(x, FakeTensor)
+    return private.has_dispatch_modes() or private.is_fake(x)
 
 
 def outlive(made: Digits) -> None:
