@@ -31,7 +31,7 @@ SIGNATURES = {
     "RoPE.apply": "self, q, k, positions=None, *, axes=None, k_positions=None, out=None",
     "RoPE.rotate": "self, x, positions=None, *, axes=None, out=None",
     "RoPE.unrotate": "self, x, positions=None, *, axes=None, out=None",
-    "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, rows=None, axes=None, "
+    "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, slots=None, axes=None, "
     "out=None",
     "RoPE.frequencies": "self, head_dim",
     "RoPE.wavelengths": "self, head_dim",
