@@ -311,8 +311,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
 
         Both rotations are composed into one table before they touch x, so x is rounded once. Keys
         that are moved again and again gather these roundings: after 1,000 moves float32 is off by
-        4e-5 of the largest key, with ``slots`` by 1e-5, as those are computed in float64 where there
-        is one. Move bfloat16 keys seldom and far, see :doc:`caches`.
+        4e-5 of the largest key, and with ``slots``, computed in float64 where there is one, by
+        1e-5. Move bfloat16 keys seldom and far, see :doc:`caches`.
 
         Parameters
         ----------
