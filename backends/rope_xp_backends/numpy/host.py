@@ -144,7 +144,7 @@ def specialize(
 
 
 def rows_of(source: TableLookup | CosSin) -> list[np.ndarray]:
-    """Return positions and their fractions, or cos and sin, as kernels read them."""
+    """Return positions and their fractions, or cos and sin, as kernels read them: plain arrays."""
     if isinstance(source, CosSin):
         return [_aligned(source.cos), _aligned(source.sin)]
     if source.whole is None:
@@ -167,4 +167,5 @@ def _components_last(a: np.ndarray, components: int) -> StridedLayout:
 
 
 def _aligned(angles: np.ndarray) -> np.ndarray:
-    return angles if angles.flags.aligned else angles.copy()
+    plain = np.asarray(angles)
+    return plain if plain.flags.aligned else plain.copy()

@@ -95,6 +95,7 @@ def test_float16_is_declined_where_no_instruction_is_known(
         return
     fresh: Any = Kernels("llvmlite", compiled._load)
     monkeypatch.setattr(paths, "KERNELS", fresh)
+    rope_xp.clear_caches()  # of plans with kernels
     monkeypatch.setattr(machine, "_describe_host", lambda: (triple, "generic", features))
     x = np.random.default_rng(0).standard_normal((7, 2, 10)).astype(np.float16)
     with pytest.warns(RuntimeWarning, match="no.* known to have an instruction .* float16"):

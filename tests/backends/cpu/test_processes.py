@@ -143,18 +143,18 @@ def test_llvm_that_cannot_be_imported(
         RoPE().rotate(x, POSITIONS)
 
 
-def test_objects_of_numpy_that_are_laid_out_in_another_way(
-    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch
+def test_arrays_that_are_laid_out_in_another_way(
+    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Kernels read the address of elements where C code finds it. Where it is not, none runs."""
-    machine = importlib.import_module("rope_xp_backends.cpu.machine")
-    monkeypatch.setattr(machine, "HEAD", machine.HEAD + 8)
-    with (
-        rope_xp.use_path("llvm"),
-        pytest.warns(RuntimeWarning, match="laid out in another way"),
-        pytest.raises(RopeError, match="laid out in another way"),
-    ):
-        RoPE().rotate(np.ones((3, 2, 8)))
+    """The address of elements is read where CPython has it, else from numpy itself."""
+    host = importlib.import_module("rope_xp_backends.numpy.host")
+    arrays = [sample(rng, 3, 2, 8), sample(rng, 3, 2, 16)[:, ::-1, 3:11]]
+    expected = [x.ctypes.data for x in arrays]
+    for is_read in (True, False):
+        monkeypatch.setattr(host, "_IS_READ", is_read)
+        assert host.addresses(arrays) == expected
+    with pytest.raises(TypeError, match=r"reads a numpy.ndarray; got float64"):
+        host.addresses([np.float64(5.5)])
 
 
 def test_a_second_kernel_that_fails_finds_nothing_written(

@@ -142,7 +142,7 @@ def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyP
         stream[0] = number
         for each in made:
             tables.outlive(each)
-    assert [table.read_on for each in made for table in each[:4]] == [[1, 2]] * 8
+    assert [table.read_on for each in made for table in tuple(each)[:4]] == [[1, 2]] * 8
     before = len(tables._read_on)
     del made, each
     gc.collect()
