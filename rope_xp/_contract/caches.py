@@ -63,7 +63,7 @@ def clear_caches() -> None:
     >>> y = rope_xp.RoPE().rotate(np.ones((3, 2, 8)))
     >>> rope_xp.clear_caches()
     """
-    for cache in list(REGISTRY.values()):
+    for cache in (*REGISTRY.values(), *{cache for cache, _ in _ORDER}):
         cache.cache_clear()
 
 
