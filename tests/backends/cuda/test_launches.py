@@ -8,7 +8,7 @@ import mmap
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import cuda_plan
-from rope_xp_backends.gpu.cuda_plan import LOOKED_UP, SEVERAL
+from rope_xp_backends.gpu.cuda_plan import COMPONENTS, TABLE_LOOKUP
 from support import cuda_on_cpu
 from support.cuda_arrays import keys_of_last_call, same, sample
 from support.targets import truth
@@ -76,13 +76,13 @@ def test_many_components(rng: np.random.Generator) -> None:
     x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1, 2, 3, 4, 5, 0, 1))
     positions = rng.integers(0, 1 << 20, (6, 5))
     same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
-    assert keys_of_last_call()[0].source == SEVERAL
+    assert keys_of_last_call()[0].source == COMPONENTS
 
 
 def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
     x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
     same(rope.rotate(x), truth(rope.rotate, x))
-    assert keys_of_last_call()[0].source == LOOKED_UP  # alike in all components
+    assert keys_of_last_call()[0].source == TABLE_LOOKUP  # alike in all components
 
 
 def step_of(
@@ -96,7 +96,7 @@ def step_of(
         strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
         laid.append(Laid(shape, strides))
     turn = Turn(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
-    job = cuda_plan.Job("bfloat16", turn, (False, False), LOOKED_UP, True, 16, 0)
+    job = cuda_plan.Job("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
     (step,) = cuda_plan.plan(job, (*laid, *laid), (Laid((tokens,), (8,)),))
     return step
 
