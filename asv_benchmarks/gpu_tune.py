@@ -75,7 +75,7 @@ def one(library: str, device: str, settings: Settings, repeat: int) -> dict[str,
     target = targets.find(f"{library}:{device}")
     if isinstance(target, str):
         return {"why": target}
-    made, _ = gpu_rivals.contenders(target, compile_too=False)
+    made = gpu_rivals.ours(target)
     names = (gpu_rivals.US, gpu_rivals.IN_PLACE)
     made, missing = gpu_measure.tried(target, {name: made[name] for name in names})
     if missing:
