@@ -38,6 +38,7 @@ def test_most_constants_are_there(library: str) -> None:
         pytest.importorskip("triton")
     there = [name for name in gpu_tune.SWEEPS[library] if gpu_tune.known(library, name)]
     assert len(there) >= len(gpu_tune.SWEEPS[library]) / 2
+    assert all(gpu_tune.known(library, name) for each in gpu_tune.ALONE[library] for name in each)
 
 
 def test_a_constant_that_is_not_there(capsys) -> None:

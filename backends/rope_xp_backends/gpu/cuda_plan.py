@@ -3,7 +3,6 @@
 Everything here depends on shapes, strides and alignment, and on no pointer and no library.
 """
 
-import math
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import ACCESS, Ints, Laid, Rows, alignment
 
 from .layout import OperandLayout, collapse_operands
-from .occupancy import waves
 
 THREADS = 256
 """Of a block, at most; the kernel is compiled for that many."""
@@ -89,10 +87,6 @@ class Step(NamedTuple):
     block: tuple[int, int, int]
     words: np.ndarray
     """int64: offsets to add to the pointers, then the other parameters."""
-
-    def waves(self, processors: int) -> float:
-        """Return how often the blocks fill a GPU."""
-        return waves(math.prod(self.grid), math.prod(self.block), processors)
 
 
 @kept(256)

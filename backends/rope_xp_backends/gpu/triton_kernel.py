@@ -121,8 +121,9 @@ def rotate(
 
         if copies:
             c = tl.arange(0, triton.next_power_of_2(head_dim))
-            beside = (c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim))
-            beside &= (alive[:, None] & (head < copied_heads)[None, :])[:, :, None]
+            beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
+            if q_in_place or k_in_place:
+                beside &= (head < copied_heads)[None, :, None]
             passing = tl.load(source + c, mask=beside, eviction_policy=hint)
         x1, x2 = _read(source + offset, mask, pairs, interleaved_in, hint)
         if barrier:

@@ -12,7 +12,6 @@ from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import Ints, Laid, Rows, alignment, span
 
 from .layout import collapse_operands
-from .occupancy import waves
 
 # The next nine follow from the sizes of the hardware; none has been measured on a GPU yet.
 THREADS = 128
@@ -101,10 +100,6 @@ class Plan(NamedTuple):
     variant: Variant
     grid: tuple[int, int, int]
     numbers: Ints
-
-    def waves(self, processors: int) -> float:
-        """Return how often the programs fill a GPU."""
-        return waves(self.grid[0], THREADS, processors)
 
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
