@@ -4,9 +4,9 @@ Of many tokens memory is the limit, so the time is set beside that of copying q 
 the limit is what a call costs on the host.
 """
 
-from rope_xp._bench import clock, contenders
+from rope_xp._bench import clock
 
-from . import common
+from . import common, contenders
 
 
 class Prefill:

@@ -19,10 +19,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rope_xp._bench import inputs
+from rope_xp._bench import inputs, targets
 from rope_xp._bench.inputs import Absent
 
-TARGETS = list(inputs.TARGETS)
+TARGETS = list(targets.NAMES)
 TORCH = [name for name in TARGETS if name.startswith("torch")]
 JAX = [name for name in TARGETS if name.startswith("jax")]
 WRITEABLE = [name for name in TARGETS if not name.startswith(("jax", "dask"))]

@@ -71,7 +71,7 @@ class Instructions:
         except ImportError as error:
             raise SkipNotImplemented(str(error)) from error
         pairs = layout == "interleaved"
-        self.assembly = machine.assembly(Form(dtype, pairs, pairs))
+        self.assembly = machine.emit_assembly(Form(dtype, pairs, pairs))
 
     def track_instructions(self, dtype: str, layout: str) -> int:
         return inner_loop(self.assembly)

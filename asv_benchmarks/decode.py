@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import rope_xp
-from rope_xp._bench import clock, contenders
+from rope_xp._bench import clock
 
-from . import common
+from . import common, contenders
 
 LIBRARIES = ["numpy:cpu", "torch:cpu", "jax:cpu", "cupy:gpu", "torch:gpu"]
 RIVALS = ["usual", "transformers"]

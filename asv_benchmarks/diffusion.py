@@ -4,6 +4,7 @@ Of Flux at 1024 x 1024 pixels with 512 tokens of text, and Wan at 81 frames of 1
 131,040 tokens. Time over time, and memory at the peak over memory at the peak.
 """
 
+import functools
 import importlib
 from typing import Any
 
@@ -15,7 +16,6 @@ from . import common, memory
 
 SHAPES = {"flux": (4608, 24), "wan": (131_040, 12)}
 """Tokens and heads, of 128 components."""
-_PROCESSORS = {"flux": "FluxAttnProcessor", "wan": "WanAttnProcessor"}
 
 
 class Rotate:
@@ -31,16 +31,22 @@ class Rotate:
         except ImportError as error:
             raise SkipNotImplemented(str(error)) from error
         rotations = importlib.import_module("rope_xp.integrations._diffusion.rotations")
-        sites = importlib.import_module("rope_xp.integrations._diffusion.sites")
-        (site,) = sites.found(getattr(module, _PROCESSORS[model]).__call__)
-        ours = rotations.replacement(site, rotations.recognise(model, site))
+        patching = importlib.import_module("rope_xp.integrations._diffusion.patching")
+        if model == "flux":
+            function = module.apply_rotary_emb
+            known = rotations.ROTATIONS["embeddings.apply_rotary_emb"]
+        else:
+            _, inner = patching.find_functions(module.WanAttnProcessor)
+            function = inner["apply_rotary_emb"]
+            known = [rotations.INNER_ROTATIONS["WanAttnProcessor"].rotation]
+        ours = functools.partial(rotations.rotate_like, known, function)
         tokens, heads = (common.TOKENS, 2) if common.QUICK else SHAPES[model]
         x = torch.ones((1, tokens, heads, 128), dtype=getattr(torch, dtype))
         table = torch.ones((tokens, 128))
         wide = table[None, :, None]
-        given: tuple[Any, ...] = ((table, table),) if model == "flux" else (wide, wide)
+        tables: tuple[Any, ...] = ((table, table),) if model == "flux" else (wide, wide)
         options = {"sequence_dim": 1} if model == "flux" else {}
-        self.calls = [lambda f=f: (f(x, *given, **options),) for f in (ours, site.function)]
+        self.calls = [lambda f=f: (f(x, *tables, **options),) for f in (ours, function)]
 
     def track_time_over(self, model: str, dtype: str) -> float:
         target = targets.find("torch:cpu")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rope_xp
-from rope_xp._bench import clock, inputs, rivals
+from rope_xp._bench import clock, formulas, inputs
 
 from . import common
 
@@ -26,7 +26,7 @@ class Training:
         make = _torch if self.target.library == "torch" else _jax
         rope = rope_xp.RoPE(base=inputs.BASE, layout="half")
         self.ours = make(rope.apply, case)
-        self.usual = make(rivals.formula(case), case)
+        self.usual = make(formulas.usual_formula(case.target, inputs.BASE), case)
         clock.wait(self.target, self.ours())
 
     def time_gradients(self, target: str, dtype: str) -> None:

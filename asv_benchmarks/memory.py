@@ -10,10 +10,10 @@ from pathlib import Path
 
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from rope_xp._bench import clock, contenders
+from rope_xp._bench import clock
 from rope_xp._bench.clock import Action
 
-from . import common, gpu_facts
+from . import common, contenders, gpu_facts
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

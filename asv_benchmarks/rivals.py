@@ -1,8 +1,8 @@
 """The time of a call over that of what users run today. Below 1, rope_xp is the faster."""
 
-from rope_xp._bench import clock, contenders, rivals
+from rope_xp._bench import clock
 
-from . import common
+from . import common, contenders, rival_calls
 
 
 class _Prefill:
@@ -15,7 +15,7 @@ class _Prefill:
     timeout = 300
 
     def setup(self, target: str, dtype: str) -> None:
-        layout = rivals.LAYOUTS.get(self.rival, "half")
+        layout = rival_calls.LAYOUTS.get(self.rival, "half")
         with common.skipping():
             self.target, *self.calls = contenders.pair(
                 target, layout, dtype, "new", self.rival, common.TOKENS

@@ -10,10 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from rope_xp._bench import clock, contenders, rivals
+from rope_xp._bench import clock
 from rope_xp._bench.inputs import Absent
 
-from . import common, gradients
+from . import common, contenders, gradients, rival_calls
 
 ROWS = (
     ("formula of Hugging Face's Llama", "usual", "numpy:cpu"),
@@ -41,7 +41,7 @@ def cell(rival: str, name: str, dtype: str) -> str:
         elif rival == "transformers":
             return _one_token(rival, name, dtype)
         else:
-            layout = rivals.LAYOUTS.get(rival, "half")
+            layout = rival_calls.LAYOUTS.get(rival, "half")
             target, *pair = contenders.pair(name, layout, dtype, "new", rival, common.TOKENS)
     except (Absent, SkipNotImplemented):
         return "-"

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rope_xp._bench import clock, contenders
+from rope_xp._bench import clock
 from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import Absent
 
-from . import common
+from . import common, contenders
 
 
 @dataclass(frozen=True)

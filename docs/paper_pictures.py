@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rope_xp import RoPE, analysis, attention
+from rope_xp import RoPE
 from rope_xp._cli.curves import DASHES, draw_decay
 from rope_xp._cli.plots import INK, STYLES, picture
+from rope_xp.papers import analysis, attention
 
 HEAD_DIM = 128
 ROPES = {f"base {base:,}": RoPE(base=float(base)) for base in (10_000, 500_000, 1_000_000)}

@@ -8,6 +8,7 @@
 
 from rope_xp import _libraries, scaling
 from rope_xp._apply import apply, apply_tables, explain
+from rope_xp._contract.caches import clear_caches
 from rope_xp._contract.errors import MissingBackendError, RopeConfigError, RopeError
 from rope_xp._dispatch.choose import Explanation, use_backend
 from rope_xp._frequencies import apply_frequencies
@@ -31,6 +32,7 @@ __all__ = [
     "apply",
     "apply_frequencies",
     "apply_tables",
+    "clear_caches",
     "explain",
     "from_hf_config",
     "permute_weights",

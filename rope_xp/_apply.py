@@ -3,15 +3,22 @@
 from typing import Any
 
 from rope_xp._arguments import fields, given, read
+from rope_xp._contract.caches import BoundedCache
 from rope_xp._contract.typing import ArrayT, Layout
-from rope_xp._dispatch import bound, choose
+from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.choose import Explanation
 from rope_xp.rope import Positions, RoPE
 
 _DEFAULT = RoPE()
 
 
-def _rope(rope: RoPE | None, options: dict[str, Any]) -> RoPE:
+_ropes = BoundedCache(f"{__name__}._ropes", 128)
+"""Ropes that were made of fields, beside the values of these, which keep their addresses."""
+_BY_VALUE = frozenset({int, float, str, type(None)})
+
+
+def _rope(rope: RoPE | None, options: dict[str, Any], like: object) -> RoPE:
+    """Return the rope, or that of its fields, which is made once for as long as it is cached."""
     if not options:
         if rope is None:
             return _DEFAULT
@@ -23,7 +30,18 @@ def _rope(rope: RoPE | None, options: dict[str, Any]) -> RoPE:
             f"got both rope and its fields ({listed}); pass one, or dataclasses.replace(rope, ...)"
         )
         raise TypeError(msg)
-    return RoPE(**options)
+    backend = find.by_type.get(type(like))
+    if backend is None or backend.is_compiling():  # which would trace through the cache
+        return RoPE(**options)
+    # Rules by their address: to hash long lists of factors takes as long as the rotation.
+    values = tuple(options.values())
+    by = [value if type(value) in _BY_VALUE else id(value) for value in values]
+    key = (*options, *map(type, values), *by)
+    known = _ropes.get(key)
+    if known is None:
+        known = (RoPE(**options), values)
+        _ropes.store(key, known)
+    return known[0]
 
 
 def apply(
@@ -105,7 +123,9 @@ def apply(
     >>> q_rotated is q
     True
     """
-    return _rope(rope, options).apply(q, k, positions, axes=axes, k_positions=k_positions, out=out)
+    return _rope(rope, options, q).apply(
+        q, k, positions, axes=axes, k_positions=k_positions, out=out
+    )
 
 
 def apply_tables(
@@ -168,9 +188,9 @@ def apply_tables(
     """
     into = None if out is None else (out,)
     how = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
-    asked = bound.ask(how, (x,), None, axes, into, inverse, (cos, sin))
+    signature = call_cache.signature(how, (x,), None, axes, into, inverse, (cos, sin))
     arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
-    return bound.run(asked, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
+    return call_cache.run(signature, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def explain(
@@ -209,5 +229,5 @@ def explain(
     >>> rope_xp.explain(q, q).library
     'numpy'
     """
-    rope = _rope(rope, options)
+    rope = _rope(rope, options, q)
     return choose.explain(read.pair(rope, q, k, positions, axes, k_positions, out))

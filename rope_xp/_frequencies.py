@@ -90,11 +90,11 @@ def apply_frequencies(
     return rotated_q, rotated_k
 
 
-def starting(rope: RoPE, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
-    """Return the frequencies of a RoPE as :func:`apply_frequencies` takes them, to learn from.
+def initial_frequencies(rope: RoPE, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
+    """Return the frequencies of a RoPE in the shape that :func:`apply_frequencies` takes.
 
-    (r/2,), with heads (heads, r/2), and (components, heads, r/2) where it has position axes: each
-    pair then starts with the component that it reads, at 0 in the others.
+    (r/2,), for several heads (heads, r/2), and with position axes (components, heads, r/2): each
+    pair has its frequency at the component that it reads, and 0 at the others.
     """
     r, offset = slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:
@@ -104,9 +104,9 @@ def starting(rope: RoPE, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
             f"{rope.attention_factor:g}"
         )
         raise RopeError(msg)
-    own = rope.frequencies(head_dim)
+    frequencies = rope.frequencies(head_dim)
     if rope.position_axes is None:
-        return own if heads == 1 else np.tile(own, (heads, 1))
-    made = np.zeros((max(rope.position_axes) + 1, heads, r // 2))
-    made[rope.position_axes, :, np.arange(r // 2)] = own[:, None]
-    return made
+        return frequencies if heads == 1 else np.tile(frequencies, (heads, 1))
+    mixed = np.zeros((max(rope.position_axes) + 1, heads, r // 2))
+    mixed[rope.position_axes, :, np.arange(r // 2)] = frequencies[:, None]
+    return mixed

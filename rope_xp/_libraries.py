@@ -51,9 +51,7 @@ def _dask() -> Backend:
 
 
 LIBRARIES = (
-    Library(
-        "numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("llvm", "chunked", "complex")
-    ),
+    Library("numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("llvm", "chunked")),
     Library(
         "torch",
         (("distributed.tensor.DTensor", _dtensor), ("Tensor", _torch)),

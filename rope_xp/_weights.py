@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.numbers import is_int
 from rope_xp._contract.typing import ArrayT
 from rope_xp._dispatch import find
 
@@ -34,7 +34,7 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     RopeError
         If the first axis does not divide into heads of an even size, or ``to`` is another word.
     TypeError
-        If w is no array.
+        If w is no array, or num_heads no integer.
 
     Notes
     -----
@@ -50,6 +50,7 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     """
     backend = find.backend_of(w, "w")
     shape = tuple(w.shape)  # type: ignore[attr-defined]  # every array has one
+    num_heads = numbers.check_positive_int("num_heads", num_heads)
     _check(shape, num_heads, to)
     xp = backend.xp
     pairs = shape[0] // num_heads // 2
@@ -59,15 +60,12 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     return xp.reshape(xp.permute_dims(rows, order), shape)  # type: ignore[no-any-return]  # as w
 
 
-def _check(shape: tuple[int, ...], num_heads: object, to: object) -> None:
+def _check(shape: tuple[int, ...], num_heads: int, to: object) -> None:
     """Check the arguments."""
     if to not in ("interleaved", "half"):
         msg = f"to must be 'interleaved' or 'half', the layout that the result is for; got {to!r}"
         raise RopeError(msg)
-    if not is_int(num_heads) or num_heads <= 0:  # type: ignore[operator]  # an int by then
-        msg = f"num_heads must be a positive integer; got {num_heads!r}"
-        raise RopeError(msg)
-    if not shape or shape[0] % (2 * num_heads):  # type: ignore[operator]  # an int, as checked
+    if not shape or shape[0] % (2 * num_heads):
         msg = (
             f"w has shape {shape}; its first axis must be num_heads * head_dim with head_dim even, "
             f"and num_heads is {num_heads}. Grouped keys have fewer heads than queries"

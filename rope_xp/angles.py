@@ -9,7 +9,7 @@ from rope_xp._arguments import given
 from rope_xp._contract.library import Rope
 from rope_xp._contract.trees import TREES, Tree
 from rope_xp._contract.typing import Array, ArrayT
-from rope_xp._dispatch import bound
+from rope_xp._dispatch import call_cache
 from rope_xp._tables import made
 
 
@@ -97,8 +97,8 @@ class Angles:
         (1, 2, 3, 64)
         """
         rope, tables = self.rope, (self.cos, self.sin)
-        asked = bound.ask((Angles, rope), (q, k), None, axes, out, False, tables)
-        rotated_q, rotated_k = bound.run(asked, given.pair, rope, q, k, *tables, axes, out)
+        signature = call_cache.signature((Angles, rope), (q, k), None, axes, out, False, tables)
+        rotated_q, rotated_k = call_cache.run(signature, given.pair, rope, q, k, *tables, axes, out)
         return rotated_q, rotated_k
 
     def rotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
@@ -178,8 +178,10 @@ class Angles:
         inverse: bool,
     ) -> ArrayT:
         into = None if out is None else (out,)
-        asked = bound.ask((Angles, self.rope), (x,), None, axes, into, inverse, tables)
-        return bound.run(asked, given.single, self.rope, x, *tables, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
+        signature = call_cache.signature(
+            (Angles, self.rope), (x,), None, axes, into, inverse, tables
+        )
+        return call_cache.run(signature, given.single, self.rope, x, *tables, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))

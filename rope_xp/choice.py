@@ -24,20 +24,20 @@ from rope_xp.rope import Positions, RoPE
 class Choice:
     """A RoPE for each sequence of a batch, of a few that rotate the same pairs.
 
-    For batches in which requests have rules of their own: long and short contexts of LongRoPE,
-    factors that go by the length of a request. Cos and sin are computed for each of the ropes, and
-    chosen from; q and k are rotated once.
+    For batches whose requests have scaling rules of their own: long and short contexts of LongRoPE,
+    factors that depend on the length of a request. Cos and sin are computed for every rope, and
+    selected for each sequence; q and k are rotated once.
 
     Parameters
     ----------
     ropes : tuple of RoPE
         They differ in base and scaling alone.
     which : array or sequence, (batch...)
-        Integers, or truth values for two: the place in ``ropes`` of that of each sequence. Of the
+        For each sequence its index into ``ropes``: integers, or booleans for two ropes. Of the
         library and device of the arrays, numpy, or Python numbers. On a device they are not read,
         and those out of range give NaN. ``torch.compile`` takes a Choice that was made outside of
         it, or of a tensor. Tokens that are packed without a batch axis are a batch of sequences of
-        one token: ``q[:, None]``, with a number for each.
+        one token: ``q[:, None]``, with an index for each.
 
     Raises
     ------
@@ -79,9 +79,9 @@ class Choice:
                     f"ropes[{i}] and {_pairs(self.ropes[0])} in ropes[0]"
                 )
                 raise RopeError(msg)
-        self._read_which()
+        self._check_which()
 
-    def _read_which(self) -> tuple[Backend, Array]:
+    def _check_which(self) -> tuple[Backend, Array]:
         """Return which as an array, checked as far as it can be read, and its backend."""
         owner, which = read.owner_of(self.which), self.which
         if owner is None:
@@ -109,8 +109,8 @@ class Choice:
         Returns
         -------
         Angles
-            For all layers of a forward pass; (batch..., tokens, r/2). In every bit what the RoPE of
-            a sequence makes of it, if ``like`` has the width of the arrays.
+            For all layers of a forward pass; (batch..., tokens, r/2). The bits of each sequence are
+            those of its RoPE, if ``like`` has the width of the arrays.
 
         Raises
         ------
@@ -127,13 +127,13 @@ class Choice:
         (2, 3, 32)
         """
         backend = find.backend_of(like, "like")
-        if backend.is_compiling():  # which knows no dtypes of numpy
-            own = read.owner_of(self.which)
-            host = own is None or own.host
-            owner, which = backend, self.which
-            which = backend.traced(which, backend.device(like)) if host else which
+        if backend.is_compiling():  # a compiler knows no dtypes of numpy
+            owner, which = read.owner_of(self.which), self.which
+            if owner is None or owner.host:
+                which = backend.traced(which, backend.device(like))
+            owner = backend
         else:
-            owner, which = self._read_which()
+            owner, which = self._check_which()
         if owner is backend or owner is backend.kin:
             messages.check_same_device(backend, "like", like, "which", which)
         elif not owner.host:
@@ -141,17 +141,13 @@ class Choice:
         else:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]
-        each = [angles.at(rope, positions, like) for rope in self.ropes]
+        by_rope = [angles.at(rope, positions, like) for rope in self.ropes]
+        tables = _select(backend, which, [(each.cos, each.sin) for each in by_rope])
         inverse = None
-        if any(one.inverse is not None for one in each):
-            undo = [one.inverse or (one.cos, one.sin) for one in each]
-            inverse = (
-                _chosen(backend, which, [cos for cos, _ in undo]),
-                _chosen(backend, which, [sin for _, sin in undo]),
-            )
-        cos = _chosen(backend, which, [one.cos for one in each])
-        sin = _chosen(backend, which, [one.sin for one in each])
-        return Angles(cos, sin, self.ropes[0], inverse)
+        if any(each.inverse is not None for each in by_rope):
+            undo = [each.inverse or (each.cos, each.sin) for each in by_rope]
+            inverse = _select(backend, which, undo)
+        return Angles(*tables, self.ropes[0], inverse)
 
     def apply(
         self,
@@ -189,7 +185,9 @@ class Choice:
         >>> bool((k_rotated[1] == ropes[1].rotate(k[1])).all())
         True
         """
-        return self.at(_counted(q, positions, axes), like=q).apply(q, k, axes=axes, out=out)
+        return self.at(_positions_or_range(q, positions, axes), like=q).apply(
+            q, k, axes=axes, out=out
+        )
 
     def rotate(
         self,
@@ -200,7 +198,9 @@ class Choice:
         out: ArrayT | None = None,
     ) -> ArrayT:
         """Rotate one array; see :meth:`apply`."""
-        return self.at(_counted(x, positions, axes), like=x).rotate(x, axes=axes, out=out)
+        return self.at(_positions_or_range(x, positions, axes), like=x).rotate(
+            x, axes=axes, out=out
+        )
 
     def unrotate(
         self,
@@ -211,26 +211,31 @@ class Choice:
         out: ArrayT | None = None,
     ) -> ArrayT:
         """Undo :meth:`rotate`; see :meth:`rope_xp.RoPE.unrotate`."""
-        return self.at(_counted(x, positions, axes), like=x).unrotate(x, axes=axes, out=out)
+        return self.at(_positions_or_range(x, positions, axes), like=x).unrotate(
+            x, axes=axes, out=out
+        )
 
 
 def _pairs(rope: RoPE) -> tuple[Any, ...]:
     return rope.layout, rope.rotary_dim, rope.rotary_offset, rope.position_axes
 
 
-def _chosen(backend: Backend, which: Array, tables: list[Array]) -> Array:
-    """Return for each sequence its table, NaN where it has none."""
+def _select(
+    backend: Backend, which: Array, tables: list[tuple[Array, Array]]
+) -> tuple[Array, Array]:
+    """Return cos and sin of the rope of each sequence, NaN where ``which`` names none."""
     xp = backend.xp
-    axes = max(len(which.shape), len(tables[0].shape))
-    which, tables = with_axes(which, axes), [with_axes(table, axes) for table in tables]
-    chosen = xp.full_like(tables[0], float("nan"))
-    for i, table in enumerate(tables):
-        chosen = xp.where(which == i, table, chosen)
-    return chosen
+    axes = max(len(which.shape), len(tables[0][0].shape))
+    which = with_axes(which, axes)
+    cos = sin = xp.full_like(with_axes(tables[0][0], axes), float("nan"))
+    for i, (own_cos, own_sin) in enumerate(tables):
+        cos = xp.where(which == i, with_axes(own_cos, axes), cos)
+        sin = xp.where(which == i, with_axes(own_sin, axes), sin)
+    return cos, sin
 
 
-def _counted(x: Array, positions: Positions, axes: str | None) -> Positions:
-    """Return positions, counted from 0 where there are none."""
+def _positions_or_range(x: Array, positions: Positions, axes: str | None) -> Positions:
+    """Return positions, 0, 1, ... where there are none."""
     if positions is not None:
         return positions
     backend = find.backend_of(x, "x")

@@ -87,7 +87,8 @@ def nodes(
     >>> [(table.name, list(table.dims)) for table in tables]
     [('rope_cos', [4096, 32]), ('rope_sin', [4096, 32])]
     """
-    rotary_dim = _check(rope, head_dim, max_positions, num_heads, dtype)
+    head_dim, max_positions, num_heads = _sizes(head_dim, max_positions, num_heads)
+    rotary_dim = _check(rope, head_dim, dtype)
     x, positions = _two_names(inputs)
     cos, sin = f"{name}_cos", f"{name}_sin"
     wide_x, wide_y = (x, output) if dtype == "float32" else (f"{name}_x", f"{name}_y")
@@ -148,6 +149,7 @@ def model(
     >>> [value.name for value in made.graph.input]
     ['x', 'position_ids']
     """
+    head_dim, max_positions, num_heads = _sizes(head_dim, max_positions, num_heads)
     made, initializers = nodes(rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype)
     shape: list[str | int] = ["batch", "heads", "tokens", head_dim]
     if num_heads is not None:
@@ -175,13 +177,20 @@ def _two_names(inputs: Sequence[str]) -> tuple[str, str]:
     return inputs[0], inputs[1]
 
 
-def _check(rope: RoPE, head_dim: int, max_positions: int, num_heads: int | None, dtype: str) -> int:
+def _sizes(
+    head_dim: object, max_positions: object, num_heads: object
+) -> tuple[int, int, int | None]:
+    """Check sizes; return them as Python's, as onnx takes no others."""
+    return (
+        numbers.check_positive_int("head_dim", head_dim),
+        numbers.check_positive_int("max_positions", max_positions),
+        None if num_heads is None else numbers.check_positive_int("num_heads", num_heads),
+    )
+
+
+def _check(rope: RoPE, head_dim: int, dtype: str) -> int:
     """Check what the operator can express; return how many components it rotates."""
     fields.check_rope(rope, RoPE)
-    fields.check_head_dim(head_dim)
-    numbers.check_positive_int("max_positions", max_positions)
-    if num_heads is not None:
-        numbers.check_positive_int("num_heads", num_heads)
     if dtype not in _FLOATS:
         msg = f"dtype must be one of {', '.join(_FLOATS)}; got {dtype!r}"
         raise RopeError(msg)

@@ -15,11 +15,11 @@ from rope_xp._arguments.slices import slice_of
 from rope_xp._arguments.slots import pick, put
 from rope_xp._contract import numbers
 from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
-from rope_xp._dispatch import bound, choose
+from rope_xp._dispatch import call_cache, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp._tables import made
 from rope_xp.angles import Angles, at, with_tables
-from rope_xp.scaling import Axial, Scaling
+from rope_xp.scaling import Axial, Scaling, _checks
 from rope_xp.scaling._axial import places
 
 Positions = Any
@@ -32,7 +32,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     r"""A rotary position embedding: frequencies, how components pair up, and which are rotated.
 
     At position p, the pair i of a head's components (x1, x2) turns by the angle
-    ``p * frequencies[i]``. A RoPE holds no arrays and no state; it is hashable and picklable.
+    ``p * frequencies[i]``. A RoPE holds no arrays and no state; it is hashable and picklable. Its
+    methods raise RopeError and TypeError as :func:`apply` does, before anything is written.
 
     Parameters
     ----------
@@ -86,18 +87,25 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     position_axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        numbers.check_positive("base", self.base)
+        self._hold("base", numbers.check_positive("base", self.base))
         fields.check_layout(self.layout)
-        fields.check_rotary_dim(self.rotary_dim)
-        fields.check_rotary_offset(self.rotary_offset)
-        fields.check_position_axes(self.position_axes, self.rotary_dim)
+        if self.rotary_dim is not None:
+            self._hold("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
+        self._hold("rotary_offset", fields.check_rotary_offset(self.rotary_offset))
+        if self.position_axes is not None:
+            axes = fields.check_position_axes(self.position_axes, self.rotary_dim)
+            object.__setattr__(self, "position_axes", axes)
         if self.scaling is not None:
-            fields.check_scaling(self.scaling, Scaling)
-            fields.check_components(self.scaling, self.position_axes)
+            _checks.check_scaling(self.scaling)
+            _checks.check_components(self.scaling, self.position_axes)
+
+    def _hold(self, name: str, value: float) -> None:
+        if type(value) is not type(getattr(self, name)):  # a number of numpy
+            object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two ropes turn alike: all that they hold is equal, and of one class."""
-        # A rope is the key of caches, and a rule of another class has other frequencies.
+        """Return whether two ropes are of one class, and have equal fields of equal classes."""
+        # A rope is a cache key, and a scaling rule of another class has other frequencies.
         if type(other) is not type(self):
             return NotImplemented
         return vars(self) == vars(other) and numbers.alike(self.scaling, other.scaling)
@@ -113,35 +121,27 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     ) -> Self:
         """Return the RoPE of positions with several components, such as those of images and videos.
 
+        Each component has its own series of frequencies, ``base ** (-2 j / n)`` for n components of
+        a head.
+
         Parameters
         ----------
         sections : sequence of int
-            How many components of a head each component of a position has, even numbers: (16, 56,
-            56) for Flux. They sum to the rotated components, r.
+            Components of a head for each component of a position, even numbers: (16, 56, 56) for
+            Flux. They sum to the rotated components, r.
         bases : sequence of float, optional
             A base for each component. None: ``base`` for all.
         order : {"blocks", "alternating"}, default "blocks"
             Whether the pairs of one component follow each other, or those of all take turns; see
             :class:`rope_xp.scaling.Axial`.
         **fields
-            Those of a RoPE that are left: base, layout, rotary_offset.
+            ``base``, ``layout`` and ``rotary_offset``, as of any RoPE.
 
         Returns
         -------
         RoPE
             With ``rotary_dim``, ``position_axes`` and ``scaling`` of these sections. Its positions
             have a leading axis of ``len(sections)`` components.
-
-        Raises
-        ------
-        RopeError
-            If a section is not even and positive, or ``bases`` are not as many.
-        TypeError
-            If a field is not known, or one that sections say.
-
-        Notes
-        -----
-        Each component has a series of its own, ``base ** (-2 j / n)`` for n components of a head.
 
         Examples
         --------
@@ -153,9 +153,9 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope.cos_sin(positions.video(2, 3, 5), head_dim=8)[0].shape
         (30, 4)
         """
-        said = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
-        if said:
-            msg = f"RoPE.axial makes {', '.join(said)} of its sections; leave that out"
+        derived = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
+        if derived:
+            msg = f"RoPE.axial makes {', '.join(derived)} of its sections; leave that out"
             raise TypeError(msg)
         rule = Axial(
             order=order,
@@ -181,47 +181,25 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         k_positions: Positions = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys by their positions.
+        """Rotate queries and keys: :func:`rope_xp.apply`, which describes it, with this RoPE.
 
         Parameters
         ----------
-        q : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            Queries of numpy, torch, jax, cupy or any library of the array API standard. float16,
-            bfloat16, float32 or float64; the lower two are computed in float32 and rounded once.
-        k : array, like q
-            Keys, of the same library and device. They may have fewer heads (grouped queries) and,
-            with ``k_positions``, another number of tokens.
+        q, k : array, (batch, tokens, heads, head_dim) or as ``axes`` says
+            Of one library and device. k may have fewer heads.
         positions : array or sequence, broadcastable to (batch, tokens), optional
-            Integers or floats, in tokens, batch first whatever ``axes`` says: (tokens,),
-            (batch, tokens), or (batch, 1) for all tokens of a sequence. Behind ``past`` tokens of a
-            cache they are ``past + arange(tokens)``. With ``position_axes`` they have a leading
-            axis of components. None: 0, 1, ... tokens - 1. The modulus must be below 2**31.
+            In tokens. With ``position_axes`` they have a leading axis of components.
         axes : str, optional
-            One letter an axis of q and k: ``s`` tokens, ``h`` heads, ``d`` head_dim (last), any
-            other batch. "bshd" is the default for four axes, "shd" for three, "sd" for two.
-            "bhsd" is Hugging Face and torch's attention.
+            One letter for each axis of q and k, such as "bshd" or "bhsd".
         k_positions : array or sequence, optional
             Positions of k where they differ from those of q.
         out : (array, array), optional
-            Where to write the two results. ``out=(q, k)`` is in place. Not with jax.
+            Where to write the results; ``out=(q, k)`` is in place. Not with jax.
 
         Returns
         -------
         q_rotated, k_rotated : array
-            With the shape, dtype, library and device of q and k. Inputs are not written, unless
-            ``out`` names them.
-
-        Raises
-        ------
-        RopeError
-            If shapes, devices or positions do not fit; nothing has been written then.
-        TypeError
-            If an argument is of the wrong type, or q and k are of different libraries.
-
-        Notes
-        -----
-        Su et al., arXiv 2104.09864, eq. 34. :func:`rope_xp.apply` is the same, with the fields of a
-        RoPE among its arguments.
+            With the shape, dtype, library and device of q and k.
 
         Examples
         --------
@@ -235,11 +213,11 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> q_rotated.shape, k_rotated.shape
         ((1, 8, 1, 64), (1, 2, 1, 64))
         """
-        asked = None
+        signature = None
         if k_positions is None:
-            asked = bound.ask(self, (q, k), positions, axes, out, False)
-        rotated_q, rotated_k = bound.run(
-            asked, read.pair, self, q, k, positions, axes, k_positions, out
+            signature = call_cache.signature(self, (q, k), positions, axes, out, False)
+        rotated_q, rotated_k = call_cache.run(
+            signature, read.pair, self, q, k, positions, axes, k_positions, out
         )
         return rotated_q, rotated_k
 
@@ -257,22 +235,15 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         ----------
         x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
             float16, bfloat16, float32 or float64.
-        positions : array or sequence, (tokens,) or (batch, tokens), optional
-            In tokens; see :func:`rope_xp.apply`.
-        axes : str, optional
-            Names of the axes of x; see :func:`rope_xp.apply`.
+        positions, axes
+            As for :func:`rope_xp.apply`.
         out : array, optional
             Where to write; x itself for in place.
 
         Returns
         -------
         array
-            Rotated, with the shape, dtype, library and device of x.
-
-        Raises
-        ------
-        RopeError, TypeError
-            As :func:`rope_xp.apply`.
+            With the shape, dtype, library and device of x.
 
         Examples
         --------
@@ -282,7 +253,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope_xp.RoPE().rotate(x, [1], axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return self._turned(x, positions, axes, out, False)
+        return self._rotate_one(x, positions, axes, out, False)
 
     def unrotate(
         self,
@@ -306,11 +277,6 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         array
             x as it was before, to the rounding of two rotations.
 
-        Raises
-        ------
-        RopeError, TypeError
-            As :func:`rope_xp.apply`.
-
         Examples
         --------
         >>> import numpy as np
@@ -321,14 +287,14 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> bool(np.allclose(back, x, rtol=0, atol=1e-14))
         True
         """
-        return self._turned(x, positions, axes, out, True)
+        return self._rotate_one(x, positions, axes, out, True)
 
-    def _turned(
+    def _rotate_one(
         self, x: ArrayT, positions: Positions, axes: str | None, out: ArrayT | None, inverse: bool
     ) -> ArrayT:
         into = None if out is None else (out,)
-        asked = bound.ask(self, (x,), positions, axes, into, inverse)
-        return bound.run(asked, read.single, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
+        signature = call_cache.signature(self, (x,), positions, axes, into, inverse)
+        return call_cache.run(signature, read.single, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,
@@ -343,11 +309,10 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     ) -> ArrayT:
         """Move rotated keys to other positions, optionally onto another RoPE.
 
-        The two rotations are composed into one table before they touch x, so x is rounded once.
-        Keys that are moved again and again gather these roundings, and what the table is off by:
-        after 1,000 moves float32 is off by 4e-5 of the largest key, and with ``rows`` by 1e-5, as
-        those are turned in float64 where there is one. bfloat16 has no digits to spare: move such
-        keys seldom and far, see :doc:`caches`.
+        Both rotations are composed into one table before they touch x, so x is rounded once. Keys
+        that are moved again and again gather these roundings: after 1,000 moves float32 is off by
+        4e-5 of the largest key, with ``rows`` by 1e-5, as those are computed in float64 where there
+        is one. Move bfloat16 keys seldom and far, see :doc:`caches`.
 
         Parameters
         ----------
@@ -356,7 +321,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         old_positions, new_positions : array or sequence, (tokens,) or (batch, tokens)
             In tokens; None for 0, 1, ...
         to : RoPE, optional
-            What the result shall be rotated by. Default: this RoPE. It must rotate the same pairs.
+            What rotates the result. Default: this RoPE. It must rotate the same pairs.
         rows : array or sequence, (n,), optional
             Integers: slots along the tokens axis of x, a cache, whose keys are moved; positions are
             those of these n. All other slots stay as they are, and are not written where ``out`` is
@@ -369,13 +334,6 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         -------
         array
             What ``to`` would have made of the unrotated keys at ``new_positions``.
-
-        Raises
-        ------
-        RopeError
-            If ``to`` rotates other pairs; otherwise as :func:`rope_xp.apply`.
-        TypeError
-            As :func:`rope_xp.apply`.
 
         Examples
         --------
@@ -407,26 +365,21 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     # --- angles ----------------------------------------------------------------------------------
 
     def at(self, positions: Positions, *, like: Array) -> Angles:
-        """Return the angles of positions, to be computed once for all layers of a forward pass.
+        """Return the angles of positions, computed once for all layers of a forward pass.
 
         Parameters
         ----------
         positions : array or sequence, (tokens,) or (batch, tokens)
-            In tokens; see :func:`rope_xp.apply`. A lone number where there is one token.
+            As for :func:`rope_xp.apply`. A lone number where there is one token.
         like : array, (..., head_dim)
-            An array such as q, whose values are not read. The angles are of its library and device,
-            for its head_dim, and in float64 if it is of float64, else in float32.
+            An array such as q, whose values are not read. The angles are of its library, device and
+            head_dim, and in float64 if it is, else in float32.
 
         Returns
         -------
         Angles
             Whose ``apply``, ``rotate`` and ``unrotate`` return what those of this RoPE return for
             these positions, in every bit.
-
-        Raises
-        ------
-        RopeError, TypeError
-            As :func:`rope_xp.apply`.
 
         Examples
         --------
@@ -440,10 +393,9 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         return at(self, positions, like)
 
     def with_tables(self, cos: Array, sin: Array) -> Angles:
-        """Return angles of tables of the caller, which are rotated by as this RoPE says.
+        """Return the angles of given tables, with the layout and slice of this RoPE.
 
-        Frequencies, scaling and the attention factor of this RoPE are not asked: they are in the
-        tables, as in those of a Hugging Face model's own rotary embedding.
+        The tables replace its frequencies, scaling and attention factor.
 
         Parameters
         ----------
@@ -453,13 +405,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         Angles
-            Whose methods return what :func:`rope_xp.apply_tables` returns for these tables, with
-            the layout and slice of this RoPE.
+            Whose methods return what :func:`rope_xp.apply_tables` returns for these tables.
 
         Raises
         ------
         RopeError
-            If shapes do not fit each other, or ``rotary_dim``.
+            If shapes do not fit each other, or ``rotary_dim``; without that, also if tables in host
+            memory hold each angle twice, as those of Hugging Face do.
         TypeError
             If cos or sin is no array of floats.
 
@@ -475,7 +427,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         return with_tables(self, cos, sin)
 
     def frequencies(self, head_dim: int) -> NDArray[np.float64]:
-        """Return the frequencies after scaling.
+        """Return the frequencies: ``base ** (-2 i / r)`` (arXiv 2104.09864, eq. 15), then scaling.
 
         Parameters
         ----------
@@ -485,16 +437,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         numpy.ndarray
-            Shape (r/2,), float64, radians per token.
-
-        Raises
-        ------
-        RopeError
-            If the rotated slice does not fit head_dim, or the scaling rule needs a length first.
-
-        Notes
-        -----
-        RoFormer, arXiv 2104.09864, eq. 15: ``base ** (-2 i / r)``, then the rule.
+            Shape (r/2,), float64, radians per token. A rule that depends on the length of the
+            context must be fixed by :meth:`for_length` first, else RopeError.
 
         Examples
         --------
@@ -502,13 +446,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope_xp.RoPE().frequencies(8).tolist()
         [1.0, 0.1, 0.01, 0.001]
         """
-        fields.check_head_dim(head_dim)
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
         r, _ = slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         with np.errstate(all="ignore"):  # what is too large is infinite, and refused below
             scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
-        fields.check_frequencies(self.scaling, scaled, r // 2)
+        _checks.check_frequencies(self.scaling, scaled, r // 2)
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
@@ -523,11 +467,6 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         -------
         numpy.ndarray
             Shape (r/2,), float64, tokens; inf where the frequency is zero.
-
-        Raises
-        ------
-        RopeError
-            As :meth:`frequencies`.
 
         Examples
         --------
@@ -568,15 +507,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         cos, sin : array, (..., tokens, r/2)
-            Dimensionless. Off by less than 2.4e-7 for positions below 2**22 in modulus, 4e-7 below
-            2**31 (float32, before the attention factor).
-
-        Raises
-        ------
-        RopeError
-            If positions are out of range or lack the axis of components.
-        TypeError
-            If positions are no numbers.
+            Off by less than 2.4e-7 for positions below 2**22 in modulus, 4e-7 below 2**31 (float32,
+            before the attention factor).
 
         Examples
         --------
@@ -585,7 +517,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> cos.dtype.name, cos.shape
         ('float32', (2, 2))
         """
-        fields.check_head_dim(head_dim)
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
         lookup, backend = read.tables(self, positions, head_dim, xp, device, dtype)
         cos, sin = made.cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
@@ -619,17 +551,15 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
 
             - "vllm": ``cos_sin_cache`` of vLLM, SGLang and flashinfer, (length, r): a column of
               cos for each pair, then one of sin.
-            - "huggingface": cos and sin, each (length, r), a column for each component: twice one
-              after the other, or each twice for the layout "interleaved".
-            - "megatron": angles in radians, (length, 1, 1, r), doubled likewise, which Megatron and
-              TransformerEngine take cos and sin of. Whole turns are left out, which float32 has no
-              digits for. They are told the ``attention_factor`` apart, as ``mscale``.
+            - "huggingface": cos and sin, each (length, r), a column for each component: (a, b, a,
+              b), or (a, a, b, b) for the layout "interleaved".
+            - "megatron": angles in radians, (length, 1, 1, r), doubled likewise, less whole turns,
+              which float32 has no digits for. Megatron and TransformerEngine are told the
+              ``attention_factor`` apart, as ``mscale``.
             - "complex": cos + i sin, (length, r/2), as Meta and Mistral multiply by.
             - "onnx": cos and sin, each (length, r/2), as ONNX and flash-attn.
-        xp : namespace, optional
-            The library of the result. Default: numpy.
-        device : device, optional
-            Of the result. Default: the library's.
+        xp, device
+            As for :meth:`cos_sin`, but numpy by default.
         dtype : dtype of xp, optional
             float32 by default, float64, float16 or bfloat16; for "complex" complex64 or complex128.
 
@@ -641,17 +571,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Raises
         ------
         RopeError
-            If form, length, head_dim or dtype do not fit, the rule needs a length first, or a
-            compiler traces the call.
-        TypeError
-            If length or head_dim is no integer.
+            Also where the rule needs a length first, or a compiler traces the call.
 
         Notes
         -----
         Each number is that of float64, whose error is below 2**-52 (1 + position * frequency),
-        rounded to dtype. :meth:`cos_sin` in float32 is composed of float32, and may differ by a few
-        units in the last place. Who trains by the bits of a server hands its table to
-        :meth:`with_tables`.
+        rounded to dtype. :meth:`cos_sin` in float32 may differ by a few units in the last place:
+        to match a serving engine bit for bit, pass its table to :meth:`with_tables`.
 
         Examples
         --------
@@ -667,22 +593,22 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         from rope_xp._tables import forms
 
         forms.check_form(form)
-        numbers.check_positive_int("length", length)
-        backend = forms.library(xp)
+        length = numbers.check_positive_int("length", length)
+        backend = forms.host_backend(xp)
         positions = np.arange(length)
         if self.position_axes is not None:
             positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))
         cos, sin = self.cos_sin(positions, head_dim, dtype=np.float64)
-        both = [
-            forms.rounded(backend, host, device, dtype)
-            for host in forms.arranged(form, self.layout, cos, sin)
+        tables = [
+            forms.round_once(backend, host, device, dtype)
+            for host in forms.arrange(form, self.layout, cos, sin)
         ]
-        return both[0] if len(both) == 1 else (both[0], both[1])
+        return tables[0] if len(tables) == 1 else (tables[0], tables[1])
 
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by (YaRN, LongRoPE); 1.0 without such a rule."""
-        return 1.0 if self.scaling is None else self.scaling.attention_factor
+        return 1.0 if self.scaling is None else self.scaling.effective_attention_factor
 
     @property
     def softmax_scale(self) -> float:
@@ -693,7 +619,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         return 1.0 if self.scaling is None else self.scaling.softmax_scale
 
     def for_length(self, n: int) -> RoPE:
-        """Return the RoPE fixed for a context of n tokens.
+        """Return the RoPE fixed for a context of n tokens; itself where no rule depends on length.
 
         Parameters
         ----------
@@ -703,12 +629,6 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         RoPE
-            Itself where no rule depends on length.
-
-        Raises
-        ------
-        RopeError
-            If n is not positive.
 
         Examples
         --------
@@ -717,8 +637,9 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope.for_length(8192) is rope
         True
         """
-        numbers.check_length(n)
+        n = numbers.check_positive_int("n", n)
         if self.scaling is None:
             return self
         fixed = self.scaling.for_length(n)
+        _checks.check_fixed(self.scaling, fixed, n)
         return self if fixed is self.scaling else replace(self, scaling=fixed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -85,14 +86,17 @@ def _on_its_path(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Count what a machine like this one could not test."""
+    """Count what a machine like this one could not test, by reason."""
     tr = terminalreporter
-    skipped = tr.stats.get("skipped", [])
+    skipped = [
+        report for report in tr.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
+    ]
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    tr.section("not tested here")
+    for reason, count in reasons.most_common():
+        tr.line(f"{count} skipped: {reason}")
+    tr.line("backends tested: " + ", ".join(t.name for t in TARGETS if not missing(t)))
     gpu = sum("gpu" in getattr(report, "keywords", {}) for report in skipped)
-    absent = [f"{t.name}: {why}" for t in TARGETS if (why := missing(t))]
-    tr.section("backends")
-    tr.line("tested: " + ", ".join(t.name for t in TARGETS if not missing(t)))
-    tr.line("not tested: " + ("; ".join(absent) or "none"))
     tr.line(f"tests that need a GPU and did not run: {gpu}")
 
 

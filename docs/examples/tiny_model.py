@@ -12,7 +12,8 @@ from tiny_shared import ALPHABET, Config
 from torch import Tensor
 from torch.nn import functional
 
-from rope_xp import RoPE, attention, encodings
+from rope_xp import RoPE
+from rope_xp.papers import attention, encodings
 
 Weights = dict[str, Tensor]
 ROPE = RoPE()

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from tiny_shared import Config, load
 
-from rope_xp import RoPE, attention, encodings
+from rope_xp import RoPE
 from rope_xp._cli import terminal
+from rope_xp.papers import attention, encodings
 
 Weights = dict[str, jax.Array]
 ROPE = RoPE()

@@ -3,17 +3,48 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.numbers import held_by, is_int
 
 T = TypeVar("T")
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+
+_SLICE = "rotary_dim, if only a part of a head is rotated; head_dim is read off the arrays"
+_START = "part of positions: apply(q, k, offset + arange(tokens))"
+_TABLES = "a table: rope_xp.apply_tables(x, cos, sin, layout=...) rotates by it"
+_LENGTH = "not needed: no table is made, and any position below 2**31 is exact"
+FOREIGN = {
+    "theta": "base",
+    "rope_theta": "base",
+    "dim": _SLICE,
+    "head_dim": _SLICE,
+    "partial_rotary_factor": "rotary_dim, a number of components: that share of head_dim",
+    "interleaved": "layout='interleaved', or layout='half'",
+    "is_neox_style": "layout='half' if true, else layout='interleaved'",
+    "offset": _START,
+    "seqlen_offset": _START,
+    "position_ids": "positions, the third argument of apply",
+    "max_position_embeddings": _LENGTH,
+    "seq_len": _LENGTH,
+    "cos": _TABLES,
+    "sin": _TABLES,
+    "freqs_cis": _TABLES,
+    "inv_freq": (
+        "made of base and scaling; rope_xp.apply_frequencies(q, k, positions, frequencies, "
+        "layout=...) rotates by others"
+    ),
+    "rope_scaling": (
+        "scaling, a rule of rope_xp.scaling; rope_xp.from_hf_config(config) makes it of a "
+        "config.json"
+    ),
+    "factor": "a field of a rule: scaling=rope_xp.scaling.Linear(factor), YaRN(factor, ...)",
+    "unsqueeze_dim": "said by axes, one letter an axis: apply(q, k, positions, axes='bhsd')",
+    "cu_seqlens": "positions=rope_xp.positions.packed(cu_seqlens)",
+}
+"""What the names that other libraries use most are called here."""
 
 
 def check_layout(layout: object) -> None:
@@ -26,36 +57,29 @@ def check_layout(layout: object) -> None:
         raise RopeError(msg)
 
 
-def check_rotary_dim(rotary_dim: object) -> None:
-    """Check that rotary_dim is None or an even positive integer."""
-    if rotary_dim is None:
-        return
-    if not is_int(rotary_dim):
-        msg = f"rotary_dim must be an even integer or None; got {rotary_dim!r}"
-        raise TypeError(msg)
-    if rotary_dim <= 0 or rotary_dim % 2:  # type: ignore[operator]  # an int, as checked above
-        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {rotary_dim}"
+def check_rotary_dim(rotary_dim: object) -> int:
+    """Check that rotary_dim is an even positive integer; return it as Python's."""
+    components = numbers.check_int("rotary_dim", rotary_dim)
+    if components <= 0 or components % 2:
+        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {components}"
         raise RopeError(msg)
+    return components
 
 
-def check_rotary_offset(rotary_offset: object) -> None:
-    """Check that rotary_offset is an integer."""
-    if not is_int(rotary_offset):
-        msg = f"rotary_offset must be an integer; got {rotary_offset!r}"
-        raise TypeError(msg)
+def check_rotary_offset(rotary_offset: object) -> int:
+    """Check that rotary_offset is an integer; return it as Python's."""
+    return numbers.check_int("rotary_offset", rotary_offset)
 
 
-def check_position_axes(position_axes: object, rotary_dim: int | None) -> None:
-    """Check that position_axes is None or a tuple of component numbers."""
-    if position_axes is None:
-        return
+def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[int, ...]:
+    """Check that position_axes is a tuple of component numbers; return these as Python's."""
     if not isinstance(position_axes, tuple):
         msg = (
             "position_axes must be a tuple of integers, so that a RoPE is hashable; got "
             f"{position_axes!r}. Write tuple(...) around it"
         )
         raise TypeError(msg)
-    if not position_axes or not all(is_int(a) and a >= 0 for a in position_axes):
+    if not position_axes or not all(numbers.is_int(a) and a >= 0 for a in position_axes):
         msg = f"position_axes must hold integers >= 0, one a pair; got {position_axes!r}"
         raise RopeError(msg)
     if rotary_dim is not None and len(position_axes) != rotary_dim // 2:
@@ -64,65 +88,9 @@ def check_position_axes(position_axes: object, rotary_dim: int | None) -> None:
             f"{rotary_dim // 2} pairs, each of which needs one"
         )
         raise RopeError(msg)
-
-
-def check_scaling(scaling: object, protocol: Any) -> None:
-    """Check that scaling is None or a rule."""
-    if scaling is not None and (isinstance(scaling, type) or not isinstance(scaling, protocol)):
-        msg = (
-            f"scaling must be a rule such as rope_xp.scaling.Linear(factor=4.0) or None; got "
-            f"{scaling!r}"
-        )
-        raise TypeError(msg)
-    if _may_be_unhashable(scaling):
-        try:
-            hash(scaling)
-        except TypeError as error:
-            msg = f"scaling must be hashable, as tables are kept for it: {error} in {scaling!r}"
-            raise TypeError(msg) from error
-
-
-def _may_be_unhashable(value: object) -> bool:
-    """Return whether hash must be asked, which torch.compile (seen in torch 2.11) cannot trace.
-
-    It need not raise then: a dataclass may leave a field out of its hash, or have one of its own.
-    """
-    held: Any = value if isinstance(value, tuple) else ()
-    if dataclasses.is_dataclass(value):
-        held = held_by(value).values()
-    return type(value).__hash__ is None or any(map(_may_be_unhashable, held))
-
-
-def check_components(scaling: object, position_axes: object) -> None:
-    """Check that a rule of several components of a position knows which pair reads which."""
-    components = getattr(scaling, "axes", 1)
-    if position_axes is None and is_int(components) and components > 1:
-        msg = (
-            f"scaling has frequencies for {components} components of a position, and position_axes "
-            f"is None, so that all pairs would read one; got {scaling!r}. Write "
-            "RoPE.axial(sections), which makes both, or give position_axes"
-        )
-        raise RopeError(msg)
-
-
-def check_frequencies(scaling: object, frequencies: NDArray[np.float64], pairs: int) -> None:
-    """Check what a scaling rule returned."""
-    if frequencies.shape != (pairs,) or not np.isfinite(frequencies).all():
-        msg = (
-            f"scaling {scaling!r} must return {pairs} finite frequencies, one a pair; got shape "
-            f"{frequencies.shape}: {frequencies}"
-        )
-        raise RopeError(msg)
-
-
-def check_head_dim(head_dim: object) -> None:
-    """Check that head_dim is a positive integer."""
-    if not is_int(head_dim):
-        msg = f"head_dim must be an integer; got {head_dim!r} ({type(head_dim).__name__})"
-        raise TypeError(msg)
-    if head_dim <= 0:  # type: ignore[operator]  # an int, as checked above
-        msg = f"head_dim must be positive; got {head_dim}"
-        raise RopeError(msg)
+    if all(type(axis) is int for axis in position_axes):
+        return position_axes
+    return tuple([numbers.plain(axis) for axis in position_axes])
 
 
 def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
@@ -166,7 +134,6 @@ def _wrong_fields(
             "for the base, often called theta"
         )
     unknown = [field for field in fields if field not in known]
-    from rope_xp._arguments.names import hints  # a list that only this message needs
-
     has = f"a {name} has {', '.join(known)}"
-    return TypeError(f"unknown option {', '.join(unknown)}; {has}{hints(unknown)}")
+    hints = [f"; {field} is {FOREIGN[field]}" for field in unknown if field in FOREIGN]
+    return TypeError(f"unknown option {', '.join(unknown)}; {has}{''.join(hints)}")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments import fields, messages, read
+from rope_xp._arguments.columns import check_one_per_pair
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.slices import (
     check_alike,
@@ -35,8 +36,10 @@ def with_tables(
 ) -> Call:
     """Return the call that rotates x by the caller's tables."""
     fields.check_layout(layout)
-    fields.check_rotary_offset(rotary_offset)
+    rotary_offset = fields.check_rotary_offset(rotary_offset)
     backend, where, wide = read.one(x, axes)
+    if not backend.is_compiling():
+        check_one_per_pair(cos, sin)
     cos, sin = _tables(backend, "x", x, where, cos, sin, wide)
     slice_ = resolve_slice(x.shape[-1], 2 * cos.shape[-1], rotary_offset, None)
     turn = Turn(where, layout, *slice_, inverse)
@@ -67,6 +70,8 @@ def check(rope: Rope, cos: Any, sin: Any) -> None:
     for argument, table in (("cos", cos), ("sin", sin)):
         messages.check_float(find.backend_of(table, argument), argument, table)
     check_alike(tuple(cos.shape), tuple(sin.shape))
+    if rope.rotary_dim is None or cos.shape[-1] == rope.rotary_dim:
+        check_one_per_pair(cos, sin)
     if rope.rotary_dim is not None:
         check_pairs(cos.shape[-1], rope.rotary_dim)
 

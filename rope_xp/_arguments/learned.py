@@ -50,7 +50,7 @@ def pair(
     dtypes = [xp.float64 if each else xp.float32 for each in (wide, k_wide)]
     angles = [Given(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
     if group > 1 or wide != k_wide:
-        both = (_repeated(backend, table, place, group) for table in tables)
+        both = (_repeat_heads(backend, table, place, group) for table in tables)
         angles.insert(0, Given(*(xp.astype(table, dtypes[0], copy=False) for table in both)))
     return Call(backend, (q, k), tuple(angles), out, Turn(where, layout, *slice_, False))
 
@@ -84,25 +84,25 @@ def _frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
 
 
 def _group(axes: Axes, heads: int, q: Array, k: Array) -> int:
-    """Return how many query heads turn by the frequencies of one key head."""
+    """Return how many query heads use the frequencies of one key head."""
     if axes.heads is None:
         msg = (
             f"frequencies has {heads} heads, and axes={axes.names!r} has no axis of heads 'h'; "
             "give frequencies (r/2,), or arrays with heads"
         )
         raise RopeError(msg)
-    own, keys = q.shape[axes.heads], k.shape[axes.heads]
-    if heads != keys or own % keys:
+    queries, keys = q.shape[axes.heads], k.shape[axes.heads]
+    if heads != keys or queries % keys:
         msg = (
-            f"frequencies has {heads} heads, q {own} and k {keys}; it needs those of k, each of "
-            "which serves equally many heads of q: a query and a key that meet must turn alike"
+            f"frequencies has {heads} heads, q {queries} and k {keys}; it needs those of k, each "
+            "of which serves equally many heads of q: a query and a key that meet must turn alike"
         )
         raise RopeError(msg)
-    return int(own // keys)
+    return int(queries // keys)
 
 
 def _heads_as_batch(axes: Axes) -> Axes:
-    """Return axes by which each head has its own angles, as each sequence of a batch has."""
+    """Return axes with the heads as one more batch axis, so that each head has its own angles."""
     free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in axes.names)
     names = axes.names.replace("h", free)
     return parse_axes(names, len(names), "q")
@@ -112,10 +112,9 @@ def _positions(backend: Backend, q: Array, axes: Axes, positions: Any, component
     """Return positions as an array of numpy or of the library of q."""
     tokens = q.shape[axes.tokens]
     if positions is None:
-        counted = backend.arange(
-            backend.length(q, axes.tokens) if tokens is None else tokens, backend.device(q)
-        )
-        return backend.xp.stack([counted] * components) if components else counted
+        length = backend.length(q, axes.tokens) if tokens is None else tokens
+        indices = backend.arange(length, backend.device(q))
+        return backend.xp.stack([indices] * components) if components else indices
     owner = read.owner_beside(positions)
     if (owner is None or owner.host) and backend.is_compiling():
         positions, owner = backend.traced(positions, backend.device(q)), backend
@@ -142,17 +141,17 @@ class _Axes(NamedTuple):
 
     batch: int
     heads: int | None
-    """Which of the batch axes are heads, each with frequencies of its own."""
+    """Which of the batch axes holds heads that have frequencies of their own."""
 
-    def of_position(self, x: Array) -> Array:
-        """Bring what is (batch..., tokens) there."""
+    def align_positions(self, x: Array) -> Array:
+        """Align an array (batch..., tokens) with the angles."""
         if self.heads is None:
             return with_axes(x, self.batch + 1)[..., None]
         x = with_axes(x, self.batch)
         return x[(*(slice(None),) * self.heads, None, ..., None)]
 
-    def of_frequency(self, x: Array) -> Array:
-        """Bring what is (heads, r/2) or (r/2,) there."""
+    def align_frequencies(self, x: Array) -> Array:
+        """Align an array (heads, r/2) or (r/2,) with the angles."""
         if self.heads is None:
             return with_axes(x, self.batch + 2)
         after = self.batch - self.heads
@@ -162,15 +161,15 @@ class _Axes(NamedTuple):
 def _terms(
     like: tuple[Backend, Device, bool], positions: Array, frequencies: Array, axes: _Axes
 ) -> list[products.Term]:
-    """Return a term for each component, the leading axis of both."""
+    """Return a term for each component, the leading axis of positions and frequencies."""
     backend, device, wide = like
     base = products.WIDE if wide else products.NARROW
 
-    def placed(x: Array, own: Backend, put: Callable[[Array], Array]) -> Array:
+    def place(x: Array, owner: Backend, align: Callable[[Array], Array]) -> Array:
         """Return x on the device of the arrays, in the width of the angles."""
-        xp = own.xp
-        x = put(xp.astype(x, xp.float64 if wide else xp.float32, copy=False))
-        return x if own is backend else backend.asarray(x, device)
+        xp = owner.xp
+        x = align(xp.astype(x, xp.float64 if wide else xp.float32, copy=False))
+        return x if owner is backend else backend.asarray(x, device)
 
     of_p, of_f = find.backend_of(positions, "positions"), find.backend_of(frequencies, "it")
     still, fixed = of_p.constant(positions), of_f.constant(frequencies)
@@ -178,30 +177,32 @@ def _terms(
     factors = products.multipliers(of_f, fixed, digits.weights, base)
     terms = []
     for c in range(positions.shape[0]):
-        found = products.Digits(
-            [placed(x[c, ...], of_p, axes.of_position) for x in digits.digits],
+        split = products.Digits(
+            [place(x[c, ...], of_p, axes.align_positions) for x in digits.digits],
             digits.weights,
-            None if digits.rest is None else placed(digits.rest[c, ...], of_p, axes.of_position),
+            None if digits.rest is None else place(digits.rest[c, ...], of_p, axes.align_positions),
         )
-        by = [
-            products.Multiplier(*(placed(x[c, ...], of_f, axes.of_frequency) for x in each))
+        multipliers = [
+            products.Multiplier(*(place(x[c, ...], of_f, axes.align_frequencies) for x in each))
             for each in factors
         ]
-        p = placed(positions[c, ...], of_p, axes.of_position)
-        f = placed(frequencies[c, ...], of_f, axes.of_frequency)
+        p = place(positions[c, ...], of_p, axes.align_positions)
+        f = place(frequencies[c, ...], of_f, axes.align_frequencies)
         p_fixed, f_fixed = p, f
         if still is not positions:
-            p_fixed = placed(still[c, ...], of_p, axes.of_position)
+            p_fixed = place(still[c, ...], of_p, axes.align_positions)
         if fixed is not frequencies:
-            f_fixed = placed(fixed[c, ...], of_f, axes.of_frequency)
+            f_fixed = place(fixed[c, ...], of_f, axes.align_frequencies)
         terms.append(
-            products.Term(found, by, products.Followed(p, p_fixed), products.Followed(f, f_fixed))
+            products.Term(
+                split, multipliers, products.Followed(p, p_fixed), products.Followed(f, f_fixed)
+            )
         )
     return terms
 
 
-def _repeated(backend: Backend, table: Array, heads: int | None, group: int) -> Array:
-    """Return a table of key heads for query heads, of which each key head serves a group."""
+def _repeat_heads(backend: Backend, table: Array, heads: int | None, group: int) -> Array:
+    """Return a table of key heads, repeated for the group of query heads that each serves."""
     if group == 1 or heads is None:
         return table
     xp, shape = backend.xp, tuple(table.shape)

@@ -30,7 +30,7 @@ def check_float(backend: ArrayLibrary, argument: str, x: Array) -> str:
     if dtype not in FLOATS:
         check_readable(backend, argument, x)
         msg = (
-            f"{argument} is {describe(backend, x)}; a rotation takes {', '.join(sorted(FLOATS))}. "
+            f"{argument} is {describe(backend, x)}; it must hold {', '.join(sorted(FLOATS))}. "
             "Convert it first"
         )
         raise TypeError(msg)

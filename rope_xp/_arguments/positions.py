@@ -29,39 +29,36 @@ def resolve_positions(
 ) -> tuple[Array, Array | None, Reach]:
     """Return (whole, part, reach) of positions, on the device of ``like``.
 
-    ``owner`` is the backend that the positions belong to, None for Python numbers. numpy arrays
-    and Python numbers are read here, checked and moved; arrays on a device are not read, as that
-    would wait for it: there positions out of range become NaN in the result.
+    ``owner`` is the backend that the positions belong to, None for Python numbers. What lies in the
+    host's memory is read here, checked and moved; arrays on a device are not read, as that would
+    wait for it: there positions out of range become NaN in the result.
     """
     if owner is None or owner.host:
         if backend.is_compiling():
             traced = backend.traced(positions, backend.device(like))
-            return _from_device(backend, traced, argument)
-        # numpy indexes with 64 bits; anywhere else half the bytes travel.
-        integer = np.int64 if backend.host else np.int32
-        whole, part, reach = _from_host(positions, integer, wide, argument)
-        if not backend.host:
-            device = backend.device(like)
-            whole = backend.asarray(whole, device)
-            part = None if part is None else backend.asarray(part, device)
-        return whole, part, reach
-    if owner is not backend and owner is not backend.kin:
-        raise different_libraries(ROTATED, backend, argument, owner)
-    check_same_device(backend, ROTATED, like, argument, positions)
-    return _from_device(backend, positions, argument)
-
-
-def _from_host(
-    positions: Any, integer: type[np.integer[Any]], wide: bool, argument: str
-) -> tuple[np.ndarray, np.ndarray | None, Reach]:
-    whole, part, lowest, highest = read_host(positions, integer, wide, argument)
-    return whole, part, reach_of(lowest, highest)
+            return _from_device(backend, traced, wide, argument)
+        host = positions
+    else:
+        if owner is not backend and owner is not backend.kin:
+            raise different_libraries(ROTATED, backend, argument, owner)
+        check_same_device(backend, ROTATED, like, argument, positions)
+        host = owner.host_view(positions)
+        if host is None:
+            return _from_device(backend, positions, wide, argument)
+    # numpy indexes with 64 bits; anywhere else half the bytes travel.
+    integer = np.int64 if backend.host else np.int32
+    whole, part, reach = read_host(host, integer, wide, argument)
+    if not backend.host:
+        device = backend.device(like)
+        whole = backend.asarray(whole, device)
+        part = None if part is None else backend.asarray(part, device)
+    return whole, part, reach
 
 
 def read_host(
     positions: Any, integer: type[np.integer[Any]], wide: bool, argument: str
-) -> tuple[np.ndarray, np.ndarray | None, int, int]:
-    """Return whole and part of positions of the host, and between what numbers they lie."""
+) -> tuple[np.ndarray, np.ndarray | None, Reach]:
+    """Return the whole part of positions on the host, the fractional part, and their range."""
     try:
         host = np.asarray(positions)
     except ValueError as error:
@@ -71,10 +68,12 @@ def read_host(
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
         raise no_numbers(argument, str(host.dtype))
     if host.size == 0:
-        return host.astype(integer), None, 0, 0
+        return host.astype(integer), None, reach_of(0, 0)
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
-        host = np.floor(exact)
+        host = np.floor(
+            exact, out=np.empty_like(exact)
+        )  # or it returns a number for one without axes
     if host.size == 1:
         lowest = highest = host.item()
     else:
@@ -82,27 +81,34 @@ def read_host(
     if not (lowest > -LIMIT and highest < LIMIT):
         msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
         raise RopeError(msg)
+    reach = reach_of(int(lowest), int(highest))
     whole = host.astype(integer, copy=False)
     if exact is host or not (exact != host).any():
-        return whole, None, int(lowest), int(highest)
-    part = exact - host
-    return whole, part if wide else part.astype(np.float32), int(lowest), int(highest)
+        return whole, None, reach
+    part = np.subtract(exact, host, out=exact)
+    return whole, part if wide else part.astype(np.float32), reach
 
 
-def read_if_known(
+def read_rows(
     positions: Any, integer: type[np.integer[Any]], wide: bool
-) -> tuple[np.ndarray, np.ndarray | None, int, int] | None:
-    """Return the same for a bound call, None for what is to be read, or refused, elsewhere."""
+) -> tuple[tuple[np.ndarray, ...], Reach] | None:
+    """Return the same for a signature: an array or two, and their range.
+
+    None for what is to be read, or refused, on the slow path.
+    """
     if type(positions) not in _READ:
         return None
     try:
-        return read_host(positions, integer, wide, "positions")
+        whole, part, reach = read_host(positions, integer, wide, "positions")
     except (RopeError, TypeError):
         return None
+    if not whole.shape:
+        whole, part = whole.reshape(1), None if part is None else part.reshape(1)
+    return (whole,) if part is None else (whole, part), reach
 
 
 def _from_device(
-    backend: ArrayLibrary, positions: Array, argument: str
+    backend: ArrayLibrary, positions: Array, wide: bool, argument: str
 ) -> tuple[Array, Array | None, Reach]:
     dtype = backend.dtype_name(positions)
     if dtype in INTEGERS:
@@ -110,7 +116,7 @@ def _from_device(
     if dtype not in FLOATS:
         check_readable(backend, argument, positions)
         raise no_numbers(argument, dtype)
-    return *backend.parts(positions), UNKNOWN
+    return *backend.parts(positions, wide), UNKNOWN
 
 
 def no_numbers(argument: str, dtype: str) -> TypeError:

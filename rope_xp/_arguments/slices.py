@@ -1,5 +1,6 @@
 """The rotated slice of head_dim, of a rope or of tables."""
 
+from rope_xp._arguments.columns import hint
 from rope_xp._arguments.positions import check_broadcast
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Rope
@@ -73,6 +74,7 @@ def check_pairs(columns: int, rotary_dim: int) -> None:
             f"cos has {columns} columns, one for each rotated pair, and the rope rotates "
             f"{rotary_dim} components, {rotary_dim // 2} pairs; make the angles like an array "
             f"of this head_dim, or by a RoPE with rotary_dim={2 * columns}"
+            f"{f'. {hint(columns)}' if columns == rotary_dim else ''}"
         )
         raise RopeError(msg)
 
@@ -98,14 +100,11 @@ def check_tables(
     """Check that cos and sin are (batch..., tokens, r/2)."""
     check_alike(cos_shape, sin_shape)
     if cos_shape[-1] == 0 or 2 * cos_shape[-1] > head_dim:
-        twice = cos_shape[-1] == head_dim
-        hint = (
-            ". Tables that repeat each angle for both of a pair, as Hugging Face makes them, need "
-            "only their first half: cos[..., : head_dim // 2]"
-        )
+        columns = cos_shape[-1]
+        may_be_twice = 0 < columns <= head_dim and columns % 2 == 0
         msg = (
-            f"cos has {cos_shape[-1]} columns, one for each rotated pair; head_dim={head_dim} has "
-            f"room for 1 to {head_dim // 2}{hint if twice else ''}"
+            f"cos has {columns} columns, one for each rotated pair; head_dim={head_dim} has room "
+            f"for 1 to {head_dim // 2}{f'. {hint(columns)}' if may_be_twice else ''}"
         )
         raise RopeError(msg)
     check_broadcast("cos[..., 0]", cos_shape[:-1], 0, batch, tokens)

@@ -1,4 +1,4 @@
-"""What is measured, and beside what: for ``python -m rope_xp bench`` and for asv_benchmarks alike.
+"""Inputs, clocks and formulas that ``python -m rope_xp bench`` and asv_benchmarks share.
 
 Of rope_xp itself these modules use what every commit has had, as asv_benchmarks runs them over the
 library of older commits too.

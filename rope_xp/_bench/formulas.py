@@ -1,6 +1,6 @@
 r"""Two yardsticks: the rotation in float64, and the float32 formula in common use.
 
-The demo, the tests and the benchmarks measure rope_xp against these. Neither knows anything of how
+The demo, the tests and the benchmarks measure rope_xp against these. Neither uses anything of how
 rope_xp computes angles or rotates.
 
 A float64 product ``position * frequency`` is rounded by at most 2**-53 of itself, a frequency that
@@ -10,9 +10,13 @@ cosine to float32 costs up to 3e-8. Up to that position the reference may be tak
 At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
 """
 
+import importlib
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_xp._bench.targets import Target
 from rope_xp._contract.typing import Array, Layout, Namespace
 
 # For a layout the slices of r components that hold x1 and x2, and those that y1 and y2 go to.
@@ -20,19 +24,9 @@ _EVEN_ODD = (slice(0, None, 2), slice(1, None, 2))
 
 
 def turns(positions: ArrayLike, frequencies: ArrayLike) -> NDArray[np.complex128]:
-    """Return the complex numbers cos a + i sin a of the angles a = position * frequency.
+    """Return cos a + i sin a of the angles a = position * frequency, (*positions.shape, r/2).
 
-    Parameters
-    ----------
-    positions : array, any shape
-        In tokens.
-    frequencies : array, (r/2,)
-        In radians per token.
-
-    Returns
-    -------
-    numpy.ndarray
-        Of the shape of positions with r/2 appended, complex128.
+    Positions are in tokens, frequencies (r/2,) in radians per token.
     """
     angles = np.multiply.outer(
         np.asarray(positions, dtype=np.float64), np.asarray(frequencies, dtype=np.float64)
@@ -45,21 +39,9 @@ def rotate_exact(
 ) -> NDArray[np.float64]:
     """Rotate in float64: a pair is a complex number, and turning it is one product.
 
-    Parameters
-    ----------
-    x : array, (batch, tokens, heads, head_dim)
-        Anything numpy can read.
-    positions : array, (tokens,) or (batch, tokens)
-        In tokens.
-    frequencies : array, (r/2,)
-        In radians per token, r <= head_dim. Components after the first r pass through.
-    layout : {"interleaved", "half", "interleaved_to_half"}
-        How components pair up, see :class:`rope_xp.RoPE`.
-
-    Returns
-    -------
-    numpy.ndarray
-        Of the shape of x, float64. Off by 3e-9 of the pair's length at most up to position 10**7.
+    x is (batch, tokens, heads, head_dim), positions (tokens,) or (batch, tokens), frequencies
+    (r/2,). Components after the first r pass through. Off by 3e-9 of the pair's length at most up
+    to position 10**7.
     """
     x = np.asarray(x, dtype=np.float64)
     unit = turns(positions, frequencies)
@@ -79,21 +61,7 @@ def usual_cos_sin(
 ) -> tuple[Array, Array]:
     """Return cos and sin as model libraries compute them: float32 position times frequency.
 
-    Parameters
-    ----------
-    xp : namespace
-        The array API namespace of positions.
-    positions : array, (tokens,) or (batch, tokens)
-        In tokens.
-    head_dim : int
-        Components of a head, even.
-    base : float
-        Base of the geometric series of frequencies.
-
-    Returns
-    -------
-    cos, sin : array, (..., tokens, head_dim)
-        float32, each angle twice, once for either half.
+    Both are (*positions.shape, head_dim), each angle twice, once for either half.
     """
     device = getattr(positions, "device", None)  # a tracer of jax has none
     exponents = xp.arange(0, head_dim, 2, dtype=xp.float32, device=device) / head_dim
@@ -104,24 +72,10 @@ def usual_cos_sin(
 
 
 def usual_rotate(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
-    """Rotate by the formula that Hugging Face's Llama and most model libraries use.
+    """Rotate x, (batch, tokens, heads, head_dim), by the formula of most model libraries.
 
-    Parameters
-    ----------
-    xp : namespace
-        The array API namespace of x.
-    x : array, (batch, tokens, heads, head_dim)
-        Of any float dtype.
-    positions : array, (tokens,) or (batch, tokens)
-        In tokens, on the device of x.
-    base : float
-        Base of the geometric series of frequencies.
-
-    Returns
-    -------
-    array
-        Like x, rotated in layout "half". Its angles are off by some 2**-24 of themselves: 0.06 at
-        position 10**6.
+    It is that of Hugging Face's Llama, in layout "half". Its angles are off by some 2**-24 of
+    themselves: 0.06 at position 10**6.
     """
     cos, sin = usual_cos_sin(xp, positions, x.shape[-1], base)
     return usual_apply_tables(xp, x, cos, sin)
@@ -134,3 +88,17 @@ def usual_apply_tables(xp: Namespace, x: Array, cos: Array, sin: Array) -> Array
     middle = x.shape[-1] // 2
     partner = xp.concat([-x[..., middle:], x[..., :middle]], axis=-1)
     return x * cos + partner * sin
+
+
+def usual_formula(target: Target, base: float) -> Callable[..., tuple[Array, ...]]:
+    """Return that formula, from (q, k, positions) to rotated q and k; in jax it is jitted."""
+    xp = target.backend.xp
+
+    def rotate(q: Array, k: Array, positions: Array) -> tuple[Array, ...]:
+        cos, sin = usual_cos_sin(xp, positions, q.shape[-1], base)
+        return tuple(usual_apply_tables(xp, x, cos, sin) for x in (q, k))
+
+    if target.library == "jax":
+        jitted: Callable[..., tuple[Array, ...]] = importlib.import_module("jax").jit(rotate)
+        return jitted
+    return rotate

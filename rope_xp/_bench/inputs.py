@@ -9,8 +9,6 @@ from rope_xp._bench import targets
 from rope_xp._bench.targets import Target
 from rope_xp._contract.typing import Array
 
-TARGETS = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
-"""All that are measured, whatever is installed, so that results of machines can be compared."""
 DTYPES = ("float32", "bfloat16")
 BASE = 500_000.0
 HEADS = (32, 8)

@@ -18,37 +18,24 @@ from rope_xp._dispatch.find import Library
 
 NAMES = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
 """Every target, whatever is installed."""
-
-
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A library on one device.
-
-    Parameters
-    ----------
-    name : str
-        "library:device".
-    backend : Backend
-        The library's backend.
-    put : callable
-        From a numpy array to an array of the library on the device.
-    fetch : callable
-        From such an array to a numpy array.
-    copy : callable
-        From such an array to a new one with the same elements.
-    wait : callable
-        Returns once an array given to it has been computed.
-    """
+    """A library on one device."""
 
     name: str
+    """As in :data:`NAMES`."""
     backend: Backend
     put: Callable[[np.ndarray], Array]
+    """From a numpy array to an array of the library on the device."""
     fetch: Callable[[Array], np.ndarray]
+    """From such an array to a numpy array."""
     copy: Callable[[Array], Array]
+    """From such an array to a new one with the same elements."""
     wait: Callable[[Array], object]
+    """Returns once an array given to it has been computed."""
 
     @property
     def library(self) -> str:
@@ -56,39 +43,22 @@ class Target:
         return self.name.partition(":")[0]
 
 
-def library_of(name: str) -> Library:
-    """Return the row of the dispatch table that a library or target belongs to."""
-    library = _row(name)
-    if library is None:
-        raise KeyError(name)
-    return library
-
-
-def _row(name: str) -> Library | None:
-    # Here, where the benchmarks of this tree can have an older library's table in its place.
-    from rope_xp._dispatch.find import libraries
-
-    wanted = name.partition(":")[0]
-    return next((library for library in libraries if library.name == wanted), None)
-
-
-def install_hint(library: Library) -> str:
-    """Return the command that installs a library."""
-    return f"pip install 'rope-xp[{library.extra}]'"
-
-
 def load(library: Library) -> Backend | str:
     """Return the backend of a library, or why there is none."""
     if importlib.util.find_spec(library.name) is None:
-        return f"not installed ({install_hint(library)})"
+        return f"not installed (pip install 'rope-xp[{library.extra}]')"
     return _attempt(library.load)
 
 
 def find(name: str) -> Target | str:
     """Return a target by its name, or why there is none."""
-    library = _row(name)
+    # Here, where the benchmarks of this tree can have an older library's table in its place.
+    from rope_xp._dispatch.find import libraries
+
+    wanted = name.partition(":")[0]
+    library = next((library for library in libraries if library.name == wanted), None)
     if library is None:  # of an older library, whose table is shorter
-        return f"this rope_xp has no backend for {name.partition(':')[0]}"
+        return f"this rope_xp has no backend for {wanted}"
     backend = load(library)
     if isinstance(backend, str):
         return backend

@@ -9,17 +9,15 @@ import argparse
 import importlib.util
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import rope_xp
-from rope_xp._bench import clock, contenders
+from rope_xp._bench import clock, formulas
 from rope_xp._bench.clock import Spread
-from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, Absent, case
+from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, case
 from rope_xp._bench.targets import Target
-from rope_xp._cli import arguments, choice, plots, terminal
+from rope_xp._cli import arguments, choice, terminal
 from rope_xp._cli.choice import Skipped
-from rope_xp._contract.errors import RopeError
 
 _COMPILED = ("numpy:cpu", "torch:cpu")
 _OWN_BFLOAT16 = ("torch", "jax")
@@ -56,91 +54,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("Q", "K"),
         help=f"heads of {HEAD_DIM} components; default {HEADS[0]} {HEADS[1]}",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speeds")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print; return the exit status, 1 where something asked for did not run."""
     tokens, heads = options.tokens, (options.heads[0], options.heads[1])
-    here, missing = choice.choose(options.backend)
+    chosen, missing = choice.choose(options.backend)
     if not options.json:  # before what takes a minute
-        _print_missing(here, missing)
-    rows, skipped = measure(here, tokens, options.repeat, heads)
+        _print_missing(chosen, missing)
+
+    def job(name: str, dtype: str) -> choice.Job[Row]:
+        return f"{name} {dtype}", lambda: measure(name, dtype, tokens, options.repeat, heads)
+
+    rows, failed = choice.run_each([job(t.name, dtype) for t in chosen for dtype in DTYPES])
     if options.json:
-        print(json.dumps(_as_json(tokens, heads, rows, missing + skipped), indent=2))
+        print(json.dumps(_as_json(tokens, heads, rows, missing + failed), indent=2))
     else:
-        _print(tokens, heads, rows, skipped)
-    if options.plot is not None:
-        try:
-            with plots.picture(options.plot, len(_DRAWN)) as axes:
-                draw(axes, rows)
-        except (RopeError, OSError) as error:
-            return terminal.fail("bench", str(error))
-    return 1 if any(not s.expected for s in missing + skipped) else 0
+        _print(tokens, heads, rows, failed)
+    return 1 if any(not s.expected for s in missing + failed) else 0
 
 
-def measure(
-    here: list[Target], tokens: int, repeat: int, heads: Heads
-) -> tuple[list[Row], list[Skipped]]:
-    """Time targets, and say what did not run."""
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
-    with terminal.progress(len(here) * len(DTYPES)) as advance:
-        for target in here:
-            for dtype in DTYPES:
-                advance(f"{target.name} {dtype}")
-                try:
-                    rows.append(_row(target.name, dtype, tokens, repeat, heads))
-                except Absent as error:
-                    skipped.append(Skipped(f"{target.name} {dtype}", str(error), expected=True))
-                # A GPU may be full, or a driver not fit. That must not stop the others.
-                except (RopeError, RuntimeError, MemoryError, ImportError) as error:
-                    skipped.append(Skipped(f"{target.name} {dtype}", str(error), expected=False))
-    return rows, skipped
-
-
-def _row(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> Row:
-    target, ours, usual = contenders.pair(name, "half", dtype, "new", "usual", tokens, heads=heads)
-    _, _, copy = contenders.pair(name, "half", dtype, "new", "copy", tokens, heads=heads)
-    seconds, of_copy, of_usual = clock.turns_of_seconds(target, repeat, ours, copy, usual)
-    _, q, k, positions = case(name, tokens, dtype=dtype, heads=heads)
-    path = rope_xp.explain(q, k, positions, base=BASE, layout="half").path
-    del q, k, ours, copy, usual  # the next ones take their memory
-    _, token, _ = contenders.pair(name, "half", dtype, "new", "copy", 1, heads=heads)
+def measure(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> Row:
+    """Time a target with arrays of one dtype."""
+    rope = rope_xp.RoPE(base=BASE, layout="half")
+    target, q, k, positions = case(name, tokens, dtype=dtype, heads=heads)
+    usual = formulas.usual_formula(target, BASE)
+    seconds, copy_seconds, usual_seconds = clock.turns_of_seconds(
+        target,
+        repeat,
+        lambda: rope.apply(q, k, positions),
+        lambda: (target.copy(q), target.copy(k)),
+        lambda: usual(q, k, positions),
+    )
+    path = rope_xp.explain(q, k, positions, rope).path
+    _, one_q, one_k, one_position = case(name, 1, dtype=dtype, heads=heads)
+    microseconds = clock.rounds_of_microseconds(
+        target, lambda: rope.apply(one_q, one_k, one_position), _LOOPS, _ROUNDS
+    )
     return Row(
         target=name,
         dtype=dtype,
         path=path,
         milliseconds=clock.spread([s * 1e3 for s in seconds]),
-        times_copy=clock.times_as_fast(seconds, of_copy),
-        times_usual=clock.times_as_fast(seconds, of_usual),
-        token_microseconds=clock.spread(
-            clock.rounds_of_microseconds(target, token, _LOOPS, _ROUNDS)
-        ),
+        times_copy=clock.times_as_fast(seconds, copy_seconds),
+        times_usual=clock.times_as_fast(seconds, usual_seconds),
+        token_microseconds=clock.spread(microseconds),
     )
-
-
-_DRAWN = {"times_copy": "a copy of q and k", "times_usual": "the formula in common use"}
-
-
-def draw(grid: list[Any], rows: list[Row]) -> None:
-    """Draw how many times as fast as each of the others, a bar for each row with its spread."""
-    names = [f"{row.target} {row.dtype}\n{row.path}" for row in rows]
-    colours = [plots.STYLES[1 + DTYPES.index(row.dtype)][0] for row in rows]
-    for axes, (field, other) in zip(grid, _DRAWN.items(), strict=True):
-        found: list[Spread] = [getattr(row, field) for row in rows]
-        middles = [f.median for f in found]
-        spans = [
-            [f.median - f.least for f in found],
-            [f.most - f.median for f in found],
-        ]
-        bars = axes.barh(names, middles, xerr=spans, color=colours, height=0.7, ecolor=plots.INK)
-        axes.bar_label(bars, labels=[clock.digits(m) for m in middles], padding=3, size=8)
-        axes.axvline(1, color=plots.INK, linestyle="--", linewidth=0.8)
-        axes.invert_yaxis()
-        axes.margins(x=0.12)
-        axes.tick_params(axis="y", labelsize=8)
-        axes.set_xlabel(f"times as fast as {other}")
 
 
 # --- printing ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
@@ -27,7 +28,7 @@ from rope_xp._contract.errors import BROKEN, RopeError
 from rope_xp.hf import _hub, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
-from rope_xp.testing._box import LIBRARIES
+from rope_xp.testing._box import LIBRARIES, CallError
 from rope_xp.testing._differences import differences
 
 
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if Path(options.target).exists():
             return check_model.run(options)
-        return _function(options)
+        return _check_function(options)
     except BrokenPipeError:
         raise  # of what is printed, and no file
     except OSError as error:
@@ -87,13 +88,13 @@ def run(options: argparse.Namespace) -> int:
         return terminal.fail("check", str(error))
 
 
-def _function(options: argparse.Namespace) -> int:
-    function = _named(options.target)
-    tables = None if options.tables is None else _named(options.tables)
-    like = None if options.library is None else _example(options.library)
-    wanted = None if options.config is None else _wanted(options.config, options.layout)
+def _check_function(options: argparse.Namespace) -> int:
+    function = _import_target(options.target)
+    tables = None if options.tables is None else _import_target(options.tables)
+    like = None if options.library is None else _example_array(options.library)
+    expected = None if options.config is None else _read_rope(options.config, options.layout)
     try:
-        found = identify(
+        result = identify(
             function,
             options.head_dim,
             axes=options.axes,
@@ -103,100 +104,123 @@ def _function(options: argparse.Namespace) -> int:
             components=options.components,
         )
     except RopeError as error:
+        fault = _explain_failure(options, error) if isinstance(error, CallError) else str(error)
         if not options.json:
-            raise
-        print(json.dumps({"target": options.target, "faults": [str(error)]}, indent=2))
+            return terminal.fail("check", fault)
+        print(json.dumps({"target": options.target, "faults": [fault]}, indent=2))
         return 1
-    differing = [] if wanted is None else differences(found.rope, wanted, options.head_dim)
+    mismatches = [] if expected is None else differences(result.rope, expected, options.head_dim)
     if options.plot is not None:
-        _draw(options.plot, found, options.head_dim)
+        _draw(options.plot, result, options.head_dim)
     if options.json:
-        print(json.dumps(_object(options.target, found, differing), indent=2, allow_nan=False))
+        print(json.dumps(_to_json(options.target, result, mismatches), indent=2, allow_nan=False))
     else:
-        _print(found, differing)
-    return int(bool(found.faults or differing))
+        _print(result, mismatches)
+        print(terminal.folded("\n", _summarise(options, result, mismatches), 0))
+    return int(bool(result.faults or mismatches))
 
 
-def _named(target: str) -> Callable[..., Any]:
+def _import_target(target: str) -> Callable[..., Any]:
     """Return what package.module:function names."""
     module, colon, name = target.partition(":")
-    advice = _hub.advice(target)
+    advice = _hub.download_advice(target)
     if advice is not None:
         raise RopeError(advice)
     if not colon:
         raise RopeError(f"{target} is no file, and not package.module:function")
     sys.path.insert(0, str(Path.cwd()))  # as for python -m, also where a script has started this
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except BROKEN as error:
         raise RopeError(f"{target}: {error}") from error
     finally:
         sys.path.pop(0)
-    return found  # type: ignore[no-any-return]  # identify checks that it can be called
+    return value  # type: ignore[no-any-return]  # identify checks that it can be called
 
 
-def _example(library: str) -> Any:
+def _example_array(library: str) -> Any:
     xp = importlib.import_module({"jax": "jax.numpy"}.get(library, library))
     return xp.zeros(1, dtype=xp.float32)
 
 
-def _wanted(config: str, layout: Any) -> RoPE:
-    found = from_hf_config(config, layout=layout)
-    if isinstance(found, RoPE):
-        return found
-    shown = ", ".join(found)
-    raise RopeError(f"{config} has a RoPE for each of {shown}; a function is compared with one")
+def _read_rope(config: str, layout: Any) -> RoPE:
+    ropes = from_hf_config(config, layout=layout)
+    if isinstance(ropes, RoPE):
+        return ropes
+    labels = ", ".join(ropes)
+    raise RopeError(f"{config} has a RoPE for each of {labels}; a function is compared with one")
 
 
 # --- output --------------------------------------------------------------------------------------
 
 
-def _object(target: str, found: Identified, differing: list[str]) -> dict[str, Any]:
-    fields = {name: getattr(found.rope, name) for name in vars(found.rope)}
-    rule = found.rope.scaling
+def _to_json(target: str, result: Identified, mismatches: list[str]) -> dict[str, Any]:
+    fields = {name: getattr(result.rope, name) for name in vars(result.rope)}
+    rule = result.rope.scaling
     if is_dataclass(rule) and not isinstance(rule, type):
         fields["scaling"] = {"name": type(rule).__name__, **asdict(rule)}
     return {
         "target": target,
         "rope": fields,
-        "error": {str(p): e if math.isfinite(e) else None for p, e in found.error.items()},
-        "passes": found.passes,
-        "frequencies": list(found.frequencies),
-        "notes": list(found.notes),
-        "faults": list(found.faults),
-        "differences": differing,
+        "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
+        "passes": result.passes,
+        "frequencies": list(result.frequencies),
+        "notes": list(result.notes),
+        "faults": list(result.faults),
+        "differences": mismatches,
     }
 
 
-def _print(found: Identified, differing: list[str]) -> None:
-    print(terminal.plain_pairs([(name, str(value)) for name, value in vars(found.rope).items()]))
+def _print(result: Identified, mismatches: list[str]) -> None:
+    print(terminal.plain_pairs([(name, str(value)) for name, value in vars(result.rope).items()]))
     print()
     rows = [
         (f"below {p}", f"{e:.1e}" if math.isfinite(e) else "refused")
-        for p, e in found.error.items()
+        for p, e in result.error.items()
     ]
     terminal.table(("positions", "largest error of cos and sin"), rows, text_columns=1)
-    if found.passes is not None:
-        print(f"\nThe error passes 1e-2 by position {found.passes}.")
     for title, sentences in (
-        ("notes", found.notes),
-        ("faults", found.faults),
-        ("unlike the configuration", differing),
+        ("notes", result.notes),
+        ("faults", result.faults),
+        ("unlike the configuration", mismatches),
     ):
         if sentences:
             print(f"\n{title}:")
             print("\n".join(f"- {each}" for each in sentences))
-    if not found.faults and not differing:
-        print("\nNothing is wrong.")
 
 
-def _draw(path: Path, found: Identified, head_dim: int) -> None:
-    r = found.rope.rotary_dim or head_dim
-    alone = replace(found.rope.for_length(1), rotary_dim=r, rotary_offset=0)
+def _summarise(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> str:
+    """Say what was compared with what, and how it came out."""
+    than = "exact angles" + ("" if options.config is None else f" and {options.config}")
+    what = f"Pairs, frequencies and angles were compared with {than}, at positions below "
+    what += f"{max(result.error)}: "
+    if result.faults or mismatches:
+        return f"{what}see above."
+    if result.passes is None:
+        return f"{what}nothing is wrong."
+    return (
+        f"{what}no fault, but cos and sin are off by more than 1e-2 from position {result.passes} "
+        "on, as any angle is that is a product in float32."
+    )
+
+
+def _explain_failure(options: argparse.Namespace, error: CallError) -> str:
+    advice = "Try --head-dim, --axes or --tables"
+    if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
+        advice = (
+            "It takes cos and sin: give --tables package.module:function, which makes them from "
+            "positions"
+        )
+    return f"{error.summary}. {advice}"
+
+
+def _draw(path: Path, result: Identified, head_dim: int) -> None:
+    r = result.rope.rotary_dim or head_dim
+    alone = replace(result.rope.for_length(1), rotary_dim=r, rotary_offset=0)
     ropes = {
         "nearest rule": alone,
-        "as measured": replace(alone, scaling=Measured(found.frequencies)),
+        "as measured": replace(alone, scaling=Measured(result.frequencies)),
     }
     plots.write_wavelengths(path, {f"{r} rotated components": (ropes, r, {})})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_xp._cli import inspect_config, suspicions, terminal
-from rope_xp._cli.reading import read
+from rope_xp._cli.reading import read_config
 from rope_xp._contract.errors import RopeConfigError, RopeError
 
 _CONFIG = "config.json"
@@ -17,27 +17,24 @@ _CONFIG = "config.json"
 
 def run(options: argparse.Namespace) -> int:
     """Print what is found; return the exit status."""
-    findings = [*_of_config(options), *(_of_weights(options) if options.weights else ())]
+    findings = [*_check_config(options), *(_check_weights(options) if options.weights else ())]
     if options.plot is not None:
-        inspect_config.draw(options.plot, read(options.target, options.layout), None)
+        inspect_config.draw(options.plot, read_config(options.target, options.layout), None)
     if options.json:
         print(json.dumps({"target": options.target, "findings": findings}, indent=2))
-    elif findings:
-        _print(findings)
     else:
-        print("Nothing is wrong.")
-    wrong = [each for each in findings if options.strict or each["severity"] == "error"]
-    return int(bool(wrong))
+        _print(findings, _summarise(options))
+    return int(any(options.strict or each["severity"] == "error" for each in findings))
 
 
-def _of_config(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _check_config(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what is odd about the configuration alone."""
     try:
-        reading = read(options.target, options.layout)
+        reading = read_config(options.target, options.layout)
     except RopeConfigError as error:
         yield _finding("error", _CONFIG, "configuration", str(error))
         return
-    for sentence in suspicions.find(reading):
+    for sentence in suspicions.find_suspicions(reading):
         yield _finding("warning", _CONFIG, "configuration", sentence)
 
 
@@ -52,7 +49,7 @@ def _finding(severity: str, module: str, kind: str, what: str) -> dict[str, Any]
     }
 
 
-def _of_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what is wrong with the model as transformers loads it."""
     missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
     if missing:
@@ -75,12 +72,27 @@ def _of_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {**vars(each), "effect": None if each.effect is None else dict(each.effect)}
 
 
-def _print(findings: list[dict[str, Any]]) -> None:
+def _summarise(options: argparse.Namespace) -> str:
+    """Say what was compared with what."""
+    what = f"The rotary keys of {options.target} were read as transformers reads them"
+    if not options.weights:
+        return f"{what}. --weights loads the model too, and asks it for angles"
+    return (
+        f"{what}, and of the loaded model buffers of frequencies, angles up to position 131071 and "
+        "functions that rotate were compared with them"
+    )
+
+
+def _print(findings: list[dict[str, Any]], summary: str) -> None:
+    if not findings:
+        print(terminal.folded("", f"Nothing is wrong. {summary}.", 0))
+        return
     rows = []
     for each in findings:
         effect = each["effect"] or {}
-        told = ", ".join(f"{off:.2g} at {p}" for p, off in effect.items())
-        rows.append((each["severity"], each["module"], each["kind"], told))
+        errors = ", ".join(f"{off:.2g} at {p}" for p, off in effect.items())
+        rows.append((each["severity"], each["module"], each["kind"], errors))
     terminal.table(("severity", "module", "kind", "cos and sin are off by"), rows, text_columns=4)
     for each in findings:
         print(f"\n{each['module']}: {each['what']}. {each['mend']}.")
+    print(terminal.folded("\n", f"{summary}.", 0))

@@ -18,17 +18,18 @@ _LEGEND = (
 )
 
 
-def show(found: dict[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     """Print a report in words."""
-    print(terminal.plain_pairs(list(_head(found))))
-    for layers in found["layers"]:
-        print(f"\n{_title(layers, found['layers_without_rotation'])}")
+    print(terminal.plain_pairs(list(_describe_model(report))))
+    for layers in report["layers"]:
+        print(f"\n{_layers_title(layers, report['layers_without_rotation'])}")
         if layers["rotated"]:
-            print(terminal.plain_pairs([(f"  {name}", text) for name, text in _lines(layers)]))
-    alone = "rotated layers" if found["layers_without_rotation"] else "all layers"
+            lines = [(f"  {name}", text) for name, text in _describe_layers(layers)]
+            print(terminal.plain_pairs(lines))
+    alone = "rotated layers" if report["layers_without_rotation"] else "all layers"
     rows = [
-        (layers["layer_type"] or alone, *_row(layers, one))
-        for layers in found["layers"]
+        (layers["layer_type"] or alone, *_wavelength_row(layers, one))
+        for layers in report["layers"]
         for one in layers["wavelengths"]
     ]
     if rows:
@@ -36,31 +37,31 @@ def show(found: dict[str, Any]) -> None:
         terminal.table(_COLUMNS, rows, text_columns=1)
         print(f"\n{terminal.plain_pairs(_LEGEND)}")
     for kind in ("notes", "suspicious"):
-        if found[kind]:
+        if report[kind]:
             print(f"\n{kind}:")
         elif kind == "suspicious":
             print("\nsuspicious: nothing")
-        for sentence in found[kind]:
+        for sentence in report[kind]:
             print(terminal.folded("- ", sentence, 2))
-    texts = [layers["python"] for layers in found["layers"] if layers["python"]]
+    texts = [layers["python"] for layers in report["layers"] if layers["python"]]
     if texts:
         print("\nin Python:\n\nimport rope_xp\n")
         print("\n".join(texts))
 
 
-def _head(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "model type", f"{found['model_type']}{'' if found['checked'] else ' (not checked)'}"
-    if found["part"]:
-        yield "part", found["part"]
-    if found["by_default"]:
-        filled = ", ".join(f"{key} = {size}" for key, size in found["by_default"].items())
+def _describe_model(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "model type", f"{report['model_type']}{'' if report['checked'] else ' (not checked)'}"
+    if report["part"]:
+        yield "part", report["part"]
+    if report["by_default"]:
+        filled = ", ".join(f"{key} = {size}" for key, size in report["by_default"].items())
         yield "by default", f"{filled} (not in the file)"
-    exempt = found["layers_without_rotation"]
+    exempt = report["layers_without_rotation"]
     if exempt:
         yield "not rotated", f"{len(exempt)} layers: {', '.join(map(str, exempt))}"
 
 
-def _title(layers: dict[str, Any], exempt: list[int]) -> str:
+def _layers_title(layers: dict[str, Any], exempt: list[int]) -> str:
     name, count = layers["layer_type"], layers["count"]
     if not layers["rotated"]:
         name = f"{name}: no positions"
@@ -69,20 +70,20 @@ def _title(layers: dict[str, Any], exempt: list[int]) -> str:
     return f"{name or 'all layers'}{'' if count is None else f' ({count})'}"
 
 
-def _lines(layers: dict[str, Any]) -> list[tuple[str, str]]:
+def _describe_layers(layers: dict[str, Any]) -> list[tuple[str, str]]:
     return [
-        ("rule", _rule(layers["rule"])),
+        ("rule", _format_rule(layers["rule"])),
         ("base", f"{layers['base']:.10g}{' (by default)' if layers['base_by_default'] else ''}"),
         ("layout", layers["layout"]),
-        ("rotated", _slice(layers)),
-        ("position", _position(layers["pairs_per_component"])),
-        ("context", _context(layers["original_context"], layers["extended_context"])),
+        ("rotated", _format_slice(layers)),
+        ("position", _format_position(layers["pairs_per_component"])),
+        ("context", _format_context(layers["original_context"], layers["extended_context"])),
         ("attention factor", f"{layers['attention_factor']:.6g}"),
         ("softmax scale", f"{layers['softmax_scale']:.6g}"),
     ]
 
 
-def _rule(rule: dict[str, Any] | None) -> str:
+def _format_rule(rule: dict[str, Any] | None) -> str:
     if rule is None:
         return "none"
     texts = []
@@ -95,7 +96,7 @@ def _rule(rule: dict[str, Any] | None) -> str:
     return f"{rule['name']}({', '.join(texts)})"
 
 
-def _slice(layers: dict[str, Any]) -> str:
+def _format_slice(layers: dict[str, Any]) -> str:
     rotated, head, offset = (layers[key] for key in ("rotary_dim", "head_dim", "rotary_offset"))
     if rotated is None:
         return "all components of a head of unknown size"
@@ -104,7 +105,7 @@ def _slice(layers: dict[str, Any]) -> str:
     return f"{of}{where}; {layers['pairs']} pairs"
 
 
-def _position(counts: list[int] | None) -> str:
+def _format_position(counts: list[int] | None) -> str:
     if counts is None:
         return "one number"
     names = _COMPONENTS.get(len(counts), tuple(f"component {i}" for i in range(len(counts))))
@@ -112,7 +113,7 @@ def _position(counts: list[int] | None) -> str:
     return f"{len(counts)} numbers; pairs that read each: {each}"
 
 
-def _context(original: int | None, extended: int | None) -> str:
+def _format_context(original: int | None, extended: int | None) -> str:
     if original is None:
         return "unknown" if extended is None else f"{extended} tokens; the original is not known"
     same = original == extended
@@ -121,16 +122,16 @@ def _context(original: int | None, extended: int | None) -> str:
     )
 
 
-def _row(layers: dict[str, Any], one: dict[str, Any]) -> tuple[str, ...]:
-    slowest = "never turns" if one["standing_pairs"] else _number(one["slowest"])
+def _wavelength_row(layers: dict[str, Any], one: dict[str, Any]) -> tuple[str, ...]:
+    slowest = "never turns" if one["standing_pairs"] else _format_tokens(one["slowest"])
     below = (one["below_one_turn_in_original"], one["below_one_turn_in_extended"])
     return (
         "any" if one["length"] is None else str(one["length"]),
-        _number(one["fastest"]),
+        _format_tokens(one["fastest"]),
         slowest,
         *("unknown" if n is None else f"{n} of {layers['pairs']}" for n in below),
     )
 
 
-def _number(tokens: float | None) -> str:
+def _format_tokens(tokens: float | None) -> str:
     return "unknown" if tokens is None else f"{tokens:.{2 if tokens < 100 else 0}f}"

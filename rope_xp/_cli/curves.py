@@ -6,10 +6,10 @@ import numpy as np
 from array_api_compat import numpy as xp
 from numpy.typing import NDArray
 
-from rope_xp import analysis
 from rope_xp._bench import formulas
 from rope_xp._cli.plots import INK, style
 from rope_xp._contract.errors import RopeError
+from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
 
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))

@@ -14,9 +14,10 @@ import rope_xp
 from rope_xp._arguments import read
 from rope_xp._bench import targets
 from rope_xp._cli import terminal
+from rope_xp._contract import caches
 from rope_xp._contract.errors import BROKEN
 from rope_xp._contract.path import Path
-from rope_xp._dispatch import find
+from rope_xp._dispatch import call_cache, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; return the exit status."""
-    found = collect()
-    print(json.dumps(found, indent=2) if options.json else terminal.plain_pairs(_lines(found)))
+    report = collect()
+    print(json.dumps(report, indent=2) if options.json else terminal.plain_pairs(_lines(report)))
     return 0
 
 
@@ -44,43 +45,48 @@ def collect() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "array_api_compat": importlib.metadata.version("array-api-compat"),
-        "libraries": {library.name: _library(library) for library in find.libraries}
-        | {_STRICT: _strict()},
+        "libraries": {library.name: _describe_library(library) for library in find.libraries}
+        | {_STRICT: _describe_strict()},
         "third_party": {
-            entry.name: _entry(entry)
+            entry.name: _describe_entry_point(entry)
             for entry in importlib.metadata.entry_points(group=find.ENTRY_POINTS)
         },
-        "choice": _chosen(),
+        "choice": _describe_choice(),
+        "cached": {
+            "tables_bytes": caches.cached_bytes(),
+            "pinned_tables": len(caches.PINNED),
+            "calls": len(call_cache.CALLS),
+        },
     }
 
 
-def _library(library: Library) -> dict[str, Any]:
+def _describe_library(library: Library) -> dict[str, Any]:
     """Describe one row of the dispatch table."""
     backend = targets.load(library)
     if isinstance(backend, str):
-        return _row(problem=backend)
+        return _library_report(problem=backend)
     version = importlib.import_module(library.name).__version__
     devices = targets.devices(library)
     if isinstance(devices, str):
-        return _row(version=version, problem=devices)
-    paths = {path.name: _reason(library, path) for path in backend.paths}
+        return _library_report(version=version, problem=devices)
+    paths = {path.name: _decline_reason(library, path) for path in backend.paths}
     for name in library.paths:
         paths.setdefault(name, f"the {library.name} backend did not load it")
-    return _row(version=version, devices=devices, paths={**paths, portable.NAME: None})
+    return _library_report(version=version, devices=devices, paths={**paths, portable.NAME: None})
 
 
-def _strict() -> dict[str, Any]:
+def _describe_strict() -> dict[str, Any]:
     """Describe array-api-strict, which the standard's own path serves without a row."""
     if importlib.util.find_spec("array_api_strict") is None:
-        return _row(problem=f"not installed (pip install {_STRICT})")
+        return _library_report(problem=f"not installed (pip install {_STRICT})")
     try:
         version = importlib.import_module("array_api_strict").__version__
     except ImportError as error:
-        return _row(problem=f"broken: {error}")
-    return _row(version=version, devices=["cpu"], paths={portable.NAME: None})
+        return _library_report(problem=f"broken: {error}")
+    return _library_report(version=version, devices=["cpu"], paths={portable.NAME: None})
 
 
-def _row(
+def _library_report(
     version: str | None = None,
     problem: str | None = None,
     devices: list[str] | None = None,
@@ -89,7 +95,7 @@ def _row(
     return {"version": version, "problem": problem, "devices": devices or [], "paths": paths or {}}
 
 
-def _reason(library: Library, path: Path) -> str | None:
+def _decline_reason(library: Library, path: Path) -> str | None:
     """Return why a path declines a small, plain call on every device, None if one takes it."""
     reasons = []
     host = np.ones((1, 4, 2, 64), np.float32)
@@ -108,7 +114,7 @@ def _reason(library: Library, path: Path) -> str | None:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _entry(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
+def _describe_entry_point(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
     try:
         backend: Backend = entry.load()
     except BROKEN as error:
@@ -117,7 +123,7 @@ def _entry(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
     return {"object": entry.value, "problem": None, "paths": names}
 
 
-def _chosen() -> dict[str, str | None]:
+def _describe_choice() -> dict[str, str | None]:
     name = os.environ.get(_VARIABLE) or None
     problem = None
     try:
@@ -128,14 +134,14 @@ def _chosen() -> dict[str, str | None]:
     return {"variable": _VARIABLE, "path": name, "problem": problem}
 
 
-def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
-        ("rope_xp", found["rope_xp"]),
-        ("Python", found["python"]),
-        ("platform", found["platform"]),
-        ("array-api-compat", found["array_api_compat"]),
+        ("rope_xp", report["rope_xp"]),
+        ("Python", report["python"]),
+        ("platform", report["platform"]),
+        ("array-api-compat", report["array_api_compat"]),
     ]
-    libraries = found["libraries"]
+    libraries = report["libraries"]
     lines += [(name, row["problem"]) for name, row in libraries.items() if row["version"] is None]
     for name, row in libraries.items():
         if row["version"] is None:
@@ -146,12 +152,15 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append((f"  {name} devices", ", ".join(row["devices"])))
         for path, reason in row["paths"].items():
             lines.append((f"  {name} path {path}", "available" if reason is None else reason))
-    for name, row in found["third_party"].items():
+    for name, row in report["third_party"].items():
         what = row["problem"] or f"paths {', '.join(row['paths'])}"
         lines.append((f"third-party {name}", f"{row['object']}: {what}"))
-    if not found["third_party"]:
+    if not report["third_party"]:
         lines.append(("third-party", "none registered"))
-    choice = found["choice"]
+    cached = report["cached"]
+    tables = f"tables of {cached['tables_bytes'] / 2**20:.1f} MiB, {cached['calls']} calls"
+    lines.append(("cached by this report", f"{tables}; rope_xp.clear_caches() frees them"))
+    choice = report["choice"]
     lines.append((_VARIABLE, choice["path"] or "not set"))
     lines.append(("choice", choice["problem"] or choice["path"] or "automatic: the fastest path"))
     return lines

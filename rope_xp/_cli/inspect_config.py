@@ -24,9 +24,8 @@ from pathlib import Path
 
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import arguments, config_report, config_words, plots, terminal
-from rope_xp._cli.reading import Layers, Reading, lengths, read, without_offset
+from rope_xp._cli.reading import Layers, Reading, lengths_to_show, read_config, without_offset
 from rope_xp._contract.errors import RopeError
-from rope_xp.hf import _hub
 from rope_xp.rope import RoPE
 
 
@@ -55,51 +54,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the report; return the exit status, 1 where there is nothing to report on."""
     try:
-        reading = read(options.config, options.layout)
-        found = config_report.collect(reading, options.length)
+        reading = read_config(options.config, options.layout)
+        report = config_report.build_report(reading, options.length)
         if options.plot is not None:
             draw(options.plot, reading, options.length)
     except OSError as error:
-        reason = _hub.advice(options.config) or f"{error.filename}: {error.strerror}"
-        return terminal.fail("inspect", reason)
+        return terminal.fail("inspect", f"{error.filename}: {error.strerror}")
     except RopeError as error:
         return terminal.fail("inspect", str(error))
     if options.json:
-        print(json.dumps(found, indent=2, allow_nan=False))
+        print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        config_words.show(found)
+        config_words.show(report)
     return 0
 
 
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def draw(path: Path, reading: Reading, asked: int | None) -> None:
+def draw(path: Path, reading: Reading, requested: int | None) -> None:
     """Draw the wavelengths of each type of layer, for the length that was asked for, if any."""
     drawings = {}
     for layers in reading.layers:
         if layers.rope is None or layers.rotated is None:
             continue
         title = f"{layers.label or 'all layers'}, {layers.rotated} rotated components"
-        ropes = _compared(layers, without_offset(layers.rope), asked)
-        drawings[title] = (ropes, layers.rotated, _contexts(layers))
+        ropes = _ropes_to_compare(layers, without_offset(layers.rope), requested)
+        drawings[title] = (ropes, layers.rotated, _list_contexts(layers))
     if not drawings:
         raise RopeError("there is nothing to draw, as head_dim is not known")
     plots.write_wavelengths(path, drawings)
 
 
-def _compared(layers: Layers, rope: RoPE, asked: int | None) -> dict[str, RoPE]:
+def _ropes_to_compare(layers: Layers, rope: RoPE, requested: int | None) -> dict[str, RoPE]:
     plain = {"without a rule": replace(rope, scaling=None)}
     if rope.scaling is None:
         return plain
     name = type(rope.scaling).__name__
-    at = lengths(layers, asked)
+    at = lengths_to_show(layers, requested)
     if not at:
         return {**plain, name: rope}
     return {**plain, **{f"{name} at {n} tokens": rope.for_length(n) for n in at}}
 
 
-def _contexts(layers: Layers) -> dict[str, int]:
+def _list_contexts(layers: Layers) -> dict[str, int]:
     named = {"original context": layers.trained, "extended context": layers.extended}
     known = {name: tokens for name, tokens in named.items() if tokens is not None}
     distinct = set(known.values())

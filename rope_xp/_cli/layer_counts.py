@@ -13,25 +13,26 @@ PERIODS = {
 """Key of the period of layers with full attention, its default, and the first of these layers."""
 
 
-def count(reading: Reading, label: str) -> int | None:
+def count_layers(reading: Reading, label: str) -> int | None:
     """Return how many layers are of a type, None where that is not known."""
     part = reading.part
     types = part.get("layer_types")
     if label and isinstance(types, list):
         return types.count(label)
-    whole = _keys.size(part, "num_hidden_layers") or reading.model.sizes.get("num_hidden_layers")
+    key = "num_hidden_layers"
+    whole = _keys.read_size(part, key) or reading.model.sizes.get(key)
     if not label or whole is None:
         return whole
     name = str(part.get("model_type")).removesuffix("_text")
     if name not in PERIODS or label not in ("full_attention", "sliding_attention"):
         return None
-    key, usual, first = PERIODS[name]
-    period = _keys.size(part, key) or usual
+    pattern, usual, first = PERIODS[name]
+    period = _keys.read_size(part, pattern) or usual
     full = len(range(first % period if first == 0 else period - 1, whole, period))
     return full if label == "full_attention" else whole - full
 
 
-def without_rotation(reading: Reading) -> list[int]:
+def list_unrotated(reading: Reading) -> list[int]:
     """Return the numbers of the layers that are exempt from rotation.
 
     Llama 4 and SmolLM3 list a 1 for every layer that rotates, and a 0 for every other. With no
@@ -41,6 +42,6 @@ def without_rotation(reading: Reading) -> list[int]:
     listed = part.get("no_rope_layers")
     if isinstance(listed, list) and listed:
         return [i for i, rotates in enumerate(listed) if not rotates]
-    every = _keys.size(part, "no_rope_layer_interval") or reading.model.unrotated_every
-    layers = count(reading, "")
+    every = _keys.read_size(part, "no_rope_layer_interval") or reading.model.unrotated_every
+    layers = count_layers(reading, "")
     return [] if every is None or layers is None else list(range(every - 1, layers, every))

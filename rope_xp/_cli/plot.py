@@ -1,6 +1,6 @@
 """Draw how scores decay with distance, how long pairs take to turn, or how exact cos and sin are.
 
-- ``decay``: RoFormer's bound on the score over distance, :func:`rope_xp.analysis.decay_bound`
+- ``decay``: RoFormer's bound on the score over distance
 - ``score``: the score of two vectors of ones, and the distance where it is first negative
 - ``wavelengths``: how many tokens a turn of each pair takes
 - ``accuracy``: the largest error of cos and sin over position, beside the float32 formula in use
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import analysis
 from rope_xp._cli import arguments, curves, plots, terminal
 from rope_xp._contract.errors import RopeError
+from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
 
 

@@ -13,12 +13,12 @@ _LONGEST_UNIT = 3
 """Of numbers that repeat: the components of a position, in turn."""
 
 
-def assignment(name: str, rope: RoPE | None) -> str | None:
+def format_assignment(name: str, rope: RoPE | None) -> str | None:
     """Return the lines ``name = rope_xp.RoPE(...)``, None if its rule is none of rope_xp's own.
 
     Examples
     --------
-    >>> print(assignment("rope", RoPE(layout="half", scaling=scaling.Linear(factor=2.0))))
+    >>> print(format_assignment("rope", RoPE(layout="half", scaling=scaling.Linear(factor=2.0))))
     rope = rope_xp.RoPE(
         base=10000.0,
         layout="half",
@@ -32,41 +32,41 @@ def assignment(name: str, rope: RoPE | None) -> str | None:
     rule = rope.scaling
     if rule is not None and getattr(scaling, type(rule).__name__, None) is not type(rule):
         return None
-    return f"{name} = {_call('rope_xp.RoPE', rope, ('base', 'layout'), 0)}"
+    return f"{name} = {_format_call('rope_xp.RoPE', rope, ('base', 'layout'), 0)}"
 
 
-def _call(name: str, made: Any, always: Sequence[str], indent: int) -> str:
+def _format_call(name: str, made: Any, always: Sequence[str], indent: int) -> str:
     """Return a call that makes a dataclass, without the fields that have their defaults."""
     space = " " * (indent + 4)
     lines = [
-        f"{space}{key}={_value(value, indent + 4)},"
-        for key, value, default in _fields(made)
+        f"{space}{key}={_format_value(value, indent + 4)},"
+        for key, value, default in _list_fields(made)
         if key in always or value != default
     ]
     return "\n".join([f"{name}(", *lines, f"{' ' * indent})"])
 
 
-def _fields(made: Any) -> Iterator[tuple[str, Any, Any]]:
+def _list_fields(made: Any) -> Iterator[tuple[str, Any, Any]]:
     for each in fields(made):
         default = None if each.default is MISSING else each.default
         yield each.name, getattr(made, each.name), MISSING if each.default is MISSING else default
 
 
-def _value(value: Any, indent: int) -> str:
+def _format_value(value: Any, indent: int) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if is_dataclass(value):
-        return _call(f"rope_xp.scaling.{type(value).__name__}", value, (), indent)
+        return _format_call(f"rope_xp.scaling.{type(value).__name__}", value, (), indent)
     if isinstance(value, tuple):
-        return _tuple(value, indent)
+        return _format_tuple(value, indent)
     return repr(value)
 
 
-def _tuple(values: tuple[Any, ...], indent: int) -> str:
+def _format_tuple(values: tuple[Any, ...], indent: int) -> str:
     """Return a tuple: parts that repeat as products, if that is shorter, or lines of numbers."""
     products = " + ".join(
         f"({', '.join(map(repr, unit))}{',' * (len(unit) == 1)}) * {times}"
-        for unit, times in _runs(values)
+        for unit, times in _find_runs(values)
     )
     plain = f"({', '.join(map(repr, values))}{',' * (len(values) == 1)})"
     shorter = min(products, plain, key=len)
@@ -82,7 +82,7 @@ def _tuple(values: tuple[Any, ...], indent: int) -> str:
     return "\n".join(["(", *lines, f"{space})"])
 
 
-def _runs(values: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int]]:
+def _find_runs(values: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield units and how often each follows itself, as many values as possible at a time."""
     at = 0
     while at < len(values):

@@ -1,6 +1,8 @@
 """What a configuration says, beside what :func:`rope_xp.from_hf_config` makes of it."""
 
-from collections.abc import Mapping
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,31 +59,60 @@ class Reading:
     layers: tuple[Layers, ...]
 
 
-def read(config: object, layout: Layout | None = None) -> Reading:
+def read_config(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration, given as to :func:`rope_xp.from_hf_config`."""
     whole = _keys.read(config)
-    found = from_hf_config(whole, layout=layout)
-    part = _keys.language_part(whole)
-    model = _table.find(part, layout)
-    ropes = found if isinstance(found, dict) else {FLAT: found}
-    parameters = _keys.layers(part, model)
+    result = from_hf_config(whole, layout=layout)
+    part = _keys.find_language_part(whole)
+    model = _with_default_sizes(part, _table.find_model(part, layout))
+    ropes = result if isinstance(result, dict) else {FLAT: result}
+    parameters = _keys.read_layers(part, model)
     return Reading(
         part,
-        _path(whole),
+        _find_path(whole),
         model,
         layout,
-        tuple(_layers(part, model, label, parameters[label], ropes[label]) for label in ropes),
+        tuple(_read_layers(part, model, label, parameters[label], ropes[label]) for label in ropes),
     )
 
 
-def _path(config: Mapping[str, Any]) -> str:
+def _needed_sizes(part: Mapping[str, Any], model: Model) -> Iterator[str]:
+    """Yield the keys of sizes that a report is about and that the configuration leaves out."""
+    needed = [EXTENDED]
+    if _keys.first_value(part, *_keys.HEAD_DIM, "qk_rope_head_dim") is None:
+        needed += ["head_dim"] if "head_dim" in model.sizes else model.width
+    if part.get("layer_types") is None:
+        needed.append("num_hidden_layers")
+    return (key for key in needed if _keys.read_size(part, key) is None)
+
+
+def _with_default_sizes(part: Mapping[str, Any], model: Model) -> Model:
+    """Return a model with the sizes that its class has by default, where transformers is there.
+
+    It is not imported for configurations that leave nothing out.
+    """
+    if not list(_needed_sizes(part, model)) or importlib.util.find_spec("transformers") is None:
+        return model
+    mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    name = str(part.get("model_type"))
+    kind = next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
+    defaults = {} if kind is None else kind().to_dict()
+    keys = ("head_dim", "num_attention_heads", "hidden_size", EXTENDED, "num_hidden_layers")
+    sizes = {key: defaults[key] for key in keys if isinstance(defaults.get(key), int)}
+    by_width = sizes.get("hidden_size", 0) // sizes.get("num_attention_heads", 1)
+    if sizes.get("head_dim") == by_width:  # which the configuration may have otherwise
+        del sizes["head_dim"]
+    return replace(model, sizes={**sizes, **model.sizes})
+
+
+def _find_path(config: Mapping[str, Any]) -> str:
     for name in _keys.PARTS:
         if isinstance(config.get(name), Mapping):
-            return ".".join(filter(None, (name, _path(config[name]))))
+            return ".".join(filter(None, (name, _find_path(config[name]))))
     return ""
 
 
-def _layers(
+def _read_layers(
     part: Mapping[str, Any],
     model: Model,
     label: str,
@@ -89,11 +120,11 @@ def _layers(
     rope: RoPE | None,
 ) -> Layers:
     given = parameters or {}
-    so_far = Layers(label, given, rope, _head_dim(part, model, label), None, None)
+    so_far = Layers(label, given, rope, _read_head_dim(part, model, label), None, None)
     source = _rules.Source(part, model, given, so_far.where)
     # Perhaps no rule read them, and so nothing checked them yet.
-    extended = _keys.size({EXTENDED: source.extended}, EXTENDED) or model.sizes.get(EXTENDED)
-    trained = _keys.size({TRAINED: written(part, so_far)}, TRAINED)
+    extended = _keys.read_size({EXTENDED: source.extended}, EXTENDED) or model.sizes.get(EXTENDED)
+    trained = _keys.read_size({TRAINED: read_trained_length(part, so_far)}, TRAINED)
     rule = None if rope is None else rope.scaling
     if trained is None and not isinstance(rule, Linear | NTK):
         trained = extended  # these two extend a context of which they do not know the length
@@ -103,64 +134,58 @@ def _layers(
     return replace(so_far, trained=trained, extended=extended)
 
 
-def written(part: Mapping[str, Any], layers: Layers) -> Any:
+def read_trained_length(part: Mapping[str, Any], layers: Layers) -> Any:
     """Return the trained length where the configuration says it in so many words."""
     of_all = None if layers.label else part.get(TRAINED)
     return of_all or layers.parameters.get(TRAINED)
 
 
-def _head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
+def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
     """Return the components of a head of one type of layer."""
-    latent = _keys.size(part, "qk_rope_head_dim")
+    latent = _keys.read_size(part, "qk_rope_head_dim")
     if latent is not None:
-        rest = _keys.size(part, "qk_nope_head_dim")
+        rest = _keys.read_size(part, "qk_nope_head_dim")
         return None if rest is None else rest + latent
     # Gemma 4 has wider heads where attention is full, and two ways to write that down.
-    wide = _keys.size(part, "global_head_dim") if label == "full_attention" else None
-    return wide or _of_one_layer(part, label) or _keys.head_dim(part, model)
+    wide = _keys.read_size(part, "global_head_dim") if label == "full_attention" else None
+    return wide or _read_layer_head_dim(part, label) or _keys.read_head_dim(part, model)
 
 
-def _of_one_layer(part: Mapping[str, Any], label: str) -> int | None:
+def _read_layer_head_dim(part: Mapping[str, Any], label: str) -> int | None:
     types, each = part.get("layer_types"), part.get("per_layer_config")
     if not isinstance(types, list) or label not in types or not isinstance(each, Mapping):
         return None
     one = each.get(str(types.index(label)))
-    return _keys.size(one, "head_dim") if isinstance(one, Mapping) else None
+    return _keys.read_size(one, "head_dim") if isinstance(one, Mapping) else None
 
 
-def lengths(layers: Layers, asked: int | None) -> tuple[int, ...]:
+def lengths_to_show(layers: Layers, requested: int | None) -> tuple[int, ...]:
     """Return the lengths at which to look at a rule; none where the length does not matter."""
     if not layers.depends_on_length:
         return ()
-    if asked is not None:
-        return (asked,)
-    if layers.trained is None:  # such rules need it, so this is a rule of somebody else
+    if requested is not None:
+        return (requested,)
+    if layers.trained is None:  # rules of rope_xp need it, so this is another
         return (1,)
     # Where the context is that of the training, a rule changes only beyond it.
     beyond = layers.extended or 0
     return layers.trained, beyond if beyond > layers.trained else 2 * layers.trained
 
 
-def by_default(reading: Reading) -> dict[str, int]:
+def list_defaults(reading: Reading) -> dict[str, int]:
     """Return the sizes that the configuration leaves out, as the class of its type has them."""
-    part, model = reading.part, reading.model
-    needed = [EXTENDED]
-    if _keys.first(part, *_keys.HEAD_DIM, "qk_rope_head_dim") is None:
-        needed += ["head_dim"] if "head_dim" in model.sizes else model.width
-    if part.get("layer_types") is None:
-        needed.append("num_hidden_layers")
-    missing = (key for key in needed if _keys.size(part, key) is None)
-    return {key: model.sizes[key] for key in missing if key in model.sizes}
+    sizes = reading.model.sizes
+    return {key: sizes[key] for key in _needed_sizes(reading.part, reading.model) if key in sizes}
 
 
 def says_base(reading: Reading, layers: Layers) -> bool:
     """Return whether the configuration has a base for layers of this type."""
     part, label = reading.part, layers.label
-    given = part.get(_keys.dictionary(part)) or {}
+    given = part.get(_keys.parameters_key(part)) or {}
     own = given[label] if isinstance(given.get(label), Mapping) else given
     names = reading.model.base_keys
     keys = (names[label],) if label in names else _keys.BASE
-    return own.get("rope_theta") is not None or _keys.first(part, *keys) is not None
+    return own.get("rope_theta") is not None or _keys.first_value(part, *keys) is not None
 
 
 def without_offset(rope: RoPE) -> RoPE:

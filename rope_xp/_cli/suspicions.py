@@ -5,7 +5,14 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rope_xp._cli.reading import EXTENDED, TRAINED, Layers, Reading, lengths, written
+from rope_xp._cli.reading import (
+    EXTENDED,
+    TRAINED,
+    Layers,
+    Reading,
+    lengths_to_show,
+    read_trained_length,
+)
 from rope_xp.hf import _build, _keys, _rules, _slices, _table, _text_models
 from rope_xp.hf._model import Model
 from rope_xp.scaling import Linear, LongRoPE, YaRN
@@ -15,40 +22,44 @@ _ASIDE = {"llama_4_scaling_beta": "scales q with its position"}
 _ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
-def find(reading: Reading) -> list[str]:
+def find_suspicions(reading: Reading) -> list[str]:
     """Return everything odd."""
-    found = [
-        *_model_type(reading),
-        *_two_dictionaries(reading.part),
-        *_unread(reading),
-        *_unread_beside(reading),
+    sentences = [
+        *_check_model_type(reading),
+        *_check_both_keys(reading.part),
+        *_find_unread_parameters(reading),
+        *_find_unread_keys(reading),
     ]
     for layers in reading.layers:
         if layers.rope is None:
             continue
         of_layers = (
-            *_contradictions(reading.part, layers),
-            *_factor(reading.part, layers),
-            *_rounding(reading, layers),
-            *_unknown_sizes(reading, layers),
+            *_find_contradictions(reading.part, layers),
+            *_check_factor(reading.part, layers),
+            *_check_rounding(reading, layers),
+            *_find_unknown_sizes(reading, layers),
         )
-        found += [f"{layers.label}: {text}" if layers.label else text for text in of_layers]
-    return found
+        sentences += [f"{layers.label}: {text}" if layers.label else text for text in of_layers]
+    return sentences
 
 
-def notes(reading: Reading, asked: int | None = None) -> list[str]:
+def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
     """Return what is as it should be, and must be heeded.
 
-    ``asked`` is the length of the context, if one was asked for.
+    ``requested`` is the length of the context, if one was asked for.
     """
-    found = ((layers.label, text) for layers in reading.layers for text in _length(layers, asked))
-    given = reading.part.get(_keys.dictionary(reading.part)) or {}
+    sentences = (
+        (layers.label, text)
+        for layers in reading.layers
+        for text in _describe_length(layers, requested)
+    )
+    given = reading.part.get(_keys.parameters_key(reading.part)) or {}
     aside = [
         f"{key} = {given[key]} {what}, which is no rotation: it is left to the attention"
         for key, what in _ASIDE.items()
         if given.get(key)
     ]
-    return [*(f"{label}: {text}" if label else text for label, text in found), *aside]
+    return [*(f"{label}: {text}" if label else text for label, text in sentences), *aside]
 
 
 def is_checked(model_type: object) -> bool:
@@ -57,7 +68,7 @@ def is_checked(model_type: object) -> bool:
     return not names.isdisjoint({*_table.MODELS, *_text_models.PLAIN})
 
 
-def _model_type(reading: Reading) -> Iterator[str]:
+def _check_model_type(reading: Reading) -> Iterator[str]:
     name = reading.part.get("model_type")
     if not is_checked(name):
         who = (
@@ -71,7 +82,7 @@ def _model_type(reading: Reading) -> Iterator[str]:
 # --- what is read --------------------------------------------------------------------------------
 
 
-def _two_dictionaries(part: Mapping[str, Any]) -> Iterator[str]:
+def _check_both_keys(part: Mapping[str, Any]) -> Iterator[str]:
     if part.get("rope_scaling") and part.get("rope_parameters"):
         yield "rope_scaling and rope_parameters are both there; only rope_scaling is read"
 
@@ -98,10 +109,10 @@ _ROTARY = re.compile("rope|rotary|alibi|ntk|position_embeddings?_type")
 _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_parameters")
 
 
-def _unread_beside(reading: Reading) -> Iterator[str]:
+def _find_unread_keys(reading: Reading) -> Iterator[str]:
     """Yield the keys beside the dictionary that sound as if they were about positions."""
     watched = _Watched(reading.part)
-    _build.from_config(watched, reading.layout)
+    _build.read_ropes(watched, reading.layout)
     watched.read |= _table.not_heeded(reading.part)
     for key, value in reading.part.items():
         unread = key not in watched.read and key not in _REPORTED
@@ -109,36 +120,38 @@ def _unread_beside(reading: Reading) -> Iterator[str]:
             yield f"nothing reads {key} = {reprlib.repr(value)}"
 
 
-def _unread(reading: Reading) -> Iterator[str]:
-    name = _keys.dictionary(reading.part)
+def _find_unread_parameters(reading: Reading) -> Iterator[str]:
+    name = _keys.parameters_key(reading.part)
     given = reading.part.get(name) or {}
     nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
-    read = {layers.label: _keys_read(reading, layers) for layers in reading.layers}
+    read = {layers.label: _read_keys(reading, layers) for layers in reading.layers}
     flat = set(given) - set(nested)
     if nested:
         for label, own in nested.items():
-            yield from _sentences(f"{name}.{label}", own, set(own) - read[label], reading.part)
+            yield from _describe_unread(
+                f"{name}.{label}", own, set(own) - read[label], reading.part
+            )
     else:
         model = reading.model
         shared = (*model.scaled, "") if not model.unrotated else tuple(read)
         taken = {label for label in read if label in shared}
         flat -= set().union(*(read[label] for label in taken))
-    yield from _sentences(name, given, flat, reading.part)
+    yield from _describe_unread(name, given, flat, reading.part)
 
 
-def _keys_read(reading: Reading, layers: Layers) -> set[str]:
+def _read_keys(reading: Reading, layers: Layers) -> set[str]:
     """Return the keys that were read, found by reading them once more."""
     watched = _Watched(layers.parameters)
     if layers.rope is not None:
-        _rules.rule(_rules.Source(reading.part, reading.model, watched, layers.where))
-        _slices.find(reading.part, reading.model, watched, layers.where)
+        _rules.read_scaling(_rules.Source(reading.part, reading.model, watched, layers.where))
+        _slices.find_slice(reading.part, reading.model, watched, layers.where)
         # The one in the configuration itself goes first; _contradictions tells if they differ.
         if reading.part.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):
             watched.read.add(TRAINED)
     return watched.read
 
 
-def _sentences(
+def _describe_unread(
     name: str, given: Mapping[str, Any], unread: set[str], part: Mapping[str, Any]
 ) -> Iterator[str]:
     for key in sorted(unread):
@@ -147,7 +160,7 @@ def _sentences(
             yield f"nothing reads {name}.{key} = {reprlib.repr(given[key])}"
 
 
-def _contradictions(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
+def _find_contradictions(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
     """Tell of two values for one thing."""
     own = layers.parameters
     own_type = own["rope_type"]
@@ -164,12 +177,12 @@ def _contradictions(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
 # --- contexts ------------------------------------------------------------------------------------
 
 
-def _factor(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
+def _check_factor(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
     rule = layers.rope.scaling if layers.rope else None
     factor = getattr(rule, "factor", None)
     if factor is not None and factor < 1:
         yield f"factor = {factor!r} is below 1, and a rule is there to make contexts longer"
-    given, extended = written(part, layers), layers.extended
+    given, extended = read_trained_length(part, layers), layers.extended
     if hasattr(rule, TRAINED) and not given:
         yield f"{TRAINED} is missing, and taken to be {EXTENDED} = {extended}"
     if rule is None or not given or extended is None:
@@ -182,10 +195,10 @@ def _factor(part: Mapping[str, Any], layers: Layers) -> Iterator[str]:
         yield f"factor = {factor!r}, but {EXTENDED} / {TRAINED} = {extended} / {given} = {ratio:g}"
 
 
-def _length(layers: Layers, asked: int | None) -> Iterator[str]:
+def _describe_length(layers: Layers, requested: int | None) -> Iterator[str]:
     if layers.depends_on_length and layers.rope:
         name = type(layers.rope.scaling).__name__
-        shown = " and ".join(map(str, lengths(layers, asked)))
+        shown = " and ".join(map(str, lengths_to_show(layers, requested)))
         yield (
             f"the frequencies of {name} depend on the length of the context: fix it by "
             f"rope.for_length(n). Shown here for {shown} tokens"
@@ -195,11 +208,11 @@ def _length(layers: Layers, asked: int | None) -> Iterator[str]:
 # --- sizes ---------------------------------------------------------------------------------------
 
 
-def _rounding(reading: Reading, layers: Layers) -> Iterator[str]:
+def _check_rounding(reading: Reading, layers: Layers) -> Iterator[str]:
     rope, partial = layers.rope, layers.parameters["partial_rotary_factor"]
     if rope is None or rope.rotary_dim is None:
         return
-    product = (_keys.head_dim(reading.part, reading.model) or 0) * partial
+    product = (_keys.read_head_dim(reading.part, reading.model) or 0) * partial
     cut = int(product)
     if abs(product - cut) > 1e-9 and rope.rotary_dim in (cut, cut + 1):
         yield f"partial_rotary_factor = {partial} of a head is {product:g} components, cut to {cut}"
@@ -211,15 +224,15 @@ def _rounding(reading: Reading, layers: Layers) -> Iterator[str]:
         )
 
 
-def _unknown_sizes(reading: Reading, layers: Layers) -> Iterator[str]:
+def _find_unknown_sizes(reading: Reading, layers: Layers) -> Iterator[str]:
     if layers.rotated is None:
         yield (
-            f"head_dim is missing, and so is {_width(reading.model)}: pairs and wavelengths cannot "
-            "be computed"
+            f"head_dim is missing, and so is {_width_keys(reading.model)}: pairs and wavelengths "
+            "cannot be computed"
         )
     if layers.extended is None and not reading.model.axial:  # of a grid, which has no context
         yield f"{EXTENDED} is missing: how far pairs turn within the context is not known"
 
 
-def _width(model: Model) -> str:
+def _width_keys(model: Model) -> str:
     return " or ".join(model.width)

@@ -1,9 +1,8 @@
-"""Tables and progress for the command line: rich where it is installed and a person is looking.
+"""Tables, folded lines and progress for the command line.
 
-Output that goes to a file or a pipe is plain text, always.
+Nothing but plain text goes to a file or a pipe.
 """
 
-import importlib.util
 import shutil
 import sys
 import textwrap
@@ -12,27 +11,12 @@ from contextlib import contextmanager
 from typing import TextIO
 
 Rows = Sequence[Sequence[str]]
-
-
-def _rich_for(stream: TextIO) -> bool:
-    return stream.isatty() and importlib.util.find_spec("rich") is not None
+_CLEAR_LINE = "\r\x1b[K"
 
 
 def table(columns: Sequence[str], rows: Rows, text_columns: int) -> None:
     """Print a table to stdout. The first ``text_columns`` columns hold words, the rest numbers."""
-    if not _rich_for(sys.stdout):
-        print(plain_table(columns, rows, text_columns))
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=box.SIMPLE_HEAD)
-    for i, column in enumerate(columns):
-        grid.add_column(column, justify="left" if i < text_columns else "right")
-    for row in rows:
-        grid.add_row(*row)
-    Console(markup=False, emoji=False, highlight=False).print(grid)
+    print(plain_table(columns, rows, text_columns))
 
 
 def plain_table(columns: Sequence[str], rows: Rows, text_columns: int) -> str:
@@ -82,21 +66,17 @@ def fail(command: str, reason: str) -> int:
 
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on stderr; call what this yields with what comes next, before each step."""
-    if not _rich_for(sys.stderr):
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    """Name the current step on stderr, in a terminal; call what this yields before each step."""
+    started = 0
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=steps)
-        started = False
+    def advance(step: str) -> None:
+        nonlocal started
+        started += 1
+        if sys.stderr.isatty():
+            print(f"{_CLEAR_LINE}{started} of {steps}: {step}", end="", file=sys.stderr, flush=True)
 
-        def advance(doing: str) -> None:
-            nonlocal started
-            bar.update(task, description=doing, advance=1 if started else 0)
-            started = True
-
+    try:
         yield advance
+    finally:
+        if sys.stderr.isatty():
+            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)

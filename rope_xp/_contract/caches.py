@@ -1,4 +1,4 @@
-"""The home of every cache: each is bounded, safe under threads and forks, and listed here."""
+"""The home of every cache: each is bounded, safe under threads and forks, and registered here."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -11,115 +11,130 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 
-ALL: dict[str, Any] = {}
-"""Every cache, by the name of the function whose results it keeps."""
+REGISTRY: dict[str, Any] = {}
+"""Every cache, by the name of the function whose results it holds. Each has ``cache_clear``."""
 MOST_BYTES = 64 << 20
-"""What all caches of tables hold together. Only one or two tables may be larger, alone."""
-HELD: dict[int, Any] = {}
-"""What captured graphs read by its address, whatever caches forget.
+"""The limit of all tables together. Only the newest two sets of tables may exceed it."""
+PINNED: dict[int, Any] = {}
+"""Tables whose addresses are in captured graphs, by id.
 
-It is kept for good, as no library tells when a graph is gone: a rope's tables for each that was
-captured, once, however often.
+They are pinned for good, once for each rope that is captured: no library tells when a graph is
+freed.
 """
 _LEAST_BYTES = 1 << 14
-"""As many are counted for small tables, which have keys too."""
+"""What small tables count for, as their keys take memory too."""
 
 
-def kept(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Keep the latest results of a function, of which its arguments say all."""
+def cached(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Cache the latest results of a function of hashable arguments."""
 
-    def keep(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         cache = lru_cache(maxsize=results)(function)
-        ALL[_name(function)] = cache
+        REGISTRY[_name(function)] = cache
         return cache  # type: ignore[return-value]  # called as the function is
 
-    return keep
+    return decorate
 
 
-def kept_tables(function: Callable[[_K], _T]) -> Callable[[_K], _T]:
-    """Keep the tables that a function makes of one argument, which says all of them.
+def cached_tables(function: Callable[[_K], _T]) -> Callable[[_K], _T]:
+    """Cache the tables that a function of one hashable argument builds.
 
-    Those that were asked for last stay, as many as ``MOST_BYTES`` have room for.
+    All such caches share the limit of ``MOST_BYTES``, and evict the oldest tables first.
     """
-    cache = ALL[_name(function)] = Recent(function)
-    _TABLES.append(cache)
+    cache = REGISTRY[_name(function)] = TableCache(function)
     return cache.__getitem__
 
 
-def hold(arrays: Iterable[Any]) -> None:
-    """Keep arrays for graphs that are captured."""
-    HELD.update({id(x): x for x in arrays if x is not None})
+def pin(arrays: Iterable[Any]) -> None:
+    """Keep arrays alive for captured graphs."""
+    PINNED.update({id(x): x for x in arrays if x is not None})
+
+
+def clear_caches() -> None:
+    """Free all that the library caches between calls: tables, call plans, parsed names.
+
+    Later calls build again what they need. Compiled kernels stay, and so do tables that a captured
+    CUDA graph reads.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> y = rope_xp.RoPE().rotate(np.ones((3, 2, 8)))
+    >>> rope_xp.clear_caches()
+    """
+    for cache in list(REGISTRY.values()):
+        cache.cache_clear()
+
+
+def cached_bytes() -> int:
+    """Return the bytes of all cached tables."""
+    return sum(_ORDER.values())
 
 
 def _name(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-class Latest:
-    """As many values as were asked for last. To find one takes no lock.
-
-    Order is kept by two generations, as in :class:`Recent`.
-    """
+class BoundedCache(dict[Any, Any]):
+    """A dict that evicts its oldest entries. Lookups are those of a dict, and take no lock."""
 
     def __init__(self, name: str, most: int) -> None:
+        super().__init__()
         self.most = most
-        self.now: dict[Any, Any] = {}
-        self.before: dict[Any, Any] = {}
-        ALL[name] = self
+        REGISTRY[name] = self
 
-    def get(self, key: Any) -> Any:
-        """Return what was kept, or None."""
-        found = self.now.get(key)
-        if found is None:
-            found = self.before.get(key)
-            if found is not None:
-                self.keep(key, found)
-        return found
-
-    def keep(self, key: Any, value: Any) -> None:
-        """Keep a value, and forget those that nobody asked for in a while."""
+    def store(self, key: Any, value: Any) -> None:
+        """Add an entry, and evict the oldest beyond the limit."""
         with QUICK:
-            if len(self.now) >= self.most // 2:
-                self.now, self.before = {}, self.now
-            self.now[key] = value
+            self[key] = value
+            while len(self) > self.most:
+                del self[next(iter(self))]
 
     def cache_clear(self) -> None:
-        """Forget all."""
+        """Evict all."""
         with QUICK:
-            self.now, self.before = {}, {}
+            self.clear()
 
 
-class Recent(dict[Any, Any]):
-    """Tables by what they are made of. To find one takes one look into a dict, and no Python.
+_ORDER: dict[tuple["TableCache", Any], int] = {}
+"""Bytes of all cached tables, the oldest first."""
+_NEWEST = 2
+"""A set of tables on a device is made from that of the host, so both must fit."""
 
-    Order is kept by two generations: this dict, and those before. When all caches together are
-    half full, each becomes its own past, and what it forgets is what nobody asked for since.
-    """
+
+class TableCache(dict[Any, Any]):
+    """Tables by what they are made from. A lookup of cached tables runs no Python."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none
+        return id(self)
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
         self.function = function
-        self.before: dict[Any, Any] = {}
-        self.made = 0
+        self.built = 0
 
     def __missing__(self, key: Any) -> Any:
-        found = self.before.get(key)
-        if found is None:
-            found = self.function(key)
-            self.made += 1
+        tables = self.function(key)
         with QUICK:
-            full = sum(_bytes(each) for cache in _TABLES for each in cache.values())
-            if full + _bytes(found) > MOST_BYTES // 2:
-                for cache in _TABLES:
-                    cache.before = dict(cache)
-                    cache.clear()
-            return self.setdefault(key, found)
+            self.built += 1
+            tables = self.setdefault(key, tables)
+            _ORDER[self, key] = _bytes(tables)
+            while len(_ORDER) > _NEWEST and sum(_ORDER.values()) > MOST_BYTES:
+                cache, oldest = next(iter(_ORDER))
+                del _ORDER[cache, oldest]
+                cache.pop(oldest, None)
+        return tables
 
-
-_TABLES: list[Recent] = []
+    def cache_clear(self) -> None:
+        """Evict all."""
+        with QUICK:
+            for key in list(self):
+                _ORDER.pop((self, key), None)
+            self.clear()
 
 
 def _bytes(tables: Any) -> int:
-    made = (each for each in tables if each is not None)
-    size: int = sum(math.prod(x.shape) * (8 if "64" in str(x.dtype) else 4) for x in made)
+    arrays = (x for x in tables if x is not None)
+    size: int = sum(math.prod(x.shape) * (8 if "64" in str(x.dtype) else 4) for x in arrays)
     return max(size, _LEAST_BYTES)

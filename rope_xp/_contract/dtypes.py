@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 
 FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """What can be rotated, and the bytes of an element."""
 INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
 
-@kept(64)
+@cached(64)
 def numpy_name(dtype: np.dtype) -> str:
     """Return the name of a dtype of numpy, which numpy takes 2 us to put together."""
     return dtype.name

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -52,10 +54,12 @@ class Recipe(NamedTuple):
         return 0 if axes is None else max(axes) + 1
 
 
-class Digits(NamedTuple):
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Digits:
     """The tables of :mod:`rope_xp._rotation.tables`, each (digits, r): cosines, then sines.
 
-    float32, or float64 where the recipe is wide; then middle and high hold cosines less 1.
+    float32, or float64 where the recipe is wide; then middle and high hold cosines less 1. It is no
+    tuple, as the call cache refers to it weakly.
     """
 
     low: Array
@@ -66,6 +70,9 @@ class Digits(NamedTuple):
     """(r/2,), for what positions have after the point."""
     component: Array | None
     """(r/2,) int32: which component of positions each frequency reads; None for one component."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.low, self.middle, self.high, self.frequencies, self.component))
 
 
 class ArrayLibrary(Protocol):
@@ -91,7 +98,8 @@ class ArrayLibrary(Protocol):
     def length(self, x: Array, axis: int) -> Array: ...
     def arange(self, n: int, device: Device) -> Array: ...
     def integers(self, positions: Array) -> Array: ...
-    def parts(self, positions: Array) -> tuple[Array, Array]: ...
+    def host_view(self, positions: Array) -> np.ndarray | None: ...
+    def parts(self, positions: Array, wide: bool) -> tuple[Array, Array]: ...
     def product(self, a: Array, b: Array) -> Array: ...
     def constant(self, x: Array) -> Array: ...
     def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]: ...
@@ -102,4 +110,5 @@ class ArrayLibrary(Protocol):
     def tables(self, recipe: Recipe, like: Array) -> Digits: ...
     def memory(self, x: Array) -> Memory | None: ...
     def out_objection(self, out: Array, x: Array) -> str | None: ...
+    def are_apart(self, x: Array, y: Array) -> bool: ...
     def write(self, out: Array, result: Array) -> None: ...

@@ -1,8 +1,10 @@
 """Checks of plain numbers, and of lengths that some libraries do not know before they compute."""
 
 import dataclasses
+import operator
 import sys
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from rope_xp._contract.errors import RopeError
@@ -11,42 +13,62 @@ ROTATED = "the array to rotate"
 """How messages call it where several arguments may be meant."""
 
 
+def plain(value: object) -> Any:
+    """Return a number of numpy as Python's, which is hashed, pickled and printed as one.
+
+    Anything else is returned as it is, truth values too.
+    """
+    if type(value) in (int, float) or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return operator.index(value)
+    return float(value) if isinstance(value, Real) else value
+
+
 def is_int(value: object) -> bool:
     """Return whether value is an integer and no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_positive(name: str, value: object) -> None:
-    """Check that value is a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def check_positive(name: str, value: object) -> Any:
+    """Check that value is a positive finite number; return it as Python's."""
+    number = plain(value)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         msg = f"{name} must be a number; got {value!r} ({type(value).__name__})"
         raise TypeError(msg)
     # Spelled without math.isfinite, which torch.compile cannot trace for a symbol.
-    if not 0 < value <= sys.float_info.max:
-        msg = f"{name} must be positive and finite; got {value!r}"
+    if not 0 < number <= sys.float_info.max:
+        msg = f"{name} must be positive and finite; got {number!r}"
         raise RopeError(msg)
+    return number
 
 
-def check_positive_int(name: str, value: object) -> None:
-    """Check that value is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_int(name: str, value: object) -> int:
+    """Check that value is an integer; return it as Python's."""
+    if not is_int(value):
         msg = f"{name} must be an integer; got {value!r} ({type(value).__name__})"
         raise TypeError(msg)
-    check_positive(name, value)
+    return plain(value)  # type: ignore[no-any-return]  # an int, as was just checked
 
 
-def check_not_negative(name: str, value: object) -> None:
-    """Check that value is a finite number from 0."""
-    if value != 0 or isinstance(value, bool):
-        check_positive(name, value)
+def check_positive_int(name: str, value: object) -> int:
+    """Check that value is a positive integer; return it as Python's."""
+    return check_positive(name, check_int(name, value))  # type: ignore[no-any-return]  # likewise
 
 
-def check_share(name: str, value: object) -> None:
-    """Check that value is a number above 0, and 1 at most."""
-    check_positive(name, value)
-    if value > 1:  # type: ignore[operator]  # a number, as was just checked
+def check_not_negative(name: str, value: object) -> Any:
+    """Check that value is a finite number from 0; return it as Python's."""
+    is_zero = not isinstance(value, bool) and value == 0
+    return plain(value) if is_zero else check_positive(name, value)
+
+
+def check_share(name: str, value: object) -> Any:
+    """Check that value is a number above 0, and 1 at most; return it as Python's."""
+    share = check_positive(name, value)
+    if share > 1:
         msg = f"{name} must be a share, above 0 and at most 1; got {value!r}"
         raise RopeError(msg)
+    return share
 
 
 def check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
@@ -66,16 +88,6 @@ def check_greater(
     other = f"{than} = {bound!r}" if than else repr(bound)
     msg = f"{name} must {relation} {other}; got {value!r}"
     raise RopeError(msg)
-
-
-def check_length(n: object) -> None:
-    """Check that n is a positive number of tokens."""
-    if not is_int(n):
-        msg = f"n must be an integer number of tokens; got {n!r}"
-        raise TypeError(msg)
-    if not 0 < n <= sys.float_info.max:  # type: ignore[operator]  # an int, as checked above
-        msg = f"n must be a positive number of tokens, within what a float holds; got {n}"
-        raise RopeError(msg)
 
 
 def same_length(n: int | None, m: int | None) -> bool:
@@ -120,9 +132,7 @@ def alike(a: Any, b: Any) -> bool:
 
 def held_by(rule: Any) -> dict[str, Any]:
     """Return what an instance of a dataclass holds, also what dataclasses.fields does not name."""
-    kind = type(rule)
-    # Dynamo of torch 2.11 cannot list what an instance holds. Our own classes say it.
-    if hasattr(rule, "__dict__") and kind.__module__.partition(".")[0] != "rope_xp":
+    # Dynamo of torch 2.11 cannot list what an instance holds. Our own classes hold their fields.
+    if hasattr(rule, "__dict__") and type(rule).__module__.partition(".")[0] != "rope_xp":
         return dict(vars(rule))
-    names = [field.name for field in dataclasses.fields(rule)]
-    return {name: getattr(rule, name) for name in (*names, *getattr(kind, "HELD_TOO", ()))}
+    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}

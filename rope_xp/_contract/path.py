@@ -38,10 +38,11 @@ class Path:
         """Return the rotated arrays, one for each of ``call.arrays``."""
         raise NotImplementedError
 
-    def bind(self, call: Call, asked: Any, results: tuple[Array, ...]) -> Any:
-        """Return what runs every call of the kind of one that has just run here, or None.
+    def specialize(self, call: Call, signature: Any, results: tuple[Array, ...]) -> Any:
+        """Return what runs every call of the signature of one that has just run here.
 
-        It is given an ``Asked`` of :mod:`rope_xp._dispatch.bound`, and returns a ``Run``.
+        A ``Launch`` of :mod:`rope_xp._dispatch.call_cache`, given a ``CallSignature`` of it. None
+        has :meth:`run` called again, without the checks before it.
         """
         return None
 

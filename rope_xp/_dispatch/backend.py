@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.caches import kept_tables
+from rope_xp._contract.caches import cached_tables
 from rope_xp._contract.call import LIMIT, Lookup
 from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.library import Digits, Recipe
-from rope_xp._contract.memory import Memory
+from rope_xp._contract.memory import Memory, placed
 from rope_xp._contract.path import Path, Spread
 from rope_xp._contract.typing import Array, Device, Namespace
 from rope_xp._rotation.angles import cos_sin
@@ -66,19 +66,25 @@ class Backend:
         """Return why this array of the library cannot be taken, or None. Asked once a type."""
         return None
 
-    def asked(
+    def signature(
         self,
-        kind: Hashable,
+        context: Hashable,
         arrays: tuple[Array, ...],
         positions: object,
         out: object,
         tables: tuple[Array, Array] | None,
     ) -> Any:
-        """Return the :class:`rope_xp._dispatch.bound.Asked` of a call, None if it has none.
+        """Return the ``CallSignature`` of a call, None if it cannot be cached.
 
-        ``kind`` is what the key has beside arrays. ``tables`` are cos and sin, if they are given.
+        ``context`` is what its key has besides arrays. ``tables`` are cos and sin, if given. See
+        :mod:`rope_xp._dispatch.call_cache`.
         """
         return None
+
+    def are_apart(self, x: Array, y: Array) -> bool:
+        """Return whether two arrays surely share no memory."""
+        a, b = placed(self.memory(x)), placed(self.memory(y))
+        return a is not None and b is not None and (a.end <= b.start or b.end <= a.start)
 
     def is_compiling(self) -> bool:
         """Return whether a compiler is tracing the Python code of the call right now."""
@@ -134,10 +140,19 @@ class Backend:
         signed = xp.astype(positions & (LIMIT - 1), xp.int32)
         return xp.where(positions >> 31 == 0, signed, xp.full_like(signed, -LIMIT))
 
-    def parts(self, positions: Array) -> tuple[Array, Array]:
-        """Return the whole part of float positions, as int32, and the fractional part."""
+    def host_view(self, positions: Array) -> np.ndarray | None:
+        """Return positions as a numpy array, None where reading them waits for a device."""
+        return positions if self.host else None
+
+    def parts(self, positions: Array, wide: bool) -> tuple[Array, Array]:
+        """Return the whole part of float positions, as int32, and the fractional part.
+
+        With ``wide`` the fraction of float32 positions is computed in float64.
+        """
         xp = self.xp
-        if self.dtype_name(positions) in ("float16", "bfloat16"):
+        if wide:
+            positions = xp.astype(positions, xp.float64, copy=False)
+        elif self.dtype_name(positions) in ("float16", "bfloat16"):
             positions = xp.astype(positions, xp.float32)
         # Not a number, infinite, or too large: the one number that the lookup takes for "outside".
         inside = xp.abs(positions) < float(LIMIT)
@@ -204,7 +219,7 @@ class Backend:
         out[...] = result
 
 
-@kept_tables
+@cached_tables
 def _tables_on_device(key: tuple[Backend, Recipe, Hashable]) -> Digits:
     backend, recipe, device = key
     tables = put_tables(backend, recipe, device)

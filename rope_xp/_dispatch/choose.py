@@ -32,7 +32,8 @@ def use_backend(name: str | None) -> Iterator[None]:
 
     The choice belongs to the thread, and so to all its asyncio tasks: await nothing inside.
 
-    The environment variable ``ROPE_XP_BACKEND``, read at import, sets the choice for a process.
+    The environment variable ``ROPE_XP_BACKEND``, read at import, sets the choice for a process, but
+    for arrays of libraries that have no path of that name.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     spread: Spread | None = call.backend.spread
     if spread is not None:
         return None, spread.run(call, run)
-    name = choice.name
+    name = _forced(call)
     path: Path
     if name is None:
         for path in call.backend.paths:
@@ -113,6 +114,16 @@ def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
         return path, path.run(call)
     except Unavailable as reason:
         raise _cannot(name, str(reason)) from reason
+
+
+def _forced(call: Call) -> str | None:
+    """Return the path a call must take. A choice of the environment skips libraries without it."""
+    name = choice.name
+    if not choice.by or name == portable.NAME or name in [p.name for p in call.backend.paths]:
+        return name
+    if name is not None:
+        _check_name(name, choice.by and f", which is asked for{choice.by}")
+    return None
 
 
 def refuse_if_asked_for(reason: Unavailable) -> None:
@@ -175,7 +186,7 @@ class Explanation:
 
 def explain(call: Call) -> Explanation:
     """Return which path would run a call."""
-    backend, name = call.backend, choice.name
+    backend, name = call.backend, _forced(call)
     if backend.spread is not None:
         return replace(explain(backend.spread.here(call)), library=backend.name)
     if name is not None:

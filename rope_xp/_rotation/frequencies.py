@@ -1,12 +1,14 @@
 """Frequencies of a rotary embedding before any rule, in numpy float64."""
 
 import decimal
+from itertools import accumulate, repeat
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._contract import numbers
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 
 
@@ -54,14 +56,14 @@ def remainders(base: float, rotary_dim: int) -> NDArray[np.float64]:
     return np.array(_powers(float(base), rotary_dim)[1])
 
 
-@kept(64)
+@cached(64)
 def _powers(base: float, rotary_dim: int) -> tuple[list[float], list[float]]:
     # A float64 power loses up to five units where 2i/r is no binary fraction, and its last bit
-    # differs between processors. Position 2**31 multiplies that error; forty digits leave none.
-    with decimal.localcontext(decimal.Context(prec=40)):  # whatever the caller has set
-        exact = [
-            decimal.Decimal(base) ** (decimal.Decimal(-2 * i) / rotary_dim)
-            for i in range(rotary_dim // 2)
-        ]
+    # differs between processors. Position 2**31 multiplies that error; fifty digits leave none.
+    with decimal.localcontext(decimal.Context(prec=50)):  # whatever the caller has set
+        ratio = decimal.Decimal(base) ** (decimal.Decimal(-2) / rotary_dim)
+        exact = list(
+            accumulate(repeat(ratio, rotary_dim // 2 - 1), mul, initial=decimal.Decimal(1))
+        )
         nearest = [float(f) for f in exact]
         return nearest, [float(f - decimal.Decimal(n)) for f, n in zip(exact, nearest, strict=True)]

@@ -1,9 +1,11 @@
 """The tables that angles are looked up in: made on the host in float64, rounded once."""
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._contract.caches import kept_tables
+from rope_xp._contract.caches import cached_tables
 from rope_xp._contract.call import DIGIT, LIMIT
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Digits, Recipe, Rope
@@ -13,10 +15,12 @@ from rope_xp._rotation.frequencies import remainders
 TOP_DIGIT = LIMIT // (DIGIT * DIGIT)
 """How many values the highest digit has; the row of this number is for positions out of range."""
 
+INNER = 32
+"""The base of the two smaller digits that a digit is made of."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
-@kept_tables
+@cached_tables
 def host_tables(recipe: Recipe) -> Digits:
     """Return what angles are looked up in, in numpy."""
     rope = recipe.rope
@@ -36,12 +40,13 @@ def host_tables(recipe: Recipe) -> Digits:
     coarse = shifted - (shifted - frequencies)
     fine = (frequencies - coarse) + beyond
     # The factor goes into one table, before rounding: it costs no accuracy.
-    low = np.concatenate(_table(coarse, fine, DIGIT, 1), axis=1) * factor
-    middle = _turned_by(coarse, fine, DIGIT, DIGIT, recipe.wide)
-    high = _turned_by(coarse, fine, TOP_DIGIT, DIGIT * DIGIT, recipe.wide)
+    split, wide = (coarse, fine), recipe.wide
+    low = _digit_table(split, DIGIT, 1, wide=wide, cosm1=False) * factor
+    middle = _digit_table(split, DIGIT, DIGIT, wide=wide, cosm1=wide)
+    high = _digit_table(split, TOP_DIGIT, DIGIT * DIGIT, wide=wide, cosm1=wide)
     # One row more, read by every position out of range: better loud than plausible.
     high = np.concatenate([high, np.full_like(high[:1], np.nan)])
-    dtype = np.float64 if recipe.wide else np.float32
+    dtype = np.float64 if wide else np.float32
     made = [_read_only(t.astype(dtype, copy=False)) for t in (low, middle, high, frequencies)]
     return Digits(made[0], made[1], made[2], made[3], component)
 
@@ -68,27 +73,37 @@ def table_shapes(pairs: int, components: int) -> tuple[tuple[int, ...] | None, .
     return (DIGIT, 2 * pairs), (DIGIT, 2 * pairs), (TOP_DIGIT + 1, 2 * pairs), (pairs,), component
 
 
-def _turned_by(
-    coarse: NDArray[np.float64], fine: NDArray[np.float64], rows: int, unit: int, wide: bool
-) -> NDArray[np.float64]:
-    """Return the table of a digit that a turn is composed with."""
-    cos, sin = _table(coarse, fine, rows, unit)
-    if wide:  # cos b - 1, which has more digits so
-        _, half = _table(coarse / 2, fine / 2, rows, unit)
-        cos = -2 * half * half
-    return np.concatenate([cos, sin], axis=1)
+Split: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Frequencies as a sum of two parts, of which the first times a digit is exact."""
 
 
-def _table(
-    coarse: NDArray[np.float64], fine: NDArray[np.float64], rows: int, unit: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _digit_table(split: Split, rows: int, unit: int, *, wide: bool, cosm1: bool) -> np.ndarray:
+    """Return cos and sin of digit * unit for the digits below ``rows``; cos - 1 with ``cosm1``."""
+    if wide:
+        cos, sin = _cos_sin(split, rows, unit)
+        if cosm1:  # which has more digits than cos
+            _, half_sin = _cos_sin((split[0] / 2, split[1] / 2), rows, unit)
+            cos = -2 * half_sin * half_sin
+        return np.concatenate([cos, sin], axis=1)
+    # Angles of two digits in a smaller base are added: off by 2e-16 at most, 20 times as fast.
+    inner_cos, inner_sin = _cos_sin(split, INNER, unit)
+    outer_cos, outer_sin = (x[:, None] for x in _cos_sin(split, rows // INNER, unit * INNER))
+    cos = outer_cos * inner_cos - outer_sin * inner_sin
+    sin = outer_sin * inner_cos + outer_cos * inner_sin
+    return np.concatenate([cos, sin], axis=2).reshape(rows, -1)
+
+
+def _cos_sin(split: Split, rows: int, unit: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    coarse, fine = split
     digits = np.arange(rows, dtype=np.float64)[:, None] * unit
     cos, sin = np.cos(digits * coarse), np.sin(digits * coarse)
     # By cos - 1 of what is small, so that its products round little.
-    versed, sin_f = -2 * np.sin(digits * fine / 2) ** 2, np.sin(digits * fine)
-    return cos + (cos * versed - sin * sin_f), sin + (sin * versed + cos * sin_f)
+    cosm1, sin_f = -2 * np.sin(digits * fine / 2) ** 2, np.sin(digits * fine)
+    return cos + (cos * cosm1 - sin * sin_f), sin + (sin * cosm1 + cos * sin_f)
 
 
 def _read_only(table: np.ndarray) -> np.ndarray:
-    table.setflags(write=False)
-    return table
+    """Return a view. Its base stays writeable, or torch would warn of memory that it shares."""
+    view = table.view()
+    view.setflags(write=False)
+    return view

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_xp._arguments.columns import Columns, doubled
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
@@ -23,8 +24,8 @@ def check_form(form: object) -> None:
         raise RopeError(msg)
 
 
-def library(xp: Namespace | None) -> Backend:
-    """Return the backend that a table is to be of, outside of what is being compiled."""
+def host_backend(xp: Namespace | None) -> Backend:
+    """Return the backend of a table, if no compiler traces the call."""
     backend = find.backend_of_namespace(np if xp is None else xp)
     if backend.is_compiling():
         msg = (
@@ -35,7 +36,7 @@ def library(xp: Namespace | None) -> Backend:
     return backend
 
 
-def arranged(
+def arrange(
     form: str, layout: Layout, cos: NDArray[np.float64], sin: NDArray[np.float64]
 ) -> tuple[NDArray[Any], ...]:
     """Return the one or two tables of a form, in float64, from cos and sin (positions, r/2)."""
@@ -45,20 +46,15 @@ def arranged(
         return (cos + 1j * sin,)
     if form == "onnx":
         return cos, sin
+    # A column for each component, where the functions that take it expect its pair.
+    twice: Columns = "neighbours" if layout == "interleaved" else "halves"
     if form == "huggingface":
-        return _doubled(cos, layout), _doubled(sin, layout)
+        return doubled(np, cos, twice), doubled(np, sin, twice)
     # Whole turns less: they would take all of a float32's digits, and cos and sin do not see them.
-    return (_doubled(np.arctan2(sin, cos), layout)[:, None, None, :],)
+    return (doubled(np, np.arctan2(sin, cos), twice)[:, None, None, :],)
 
 
-def _doubled(table: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
-    """Return a column for each component, where the functions that take it expect its pair."""
-    if layout == "interleaved":
-        return np.repeat(table, 2, axis=-1)
-    return np.concatenate([table, table], axis=-1)
-
-
-def rounded(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
+def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
     """Return a table of float64 or complex128 as an array of a library, rounded once."""
     is_complex = host.dtype.kind == "c"
     known, default = (_COMPLEX, "complex64") if is_complex else (_REAL, "float32")
@@ -75,7 +71,7 @@ def rounded(backend: Backend, host: NDArray[Any], device: Device | None, dtype: 
 
 
 def _to_odd(exact: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return float32 in which what was cut off shows in the last bit, to be rounded further.
+    """Round to float32 so that rounding further is exact: the last bit tells what was cut off.
 
     To nearest, to at most 22 bits, that is then rounded as the exact number is: Boldo and
     Melquiond, "Emulation of a FMA and correctly rounded sums", doi 10.1109/TC.2007.70819.

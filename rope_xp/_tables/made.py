@@ -7,14 +7,14 @@ import numpy as np
 
 from rope_xp._arguments import given
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.call import Call, Lookup, Turn, leaves
 from rope_xp._contract.library import Rope
 from rope_xp._contract.path import Path, Unavailable
 from rope_xp._contract.typing import Array
-from rope_xp._dispatch import bound
+from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.bound import Asked, Run
+from rope_xp._dispatch.call_cache import CachedCall, CallSignature
 from rope_xp._dispatch.choose import choice
 
 Tables: TypeAlias = tuple[Array, Array]
@@ -26,19 +26,21 @@ def at(rope: Rope, positions: Any, like: Array) -> tuple[Tables, Tables | None]:
 
     None where they are the same.
     """
-    asked = bound.ask((at, rope), (like,), positions, None, None, False)
-    known: Bound | None = None if asked is None else bound.known(asked)
-    if asked is not None and known is not None:
-        return known(asked)
+    signature = call_cache.signature((at, rope), (like,), positions, None, None, False)
+    if signature is not None:
+        cached = call_cache.CALLS.get(signature.key)
+        results = None if cached is None else cached(signature)
+        if results is not None:
+            return results  # type: ignore[no-any-return]  # the cache is untyped
     backend, lookup, inverse = given.at(rope, positions, like)
-    tables, again = _made(backend, lookup, asked)
+    tables, forward = _made(backend, lookup, signature)
     tables, undo = backend.computed_once(*tables), None
-    back = None
+    backward = None
     if inverse is not None:
-        undo, back = _made(backend, inverse, asked)
+        undo, backward = _made(backend, inverse, signature)
         undo = backend.computed_once(*undo)
-    if asked is not None and again is not None and (back is None) is (inverse is None):
-        bound.keep(asked, Bound(again, back))
+    if signature is not None and forward is not None and (backward is None) is (inverse is None):
+        call_cache.CALLS.store(signature.key, CachedTables(forward, backward))
     return tables, undo
 
 
@@ -47,45 +49,51 @@ def cos_sin(backend: Backend, lookup: Lookup) -> Tables:
     return _made(backend, lookup, None)[0]
 
 
-@dataclass(frozen=True)
-class Turned:
-    """What is left to do for a kind of positions: to turn pairs by them."""
+@dataclass(frozen=True, slots=True)
+class UnitRotation:
+    """Builds cos and sin for positions of one signature, by rotating unit pairs."""
 
-    run: Run
+    rotate: CachedCall
     unit: Array
     pairs: int
 
-    def __call__(self, asked: Asked) -> Tables:
-        """Return cos and sin."""
-        made = self.run(Asked(asked.key, (self.unit,), asked.rows, None))
-        return _parted(made[0], self.pairs)  # type: ignore[index]  # it leaves only ``out`` to others
+    def __call__(self, signature: CallSignature) -> Tables | None:
+        """Return cos and sin, None where the slow path must run."""
+        results = self.rotate(signature._replace(arrays=(self.unit,)))
+        return None if results is None else _parted(results[0], self.pairs)
 
 
-@dataclass(frozen=True)
-class Bound:
-    """The same, and what undoes them where that is something else."""
+@dataclass(frozen=True, slots=True)
+class CachedTables:
+    """The same, and the tables that undo them where those are others."""
 
-    there: Turned
-    back: Turned | None
+    forward: UnitRotation
+    backward: UnitRotation | None
 
-    def __call__(self, asked: Asked) -> tuple[Tables, Tables | None]:
-        """Return cos and sin, and those that undo them."""
-        return self.there(asked), None if self.back is None else self.back(asked)
+    def __call__(self, signature: CallSignature) -> tuple[Tables, Tables | None] | None:
+        """Return cos and sin, and those that undo them; None where the slow path must run."""
+        tables = self.forward(signature)
+        if tables is None or self.backward is None:
+            return None if tables is None else (tables, None)
+        undo = self.backward(signature)
+        return None if undo is None else (tables, undo)
 
 
-def _made(backend: Backend, lookup: Lookup, asked: Asked | None) -> tuple[Tables, Turned | None]:
-    """Return cos and sin, and what makes those of such a kind, None where that is not bound."""
+def _made(
+    backend: Backend, lookup: Lookup, signature: CallSignature | None
+) -> tuple[Tables, UnitRotation | None]:
+    """Return cos and sin, and what builds those of the signature, None where it is not cached."""
     path = next((path for path in backend.paths if path.makes_tables), None)
     if path is not None and choice.name in (None, path.name) and not backend.is_compiling():
-        made = _by(path, backend, lookup, asked)
+        made = _by(path, backend, lookup, signature)
         if made is not None:
             return made
     return backend.cos_sin(lookup), None
 
 
 def _by(
-    path: Path, backend: Backend, lookup: Lookup, asked: Asked | None
-) -> tuple[Tables, Turned | None] | None:
+    path: Path, backend: Backend, lookup: Lookup, signature: CallSignature | None
+) -> tuple[Tables, UnitRotation | None] | None:
     rows = (lookup.tokens,)
     if lookup.whole is not None:
         rows = tuple(lookup.whole.shape)[lookup.components > 0 :]
@@ -105,17 +113,18 @@ def _by(
         results = path.run(call)
     except Unavailable:
         return None
-    run: Run | None = None
-    if asked is not None:
-        run = path.bind(call, asked._replace(arrays=(unit,)), results)
-    return _parted(results[0], pairs), None if run is None else Turned(run, unit, pairs)
+    cached: CachedCall | None = None
+    if signature is not None:
+        cached = call_cache.specialize(call, path, signature, results)
+    rotation = None if cached is None else UnitRotation(cached, unit, pairs)
+    return _parted(results[0], pairs), rotation
 
 
 def _parted(made: Array, pairs: int) -> Tables:
     return made[..., :pairs], made[..., pairs:]
 
 
-@kept(64)
+@cached(64)
 def _unit(pairs: int, dtype: str) -> np.ndarray:
     """Return pairs (1, -0): a product with 1 is exact, and to add -0 changes no bit.
 

@@ -27,15 +27,16 @@ def from_hf_config(
     Raises
     ------
     RopeConfigError
-        If a key is missing, its value impossible, or rope_type not known; if model_type is not
-        known and no layout given; if the model has no rotary embedding, or one that no RoPE can
-        express.
+        If a key is missing, its value impossible, or rope_type not known; if rotary parameters have
+        a key that no rule reads, such as a misspelt one; if model_type is not known and no layout
+        given; if the model has no rotary embedding, or one that no RoPE can express.
     RopeError
         If layout is none of the three.
     TypeError
         If config is none of these.
     FileNotFoundError
-        If there is no such file.
+        If there is no such file. Nothing is downloaded; of the name of a model on the Hugging Face
+        Hub the message says how to fetch its config.json.
 
     Notes
     -----
@@ -64,4 +65,4 @@ position_axes=None)
     # Imported when it is asked for: most programs never do, and importing rope_xp is to be quick.
     from rope_xp.hf import _build
 
-    return _build.from_config(config, layout)
+    return _build.read_ropes(config, layout)

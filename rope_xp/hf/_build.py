@@ -14,24 +14,24 @@ _LONG = 1 << 40
 """More tokens than any model was trained for."""
 
 
-def from_config(config: object, layout: Layout | None = None) -> RoPE | dict[str, RoPE | None]:
+def read_ropes(config: object, layout: Layout | None = None) -> RoPE | dict[str, RoPE | None]:
     """Return what :func:`rope_xp.from_hf_config` promises."""
     if layout is not None:
         fields.check_layout(layout)
-    part = _keys.language_part(_keys.read(config))
-    model = _table.find(part, layout)
+    part = _keys.find_language_part(_keys.read(config))
+    model = _table.find_model(part, layout)
     ropes = {
         label: None if parameters is None else _rope(part, model, parameters, label)
-        for label, parameters in _keys.layers(part, model).items()
+        for label, parameters in _keys.read_layers(part, model).items()
     }
     return ropes.get(FLAT) or ropes
 
 
 def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label: str) -> RoPE:
-    where = _keys.dictionary(config) + (f".{label}" if label else "")
+    where = _keys.parameters_key(config) + (f".{label}" if label else "")
     try:
-        rule = _rules.rule(_rules.Source(config, model, parameters, where))
-        part = _slices.find(config, model, parameters, where)
+        rule = _rules.read_scaling(_rules.Source(config, model, parameters, where))
+        part = _slices.find_slice(config, model, parameters, where)
         rope = RoPE(
             base=part.base,
             layout=model.layout,

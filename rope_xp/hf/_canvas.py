@@ -27,16 +27,16 @@ class Counter:
 
     components = 3
 
-    def __init__(self, keys: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         self.keys = keys
         self.image, self.video = keys.get("image_token_id"), keys.get("video_token_id")
-        mode = given.get("downsample_mode") or keys.get("downsample_mode") or "16x"
+        mode = inputs.get("downsample_mode") or keys.get("downsample_mode") or "16x"
         self.merge = 2 if mode == "4x" else 4
-        self.left = {kind: iter(self._sizes(given, name)) for kind, name in _NAMES.items()}
+        self.sizes_left = {kind: iter(self._sizes(inputs, name)) for kind, name in _NAMES.items()}
 
-    def _sizes(self, given: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
+    def _sizes(self, inputs: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
         grids = np.asarray(
-            given.get(name) if given.get(name) is not None else np.empty((0, 2), int)
+            inputs.get(name) if inputs.get(name) is not None else np.empty((0, 2), int)
         )
         if grids.ndim != 2 or grids.shape[1] != 2 or grids.dtype.kind not in "iu":
             msg = f"{name} must be integers (height, width) for each; got shape {grids.shape}"
@@ -50,7 +50,7 @@ class Counter:
         return [(h // self.merge, w // self.merge) for h, w in grids.tolist()]
 
     def _take(self, kind: int, where: tuple[int, int]) -> tuple[int, int]:
-        size = next(self.left[kind], None)
+        size = next(self.sizes_left[kind], None)
         if size is None:
             raise RopeError(f"{_NAMES[kind]} has fewer grids than ids have pictures and slices")
         if size[0] * size[1] != where[1] - where[0]:
@@ -63,22 +63,22 @@ class Counter:
 
     def row(self, ids: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """Return (3, tokens) of a sequence."""
-        made = np.empty((3, ids.size), np.int64)
-        at = start = 0  # the token that comes next, and its position
+        positions = np.empty((3, ids.size), np.int64)
+        token = start = 0  # the token that comes next, and its position
         for picture in self._pictures(ids, kinds):
             mark = picture.whole[0] - 1
-            if mark > at:
-                made[:, at:mark] = start + np.arange(mark - at)
-                start += mark - at
-            at = (picture.slices or [picture.whole])[-1][1]
-            while at < ids.size and ids[at] in self.marks:
-                at += 1
-            start = self._draw(made[:, :at], picture, start)
-        made[:, at:] = start + np.arange(ids.size - at)
-        return made
+            if mark > token:
+                positions[:, token:mark] = start + np.arange(mark - token)
+                start += mark - token
+            token = (picture.slices or [picture.whole])[-1][1]
+            while token < ids.size and ids[token] in self.marks:
+                token += 1
+            start = self._draw(positions[:, :token], picture, start)
+        positions[:, token:] = start + np.arange(ids.size - token)
+        return positions
 
     def _pictures(self, ids: np.ndarray, kinds: np.ndarray) -> list[_Picture]:
-        found: list[_Picture] = []
+        pictures: list[_Picture] = []
         self.marks: tuple[int, ...] = ()
         for kind, first, end in runs(kinds):
             if kind == TEXT:
@@ -88,13 +88,13 @@ class Counter:
             self.marks = tuple(needed(self.keys, name) for name in _MARKS)
             if first == 0:
                 raise RopeError("ids begin with a picture; image_start_id comes before it")
-            if found and ids[first - 1] == self.marks[0]:
-                found[-1].slices.append((first, end))
+            if pictures and ids[first - 1] == self.marks[0]:
+                pictures[-1].slices.append((first, end))
             else:
-                found.append(_Picture(kind, (first, end), []))
-        return found
+                pictures.append(_Picture(kind, (first, end), []))
+        return pictures
 
-    def _draw(self, made: np.ndarray, picture: _Picture, origin: int) -> int:
+    def _draw(self, positions: np.ndarray, picture: _Picture, origin: int) -> int:
         """Write positions up to the end of a picture, and return that of the next token."""
         kind, (first, end), slices = picture
         whole = canvas = self._take(kind, picture.whole)
@@ -105,26 +105,26 @@ class Counter:
         if slices:
             columns = columns if len(slices) % columns == 0 else len(slices)
             canvas = len(slices) // columns * grids[0][0], columns * grids[0][1]
-        made[:, first - 1 :] = origin
-        made[1:, first - 1] = max(origin - 1, 0)  # the mark before it: just outside
-        made[1:, end : end + 1] = origin + np.array(canvas)[:, None]
-        made[1:, first:end] += _cells(whole, canvas)
+        positions[:, first - 1 :] = origin
+        positions[1:, first - 1] = max(origin - 1, 0)  # the mark before it: just outside
+        positions[1:, end : end + 1] = origin + np.array(canvas)[:, None]
+        positions[1:, first:end] += _cells(whole, canvas)
         for i, ((first, end), size) in enumerate(zip(slices, grids, strict=True)):
             row, column = divmod(i, columns)
             corner = origin + np.array([[row * grids[0][0]], [column * grids[0][1]]])
-            made[1:, first - 1 : first] = corner
-            made[1:, first:end] = corner + _cells(size, size)
-            made[1:, end : end + 1] = corner + np.array(size)[:, None] - 1
+            positions[1:, first - 1 : first] = corner
+            positions[1:, first:end] = corner + _cells(size, size)
+            positions[1:, end : end + 1] = corner + np.array(size)[:, None] - 1
         for i, (first, end) in enumerate(between):
             row = i // columns + 1
-            made[1, first:end] = origin + row * grids[0][0] - 1
-            made[2, first:end] = origin + columns * grids[0][1]
+            positions[1, first:end] = origin + row * grids[0][0] - 1
+            positions[2, first:end] = origin + columns * grids[0][1]
         return origin + max(canvas) + 1
 
     def check_all_taken(self) -> None:
         """Check that each grid had its tokens."""
         for kind, name in _NAMES.items():
-            if next(self.left[kind], None) is not None:
+            if next(self.sizes_left[kind], None) is not None:
                 raise RopeError(f"{name} has more grids than ids have pictures and slices")
 
 

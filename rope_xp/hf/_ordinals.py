@@ -14,7 +14,7 @@ from rope_xp.hf._spans import IMAGE, runs, sizes
 class Counter:
     """Counts rows of a batch, one after the other."""
 
-    def __init__(self, keys: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         text = read(keys.get("text_config") or keys)
         parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
         sections = parameters.get("mrope_section", parameters.get("xdrope_section")) or ()
@@ -27,12 +27,12 @@ class Counter:
         self.components = len(sections)
         self.image, self.video = keys.get("image_token_id"), None
         merge = needed(read(needed(keys, "vision_config")), "spatial_merge_size")
-        self.grids = sizes(given, "image_grid_thw", merge)
+        self.grids = sizes(inputs, "image_grid_thw", merge)
         self.images = 0
 
     def row(self, _: np.ndarray, kinds: np.ndarray) -> np.ndarray:
         """Return (components, tokens) of a sequence."""
-        made = np.tile(np.arange(kinds.size), (self.components, 1))
+        positions = np.tile(np.arange(kinds.size), (self.components, 1))
         for kind, first, end in runs(kinds):
             if kind != IMAGE:
                 continue
@@ -48,11 +48,11 @@ class Counter:
                     f"{cells.shape[1]} tokens with the ends of lines, where ids have {end - first}"
                 )
                 raise RopeError(msg)
-            here = slice(first + around // 2, end - around // 2)
-            made[-3, here], made[-2, here] = cells[1], cells[0]
-            made[-1, here] = self.images
+            inside = slice(first + around // 2, end - around // 2)
+            positions[-3, inside], positions[-2, inside] = cells[1], cells[0]
+            positions[-1, inside] = self.images
             self.images += 1
-        return made
+        return positions
 
     def check_all_taken(self) -> None:
         """Check that each grid had its tokens."""

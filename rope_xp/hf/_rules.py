@@ -42,24 +42,24 @@ class Source:
     def extended(self) -> Any:
         """Tokens of the whole context."""
         name = "max_position_embeddings"
-        found = self.config.get(name)
-        return self.get(name) if found is None else found
+        length = self.config.get(name)
+        return self.get(name) if length is None else length
 
     @property
     def original(self) -> Any:
         """Tokens of the context before it was extended, None where nothing says so."""
-        found = None if self.where.count(".") else self.config.get(TRAINED)
-        return self.get(TRAINED) if found is None else found
+        length = None if self.where.count(".") else self.config.get(TRAINED)
+        return self.get(TRAINED) if length is None else length
 
     @property
     def trained(self) -> Any:
         """Tokens of the context before it was extended; the whole where nothing says so."""
-        found = self.extended if self.original is None else self.original
-        if found is None:
+        length = self.extended if self.original is None else self.original
+        if length is None:
             msg = f"{self.where}.{TRAINED} is missing, and so is max_position_embeddings"
             raise RopeConfigError(msg)
-        numbers.check_positive_int(TRAINED, found)
-        return found
+        numbers.check_positive_int(TRAINED, length)
+        return length
 
 
 def _linear(source: Source) -> Scaling:
@@ -88,9 +88,9 @@ def _yarn(source: Source) -> Scaling:
         mscale_all_dim=source.get("mscale_all_dim"),
         truncate=source.get("truncate", True),
     )
-    if source.config.get("qk_rope_head_dim") is None:
+    if source.config.get("qk_rope_head_dim") is None and rule.mscale_all_dim is not None:
         # Only models with latent attention correct their softmax; the attention factor stays.
-        factor = rule.attention_factor
+        factor = rule.effective_attention_factor
         return replace(rule, mscale=None, mscale_all_dim=None, attention_factor=factor)
     return rule
 
@@ -160,7 +160,7 @@ RULES: dict[str, Callable[[Source], Scaling] | None] = {
 }
 
 
-def rule(source: Source) -> Scaling | None:
+def read_scaling(source: Source) -> Scaling | None:
     """Return the scaling rule of the parameters."""
     rope_type = source.parameters["rope_type"]
     if not isinstance(rope_type, str) or rope_type not in RULES:
@@ -170,6 +170,6 @@ def rule(source: Source) -> Scaling | None:
         )
         raise RopeConfigError(msg)
     make = RULES[rope_type]
-    if rope_type == "yarn" and _keys.first(source.parameters, "short_factor") is not None:
+    if rope_type == "yarn" and _keys.first_value(source.parameters, "short_factor") is not None:
         make = _longrope  # as early files of Phi-3 have it
     return None if make is None else make(source)

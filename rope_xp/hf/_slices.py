@@ -22,7 +22,9 @@ class Slice:
     """How many are rotated, None where the configuration does not say."""
 
 
-def find(config: Mapping[str, Any], model: Model, parameters: Parameters, where: str) -> Slice:
+def find_slice(
+    config: Mapping[str, Any], model: Model, parameters: Parameters, where: str
+) -> Slice:
     """Return the slice of the head that these parameters are for."""
     numbers.check_positive("rope_theta", parameters["rope_theta"])
     base = float(parameters["rope_theta"])
@@ -47,15 +49,15 @@ def _dims(
     config: Mapping[str, Any], model: Model, parameters: Parameters
 ) -> tuple[int | None, int | None]:
     """Return head_dim and rotary_dim, each None where the configuration does not say."""
-    head_dim = _keys.head_dim(config, model)
-    latent = _keys.size(config, "qk_rope_head_dim")
+    head_dim = _keys.read_head_dim(config, model)
+    latent = _keys.read_size(config, "qk_rope_head_dim")
     if latent is not None:
         return None, latent
     if parameters["rope_type"] == "axial":
         axes = len(model.components)
         whole = _known(head_dim, model, "rope_type 'axial' divides it")
         return whole, 2 * axes * (whole // axes // 2)
-    given = _keys.size(parameters, "rotary_dim") or _keys.size(config, "rotary_dim")
+    given = _keys.read_size(parameters, "rotary_dim") or _keys.read_size(config, "rotary_dim")
     partial = parameters["partial_rotary_factor"]
     if given is None and partial == 1 and "rotary_dim" not in config:  # null is for all of a head
         given = model.rotary_dim
@@ -86,7 +88,7 @@ def _position_axes(
         return tuple(a for a in model.components for _ in range(each))
     if model.section_order == "rows and columns":
         return (0, 1) * (_pairs(count, where) // 2)
-    given = _keys.first(parameters, "mrope_section", "xdrope_section")
+    given = _keys.first_value(parameters, "mrope_section", "xdrope_section")
     sections = model.sections if given is None else given
     if not sections:
         return None

@@ -39,24 +39,24 @@ class Numbered(Protocol):
     def video(self) -> int | None: ...
 
 
-def types(ids: np.ndarray, counted: Numbered) -> np.ndarray:
+def types(ids: np.ndarray, rule: Numbered) -> np.ndarray:
     """Return what each token of a batch is, by its number."""
-    found = np.zeros(ids.shape, np.int64)
-    found[ids == counted.image] = IMAGE
-    found[ids == counted.video] = VIDEO
-    if not isinstance(counted, Rule):
-        return found
-    if counted.by_time:
-        found[ids == counted.audio] = AUDIO
-    if counted.to_image is not None:
-        started, ended = (ids == mark for mark in counted.to_image)
+    kinds = np.zeros(ids.shape, np.int64)
+    kinds[ids == rule.image] = IMAGE
+    kinds[ids == rule.video] = VIDEO
+    if not isinstance(rule, Rule):
+        return kinds
+    if rule.by_time:
+        kinds[ids == rule.audio] = AUDIO
+    if rule.to_image is not None:
+        started, ended = (ids == mark for mark in rule.to_image)
         begun, closed = np.cumsum(started, axis=-1), np.cumsum(ended, axis=-1)
-        # The last may be open: it is what is to be made.
-        found[(begun > closed) & ~started & (closed < closed[..., -1:])] = IMAGE
-    if counted.marks is not None:
-        begun, ended = (np.cumsum(ids == mark, axis=-1) for mark in counted.marks)
-        found[(ids == counted.image) & (begun > ended)] = VIDEO
-    return found
+        # The last may be open: that image is still to be generated.
+        kinds[(begun > closed) & ~started & (closed < closed[..., -1:])] = IMAGE
+    if rule.marks is not None:
+        begun, ended = (np.cumsum(ids == mark, axis=-1) for mark in rule.marks)
+        kinds[(ids == rule.image) & (begun > ended)] = VIDEO
+    return kinds
 
 
 def runs(kinds: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -68,12 +68,12 @@ def runs(kinds: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def sizes(
-    given: Mapping[str, Any], name: str, merge: int, frames_merged: int = 1
+    inputs: Mapping[str, Any], name: str, merge: int, frames_merged: int = 1
 ) -> list[tuple[int, int, int]]:
     """Return frames, height and width of each image or video, after merging."""
-    if given.get(name) is None:
+    if inputs.get(name) is None:
         return []
-    grids = np.asarray(given[name])
+    grids = np.asarray(inputs[name])
     if grids.ndim != 2 or grids.shape[1] != 3 or grids.dtype.kind not in "iu":
         msg = (
             f"{name} must be integers (frames, height, width) for each; got {grids.dtype} of "
@@ -92,30 +92,30 @@ def sizes(
 class Grids:
     """The grids of a batch, handed out in the order in which their tokens come."""
 
-    def __init__(self, given: Mapping[str, Any], counted: Rule) -> None:
-        self.counted = counted
+    def __init__(self, inputs: Mapping[str, Any], rule: Rule) -> None:
+        self.rule = rule
         self.left = {
-            IMAGE: iter([Span(grid) for grid in sizes(given, "image_grid_thw", counted.merge)]),
-            VIDEO: iter(self._videos(given)),
+            IMAGE: iter([Span(grid) for grid in sizes(inputs, "image_grid_thw", rule.merge)]),
+            VIDEO: iter(self._videos(inputs)),
         }
 
-    def _videos(self, given: Mapping[str, Any]) -> Iterator[Span]:
-        counted = self.counted
-        grids = sizes(given, "video_grid_thw", counted.merge, counted.frames_merged)
-        seconds = given.get("second_per_grid_ts", given.get("video_second_per_grid"))
+    def _videos(self, inputs: Mapping[str, Any]) -> Iterator[Span]:
+        rule = self.rule
+        grids = sizes(inputs, "video_grid_thw", rule.merge, rule.frames_merged)
+        seconds = inputs.get("second_per_grid_ts", inputs.get("video_second_per_grid"))
         seconds = [1.0] * len(grids) if seconds is None else np.asarray(seconds).tolist()
         if len(seconds) != len(grids):
             msg = f"second_per_grid_ts has {len(seconds)} numbers for {len(grids)} videos"
             raise RopeError(msg)
-        for size, each in zip(grids, seconds, strict=True):
-            if counted.by_frame:
+        for size, second in zip(grids, seconds, strict=True):
+            if rule.by_frame:
                 yield from [Span((1, *size[1:]))] * size[0]
-            elif counted.per_second is None:
+            elif rule.per_second is None:
                 yield Span(size)
-            elif counted.by_time:
-                yield Span(size, (each, counted.per_second))
+            elif rule.by_time:
+                yield Span(size, (second, rule.per_second))
             else:
-                yield Span(size, (each * counted.per_second,))
+                yield Span(size, (second * rule.per_second,))
 
     def take(self, kind: int, tokens: int) -> Iterator[Span]:
         """Yield the grids of as many tokens of a kind."""
@@ -144,45 +144,46 @@ class Grids:
 
     def check_all_taken(self) -> None:
         """Check that each grid had its tokens."""
-        if self.counted.to_image is not None:
-            return  # the rest are to be made
+        if self.rule.to_image is not None:
+            return  # the rest are for images to be generated
         for kind, name in _NAMES.items():
             if next(self.left[kind], None) is not None:
                 raise RopeError(f"{name} has more grids than ids have tokens for")
 
 
-def by_row(given: Mapping[str, Any], counted: Rule, rows: int) -> list[Grids]:
+def by_row(inputs: Mapping[str, Any], rule: Rule, rows: int) -> list[Grids]:
     """Return the grids of each row: those of a batch, or its own if some are no part of ids."""
-    if counted.to_image is None:
-        return [Grids(given, counted)] * rows
-    grids, many = given.get("image_grid_thw"), given.get("images_per_sample")
-    if grids is None or many is None:  # then each row has them all, as in transformers
-        return [Grids(given, counted) for _ in range(rows)]
-    grids, many = np.asarray(grids), np.asarray(many)
-    if many.shape != (rows,) or many.sum() != len(grids):
+    if rule.to_image is None:
+        return [Grids(inputs, rule)] * rows
+    grids, counts = inputs.get("image_grid_thw"), inputs.get("images_per_sample")
+    if grids is None or counts is None:  # then each row has them all, as in transformers
+        return [Grids(inputs, rule) for _ in range(rows)]
+    grids, counts = np.asarray(grids), np.asarray(counts)
+    if counts.shape != (rows,) or counts.sum() != len(grids):
         msg = (
             f"images_per_sample must have a number for each of {rows} rows, {len(grids)} in all, "
-            f"those still to be made too; got {many.tolist()}"
+            f"those still to be generated too; got {counts.tolist()}"
         )
         raise RopeError(msg)
-    own = np.split(grids, np.cumsum(many)[:-1])
-    return [Grids({"image_grid_thw": each}, counted) for each in own]
+    parts = np.split(grids, np.cumsum(counts)[:-1])
+    return [Grids({"image_grid_thw": part}, rule) for part in parts]
 
 
 def spans(kinds: np.ndarray, grids: Grids) -> Iterator[Span]:
     """Yield the spans of a sequence, given what each token is."""
-    counted = grids.counted
-    found = list(runs(_with_sound(kinds)))
-    for i, (kind, first, end) in enumerate(found):
+    rule = grids.rule
+    stretches = list(runs(_with_sound(kinds)))
+    for i, (kind, first, end) in enumerate(stretches):
         tokens = end - first
-        if kind == SOUNDING and counted.by_time:
+        if kind == SOUNDING and rule.by_time:
             span = grids.next(VIDEO)
             sound = tokens - int(np.prod(span.tokens))
             if sound < 1:
                 raise grids.too_large(VIDEO, span, tokens)
             yield span._replace(sound=sound)
-        elif kind == TEXT and counted.chunk is not None:  # whose marks around both are together
-            around = [j for j in (i - 1, i + 1) if 0 <= j < len(found) and found[j][0] == SOUNDING]
+        elif kind == TEXT and rule.chunk is not None:  # whose marks around both are together
+            beside = [j for j in (i - 1, i + 1) if 0 <= j < len(stretches)]
+            around = [j for j in beside if stretches[j][0] == SOUNDING]
             if tokens < 2 * len(around):
                 raise RopeError("ids lack the two marks before or after a video with its sound")
             if i - 1 in around:
@@ -191,7 +192,7 @@ def spans(kinds: np.ndarray, grids: Grids) -> Iterator[Span]:
                 yield Span(tokens - 2 * len(around))
             if i + 1 in around:
                 yield _TOGETHER
-        elif kind in (TEXT, AUDIO if counted.by_time else TEXT):
+        elif kind in (TEXT, AUDIO if rule.by_time else TEXT):
             yield Span(tokens)
         elif kind in (IMAGE, VIDEO):
             yield from grids.take(kind, tokens)
@@ -202,8 +203,8 @@ def spans(kinds: np.ndarray, grids: Grids) -> Iterator[Span]:
 
 def _with_sound(kinds: np.ndarray) -> np.ndarray:
     """Return kinds, where a video and its sound side by side are a kind of their own."""
-    made = kinds.copy()
+    merged = kinds.copy()
     for either, first, end in runs(np.isin(kinds, (VIDEO, AUDIO))):
         if either and len(set(kinds[first:end].tolist())) == 2:
-            made[first:end] = SOUNDING
-    return made
+            merged[first:end] = SOUNDING
+    return merged

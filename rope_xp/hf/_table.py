@@ -6,7 +6,7 @@ from typing import Any
 
 from rope_xp._contract.errors import RopeConfigError
 from rope_xp._contract.typing import Layout
-from rope_xp.hf import _keys, _sizes, _text_models, _vision_models
+from rope_xp.hf import _keys, _text_models, _vision_models
 from rope_xp.hf._model import Model
 
 MODELS = {
@@ -23,12 +23,12 @@ _NOT_HEEDED = ("modernbert", "modernbert-decoder")
 """Models whose files say "absolute" of an older class, and whose code does not read it."""
 
 
-def find(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
+def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
     """Return the row of the model type, with the layout that was given, if one was.
 
     With a layout, a plain row stands for a type that is not in the table.
     """
-    row = _row(config)
+    row = _find_row(config)
     if layout is None and row is None:
         name = config.get("model_type")
         what = f"model_type {name!r} is not known" if name else "model_type is missing"
@@ -38,15 +38,17 @@ def find(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
             "model_type to that of the model it was made from"
         )
         raise RopeConfigError(msg)
-    found = replace(row or Model(), sizes=_sizes.of(config.get("model_type")))
+    name = str(config.get("model_type"))
+    sizes = _text_models.SIZES.get(name) or _text_models.SIZES.get(name.removesuffix("_text"))
+    model = replace(row or Model(), sizes=sizes or {})
     if layout is not None:
-        return replace(found, layout=layout)
-    if found.layout == "interleaved_to_half" and config.get("rope_interleave") is False:
-        return replace(found, layout="half")
-    return found
+        return replace(model, layout=layout)
+    if model.layout == "interleaved_to_half" and config.get("rope_interleave") is False:
+        return replace(model, layout="half")
+    return model
 
 
-def _row(config: Mapping[str, Any]) -> Model | None:
+def _find_row(config: Mapping[str, Any]) -> Model | None:
     name = str(config.get("model_type") or "")
     _check_rotary(name, config)
     names = (name, name.removesuffix("_text"))
@@ -54,7 +56,7 @@ def _row(config: Mapping[str, Any]) -> Model | None:
         if candidate in _vision_models.UNSUPPORTED:
             raise RopeConfigError(f"model_type {name!r}: {_vision_models.UNSUPPORTED[candidate]}")
         if candidate in MODELS:
-            return _rotating(name, MODELS[candidate], config)
+            return _check_flag(name, MODELS[candidate], config)
     if not _text_models.PLAIN.isdisjoint(names):
         return Model()
     if not any(key in config for key in _keys.SAYS_ROTARY):
@@ -100,7 +102,7 @@ def _check_rotary(name: str, config: Mapping[str, Any]) -> None:
         raise RopeConfigError(f"model_type {name!r} has alibi, and so no rotary embedding")
 
 
-def _rotating(name: str, model: Model, config: Mapping[str, Any]) -> Model:
+def _check_flag(name: str, model: Model, config: Mapping[str, Any]) -> Model:
     """Return the row, unless the model rotates only if asked to, and is not."""
     if model.rotary_if is not None:
         key, value = model.rotary_if

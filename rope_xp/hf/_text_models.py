@@ -216,3 +216,28 @@ _PLAIN = """
 """
 PLAIN = frozenset(_PLAIN.split())
 """Model types that have been checked and need no row."""
+
+_SIZES = """
+    bamba=4096/32 cohere_compass=8192/64 cosmos3_edge=128 ernie4_5_vl_moe=2560/20 glm=128
+    glm4=128 glm4_moe=4096/96 glm4v=4096/32 glm4v_moe=4096/96 glm_image=4096/32 glm_ocr=1024/16
+    glmasr_encoder=1280/20 gpt_neox=6144/64 laguna=128 mimo_v2_flash=192
+    moonshine_streaming=320/8 nemotron=6144/48 nemotron3_5_transcribe_asr_audio=1280/10
+    nemotron3_5_transcribe_word_timestamp=1280/16 paddleocr_vl=128 persimmon=4096/64 phi=2048/32
+    qwen2_5_omni=3584/28 qwen2_5_omni_talker=128 qwen2_5_vl=8192/64 qwen2_vl=8192/64 qwen3_5=256
+    qwen3_5_moe=256 qwen3_next=256 qwen3_omni_moe=2048/28 qwen3_omni_moe_talker=1024/16
+    qwen3_vl=128 qwen3_vl_moe=2048/16 qwen4_exp=256 stablelm=2560/32 zaya=128
+"""
+
+
+def _sizes(text: str) -> dict[str, int]:
+    width, _, heads = text.partition("/")
+    if not heads:
+        return {"head_dim": int(width)}
+    return {"hidden_size": int(width), "num_attention_heads": int(heads)}
+
+
+SIZES = {name: _sizes(text) for name, text in (row.split("=") for row in _SIZES.split())}
+"""Components of a head, or the width and the heads, where the rotation depends on them.
+
+Those of the classes of transformers, for configurations that leave them out.
+"""

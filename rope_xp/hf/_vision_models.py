@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, Model], ...] = (
     ("dinov3_vit eomt_dinov3 sapiens2", Model(axial="blocks", base=100.0)),
     ("step3p5_vision", Model(axial="blocks", components=(1, 0))),
     ("kimi_k25_vision", Model(axial="alternating", components=(1, 0))),
-    ("pixtral", Model(axial="dealt")),
+    ("pixtral", Model(axial="strided")),
     ("minimax_m3_vl_vision", Model(axial="blocks", components=(0, 1, 2))),
     (
         "inkling2_vision llama4_vision_model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +11,10 @@ import numpy as np
 import torch
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.hf import from_hf_config
 from rope_xp.integrations import _formats, _rotary
 from rope_xp.integrations._findings import AT, Finding, effect
 from rope_xp.rope import RoPE
-from rope_xp.scaling import Axial, DynamicNTK, LongRoPE
+from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing import _rounding, _rules
 from rope_xp.testing._box import Floats
 
@@ -22,126 +22,105 @@ _MEND = "Give the model to patch(model, trust='config'), which makes them anew"
 _TABLES = ("cos_cached", "sin_cached", "cos_sin_cache", "freqs_cis", "cos", "sin")
 # transformers computes powers, quotients and products in float32: a few units of 6e-8.
 _CLOSE = 2e-6
-_FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a module's own code may raise that is asked in a way that it does not know."""
 
 
-def findings(model: torch.nn.Module) -> Iterator[Finding]:
+def check_rotary_modules(model: torch.nn.Module) -> Iterator[Finding]:
     """Yield what is wrong with each rotary module."""
     for name, module in model.named_modules():
-        yield from _tables(name, module)
+        yield from _check_tables(name, module)
         if hasattr(module, _rotary.PLANS):  # patched, and its buffers are not read
             continue
-        buffers = list(_frequencies(module))
-        bad = [each for key, buffer in buffers for each in _buffer(name, module, key, buffer)]
-        yield from bad
-        if buffers and not bad:
-            yield from _scaling(name, module)
-            yield from _forward(name, module)
+        buffers = list(_frequency_buffers(module))
+        wrong = [f for key, buffer in buffers for f in _check_buffer(name, module, key, buffer)]
+        yield from wrong
+        if buffers and not wrong:
+            yield from _check_attention_factor(name, module)
+            yield from _check_forward(name, module)
 
 
-def _frequencies(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _frequency_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the buffers of a module that hold frequencies, with their names."""
     for key, buffer in module.named_buffers(recurse=False):
         # The originals are read by rules that change with the length alone.
-        if key.endswith("inv_freq") and ("original" not in key or _grows(module)):
+        if key.endswith("inv_freq") and ("original" not in key or _depends_on_length(module)):
             yield key, buffer
 
 
-def _grows(module: torch.nn.Module) -> bool:
+def _depends_on_length(module: torch.nn.Module) -> bool:
     return any(
-        isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in _ropes(module, None) if rope
+        isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in _configured_ropes(module, None)
     )
 
 
-def _ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
+def _configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
     """Return what the configuration of a module says of a layer type; nothing if it is not read."""
-    config = getattr(module, "config", None)
-    if config is None:
-        return []
     try:
-        found = from_hf_config(config, layout="half")
-    except (RopeError, TypeError):
+        return _rotary.configured_ropes(module, label)
+    except RopeError:
         return []
-    if isinstance(found, RoPE):
-        return [found]
-    one = found.get(label or "")
-    return [rope for rope in ([one] if one else found.values()) if rope is not None]
 
 
-def _expected(module: torch.nn.Module, key: str, size: int) -> list[Floats]:
+def _expected_frequencies(module: torch.nn.Module, key: str, size: int) -> list[Floats]:
     """Return the frequencies that a buffer may hold: the configuration's, and its code's own."""
-    label = key.removesuffix("inv_freq").removesuffix("_").removesuffix("original").rstrip("_")
-    made: list[Floats] = []
-    for rope in _ropes(module, label or None):
-        repeats = 1
-        if isinstance(rope.scaling, Axial) and rope.scaling.order != "dealt":
-            repeats = rope.scaling.axes
-        limit = getattr(rope.scaling, "original_max_position_embeddings", None)
-        for length in (1, (limit or 0) + 1):
-            try:
-                series = rope.for_length(length).frequencies(2 * size * repeats)
-            except RopeError:
-                continue
-            if isinstance(rope.scaling, Axial):
-                alternating = rope.scaling.order == "alternating"
-                series = series[:: rope.scaling.axes] if alternating else series[:size]
-            made.append(series)
-    own = _anew(module, key)
-    return [*made, own] if own is not None and own.shape == (size,) else made
+    every: list[Floats] = []
+    for rope in _configured_ropes(module, _rotary.layer_type(key)):
+        with contextlib.suppress(RopeError):  # such as lists of LongRoPE for another head
+            every += [_rotary.series(regime, size) for regime in _rotary.regimes(rope)]
+    own = _new_buffer(module, key)
+    return [*every, own] if own is not None and own.shape == (size,) else every
 
 
-def _anew(module: torch.nn.Module, key: str) -> Floats | None:
+def _new_buffer(module: torch.nn.Module, key: str) -> Floats | None:
     """Return what a new module of this class holds, None if it cannot be made."""
     config = getattr(module, "config", None)
     if config is None:
         return None
     try:
         with torch.device("cpu"):
-            made = getattr(type(module)(config), key)
-    except _FAILURES:
+            buffer = getattr(type(module)(config), key)
+    except _rotary.FAILURES:
         return None
-    return None if made.is_meta else _host(made)
+    return None if buffer.is_meta else _to_numpy(buffer)
 
 
-def _host(x: torch.Tensor) -> Floats:
+def _to_numpy(x: torch.Tensor) -> Floats:
     return np.asarray(x.detach().double().cpu())
 
 
-def _buffer(
+def _check_buffer(
     name: str, module: torch.nn.Module, key: str, buffer: torch.Tensor
 ) -> Iterator[Finding]:
     """Yield what is wrong with one buffer, at most one thing."""
-    who = f"{name}.{key}" if name else key
-    expected = _expected(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
+    path = f"{name}.{key}" if name else key
+    expected = _expected_frequencies(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
     mend = _MEND if expected else "Set it to base ** (-2 i / r) in float32"
     right = expected[0] if expected else None
 
     def finding(kind: str, what: str, held: Floats | None = None) -> Finding:
-        told = None if right is None or held is None else effect(held, right)
-        return Finding("error", who, kind, what, told, mend)
+        effects = None if right is None or held is None else effect(held, right)
+        return Finding("error", path, kind, what, effects, mend)
 
     if buffer.is_meta:
         what = "it is on the meta device: no file holds it, and to_empty leaves it uninitialised"
-        told = "Make the module anew after to_empty, or patch the model by trust='config'"
-        yield Finding("warning", who, "meta", what, None, told)
+        cure = "Make the module anew after to_empty, or patch the model by trust='config'"
+        yield Finding("warning", path, "meta", what, None, cure)
         return
-    held = _host(buffer)
+    held = _to_numpy(buffer)
     eps = torch.finfo(buffer.dtype).eps if buffer.dtype.is_floating_point else 0.0
     if not np.isfinite(held).all():
         yield finding("not finite", "it holds numbers that are not finite", held)
     elif not held.any() and not any(not each.any() for each in expected):
         yield finding("zero", "it holds zeros, so that nothing turns", held)
-    elif eps > 1e-6 and any(_near(held, each, 4 * eps) for each in expected or [held]):
+    elif eps > 1e-6 and any(_is_near(held, each, 4 * eps) for each in expected or [held]):
         dtype = str(buffer.dtype).removeprefix("torch.")
         yield finding("cast", f"it was cast to {dtype}", held)
-    elif expected and not any(_near(held, each, _CLOSE) for each in expected):
-        yield finding(*_unlike(held, expected[0]), held)
+    elif expected and not any(_is_near(held, each, _CLOSE) for each in expected):
+        yield finding(*_describe_mismatch(held, expected[0]), held)
     elif not expected and _is_garbage(held):
-        yield finding("uninitialised", f"it holds numbers that are no frequencies: {_shown(held)}")
+        yield finding("uninitialised", _describe_garbage(held))
 
 
-def _near(held: Floats, expected: Floats, close: float) -> bool:
+def _is_near(held: Floats, expected: Floats, close: float) -> bool:
     return held.shape == expected.shape and bool(
         np.allclose(held, expected, rtol=close, atol=1e-12)
     )
@@ -151,54 +130,60 @@ def _is_garbage(held: Floats) -> bool:
     return bool((held < 0).any() or (held > 100).any() or held.max() < 1e-20)
 
 
-def _shown(held: Floats) -> str:
+def _describe_garbage(held: Floats) -> str:
+    return f"it holds numbers that are no frequencies: {_format_values(held)}"
+
+
+def _format_values(held: Floats) -> str:
     return f"[{', '.join(f'{v:.4g}' for v in held[:3])}, ...]"
 
 
-def _unlike(held: Floats, expected: Floats) -> tuple[str, str]:
+def _describe_mismatch(held: Floats, expected: Floats) -> tuple[str, str]:
     """Return kind and words of frequencies that are not the expected ones."""
     for name, to in _rounding.NARROW.items():
-        if _near(held, to(expected), _CLOSE):
+        if _is_near(held, to(expected), _CLOSE):
             return "rounded", f"it is rounded to {name}, as if the model had been cast there once"
     if _is_garbage(held):
-        return "uninitialised", f"it holds numbers that are no frequencies: {_shown(held)}"
+        return "uninitialised", _describe_garbage(held)
     known = _rules.nearest(_rules.Series(held, np.zeros_like(held), None, 1.0), plain=True)
     if known is None:
-        what = f"it holds {_shown(held)}"
+        what = f"it holds {_format_values(held)}"
     else:
         base, rule = known
         what = f"it holds the frequencies of base {base:g}" + (f" and {rule}" if rule else "")
-    return "unlike the configuration", f"{what}, and the configuration says {_shown(expected)}"
+    return (
+        "unlike the configuration",
+        f"{what}, and the configuration says {_format_values(expected)}",
+    )
 
 
-def _tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
+def _check_tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     """Yield tables of cos and sin that are of 16 bits, garbage, or on meta."""
     for key, table in module.named_buffers(recurse=False):
         if not key.endswith(_TABLES) or table.is_meta:
             continue
-        who = f"{name}.{key}" if name else key
+        path = f"{name}.{key}" if name else key
         if table.dtype in (torch.bfloat16, torch.float16):
             dtype = str(table.dtype).removeprefix("torch.")
-            off = float(torch.finfo(table.dtype).eps) / 2
+            rounding = float(torch.finfo(table.dtype).eps) / 2
             what = f"the table was cast to {dtype}, which rounds cos and sin"
-            told = dict.fromkeys(AT, off)
-            yield Finding("warning", who, "tables cast", what, told, "Keep it in float32")
+            effects = dict.fromkeys(AT, rounding)
+            yield Finding("warning", path, "tables cast", what, effects, "Keep it in float32")
         elif table.numel() and not bool(
             torch.isfinite(torch.view_as_real(table) if table.is_complex() else table).all()
         ):
             what = "the table holds numbers that are not finite"
-            yield Finding("error", who, "not finite", what, dict.fromkeys(AT, 2.0), "Make it anew")
+            yield Finding("error", path, "not finite", what, dict.fromkeys(AT, 2.0), "Make it anew")
 
 
-def _scaling(name: str, module: torch.nn.Module) -> Iterator[Finding]:
-    for label in _rotary.labels(module):
-        ropes = _ropes(module, label)
-        key = f"{label}_attention_scaling" if label else "attention_scaling"
-        held = getattr(module, key, None)
+def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Finding]:
+    for label in _rotary.frequency_buffers(module):
+        ropes = _configured_ropes(module, label)
+        held = _rotary.held_attention_factor(module, label)
         if len(ropes) == 1 and isinstance(held, float | int):
             factor = ropes[0].attention_factor
             if abs(factor - held) > 1e-5:
-                what = f"{key} is {held:g}, and the configuration says {factor:g}"
+                what = f"its attention_scaling is {held:g}, and the configuration says {factor:g}"
                 off = dict.fromkeys(AT, abs(factor - held))
                 mend = "Set it to what the configuration says, or correct that"
                 yield Finding("error", name, "attention factor", what, off, mend)
@@ -207,17 +192,17 @@ def _scaling(name: str, module: torch.nn.Module) -> Iterator[Finding]:
 # --- what forward makes --------------------------------------------------------------------------
 
 
-def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
+def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     """Yield what is wrong with cos and sin at large positions, as the module computes them here."""
     with torch.device("cpu"):
         try:
-            plans = _rotary.plans(name, module, None, True)
-        except (RopeError, *_FAILURES):  # its tables are of no form that is known here
+            plans = _rotary.plans(name, module, _rotary.Options(strict=False))
+        except RopeError:  # its tables are of no form that is known here
             return
     copied = copy.deepcopy(module)  # as rules that depend on the length write to their buffers
     device = next(module.buffers()).device
     for label, plan in plans.items():
-        plain = _worst(copied, plan, label, device)
+        plain = _compare_tables(copied, plan, label, device)
         if plain is None:
             continue
         if plain[0]:
@@ -227,7 +212,7 @@ def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
             continue
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast(device.type, dtype=dtype):
-                cast = _worst(copied, plan, label, device)
+                cast = _compare_tables(copied, plan, label, device)
             if cast is not None and cast[0]:
                 what = f"autocast to {str(dtype)[6:]} reaches the angles: {cast[0]}"
                 mend = "Have its forward leave autocast, or patch the model"
@@ -235,23 +220,24 @@ def _forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
                 break
 
 
-def _worst(
+def _compare_tables(
     module: Any, plan: _rotary.Plan, label: str | None, device: torch.device
 ) -> tuple[str, dict[int, float]] | None:
     """Return why tables are off by more than float32 explains, "" if they are not, and how far."""
     more: dict[str, Any] = {} if label is None else {"layer_type": label}
     rows = sorted({0, 1, 257, 1023, *AT} if plan.beyond is None else {0, 1, 257, 1023})
     at = np.array(rows, float)
-    positions = _positions(plan, rows).to(device)
+    positions = _rotary.probe_positions(plan.rope, rows, apart=0).to(device)
     try:
         with torch.no_grad():
             theirs = module(torch.zeros(1, device=device), positions, **more)
         theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-        cos, sin = (_host(t) for t in _formats.read(theirs, plan.form))
+        cos, sin = (_to_numpy(t) for t in _formats.read(theirs, plan.form))
         right_cos, right_sin = (
-            _host(t) for t in _formats.read(plan.tables(positions.cpu(), torch.float64), plan.form)
+            _to_numpy(t)
+            for t in _formats.read(plan.tables(positions.cpu(), torch.float64), plan.form)
         )
-    except (RopeError, *_FAILURES):
+    except (RopeError, *_rotary.FAILURES):
         return None
     if cos.shape != right_cos.shape:
         return None
@@ -270,11 +256,3 @@ def _worst(
     factor = plan.rope.attention_factor
     why = _rounding.cause(turns, at, w, factor, beyond)
     return why or f"off from position {int(at[beyond.any(axis=1)][0])} on", effects
-
-
-def _positions(plan: _rotary.Plan, rows: list[int]) -> torch.Tensor:
-    positions = torch.tensor(rows)[None]
-    components = max(plan.rope.position_axes or (0,)) + 1
-    if isinstance(plan.rope.scaling, Axial):
-        return torch.stack([positions[0]] * components, dim=-1)
-    return torch.stack([positions] * components) if components > 1 else positions

@@ -24,43 +24,43 @@ _LAYOUTS = {
 }
 
 
-def findings(model: torch.nn.Module) -> Iterator[Finding]:
+def check_configs(model: torch.nn.Module) -> Iterator[Finding]:
     """Yield what is wrong with the configurations of a model and its parts."""
-    yield from _held(model)
+    yield from _check_held_ropes(model)
     seen: list[Any] = []
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is None or not hasattr(config, "to_dict") or any(config is s for s in seen):
             continue
         seen.append(config)
-        ropes = _read(config)
+        ropes = _read_ropes(config)
         if ropes and any(hasattr(m, "inv_freq") for m in module.modules()):
-            yield from _rules(model, config, ropes)
-    yield from _functions_of(model)
+            yield from _check_rules(model, config, ropes)
+    yield from _check_functions(model)
 
 
-def _read(config: Any) -> dict[str, RoPE]:
+def _read_ropes(config: Any) -> dict[str, RoPE]:
     """Return the ropes of a configuration by layer type, none if it cannot be read."""
     try:
-        found = from_hf_config(config)
+        ropes = from_hf_config(config)
     except (RopeError, TypeError):
         return {}
-    every = found if isinstance(found, dict) else {"": found}
-    return {label: rope for label, rope in every.items() if rope is not None}
+    by_label = ropes if isinstance(ropes, dict) else {"": ropes}
+    return {label: rope for label, rope in by_label.items() if rope is not None}
 
 
-def _rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
-    raw = _keys.language_part(config.to_dict())
+def _check_rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
+    raw = _keys.find_language_part(config.to_dict())
     name = type(config).__name__
     for label, rope in ropes.items():
         rule = rope.scaling
-        told = getattr(rule, _TRAINED, None)
+        trained = getattr(rule, _TRAINED, None)
         # transformers writes the one as the other where it is missing.
-        same = told == raw.get(_EXTENDED) and getattr(rule, "factor", 1.0) > 1.0
-        if told is not None and (same or not _says(raw, label)):
+        same = trained == raw.get(_EXTENDED) and getattr(rule, "factor", 1.0) > 1.0
+        if trained is not None and (same or not _names_trained_length(raw, label)):
             what = (
-                f"{_TRAINED} is {told}, as {_EXTENDED}: it was missing and that was taken for it, "
-                "or no context is extended"
+                f"{_TRAINED} is {trained}, as {_EXTENDED}: it was missing and that was taken for "
+                "it, or no context is extended"
             )
             mend = f"Write the length that the model was trained with as rope_parameters.{_TRAINED}"
             yield Finding("warning", name, "missing key", what, None, mend)
@@ -73,7 +73,7 @@ def _rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) -> Itera
             else getattr(rule, _TRAINED)
         )
         mend = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
-        if _is_static(model):
+        if _has_static_cache(model):
             what = f"{kind} changes frequencies beyond {limit} tokens, and the cache is static"
             yield Finding("error", name, "static cache", what, None, mend)
         elif getattr(config, "use_cache", True):
@@ -84,7 +84,7 @@ def _rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) -> Itera
             yield Finding("warning", name, "two regimes", what, None, mend)
 
 
-def _says(raw: Mapping[str, Any], label: str) -> bool:
+def _names_trained_length(raw: Mapping[str, Any], label: str) -> bool:
     if raw.get(_TRAINED):
         return True
     for key in ("rope_parameters", "rope_scaling"):
@@ -95,7 +95,7 @@ def _says(raw: Mapping[str, Any], label: str) -> bool:
     return False
 
 
-def _is_static(model: torch.nn.Module) -> bool:
+def _has_static_cache(model: torch.nn.Module) -> bool:
     for owner in (getattr(model, "generation_config", None), getattr(model, "config", None)):
         if "static" in str(getattr(owner, "cache_implementation", None) or ""):
             return True
@@ -105,44 +105,47 @@ def _is_static(model: torch.nn.Module) -> bool:
 # --- layouts -------------------------------------------------------------------------------------
 
 
-def _functions_of(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield where the function that rotates takes other pairs than the model type's weights."""
-    asked: set[type] = set()
+def _check_functions(model: torch.nn.Module) -> Iterator[Finding]:
+    """Yield where functions that rotate take other pairs than the model type's weights.
+
+    One that takes these is enough: by configuration a class calls one of two functions, and some
+    models have an indexer with a layout of its own beside their attention.
+    """
+    groups: dict[int, tuple[Any, dict[type, str]]] = {}
     for name, module in model.named_modules():
-        kind = type(module)
-        if kind in asked or _classes.original(kind) is not None:
-            continue
-        asked.add(kind)
         config = getattr(module, "config", None)
-        layouts = {rope.layout for rope in _read(config).values()} if config is not None else set()
-        if len(layouts) != 1:
+        if config is not None and _classes.original(type(module)) is None:
+            _, names = groups.setdefault(id(config), (config, {}))
+            names.setdefault(type(module), name)
+    for config, names in groups.values():
+        layouts = {rope.layout for rope in _read_ropes(config).values()}
+        calls = [(name, *call) for kind, name in names.items() for call in _recognise(kind)]
+        if len(layouts) != 1 or not calls or layouts & {layout for *_, layout in calls}:
             continue
-        (expected,) = layouts
-        found = dict(_recognised(kind))
-        # Some classes call one of two functions, as the configuration says.
-        if found and expected not in found.values():
-            called, layout = next(iter(found.items()))
-            what = (
-                f"{called} turns {_LAYOUTS[layout]}, and the weights of model_type "
-                f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
-            )
-            mend = "Call the model's own function, or permute_weights q and k projections"
-            yield Finding("error", name, "layout", what, None, mend)
+        (expected,), (name, function, layout) = layouts, calls[0]
+        what = (
+            f"{function} turns {_LAYOUTS[layout]}, and the weights of model_type "
+            f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
+        )
+        mend = "Call the model's own function, or permute_weights q and k projections"
+        yield Finding("error", name, "layout", what, None, mend)
 
 
-def _recognised(kind: type) -> Iterator[tuple[str, Layout]]:
+def _recognise(kind: type) -> Iterator[tuple[str, Layout]]:
     """Yield the functions that a class calls, and the layout of each that rotates."""
-    for called, function in _called(kind):
+    for called, function in _functions_called(kind):
         try:
-            found = _functions.recognise(called, _functions.own(function), _formats.FORMATS)
+            found = _functions.recognise(
+                called, _functions.own_function(function), _formats.FORMATS
+            )
         except (RopeError, ValueError, TypeError, AttributeError):
             continue
         yield called, found.layout
 
 
-def _called(kind: type) -> _classes.Called:
+def _functions_called(kind: type) -> tuple[tuple[str, _functions.Function], ...]:
     try:
-        return _classes.called(kind)
+        return _classes.functions_called(kind)
     except RopeError:  # a method that is overridden, which patch refuses
         return ()
 
@@ -150,20 +153,20 @@ def _called(kind: type) -> _classes.Called:
 # --- modules that hold a RoPE --------------------------------------------------------------------
 
 
-def _held(model: torch.nn.Module) -> Iterator[Finding]:
+def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
     """Yield modules with a RoPE of their own that is none of the configuration's."""
     config = getattr(model, "config", None)
-    expected = list(_read(config).values()) if config is not None else []
+    expected = list(_read_ropes(config).values()) if config is not None else []
     for name, module in model.named_modules():
         rope = getattr(module, "rope", None)
         if not isinstance(rope, RoPE) or not expected or rope in expected:
             continue
-        width = rope.rotary_dim or _keys.size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
+        width = rope.rotary_dim or _keys.read_size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
         try:
             ours, theirs = (each.for_length(1).frequencies(width) for each in (rope, expected[0]))
-            told = effect(ours, theirs)
+            effects = effect(ours, theirs)
         except RopeError:
-            told = None
+            effects = None
         what = f"it holds {rope}, and the configuration says {expected[0]}"
         mend = "Make it of rope_xp.from_hf_config(model.config)"
-        yield Finding("error", name, "unlike the configuration", what, told, mend)
+        yield Finding("error", name, "unlike the configuration", what, effects, mend)

@@ -7,106 +7,166 @@ from typing import Any, cast
 
 import torch
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp.integrations import _functions, _rotary
 from rope_xp.integrations._formats import Format
 
 Function = Callable[..., Any]
-Called = tuple[tuple[str, Function], ...]
-"""The functions that rotate which a class calls, with the names by which it does."""
 
 _ORIGINAL = "_patched_by_rope_xp"
+_ALONE = "patch(model, rotation=False) replaces the rotary modules alone"
+_TABLES = frozenset({"cos", "sin", "freqs_cis"})
+"""How code calls the tables of a rotary module that it reads."""
+_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}
+"""How functions call what they take tables by."""
+_HARMLESS = frozenset(
+    f"transformers.models.{name}"
+    for name in (
+        "lasr.modeling_lasr.LasrEncoder",  # hands them on to its attention
+        # These get tables of other modules, which are not patched.
+        "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
+        "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
+    )
+)
+"""Classes that have such names, and rotate nothing by the tables of a patched module."""
 
 
 def original(kind: type) -> type | None:
     """Return the class that a patched one was made of; None for others."""
-    made_of: type | None = getattr(kind, _ORIGINAL, None)
-    return made_of
+    base: type | None = getattr(kind, _ORIGINAL, None)
+    return base
 
 
-def _rotates(method: FunctionType) -> bool:
-    return bool(_functions.used_by(method))
+# --- methods that rotate -------------------------------------------------------------------------
 
 
-def methods(
-    kind: type, rotate: Callable[[FunctionType], bool] = _rotates
-) -> dict[str, FunctionType]:
-    """Return the methods of a class that call a function that rotates, inherited ones too.
+def _rotating_methods(kind: type) -> dict[str, FunctionType]:
+    """Return the methods of a class that call a function that rotates, inherited ones included.
 
     Raises
     ------
     RopeError
         If one of them is overridden: what super() would call stays as it is.
     """
-    found: dict[str, FunctionType] = {}
+    methods: dict[str, FunctionType] = {}
     for base in reversed(kind.__mro__):
         for name, member in vars(base).items():
-            rotates = isinstance(member, FunctionType) and rotate(member)
-            if found.pop(name, None) is not None and not rotates:
+            rotates = isinstance(member, FunctionType) and _functions.rotations_called(member)
+            if methods.pop(name, None) is not None and not rotates:
                 msg = (
                     f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, in which its "
-                    "base rotates q and k"
+                    f"base rotates q and k; {_ALONE}"
                 )
                 raise RopeError(msg)
             if rotates:
-                found[name] = member
-    return found
+                methods[name] = member
+    return methods
 
 
-def called(kind: type) -> Called:
-    """Return the functions that rotate which the methods of a class call."""
+def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
+    """Return the functions that rotate which the methods of a class call, with their names."""
     return tuple(
         (name, function)
-        for method in methods(kind).values()
-        for name, function in _functions.used_by(method).items()
+        for method in _rotating_methods(kind).values()
+        for name, function in _functions.rotations_called(method).items()
     )
 
 
-@kept(256)
-def rotating(kind: type, functions: Called, forms: tuple[Format, ...]) -> type:
-    """Return a class that rotates by rope_xp where its base calls these functions."""
-    replacements = {}
-    for name, function in functions:
-        where = f"{kind.__module__}.{name}"
-        theirs = _functions.own(function)
-        rotation = _functions.recognise(where, theirs, forms)
-        replacements[function] = _functions.replacement(name, theirs, rotation)
-    own = {name: _functions.rebound(m, replacements) for name, m in methods(kind).items()}
-    return subclass(kind, own, rotating_again, (kind, forms))
+def rotation_name(kind: type) -> str | None:
+    """Return the name of a function or method that rotates which a class calls, None if none."""
+    members = (member for base in kind.__mro__ for member in vars(base).values())
+    methods = (member for member in members if isinstance(member, FunctionType))
+    return next((name for each in methods for name in _functions.rotation_names(each)), None)
 
 
-def rotating_again(kind: type, forms: tuple[Format, ...]) -> type:
-    """Return the class of a module that was pickled, in a process that may not have made it yet."""
-    return rotating(kind, called(kind), forms)
+def check_readers(kind: type) -> None:
+    """Check that the methods of a class which read tables hand them to functions that rotate.
+
+    Raises
+    ------
+    RopeError
+        If one reads tables, by the names that all models have for them, and calls none: it would
+        get tables of float32 in a model of 16 bits.
+    """
+    if f"{kind.__module__}.{kind.__qualname__}" in _HARMLESS:
+        return
+    for base in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
+        for name, member in vars(base).items():
+            method = getattr(member, "__func__", member)  # of a static method
+            if not isinstance(method, FunctionType) or _functions.rotations_called(method):
+                continue
+            for part in _functions.wrapped_functions(method):
+                reader = _reader(part)
+                if reader is not None:
+                    msg = (
+                        f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
+                        f"replaced rotates there; {_ALONE}"
+                    )
+                    raise RopeError(msg)
 
 
-@kept(256)
-def giving_tables(kind: Any) -> type:
+def _reader(function: FunctionType) -> str | None:
+    """Say what in a function reads tables; None where nothing does."""
+    for code in _functions.inner_codes(function.__code__):
+        for variable in (*code.co_varnames, *code.co_cellvars):
+            if variable in _TABLES:
+                return f"it reads {variable}"
+        for name in code.co_names:
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType):
+                inner = called.__code__
+                if not _TUPLES.isdisjoint(inner.co_varnames[: inner.co_argcount]):
+                    return f"it calls {name}"
+    return None
+
+
+@cached(256)
+def _rotating_class(
+    kind: type, _: tuple[tuple[str, Function], ...], forms: tuple[Format, ...]
+) -> type:
+    def new_name(scope: dict[str, Any], name: str) -> str:
+        return _functions.install(scope, name, forms)
+
+    methods = _rotating_methods(kind).items()
+    own = {name: _functions.rename_rotations(method, new_name) for name, method in methods}
+    return subclass(kind, own, load_rotating, (kind, forms))
+
+
+def load_rotating(kind: type, forms: tuple[Format, ...]) -> type:
+    """Return a class that rotates by rope_xp where its base calls functions that rotate.
+
+    The module of a class may hold other functions by now, which are then replaced.
+    """
+    return _rotating_class(kind, functions_called(kind), forms)
+
+
+@cached(256)
+def load_rotary(kind: Any) -> type:
     """Return a class of rotary modules whose tables are those of their plans."""
 
     @functools.wraps(kind.forward)
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
-        # Whoever makes a new module of this class gets one that does what the model's own does.
-        given = _rotary.forward if hasattr(self, _rotary.PLANS) else kind.forward
-        return given(self, *arguments, **named)
+        # A new instance of this class has no plans, and does what its base does.
+        run = _rotary.forward if hasattr(self, _rotary.PLANS) else kind.forward
+        return run(self, *arguments, **named)
 
-    return subclass(kind, {"forward": forward}, giving_tables, (kind,))
+    return subclass(kind, {"forward": forward}, load_rotary, (kind,))
 
 
-def subclass(kind: type, own: dict[str, Any], maker: Function, arguments: Any) -> type:
-    """Return a class with other methods and the same name, which pickles are loaded into again."""
+def subclass(kind: type, own: dict[str, Any], loader: Function, arguments: Any) -> type:
+    """Return a class with other methods and the same name; ``loader`` makes it for pickles."""
 
     def reduced(self: Any, protocol: int) -> Any:
         _, _, *state = cast("Any", kind).__reduce_ex__(self, max(protocol, 2))
-        return _empty, (maker, arguments), *state
+        return _empty_instance, (loader, arguments), *state
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _ORIGINAL: kind}
     return type(kind.__name__, (kind,), {**own, **names, "__reduce_ex__": reduced})
 
 
-def _empty(maker: Function, arguments: Any) -> Any:
-    kind = maker(*arguments)
+def _empty_instance(loader: Function, arguments: Any) -> Any:
+    kind = loader(*arguments)
     return kind.__new__(kind)
 
 
@@ -121,9 +181,9 @@ def check_forward(name: str, module: torch.nn.Module, verb: str) -> None:
     RopeError
         If it does not, or nobody can tell.
     """
-    own = vars(module)
+    attributes = vars(module)
     # accelerate's hooks call this attribute, and leave it as forward when they are taken off.
-    inside = own.get("_old_forward", own.get("forward"))
+    inside = attributes.get("_old_forward", attributes.get("forward"))
     if inside is not None and not _is_method_of_class(module, "forward", inside):
         msg = (
             f"cannot {verb} {name} ({type(module).__name__}): something has replaced its forward; "
@@ -159,12 +219,12 @@ def _is_method_of_class(module: Any, name: str, value: Any) -> bool:
 
 def exchange(module: Any, kind: type) -> None:
     """Give a module, or what one holds, another class and the methods of it that it holds."""
-    held = {
+    methods = {
         attribute: method
         for attribute, value in vars(module).items()
         for method in (attribute, "forward")
         if _is_method_of_class(module, method, value)
     }
     module.__class__ = kind
-    for attribute, method in held.items():
+    for attribute, method in methods.items():
         vars(module)[attribute] = MethodType(getattr(kind, method), module)

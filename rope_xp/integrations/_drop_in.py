@@ -1,23 +1,14 @@
 """The function that stands for ``apply_rotary_pos_emb`` of transformers."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-from rope_xp._contract.caches import kept
+from rope_xp._arguments.columns import COLUMNS, Columns, one_per_pair, read_columns
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp.rope import RoPE
-
-Columns = Literal["halves", "neighbours", "pairs"]
-
-_TAKEN: dict[Columns, Callable[[int], slice]] = {
-    "halves": lambda width: slice(width // 2),
-    "neighbours": lambda _: slice(None, None, 2),
-    "pairs": lambda _: slice(None),
-}
-"""Which columns are taken, one a pair."""
 
 
 def apply_rotary_transformers(
@@ -86,8 +77,8 @@ def apply_rotary_transformers(
         msg = f"cos and sin must have one shape; got {tuple(cos.shape)} and {tuple(sin.shape)}"
         raise RopeError(msg)
     columns = _told(backend, cos, sin) if columns is None else columns
-    if columns not in _TAKEN:
-        msg = f"columns must be one of {', '.join(map(repr, _TAKEN))}; got {columns!r}"
+    if columns not in COLUMNS:
+        msg = f"columns must be one of {', '.join(map(repr, COLUMNS))}; got {columns!r}"
         raise RopeError(msg)
     if layout is None and columns == "pairs":
         msg = "columns='pairs' does not tell the layout; give layout='half' or 'interleaved'"
@@ -95,8 +86,7 @@ def apply_rotary_transformers(
     if columns != "pairs" and cos.shape[-1] % 2:
         msg = f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}"
         raise RopeError(msg)
-    one = _TAKEN[columns](cos.shape[-1])
-    cos, sin = cos[..., one], sin[..., one]
+    cos, sin = one_per_pair(cos, columns), one_per_pair(sin, columns)
     make = RoPE if backend.is_compiling() else _rope
     paired: Layout = layout or ("half" if columns == "halves" else "interleaved")
     angles = make(layout=paired, rotary_dim=2 * cos.shape[-1]).with_tables(cos, sin)
@@ -106,32 +96,26 @@ def apply_rotary_transformers(
     return angles.apply(q, k, axes=axes)
 
 
-@kept(64)
+@cached(64)
 def _rope(layout: Layout, rotary_dim: int) -> RoPE:
     return RoPE(layout=layout, rotary_dim=rotary_dim)
 
 
 def _told(backend: Backend, cos: Array, sin: Array) -> Columns:
     """Return how tables are doubled, by the columns that are equal."""
-    half = cos.shape[-1] // 2
+    if backend.is_compiling():
+        raise _unread()
     try:
-        if all(_equal(backend, t[..., :half], t[..., half:]) for t in (cos, sin)):
-            return "halves"
-        if all(_equal(backend, t[..., ::2], t[..., 1::2]) for t in (cos, sin)):
-            return "neighbours"
+        columns = read_columns(backend.xp, cos, sin)
     except TypeError as error:  # of jax, while it traces
         raise _unread() from error
+    if columns is not None:
+        return columns
     msg = (
         "cos and sin have no two equal columns for a pair, neither their halves nor neighbours; "
         "where they have one column a pair, as those of gpt-oss, give columns='pairs'"
     )
     raise RopeError(msg)
-
-
-def _equal(backend: Backend, a: Array, b: Array) -> bool:
-    if backend.is_compiling():
-        raise _unread()
-    return a.shape == b.shape and bool(backend.xp.all(a == b))
 
 
 def _unread() -> RopeError:
@@ -143,12 +127,25 @@ def _unread() -> RopeError:
 
 def _axes(ndim: int, table_ndim: int, unsqueeze_dim: Any) -> str:
     """Return the names of the axes of q, by where tables get their axis for the heads."""
-    place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
-    if ndim not in (3, 4) or place not in (-3, -2):
+    axes = axes_of(ndim, heads_before_tokens(table_ndim, unsqueeze_dim))
+    if axes is None:
         msg = (
             f"unsqueeze_dim={unsqueeze_dim} puts no axis for the heads beside that of the tokens: "
             f"cos has {table_ndim} axes and q {ndim}; 1 is for (batch, heads, tokens, head_dim), 2 "
             "for (batch, tokens, heads, head_dim)"
         )
         raise RopeError(msg)
-    return "b" * (ndim - 3) + ("hs" if place == -3 else "sh") + "d"
+    return axes
+
+
+def heads_before_tokens(table_ndim: int, unsqueeze_dim: int) -> bool | None:
+    """Return whether tables get an axis for heads before the tokens; None if beside neither."""
+    place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
+    return {-3: True, -2: False}.get(place)
+
+
+def axes_of(ndim: int, heads_first: bool | None) -> str | None:
+    """Return the names of the axes of q or k; None where they are not known."""
+    if ndim not in (3, 4) or heads_first is None:
+        return None
+    return "b" * (ndim - 3) + ("hs" if heads_first else "sh") + "d"

@@ -4,6 +4,8 @@ from typing import Literal
 
 import torch
 
+from rope_xp._arguments.columns import doubled, one_per_pair
+
 Format = Literal["halves", "neighbours", "pairs", "complex"]
 """Columns (0 ... n-1, 0 ... n-1), (0, 0, 1, 1, ...), (0 ... n-1), or cos + i sin of the last."""
 
@@ -17,15 +19,7 @@ def written(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Tables:
     """Return tables of one column a pair in the format of a model."""
     if form == "complex":
         return (torch.complex(cos, sin),)
-    return _doubled(cos, form), _doubled(sin, form)
-
-
-def _doubled(table: torch.Tensor, form: Format) -> torch.Tensor:
-    if form == "pairs":
-        return table
-    if form == "halves":
-        return torch.cat((table, table), dim=-1)
-    return torch.repeat_interleave(table, 2, dim=-1)
+    return doubled(torch, cos, form), doubled(torch, sin, form)
 
 
 def read(tables: Tables, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +28,4 @@ def read(tables: Tables, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
         (both,) = tables
         return both.real, both.imag
     cos, sin = tables
-    if form == "pairs":
-        return cos, sin
-    columns = slice(cos.shape[-1] // 2) if form == "halves" else slice(None, None, 2)
-    return cos[..., columns], sin[..., columns]
+    return one_per_pair(cos, form), one_per_pair(sin, form)

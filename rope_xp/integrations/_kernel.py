@@ -21,24 +21,24 @@ class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositori
     def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
         """Do what the function does whose ``forward`` this becomes."""
         kind = type(self)  # of the model's function; forward alone is exchanged
-        if kind not in _KNOWN:
+        if kind not in _ROTATIONS:
             if torch.compiler.is_compiling():  # which cannot trace how functions are recognised
                 return kind.forward(self, q, k, cos, sin, unsqueeze_dim)
-            _KNOWN[kind] = _rotating(self)
-        return _KNOWN[kind](q, k, cos, sin, unsqueeze_dim)
+            _ROTATIONS[kind] = _replace(self)
+        return _ROTATIONS[kind](q, k, cos, sin, unsqueeze_dim)
 
 
-_KNOWN: dict[type, _functions.Function] = {}
+_ROTATIONS: dict[type, _functions.Function] = {}
 
 
-def _rotating(module: torch.nn.Module) -> _functions.Function:
+def _replace(module: torch.nn.Module) -> _functions.Function:
     """Return what rotates as a function of a model does, which kernels has made a module of.
 
     Some that go by this name turn the other way: those stay as they are.
     """
-    theirs, name = _functions.own(module), type(module).__name__
+    function, name = _functions.own_function(module), type(module).__name__
     try:
-        rotation = _functions.recognise(name, theirs, _FORMS)
+        rotation = _functions.recognise(name, function, _FORMS)
     except RopeError:
-        return theirs
-    return _functions.replacement(name, theirs, rotation)
+        return function
+    return _functions.replacement(name, function, rotation)

@@ -1,7 +1,12 @@
-"""The modules of transformers that make cos and sin: recognised, checked, and replaced."""
+"""The modules of transformers that compute cos and sin: found, checked, and replaced."""
 
+from __future__ import annotations
+
+import copy
 import inspect
-import itertools
+import math
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,9 +26,11 @@ from rope_xp.scaling import Axial, DynamicNTK, LongRoPE
 FREQUENCIES = 1e-6
 # Angles of positions below 8 in float32, and a table in float32.
 TABLES = 1e-5
-_TOKENS = 8
+FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a module's own code may raise that is called in a way that it does not know."""
 PLANS = "rope_xp_plans"
 """The attribute of a patched module that holds what it is to return for each layer type."""
+_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -45,212 +52,41 @@ class Plan:
         """Return the tables of these positions in the model's format, for x of this dtype."""
         single = self.rounding == "float32" or like != torch.float64
         dtype = torch.float32 if single else torch.float64
-        positions = _components(self.rope, positions)
-        head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
-        angles = self.rope.at(positions, like=head)
-        cos, sin = angles.cos, angles.sin
+        positions = _move_components_first(self.rope, positions)
+        cos, sin = self._cos_sin(self.rope, positions, dtype)
         if self.beyond is not None:
             far = positions.max() >= self.limit
-            angles = self.beyond.at(positions, like=head)
-            cos, sin = torch.where(far, angles.cos, cos), torch.where(far, angles.sin, sin)
+            far_cos, far_sin = self._cos_sin(self.beyond, positions, dtype)
+            cos, sin = torch.where(far, far_cos, cos), torch.where(far, far_sin, sin)
         if self.rounding == "as x":
             cos, sin = cos.to(like), sin.to(like)
         if self.leading:
             cos, sin = cos[None], sin[None]
         return _formats.written(cos, sin, self.form)
 
+    def _cos_sin(
+        self, rope: RoPE, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of one column a pair."""
+        head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
+        if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # of torch
+            # Traces are of one thread: another one builds what then is a constant in each of them.
+            other = threading.Thread(target=rope.at, args=(positions,), kwargs={"like": head})
+            other.start()
+            other.join()
+            # The sizes of arrays are tensors in a trace, and this one must be a number.
+            return rope.cos_sin(positions, 2 * self.pairs, dtype=dtype)
+        angles = rope.at(positions, like=head)
+        return angles.cos, angles.sin
 
-def _components(rope: RoPE, positions: torch.Tensor) -> torch.Tensor:
-    """Return positions with their components first, as RoPE has them."""
+
+def _move_components_first(rope: RoPE, positions: torch.Tensor) -> torch.Tensor:
     if rope.position_axes is None:
         return positions
     if isinstance(rope.scaling, Axial):  # of patches: (..., components)
         return positions.movedim(-1, 0)
-    components = max(rope.position_axes) + 1
-    return positions.expand(components, -1, -1) if positions.ndim == 2 else positions
-
-
-def modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the rotary modules of a model with their names."""
-    for name, module in model.named_modules():
-        own = dict(module.named_buffers(recurse=False))
-        if any(key.endswith("inv_freq") for key in own):
-            yield name, module
-
-
-def labels(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
-    """Return the frequencies of a rotary module for each layer type, None if there is only one."""
-    return {
-        key.removesuffix("inv_freq").removesuffix("_") or None: buffer
-        for key, buffer in module.named_buffers(recurse=False)
-        if key.endswith("inv_freq") and "original" not in key
-    }
-
-
-def plans(
-    name: str,
-    module: torch.nn.Module,
-    length: int | None,
-    rotation: bool,
-    trusting: bool = False,
-) -> dict[str | None, Plan]:
-    """Return what the module is to do, checked against what it does.
-
-    Without rotation its tables go to the model's own functions. Trusting the configuration, the
-    buffers are not looked at.
-
-    Raises
-    ------
-    RopeError
-        If its configuration cannot be read, or describes something else than its buffers hold.
-    """
-    who = f"{name or 'the model'} ({type(module).__name__})"
-    config = getattr(module, "config", None)
-    if config is None:
-        raise RopeError(f"cannot patch {who}: it has no configuration to read the RoPE from")
-    try:
-        # Which is for the functions that rotate to say; these modules have tables alone.
-        found = from_hf_config(config, layout="half")
-    except (RopeError, TypeError) as error:
-        raise RopeError(f"cannot patch {who}: {error}") from error
-    made = {}
-    for label, buffer in labels(module).items():
-        rope = _of(found, label)
-        if rope is None:
-            raise RopeError(f"cannot patch {who}: its configuration has no RoPE for {label!r}")
-        made[label] = _plan(who, module, label, buffer, rope, length, rotation, trusting)
-    return made
-
-
-def _of(found: RoPE | dict[str, RoPE | None], label: str | None) -> RoPE | None:
-    if isinstance(found, RoPE):
-        return found
-    if label is not None:
-        return found.get(label)
-    # One module for all layers, of which some do not rotate.
-    rotating = {rope for rope in found.values() if rope is not None}
-    return rotating.pop() if len(rotating) == 1 else None
-
-
-def _plan(
-    who: str,
-    module: torch.nn.Module,
-    label: str | None,
-    buffer: torch.Tensor,
-    rope: RoPE,
-    length: int | None,
-    rotation: bool,
-    trusting: bool,
-) -> Plan:
-    rule = rope.scaling
-    if length is None and isinstance(rule, DynamicNTK):
-        msg = (
-            f"cannot patch {who}: the frequencies of DynamicNTK change while a context grows, "
-            "and cached keys do not follow; fix them by patch(model, length=n)"
-        )
-        raise RopeError(msg)
-    first, beyond, limit = rope.for_length(1), None, 0
-    if isinstance(rule, LongRoPE):
-        limit = rule.original_max_position_embeddings
-        beyond = rope.for_length(limit + 1)
-    repeats = len(rule_axes(rope)) if isinstance(rule, Axial) and rule.order != "dealt" else 1
-    pairs = repeats * len(buffer)
-    # The last call may have left those of a long context.
-    if not trusting:
-        _check_frequencies(who, [first] if beyond is None else [first, beyond], buffer, pairs)
-    scaling = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
-    if abs(rope.attention_factor - scaling) > FREQUENCIES:
-        msg = f"its configuration says the attention factor {rope.attention_factor}, it {scaling}"
-        raise RopeError(f"cannot patch {who}: {msg}")
-    plan = _asked_for_few(who, module, label, first, pairs, rotation)
-    if length is not None:
-        return replace(plan, rope=rope.for_length(length))
-    return replace(plan, beyond=beyond, limit=limit)
-
-
-def rule_axes(rope: RoPE) -> set[int]:
-    """Return the components of positions that a RoPE reads."""
-    return set(rope.position_axes or (0,))
-
-
-def _check_frequencies(who: str, ropes: list[RoPE], buffer: torch.Tensor, pairs: int) -> None:
-    # A model that was cast to bfloat16 has rounded its frequencies too; these are not.
-    # One in float64 has those of float32.
-    close = max(FREQUENCIES, 2 * torch.finfo(buffer.dtype).eps)
-    if buffer.device.type == "meta":
-        raise RopeError(f"cannot patch {who}: it is on the meta device; load its weights first")
-    for rope in ropes:
-        expected = torch.from_numpy(_own_series(rope, 2 * pairs, len(buffer))).to(buffer)
-        if buffer.shape == expected.shape and torch.allclose(buffer, expected, close, 0.0):
-            return
-    msg = (
-        f"cannot patch {who}: its configuration says the frequencies {expected[:3].tolist()} ..., "
-        f"its buffer holds {buffer[:3].tolist()} ..."
-    )
-    raise RopeError(msg)
-
-
-def _own_series(rope: RoPE, components: int, length: int) -> NDArray[np.float64]:
-    """Return what a buffer of this length holds, which is one series for all axial components."""
-    series = rope.frequencies(components)
-    if isinstance(rope.scaling, Axial):
-        alternating = rope.scaling.order == "alternating"
-        return series[:: rope.scaling.axes] if alternating else series[:length]
-    return series
-
-
-def _asked_for_few(
-    who: str, module: torch.nn.Module, label: str | None, rope: RoPE, pairs: int, rotation: bool
-) -> Plan:
-    """Return the plan by which tables are those that a new module of this kind gives."""
-    if "position_ids" not in inspect.signature(type(module).forward).parameters:
-        raise RopeError(f"cannot patch {who}: its forward takes no position_ids")
-    positions = _few_positions(rope)
-    more: dict[str, Any] = {} if label is None else {"layer_type": label}
-
-    def asked(dtype: torch.dtype) -> Tables:
-        tables = type(module)(module.config)(torch.zeros(1, dtype=dtype), positions, **more)
-        return tables if isinstance(tables, tuple) else (tables,)
-
-    theirs = asked(torch.float32)
-    for form, leading in itertools.product(_formats.FORMATS, (False, True)):
-        plan = Plan(rope, None, 0, pairs, form, leading)
-        ours = plan.tables(positions, torch.float32)
-        if len(ours) == len(theirs) and all(map(_close, ours, theirs)):
-            if rotation:
-                return plan
-            follows = asked(torch.bfloat16)[0].dtype == torch.bfloat16
-            return replace(plan, rounding="as x" if follows else "float32")
-    raise RopeError(f"cannot patch {who}: its tables are not those of {rope}")
-
-
-@torch.no_grad()
-def give(module: torch.nn.Module, plans: dict[str | None, Plan], trusting: bool) -> None:
-    """Give a module its plans; where they are trusted, make its buffers anew, in float32."""
-    setattr(module, PLANS, plans)
-    if not trusting:
-        return
-    for key, buffer in list(module.named_buffers(recurse=False)):
-        if key.endswith("inv_freq") and not buffer.is_meta:
-            label = key.removesuffix("inv_freq").removesuffix("_")
-            label = label.removesuffix("original").removesuffix("_")
-            plan = plans[label or None]
-            series = _own_series(plan.rope, 2 * plan.pairs, len(buffer))
-            setattr(module, key, torch.from_numpy(series).to(buffer.device, torch.float32))
-
-
-def _few_positions(rope: RoPE) -> torch.Tensor:
-    positions = torch.arange(_TOKENS)[None]
-    components = max(rope.position_axes or (0,)) + 1
-    if isinstance(rope.scaling, Axial):
-        return torch.stack([positions[0] + i for i in range(components)], dim=-1)
-    if components > 1:
-        return torch.stack([positions + i for i in range(components)])
-    return positions
-
-
-def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=0, atol=TABLES))
+    # (batch, tokens), or (1, batch, tokens), which their own modules expand too.
+    return positions.expand(max(rope.position_axes) + 1, -1, -1)
 
 
 def forward(
@@ -262,3 +98,231 @@ def forward(
         position_ids = position_ids.detach()
     tables = plan.tables(position_ids.to(x.device), x.dtype)
     return tables if len(tables) > 1 else tables[0]
+
+
+# --- what a module and its configuration say -----------------------------------------------------
+
+
+def rotary_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the rotary modules of a model with their names."""
+    for name, module in model.named_modules():
+        if any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False)):
+            yield name, module
+
+
+def layer_type(key: str) -> str | None:
+    """Return the layer type of a buffer by its name, None where there is only one."""
+    label = key.removesuffix("inv_freq").removesuffix("_").removesuffix("original")
+    return label.removesuffix("_") or None
+
+
+def frequency_buffers(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
+    """Return the frequencies of a rotary module for each layer type."""
+    return {
+        layer_type(key): buffer
+        for key, buffer in module.named_buffers(recurse=False)
+        if key.endswith("inv_freq") and "original" not in key
+    }
+
+
+def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
+    """Return the ropes that a module's configuration has for a layer type, or for all layers.
+
+    Raises
+    ------
+    RopeError
+        If the configuration is missing or cannot be read.
+    """
+    config = getattr(module, "config", None)
+    if config is None:
+        raise RopeError("it has no configuration to read the RoPE from")
+    try:
+        # The layout is for the functions that rotate to say; these modules make tables alone.
+        ropes = from_hf_config(config, layout="half")
+    except TypeError as error:
+        raise RopeError(str(error)) from error
+    if isinstance(ropes, RoPE):
+        return [ropes]
+    every = ropes.values() if label is None else [ropes.get(label)]
+    return list(dict.fromkeys(rope for rope in every if rope is not None))
+
+
+def held_attention_factor(module: torch.nn.Module, label: str | None) -> Any:
+    """Return what a module multiplies cos and sin by."""
+    return getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
+
+
+def regimes(rope: RoPE) -> list[RoPE]:
+    """Return a rope as it is for a short context and, where it changes, for a long one."""
+    lengths = [1]
+    if isinstance(rope.scaling, LongRoPE):
+        lengths.append(rope.scaling.original_max_position_embeddings + 1)
+    return [rope.for_length(n) for n in lengths]
+
+
+def rotated_pairs(rope: RoPE, size: int) -> int:
+    """Return how many pairs are rotated by a buffer of this size, one series for all components."""
+    if isinstance(rope.scaling, Axial) and rope.scaling.order != "strided":
+        return size * rope.scaling.axes
+    return size
+
+
+def series(rope: RoPE, size: int) -> NDArray[np.float64]:
+    """Return what a buffer of this size holds."""
+    frequencies = rope.frequencies(2 * rotated_pairs(rope, size))
+    if isinstance(rope.scaling, Axial):
+        alternating = rope.scaling.order == "alternating"
+        return frequencies[:: rope.scaling.axes] if alternating else frequencies[:size]
+    return frequencies
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a module is to be patched."""
+
+    length: int | None = None
+    rotation: bool = True
+    """Whether its tables go to functions of rope_xp, and not to the model's own."""
+    trusting: bool = False
+    """Whether the configuration is trusted, and the buffers are not looked at."""
+    strict: bool = True
+    """Whether tables that hold other numbers are refused."""
+
+
+def plans(name: str, module: torch.nn.Module, options: Options) -> dict[str | None, Plan]:
+    """Return what the module is to do, checked against what it does.
+
+    Raises
+    ------
+    RopeError
+        If its configuration cannot be read, or describes something else than its buffers hold.
+    """
+    try:
+        return {
+            label: _plan(module, label, buffer, options)
+            for label, buffer in frequency_buffers(module).items()
+        }
+    except RopeError as error:
+        where = f"{name or 'the model'} ({type(module).__name__})"
+        raise RopeError(f"cannot patch {where}: {error}") from error
+
+
+def _plan(
+    module: torch.nn.Module, label: str | None, buffer: torch.Tensor, options: Options
+) -> Plan:
+    ropes = configured_ropes(module, label)
+    if len(ropes) != 1:  # of one module for all layers, some may not rotate
+        raise RopeError(f"its configuration has no RoPE for {label!r}")
+    (rope,) = ropes
+    if options.length is None and isinstance(rope.scaling, DynamicNTK):
+        msg = (
+            "the frequencies of DynamicNTK change while a context grows, and cached keys do not "
+            "follow; fix them by patch(model, length=n)"
+        )
+        raise RopeError(msg)
+    first, *rest = regimes(rope)
+    if not options.trusting:  # the last call may have left frequencies of a long context
+        _check_frequencies([first, *rest], buffer)
+    factor = held_attention_factor(module, label)
+    if abs(rope.attention_factor - factor) > FREQUENCIES:
+        msg = f"its configuration says the attention factor {rope.attention_factor}, it {factor}"
+        raise RopeError(msg)
+    plan = _fit(module, label, first, len(buffer), options)
+    if options.length is not None:
+        return replace(plan, rope=rope.for_length(options.length))
+    if isinstance(rope.scaling, LongRoPE):
+        limit = rope.scaling.original_max_position_embeddings
+        return replace(plan, beyond=rest[0], limit=limit)
+    return plan
+
+
+def _check_frequencies(ropes: list[RoPE], buffer: torch.Tensor) -> None:
+    if buffer.device.type == "meta":
+        raise RopeError("it is on the meta device; load its weights first")
+    # A model that was cast to bfloat16 has rounded its frequencies too; these are not.
+    # One in float64 has those of float32.
+    tolerance = max(FREQUENCIES, 2 * torch.finfo(buffer.dtype).eps)
+    for rope in ropes:
+        expected = torch.from_numpy(series(rope, len(buffer))).to(buffer)
+        if buffer.shape == expected.shape and torch.allclose(buffer, expected, tolerance, 0.0):
+            return
+    msg = (
+        f"its configuration says the frequencies {expected[:3].tolist()} ..., its buffer holds "
+        f"{buffer[:3].tolist()} ..."
+    )
+    raise RopeError(msg)
+
+
+def _fit(
+    module: torch.nn.Module, label: str | None, rope: RoPE, size: int, options: Options
+) -> Plan:
+    """Return the plan whose tables of a few positions are those of the module, or the nearest."""
+    if "position_ids" not in inspect.signature(type(module).forward).parameters:
+        raise RopeError("its forward takes no position_ids")
+    positions = probe_positions(rope, list(range(_TOKENS)), apart=1)
+    fresh = _with_series(module, label, series(rope, size))
+    more: dict[str, Any] = {} if label is None else {"layer_type": label}
+
+    def compute(dtype: torch.dtype) -> Tables:
+        try:
+            tables = type(module).forward(fresh, torch.zeros(1, dtype=dtype), positions, **more)
+        except FAILURES as error:
+            msg = f"its forward fails for {_TOKENS} positions on a CPU: {error}"
+            raise RopeError(msg) from error
+        return tables if isinstance(tables, tuple) else (tables,)
+
+    pairs, theirs = rotated_pairs(rope, size), compute(torch.float32)
+    every = (Plan(rope, None, 0, pairs, f, one) for f in _formats.FORMATS for one in (False, True))
+    errors = {plan: _largest_error(plan.tables(positions, torch.float32), theirs) for plan in every}
+    plan = min(errors, key=lambda each: errors[each])
+    if errors[plan] > (TABLES if options.strict else sys.float_info.max):
+        raise RopeError(f"its tables are not those of {rope}")
+    if options.rotation:
+        return plan
+    follows = compute(torch.bfloat16)[0].dtype == torch.bfloat16
+    return replace(plan, rounding="as x" if follows else "float32")
+
+
+def probe_positions(rope: RoPE, numbers: list[int], apart: int) -> torch.Tensor:
+    """Return positions as the modules of this rope take them, with components that differ so."""
+    positions = torch.tensor(numbers)
+    components = max(rope.position_axes or (0,)) + 1
+    rows = torch.stack([positions + apart * i for i in range(components)])
+    if isinstance(rope.scaling, Axial):
+        return rows.T
+    return rows[:, None] if components > 1 else rows
+
+
+def _with_series(
+    module: torch.nn.Module, label: str | None, frequencies: NDArray[np.float64]
+) -> torch.nn.Module:
+    """Return a copy of a module on the CPU with these frequencies, to whatever it was cast."""
+    copied, buffers = copy.copy(module), dict(module.named_buffers(recurse=False))
+    for key in buffers:
+        if key.endswith("inv_freq") and layer_type(key) == label:
+            buffers[key] = torch.from_numpy(frequencies).float()
+    vars(copied)["_buffers"] = {k: b if b.is_meta else b.cpu() for k, b in buffers.items()}
+    return copied
+
+
+def _largest_error(ours: Tables, theirs: Tables) -> float:
+    """Return how far tables are apart; infinity where they differ in shape or hold a NaN."""
+    if [table.shape for table in ours] != [table.shape for table in theirs]:
+        return math.inf
+    error = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return math.inf if math.isnan(error) else error
+
+
+@torch.no_grad()
+def set_plans(module: torch.nn.Module, plans: dict[str | None, Plan], trusting: bool) -> None:
+    """Give a module its plans; where they are trusted, make its buffers anew, in float32."""
+    setattr(module, PLANS, plans)
+    if not trusting:
+        return
+    for key, buffer in list(module.named_buffers(recurse=False)):
+        if key.endswith("inv_freq") and not buffer.is_meta:
+            frequencies = torch.from_numpy(series(plans[layer_type(key)].rope, len(buffer)))
+            setattr(module, key, frequencies.to(buffer.device, torch.float32))

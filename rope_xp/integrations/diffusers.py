@@ -1,34 +1,34 @@
-"""The rotary embeddings of diffusers' transformers: read from configurations, and handed over.
+"""The rotary embeddings of diffusers' transformers: read configurations, patch models.
 
-To read one takes neither diffusers nor torch.
+Reading a configuration needs neither diffusers nor torch.
 """
 
 from typing import Any, TypeVar
 
 from rope_xp.integrations._diffusion import config as _config
-from rope_xp.integrations._diffusion.config import Positions, Rotary
+from rope_xp.integrations._diffusion.config import Positions, RotaryConfig
 
-__all__ = ["Positions", "Rotary", "from_config", "patch", "unpatch"]
+__all__ = ["Positions", "RotaryConfig", "from_config", "patch", "unpatch"]
 
 ModelT = TypeVar("ModelT", bound=Any)
 
 
-def from_config(config: object) -> Rotary:
-    """Return the RoPE of a diffusion transformer, and what makes the positions of its tokens.
+def from_config(config: object) -> RotaryConfig:
+    """Return the RoPE of a diffusion transformer, and a function that makes its positions.
 
     Parameters
     ----------
     config : dict, path or object
-        The configuration of the transformer: the contents of its config.json, the path of that or
-        of its directory, or a model of diffusers, whose ``config`` is read.
+        The configuration of the transformer: the contents of its config.json, the path of that file
+        or of its directory, or a model of diffusers.
 
     Returns
     -------
-    Rotary
+    RotaryConfig
         A named tuple of ``rope``, a :class:`rope_xp.RoPE`, and ``positions``, a function of the
-        patches of an image or video, ``positions(height, width, frames=1, text=0, fps=None)``.
-        Positions have the order of the tokens of the model's attention, and a leading axis of
-        components, (frame, row, column) in most.
+        size of an image or video in patches, ``positions(height, width, frames=1, text=0,
+        fps=None)``. Positions follow the order of tokens in the model's attention. Their leading
+        axis holds the components, in most models (frame, row, column).
 
     Raises
     ------
@@ -36,13 +36,14 @@ def from_config(config: object) -> Rotary:
         If ``_class_name`` is missing or not known, or names a model that no RoPE can express; if a
         value is impossible.
     TypeError
-        If config is none of these.
+        If config has another type.
     FileNotFoundError
         If there is no such file.
 
     Notes
     -----
-    What a file leaves out, and what diffusers keeps in code, is a table by ``_class_name``.
+    A table by ``_class_name`` holds the values that diffusers keeps in code, and the defaults of
+    keys that a file leaves out.
 
     Examples
     --------
@@ -59,13 +60,13 @@ def from_config(config: object) -> Rotary:
 def patch(transformer: ModelT) -> ModelT:
     """Let rope_xp compute the angles and rotate q and k of a transformer, from now on.
 
-    The model's rotary modules give tables that are exact at any position, of the form, shape and
-    dtype that they have been, computed once for a forward pass and without float64. Its attention
-    processors rotate on rope_xp's fast path. Gradients, batches for guidance, ``torch.compile``,
-    attention backends, copies and pickles work as before. Other models of the type are not touched.
+    The rotary modules return tables that are exact at any position, in the format and shape that
+    the model expects, computed once per forward pass and without float64. The attention processors
+    rotate on rope_xp's fast path. Gradients, batches for guidance, ``torch.compile``, attention
+    backends, copies and pickles work as before. Other models of the class do not change.
 
-    Before anything is changed, each rotary module and each function that rotates is asked for a few
-    values, and compared with what rope_xp makes of the configuration.
+    Before anything changes, each rotary module and each function that rotates is compared with
+    rope_xp on a few values.
 
     Parameters
     ----------
@@ -80,17 +81,18 @@ def patch(transformer: ModelT) -> ModelT:
     Raises
     ------
     RopeError
-        If a part of the model cannot be patched, or what it does is no rotation; the message names
-        it, and the model stays as it was.
+        If a part of the model cannot be patched, or does not rotate pairs; the message names it,
+        and the model stays as it was.
 
     Notes
     -----
-    The rotary modules, and the processors that call a function that rotates, get a class of the
-    same name, made here of their own. Its methods are copies that call rope_xp's functions. A
-    processor that is set later on is the model's own again; it gets exact tables.
+    Rotary modules and processors get a subclass of their class, of the same name. That of a rotary
+    module replaces one method. That of a processor runs the processor's own method, and meanwhile
+    the functions of diffusers that rotate call rope_xp in that thread. A processor that is set
+    later is the model's own again; it gets exact tables.
 
-    Of LTX, Allegro and SANA-WM the functions alone are replaced: their tables, which no RoPE of a
-    whole head makes, stay their own.
+    LTX, Allegro and SANA-WM keep their own tables, which no RoPE of a whole head makes; only their
+    functions are replaced.
 
     Examples
     --------
@@ -107,7 +109,7 @@ def patch(transformer: ModelT) -> ModelT:
     'FluxPosEmbed'
     >>> model = unpatch(model)
     """
-    # Imported when it is asked for: who reads a configuration needs no torch.
+    # Imported here, as reading a configuration needs no torch.
     from rope_xp.integrations._diffusion import patching
 
     patching.patch(transformer)
@@ -130,8 +132,8 @@ def unpatch(transformer: ModelT) -> ModelT:
     Raises
     ------
     RopeError
-        If something has changed a patched module since in a way that cannot be kept; the message
-        names it, and the model stays patched.
+        If a patched module has changed since in a way that unpatching would lose; the message names
+        it, and the model stays patched.
     """
     from rope_xp.integrations._diffusion import patching
 

@@ -5,7 +5,7 @@ from typing import Literal, TypeVar
 import torch
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.integrations import _check, _check_config, _classes, _flow, _rotary
+from rope_xp.integrations import _check, _check_config, _classes, _rotary
 from rope_xp.integrations._findings import Finding
 
 __all__ = ["Finding", "check", "patch", "unpatch"]
@@ -53,10 +53,9 @@ def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     >>> [(finding.kind, finding.module) for finding in check(model.bfloat16())]
     [('cast', 'model.rotary_emb.inv_freq')]
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
-    found = [*_check.findings(model), *_check_config.findings(model)]
-    return tuple(sorted(found, key=lambda finding: finding.severity != "error"))
+    _check_module(model)
+    findings = [*_check.check_rotary_modules(model), *_check_config.check_configs(model)]
+    return tuple(sorted(findings, key=lambda finding: finding.severity != "error"))
 
 
 def patch(
@@ -74,8 +73,8 @@ def patch(
     Other models of the same type are not touched.
 
     Before anything is changed, each rotary module and each function that rotates is asked for a few
-    values, and compared with what rope_xp makes of the configuration. Then the tables are followed
-    through the source of the model's classes, to see that they get to no other function.
+    values, and compared with what rope_xp makes of the configuration. A class that reads cos and
+    sin and calls no such function is refused by name.
 
     Parameters
     ----------
@@ -103,14 +102,17 @@ def patch(
     RopeError
         If a part of the model cannot be patched; the message names it, and the model stays as it
         was. If trust is none of the two.
+    TypeError
+        If model is no module of torch, such as a name on the Hub.
 
     Notes
     -----
     The rotary modules, and those whose methods call a function that rotates, get a class of the
-    same name, made here of their own. Its methods are copies that call rope_xp's functions.
-    Replacing functions in the modules of transformers later on, as ``kernelize`` and Liger-Kernel
-    do, has no effect on a patched model. Parameters, buffers, configurations, state dictionaries
-    and files of ``save_pretrained`` are not touched, but for what ``trust="config"`` makes anew.
+    same name, made here of their own. Its methods are copies that call rope_xp's functions, which
+    stand in the modules of transformers under names of their own. A function that is put in place
+    of the model's own there later on, as Liger-Kernel does, is called instead, with tables in the
+    dtype of q. Parameters, buffers, configurations, state dictionaries and files of
+    ``save_pretrained`` are not touched, but for what ``trust="config"`` makes anew.
 
     Examples
     --------
@@ -129,44 +131,37 @@ def patch(
     True
     >>> model = unpatch(model)
     """
+    _check_module(model)
     if trust not in ("both", "config"):
         raise RopeError(f"trust must be 'both' or 'config'; got {trust!r}")
     if any(_classes.original(type(module)) for module in model.modules()):
         raise RopeError("the model is patched already; unpatch it first")
-    found = dict(_rotary.modules(model))
-    if not found:
-        msg = (
-            f"cannot patch {type(model).__name__}: none of its modules makes angles for a rotation "
-            "(those have inv_freq among their buffers). Its positions are probably not rotary, as "
-            "those of BERT and GPT-2 are not, and then there is nothing to patch; if it does "
-            "rotate, rope_xp.testing.identify tells which RoPE its function is"
-        )
-        raise RopeError(msg)
-    called = {kind: _classes.called(kind) for kind in set(map(type, model.modules())) if rotation}
+    rotary = dict(_rotary.rotary_modules(model))
+    if not rotary:
+        raise RopeError(f"cannot patch {type(model).__name__}: {_no_angles(model)}")
+    kinds = dict.fromkeys(map(type, model.modules()))
+    rotating = [kind for kind in kinds if rotation and _classes.functions_called(kind)]
     for name, module in model.named_modules():
-        if name in found or called.get(type(module)):
+        if name in rotary or type(module) in rotating:
             _classes.check_forward(name, module, "patch")
-    made: dict[type, type] = {}
+    options = _rotary.Options(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
-        plans = {
-            name: _rotary.plans(name, m, length, rotation, trust == "config")
-            for name, m in found.items()
-        }
+        plans = {name: _rotary.plans(name, module, options) for name, module in rotary.items()}
         forms = tuple(dict.fromkeys(p.form for each in plans.values() for p in each.values()))
-        for kind, functions in called.items():
-            if functions:
-                made[kind] = _classes.rotating(kind, functions, forms)
-    if rotation and not made:
+        classes = {kind: _classes.load_rotating(kind, forms) for kind in rotating}
+    if rotation and not classes:
         raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
+    rotary_kinds = set(map(type, rotary.values()))
     if rotation:
-        replaced = {function for functions in called.values() for _, function in functions}
-        _flow.check(model, found.values(), replaced)
-    made |= {kind: _classes.giving_tables(kind) for kind in set(map(type, found.values()))}
+        for kind in kinds:
+            if kind not in rotary_kinds:
+                _classes.check_readers(kind)
+    classes |= {kind: _classes.load_rotary(kind) for kind in rotary_kinds}
     for module in model.modules():
-        if type(module) in made:
-            _classes.exchange(module, made[type(module)])
-    for name, module in found.items():
-        _rotary.give(module, plans[name], trust == "config")
+        if type(module) in classes:
+            _classes.exchange(module, classes[type(module)])
+    for name, module in rotary.items():
+        _rotary.set_plans(module, plans[name], options.trusting)
     return model
 
 
@@ -188,7 +183,10 @@ def unpatch(model: ModelT) -> ModelT:
     RopeError
         If something has changed a patched module since in a way that cannot be kept; the message
         names it, and the model stays patched.
+    TypeError
+        If model is no module of torch.
     """
+    _check_module(model)
     patched = {n: m for n, m in model.named_modules() if _classes.original(type(m))}
     for name, module in patched.items():
         _classes.check_own(name, module)
@@ -198,3 +196,29 @@ def unpatch(model: ModelT) -> ModelT:
         if hasattr(module, _rotary.PLANS):
             delattr(module, _rotary.PLANS)
     return model
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        msg = (
+            "model must be a torch.nn.Module, such as what from_pretrained of transformers "
+            f"returns; got {type(model).__name__}"
+        )
+        raise TypeError(msg)
+
+
+def _no_angles(model: torch.nn.Module) -> str:
+    """Say why there is nothing to patch: the model rotates by tables of its own, or not at all."""
+    for kind in dict.fromkeys(map(type, model.modules())):
+        name = _classes.rotation_name(kind)
+        if name is not None:
+            return (
+                f"{kind.__name__} calls {name}, and reads cos and sin from a table of its own. "
+                "patch replaces modules that compute them, which have inv_freq among their buffers"
+            )
+    return (
+        "none of its modules makes angles for a rotation (those have inv_freq among their "
+        "buffers). Its positions are probably not rotary, as those of BERT and GPT-2 are not, and "
+        "then there is nothing to patch; if it does rotate, rope_xp.testing.identify tells which "
+        "RoPE its function is"
+    )

@@ -1,15 +1,32 @@
-"""What a layer holds: one RoPE and the names of axes, both plain values."""
+"""What a layer holds, one RoPE and the names of axes, and what it does with them."""
 
 from dataclasses import fields
 from typing import Any
 
-from rope_xp._arguments.fields import check_head_dim, check_rope
+from rope_xp._arguments.fields import check_rope as check_type
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
-from rope_xp.rope import RoPE
+from rope_xp.angles import Angles
+from rope_xp.rope import Positions, RoPE
 
 
-def checked(rope: Any) -> RoPE:
+def rotate(
+    layer: Any, q: Any, k: Any, positions: Positions = None, *, k_positions: Positions = None
+) -> tuple[Any, Any]:
+    """Rotate queries and keys; the arguments are those of :func:`rope_xp.apply`."""
+    rotated: tuple[Any, Any] = layer.rope.apply(
+        q, k, positions, axes=layer.axes, k_positions=k_positions
+    )
+    return rotated
+
+
+def at(layer: Any, positions: Positions, *, like: Any) -> Angles:
+    """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
+    angles: Angles = layer.rope.at(positions, like=like)
+    return angles
+
+
+def check_rope(rope: Any) -> RoPE:
     """Return the RoPE that a layer is to hold.
 
     Raises
@@ -23,11 +40,11 @@ def checked(rope: Any) -> RoPE:
         listed = ", ".join(map(repr, rope))
         msg = f"rope holds a RoPE for each of {listed}; give a layer its own, rope[layer_type]"
         raise RopeError(msg)
-    check_rope(rope, RoPE)
+    check_type(rope, RoPE)
     return rope
 
 
-def described(rope: RoPE, axes: str | None) -> str:
+def describe(rope: RoPE, axes: str | None) -> str:
     """Return what is not as by default, for people to read."""
     held = {
         f.name: getattr(rope, f.name) for f in fields(rope) if getattr(rope, f.name) != f.default
@@ -37,8 +54,8 @@ def described(rope: RoPE, axes: str | None) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in held.items())
 
 
-def learned(learn: Any, head_dim: Any, heads: Any) -> Any:
-    """Return what a layer is to learn, if the sizes that it takes are there, and no others.
+def check_learned(learn: Any, head_dim: Any, heads: Any) -> tuple[int | None, int | None]:
+    """Check that the sizes of what a layer learns are there, and no others; return them.
 
     Raises
     ------
@@ -49,11 +66,11 @@ def learned(learn: Any, head_dim: Any, heads: Any) -> Any:
     """
     if learn is not None:
         numbers.check_one_of("learn", learn, ("shared", "head"))
-    asked = (
+    sizes = (
         ("head_dim", head_dim, learn is not None, "components of a head"),
         ("heads", heads, learn == "head", "heads of k"),
     )
-    for name, size, needed, what in asked:
+    for name, size, needed, what in sizes:
         if size is None and needed:
             msg = (
                 f"learn={learn!r} needs {name}=, {what}: frequencies that are learned are made "
@@ -62,8 +79,7 @@ def learned(learn: Any, head_dim: Any, heads: Any) -> Any:
             raise RopeError(msg)
         if size is not None and not needed:
             raise RopeError(f"{name}={size!r} was given, and learn={learn!r} has no use for it")
-    if learn is not None:
-        check_head_dim(head_dim)
-    if learn == "head":
-        numbers.check_positive_int("heads", heads)
-    return learn
+    return (
+        None if head_dim is None else numbers.check_positive_int("head_dim", head_dim),
+        None if heads is None else numbers.check_positive_int("heads", heads),
+    )

@@ -1,12 +1,14 @@
 """Frequencies that a module of torch learns; they start from those of a RoPE."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import torch
 
 from rope_xp._contract.errors import RopeError
-from rope_xp._frequencies import apply_frequencies, starting
+from rope_xp._frequencies import apply_frequencies, initial_frequencies
 from rope_xp.layers import _held
 from rope_xp.rope import Positions, RoPE
 
@@ -21,23 +23,25 @@ class Learner(torch.nn.Module):
 
     def __init__(self, rope: RoPE, axes: str | None, learn: Learn, *sizes: int | None) -> None:
         super().__init__()
-        self.rope, self.axes = _held.checked(rope), axes
-        self.learn, self._sizes = _held.learned(learn, *sizes), sizes
-        # Where nothing is learned it is no entry of the parameters, and so is found at once.
+        self.rope, self.axes = _held.check_rope(rope), axes
+        self.learn, self._sizes = learn, _held.check_learned(learn, *sizes)
+        # A plain None where nothing is learned: attributes are found faster than parameters.
         self.frequencies = None
         if learn is not None:
-            self.frequencies = torch.nn.Parameter(self._starting().to(torch.get_default_device()))
+            self.frequencies = torch.nn.Parameter(
+                self._initial_frequencies().to(torch.get_default_device())
+            )
 
     def reset_parameters(self) -> None:
         """Start again from the RoPE, after ``to_empty`` too."""
         if self.frequencies is not None:
             with torch.no_grad():
-                self.frequencies.copy_(self._starting())
+                self.frequencies.copy_(self._initial_frequencies())
 
     def extra_repr(self) -> str:
         """Return what ``print(model)`` says of it."""
         learned = f"learn={self.learn!r}, " if self.learn else ""
-        return f"{learned}{_held.described(self.rope, self.axes)}".removesuffix(", ")
+        return f"{learned}{_held.describe(self.rope, self.axes)}".removesuffix(", ")
 
     def _rotate(
         self, q: torch.Tensor, k: torch.Tensor, positions: Positions, k_positions: Positions
@@ -50,19 +54,19 @@ class Learner(torch.nn.Module):
         rope, frequencies = self.rope, self.frequencies
         return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)
 
-    def _starting(self) -> torch.Tensor:
+    def _initial_frequencies(self) -> torch.Tensor:
         head_dim, heads = self._sizes
-        made = starting(self.rope, head_dim, heads or 1)  # type: ignore[arg-type]  # checked
-        own, like = torch.from_numpy(made).float(), self.frequencies
+        host = initial_frequencies(self.rope, head_dim, heads or 1)  # type: ignore[arg-type]  # checked
+        initial, like = torch.from_numpy(host).float(), self.frequencies
         if like is None or not hasattr(like, "device_mesh"):
-            return own
+            return initial
         from torch.distributed.tensor import distribute_tensor  # there, as like is a DTensor
 
-        return distribute_tensor(own.to(like.device), like.device_mesh, like.placements)  # type: ignore[attr-defined]  # asked above
+        return distribute_tensor(initial.to(like.device), like.device_mesh, like.placements)  # type: ignore[attr-defined]  # asked above
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        # A frequency is multiplied by positions: rounded to the 8 bits of a bfloat16, it is off by
-        # up to 2 radians at position 1,000. So a cast brings it to a device, as the float32 it is.
+        # Positions multiply the error of a frequency: of one rounded to bfloat16, angles are off by
+        # up to 2 radians at position 1,000. So a cast moves parameters, and leaves them float32.
         def exact(x: torch.Tensor) -> torch.Tensor:
             moved = fn(x)
             return moved if moved.dtype == x.dtype else x.to(moved.device)

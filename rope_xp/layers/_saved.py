@@ -7,41 +7,46 @@ from rope_xp import scaling
 from rope_xp._contract.errors import RopeError
 from rope_xp.rope import RoPE
 
-_RULE = "rule"
+_RULE = "scaling rule"
+"""The key of a rule's name, which no field has."""
 
 
-def written(rope: RoPE) -> dict[str, Any]:
-    """Return the fields of a rope, and those of its rule, as numbers, strings and lists.
+def to_data(rope: RoPE) -> dict[str, Any]:
+    """Return the fields of a rope, and those of its rules, as numbers, strings and lists.
 
     Raises
     ------
     RopeError
-        If its rule is none of :mod:`rope_xp.scaling`, and so cannot be found again by its name.
+        If a rule is none of :mod:`rope_xp.scaling`, and so cannot be found again by its name.
     """
-    held = {f.name: getattr(rope, f.name) for f in fields(rope)}
-    rule = rope.scaling
-    if rule is not None:
-        name = type(rule).__name__
-        if getattr(scaling, name, None) is not type(rule):
-            msg = (
-                f"cannot save the scaling rule {rule!r}: only those of rope_xp.scaling are found "
-                "by their names when a model is loaded"
-            )
-            raise RopeError(msg)
-        own: Any = rule  # which names the fields that it was given, and computes others anew
-        held["scaling"] = {_RULE: name, **{f.name: getattr(rule, f.name) for f in fields(own)}}
-    return held
+    return {f.name: _value_to_data(getattr(rope, f.name)) for f in fields(rope)}
 
 
-def read(data: dict[str, Any]) -> RoPE:
-    """Return the rope that was written."""
-    held = {name: _tuples(value) for name, value in data.items()}
-    if held["scaling"] is not None:
-        rule = {name: _tuples(value) for name, value in held["scaling"].items()}
-        held["scaling"] = getattr(scaling, rule.pop(_RULE))(**rule)
-    return RoPE(**held)
+def _value_to_data(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [*value]
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    name = type(value).__name__
+    if getattr(scaling, name, None) is not type(value):
+        msg = (
+            f"cannot save the scaling rule {value!r}: only those of rope_xp.scaling are found by "
+            "their names when a model is loaded"
+        )
+        raise RopeError(msg)
+    held = {f.name: _value_to_data(getattr(value, f.name)) for f in fields(value)}
+    return {_RULE: name, **held}
 
 
-def _tuples(value: Any) -> Any:
-    """Return a tuple for a list, into which JSON has made it."""
-    return tuple(value) if isinstance(value, list) else value
+def from_data(data: dict[str, Any]) -> RoPE:
+    """Return the rope that such data describes."""
+    return RoPE(**{name: _value_from_data(value) for name, value in data.items()})
+
+
+def _value_from_data(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, dict):
+        return value
+    held = {name: _value_from_data(v) for name, v in value.items() if name != _RULE}
+    return getattr(scaling, value[_RULE])(**held)

@@ -1,11 +1,9 @@
 """A RoPE as a module of equinox."""
 
 import equinox
-import jax
 
-from rope_xp.angles import Angles
 from rope_xp.layers import _held
-from rope_xp.rope import Positions, RoPE
+from rope_xp.rope import RoPE
 
 
 class Rotary(equinox.Module):
@@ -37,20 +35,8 @@ class Rotary(equinox.Module):
     axes: str | None = equinox.field(static=True)
 
     def __init__(self, rope: RoPE, *, axes: str | None = None) -> None:
-        self.rope = _held.checked(rope)
+        self.rope = _held.check_rope(rope)
         self.axes = axes
 
-    def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        positions: Positions = None,
-        *,
-        k_positions: Positions = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Rotate queries and keys; the arguments are those of :func:`rope_xp.apply`."""
-        return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
-
-    def at(self, positions: Positions, *, like: jax.Array) -> Angles:
-        """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
-        return self.rope.at(positions, like=like)
+    __call__ = _held.rotate
+    at = _held.at

@@ -4,9 +4,8 @@ from typing import Any
 
 import keras
 
-from rope_xp.angles import Angles
 from rope_xp.layers import _held, _saved
-from rope_xp.rope import Positions, RoPE
+from rope_xp.rope import RoPE
 
 
 @keras.saving.register_keras_serializable(package="rope_xp")
@@ -38,18 +37,11 @@ class Rotary(keras.layers.Layer):
 
     def __init__(self, rope: RoPE, *, axes: str | None = None, **options: Any) -> None:
         super().__init__(**{"autocast": False, **options})
-        self.rope = _held.checked(rope)
+        self.rope = _held.check_rope(rope)
         self.axes = axes
 
-    def call(
-        self, q: Any, k: Any, positions: Positions = None, *, k_positions: Positions = None
-    ) -> tuple[Any, Any]:
-        """Rotate queries and keys; the arguments are those of :func:`rope_xp.apply`."""
-        return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
-
-    def at(self, positions: Positions, *, like: Any) -> Angles:
-        """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
-        return self.rope.at(positions, like=like)
+    call = _held.rotate
+    at = _held.at
 
     def compute_output_spec(self, q: Any, k: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Return what a functional model knows of the results: they are as q and k."""
@@ -57,9 +49,9 @@ class Rotary(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Return what ``from_config`` makes the layer of again."""
-        return {**super().get_config(), "rope": _saved.written(self.rope), "axes": self.axes}
+        return {**super().get_config(), "rope": _saved.to_data(self.rope), "axes": self.axes}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Rotary":
         """Return the layer that a configuration was made of."""
-        return cls(**{**config, "rope": _saved.read(config["rope"])})
+        return cls(**{**config, "rope": _saved.from_data(config["rope"])})

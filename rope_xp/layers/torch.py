@@ -72,9 +72,9 @@ class Rotary(_learned.Learner):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         *_, error_msgs = rest
-        # Which other modules kept as a buffer; here it follows from the rope.
-        if (found := state_dict.pop(f"{prefix}inv_freq", None)) is not None:
-            error_msgs.extend(_loaded.objections(self.rope, f"{prefix}inv_freq", found))
-            if self.learn is not None:  # from which they begin, if the other learned none
-                state_dict.setdefault(f"{prefix}frequencies", self._starting())
+        # A buffer of other modules, which follows from the rope here.
+        if (saved := state_dict.pop(f"{prefix}inv_freq", None)) is not None:
+            error_msgs.extend(_loaded.mismatches(self.rope, f"{prefix}inv_freq", saved))
+            if self.learn is not None:  # the other module learned none: start from the rope's
+                state_dict.setdefault(f"{prefix}frequencies", self._initial_frequencies())
         super()._load_from_state_dict(state_dict, prefix, *rest)

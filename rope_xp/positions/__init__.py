@@ -1,7 +1,7 @@
-"""Positions of common arrangements of tokens. Optional: any integers or floats are positions.
+"""Positions for common arrangements of tokens. Optional: any integers or floats are positions.
 
-``packed``, ``offsets``, and ``zigzag`` of packed sequences, take and return arrays of any library,
-and run under its compilers. The others are made of Python numbers alone, in numpy unless ``xp``
+``packed``, ``offsets``, and ``zigzag`` with packed sequences, take and return arrays of any library
+and run under its compilers. The others take Python numbers, and return numpy arrays unless ``xp``
 names another library.
 """
 

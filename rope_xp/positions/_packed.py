@@ -1,4 +1,4 @@
-"""Sequences that lie one behind the other, and tokens that follow cached ones."""
+"""Packed sequences, and new tokens that follow cached ones."""
 
 from typing import Any
 
@@ -11,29 +11,29 @@ from rope_xp.positions import _values as values
 
 
 def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
-    """Return positions of sequences that lie one after the other, each counted from 0.
+    """Return positions of packed sequences, each counted from 0.
 
     Parameters
     ----------
     cu_seqlens : array or sequence, (sequences + 1,)
-        Integers, in tokens: 0, then where each sequence ends, as flash-attention's functions for
-        sequences of different lengths take them.
+        Integers: cumulative lengths in tokens, beginning with 0, as in flash-attention's functions
+        for sequences of different lengths.
     total : int, optional
-        Tokens in all, ``cu_seqlens[-1]`` or more. Needed under a compiler, which does not know
-        values; on a GPU it saves waiting for one. Tokens beyond the last sequence are counted from
-        0 too.
+        Number of tokens, ``cu_seqlens[-1]`` or more. Required under a compiler, which does not know
+        values; on a GPU it avoids a synchronisation. Tokens beyond the last sequence are counted
+        from 0 too.
 
     Returns
     -------
     array, (total,)
-        Of the library and device of cu_seqlens, signed and of 32 bits at least; numpy for Python
-        numbers.
+        In the library and on the device of cu_seqlens, signed with at least 32 bits; numpy for
+        Python numbers.
 
     Raises
     ------
     RopeError
         If cu_seqlens is not one-dimensional and integer, or total is missing under a compiler; if
-        cu_seqlens is in numpy and does not start with 0, decreases, or exceeds total.
+        cu_seqlens is a numpy array and does not start with 0, decreases, or exceeds total.
 
     Examples
     --------
@@ -41,9 +41,9 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     >>> positions.packed([0, 3, 7]).tolist()
     [0, 1, 2, 0, 1, 2, 3]
     """
-    backend, ends = ends_of(cu_seqlens)
+    backend, ends = read_ends(cu_seqlens)
     known = isinstance(ends, np.ndarray)
-    total = total_of(ends) if total is None else values.count("total", total, 0)
+    total = count_tokens(ends) if total is None else values.count("total", total, 0)
     if known and total < ends[-1]:
         raise RopeError(f"total = {total} is less than cu_seqlens[-1] = {ends[-1]}")
     xp = backend.xp
@@ -52,8 +52,8 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     return tokens - xp.take(ends, sequence, axis=0)
 
 
-def ends_of(cu_seqlens: Any) -> tuple[Backend, Array]:
-    """Return where packed sequences end, checked as far as it can be read."""
+def read_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
+    """Return the ends of packed sequences, with their values checked if they are in host memory."""
     backend, ends = values.integers("cu_seqlens", cu_seqlens)
     if ends.shape[0] == 0:
         raise RopeError("cu_seqlens is empty; it starts with 0")
@@ -62,29 +62,29 @@ def ends_of(cu_seqlens: Any) -> tuple[Backend, Array]:
     return backend, ends
 
 
-def total_of(ends: Array) -> int:
-    """Return how many tokens packed sequences have, where that can be read."""
+def count_tokens(ends: Array) -> int:
+    """Return the number of tokens of packed sequences."""
     try:
         return int(ends[-1])
-    except (TypeError, ValueError) as error:  # jax's and ndonnx's, of a value that is not there yet
+    except (TypeError, ValueError) as error:  # jax and ndonnx, while tracing
         msg = f"cu_seqlens has no values yet; give the number of tokens as total= ({error})"
         raise RopeError(msg.partition("\n")[0]) from error
 
 
 def offsets(lengths: Any, new_tokens: int = 1) -> Array:
-    """Return positions of new tokens behind those that each sequence of a batch has already.
+    """Return positions of new tokens, which follow the cached tokens of each sequence in a batch.
 
     Parameters
     ----------
     lengths : array or sequence, (batch,)
-        Integers: tokens that are in the cache of each sequence.
+        Integers: number of cached tokens of each sequence.
     new_tokens : int, default 1
-        Tokens to come, alike for all sequences.
+        Number of new tokens, equal for all sequences.
 
     Returns
     -------
     array, (batch, new_tokens)
-        Of the library and device of lengths, signed and of 32 bits at least; numpy for Python
+        In the library and on the device of lengths, signed with at least 32 bits; numpy for Python
         numbers.
 
     Raises

@@ -1,4 +1,4 @@
-"""Rows, columns and frames of images and videos, and the tokens beside them."""
+"""Rows, columns and frames of images and videos, and of the text beside them."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,14 @@ def grid(
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
-    """Return the row and column of each patch of a picture, row by row.
+    """Return the row and column of each patch of an image, row by row.
 
     Parameters
     ----------
     height, width : int
         Patches.
     start, step, centre
-        As for :func:`video`, of two axes.
+        As in :func:`video`, for two axes.
     xp, device : optional
         Library and device of the result; numpy by default.
 
@@ -34,23 +34,23 @@ def grid(
     -------
     array, (2, height * width)
         int64, in jax int32: components (row, column), for a RoPE with ``position_axes``. Floats as
-        :func:`video` has them.
+        in :func:`video`.
 
     Raises
     ------
     RopeError
-        As :func:`video`.
+        As in :func:`video`.
 
     Examples
     --------
     >>> from rope_xp import positions
     >>> positions.grid(2, 3).tolist()
     [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]]
-    >>> positions.grid(2, 2, start=-0.5, step=(1, 0.5)).tolist()  # (i + 0.5) / n of 1 and 2, less 1
+    >>> positions.grid(2, 2, start=-0.5, step=(1, 0.5)).tolist()  # centres of patches
     [[-0.5, -0.5, 0.5, 0.5], [-0.5, 0.0, -0.5, 0.0]]
     """
     lengths = {"height": height, "width": width}
-    return values.placed(_lattice(lengths, start, step, (centre, centre)), xp, device)
+    return values.to_library(_lattice(lengths, start, step, (centre, centre)), xp, device)
 
 
 def video(
@@ -69,15 +69,15 @@ def video(
     Parameters
     ----------
     frames, height, width : int
-        Patches. A picture among them has one frame.
+        Patches. An image has one frame.
     start : number or three, default 0
         Position of the first patch, along each axis.
     step : number or three, default 1
-        From one patch to the next. A frame rate is ``(base_fps / fps, 1, 1)``, a grid that is
-        stretched to another ``(1, rows / height, columns / width)``.
+        Distance between patches. A frame rate is ``(base_fps / fps, 1, 1)``; a grid stretched to
+        another size is ``(1, rows / height, columns / width)``.
     centre : bool, default False
-        Whether rows and columns are counted from the middle, ``n - n // 2`` of n below 0, as
-        Qwen-Image has them. Frames are not.
+        Whether position 0 is in the middle of rows and columns, with ``n - n // 2`` of n below 0,
+        as in Qwen-Image. Frames start at 0.
     xp, device : optional
         Library and device of the result; numpy by default.
 
@@ -85,12 +85,12 @@ def video(
     -------
     array, (3, frames * height * width)
         int64, in jax int32: components (frame, row, column), for a RoPE with ``position_axes``.
-        Where a start or step is no integer: float64, of other libraries than numpy float32.
+        If a start or step is not an integer: float64, in libraries other than numpy float32.
 
     Raises
     ------
     RopeError
-        If a size is not positive, or start or step no finite number, or neither one nor three.
+        If a size is not positive; if start or step is not finite, or neither one number nor three.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def video(
     [[7, 7, 7, 7, 7, 7], [-1, -1, -1, 0, 0, 0], [-2, -1, 0, -2, -1, 0]]
     """
     lengths = {"frames": frames, "height": height, "width": width}
-    return values.placed(_lattice(lengths, start, step, (False, centre, centre)), xp, device)
+    return values.to_library(_lattice(lengths, start, step, (False, centre, centre)), xp, device)
 
 
 def text(
@@ -113,27 +113,26 @@ def text(
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
-    """Return positions of tokens that are no patches: text beside an image, or class tokens.
+    """Return positions of tokens that are not patches: text beside an image, or class tokens.
 
     Parameters
     ----------
     tokens : int
-        None or more.
+        Number of tokens, 0 or more.
     components : int
-        Of a position, as the patches beside them have.
+        Components of a position, as many as those of the patches.
     start : number or one for each component, default 0
         Position of the first token.
     along : sequence of int, optional
-        The components that count tokens; the others stay at ``start``. None: all. Empty: none, as
-        for class tokens and registers, which position 0 leaves unrotated.
+        The components that count tokens; the others stay at ``start``. By default all. Empty for
+        class tokens and registers, which position 0 leaves unrotated.
     xp, device : optional
         Library and device of the result; numpy by default.
 
     Returns
     -------
     array, (components, tokens)
-        Of the dtypes of :func:`video`. Join it with others by numpy's or the library's
-        ``concatenate`` along the last axis.
+        With the dtypes of :func:`video`. Concatenate it with others along the last axis.
 
     Raises
     ------
@@ -152,15 +151,14 @@ def text(
     """
     tokens = values.count("tokens", tokens, 0)
     components = values.count("components", components)
-    counting = range(components) if along is None else along
-    moves = np.zeros((components, 1), np.int64)
-    for axis in counting:
+    steps = np.zeros((components, 1), np.int64)
+    for axis in range(components) if along is None else along:
         if not 0 <= values.index("along", axis) < components:
             msg = f"along names component {axis}; a position has {components}, counted from 0"
             raise RopeError(msg)
-        moves[axis] = 1
-    firsts = np.array(values.each("start", start, components))[:, None]
-    return values.placed(firsts + moves * np.arange(tokens), xp, device)
+        steps[axis] = 1
+    starts = values.per_axis("start", start, components)
+    return values.to_library(starts + steps * np.arange(tokens), xp, device)
 
 
 def _lattice(
@@ -171,8 +169,6 @@ def _lattice(
         (length - length // 2) if centre else 0
         for length, centre in zip(lengths.values(), centred, strict=True)
     ]
-    firsts, steps = (
-        np.array(values.each(name, given, len(lengths)))[:, None]
-        for name, given in (("start", start), ("step", step))
-    )
-    return np.asarray(firsts + steps * (cells - np.array(middle)[:, None]))
+    starts = values.per_axis("start", start, len(lengths))
+    steps = values.per_axis("step", step, len(lengths))
+    return np.asarray(starts + steps * (cells - np.array(middle)[:, None]))

@@ -1,4 +1,4 @@
-"""Tokens of one sequence, dealt to devices."""
+"""The tokens of a sequence on each of several devices, for context parallelism."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Device, Namespace
 from rope_xp.positions import _values as values
-from rope_xp.positions._packed import ends_of, total_of
+from rope_xp.positions._packed import count_tokens, read_ends
 
 
 def zigzag(
@@ -18,42 +18,41 @@ def zigzag(
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
-    """Return which tokens each of several devices holds, so that causal attention loads all alike.
+    """Return the tokens of each device, which balance the load of causal attention.
 
     A sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
-    i from the back. With ``cu_seqlens`` each of the packed sequences is cut so, and a device holds
-    its chunks of all of them, one sequence after the other.
+    i from the back. With ``cu_seqlens`` each packed sequence is cut in this way, and a device holds
+    its chunks of all sequences, one sequence after the other.
 
     Parameters
     ----------
     tokens : int, optional
-        In all, a multiple of ``2 * shards``. With cu_seqlens it is asked only under a compiler,
-        which does not know values.
+        Number of tokens, a multiple of ``2 * shards``. With cu_seqlens it is required only under a
+        compiler, which does not know values.
     shards : int
-        Devices.
+        Number of devices.
     cu_seqlens : array or sequence, (sequences + 1,), optional
-        Integers, as for :func:`packed`; the length of each sequence is a multiple of
-        ``2 * shards``, as it is after padding.
+        Integers, as in :func:`packed`. Each sequence is padded to a multiple of ``2 * shards``.
     xp, device : optional
-        Library and device of the result; numpy by default, and those of cu_seqlens where that is
-        on a device.
+        Library and device of the result; numpy by default, or those of cu_seqlens if it is on a
+        device.
 
     Returns
     -------
     array, (shards, tokens / shards)
         int64, in jax int32: row i holds the tokens of device i, in its order. Without cu_seqlens
-        they are the positions too; with them, those are ``packed(cu_seqlens)[row]``.
+        these are also their positions; with it, positions are ``packed(cu_seqlens)[row]``.
 
     Raises
     ------
     RopeError
-        If a number is not positive, or tokens do not divide evenly; for cu_seqlens as
+        If a number is not positive, or tokens do not divide evenly; for cu_seqlens as in
         :func:`packed`.
 
     Notes
     -----
-    The split of Megatron's context parallelism, and of Transformer Engine's for packed sequences
-    ("thd").
+    The split of context parallelism in Megatron, and for packed sequences ("thd") in Transformer
+    Engine.
 
     Examples
     --------
@@ -70,13 +69,13 @@ def zigzag(
     if cu_seqlens is not None:
         return _zigzag_packed(tokens, shards, cu_seqlens, xp, device)
     if tokens is None:
-        raise RopeError("zigzag needs tokens, how many there are in all, or cu_seqlens")
+        raise RopeError("zigzag needs tokens, the number of tokens, or cu_seqlens")
     tokens = values.count("tokens", tokens)
     if tokens % (2 * shards):
         msg = f"tokens = {tokens} must be a multiple of 2 * shards = {2 * shards}"
         raise RopeError(msg)
     chunks = np.arange(tokens).reshape(2 * shards, -1)
-    return values.placed(
+    return values.to_library(
         np.concatenate([chunks[:shards], chunks[: shards - 1 : -1]], axis=1), xp, device
     )
 
@@ -84,35 +83,35 @@ def zigzag(
 def _zigzag_packed(
     tokens: int | None, shards: int, cu_seqlens: Any, xp: Namespace | None, device: Device | None
 ) -> Array:
-    backend, ends = ends_of(cu_seqlens)
+    backend, ends = read_ends(cu_seqlens)
     known = isinstance(ends, np.ndarray)
     if known and (np.diff(ends) % (2 * shards)).any():
         msg = (
-            f"each sequence of cu_seqlens must be a multiple of 2 * shards = {2 * shards} long, "
-            f"which padding makes it; got lengths {np.diff(ends)}"
+            f"each sequence of cu_seqlens must be a multiple of 2 * shards = {2 * shards} long; "
+            f"pad it; got lengths {np.diff(ends)}"
         )
         raise RopeError(msg)
-    total = total_of(ends) if tokens is None else values.count("tokens", tokens, 0)
+    total = count_tokens(ends) if tokens is None else values.count("tokens", tokens, 0)
     if total % (2 * shards) or (known and total != ends[-1]):
         msg = (
             f"tokens = {total} must be cu_seqlens[-1], and a multiple of 2 * shards = {2 * shards}"
         )
         raise RopeError(msg)
-    made, where = backend.xp, backend.device(ends)
-    device_i = made.arange(shards, dtype=ends.dtype, device=where)[:, None]
-    slot = made.arange(total // shards, dtype=ends.dtype, device=where)
+    array_xp, array_device = backend.xp, backend.device(ends)
+    shard = array_xp.arange(shards, dtype=ends.dtype, device=array_device)[:, None]
+    slot = array_xp.arange(total // shards, dtype=ends.dtype, device=array_device)
     # Every device holds the same share of each sequence.
-    sequence = made.searchsorted(ends[1:] // shards, slot, side="right")
-    start = made.take(ends, sequence, axis=0)
-    chunk = (made.take(ends, sequence + 1, axis=0) - start) // (2 * shards)
+    sequence = array_xp.searchsorted(ends[1:] // shards, slot, side="right")
+    start = array_xp.take(ends, sequence, axis=0)
+    chunk = (array_xp.take(ends, sequence + 1, axis=0) - start) // (2 * shards)
     within = slot - start // shards
-    front = (start + within)[None, :] + device_i * chunk[None, :]
-    back = front + ((2 * shards - 2) * chunk)[None, :] - 2 * device_i * chunk[None, :]
-    held = made.where((within < chunk)[None, :], front, back)
+    front = (start + within)[None, :] + shard * chunk[None, :]
+    back = front + ((2 * shards - 2) * chunk)[None, :] - 2 * shard * chunk[None, :]
+    tokens_of_shards = array_xp.where((within < chunk)[None, :], front, back)
     if known:
-        return values.placed(held.astype(np.int64), xp, device)
+        return values.to_library(tokens_of_shards.astype(np.int64), xp, device)
     if xp is not None or device is not None:
         raise RopeError(
             "cu_seqlens is on a device, where the result is too; leave out xp and device"
         )
-    return held
+    return tokens_of_shards

@@ -1,4 +1,4 @@
-"""What builders of positions are given, checked, and what they return, placed."""
+"""Check the arguments of position builders, and return their results in the caller's library."""
 
 import operator
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 Numbers: TypeAlias = float | Sequence[float]
-"""One for all axes, or one for each."""
+"""One number for all axes, or one for each axis."""
 
 
 def on_host(name: str, values: Any) -> np.ndarray:
-    """Return integers or truth values as an array of numpy."""
+    """Return integers or booleans as a numpy array."""
     try:
-        host = np.asarray(values)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:
-        msg = f"{name} must lie on the host, as it is read, in rows of one length; {error}"
+        msg = f"{name} must lie in host memory, in rows of equal length; {error}"
         raise RopeError(msg) from error
-    if host.dtype.kind not in "iub":
-        raise RopeError(f"{name} must hold integers; got {host.dtype}")
-    return host
+    if array.dtype.kind not in "iub":
+        raise RopeError(f"{name} must hold integers; got {array.dtype}")
+    return array
 
 
 def index(name: str, value: Any) -> int:
-    """Return an integer, which may be numpy's."""
+    """Return an integer of Python or numpy as Python's."""
     try:
         return operator.index(value)
     except TypeError as error:
@@ -37,40 +37,45 @@ def index(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
-    count = index(name, value)
-    if count < least:
-        raise RopeError(f"{name} must be positive; got {count}")
-    return count
+    """Return an integer of at least 1, or 0."""
+    number = index(name, value)
+    if number < least:
+        bound = "be positive" if least else "not be negative"
+        raise RopeError(f"{name} must {bound}; got {number}")
+    return number
 
 
 def cells(**sizes: int) -> np.ndarray:
+    """Return the indices (axes, cells) of a grid."""
     lengths = tuple(count(name, size) for name, size in sizes.items())
     return np.indices(lengths).reshape(len(lengths), -1)
 
 
-def each(name: str, values: Numbers, axes: int) -> list[float]:
-    """Return a number for each axis, integers as such."""
-    found = list(values) if isinstance(values, Sequence | np.ndarray) else [values] * axes
-    if len(found) != axes:
+def per_axis(name: str, values: Numbers, axes: int) -> np.ndarray:
+    """Return a number for each axis (axes, 1), as integers if all are."""
+    numbers = list(values) if isinstance(values, Sequence | np.ndarray) else [values] * axes
+    if len(numbers) != axes:
         raise RopeError(f"{name} must be one number or {axes}, one for each axis; got {values!r}")
-    for value in found:
-        if not isinstance(value, int | float | np.number) or not np.isfinite(value):
-            raise RopeError(f"{name} must hold finite numbers; got {value!r}")
-    return [int(v) if isinstance(v, int | np.integer) else float(v) for v in found]
+    for number in numbers:
+        if not isinstance(number, int | float | np.number) or not np.isfinite(number):
+            raise RopeError(f"{name} must hold finite numbers; got {number!r}")
+    plain = [int(n) if isinstance(n, int | np.integer) else float(n) for n in numbers]
+    return np.array(plain)[:, None]
 
 
-def placed(array: np.ndarray, xp: Namespace | None, device: Device | None) -> Array:
+def to_library(array: np.ndarray, xp: Namespace | None, device: Device | None) -> Array:
+    """Return a numpy array as one of another library, on a device."""
     if xp is None:
         if device is not None:
             raise RopeError(f"device = {device!r} needs xp, the library whose device it is")
         return array
-    if array.dtype == np.float64:  # which some devices have not
+    if array.dtype == np.float64:  # some devices lack it
         array = array.astype(np.float32)
     return find.backend_of_namespace(xp).asarray(array, device)
 
 
 def integers(name: str, values: Any) -> tuple[Backend, Any]:
-    """Return a line of integers as an array, and its backend."""
+    """Return integers with one axis as an array, and its backend."""
     backend = read.owner_of(values)
     if backend is None:
         values = np.asarray(values)

@@ -1,7 +1,7 @@
 """The rule of positions with several components. Public in :mod:`rope_xp.scaling`."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling._rule import Rule
+from rope_xp.scaling._rule import Scaling
 
-ORDERS = ("blocks", "alternating", "dealt")
+ORDERS = ("blocks", "alternating", "strided")
 
 
 @dataclass(frozen=True)
-class Axial(Rule):
+class Axial(Scaling):
     """Frequencies for positions of several components, such as the row and column of a patch.
 
     Goes with ``position_axes`` of :class:`rope_xp.RoPE`, which says what component each pair reads.
@@ -27,11 +27,11 @@ class Axial(Rule):
     ----------
     axes : int, default 2
         Components, a. Without sections, they divide the r/2 pairs evenly.
-    order : {"blocks", "alternating", "dealt"}, default "blocks"
+    order : {"blocks", "alternating", "strided"}, default "blocks"
         "blocks": each component has a series of frequencies of its own, one after the other
         (vision towers of Qwen-VL, diffusion transformers). "alternating": the same, but the pairs
-        of the components take turns, as long as they have any (Kimi). "dealt": one series of r/2,
-        dealt out in turns, then grouped by component (Pixtral).
+        of the components take turns, as long as they have any (Kimi). "strided": component c
+        has every a-th frequency of one series of r/2, from the c-th on (Pixtral).
     sections : tuple of int, optional
         How many of the r rotated components of a head each component of a position has, even
         numbers, such as (16, 56, 56). Then axes is their number. None: all as many.
@@ -42,7 +42,7 @@ class Axial(Rule):
     ------
     RopeError
         If axes is not positive, order is none of the three, sections are not even and positive,
-        "dealt" has sections or bases, or there are not as many bases as components; in
+        "strided" has sections or bases, or there are not as many bases as components; in
         ``frequencies``, where axes does not divide the pairs, or sections do not sum to r.
 
     Notes
@@ -59,7 +59,7 @@ class Axial(Rule):
     >>> rope = rope_xp.RoPE(scaling=rule, position_axes=(0, 0, 1, 1))
     >>> rope.frequencies(8).tolist()
     [1.0, 0.01, 1.0, 0.01]
-    >>> rope_xp.scaling.Axial(order="dealt").frequencies(10000.0, 8).tolist()
+    >>> rope_xp.scaling.Axial(order="strided").frequencies(10000.0, 8).tolist()
     [1.0, 0.01, 0.1, 0.001]
     >>> rule = rope_xp.scaling.Axial(sections=(2, 4), bases=(100.0, 256.0))
     >>> rule.frequencies(10000.0, 6).tolist()
@@ -72,29 +72,25 @@ class Axial(Rule):
     bases: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        numbers.check_positive_int("Axial.axes", self.axes)
+        self._check(numbers.check_positive_int, "axes")
         numbers.check_one_of("Axial.order", self.order, ORDERS)
         if self.sections is not None:
-            sections = _tuple("Axial.sections", self.sections)
-            for n in sections:
-                _check_section(n)
+            sections = _numbers("Axial.sections", self.sections, _check_section)
             if self.axes not in (type(self).axes, len(sections)):
                 msg = f"Axial.axes = {self.axes} contradicts sections = {sections}; leave axes out"
                 raise RopeError(msg)
             object.__setattr__(self, "sections", sections)
             object.__setattr__(self, "axes", len(sections))
         if self.bases is not None:
-            bases = _tuple("Axial.bases", self.bases)
-            for base in bases:
-                numbers.check_positive("Axial.bases", base)
+            bases = _numbers("Axial.bases", self.bases, numbers.check_positive)
             if len(bases) != self.axes:
                 msg = f"Axial.bases must be {self.axes} numbers, one for each axis; got {bases}"
                 raise RopeError(msg)
             object.__setattr__(self, "bases", bases)
-        if self.order == "dealt" and (self.sections, self.bases) != (None, None):
+        if self.order == "strided" and (self.sections, self.bases) != (None, None):
             msg = (
-                "Axial.order = 'dealt' has one series for all axes; it takes neither sections nor "
-                f"bases, got {self.sections} and {self.bases}"
+                "Axial.order = 'strided' has one series for all axes; it takes neither sections "
+                f"nor bases, got {self.sections} and {self.bases}"
             )
             raise RopeError(msg)
 
@@ -106,7 +102,7 @@ class Axial(Rule):
                 pairs = rotary_dim // 2
                 msg = f"Axial.axes = {self.axes} does not divide the {pairs} rotated pairs evenly"
                 raise RopeError(msg)
-            if self.order == "dealt":
+            if self.order == "strided":
                 return inverse_frequencies(base, rotary_dim).reshape(-1, self.axes).T.ravel()
             sections = (rotary_dim // self.axes,) * self.axes
         elif sum(sections) != rotary_dim:
@@ -129,17 +125,17 @@ def places(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
     return [pair for turn in turns for pair in turn if pair is not None]
 
 
-def _tuple(name: str, values: object) -> tuple[Any, ...]:
+def _numbers(name: str, values: object, check: Callable[[str, Any], Any]) -> tuple[Any, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a tuple of numbers, one for each axis; got {values!r}")
-    found = tuple(values)
-    if not found:
+    checked = tuple([check(name, value) for value in values])
+    if not checked:
         raise RopeError(f"{name} is empty; it has a number for each axis")
-    return found
+    return checked
 
 
-def _check_section(n: object) -> None:
-    numbers.check_positive_int("Axial.sections", n)
-    if n % 2:  # type: ignore[operator]  # an int, as was just checked
-        msg = f"Axial.sections must be even, as components turn in pairs; got {n}"
-        raise RopeError(msg)
+def _check_section(name: str, section: object) -> int:
+    components = numbers.check_positive_int(name, section)
+    if components % 2:
+        raise RopeError(f"{name} must be even, as components turn in pairs; got {components}")
+    return components

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, replace
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,30 +12,11 @@ from numpy.typing import NDArray
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling._rule import Rule, no_length
-
-_COMPUTED = cast(float, None)
-"""The default of a field that is a float once the rule is made."""
-
-
-class _Given:
-    """The fields of a rule; of an instance, less the attention factor if nobody gave it one.
-
-    ``dataclasses.replace`` hands on the fields that an instance names, and what followed from
-    those that are replaced must follow anew.
-    """
-
-    def __init__(self, rule: type) -> None:
-        self._all: dict[str, Field[Any]] = vars(rule)["__dataclass_fields__"]
-
-    def __get__(self, rule: Any, _: type) -> dict[str, Field[Any]]:
-        if rule is None or rule._given:  # noqa: SLF001  # of the rules below
-            return self._all
-        return {name: field for name, field in self._all.items() if name != "attention_factor"}
+from rope_xp.scaling._rule import Scaling, no_length
 
 
 @dataclass(frozen=True)
-class YaRN(Rule):
+class YaRN(Scaling):
     """Slow pairs divided by ``factor``, fast ones left, a ramp over the pairs between.
 
     Parameters
@@ -84,31 +64,18 @@ class YaRN(Rule):
     original_max_position_embeddings: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float = _COMPUTED
+    attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
 
-    HELD_TOO: ClassVar[tuple[str, ...]] = ("attention_factor", "_given")
-
     def __post_init__(self) -> None:
-        for name in ("factor", "beta_fast", "beta_slow"):
-            numbers.check_positive(f"YaRN.{name}", getattr(self, name))
-        trained = self.original_max_position_embeddings
-        numbers.check_positive_int("YaRN.original_max_position_embeddings", trained)
+        self._check(numbers.check_positive, "factor", "beta_fast", "beta_slow", "attention_factor")
+        self._check(numbers.check_positive_int, "original_max_position_embeddings")
+        self._check(numbers.check_not_negative, "mscale", "mscale_all_dim")
         numbers.check_greater(
             "YaRN.beta_fast", self.beta_fast, "beta_slow", self.beta_slow, or_equal=True
         )
-        for name in ("mscale", "mscale_all_dim"):
-            if getattr(self, name) is not None:
-                numbers.check_not_negative(f"YaRN.{name}", getattr(self, name))
-        object.__setattr__(self, "_given", self.attention_factor is not None)
-        if self.attention_factor is None:
-            factor = self._magnitude(1.0)
-            if self.mscale and self.mscale_all_dim:
-                factor = self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
-            object.__setattr__(self, "attention_factor", factor)
-        numbers.check_positive("YaRN.attention_factor", self.attention_factor)
         numbers.check_positive("YaRN.softmax_scale", self.softmax_scale)
 
     def _magnitude(self, mscale: float) -> float:
@@ -138,17 +105,23 @@ class YaRN(Rule):
         return np.asarray(plain * (1.0 - ramp) + plain / self.factor * ramp)
 
     @property
-    def softmax_scale(self) -> float:
+    def effective_attention_factor(self) -> float:
+        """``attention_factor``, or what follows from the factor where that is None."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        return self._magnitude(1.0)
+
+    @property
+    def softmax_scale(self) -> float:  # type: ignore[override]  # which follows from the fields
         """``g(mscale_all_dim)**2``; 1.0 where that is not given."""
         magnitude = self._magnitude(self.mscale_all_dim) if self.mscale_all_dim else 1.0
         return magnitude * magnitude
 
 
-YaRN.__dataclass_fields__ = _Given(YaRN)  # type: ignore[assignment]  # a mapping once it is got
-
-
 @dataclass(frozen=True)
-class LongRoPE(Rule):
+class LongRoPE(Scaling):
     """Every pair divided by a factor of its own, of two lists: for short contexts and long ones.
 
     Parameters
@@ -194,32 +167,24 @@ class LongRoPE(Rule):
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     factor: float | None = None
-    attention_factor: float = _COMPUTED
+    attention_factor: float | None = None
     max_position_embeddings: int | None = None
     length: int | None = None
-
-    HELD_TOO: ClassVar[tuple[str, ...]] = ("attention_factor", "_given")
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
             object.__setattr__(self, name, _numbers(f"LongRoPE.{name}", getattr(self, name)))
-        trained = self.original_max_position_embeddings
-        numbers.check_positive_int("LongRoPE.original_max_position_embeddings", trained)
-        numbers.check_greater("LongRoPE.original_max_position_embeddings", trained, "", 1)
-        if self.max_position_embeddings is not None:
-            numbers.check_positive_int(
-                "LongRoPE.max_position_embeddings", self.max_position_embeddings
-            )
-        if self.factor is not None:
-            numbers.check_positive("LongRoPE.factor", self.factor)
-        if self.length is not None:
-            numbers.check_length(self.length)
-        object.__setattr__(self, "_given", self.attention_factor is not None)
-        if self.attention_factor is None:
-            object.__setattr__(self, "attention_factor", self._attention_factor())
-        numbers.check_positive("LongRoPE.attention_factor", self.attention_factor)
+        trained = "original_max_position_embeddings"
+        self._check(numbers.check_positive_int, trained, "max_position_embeddings", "length")
+        numbers.check_greater(f"LongRoPE.{trained}", getattr(self, trained), "", 1)
+        self._check(numbers.check_positive, "factor", "attention_factor")
+        numbers.check_positive("LongRoPE.attention_factor", self.effective_attention_factor)
 
-    def _attention_factor(self) -> float:
+    @property
+    def effective_attention_factor(self) -> float:
+        """``attention_factor``, or what follows from the factor where that is None."""
+        if self.attention_factor is not None:
+            return self.attention_factor
         trained, factor = self.original_max_position_embeddings, self.factor
         if factor is None:
             if self.max_position_embeddings is None:
@@ -250,9 +215,6 @@ class LongRoPE(Rule):
     def for_length(self, n: int) -> LongRoPE:
         """Return the rule fixed for a context of n tokens."""
         return replace(self, length=n)
-
-
-LongRoPE.__dataclass_fields__ = _Given(LongRoPE)  # type: ignore[assignment]  # likewise
 
 
 def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:

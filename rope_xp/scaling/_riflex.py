@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp.scaling._axial import Axial, places
-from rope_xp.scaling._rule import Rule
+from rope_xp.scaling._rule import Scaling
 
 
 @dataclass(frozen=True)
-class RIFLEx(Rule):
+class RIFLEx(Scaling):
     """One pair of the frames slowed down, so that a longer video does not repeat itself.
 
     A pair whose turn is as long as the videos of training makes a longer one start again. It gets a
@@ -61,16 +61,16 @@ class RIFLEx(Rule):
     share: float = 0.9
 
     def __post_init__(self) -> None:
-        numbers.check_positive_int("RIFLEx.k", self.k)
-        numbers.check_positive_int("RIFLEx.length", self.length)
-        numbers.check_positive("RIFLEx.share", self.share)
+        self._check(numbers.check_positive_int, "k", "length")
+        self._check(numbers.check_positive, "share")
+        self._check(numbers.check_int, "axis")
         if self.rule is not None and not isinstance(self.rule, Axial):
             raise TypeError(f"RIFLEx.rule must be a rope_xp.scaling.Axial; got {self.rule!r}")
-        if not numbers.is_int(self.axis) or not 0 <= self.axis < self.axes:
+        if not 0 <= self.axis < self.axes:
             msg = f"RIFLEx.axis must be one of {self.axes} components, from 0; got {self.axis!r}"
             raise RopeError(msg)
-        if self.rule is not None and self.rule.order == "dealt":
-            msg = "RIFLEx.rule must have a series for each axis; order 'dealt' has one for all"
+        if self.rule is not None and self.rule.order == "strided":
+            msg = "RIFLEx.rule must have a series for each axis; order 'strided' has one for all"
             raise RopeError(msg)
 
     @property

@@ -1,8 +1,10 @@
-"""What a scaling rule answers."""
+"""The base class of scaling rules. Public in :mod:`rope_xp.scaling`."""
 
 from __future__ import annotations
 
-from typing import Protocol, Self, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,45 +12,61 @@ from numpy.typing import NDArray
 from rope_xp._contract.errors import RopeError
 
 
-@runtime_checkable
-class Scaling(Protocol):
-    """What a scaling rule must answer. Rules are frozen dataclasses, so that they are hashable."""
+class Scaling(ABC):
+    """Base class of scaling rules: derive a frozen dataclass from it, and write ``frequencies``.
 
+    Whatever else a rule has to say has a default here. A rule must be hashable, as tables are
+    cached for it; fields that are numbers, strings and tuples make it so.
+
+    Examples
+    --------
+    A rule that slows every second pair down:
+
+    >>> from dataclasses import dataclass
+    >>> import rope_xp
+    >>> from rope_xp.scaling import Scaling, inverse_frequencies
+    >>> @dataclass(frozen=True)
+    ... class Alternate(Scaling):
+    ...     factor: float
+    ...
+    ...     def frequencies(self, base, rotary_dim):
+    ...         frequencies = inverse_frequencies(base, rotary_dim)
+    ...         frequencies[1::2] /= self.factor
+    ...         return frequencies
+    >>> rope_xp.RoPE(scaling=Alternate(2.0)).frequencies(8).tolist()
+    [1.0, 0.05, 0.01, 0.0005]
+    """
+
+    attention_factor: float | None = 1.0
+    """What cos and sin are multiplied by; None where the rule computes it."""
+    softmax_scale: float = 1.0
+    """What the caller's softmax scale is to be multiplied by."""
+
+    @abstractmethod
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the scaled frequencies in radians per token, shape (rotary_dim / 2,)."""
-        ...
 
     @property
-    def attention_factor(self) -> float:
-        """What cos and sin are multiplied by; 1.0 for most rules."""
-        ...
+    def effective_attention_factor(self) -> float:
+        """What cos and sin are multiplied by, a number always.
 
-    @property
-    def softmax_scale(self) -> float:
-        """What the caller's softmax scale is to be multiplied by; 1.0 for most rules."""
-        ...
+        A rule that computes it where ``attention_factor`` is None overrides this.
+        """
+        return self.attention_factor  # type: ignore[return-value]  # checked when a RoPE is made
 
     def for_length(self, n: int) -> Scaling:
         """Return the rule fixed for a context of n tokens; itself where length does not matter."""
-        ...
-
-
-class Rule:
-    """What most rules answer: lengths of q and k, and of the context, do not matter."""
-
-    @property
-    def attention_factor(self) -> float:
-        """Always 1.0, as the rule leaves the length of q and k alone."""
-        return 1.0
-
-    @property
-    def softmax_scale(self) -> float:
-        """Always 1.0, as the rule asks for no correction of the softmax."""
-        return 1.0
-
-    def for_length(self, n: int) -> Self:
-        """Return the rule itself, which does not depend on length."""
         return self
+
+    def _check(self, check: Callable[[str, Any], Any], *names: str) -> None:
+        """Check fields by a function of :mod:`rope_xp._contract.numbers`; None where it fits."""
+        for name in names:
+            given = getattr(self, name)
+            if given is None and getattr(type(self), name, ...) is None:
+                continue
+            value = check(f"{type(self).__name__}.{name}", given)
+            if type(value) is not type(given):
+                object.__setattr__(self, name, value)
 
 
 def no_length(rule: str) -> RopeError:

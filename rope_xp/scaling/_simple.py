@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling._rule import Rule, no_length
+from rope_xp.scaling._rule import Scaling, no_length
 
 
 @dataclass(frozen=True)
-class Linear(Rule):
+class Linear(Scaling):
     """Position interpolation: every frequency divided by ``factor``.
 
     Parameters
@@ -44,7 +44,7 @@ class Linear(Rule):
     factor: float
 
     def __post_init__(self) -> None:
-        numbers.check_positive("Linear.factor", self.factor)
+        self._check(numbers.check_positive, "factor")
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return ``base ** (-2 i / rotary_dim) / factor``."""
@@ -52,7 +52,7 @@ class Linear(Rule):
 
 
 @dataclass(frozen=True)
-class NTK(Rule):
+class NTK(Scaling):
     """A larger base: the slowest pair turns ``factor`` times slower, the fastest as before.
 
     Parameters
@@ -81,7 +81,7 @@ class NTK(Rule):
     factor: float
 
     def __post_init__(self) -> None:
-        numbers.check_positive("NTK.factor", self.factor)
+        self._check(numbers.check_positive, "factor")
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies of the larger base."""
@@ -89,7 +89,7 @@ class NTK(Rule):
 
 
 @dataclass(frozen=True)
-class DynamicNTK(Rule):
+class DynamicNTK(Scaling):
     """NTK with a factor that grows with the context: no change within the trained one.
 
     Parameters
@@ -127,12 +127,8 @@ class DynamicNTK(Rule):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        numbers.check_positive("DynamicNTK.factor", self.factor)
-        numbers.check_positive_int(
-            "DynamicNTK.max_position_embeddings", self.max_position_embeddings
-        )
-        if self.length is not None:
-            numbers.check_length(self.length)
+        self._check(numbers.check_positive, "factor")
+        self._check(numbers.check_positive_int, "max_position_embeddings", "length")
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies of the base for this length."""
@@ -160,7 +156,7 @@ def _stretched(rule: str, base: float, factor: float, rotary_dim: int) -> float:
 
 
 @dataclass(frozen=True)
-class Llama3(Rule):
+class Llama3(Scaling):
     """Slow pairs divided by ``factor``, fast ones left, a ramp between. Llama 3.1 and later.
 
     Parameters
@@ -200,11 +196,8 @@ class Llama3(Rule):
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            numbers.check_positive(f"Llama3.{name}", getattr(self, name))
-        numbers.check_positive_int(
-            "Llama3.original_max_position_embeddings", self.original_max_position_embeddings
-        )
+        self._check(numbers.check_positive, "factor", "low_freq_factor", "high_freq_factor")
+        self._check(numbers.check_positive_int, "original_max_position_embeddings")
         numbers.check_greater(
             *("Llama3.high_freq_factor", self.high_freq_factor),
             *("low_freq_factor", self.low_freq_factor),
@@ -222,7 +215,7 @@ class Llama3(Rule):
 
 
 @dataclass(frozen=True)
-class Proportional(Rule):
+class Proportional(Scaling):
     """Only the fastest share of pairs turns, the others stand still. Gemma 4.
 
     Unlike a smaller ``rotary_dim``, the pairs and their frequencies are those of the whole head.
@@ -256,8 +249,8 @@ class Proportional(Rule):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        numbers.check_positive("Proportional.factor", self.factor)
-        numbers.check_share("Proportional.partial_rotary_factor", self.partial_rotary_factor)
+        self._check(numbers.check_positive, "factor")
+        self._check(numbers.check_share, "partial_rotary_factor")
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies of the pairs that turn, then zeros."""

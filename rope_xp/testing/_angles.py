@@ -1,4 +1,4 @@
-"""From turned vectors to the angles of pairs: frequencies, sign, offset, attention factor."""
+"""From rotated vectors to the angles of pairs: frequencies, sign, offset, attention factor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rope_xp._contract.errors import RopeError
-from rope_xp.testing._box import EPS, TOKENS, Box, Floats, Refused
-from rope_xp.testing._pairs import Pairs
+from rope_xp.testing._box import EPS, Complex, Floats, Refused
+from rope_xp.testing._pairs import Indices, Operand
 
 _FAR = 1000
 _EXACT = 5e-7
@@ -17,11 +17,11 @@ _EXACT = 5e-7
 
 @dataclass(frozen=True)
 class Angles:
-    """What turns the pairs of one array."""
+    """The angles of the pairs of one array."""
 
     frequencies: Floats
     """Radians per position of the pairs that move, not negative."""
-    uncertain: Floats
+    uncertainty: Floats
     """How far each may be off, relative."""
     sign: int
     offset: float
@@ -30,78 +30,45 @@ class Angles:
     """Whether cos and sin are taken for each other."""
     factor: float
     """What cos and sin are multiplied by."""
-    scatter: float
-    """How far the factor is off at most, relative: large where tables are of few bits."""
-    position_axes: tuple[int, ...] | None
+    position_axes: Indices | None
+    """The component of positions that each pair reads; None where positions have one."""
 
-    def exact(self, frequencies: Floats, positions: Floats) -> Floats:
-        """Return cos + i sin of exact angles, (tokens, pairs), with what was found of the rest."""
-        turns = np.exp(1j * self.sign * np.multiply.outer(positions + self.offset, frequencies))
-        turned = turns.imag + 1j * turns.real if self.swapped else turns
-        return np.asarray(self.factor * turned)
+    def normalize(self, turns: Complex) -> Complex:
+        """Return cos + i sin without the factor, the negative sign and the swap."""
+        turns = turns.imag + 1j * turns.real if self.swapped else turns
+        return np.asarray((np.conj(turns) if self.sign < 0 else turns) / self.factor)
 
 
-def read(box: Box, pairs: Pairs, array: int, positions: object) -> Floats:
-    """Return cos + i sin of each pair at each position, (tokens, pairs), as a function has them."""
-    x = np.zeros((1, box.heads, box.head_dim))
-    ins, outs = np.array(pairs.ins), np.array(pairs.outs)
-    x[..., ins[:, 0]] = 1.0
-    turned = box.turned(x, positions)[array][0, 0]
-    return np.asarray(turned[:, outs[:, 0]] + 1j * turned[:, outs[:, 1]])
-
-
-def find(box: Box, pairs: Pairs, array: int, most: int = 1 << 16) -> Angles:
-    """Return the angles of one array, from positions up to ``most``.
-
-    Raises
-    ------
-    RopeError
-        If they are not proportional to positions, with what they are instead.
-    """
-    name = "qkv"[array]
-    steps, turns = _doubled(box, pairs, array, most)
+def find_angles(operand: Operand, last: int) -> Angles:
+    """Return the angles of one array up to ``last``; raise if they do not follow positions."""
+    name = operand.name
+    steps, turns = _read_powers_of_two(operand, last)
     sizes = np.abs(turns)
     factor = float(np.median(sizes))
     _check_sizes(sizes, factor, name)
-    scatter = float(np.abs(sizes / factor - 1.0).max())
-    noise = max(_EXACT, 2 * scatter, 2 * EPS[box.dtype])
-    signed, reach = _frequencies(steps, turns, min(4 * noise, 0.02))
-    sign = _sign(signed, noise / reach, name)
+    # The sizes of turns in tables of few bits scatter.
+    noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * EPS[operand.box.dtype])
+    signed, reach = _follow(steps, turns, min(4 * noise, 0.02))
+    sign = _find_sign(signed, noise / reach, name)
+    offset, swapped = _find_offset(np.angle(turns[0]), signed, noise, name)
     frequencies = sign * signed
-    uncertain = noise / (reach * np.maximum(frequencies, 1e-12))
-    phases = np.angle(turns[0])
-    offset, swapped = _offset(phases, signed, noise, name)
-    if swapped:  # sin + i cos turns the other way
-        sign = -sign
-    axes = _position_axes(box, pairs, array, signed, noise)
-    return Angles(frequencies, uncertain, sign, offset, swapped, factor, scatter, axes)
+    return Angles(
+        frequencies,
+        uncertainty=noise / (reach * np.maximum(frequencies, 1e-12)),
+        sign=-sign if swapped else sign,  # sin + i cos turns the other way
+        offset=offset,
+        swapped=swapped,
+        factor=factor,
+        position_axes=_find_position_axes(operand, signed, noise),
+    )
 
 
-def check_places(box: Box, pairs: Pairs, array: int) -> None:
-    """Check that angles follow positions, and not the place of a token.
-
-    Raises
-    ------
-    RopeError
-        If they do not.
-    """
-    same = read(box, pairs, array, [7] * TOKENS)
-    if np.abs(same - same[0]).max() > 1e-4:
-        counted = read(box, pairs, array, list(range(TOKENS)))
-        ignores = np.abs(same - counted).max() < 1e-4
-        what = "the function ignores positions" if ignores else "the place counts too"
-        raise RopeError(
-            f"angles depend on more than positions: tokens that all have position 7 "
-            f"are turned differently, by their place in the call; {what}"
-        )
-
-
-def _doubled(box: Box, pairs: Pairs, array: int, most: int) -> tuple[list[int], Floats]:
-    """Return 0 and powers of two that the function takes, with what it makes of them."""
-    for last in range(max(most, 4).bit_length() - 1, 1, -1):
-        steps = [0, *(1 << k for k in range(last + 1))]
+def _read_powers_of_two(operand: Operand, last: int) -> tuple[list[int], Complex]:
+    """Return 0 and powers of two that the function takes, with their turns."""
+    for exponent in range(max(last, 4).bit_length() - 1, 1, -1):
+        steps = [0, *(1 << k for k in range(exponent + 1))]
         try:
-            turns = read(box, pairs, array, steps)
+            turns = operand.read(steps)
         except Refused:
             continue
         if np.isfinite(turns).all():
@@ -110,12 +77,10 @@ def _doubled(box: Box, pairs: Pairs, array: int, most: int) -> tuple[list[int], 
 
 
 def _check_sizes(sizes: Floats, factor: float, name: str) -> None:
-    by_position = np.ptp(sizes, axis=0).max()
-    if by_position > 0.02 * factor:
-        last = sizes[-1].min()
+    if np.ptp(sizes, axis=0).max() > 0.02 * factor:
         raise RopeError(
             f"function is no rotation: the norm of {name} is multiplied by numbers that depend on "
-            f"the position, {sizes[0].min():.4g} at 0 and {last:.4g} far off, as in xPos"
+            f"the position, {sizes[0].min():.4g} at 0 and {sizes[-1].min():.4g} far off, as in xPos"
         )
     if np.ptp(np.median(sizes, axis=0)) > 0.02 * factor:
         raise RopeError(
@@ -123,46 +88,48 @@ def _check_sizes(sizes: Floats, factor: float, name: str) -> None:
         )
 
 
-def _frequencies(steps: list[int], turns: Floats, close: float) -> tuple[Floats, Floats]:
+def _follow(steps: list[int], turns: Complex, tolerance: float) -> tuple[Floats, Floats]:
     """Return signed frequencies, and the step up to which each was followed."""
     relative = np.angle(turns / turns[0])
-    found = relative[1].copy()
-    reach = np.ones_like(found)
-    going = np.ones(len(found), bool)
+    frequencies = relative[1].copy()
+    reach = np.ones_like(frequencies)
+    followed = np.ones(len(frequencies), bool)
     for step, angle in zip(steps[2:], relative[2:], strict=True):
-        expected = found * step
+        expected = frequencies * step
         off = np.angle(np.exp(1j * (angle - expected)))
-        # Twice the error of the last step and that of this; what is off by more is no longer right.
-        going &= np.abs(off) < close
-        found = np.where(going, (expected + off) / step, found)
-        reach = np.where(going, step, reach)
-    return found, reach
+        # Twice the error of the last step and that of this: a larger one is no rounding.
+        followed &= np.abs(off) < tolerance
+        frequencies = np.where(followed, (expected + off) / step, frequencies)
+        reach = np.where(followed, step, reach)
+    return frequencies, reach
 
 
-def _sign(signed: Floats, noise: Floats, name: str) -> int:
-    positive, negative = (signed > noise).any(), (signed < -noise).any()
-    if positive and negative:
-        backwards = np.flatnonzero(signed < -noise)[:4].tolist()
+def _find_sign(signed: Floats, noise: Floats, name: str) -> int:
+    backwards = signed < -noise
+    if (signed > noise).any() and backwards.any():
         raise RopeError(
-            f"function is no rotary embedding: pairs {backwards} ... of {name} turn backwards, "
-            "and the others forwards; or they turn by more than half a turn from one position to "
-            "the next, which integers cannot tell"
+            f"function is no rotary embedding: pairs {np.flatnonzero(backwards)[:4].tolist()} ... "
+            f"of {name} turn backwards, and the others forwards; or they turn by more than half a "
+            "turn from one position to the next, which integers cannot tell"
         )
-    return -1 if negative else 1
+    return -1 if backwards.any() else 1
 
 
-def _offset(phases: Floats, signed: Floats, noise: float, name: str) -> tuple[float, bool]:
+def _find_offset(phases: Floats, signed: Floats, noise: float, name: str) -> tuple[float, bool]:
     """Return what is added to positions, and whether cos and sin are swapped."""
-    if np.abs(phases).max() < max(1e-4, 4 * noise):
+
+    def is_phase(expected: Floats | float, tolerance: float) -> bool:
+        return bool(np.abs(np.angle(np.exp(1j * (phases - expected)))).max() < tolerance)
+
+    if is_phase(0.0, max(1e-4, 4 * noise)):
         return 0.0, False
-    swapped = bool(np.abs(np.angle(np.exp(1j * (phases - np.pi / 2)))).max() < 1e-3)
-    if swapped:
+    if is_phase(np.pi / 2, 1e-3):
         return 0.0, True
     # Slow pairs tell the whole offset, fast ones its exact value.
     slow = np.abs(signed) < 0.1
     for guess in {np.median(phases[slow] / signed[slow])} if slow.any() else {1.0, -1.0}:
         offset = round(2 * guess) / 2
-        if offset and np.abs(np.angle(np.exp(1j * (phases - signed * offset)))).max() < 1e-2:
+        if offset and is_phase(signed * offset, 1e-2):
             return float(offset), False
     raise RopeError(
         f"function is no rotary embedding: {name} is turned at position 0 already, by "
@@ -171,30 +138,25 @@ def _offset(phases: Floats, signed: Floats, noise: float, name: str) -> tuple[fl
     )
 
 
-def _position_axes(
-    box: Box, pairs: Pairs, array: int, signed: Floats, noise: float
-) -> tuple[int, ...] | None:
+def _find_position_axes(operand: Operand, signed: Floats, noise: float) -> Indices | None:
     """Return the component that each pair reads; None where positions have one."""
-    if box.components == 1:
+    components = operand.box.components
+    if components == 1:
         return None
-    found = np.zeros(len(signed), int)
-    total = np.zeros(len(signed), int)
-    far = _FAR if box.takes(np.zeros((1, box.heads, box.head_dim)), [0, _FAR]) else 1
-    for component in range(box.components):
-        at = np.zeros((box.components, 3), int)
-        at[component, 1:] = 1, far
-        turns = read(box, pairs, array, at)
-        slow = np.abs(signed) < 1e-3
-        there = np.where(slow, far * signed, signed)
+    far = _FAR if operand.box.accepts([0, _FAR]) else 1
+    slow = np.abs(signed) < 1e-3
+    step = np.where(slow, far, 1)
+    moves = np.zeros((components, len(signed)), bool)
+    for component in range(components):
+        positions = np.zeros((components, 3), int)
+        positions[component, 1:] = 1, far
+        turns = operand.read(positions)
         turned = np.where(slow, turns[2], turns[1]) / turns[0]
-        moves = np.abs(turned - np.exp(1j * there)) < np.abs(turned - 1.0) / 4
-        found[moves] = component
-        total += moves
-    seen = np.abs(np.where(np.abs(signed) < 1e-3, far * signed, signed)) > 8 * noise
-    if (total[seen] != 1).any():
-        odd = np.flatnonzero(seen & (total != 1))[:4].tolist()
+        moves[component] = np.abs(turned - np.exp(1j * step * signed)) < np.abs(turned - 1.0) / 4
+    unclear = (moves.sum(axis=0) != 1) & (np.abs(step * signed) > 8 * noise)
+    if unclear.any():
         raise RopeError(
-            f"angles of pairs {odd} ... do not follow one component of the position each; RoPE "
-            "has one for each pair, position_axes"
+            f"angles of pairs {np.flatnonzero(unclear)[:4].tolist()} ... do not follow one "
+            "component of the position each; RoPE has one for each pair, position_axes"
         )
-    return tuple(found.tolist())
+    return np.asarray(moves.argmax(axis=0))

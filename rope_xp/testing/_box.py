@@ -1,49 +1,56 @@
-"""A black box: a function of somebody's library, asked with numpy arrays and answered by them."""
+"""A black box: a function of any array library, called and read with numpy arrays."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.errors import RopeError
+from rope_xp._contract.errors import BROKEN, RopeError
 from rope_xp._contract.typing import Array, Device
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 Function = Callable[..., Any]
 Floats = NDArray[np.float64]
+Complex = NDArray[np.complex128]
 
-FAILURES = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError),
-    *(RuntimeError, TypeError, ValueError),
-)
-"""What a function may raise that cannot take what it is given."""
+FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
+"""What a function may raise for arguments that it cannot take."""
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
-FEW = 4
 TOKENS = 5  # differs from the heads, so that a function which confuses them fails
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 
-class Refused(Exception):  # noqa: N818  # no error yet: the next way of asking may do
-    """A function did not take what it was given."""
+class Refused(Exception):  # noqa: N818  # no error yet: the next way of calling may work
+    """A function did not take its arguments."""
+
+
+class CallError(RopeError):
+    """A function that takes none of the calls that were tried."""
+
+    __module__ = "rope_xp"
+
+    summary: str
+    """What could not be called with what, and the first error, without advice."""
 
 
 @dataclass(frozen=True)
-class Box:
-    """A function, and how it is to be asked."""
+class BlackBox:
+    """A function, and how to call it."""
 
     function: Function
     tables: Function | None
     """From positions to what follows the arrays; None where positions do."""
-    arrays: int
+    names: str
+    """Of the arrays that it takes: q, qk or qkv."""
     axes: str
     head_dim: int
     heads: int
@@ -51,100 +58,117 @@ class Box:
     device: Device
     dtype: str
     components: int = 1
-    order: str = "s"
-    """The axes of positions, c for their components."""
+    position_axes: str = "s"
+    """Axes of positions: c for components, b for the batch, 1 for a batch of one, s for tokens."""
 
-    def turned(self, vectors: Floats, positions: Any) -> list[Floats]:
-        """Return vectors as they are turned at each position, one result for each array.
+    def call(self, arrays: Sequence[Floats], positions: ArrayLike) -> list[Floats]:
+        """Return arrays (batch, heads, tokens, head_dim) rotated; raise Refused if that fails.
 
-        Parameters
-        ----------
-        vectors : numpy.ndarray, (n, heads, head_dim)
-            Each stands at all tokens of a sequence of its own.
-        positions : (tokens,) or (components, tokens)
-            Where there are several components, one line is for all of them.
-
-        Returns
-        -------
-        list of numpy.ndarray, (n, heads, tokens, head_dim)
-
-        Raises
-        ------
-        Refused
-            If the function raises, or returns something else.
+        Positions are (tokens,), for all components, (components, tokens) or (components, batch,
+        tokens).
         """
-        at = np.asarray(positions)
-        shape = (len(vectors), self.heads, at.shape[-1], self.head_dim)
-        x = np.broadcast_to(vectors[:, :, None, :], shape)
-        x = np.moveaxis(x, (0, 1, 2, 3), [self.axes.index(a) for a in "bhsd"])
-        # Each has an array of its own, as some functions write in place.
-        given = [self._put(np.array(x, np.float32, order="C")) for _ in range(self.arrays)]
-        asked = self._positions(at, len(vectors))
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            try:
-                follows = (asked,) if self.tables is None else _several(self.tables(asked))
-                result = self.function(*given, *follows)
-                results = _several(result) if self.arrays > 1 else (result,)
-                return [self._fetch(each, x.shape) for each in results[: self.arrays]]
-            except FAILURES as error:
-                said = " ".join(str(error).split())
-                raise Refused(f"{type(error).__name__}: {said}") from error
+        return self.run([self.put(x) for x in arrays], positions)[1]
 
-    def takes(self, vectors: Floats, positions: Any) -> bool:
-        """Return whether the function answers for these positions."""
+    def rotate(self, vectors: Floats, positions: ArrayLike) -> list[Floats]:
+        """Return vectors, (n, heads, head_dim), as each array has them at each position.
+
+        Each vector stands at all tokens of a batch entry of its own.
+        """
+        batch, heads, head_dim = vectors.shape
+        shape = (batch, heads, np.shape(positions)[-1], head_dim)
+        x = np.broadcast_to(vectors[:, :, None, :], shape)
+        return self.call([x] * len(self.names), positions)
+
+    def accepts(self, positions: ArrayLike) -> bool:
+        """Return whether the function takes these positions."""
         try:
-            self.turned(vectors, positions)
+            self.rotate(np.zeros((1, self.heads, self.head_dim)), positions)
         except Refused:
             return False
         return True
 
-    def _put(self, x: np.ndarray) -> Array:
-        made = self.backend.asarray(x, self.device)
+    def run(
+        self, arguments: list[Array], positions: ArrayLike
+    ) -> tuple[tuple[Array, ...], list[Floats]]:
+        """Return what the function returns, and its values; raise Refused if that fails."""
+        batch = arguments[0].shape[self.axes.index("b")]
+        placed = self._put_positions(np.asarray(positions), batch)
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            try:
+                rest = (placed,) if self.tables is None else _as_tuple(self.tables(placed))
+                result = self.function(*arguments, *rest)
+                results = _as_tuple(result) if len(self.names) > 1 else (result,)
+                for y, x in zip(results, arguments, strict=False):
+                    self._check(y, x)
+                # More than the arrays may come back.
+                return results, [self.read(y) for y in results[: len(arguments)]]
+            except FAILURES as error:
+                raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+
+    def put(self, x: Floats) -> Array:
+        """Return numbers as an array of the function's library, axes and dtype."""
+        # A copy: some functions write in place.
+        ordered = np.array(np.moveaxis(x, (0, 1, 2, 3), self._places), np.float32, order="C")
+        array = self.backend.asarray(ordered, self.device)
         if self.dtype == "float32":
-            return made
-        xp = self.backend.xp
-        dtype = getattr(xp, self.dtype, None) or np.dtype(self.dtype)
-        return made.to(dtype) if hasattr(made, "to") else made.astype(dtype)
+            return array
+        dtype = getattr(self.backend.xp, self.dtype, None) or np.dtype(self.dtype)
+        return array.to(dtype) if hasattr(array, "to") else array.astype(dtype)
 
-    def _positions(self, at: np.ndarray, batch: int) -> Array:
-        if "c" in self.order and at.ndim == 1:
-            at = np.broadcast_to(at, (self.components, len(at)))
-        if "b" in self.order or "1" in self.order:
-            rows = batch if "b" in self.order else 1
-            at = np.broadcast_to(at[..., None, :], (*at.shape[:-1], rows, at.shape[-1]))
-        if self.order == "sc":
-            at = at.T
-        dtype = (
-            np.int32 if self.backend.name == "jax" else np.int64
-        )  # which has no int64 by default
-        return self.backend.asarray(np.ascontiguousarray(at, dtype), self.device)
+    def _put_positions(self, positions: NDArray[Any], batch: int) -> Array:
+        if positions.ndim < 3:
+            positions = positions[..., None, :]
+        p = np.broadcast_to(positions, (self.components, batch, positions.shape[-1]))
+        if "b" not in self.position_axes:
+            p = p[:, :1] if "1" in self.position_axes else p[:, 0]
+        if "c" not in self.position_axes:
+            p = p[0]
+        if self.position_axes == "sc":
+            p = p.T
+        dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
+        return self.backend.asarray(np.ascontiguousarray(p, dtype), self.device)
 
-    def _fetch(self, x: Any, shape: tuple[int, ...]) -> Floats:
-        if find.find(x) is not self.backend:
-            raise TypeError(f"it returns {type(x).__name__} for {self.backend.name}")
-        if tuple(x.shape) != shape:
-            raise ValueError(f"it returns an array of {tuple(x.shape)} for one of {shape}")
-        back = np.moveaxis(host(x), [self.axes.index(a) for a in "bhsd"], (0, 1, 2, 3))
-        return np.asarray(back, np.float64)
+    def _check(self, y: Any, x: Array) -> None:
+        if find.find(y) is not self.backend:
+            raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
+        if tuple(y.shape) != tuple(x.shape):
+            raise ValueError(f"it returns an array of {tuple(y.shape)} for one of {tuple(x.shape)}")
+
+    def read(self, x: Array) -> Floats:
+        """Return the numbers of such an array, in the order batch, heads, tokens, head_dim."""
+        return np.asarray(np.moveaxis(host(x), self._places, (0, 1, 2, 3)), np.float64)
+
+    @property
+    def _places(self) -> list[int]:
+        return [self.axes.index(axis) for axis in "bhsd"]
 
 
-def host(x: Any) -> np.ndarray:
+def host(x: Array) -> NDArray[Any]:
     """Return an array of any library as one of numpy, in float64 where it is of 16 bits."""
-    if hasattr(x, "detach"):  # torch, of which numpy takes no bfloat16
+    if hasattr(x, "detach"):  # torch, whose bfloat16 numpy does not know
         x = x.detach().cpu()
         return np.asarray(x.double() if x.is_floating_point() else x)
     return np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
 
 
-def _several(result: Any) -> tuple[Any, ...]:
+def memory(x: Array) -> int:
+    """Return a number that views of the same memory share."""
+    if hasattr(x, "untyped_storage"):
+        return int(x.untyped_storage().data_ptr())
+    while getattr(x, "base", None) is not None:
+        x = x.base
+    return id(x)
+
+
+def _as_tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-# --- how to ask ----------------------------------------------------------------------------------
+# --- how to call ---------------------------------------------------------------------------------
 
 
-def opened(
+def open_box(
     function: Function,
     head_dim: int,
     axes: str,
@@ -152,46 +176,41 @@ def opened(
     like: Array | None,
     heads: int,
     components: int | None,
-) -> Box:
-    """Return a function with the first way of asking that it takes.
-
-    Raises
-    ------
-    RopeError
-        If it takes none; with what it raised.
-    """
-    arrays = count_arrays(function, tables is not None)
-    vectors = np.zeros((head_dim * heads, heads, head_dim))
-    refusals = {}
-    for backend, device, dtype in _libraries(like):
-        box = Box(function, tables, arrays, axes, head_dim, heads, backend, device, dtype)
-        for way in _ways(box, components):
+) -> BlackBox:
+    """Return a function with the first way of calling that it takes; raise CallError for none."""
+    names = "qkv"[: count_arrays(function, tables is not None)]
+    units = np.zeros((head_dim * heads, heads, head_dim))
+    errors: dict[str, str] = {}
+    for backend, device, dtype in _find_libraries(like):
+        box = BlackBox(function, tables, names, axes, head_dim, heads, backend, device, dtype)
+        for candidate in _ways_to_call(box, components):
             try:
-                way.turned(vectors, np.arange(TOKENS))
+                candidate.rotate(units, np.arange(TOKENS))
             except Refused as refused:
-                refusals[backend.name, way.order] = str(refused)
+                errors.setdefault(backend.name, str(refused))
             else:
-                return way
-    told = "; ".join(
-        f"{name} with positions ({order}): {why}" for (name, order), why in refusals.items()
+                return candidate
+    # What other libraries raise is about the kind of array, which says nothing of the function.
+    uses = [library for library in errors if library in _imported_by(function)]
+    shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
+    name = getattr(function, "__name__", type(function).__name__)
+    summary = (
+        f"could not call {name} with {', '.join(names) if len(names) > 1 else 'x'} of shape "
+        f"({shape}); first error: {errors[uses[-1] if uses else next(iter(errors))]}"
     )
-    raise RopeError(
-        f"function takes no arrays of axes {axes!r}, head_dim = {head_dim} and {heads} heads that "
-        f"were tried, or returns others: {told}. Give axes, heads, components, or an array of its "
-        "library as like"
-    )
+    advice = "Give head_dim, axes, heads, components or tables that fit, or an array of its library"
+    error = CallError(f"{summary}. {advice} as like")
+    error.summary = summary
+    raise error
 
 
-def _ways(box: Box, components: int | None) -> Iterator[Box]:
-    if components in (None, 1):
-        for order in ("s", "1s", "bs"):
-            yield replace(box, order=order)
-    for count in (2, 3) if components is None else (components,):
-        for order in ("c1s", "cbs", "cs", "sc") if count > 1 else ():
-            yield replace(box, components=count, order=order)
+def _ways_to_call(box: BlackBox, components: int | None) -> Iterator[BlackBox]:
+    for count in (1, 2, 3) if components is None else (components,):
+        for axes in ("s", "bs", "1s") if count == 1 else ("cbs", "c1s", "cs", "sc"):
+            yield replace(box, components=count, position_axes=axes)
 
 
-def _libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
+def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
     if like is not None:
         backend = find.backend_of(like, "like")
         dtype = backend.dtype_name(like)
@@ -200,9 +219,8 @@ def _libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
         yield backend, backend.device(like), dtype
         return
     # numpy first: the others take its arrays and return their own, which tells them apart.
-    for name in LIBRARIES:
-        row = next(row for row in find.libraries if row.name == name)
-        if name not in sys.modules:
+    for row in sorted(find.libraries, key=lambda row: row.name != "numpy"):
+        if row.name not in LIBRARIES or row.name not in sys.modules:
             continue
         backend = row.load()
         try:
@@ -210,6 +228,13 @@ def _libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
         except RuntimeError:  # cupy's, where there is no GPU
             continue
         yield backend, None, "float32"
+
+
+def _imported_by(function: Function) -> set[str]:
+    """Return the packages of the modules that a function's module names."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    names = (getattr(value, "__name__", "") for value in vars(module).values()) if module else ()
+    return {name.partition(".")[0] for name in names if isinstance(name, str)}
 
 
 def count_arrays(function: Function, has_tables: bool) -> int:
@@ -222,15 +247,14 @@ def count_arrays(function: Function, has_tables: bool) -> int:
     >>> count_arrays(lambda x, cos, sin, axis=1: x, True)
     1
     """
-    asked: Any = function
-    if hasattr(function, "named_parameters") and hasattr(function, "forward"):
-        asked = function.forward  # a module of torch is called with anything
+    # A module of torch takes anything, and its method forward what it needs.
+    called = getattr(function, "forward", function)
     try:
-        parameters = inspect.signature(asked).parameters.values()
-    except (TypeError, ValueError):  # of a compiled one nobody knows
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):  # compiled code may have no signature
         return 2
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    places = [p for p in parameters if p.kind in kinds]
+    places = [parameter for parameter in parameters if parameter.kind in kinds]
     for i, parameter in enumerate(places):
         if parameter.name.startswith(("pos", "cos", "freqs")) and i:
             return min(i, 3)

@@ -1,8 +1,8 @@
-"""What base and rule the frequencies follow that were found."""
+"""The base and the scaling that measured frequencies follow."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,89 +13,80 @@ from rope_xp.testing._pairs import Pairs
 from rope_xp.testing._rules import Measured, Series
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What base and rule frequencies follow."""
+class Fit(NamedTuple):
+    """The base and the scaling of measured frequencies."""
 
     base: float
-    rule: Scaling | None
-    rotary_dim: int
+    scaling: Scaling | None
+    series: Series
     notes: tuple[str, ...] = ()
-    rounded: str | None = None
-    """Which rounding lies between the rule's frequencies and those that were found."""
+    rounding: str | None = None
+    """How the frequencies of the scaling are rounded, in words."""
 
 
-def series_of(pairs: Pairs, angles: Angles, rotary_dim: int) -> Series:
+def _series_of(pairs: Pairs, angles: Angles, rotary_dim: int) -> Series:
     """Return frequencies at their places in a slice."""
-    values = np.zeros(rotary_dim // 2)
-    uncertain = np.zeros(rotary_dim // 2)
-    values[list(pairs.places)] = angles.frequencies
-    uncertain[list(pairs.places)] = angles.uncertain
-    return Series(values, uncertain, filled(angles.position_axes, pairs), angles.factor)
+    values, uncertainty = np.zeros((2, rotary_dim // 2))
+    values[pairs.places] = angles.frequencies
+    uncertainty[pairs.places] = angles.uncertainty
+    if angles.position_axes is None:
+        return Series(values, uncertainty, None, angles.factor)
+    axes = np.zeros(rotary_dim // 2, int)  # pairs that stand still may read any component
+    axes[pairs.places] = angles.position_axes
+    return Series(values, uncertainty, tuple(axes.tolist()), angles.factor)
 
 
 def fit(pairs: Pairs, angles: Angles, head_dim: int) -> Fit:
-    """Return base and rule of what was found, or the frequencies by themselves."""
-    r = pairs.rotary_dim
-    series = series_of(pairs, angles, r)
-    found, rounded = _rules.nearest(series, plain=True), None
-    if found is None and pairs.layout != "half" and r < head_dim and not pairs.rotary_offset:
+    """Return base and scaling of measured angles; a Measured one if they follow none."""
+    series = _series_of(pairs, angles, pairs.rotary_dim)
+    found, rounding = _rules.nearest(series, plain=True), None
+    if found is None and pairs.layout != "half" and not pairs.rotary_offset:
         # A slice of neighbours cannot be told from a head whose other pairs stand still.
-        found = _rules.nearest(series_of(pairs, angles, head_dim), plain=True)
-        r = r if found is None else head_dim
+        whole = _series_of(pairs, angles, head_dim)
+        found = _rules.nearest(whole, plain=True)
+        series = series if found is None else whole
+    found = found or _rules.nearest(series)
     if found is None:
-        found = _rules.nearest(series)
-    if found is None:
-        found, rounded = _of_rounded(series)
+        found, rounding = _fit_rounded(series)
     if found is None:
         measured = Measured(tuple(series.values.tolist()), angles.factor)
         note = "frequencies follow no rule that is known here; they may be learned"
-        return Fit(10000.0, measured, r, (note,))
-    base, rule = found
-    factor = 1.0 if rule is None else rule.attention_factor
+        return Fit(10000.0, measured, series, (note,))
+    base, scaling = found
+    factor = 1.0 if scaling is None else scaling.effective_attention_factor
     if abs(factor - angles.factor) > 1e-3 * factor:
-        exact = tuple(_rules.frequencies(base, rule, r).tolist())
+        exact = tuple(_rules.frequencies(base, scaling, series.rotary_dim).tolist())
         note = f"cos and sin are multiplied by {angles.factor:.6g}, which no rule gives here"
-        return Fit(base, Measured(exact, angles.factor), r, (note,), rounded)
-    return Fit(base, rule, r, tuple(_remarks(base, rule)), rounded)
+        return Fit(base, Measured(exact, angles.factor), series, (note,), rounding)
+    return Fit(base, scaling, series, _describe(base, scaling), rounding)
 
 
-def _of_rounded(series: Series) -> tuple[tuple[float, Scaling | None] | None, str | None]:
-    """Return base and rule of frequencies that were rounded."""
+def _fit_rounded(series: Series) -> tuple[tuple[float, Scaling | None] | None, str | None]:
+    """Return base and scaling of frequencies that were rounded, and how."""
     for name, to in _rounding.NARROW.items():
-        loose = {"bfloat16": 2.0**-8, "float16": 2.0**-10, "TF32": 2.0**-10}[name]
-        found = _rules.nearest(series, loose)
+        found = _rules.nearest(series, 2.0**-8 if name == "bfloat16" else 2.0**-10)
         if found is None:
             continue
         exact = to(_rules.frequencies(*found, series.rotary_dim))
-        bound = (2e-6 + series.uncertain) * exact + 1e-12
+        bound = (2e-6 + series.uncertainty) * exact + 1e-12
         if np.mean(np.abs(series.values - exact) <= bound) > 0.9:
             return found, f"frequencies are rounded to {name}"
     return None, None
 
 
-def _remarks(base: float, rule: Scaling | None) -> list[str]:
-    if rule is None:
-        return []
-    name = type(rule).__name__
-    factor = getattr(rule, "factor", None)
+def _describe(base: float, scaling: Scaling | None) -> tuple[str, ...]:
+    """Return what there is to say of a scaling, in sentences."""
+    if scaling is None:
+        return ()
+    factor = getattr(scaling, "factor", None)
     by = "" if factor is None else f" with factor {factor:g}"
-    said = [f"frequencies are those of {name}{by} and base {base:g}"]
-    if isinstance(rule, YaRN):
-        usual = YaRN(rule.factor, rule.original_max_position_embeddings).attention_factor
-        if abs(usual - rule.attention_factor) > 1e-4:
-            said.append(
-                f"cos and sin are multiplied by {rule.attention_factor:g}, and by {usual:.6g} in "
-                "YaRN's paper: right where mscale or attention_factor of the configuration says so"
+    note = f"frequencies are those of {type(scaling).__name__}{by} and base {base:g}"
+    if isinstance(scaling, YaRN):
+        paper = YaRN(scaling.factor, scaling.original_max_position_embeddings)
+        usual, own = paper.effective_attention_factor, scaling.effective_attention_factor
+        if abs(usual - own) > 1e-4:
+            return note, (
+                f"cos and sin are multiplied by {own:g}, and by {usual:.6g} in YaRN's paper: right "
+                "where mscale or attention_factor of the configuration says so"
             )
-    return said
-
-
-def filled(axes: tuple[int, ...] | None, pairs: Pairs) -> tuple[int, ...] | None:
-    """Return a component for each pair of the slice, the first one where none was found."""
-    if axes is None:
-        return None
-    filled = [0] * (pairs.rotary_dim // 2)
-    for place, component in zip(pairs.places, axes, strict=True):
-        filled[place] = component
-    return tuple(filled)
+    return (note,)

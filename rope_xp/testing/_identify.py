@@ -10,16 +10,20 @@ from rope_xp._contract import numbers
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array
 from rope_xp.rope import RoPE
-from rope_xp.testing import _angles, _box, _fit, _lengths, _limits, _pairs, _rules
-from rope_xp.testing._angles import Angles
-from rope_xp.testing._box import EPS, Box, Floats, Function
-from rope_xp.testing._differences import differences
-from rope_xp.testing._pairs import Pairs
+from rope_xp.testing import _rules
+from rope_xp.testing._accuracy import Rotation, measure
+from rope_xp.testing._angles import find_angles
+from rope_xp.testing._box import BlackBox, Function, open_box
+from rope_xp.testing._compare import Problem, find_problems, spread
+from rope_xp.testing._differences import differences, fixed
+from rope_xp.testing._fit import fit
+from rope_xp.testing._lengths import check_positions, find_dynamic_ntk, find_length_rule
+from rope_xp.testing._pairs import Operand, find_operands
 
 
 @dataclass(frozen=True)
 class Identified:
-    """What :func:`identify` found.
+    """The result of :func:`identify`.
 
     Parameters
     ----------
@@ -47,21 +51,6 @@ class Identified:
     faults: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Turned:
-    """What is done to one array."""
-
-    rope: RoPE
-    pairs: Pairs
-    angles: Angles
-    exact: Floats
-    """The frequencies of the pairs that move, after the rule."""
-    notes: tuple[str, ...]
-    faults: tuple[str, ...]
-    rounded: str | None
-    """How the frequencies were rounded."""
-
-
 def identify(
     function: Function,
     head_dim: int,
@@ -74,8 +63,9 @@ def identify(
 ) -> Identified:
     """Return which RoPE a function is, and what is wrong with it.
 
-    The function is asked for unit vectors at a few positions, which tell the pairs; for the angles
-    of powers of two, which tell the frequencies; and for large positions.
+    Unit vectors at a few positions give the pairs, the angles of powers of two the frequencies, and
+    large positions the errors. Random calls of several lengths and batches show whether every token
+    is rotated by its own position. Some rules have the same frequencies, and the simplest is named.
 
     Parameters
     ----------
@@ -106,17 +96,9 @@ def identify(
     Raises
     ------
     RopeError
-        If the function is no RoPE, with what it is instead; if it takes nothing that was tried.
+        If the function is no RoPE, with what it is instead; if it takes no call that was tried.
     TypeError
         If an argument is of the wrong type.
-
-    Notes
-    -----
-    What cannot be told apart: NTK from the base that it makes; a rule from the frequencies that it
-    happens to make; the three numbers of Llama3, of which only quotients count, so that
-    ``low_freq_factor`` is set to 1; lengths of YaRN with the same rounded ramp; pairs that stand
-    still at the end of a slice from components beyond it; and whether cos and sin were rounded or
-    the result was.
 
     Examples
     --------
@@ -132,33 +114,11 @@ def identify(
     (500000.0, 'half', ())
     """
     check_arguments(function, head_dim, axes, heads)
-    box = _box.opened(function, head_dim, axes, tables, like, heads, components)
-    made, _ = _pairs.matrices(box)
-    eps = EPS[box.dtype]
-    found = [_pairs.find(matrix, "qkv"[i], eps) for i, matrix in enumerate(made)]
-    first = next((i for i, pairs in enumerate(found) if pairs is not None), None)
-    if first is None:
-        raise RopeError("function turns nothing: its result is its argument, at every position")
-    turned = {i: _turned(box, pairs, i) for i, pairs in enumerate(found[:2]) if pairs is not None}
-    main = turned[first]
-    faults = [*main.faults, *_between(found, turned, head_dim)]
-    limits = _limits.find(box, main.pairs, first, main.angles, main.exact)
-    # What explains the errors of angles explains those of frequencies too.
-    faults += limits.faults or ([main.rounded] if main.rounded else [])
-    rotary_dim = main.rope.rotary_dim or head_dim
-    measured = _fit.series_of(main.pairs, main.angles, rotary_dim).values
-    return Identified(
-        main.rope,
-        limits.error,
-        limits.passes,
-        tuple(measured.tolist()),
-        (*main.notes, *limits.notes),
-        tuple(dict.fromkeys(faults)),
-    )
+    return identify_box(open_box(function, head_dim, axes, tables, like, heads, components))
 
 
 def check_arguments(function: Any, head_dim: int, axes: str, heads: int) -> None:
-    """Check what :func:`identify` and :func:`assert_rotates` are both given."""
+    """Check the arguments that :func:`identify` and :func:`assert_rotates` share."""
     if not callable(function):
         raise TypeError(f"function must be callable; got {type(function).__name__}")
     numbers.check_positive_int("head_dim", head_dim)
@@ -169,16 +129,49 @@ def check_arguments(function: Any, head_dim: int, axes: str, heads: int) -> None
         )
 
 
-def _turned(box: Box, pairs: Pairs, array: int) -> Turned:
-    """Return what is done to one array."""
-    _angles.check_places(box, pairs, array)
-    length = _lengths.find(box, pairs, array)
-    most = 1 << 16
-    if length is not None:
-        most = max(4, length.trained - 1 if not length.tokens else most)
-    angles = _angles.find(box, pairs, array, most)
+def identify_box(box: BlackBox) -> Identified:
+    """Return which RoPE a black box is."""
+    operands = find_operands(box)
+    found = [operand for operand in operands if operand is not None]
+    if not found:
+        raise RopeError("function turns nothing: its result is its argument, at every position")
+    rotated = [operand for operand in found if operand.name != "v"] or found
+    rotations = [_identify_operand(operand) for operand in rotated]
+    first = rotations[0]
+    accuracy = measure(first)
+    faults = [*first.faults, *_compare(operands, rotations)]
+    # What explains the errors of angles explains those of frequencies too.
+    faults += [fault for fault in (accuracy.fault or first.fit.rounding,) if fault]
+    problems: list[Problem] = []
+    if not (accuracy.explained and faults):  # with which all results are off
+        last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))
+        positions = spread(range(last + 1), box.components)
+        problems += find_problems(box, fixed(first.rope, box.head_dim), positions)
+    wrong = [problem.what for problem in problems if problem.kind == "wrong"]
+    if wrong and not faults:
+        raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")
+    faults += [problem.what for problem in problems if problem.kind != "refused"]
+    refused = [problem.what for problem in problems if problem.kind == "refused"]
+    return Identified(
+        first.rope,
+        accuracy.error,
+        accuracy.passes,
+        tuple(first.fit.series.values.tolist()),
+        (*first.fit.notes, *accuracy.notes, *refused),
+        tuple(dict.fromkeys(faults)),
+    )
+
+
+def _identify_operand(operand: Operand) -> Rotation:
+    """Return the rotation of one array."""
+    head_dim, pairs, name = operand.box.head_dim, operand.pairs, operand.name
+    check_positions(operand)
+    length = find_length_rule(operand)
+    last = 1 << 16
+    if length is not None and not length.counts_tokens:
+        last = max(4, length.trained - 1)
+    angles = find_angles(operand, last)
     faults: list[str] = []
-    name = "qkv"[array]
     if angles.sign < 0:
         faults.append(f"{name} turns by the negative angle; if that is meant, it is RoPE.unrotate")
     if angles.swapped:
@@ -187,46 +180,42 @@ def _turned(box: Box, pairs: Pairs, array: int) -> Turned:
         faults.append(
             f"positions are off by {angles.offset:+g}: position p is turned as p {angles.offset:+g}"
         )
-    if abs(pairs.standing - 1.0) > 1e-4:
-        what = f"components that do not turn are multiplied by {pairs.standing:.6g}"
-        faults += [what] if pairs.rotary_dim < box.head_dim else []
-    found = _fit.fit(pairs, angles, box.head_dim)
-    rule = found.rule
+    if abs(pairs.standing - 1.0) > 1e-4 and pairs.rotary_dim < head_dim:
+        faults.append(f"components that do not turn are multiplied by {pairs.standing:.6g}")
+    found = fit(pairs, angles, head_dim)
+    scaling = found.scaling
     if length is not None:
         faults.append(length.fault)
-        if rule is None:
-            short = _rules.frequencies(found.base, None, found.rotary_dim)
-            rule = _lengths.dynamic(box, pairs, array, length, found.base, short)
+        if scaling is None:
+            short = _rules.frequencies(found.base, None, found.series.rotary_dim)
+            scaling = find_dynamic_ntk(operand, length, found.base, short)
     rope = RoPE(
         base=found.base,
         layout=pairs.layout,
-        rotary_dim=None if found.rotary_dim == box.head_dim else found.rotary_dim,
+        rotary_dim=None if found.series.rotary_dim == head_dim else found.series.rotary_dim,
         rotary_offset=pairs.rotary_offset,
-        scaling=rule,
-        position_axes=_fit.filled(angles.position_axes, pairs),
+        scaling=scaling,
+        position_axes=found.series.position_axes,
     )
-    short_rule = None if rule is None else rule.for_length(1)
-    exact = _rules.frequencies(found.base, short_rule, found.rotary_dim)[list(pairs.places)]
+    exact = fixed(rope, head_dim).frequencies(head_dim)[pairs.places]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = replace(angles, factor=rope.attention_factor)
-    return Turned(rope, pairs, angles, exact, found.notes, tuple(faults), found.rounded)
+    return Rotation(rope, operand, angles, exact, found, tuple(faults))
 
 
-def _between(found: list[Pairs | None], turned: dict[int, Turned], head_dim: int) -> list[str]:
-    """Return what differs between q, k and v."""
-    said = []
-    if len(found) > 2 and found[2] is not None:
-        said.append("v is turned as well")
-    if len(found) > 1:
-        said += [f"{'qk'[i]} is not turned" for i in (0, 1) if found[i] is None]
-    if len(turned) < 2:
-        return said
-    q, k = turned[0], turned[1]
-    said += [each for each in k.faults if each not in q.faults]
+def _compare(operands: list[Operand | None], rotations: list[Rotation]) -> list[str]:
+    """Return what differs between q, k and v, in sentences."""
+    faults = ["v is turned as well"] if len(operands) > 2 and operands[2] else []
+    if len(operands) > 1:
+        pairs = zip("qk", operands, strict=False)
+        faults += [f"{name} is not turned" for name, operand in pairs if operand is None]
+    if len(rotations) < 2:
+        return faults
+    q, k = rotations
+    faults += [fault for fault in k.faults if fault not in q.faults]
     if q.angles.sign != k.angles.sign:
-        said.append("q and k turn against each other")
-    said += [
-        f"q and k are turned differently: of k, {each}"
-        for each in differences(k.rope, q.rope, head_dim)
+        faults.append("q and k turn against each other")
+    return faults + [
+        f"q and k are turned differently: of k, {difference}"
+        for difference in differences(k.rope, q.rope, q.operand.box.head_dim)
     ]
-    return said

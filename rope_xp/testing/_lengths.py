@@ -1,126 +1,119 @@
-"""Whether angles depend on more of a call than the position of a token, and by which rule."""
+"""Rules that depend on the length of a call: its largest position, or its number of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from rope_xp._contract.errors import RopeError
 from rope_xp.scaling import DynamicNTK
-from rope_xp.testing import _angles, _rules
-from rope_xp.testing._box import Box, Floats, Refused
-from rope_xp.testing._pairs import Pairs
+from rope_xp.testing import _rules
+from rope_xp.testing._box import Complex, Floats, Refused
+from rope_xp.testing._pairs import Operand
 
-_FEW = (1, 2, 3, 5)
-_TOKENS = 8192
-_LARGEST = 1 << 17
+_FIRST = (1, 2, 3, 5)
+_FILLER = 6
 _SAME = 1e-5
 
-Ask = Callable[[int], Floats]
 
+class LengthRule(NamedTuple):
+    """How angles depend on the length of a call."""
 
-@dataclass(frozen=True)
-class Length:
-    """What angles depend on beside positions."""
-
-    of: str
-    """In words."""
     trained: int
-    """Up to which length they are those of a short call."""
-    tokens: bool
+    """Up to which length angles are those of a short call."""
+    counts_tokens: bool
     """Whether tokens count, and not the largest position."""
+    fault: str
 
-    @property
-    def fault(self) -> str:
-        """What to tell."""
-        return (
-            f"angles depend on {self.of}: they change beyond {self.trained}, and keys that were "
-            "cached before turn by the old ones"
+
+def _read_of_length(
+    operand: Operand, positions: list[int], n: int, *, counts_tokens: bool
+) -> Complex:
+    """Return the turns of positions in a call of length n, by tokens or by the largest position."""
+    more = [_FILLER] * (n - len(positions)) if counts_tokens else [n - 1]
+    return operand.read([*positions, *more])[: len(positions)]
+
+
+def check_positions(operand: Operand) -> None:
+    """Check that a token of a short call is rotated as it is alone."""
+    together = operand.read(_FIRST)
+    try:
+        alone = [operand.read([position])[0] for position in _FIRST]
+    except Refused as refused:
+        raise RopeError(f"function takes several tokens, and not one alone: {refused}") from refused
+    off = np.abs(together - alone).max(axis=1)
+    if off.max() > _SAME:
+        others = operand.read([_FILLER] * len(_FIRST))
+        ignored = np.abs(others - together).max() < 1e-4
+        what = "the function ignores positions" if ignored else "its place in the call counts too"
+        raise RopeError(
+            f"angles depend on more than positions: position {_FIRST[off.argmax()]} is turned "
+            f"otherwise alone in a call than with others; {what}"
         )
 
 
-def find(box: Box, pairs: Pairs, array: int) -> Length | None:
-    """Return what angles depend on beside positions, None if on nothing.
-
-    Raises
-    ------
-    RopeError
-        If they depend on where a token stands.
-    """
-    alone = _angles.read(box, pairs, array, _FEW)
-    for row, position in zip(alone, _FEW, strict=True):
-        single = _angles.read(box, pairs, array, [position])
-        if not _alike(single[0], row):
-            raise RopeError(
-                f"angles depend on more than positions: position {position} is turned otherwise "
-                "alone in a call than with others"
-            )
-
-    def farther(n: int) -> Floats:
-        return _angles.read(box, pairs, array, [*_FEW, n - 1])[: len(_FEW)]
-
-    def longer(n: int) -> Floats:
-        return _angles.read(box, pairs, array, [*_FEW, *[6] * (n - len(_FEW))])[: len(_FEW)]
-
-    for ask, last, of, tokens in (
-        (farther, _LARGEST, "the largest position of a call", False),
-        (longer, _TOKENS, "the number of tokens of a call", True),
+def find_length_rule(operand: Operand) -> LengthRule | None:
+    """Return how angles depend on the length of a call, None if they do not."""
+    short = operand.read(_FIRST)
+    for what, largest, counts_tokens in (
+        ("the largest position of a call", 1 << 17, False),
+        ("the number of tokens of a call", 1 << 13, True),
     ):
-        most = _taken(ask, last)
-        if most and not _alike(ask(most), alone):
-            low, high = len(_FEW) + 2, most
-            if not _alike(ask(low), alone):
-                raise RopeError(f"angles depend on {of}, however short it is")
-            while high - low > 1:
-                middle = (low + high) // 2
-                same = _alike(ask(middle), alone)
-                low, high = (middle, high) if same else (low, middle)
-            return Length(of, low, tokens)
+
+        def is_short(n: int, counts_tokens: bool = counts_tokens) -> bool:
+            turns = _read_of_length(operand, list(_FIRST), n, counts_tokens=counts_tokens)
+            return bool(np.abs(turns - short).max() <= _SAME)
+
+        for longest in (largest, largest // 32, largest // 256):
+            try:
+                same = is_short(longest)
+            except Refused:
+                continue
+            if same:
+                break
+            if not is_short(len(_FIRST) + 2):
+                raise RopeError(f"angles depend on {what}, however short it is")
+            trained = find_last(is_short, len(_FIRST) + 2, longest)
+            fault = (
+                f"angles depend on {what}: they change beyond {trained}, and keys that were cached "
+                "before turn by the old ones"
+            )
+            return LengthRule(trained, counts_tokens, fault)
     return None
 
 
-def _taken(ask: Ask, last: int) -> int:
-    """Return the largest length, of some, that a function takes."""
-    for n in (last, last // 32, last // 256):
-        try:
-            ask(n)
-        except Refused:
-            continue
-        return n
-    return 0
+def find_last(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the last number for which something holds, as it does for low and not for high."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
-def _alike(a: Floats, b: Floats) -> bool:
-    return bool(np.abs(a - b).max() <= _SAME)
-
-
-def dynamic(
-    box: Box, pairs: Pairs, array: int, length: Length, base: float, short: Floats
+def find_dynamic_ntk(
+    operand: Operand, length: LengthRule, base: float, short: Floats
 ) -> DynamicNTK | None:
     """Return the rule by which frequencies change with the length, None if it is not dynamic NTK.
 
     ``short`` are the frequencies of a short call, of all r/2 pairs.
     """
-    r = 2 * len(short)
-    steps = [0, *(1 << k for k in range(9)), 256]
-    shares, lengths = [], [2 * length.trained, 4 * length.trained]
+    steps = [0, *(1 << k for k in range(9))]
+    lengths = [2 * length.trained, 4 * length.trained]
+    slowed = []
     for n in lengths:
-        more = [6] * (n - len(steps)) if length.tokens else [n - 1]
         try:
-            turns = _angles.read(box, pairs, array, [*steps, *more])[: len(steps)]
+            turns = _read_of_length(operand, steps, n, counts_tokens=length.counts_tokens)
         except Refused:
             return None
-        last = abs(float(np.angle(turns[-1] / turns[0])[-1])) / 256
-        slowed = short[-1] / last if last else np.inf
+        slowest = abs(float(np.angle(turns[-1] / turns[0])[-1])) / steps[-1]
         # The base grows by g ** (r / (r - 2)), so the slowest pair is g times slower.
-        shares.append(slowed)
-    steep = (shares[1] - shares[0]) / (lengths[1] - lengths[0])
-    for factor in _rules.rounded_numbers(steep * length.trained, 2e-2):
+        slowed.append(short[-1] / slowest if slowest else np.inf)
+    slope = (slowed[1] - slowed[0]) / (lengths[1] - lengths[0])
+    for factor in _rules.rounded_numbers(slope * length.trained, 2e-2):
         rule = DynamicNTK(factor, length.trained)
-        found = [rule.for_length(n).frequencies(base, r)[-1] for n in lengths]
-        told = [short[-1] / share for share in shares]
-        if np.allclose(found, told, rtol=2e-3, atol=0.0):
+        found = [rule.for_length(n).frequencies(base, 2 * len(short))[-1] for n in lengths]
+        if np.allclose(found, short[-1] / np.array(slowed), rtol=2e-3, atol=0.0):
             return rule
     return None

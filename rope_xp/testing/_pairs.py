@@ -1,234 +1,217 @@
-"""From the matrix of a linear map at a few positions to the pairs that it turns."""
+"""From the matrix of a linear map at a few positions to the pairs that it rotates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
-from rope_xp.testing._box import EPS, Box, Floats, Refused
+from rope_xp.testing._box import EPS, BlackBox, Complex, Floats, Refused
 
 # Components that are not coupled are not so to the bit in any implementation that multiplies.
 _COUPLED = 1e-7
-_SETS = ([0, 1, 2, 7, 1000, 65536], [0, 1, 2, 7, 100, 1000], [0, 1, 2, 3, 5, 7])
+_POSITIONS = ([0, 1, 2, 7, 1000, 65536], [0, 1, 2, 7, 100, 1000], [0, 1, 2, 3, 5, 7])
 """Slow pairs are seen at large positions, which not every function takes."""
 
+Indices = NDArray[np.int64]
 
-@dataclass(frozen=True)
-class Pairs:
-    """Which components turn, in the order of their frequencies."""
+
+class Pairs(NamedTuple):
+    """Which components of a head are rotated, in the order of their frequencies."""
 
     layout: Layout
     rotary_dim: int
     rotary_offset: int
-    ins: tuple[tuple[int, int], ...]
-    outs: tuple[tuple[int, int], ...]
-    places: tuple[int, ...]
+    read: Indices
+    written: Indices
+    """The components that a pair is read from and written to, (pairs, 2)."""
+    places: Indices
     """The index of each pair's frequency; those of pairs that stand still are missing."""
     standing: float
-    """What components that do not turn are multiplied by, beside the slice."""
-
-    @property
-    def slice(self) -> tuple[Layout, int, int]:
-        """What two arrays that turn alike have in common, beside angles."""
-        return self.layout, self.rotary_dim, self.rotary_offset
+    """What components that are not rotated are multiplied by."""
 
 
-def matrices(box: Box) -> tuple[Floats, list[int]]:
-    """Return what each array is multiplied by, (arrays, tokens, heads, d, heads, d), and where.
+class Operand(NamedTuple):
+    """One of the arrays that a function rotates."""
 
-    Raises
-    ------
-    RopeError
-        If the function is not linear in the array.
-    """
+    box: BlackBox
+    name: str
+    pairs: Pairs
+
+    def read(self, positions: ArrayLike) -> Complex:
+        """Return cos + i sin of each pair as the function has them, (tokens, pairs)."""
+        x = np.zeros((1, self.box.heads, self.box.head_dim))
+        x[..., self.pairs.read[:, 0]] = 1.0
+        rotated = self.box.rotate(x, positions)["qkv".index(self.name)][0, 0]
+        written = self.pairs.written
+        return np.asarray(rotated[:, written[:, 0]] + 1j * rotated[:, written[:, 1]])
+
+
+def find_operands(box: BlackBox) -> list[Operand | None]:
+    """Return each array with its pairs, None if it is not rotated; raise if it has no pairs."""
+    matrices = _read_matrices(box)
+    named = zip(matrices, box.names, strict=False)
+    found = [(name, _find_pairs(matrix, name, EPS[box.dtype])) for matrix, name in named]
+    return [None if pairs is None else Operand(box, name, pairs) for name, pairs in found]
+
+
+def _read_matrices(box: BlackBox) -> Floats:
+    """Return what each array is multiplied by, (arrays, tokens, heads, d, heads, d)."""
     n = box.heads * box.head_dim
     units = np.eye(n).reshape(n, box.heads, box.head_dim)
-    for positions in _SETS:
+    for positions in _POSITIONS:
         try:
-            found = np.stack(box.turned(units, positions))
+            results = np.stack(box.rotate(units, positions))  # (arrays, n, heads, tokens, d)
         except Refused as refused:
             why = str(refused)
             continue
-        if not np.isfinite(found).all():  # as of positions in float16; told of later
-            why = "its results are not finite"
-            continue
-        found = np.moveaxis(found, 1, -1)  # (arrays, heads, tokens, d, n)
-        found = np.moveaxis(found, 2, 1)
-        made = found.reshape(*found.shape[:-1], box.heads, box.head_dim)
-        _check_linear(box, made, positions)
-        return made, positions
+        if np.isfinite(results).all():
+            matrices = np.moveaxis(results, (1, 3), (-1, 1))
+            return matrices.reshape(*matrices.shape[:-1], box.heads, box.head_dim)
+        why = "its results are not finite"  # as of positions in float16
     raise RopeError(f"function takes positions 0 to 7 in order alone; of others it says: {why}")
 
 
-def _check_linear(box: Box, made: Floats, positions: list[int]) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((1, box.heads, box.head_dim)).astype(np.float32).astype(np.float64)
-    # Values that every dtype holds, so that nothing but the function rounds.
-    x = np.round(x * 4) / 4
-    for name, found, matrix in zip("qkv", box.turned(x, positions), made, strict=False):
-        expected = np.einsum("shdij,ij->hsd", matrix, x[0])
-        size = np.abs(expected).max() + 1.0
-        if not np.isfinite(found).all():
-            raise RopeError(f"function is no rotation: {name} is not finite where it is turned")
-        # Sums of two products: a matrix of bfloat16 is exact in float32.
-        if np.abs(found[0] - expected).max() > max(1e-5, 16 * EPS[box.dtype], 0.02) * size:
-            raise RopeError(
-                f"function is no rotation: it is not linear in {name}, as if it also normalised"
-            )
-
-
-def find(matrix: Floats, name: str, eps: float) -> Pairs | None:
-    """Return the pairs that a matrix (tokens, heads, d, heads, d) turns; None if it is one.
-
-    Raises
-    ------
-    RopeError
-        If it turns no pairs, with what it does instead.
-    """
-    one = _of_one_head(matrix, name, eps)
-    coupled = np.abs(one).max(axis=0) > _COUPLED
+def _find_pairs(matrix: Floats, name: str, eps: float) -> Pairs | None:
+    """Return the pairs that a matrix (tokens, heads, d, heads, d) rotates; None if it is one."""
+    head = _of_one_head(matrix, name, eps)
+    coupled = np.abs(head).max(axis=0) > _COUPLED
     lone = coupled & (coupled.sum(0)[None, :] == 1) & (coupled.sum(1)[:, None] == 1)
-    factor = _standing(one, lone, name, eps)
+    standing = _check_standing(head, lone, name, eps)
     groups: dict[tuple[int, ...], list[int]] = {}
-    for i in np.flatnonzero((coupled & ~lone).any(axis=0)):
-        groups.setdefault(tuple(np.flatnonzero(coupled[:, i]).tolist()), []).append(int(i))
+    for column in np.flatnonzero((coupled & ~lone).any(axis=0)):
+        rows = tuple(np.flatnonzero(coupled[:, column]).tolist())
+        groups.setdefault(rows, []).append(int(column))
     if not groups:
         return None
-    for outs, ins in groups.items():
-        if len(outs) != 2 or len(ins) != 2:
+    for rows, columns in groups.items():
+        if len(rows) != 2 or len(columns) != 2:
             raise RopeError(
-                f"function is no rotation of pairs: components {list(outs)[:6]} of {name} are made "
-                f"of components {ins[:6]}"
+                f"function is no rotation of pairs: components {list(rows)[:6]} of {name} are made "
+                f"of components {columns[:6]}"
             )
-    pairs = sorted((i, j, o, p) for (o, p), (i, j) in groups.items())
-    _check_pairs(one, pairs, name, eps)
-    return _layout(pairs, one.shape[-1], name, factor)
+    quadruples = np.array(sorted((*columns, *rows) for rows, columns in groups.items()))
+    _check_pairs(head, quadruples, name, eps)
+    return _find_layout(quadruples, head.shape[-1], name, standing)
 
 
 def _of_one_head(matrix: Floats, name: str, eps: float) -> Floats:
+    """Return the matrix of head 0, (tokens, d, d), after a check that it is that of all."""
     heads = matrix.shape[1]
     first = matrix[:, 0, :, 0, :]
-    for h in range(heads):
-        for g in range(heads):
-            block = matrix[:, h, :, g, :]
-            if h != g and np.abs(block).max() > _COUPLED:
-                raise RopeError(
-                    f"function mixes heads: head {h} of {name} is made of head {g} too. It rotates "
-                    "before the heads are split, or takes another axis for heads; see axes"
-                )
-            if h == g and np.abs(block - first).max() > 4 * eps + 1e-6:
-                raise RopeError(
-                    f"angles differ between heads: head {h} of {name} is turned otherwise than "
-                    "head 0. It rotates before the heads are split, or takes heads for tokens; "
-                    "see axes"
-                )
+    for h, g in np.ndindex(heads, heads):
+        block = matrix[:, h, :, g, :]
+        if h != g and np.abs(block).max() > _COUPLED:
+            raise RopeError(
+                f"function mixes heads: head {h} of {name} is made of head {g} too. It rotates "
+                "before the heads are split, or takes another axis for heads; see axes"
+            )
+        if h == g and np.abs(block - first).max() > 4 * eps + 1e-6:
+            raise RopeError(
+                f"angles differ between heads: head {h} of {name} is turned otherwise than "
+                "head 0. It rotates before the heads are split, or takes heads for tokens; see axes"
+            )
     return first
 
 
-def _standing(one: Floats, lone: np.ndarray, name: str, eps: float) -> float:
+def _check_standing(head: Floats, lone: NDArray[np.bool_], name: str, eps: float) -> float:
+    """Return what components that are coupled with no other are multiplied by."""
     rows, columns = np.nonzero(lone)
-    values = one[:, rows, columns]
+    values = head[:, rows, columns]
     if not values.size:
         return 1.0
     spread = np.abs(values - values[0]).max(axis=0)
     if spread.max() > 4 * eps + 1e-5:
-        i = columns[spread.argmax()]
         shown = ", ".join(f"{v:.3g}" for v in values[:3, spread.argmax()])
         raise RopeError(
-            f"function is no rotation: component {i} of {name} is multiplied by {shown} at "
-            "positions 0, 1, 2, and turned with no other. Its norm is not kept; the part with sin "
-            "may be missing"
+            f"function is no rotation: component {columns[spread.argmax()]} of {name} is "
+            f"multiplied by {shown} at positions 0, 1, 2, and turned with no other. Its norm is "
+            "not kept; the part with sin may be missing"
         )
-    moved = rows != columns
-    if moved.all() and moved.any() and len(moved) == one.shape[-1]:
+    if (rows != columns).all() and len(rows) == head.shape[-1]:
         raise RopeError(f"function is no rotation: it moves the components of {name} about")
     return float(np.median(values[0]))
 
 
-def _check_pairs(
-    one: Floats, pairs: list[tuple[int, int, int, int]], name: str, eps: float
-) -> None:
-    """Check that each pair is turned, and by one angle."""
-    i, j, o, p = np.array(pairs).T
-    a, b, c, e = one[:, o, i], one[:, o, j], one[:, p, i], one[:, p, j]
-    close = 8 * eps + 1e-5
+def _check_pairs(head: Floats, quadruples: Indices, name: str, eps: float) -> None:
+    """Check that each pair is rotated, and by one angle."""
+    i, j, o, p = quadruples.T
+    a, b, c, d = head[:, o, i], head[:, o, j], head[:, p, i], head[:, p, j]
+    tolerance = (8 * eps + 1e-5) * max(1.0, float(np.abs(head).max()))
 
-    def alike(x: Floats, y: Floats) -> bool:
-        return bool(np.abs(x - y).max() <= close * max(1.0, float(np.abs(one).max())))
+    def is_close(x: Floats, y: Floats) -> bool:
+        return bool(np.abs(x - y).max() <= tolerance)
 
-    if alike(a, e) and alike(b, -c):
+    if is_close(a, d) and is_close(b, -c):
         return
-    who = f"function is no rotation: in a pair of {name}, such as components {pairs[0][:2]},"
-    if alike(a, e) and alike(b, c):
+    who = f"function is no rotation: in a pair of {name}, such as components ({i[0]}, {j[0]}),"
+    if is_close(a, d) and is_close(b, c):
         raise RopeError(
             f"{who} both parts add the other times sin; one must subtract it. The norm is not kept"
         )
-    if alike(a, -e) and alike(b, c):
+    if is_close(a, -d) and is_close(b, c):
         raise RopeError(f"{who} one part has the wrong sign: the pair is reflected, and not turned")
-    rows = np.hypot(a, b), np.hypot(c, e)
-    columns = np.hypot(a, c), np.hypot(b, e)
-    for first, second in (rows, columns):
+    for first, second in ((np.hypot(a, b), np.hypot(c, d)), (np.hypot(a, c), np.hypot(b, d))):
         if max(np.ptp(first), np.ptp(second)) <= 1e-2 * first.max():
             raise RopeError(
                 f"{who} the two parts turn by different angles, so the norm is not kept: "
-                + _mismatch(np.arctan2(-b, a)[1], np.arctan2(c, e)[1], pairs)
+                + _explain_angles(np.arctan2(-b, a)[1], np.arctan2(c, d)[1], quadruples)
             )
     raise RopeError(f"{who} the norm is not kept")
 
 
-def _mismatch(first: Floats, second: Floats, pairs: list[tuple[int, int, int, int]]) -> str:
+def _explain_angles(first: Floats, second: Floats, quadruples: Indices) -> str:
     """Return how the columns of tables must lie, so that the parts have these angles."""
-    angles = np.empty(2 * len(pairs))
-    ins = np.array(pairs)[:, :2] - pairs[0][0]
-    if ins.max() >= len(angles):
-        return "angles differ within a pair"
-    angles[ins[:, 0]], angles[ins[:, 1]] = first, second
-    by_halves = np.abs(angles[: len(pairs)] - angles[len(pairs) :]).max()
-    by_neighbours = np.abs(angles[::2] - angles[1::2]).max()
-    if by_halves < 1e-5:
-        return "cos and sin are laid out for halves, and the rotation takes neighbours"
-    if by_neighbours < 1e-5:
-        return "cos and sin are laid out for neighbours, and the rotation takes halves"
+    angles = np.empty(2 * len(quadruples))
+    read = quadruples[:, :2] - quadruples[0, 0]
+    if read.max() < len(angles):
+        angles[read[:, 0]], angles[read[:, 1]] = first, second
+        if np.abs(angles[: len(first)] - angles[len(first) :]).max() < 1e-5:
+            return "cos and sin are laid out for halves, and the rotation takes neighbours"
+        if np.abs(angles[::2] - angles[1::2]).max() < 1e-5:
+            return "cos and sin are laid out for neighbours, and the rotation takes halves"
     return "angles differ within a pair"
 
 
-def _layout(
-    pairs: list[tuple[int, int, int, int]], head_dim: int, name: str, factor: float
-) -> Pairs:
-    i, j, o, p = np.array(pairs).T
-    start, gap, out_gap = int(i[0]), int(j[0] - i[0]), int(p[0] - o[0])
-    neighbours = bool((j - i == 1).all() and ((i - start) % 2 == 0).all())
-    halves = bool((j - i == gap).all() and (i < start + gap).all())
-    same = bool((i == o).all() and (j == p).all())
-    layout: Layout
-    if same and neighbours:
-        layout, rotary_dim, places = "interleaved", int(i[-1]) + 2 - start, (i - start) // 2
-    elif same and halves:
-        layout, rotary_dim, places = "half", 2 * gap, i - start
-    elif neighbours and (p - o == out_gap).all() and (o - start == (i - start) // 2).all():
-        layout, rotary_dim, places = "interleaved_to_half", 2 * out_gap, (i - start) // 2
+def _find_layout(quadruples: Indices, head_dim: int, name: str, standing: float) -> Pairs:
+    i, j, o, p = quadruples[0]
+    sizes = {
+        "interleaved": quadruples[-1, 0] + 2 - i,
+        "half": 2 * (j - i),
+        "interleaved_to_half": 2 * (p - o),
+    }
+    for layout in get_args(Layout):
+        rotary_dim = int(sizes[layout])
+        known = i + _pairs_of(layout, rotary_dim)
+        places = (quadruples[:, None] == known).all(axis=-1)
+        if places.any(axis=-1).all():
+            break
     else:
-        shown = ", ".join(f"({a}, {b})" for a, b, _, _ in pairs[:3])
-        written = "" if same else ", written to others"
-        what = f"function turns pairs {shown} ... of {name}{written}, which is no known layout"
-        if same and (j - i == gap).all():
+        pairs = ", ".join(f"({a}, {b})" for a, b, _, _ in quadruples[:3])
+        in_place = bool((quadruples[:, :2] == quadruples[:, 2:]).all())
+        written = "" if in_place else ", written to others"
+        what = f"function turns pairs {pairs} ... of {name}{written}, which is no known layout"
+        if in_place and np.ptp(quadruples[:, 1] - quadruples[:, 0]) == 0:
             what += (
-                f": several slices of a head are turned, each of {2 * gap} components. Use a RoPE "
-                "for each, with rotary_dim and rotary_offset"
+                f": several slices of a head are turned, each of {2 * (j - i)} components. Use a "
+                "RoPE for each, with rotary_dim and rotary_offset"
             )
         raise RopeError(what)
+    start = int(i)
     if start + rotary_dim > head_dim:
-        raise RopeError(f"function turns pairs beyond a slice of {name}: {pairs[-1][:2]}")
+        raise RopeError(f"function turns pairs beyond a slice of {name}: ({i}, {j}) ...")
     offset = start - head_dim if start and start + rotary_dim == head_dim else start
-    return Pairs(
-        layout,
-        rotary_dim,
-        offset,
-        tuple((int(a), int(b)) for a, b, _, _ in pairs),
-        tuple((int(a), int(b)) for _, _, a, b in pairs),
-        tuple(int(place) for place in places),
-        factor,
-    )
+    read, written_to = quadruples[:, :2], quadruples[:, 2:]
+    return Pairs(layout, rotary_dim, offset, read, written_to, places.argmax(axis=-1), standing)
+
+
+def _pairs_of(layout: Layout, rotary_dim: int) -> Indices:
+    """Return which components each pair of a layout is read from and written to, (r/2, 4)."""
+    n = np.arange(rotary_dim // 2)
+    neighbours, halves = (2 * n, 2 * n + 1), (n, n + rotary_dim // 2)
+    read = halves if layout == "half" else neighbours
+    written = neighbours if layout == "interleaved" else halves
+    return np.stack([*read, *written], axis=-1)

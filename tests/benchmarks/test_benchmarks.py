@@ -13,7 +13,8 @@ import pytest
 from support.exhaustive import covering
 
 import rope_xp
-from rope_xp._bench import clock, contenders, inputs, rivals, targets
+from asv_benchmarks import contenders, rival_calls
+from rope_xp._bench import clock, inputs, targets
 
 discovery = pytest.importorskip("asv_runner.discovery", reason="it finds benchmarks")
 
@@ -47,7 +48,8 @@ def combinations() -> Iterator[Any]:
         short = covering({str(i): {str(j): v for j, v in enumerate(values)} for i, values in here})
         for i, values in found:
             marks = on_gpu(*values)
-            if (str(i) not in short or "TorchCompile" in benchmark.name) and not marks:
+            compiles = any(word in benchmark.name for word in ("TorchCompile", "InGraph", "Graphs"))
+            if (str(i) not in short or compiles) and not marks:
                 marks = [pytest.mark.exhaustive]
             yield pytest.param(
                 benchmark, i, id="-".join([benchmark.name, *map(str, values)]), marks=marks
@@ -63,11 +65,7 @@ def test_runs(few_tokens: None, benchmark: Any, index: int, capsys) -> None:
     if benchmark.type == "time":
         benchmark.func(*benchmark._current_params)
     else:
-        assert 0 <= benchmark.do_run() < math.inf
-
-
-def test_targets_are_all_there_are() -> None:
-    assert inputs.TARGETS == targets.NAMES
+        assert math.isfinite(benchmark.do_run())  # a difference of two times may be below 0
 
 
 RIVALS = [
@@ -78,7 +76,9 @@ RIVALS = [
             # Code is generated for it, which takes seconds.
             marks=on_gpu(target) or [pytest.mark.exhaustive] * (rival == "torch_compile"),
         )
-        for target, rival, dtype in itertools.product(inputs.TARGETS, rivals.RIVALS, inputs.DTYPES)
+        for target, rival, dtype in itertools.product(
+            targets.NAMES, rival_calls.RIVALS, inputs.DTYPES
+        )
         if rival == "usual" or (target.startswith("torch") and rival != "onnxruntime")
     ),
 ]
@@ -87,7 +87,7 @@ RIVALS = [
 @pytest.mark.parametrize(("target", "rival", "dtype"), RIVALS)
 def test_rivals_rotate_alike(target: str, rival: str, dtype: str) -> None:
     tokens = 40
-    layout = rivals.LAYOUTS.get(rival, "half")
+    layout = rival_calls.LAYOUTS.get(rival, "half")
     try:
         found, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, tokens)
     except inputs.Absent as reason:
@@ -108,7 +108,7 @@ def test_what_is_absent_says_so() -> None:
     with pytest.raises(inputs.Absent, match="jax:cpu cannot do 'out' or 'copy'"):
         contenders.pair("jax:cpu", "half", "float32", "out", "copy", 1)
     with pytest.raises(inputs.Absent, match="only torch has this"):
-        rivals.torch_compile(inputs.case("numpy:cpu", 1))
+        rival_calls.torch_compile(inputs.case("numpy:cpu", 1))
 
 
 def test_contenders_do_the_same() -> None:

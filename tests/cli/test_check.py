@@ -45,6 +45,11 @@ def scaled(x, positions):
     return x * positions[:, None]
 
 
+def in_float32(x, positions):
+    angles = np.float32(positions)[:, None] * np.float32(INV)
+    return by_tables(x, np.cos(angles), np.sin(angles))
+
+
 class Holder:
     rotate = staticmethod(rotate)
 """
@@ -69,7 +74,8 @@ def test_a_function_that_is_right(name: str, capsys) -> None:
     status, out, _ = checked(capsys, f"rotates_by_hand:{name}", "--head-dim", "32")
     assert status == 0
     assert "base:          500000.0" in out
-    assert "Nothing is wrong." in out
+    compared = "compared with exact angles, at positions below 1048576: nothing is wrong."
+    assert compared in out
     assert not [line for line in sys.path if line == str(Path.cwd())]
 
 
@@ -77,7 +83,50 @@ def test_a_function_that_is_wrong(capsys) -> None:
     status, out, _ = checked(capsys, "rotates_by_hand:late", "--head-dim", "32")
     assert status == 1
     assert "- positions are off by +1" in out
-    assert "Nothing is wrong" not in out
+    assert "nothing is wrong" not in out
+
+
+def test_angles_of_float32_are_no_fault_and_not_said_to_be_right(capsys) -> None:
+    status, out, _ = checked(capsys, "rotates_by_hand:in_float32", "--head-dim", "32")
+    assert status == 0
+    assert "no fault, but cos and sin are off by more than 1e-2 from position" in out
+    assert "nothing is wrong" not in out
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("rotate", ". Try --head-dim, --axes or --tables"),
+        ("by_tables", ". It takes cos and sin: give --tables package.module:function, which makes"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_told_of_by_its_first_error(
+    name: str, advice: str, capsys
+) -> None:
+    status, _, error = checked(capsys, f"rotates_by_hand:{name}", "--axes", "bshd")
+    arrays = "q, k" if name == "rotate" else "x"
+    start = f"check: could not call {name} with {arrays} of shape (b, s, h, 128); "
+    assert status == 1
+    assert error.startswith(f"{start}first error: ")
+    assert advice in error
+    assert len(error) < 400
+    status, out, _ = checked(capsys, f"rotates_by_hand:{name}", "--axes", "bshd", "--json")
+    assert status == 1
+    assert f"check: {json.loads(out)['faults'][0]}\n" == error
+
+
+@pytest.mark.parametrize("target", [".", "rotates_by_hand:rotate"])
+def test_what_a_target_does_not_need_is_not_imported(target: str, tmp_path: Path) -> None:
+    written(tmp_path, {**LLAMA, "head_dim": 128})
+    code = (
+        "import sys; from rope_xp.__main__ import main\n"
+        f"main(['check', {target!r}, '--head-dim', '32'])\n"
+        "print(*(m for m in ('torch', 'transformers', 'jax', 'matplotlib') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == ""
 
 
 def test_a_function_of_tables(capsys) -> None:
@@ -144,8 +193,11 @@ def written(folder: Path, config: dict[str, Any]) -> str:
 
 
 def test_a_configuration_that_is_right(tmp_path: Path, capsys) -> None:
-    status, out, _ = checked(capsys, written(tmp_path, {**LLAMA, "head_dim": 128}))
-    assert (status, out) == (0, "Nothing is wrong.\n")
+    folder = written(tmp_path, {**LLAMA, "head_dim": 128})
+    status, out, _ = checked(capsys, folder)
+    assert status == 0
+    assert out.startswith(f"Nothing is wrong. The rotary keys of {folder} were read")
+    assert "--weights loads the model too" in out
 
 
 def test_a_configuration_that_is_odd(tmp_path: Path, capsys) -> None:
@@ -174,7 +226,9 @@ def test_weights(tmp_path: Path, capsys) -> None:
 
     model = make("llama")
     model.save_pretrained(tmp_path)
-    assert checked(capsys, str(tmp_path), "--weights")[0] == 0
+    status, out, _ = checked(capsys, str(tmp_path), "--weights")
+    assert status == 0
+    assert "of the loaded model buffers of frequencies, angles up to position 131071" in out
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     make("llama", rope_parameters=dynamic).save_pretrained(tmp_path)
     status, out, _ = checked(capsys, str(tmp_path), "--weights", "--json")

@@ -47,7 +47,7 @@ def test_every_model_type_is_reported_and_pasted(capsys) -> None:
         except RopeError:
             continue
         name = config["model_type"]
-        found = config_report.collect(reading.read(config))
+        found = config_report.build_report(reading.read_config(config))
         json.dumps(found, allow_nan=False)
         config_words.show(found)
         pasted: dict[str, Any] = {"rope_xp": rope_xp}

@@ -89,9 +89,9 @@ def test_layers_of_each_type_are_counted_as_transformers_does(model_type: str) -
     key, _, _ = layer_counts.PERIODS[model_type.removesuffix("_text")]
     for sizes in ({}, {"num_hidden_layers": 7}, {"num_hidden_layers": 9, key: 4}):
         types = mapping[model_type](**sizes).layer_types
-        found = reading.read({"model_type": model_type, **sizes})
+        found = reading.read_config({"model_type": model_type, **sizes})
         for label in ("full_attention", "sliding_attention"):
-            assert layer_counts.count(found, label) == types.count(label)
+            assert layer_counts.count_layers(found, label) == types.count(label)
 
 
 # --- to paste ------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_what_is_pasted_is_what_the_configuration_says(report, name: str) -> Non
 
 def test_positions_that_take_turns_are_short() -> None:
     rope = from_hf_config({"model_type": "qwen3_vl_text", "head_dim": 128})
-    text = python_text.assignment("rope", rope)
+    text = python_text.format_assignment("rope", rope)
     assert "position_axes=(0, 1, 2) * 20 + (0,) * 4," in text
     pasted: dict[str, Any] = {"rope_xp": rope_xp}
     exec(text, pasted)
@@ -121,7 +121,7 @@ def test_a_rule_of_somebody_else_is_not_pasted() -> None:
     class Mine(rope_xp.scaling.Linear):
         pass
 
-    assert python_text.assignment("rope", rope_xp.RoPE(scaling=Mine(2.0))) is None
+    assert python_text.format_assignment("rope", rope_xp.RoPE(scaling=Mine(2.0))) is None
 
 
 # --- the terminal --------------------------------------------------------------------------------

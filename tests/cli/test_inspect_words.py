@@ -31,7 +31,7 @@ PLAIN = {"model_type": "qwen2", "head_dim": 64, "max_position_embeddings": 32768
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (with_rule(LLAMA, low_freq=1), "nothing reads rope_scaling.low_freq = 1"),
+        (with_rule(LLAMA, finetuned=True), "nothing reads rope_scaling.finetuned = True"),
         ({**LLAMA, "rope_embedding_base": 1e6}, "nothing reads rope_embedding_base = 1000000.0"),
         ({**LLAMA, "use_dynamic_ntk": True}, "nothing reads use_dynamic_ntk = True"),
         (
@@ -43,8 +43,8 @@ PLAIN = {"model_type": "qwen2", "head_dim": 64, "max_position_embeddings": 32768
             "nothing reads rope_parameters.factor = 2.0",
         ),
         (
-            {**GEMMA4, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4, "beta": 1}}},
-            "nothing reads rope_parameters.sliding_attention.beta = 1",
+            {**GEMMA4, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4, "alpha": 1}}},
+            "nothing reads rope_parameters.sliding_attention.alpha = 1",
         ),
         (
             {**PLAIN, "rope_scaling": YARN, "rope_parameters": {"rope_type": "default"}},

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rope_xp import RoPE, analysis
+from rope_xp import RoPE
 from rope_xp import __main__ as cli
 from rope_xp._cli import curves, plot, plots
+from rope_xp.papers import analysis
 
 KINDS = ("decay", "wavelengths", "score", "accuracy")
 BASES = {"base 10,000": RoPE(), "base 500,000": RoPE(base=500_000.0)}

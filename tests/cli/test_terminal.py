@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import golden
+from support.exhaustive import exhaustive
 from support.terminals import raw, shown, without_colours
 
 import rope_xp
@@ -37,7 +38,10 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
 
 
-@pytest.mark.parametrize("name", MUCH)
+@pytest.mark.parametrize(
+    "name",
+    [exhaustive(name) if name == "info" else name for name in MUCH],  # imports every library
+)
 def test_a_reader_that_goes_away(name: str) -> None:
     assert {*COMMANDS} - {*MUCH} == {"plot"}
     process = start(*MUCH[name])
@@ -95,21 +99,21 @@ def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     reason = "a reason of more words than fit beside the name of its path, " * 2
-    here = info._row(version="1.0", devices=["cpu"], paths={"fast": reason, "portable": None})
-    monkeypatch.setattr(info, "_library", lambda row: here)
+    here = info._library_report(
+        version="1.0", devices=["cpu"], paths={"fast": reason, "portable": None}
+    )
+    monkeypatch.setattr(info, "_describe_library", lambda row: here)
     assert main(["info"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("more words than") for line in lines)
     assert [line for line in lines if len(line) > 80] == []
 
 
-def test_a_table_in_a_terminal() -> None:
-    """A person sees a table and a bar; nothing of them may reach a file."""
-    pytest.importorskip("rich")
+def test_progress_is_shown_in_a_terminal_and_cleared() -> None:
     status, seen = raw("-m", "rope_xp", "demo", *FEW)
     assert status == 0
-    assert re.search(r"from +time +x a copy +error +usual", without_colours(seen))
-    assert "\x1b" in seen
+    assert "\x1b[K1 of 2: numpy:cpu from position 0\r\x1b[K2 of 2" in seen
+    assert re.search(r"from +error +formula's +time +x the formula", without_colours(seen))
 
 
 WITHOUT = """
@@ -131,8 +135,10 @@ def test_demo_says_first_what_would_make_it_faster() -> None:
 
 
 def test_info_says_first_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = info._row(problem="not installed (pip install x)")
-    here = info._row(version="1.0", devices=["cpu"])
-    monkeypatch.setattr(info, "_library", lambda row: missing if row.name == "cupy" else here)
+    missing = info._library_report(problem="not installed (pip install x)")
+    here = info._library_report(version="1.0", devices=["cpu"])
+    monkeypatch.setattr(
+        info, "_describe_library", lambda row: missing if row.name == "cupy" else here
+    )
     names = [name for name, _ in info._lines(info.collect())]
     assert names.index("cupy") < names.index("numpy")

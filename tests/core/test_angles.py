@@ -69,7 +69,7 @@ def test_every_digit_below_2_22() -> None:
     frequencies = rope.frequencies(128)[[0, 1, 9]]
     host = host_tables(Recipe(rope, 128, False, False))
     columns = [0, 1, 9, 64, 65, 73]
-    low, middle = (t[:, columns].astype(np.float32) for t in host[:2])
+    low, middle = (t[:, columns].astype(np.float32) for t in tuple(host)[:2])
     worst = 0.0
     for digit in range(0, 2048, 3):
         c1, s1 = middle[digit, :3], middle[digit, 3:]

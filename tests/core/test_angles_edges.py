@@ -9,6 +9,7 @@ from support.oracles import BELOW_2_22, BELOW_2_31
 from support.targets import Target, numpy_dtype, truth
 
 from rope_xp import RoPE
+from rope_xp.scaling import Scaling
 
 
 def test_positions_out_of_range(backend: Target) -> None:
@@ -24,6 +25,13 @@ def test_positions_out_of_range(backend: Target) -> None:
         x = backend.make(np.ones((1, 1, 8), np.float32))
         with pytest.raises(ValueError, match="positions must be finite and of modulus below"):
             RoPE().rotate(x, bad)
+    if backend.name in ("torch", "torch-llvm"):
+        for far in ([np.nan, 0.0, 0.0], [1 << 31, 0, 0]):
+            with pytest.raises(ValueError, match="positions must be finite and of modulus below"):
+                RoPE().rotate(
+                    backend.make(np.ones((3, 1, 8), np.float32)), backend.make(np.array(far))
+                )
+        return
     if backend.module == "numpy":
         return
     x = backend.make(np.ones((3, 1, 8), np.float32))
@@ -112,11 +120,6 @@ def test_pairs_that_never_turn() -> None:
     np.testing.assert_array_equal(rope.rotate(x, [5, 70_000, 1 << 30])[..., 2:], 1.0)
 
 
-class Still:
-    attention_factor = softmax_scale = 1.0
-
+class Still(Scaling):
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return np.eye(rotary_dim // 2)[0]
-
-    def for_length(self, n: int) -> Still:
-        return self

@@ -198,7 +198,7 @@ def test_what_does_not_fit() -> None:
         RoPE(rotary_dim=4).with_tables(angles.cos, angles.sin)
     with pytest.raises(TypeError, match="sin is"):
         rope.with_tables(angles.cos, angles.sin.astype(int))
-    with pytest.raises(RopeError, match="need only their first half"):
+    with pytest.raises(RopeError, match="need one column a pair"):
         rope.with_tables(*(np.ones((9, 8)),) * 2).rotate(q)
     with pytest.raises(FrozenInstanceError):
         angles.cos = angles.sin  # type: ignore[misc]  # what is refused
@@ -212,4 +212,4 @@ def test_what_undoes_a_factor_is_held_only_where_there_is_one() -> None:
     assert RoPE().at(POSITIONS, like=q).inverse is None
     cos, _ = RoPE(scaling=YARN).at(POSITIONS, like=q).inverse or (None, None)
     assert cos is not None
-    assert cos[0, 0] == np.float32(1 / YARN.attention_factor)
+    assert cos[0, 0] == np.float32(1 / YARN.effective_attention_factor)

@@ -97,7 +97,7 @@ WRONG: tuple[tuple[str, type[Exception], Any], ...] = (
     ("sections must be a tuple", TypeError, lambda: RoPE.axial(64)),  # type: ignore[arg-type]  # the mistake
     ("bases must be 2 numbers", RopeError, lambda: RoPE.axial((2, 4), bases=(1.0,))),
     ("bases must be positive", RopeError, lambda: RoPE.axial((2, 4), bases=(1.0, 0.0))),
-    ("takes neither sections", RopeError, lambda: RoPE.axial((2, 4), order="dealt")),
+    ("takes neither sections", RopeError, lambda: RoPE.axial((2, 4), order="strided")),
     ("order must be one of", RopeError, lambda: RoPE.axial((2, 4), order="rows")),
     ("makes rotary_dim", TypeError, lambda: RoPE.axial((2, 4), rotary_dim=6)),
     ("unknown option theta", TypeError, lambda: RoPE.axial((2, 4), theta=1.0)),

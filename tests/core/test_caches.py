@@ -32,23 +32,23 @@ def test_no_cache_is_made_elsewhere(path: Path) -> None:
 
 def test_each_is_bounded_and_listed() -> None:
     importlib.import_module("rope_xp_backends.numpy")
-    assert "rope_xp._rotation.tables.host_tables" in caches.ALL
-    for name, cache in caches.ALL.items():
-        if isinstance(cache, caches.Recent):
+    assert "rope_xp._rotation.tables.host_tables" in caches.REGISTRY
+    for name, cache in caches.REGISTRY.items():
+        if isinstance(cache, caches.TableCache):
             continue  # test_tables.py sees to their bytes
-        latest = isinstance(cache, caches.Latest)
-        assert 0 < (cache.most if latest else cache.cache_info().maxsize) <= 4096, name
+        counted = isinstance(cache, caches.BoundedCache)
+        assert 0 < (cache.most if counted else cache.cache_info().maxsize) <= 4096, name
 
 
 def test_the_bound_holds() -> None:
-    @caches.kept(2)
+    @caches.cached(2)
     def twice(n: int) -> int:
         return 2 * n
 
     name = f"{__name__}.test_the_bound_holds.<locals>.twice"
     try:
         assert [twice(n) for n in (1, 2, 3, 3)] == [2, 4, 6, 6]
-        info = caches.ALL[name].cache_info()
+        info = caches.REGISTRY[name].cache_info()
         assert (info.hits, info.misses, info.currsize) == (1, 3, 2)
     finally:
-        del caches.ALL[name]
+        del caches.REGISTRY[name]

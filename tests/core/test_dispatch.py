@@ -21,7 +21,7 @@ import rope_xp
 from rope_xp import MissingBackendError, RopeError, _libraries
 from rope_xp._contract.call import Call
 from rope_xp._contract.path import Path, Unavailable
-from rope_xp._dispatch import choose, find
+from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
@@ -98,6 +98,7 @@ class Told(Path):
 def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Told, Told]:
     made = Told("swift", "it is Tuesday"), Told("brisk", None)
     monkeypatch.setattr(find.find(X), "paths", made)
+    call_cache.CALLS.cache_clear()
     row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
     return made
@@ -112,6 +113,7 @@ def test_the_first_path_that_does_not_decline_runs(paths: tuple[Told, Told]) -> 
     )
     assert str(explanation) == "numpy: brisk\n  not swift: it is Tuesday"
     paths[1].reason = "nor I"
+    call_cache.CALLS.cache_clear()
     expected = rope_xp.RoPE().rotate(X)
     assert rope_xp.explain(X, X).path == "portable"
     np.testing.assert_array_equal(rope_xp.apply(X, X)[0], expected)
@@ -164,7 +166,7 @@ def test_a_path_of_another_library() -> None:
         rope_xp.use_backend("jit"),
         pytest.raises(
             RopeError,
-            match="numpy arrays have none of that name: llvm, chunked, complex, portable",
+            match="numpy arrays have none of that name: llvm, chunked, portable",
         ),
     ):
         rope_xp.apply(X, X)
@@ -224,21 +226,38 @@ def test_the_environment_may_not_choose_nonsense() -> None:
     assert done.returncode == 1
 
 
+def test_the_environment_skips_libraries_without_its_path() -> None:
+    code = (
+        "import jax.numpy as jnp, numpy as np, rope_xp; x = np.ones((2, 2, 4), np.float32);"
+        "print(*[rope_xp.explain(a, a).path for a in (x, jnp.asarray(x))]);"
+        "rope_xp.apply(jnp.asarray(x), jnp.asarray(x))"
+    )
+    pytest.importorskip("jax")
+    env = {**os.environ, "ROPE_XP_BACKEND": "chunked"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "chunked jit\n"
+
+
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [("jit", "and numpy arrays have none"), ("complex", "and cannot take this call: its pairs")],
+    ("name", "told"), [("chunked", "and cannot take this call: Derived is a class")]
 )
 def test_a_choice_of_the_environment_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch, name: str, told: str
 ) -> None:
+    class Derived(np.ndarray):
+        pass
+
+    x = X.view(Derived)
     with rope_xp.use_backend(None):
         monkeypatch.setattr(choose.choice, "name", name)
         monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
         whole = f"'{name}' was asked for by the environment variable ROPE_XP_BACKEND {told}"
         with pytest.raises(RopeError, match=whole):
-            rope_xp.apply(X, X, layout="half")
+            rope_xp.apply(x, x)
         with rope_xp.use_backend(name), pytest.raises(RopeError, match=f"was asked for {told}"):
-            rope_xp.apply(X, X, layout="half")
+            rope_xp.apply(x, x)
 
 
 # --- forks ----------------------------------------------------------------------------------------

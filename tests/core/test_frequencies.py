@@ -12,7 +12,7 @@ from support.targets import Target
 
 import rope_xp
 from rope_xp import RopeError, apply_frequencies
-from rope_xp._frequencies import starting
+from rope_xp._frequencies import initial_frequencies
 from rope_xp._rotation import products
 
 YARN = rope_xp.RoPE(scaling=rope_xp.scaling.YaRN(4.0, 4096))
@@ -206,7 +206,7 @@ def test_learning_starts_from_a_rope(heads: int, rng: np.random.Generator) -> No
     for axes in (None, (0, 1, 1, 0, 2, 2, 2, 0)):
         rope = rope_xp.RoPE(layout="half", position_axes=axes)
         positions = rng.integers(0, 10**6, (6,) if axes is None else (3, 6))
-        learned = starting(rope, 16, heads)
+        learned = initial_frequencies(rope, 16, heads)
         assert learned.shape == ((3,) if axes else ()) + ((heads,) if axes or heads > 1 else ()) + (
             8,
         )
@@ -215,7 +215,7 @@ def test_learning_starts_from_a_rope(heads: int, rng: np.random.Generator) -> No
             np.testing.assert_allclose(ours, own, rtol=0, atol=1e-8)  # as RoPEs have more digits
     for rope in (rope_xp.RoPE(rotary_dim=8, rotary_offset=-8), YARN):
         with pytest.raises(RopeError, match="learned for the first components"):
-            starting(rope, 16)
+            initial_frequencies(rope, 16)
 
 
 # --- out and errors ------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ WRONG: list[tuple[str, Any]] = [
         lambda: positions.packed([0.0, 3.0]),
     ),
     ("cu_seqlens must have one axis", lambda: positions.packed([[0, 3]])),
-    ("total must be positive; got -1", lambda: positions.packed([0, 3], total=-1)),
+    ("total must not be negative; got -1", lambda: positions.packed([0, 3], total=-1)),
     ("total = 2 is less than cu_seqlens", lambda: positions.packed([0, 3], total=2)),
     ("total must be an integer; got 7.5", lambda: positions.packed([0, 3], total=7.5)),
     ("not decrease", lambda: positions.packed(np.array([0, 3, 2], np.uint64))),

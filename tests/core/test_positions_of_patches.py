@@ -78,7 +78,7 @@ WRONG: tuple[tuple[str, Any], ...] = (
     ("height must be positive", lambda: positions.grid(0, 2, start=1)),
     ("along names component 2", lambda: positions.text(1, 2, along=(2,))),
     ("along names component -1", lambda: positions.text(1, 2, along=(-1,))),
-    ("tokens must be", lambda: positions.text(-1, 2)),
+    ("tokens must not be negative", lambda: positions.text(-1, 2)),
     ("start must be one number or 2", lambda: positions.text(1, 2, start=(1, 2, 3))),
 )
 

@@ -21,6 +21,7 @@ SIGNATURES = {
     "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
+    "clear_caches": "",
     "explain": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
     "**options",
     "permute_weights": "w, num_heads, *, to",
@@ -89,22 +90,21 @@ def test_names() -> None:
             "RopeConfigError",
             "RopeError",
         ),
-        *("apply", "apply_frequencies", "apply_tables", "explain", "from_hf_config"),
+        *("apply", "apply_frequencies", "apply_tables", "clear_caches", "explain"),
+        "from_hf_config",
         "permute_weights",
         *("scaling", "use_backend"),
     }
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
     assert public - set(rope_xp.__all__) <= {
-        "analysis",
         "angles",
-        "attention",
         "backend",
         "choice",
-        "encodings",
         "hf",
         "integrations",
         "layers",
         "onnx",
+        "papers",
         "positions",
         "rope",
         "testing",

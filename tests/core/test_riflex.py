@@ -51,7 +51,7 @@ WRONG: tuple[tuple[str, type[Exception], Any], ...] = (
     ("RIFLEx.share must be positive", RopeError, lambda: RIFLEx(1, 4, share=0)),
     ("RIFLEx.rule must be", TypeError, lambda: RIFLEx(1, 4, "axial")),  # type: ignore[arg-type]  # the mistake
     ("RIFLEx.axis must be one of 2", RopeError, lambda: RIFLEx(1, 4, Axial(2), axis=2)),
-    ("'dealt' has one for all", RopeError, lambda: RIFLEx(1, 4, Axial(2, "dealt"))),
+    ("'strided' has one for all", RopeError, lambda: RIFLEx(1, 4, Axial(2, "strided"))),
     ("names no pair", RopeError, lambda: RIFLEx(5, 4, Axial(2)).frequencies(1e4, 16)),
 )
 

@@ -121,7 +121,7 @@ def test_attention_factor_scales_and_is_undone(backend: Target) -> None:
     np.testing.assert_allclose(np.hypot(cos, sin), 1.25, rtol=1e-15)
 
 
-class Temperature:
+class Temperature(rope_xp.scaling.Scaling):
     """A rule of a third party: plain frequencies, and a factor on cos and sin."""
 
     softmax_scale = 2.0

@@ -123,7 +123,7 @@ def test_ntk_changes_the_slowest_pair_by_the_factor() -> None:
 
 def test_deepseeks_softmax_scale_is_never_folded_in() -> None:
     rule = YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
-    assert rule.attention_factor == 1.0
+    assert rule.effective_attention_factor == 1.0
     assert RoPE(scaling=rule).softmax_scale == pytest.approx((0.1 * math.log(40.0) + 1.0) ** 2)
     assert YaRN(40.0, 4096).softmax_scale == 1.0
 

@@ -15,9 +15,9 @@ import pytest
 from support import oracles
 from support.targets import Target, namespace
 
+import rope_xp
 from rope_xp import RoPE
 from rope_xp._contract import caches
-from rope_xp._contract.caches import _TABLES as TABLES
 from rope_xp._contract.library import Recipe
 from rope_xp._rotation.tables import host_tables
 from rope_xp.scaling import Linear, YaRN
@@ -26,30 +26,28 @@ from rope_xp.scaling import Linear, YaRN
 def test_tables_are_small_and_shared() -> None:
     """O(sqrt(max position)): 4609 rows serve 2**31 positions, and are built once."""
     rope = RoPE(base=77_777.0)
-    before = host_tables.__self__.made
+    before = host_tables.__self__.built
     for length in (5, 50, 500):
         x = np.ones((length, 2, 128), np.float32)
         rope.rotate(x)
         rope.rotate(x, np.arange(length) + 1_000_000_000)
-    assert host_tables.__self__.made == before + 1
+    assert host_tables.__self__.built == before + 1
     host = host_tables(Recipe(rope, 128, False, False))
     assert sum(t.nbytes for t in host if t is not None) < 2.5e6
-    assert sum(t.shape[0] for t in host[:3]) == 2048 + 2048 + 513
+    assert sum(t.shape[0] for t in tuple(host)[:3]) == 2048 + 2048 + 513
 
 
 @pytest.fixture
 def room_for_six(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all caches hold six tables of 32 components in float32, and nothing yet."""
+    """Limit all caches to six tables of 32 components in float32, and clear them."""
     monkeypatch.setattr(caches, "MOST_BYTES", 6 * (4609 * 32 + 16) * 4)
-    for cache in TABLES:
-        cache.clear()
-        cache.before.clear()
+    rope_xp.clear_caches()
 
 
 def held() -> int:
-    """Return the bytes of all tables that are kept."""
-    generations = [kept for cache in TABLES for kept in (cache, cache.before)]
-    every = [t for kept in generations for tables in kept.values() for t in tables]
+    """Return the bytes of all tables that are cached."""
+    found = [c for c in caches.REGISTRY.values() if isinstance(c, caches.TableCache)]
+    every = [t for cache in found for tables in cache.values() for t in tables]
     return sum({id(t): 4 * math.prod(t.shape) for t in every if t is not None}.values())
 
 
@@ -63,14 +61,13 @@ def test_many_ropes_take_a_known_number_of_bytes(backend: Target) -> None:
 
 
 @pytest.mark.usefixtures("room_for_six")
-def test_tables_that_are_used_stay() -> None:
-    first, *others = (Recipe(RoPE(base=3000.0 + i), 32, False, False) for i in range(16))
+def test_the_oldest_tables_are_evicted() -> None:
+    first, *others = (Recipe(RoPE(base=3000.0 + i), 32, False, False) for i in range(7))
     tables = host_tables(first)
-    for other in others:
+    for other in others[:5]:
         host_tables(other)
         assert host_tables(first) is tables
-    for other in others[:6]:
-        host_tables(other)
+    host_tables(others[5])
     assert host_tables(first) is not tables
 
 
@@ -83,7 +80,7 @@ def test_tables_beyond_the_bound_are_kept_alone() -> None:
         assert host_tables(first) is tables[0]
         assert host_tables(second) is tables[1]
     host_tables(Recipe(RoPE(), 256, False, False))
-    assert sum(len(c) + len(c.before) for c in TABLES) == 2
+    assert len(caches._ORDER) == 2
 
 
 def test_two_bases_do_not_share_tables(backend: Target) -> None:
@@ -96,7 +93,7 @@ def test_two_bases_do_not_share_tables(backend: Target) -> None:
 class Ruled:
     """What rules answer besides their frequencies."""
 
-    attention_factor = softmax_scale = 1.0
+    effective_attention_factor = softmax_scale = 1.0
 
     def for_length(self, n: int) -> Any:
         return self
@@ -112,7 +109,7 @@ class Twice(NamedTuple):
 
 class Plain(NamedTuple):
     of_all: float
-    attention_factor = softmax_scale = 1.0
+    effective_attention_factor = softmax_scale = 1.0
     for_length = Ruled.for_length
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
@@ -121,7 +118,7 @@ class Plain(NamedTuple):
 
 class Doubled(NamedTuple):
     of_all: float
-    attention_factor = softmax_scale = 1.0
+    effective_attention_factor = softmax_scale = 1.0
     for_length = Ruled.for_length
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
@@ -232,7 +229,7 @@ def test_tables_hold_the_nearest_float32(r: int) -> None:
     host = host_tables(Recipe(RoPE(base=5e5), r, False, False))
     pairs = [0, 1, 2, 3, 5, 9, r // 2 - 1]
     columns = [*pairs, *(r // 2 + i for i in pairs)]
-    for table, unit in zip(host[:3], (1, 1 << 11, 1 << 22), strict=True):
+    for table, unit in zip(tuple(host)[:3], (1, 1 << 11, 1 << 22), strict=True):
         digits = [0, 1, 2, 255, 510, 511]
         true = oracles.true_cos_sin([d * unit for d in digits], 5e5, r, pairs)
         expected = np.concatenate(true, axis=1).astype(np.float32)

@@ -15,7 +15,8 @@ from support.fuzz.libraries import Library, fuzzed
 from support.fuzz.memory import View, lay
 
 import rope_xp
-from rope_xp import RoPE, encodings
+from rope_xp import RoPE
+from rope_xp.papers import encodings
 
 pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
 

@@ -12,7 +12,7 @@ import pytest
 from support.layers import FRAMEWORKS, ROPES, inputs, same
 
 from rope_xp import RoPE, RopeError
-from rope_xp.scaling._rule import Rule
+from rope_xp.scaling import Scaling
 
 keras = pytest.importorskip("keras")
 
@@ -39,7 +39,7 @@ def test_a_configuration_holds_all(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Own(Rule):
+class Own(Scaling):
     """A rule of somebody else's."""
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:

@@ -8,13 +8,14 @@ import importlib
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.layers import FRAMEWORKS, ROPES, Framework, every_framework, inputs, same
+from support.layers import FRAMEWORKS, ROPES, RULES, Framework, every_framework, inputs, same
 
 import rope_xp
-from rope_xp import Angles, RoPE, RopeError
+from rope_xp import Angles, RoPE, RopeError, scaling
 
 every_rope = pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 
@@ -62,6 +63,22 @@ def test_copies(framework: Framework, rope: RoPE) -> None:
         assert copied.rope == rope
         assert copied.axes == "bshd"
         same(copied(q, k, positions), expected)
+
+
+@every_framework
+@pytest.mark.parametrize("rope", RULES.values(), ids=RULES)
+def test_every_rule_is_saved_and_loaded(framework: Framework, rope: RoPE, tmp_path: Path) -> None:
+    loaded = framework.reloaded(framework.layer(rope, axes="bshd"), tmp_path)
+    assert (loaded.rope, loaded.axes) == (rope, "bshd")
+    assert repr(loaded.rope) == repr(rope)
+    q, k, positions = inputs(framework, rope)
+    same(loaded(q, k, positions), rope.apply(q, k, positions))
+
+
+def test_those_are_all_rules() -> None:
+    kinds = {value for value in vars(scaling).values() if isinstance(value, type)}
+    rules = {kind for kind in kinds if issubclass(kind, scaling.Scaling)} - {scaling.Scaling}
+    assert {type(rope.scaling) for rope in RULES.values()} == rules
 
 
 @every_framework

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mpmath
@@ -21,9 +22,10 @@ from support import diffusers_census as census
 from support.diffusers_by_hand import BY_HAND
 
 from rope_xp import RopeConfigError, RopeError
-from rope_xp.integrations._diffusion import conventions, models, rotations, sites
-from rope_xp.integrations._diffusion.embeddings import EMBEDDINGS
-from rope_xp.integrations.diffusers import from_config
+from rope_xp.integrations._diffusion import grids, models, patching, rotations
+from rope_xp.integrations._diffusion.rotations import INNER_ROTATIONS, ROTATIONS
+from rope_xp.integrations._diffusion.tables import ROTARY_MODULES
+from rope_xp.integrations.diffusers import RotaryConfig, from_config
 
 # Of what cos and sin are, by mpmath: as all tables of float32.
 TABLES = 1e-6
@@ -38,12 +40,10 @@ COUNTING = [
 
 
 @cache
-def small(name: str) -> tuple[Any, Any]:
-    """Return a small rotary module and its RoPE."""
+def small(name: str) -> tuple[Any, RotaryConfig]:
+    """Return a small rotary module and the rotary embedding of its model."""
     made = census.SMALL[name]
-    module = census.embeddings()[name](**made.fields)
-    row = EMBEDDINGS[type(module).__name__]
-    return module, from_config(made.config).rope if row.rope is None else row.rope(module)
+    return census.embeddings()[name](**made.fields), from_config(made.config)
 
 
 def test_all_rotary_modules_are_listed() -> None:
@@ -57,11 +57,11 @@ def test_all_rotary_modules_are_listed() -> None:
 
 @pytest.mark.parametrize("name", census.SMALL)
 def test_tables_are_those_of_the_module(name: str) -> None:
-    module, rope = small(name)
-    row = EMBEDDINGS[type(module).__name__]
-    arguments, named = row.probe(module, rope)
-    theirs = torch.utils._pytree.tree_leaves(getattr(module, row.method)(*arguments, **named))
-    ours = torch.utils._pytree.tree_leaves(row.made(rope, module, *arguments, **named))
+    module, config = small(name)
+    row = ROTARY_MODULES[type(module).__name__]
+    arguments = row.arguments(module, config)
+    theirs = torch.utils._pytree.tree_leaves(getattr(module, row.method)(*arguments))
+    ours = torch.utils._pytree.tree_leaves(row.compute(config, module, *arguments))
     assert len(ours) == len(theirs)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.shape == other.shape
@@ -71,7 +71,7 @@ def test_tables_are_those_of_the_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", census.SMALL)
 def test_tables_are_those_of_the_formula(name: str) -> None:
-    made, (_, rope) = census.SMALL[name], small(name)
+    made, rope = census.SMALL[name], small(name)[1].rope
     axes = len(made.sections) if rope.scaling is not None else 1
     series = [
         [mpmath.mpf(base) ** (-mpmath.mpf(2 * j) / n) for j in range(n // 2)]
@@ -115,89 +115,79 @@ def test_tables_that_are_left_are_those_of_a_rope(name: str) -> None:
         np.testing.assert_allclose(mine, other, rtol=0, atol=hand.bound)
 
 
-def test_all_methods_that_rotate_are_listed() -> None:
+# --- functions that rotate -----------------------------------------------------------------------
+
+
+def test_each_method_that_rotates_is_replaced_or_listed() -> None:
     found = census.methods()
-    left = {*census.NO_ROTATION, *census.LEFT_METHODS}
-    assert left <= set(found)
-    rotating = [name for name in found if name not in census.NO_ROTATION]
-    assert 1 - len(census.LEFT_METHODS) / len(rotating) >= 0.95
+    assert {*census.NO_ROTATION, *census.LEFT_METHODS} <= set(found)
+    replaced = {name for name, kind in found.items() if _is_replaced(kind)}
+    assert replaced == set(found) - {*census.NO_ROTATION, *census.LEFT_METHODS}
 
 
-def _recognised(name: str) -> list[tuple[sites.Site, dict[Any, conventions.Convention]]]:
-    method = census.methods()[name]
-    return [(site, rotations.recognise(name, site)) for site in sites.found(method)]
+def _is_replaced(kind: type) -> bool:
+    functions, inner = patching.find_functions(kind)
+    if inner:
+        return kind.__name__ in INNER_ROTATIONS
+    return bool(functions) and set(functions.values()) <= ROTATIONS.keys()
 
 
-@pytest.mark.parametrize("name", [*census.LEFT_METHODS, *census.NO_ROTATION])
-def test_what_is_left_is_not_recognised(name: str) -> None:
-    method = census.methods()[name]
-    if name == "transformer_cosmos3.Cosmos3VLTextRotaryEmbedding.forward":
-        assert not sites.found(method)
-        return
-    with pytest.raises(RopeError, match="does not rotate pairs"):
-        _recognised(name)
+def _functions() -> dict[str, tuple[Any, tuple[rotations.Rotation, ...]]]:
+    """Return the functions that are replaced, and what replaces them."""
+    found = {}
+    for kind in census.methods().values():
+        functions, inner = patching.find_functions(kind)
+        for (module, name), listed in functions.items():
+            if listed in ROTATIONS:
+                found[listed] = getattr(sys.modules[module], name), ROTATIONS[listed]
+        for name, function in inner.items():
+            if kind.__name__ in INNER_ROTATIONS:
+                row = INNER_ROTATIONS[kind.__name__]
+                found[f"{kind.__module__}.{name}"] = function, (row.rotation,)
+    return found
 
 
-def test_functions_that_rotate() -> None:
-    seen, left = set(), set()
-    for name, method in census.methods().items():
-        if name in census.LEFT_METHODS:
-            left |= {(s.function.__code__, o) for s in sites.found(method) for o in s.options}
-            continue
-        for site, known in () if name in census.NO_ROTATION else _recognised(name):
-            for options, convention in known.items():
-                key = site.function.__code__, options
-                if key not in seen:
-                    seen.add(key)
-                    _compare(site, dict(options), convention, known)
-    assert not seen & left
-    codes = {code for code, _ in seen}
-    assert len(codes) / len(codes | {code for code, _ in left}) >= 0.95
+def test_all_functions_are_in_diffusers() -> None:
+    assert set(ROTATIONS) <= set(_functions())
 
 
-def _compare(
-    site: sites.Site, options: dict[str, Any], convention: conventions.Convention, known: Any
-) -> None:
-    """Compare a function with what takes its place, in float32 and in bfloat16."""
-    axes, table_axes = convention.laid[0]
-    sizes = {"b": 2, "h": 3, "s": 17, "d": 32 * convention.parts}
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn([sizes[a] for a in axes.replace("d", "") + "d"], generator=generator)
-    x = x.movedim(-1, axes.index("d"))  # of which one function asks that heads lie in one piece
-    lengths = {**sizes, "h": 1, "s": 17 * convention.parts, "d": 16}
-    angles = 100 * torch.rand([lengths[a] for a in table_axes], generator=generator)
-    given = conventions.given(angles, convention)
-    ours = rotations.replacement(site, known)
-    for dtype in (torch.float32, torch.bfloat16):
-        arrays = [x.to(dtype)] * convention.arrays
-        wide = [array.double() for array in arrays]
-        exact = rotations.rotated(wide, conventions.given(angles.double(), convention), convention)
-        assert exact is not None
-        mine, theirs = ours(*arrays, *given, **options), site.function(*arrays, *given, **options)
-        for a, b, e in zip(_tuple(mine), _tuple(theirs), exact, strict=True):
-            assert a.dtype == dtype
-            size = e.abs().max()
-            unit = 2e-5 if dtype == torch.float32 else float(size) * 2.0**-8
-            near = (a.double() - b.double()).abs().max() <= unit
-            nearer = (a.double() - e).abs().max() <= (b.double() - e).abs().max()
-            assert near or nearer, (site.name, dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(_functions()))
+def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> None:
+    function, known = _functions()[name]
+    for rotation in known:
+        arrays, tables = rotations.make_example(rotation)
+        narrow = [x.to(dtype) for x in arrays]
+        exact = rotations.rotate([x.double() for x in narrow], tables, rotation)
+        ours = rotations.rotate_like(known, function, *narrow, *tables, **rotation.options)
+        theirs = function(*narrow, *tables, **rotation.options)
+        for mine, other, true in zip(_tuple(ours), _tuple(theirs), exact, strict=True):
+            assert (mine.shape, mine.dtype) == (narrow[0].shape, dtype)
+            unit = torch.finfo(dtype).eps * true.abs().max()
+            error = (mine.double() - true).abs().max()
+            assert error <= max(unit, (other.double() - true).abs().max())
+            assert (mine - narrow[0]).abs().max() > 0.5  # it does rotate
 
 
-def test_thirds_that_are_given_otherwise_are_left_to_the_function() -> None:
-    ((site, known),) = _recognised("attention_processor.AllegroAttnProcessor2_0.__call__")
-    ours = rotations.replacement(site, known)
-    x = torch.randn((2, 3, 5, 24), generator=torch.Generator().manual_seed(0))
-    (convention,) = known.values()
-    pairs, (at, *_) = conventions.given(torch.rand((1, 15, 4)), convention)
-    assert rotations.rotated([x], (pairs, (at, at, at)), convention) is not None
-    for given in (
-        (pairs, (at, at, at.expand(2, -1))),  # positions that are broadcast
-        (pairs, at.expand(3, 1, -1)),  # and those that are one tensor
-        (torch.stack([torch.stack(pair) for pair in pairs]), (at, at, at)),
+def test_unusual_calls_go_to_the_function() -> None:
+    function, known = _functions()["embeddings.apply_rotary_emb"]
+    (x,), (tables,) = rotations.make_example(known[0])
+    for arguments, options in (
+        ((x, tables, True, -1), {}),  # by position
+        ((x,), {"freqs_cis": tables}),  # tables by name
     ):
-        assert rotations.rotated([x], given, convention) is None
-        assert torch.equal(ours(x, *given), site.function(x, *given))
-    assert rotations.rotated([x[..., :23]], (pairs, (at, at, at)), convention) is None
+        called = rotations.rotate_like(known, function, *arguments, **options)
+        assert torch.equal(called, function(*arguments, **options))
+    with pytest.raises(ValueError, match="sequence_dim=3"):  # the function's own words
+        rotations.rotate_like(known, function, x, tables, sequence_dim=3)
+
+
+def test_tables_of_another_head_are_refused() -> None:
+    function, known = _functions()["embeddings.apply_rotary_emb"]
+    (x,), (tables,) = rotations.make_example(known[0])
+    short = tuple(table[..., :4] for table in tables)
+    with pytest.raises(RopeError, match="tables of 2 pairs do not fit heads of 8 components"):
+        rotations.rotate_like(known, function, x, short)
 
 
 def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
@@ -207,21 +197,37 @@ def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
 # --- configurations ------------------------------------------------------------------------------
 
 
+class Recording(dict[str, Any]):
+    """A configuration without keys, which notes those that are read."""
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return default
+
+
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 def test_each_class_is_in_diffusers(name: str) -> None:
     import diffusers
 
-    kind = getattr(diffusers, name)
+    model, kind = models.MODELS[name], getattr(diffusers, name)
     rotary, positions = from_config({"_class_name": name})
-    text = 0
-    if models.MODELS[name].place.__name__ in ("flux", "flux2", "qwen", "z_image", "lumina2"):
-        text = 3
-    sound = models.MODELS[name].place.__name__ == "line"
-    at = positions(1 if sound else 4, 6, text=text)
-    tokens = 6 if sound else 24 + text
+    text = 0 if model.text is None else 3
+    at = positions(1 if model.lines is grids.sound else 4, 6, text=text)
+    tokens = 6 if model.lines is grids.sound else 24 + text
     assert at.shape[-1] == tokens
     assert rotary.cos_sin(at, rotary.rotary_dim)[0].shape == (tokens, rotary.rotary_dim // 2)
-    assert set(models.MODELS[name].defaults) <= set(inspect.signature(kind.__init__).parameters)
+    config = Recording()
+    model.sections(config)
+    model.lines(grids.Grid(1, 1, 1), config)
+    for read in (model.bases and partial(model.bases, sections=(4, 6, 6)), model.position_axes):
+        if read is not None:
+            read(config)
+    config.read.discard("patch_size_t" if name.startswith("ConsisID") else "")  # of CogVideoX
+    keys = {*config.read, *filter(None, [model.base_key])}
+    assert keys <= set(inspect.signature(kind.__init__).parameters)
 
 
 @pytest.mark.parametrize("name", sorted(models.UNSUPPORTED))
@@ -233,19 +239,17 @@ def test_what_has_no_rope_says_why(name: str) -> None:
 @pytest.mark.parametrize("name", COUNTING)
 def test_positions_of_a_grid_are_those_of_the_module(name: str) -> None:
     """Those modules that count patches themselves count as the positions do."""
-    module, rope = small(name)
-    row = EMBEDDINGS[type(module).__name__]
-    ((latents,), _) = row.probe(module, rope)
+    module, (rope, positions) = small(name)
+    row = ROTARY_MODULES[type(module).__name__]
+    (latents,) = row.arguments(module, small(name)[1])
     patches = module.patch_size
     if isinstance(patches, int):
         patches = (getattr(module, "patch_size_t", 1), patches, patches)[-(latents.ndim - 2) :]
     lengths = [n // size for n, size in zip(latents.shape[2:], patches, strict=True)]
     *frames, height, width = lengths
-    at = from_config(census.SMALL[name].config).positions(
-        height, width, **({"frames": frames[0]} if frames else {})
-    )
+    at = positions(height, width, **({"frames": frames[0]} if frames else {}))
     cos, sin = rope.cos_sin(at, rope.rotary_dim)
-    theirs = row.made(rope, module, latents)
+    theirs = module(latents)
     form = "halves" if rope.layout == "half" else "neighbours"
     pairs = slice(cos.shape[-1]) if form == "halves" else slice(None, None, 2)
     for mine, other in zip((cos, sin), theirs, strict=True):
@@ -269,19 +273,29 @@ def test_errors_of_configurations(said: str, config: dict[str, Any]) -> None:
 
 
 def test_errors_of_positions() -> None:
-    wan, sound = (
-        from_config({"_class_name": name}).positions
-        for name in ("WanTransformer3DModel", "AceStepTransformer1DModel")
+    wan, sound, cogvideox = (
+        from_config({"_class_name": f"{name}Model"}).positions
+        for name in ("WanTransformer3D", "AceStepTransformer1D", "CogVideoXTransformer3D")
     )
     for said, call in (
         ("does not rotate its text", lambda: wan(2, 2, text=1)),
         ("height must be positive", lambda: wan(0, 2)),
+        ("height must be positive", lambda: cogvideox(0, 2)),
+        ("text must not be negative; got -1", lambda: wan(2, 2, text=-1)),
         ("one axis, width", lambda: sound(2, 2)),
+        ("width must be positive", lambda: sound(1, 0)),
         ("needs xp", lambda: wan(2, 2, device="cpu")),
     ):
         with pytest.raises(RopeError, match=said):
             call()
     assert wan(2, 2, xp=torch).dtype == torch.int64
+
+
+def test_a_rotary_config_goes_through_pickle() -> None:
+    config = from_config({"_class_name": "QwenImageTransformer2DModel"})
+    rope, positions = pickle.loads(pickle.dumps(config))
+    assert rope == config.rope
+    assert np.array_equal(positions(4, 6, text=2), config.positions(4, 6, text=2))
 
 
 def test_a_configuration_needs_no_torch() -> None:

@@ -72,6 +72,30 @@ def matmul(model: Any) -> None:
     model.model.rotary_emb.__class__ = Rotary
 
 
+def off_by_one(model: Any) -> None:
+    """Count positions from one, in a class of its own."""
+    kind = type(model.model.rotary_emb)
+
+    class Rotary(kind):  # type: ignore[misc,valid-type]  # a class that is chosen here
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            return super().forward(x, position_ids + 1)
+
+    model.model.rotary_emb.__class__ = Rotary
+
+
+def in_bfloat16(model: Any) -> None:
+    """Compute angles in bfloat16, in a class of its own."""
+    kind = type(model.model.rotary_emb)
+
+    class Rotary(kind):  # type: ignore[misc,valid-type]  # a class that is chosen here
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            angles = position_ids[..., None].bfloat16() * self.inv_freq.bfloat16()
+            angles = torch.cat([angles, angles], -1).float()
+            return angles.cos(), angles.sin()
+
+    model.model.rotary_emb.__class__ = Rotary
+
+
 # Kind, what breaks a small Llama, words of the sentence.
 BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "zeros": ("zero", buffer(torch.zeros_like), "nothing turns"),
@@ -87,6 +111,8 @@ BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "length": ("unlike the configuration", buffer(lambda w: w[:4]), "the configuration says"),
     "scaling": ("attention factor", attention_scaling, "attention_scaling is 1.25"),
     "angles": ("angles", slow, "angles are computed in bfloat16"),
+    "off by one": ("angles", off_by_one, "off from position 0 on"),
+    "a class in bfloat16": ("angles", in_bfloat16, "angles are computed in bfloat16"),
     "autocast": ("autocast", matmul, "autocast to bfloat16 reaches the angles"),
 }
 
@@ -105,7 +131,8 @@ def test_what_is_broken_is_named(name: str) -> None:
 
 
 # A replaced forward, a factor and another length are no numbers in a buffer.
-REPAIRED = [n for n in BROKEN if n not in ("angles", "scaling", "length")]
+NOT_IN_BUFFERS = ("angles", "scaling", "length", "off by one", "a class in bfloat16")
+REPAIRED = [n for n in BROKEN if n not in NOT_IN_BUFFERS]
 
 
 @pytest.mark.parametrize("name", REPAIRED)
@@ -176,6 +203,20 @@ def test_a_function_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "model_type 'llama' are for halves" in found.what
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "axk2"])
+def test_an_indexer_with_a_layout_of_its_own(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its attention has another layout too, that is found."""
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type))
+    assert [f.kind for f in check(model) if f.kind != "meta"] == []
+    theirs = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    halves = theirs.apply_rotary_pos_emb
+    monkeypatch.setattr(theirs, "apply_rotary_pos_emb_interleave", halves)
+    assert [f.kind for f in check(model) if f.kind != "meta"] == ["layout"]
+
+
 def test_meta() -> None:
     config = make("llama").config
     with torch.device("meta"):
@@ -239,7 +280,7 @@ def test_modules_that_hold_a_rope() -> None:
 
 
 def test_what_is_no_module() -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module; got dict"):
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .*; got dict"):
         check({})  # type: ignore[arg-type]  # the mistake
 
 

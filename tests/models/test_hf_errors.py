@@ -267,6 +267,42 @@ def test_a_key_that_the_code_of_a_model_does_not_heed() -> None:
     refused({**said, "model_type": "esm"}, "position_embedding_type = 'absolute'")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("factr", 4.0, "did you mean factor?"),
+        ("Factor", 4.0, "did you mean factor?"),
+        ("low_freq", 1.0, "did you mean low_freq_factor?"),
+        ("original_max_position_embedding", 64, "did you mean original_max_position_embeddings?"),
+        ("colour", "red", "remove it if it does not change the rotation"),
+    ],
+)
+def test_a_key_that_no_rule_knows_is_refused_when_it_is_read(
+    key: str, value: Any, hint: str
+) -> None:
+    wrong = {**YARN, key: value}
+    told = f"{key} = {value!r} is a key that no rule reads; {hint}"
+    refused({**LLAMA, "rope_scaling": wrong}, f"rope_scaling.{told}")
+    each = {"full_attention": YARN, "sliding_attention": wrong}
+    refused({**LLAMA, "rope_parameters": each}, f"rope_parameters.sliding_attention.{told}")
+    refused({**LLAMA, "rope_parameters": {**TYPED, key: value}}, f"rope_parameters.{told}")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"finetuned": True, "attn_factor": 1, "extrapolation_factor": 1},  # Yarn-Llama-2
+        {"llama_4_scaling_beta": 0.1, "max_position_embeddings": 262144},  # Ministral 3
+        {"interleaved": True, "apply_yarn_scaling": True, "factr": None},
+    ],
+)
+def test_keys_of_files_that_do_not_change_the_rotation_are_passed_over(
+    more: dict[str, Any],
+) -> None:
+    plain = from_hf_config({**LLAMA, "rope_scaling": YARN})
+    assert from_hf_config({**LLAMA, "rope_scaling": {**YARN, **more}}) == plain
+
+
 def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
@@ -275,7 +311,8 @@ def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
         from_hf_config(str(file))
     with pytest.raises(FileNotFoundError) as caught:
         from_hf_config("meta-llama/Llama-3.1-8B")
-    assert "hf download meta-llama/Llama-3.1-8B config.json" in caught.value.__notes__[0]
+    assert "rope_xp downloads nothing" in str(caught.value)
+    assert "hf download meta-llama/Llama-3.1-8B config.json" in str(caught.value)
     for content, told in ((b"{", "is no JSON"), (b"\xff{}", "is no JSON"), (b"[]", "got list")):
         file.write_bytes(content)
         with pytest.raises(RopeConfigError, match=told) as caught:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import pytest
 
 from rope_xp import RoPE, from_hf_config
-from rope_xp.hf import _sizes
+from rope_xp.hf import _text_models
 
 
 def test_sizes_are_those_of_transformers() -> None:
-    pytest.importorskip("transformers", reason="transformers has the sizes")
-    from support import sizes
-
-    expected = {}
-    for name, found in sizes.rows():
-        keys = zip(("head_dim", *sizes.KEYS), found, strict=True)
-        expected[name] = {key: size for key, size in keys if size is not None}
-    assert {name: _sizes.of(name) for name in _sizes._SIZES} == expected
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    for name, sizes in _text_models.SIZES.items():
+        written = next(n for n in (f"{name}_text", name) if n in auto.CONFIG_MAPPING)
+        found = auto.CONFIG_MAPPING[written]().to_dict()
+        assert {key: found[key] for key in sizes} == sizes, name
 
 
 def test_a_head_that_does_not_follow_from_the_width() -> None:

@@ -55,14 +55,14 @@ TOKENS = torch.arange(24).reshape(2, 12)
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note each rotation by rope_xp."""
     rotated: list[str] = []
-    own = _functions._rotated
+    own = _functions._rotate
 
-    def note(x: Any, tables: Any, rotation: Any, axes: str) -> Any:
+    def note(rotation: Any, *operands: Any) -> Any:
         rotated.append(f"{rotation.form}, {rotation.layout}")
-        return own(x, tables, rotation, axes)
+        return own(rotation, *operands)
 
-    monkeypatch.setattr(_functions, "_rotated", note)
-    monkeypatch.setattr(_kernel, "_KNOWN", {})
+    monkeypatch.setattr(_functions, "_rotate", note)
+    monkeypatch.setattr(_kernel, "_ROTATIONS", {})
     return rotated
 
 
@@ -95,7 +95,7 @@ def test_a_kernelized_model(
     model(TOKENS)  # now it is known what the function does
     counted.clear()
     logits = model(TOKENS).logits
-    assert counted == [form] * 4  # q and k of two layers
+    assert counted == [form] * 2  # q and k of a layer at once, of two layers
     # Sums of some hundred float32 products of numbers below 4, in another order of rounding.
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     logits.sum().backward()
@@ -110,7 +110,7 @@ def test_a_function_that_turns_the_other_way_is_left(
     expected = model(TOKENS).logits
     kernelized(model, kernels.Mode.INFERENCE)
     assert torch.equal(model(TOKENS).logits, expected)
-    (known,) = _kernel._KNOWN.values()
+    (known,) = _kernel._ROTATIONS.values()
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 

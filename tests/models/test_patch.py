@@ -300,7 +300,8 @@ def test_other_models_of_the_type_are_not_touched(tokens: torch.Tensor) -> None:
 
 def test_arguments_that_the_models_function_does_not_take() -> None:
     patch(model := make("llama"))
-    rotate = model.model.layers[0].self_attn.forward.__globals__["apply_rotary_pos_emb"]
+    scope = model.model.layers[0].self_attn.forward.__globals__
+    rotate = scope["_rope_xp_apply_rotary_pos_emb_0"]
     q, (cos, sin) = torch.ones(1, 2, 3, 8), torch.ones(2, 1, 3, 8)
     assert rotate(q, q, cos, sin=sin, unsqueeze_dim=1)[0].shape == q.shape
     for more, named in (((1, None), {}), ((), {"scale": None}), ((), {"q": q})):

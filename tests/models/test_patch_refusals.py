@@ -16,7 +16,7 @@ import transformers
 from support.small_models import make
 
 from rope_xp import RopeError
-from rope_xp.integrations.transformers import patch
+from rope_xp.integrations.transformers import patch, unpatch
 
 
 def refused(model: Any, message: str) -> None:
@@ -63,6 +63,29 @@ def test_a_model_without_rotary_modules_is_refused() -> None:
     refused(bert, "BertModel: none .* positions are probably not rotary, as those of BERT")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("gptj", "GPTJAttention calls apply_rotary_pos_emb, and reads cos and sin from a table"),
+        ("codegen", "CodeGenAttention calls apply_rotary_pos_emb, and reads"),
+        ("roformer", "RoFormerSelfAttention calls apply_rotary_position_embeddings, and reads"),
+    ],
+)
+def test_a_model_that_rotates_by_a_table_of_its_own_is_refused_as_such(
+    model_type: str, words: str
+) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "rotary_dim": 8}
+    config = transformers.AutoConfig.for_model(model_type, **sizes, vocab_size=32)
+    refused(transformers.AutoModel.from_config(config), words)
+
+
+@pytest.mark.parametrize("change", [patch, unpatch])
+@pytest.mark.parametrize(("model", "kind"), [("Qwen/Qwen2-7B", "str"), (None, "NoneType")])
+def test_what_is_no_model_is_a_type_error(change: Any, model: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=rf"model must be a torch.nn.Module, .*; got {kind}$"):
+        change(model)
+
+
 def test_a_forward_that_something_replaced_is_refused() -> None:
     """Hooks that move modules between devices do that; the class would not be asked any more."""
     for part in ("rotary_emb", "layers.1.self_attn"):
@@ -81,7 +104,9 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
             return super().forward(*given, **named)
 
     attention.__class__ = Mine
-    refused(model, "Mine overrides forward, in which its base rotates q and k")
+    advice = r"patch\(model, rotation=False\) replaces the rotary modules alone"
+    refused(model, "Mine overrides forward, in which its base rotates q and k; " + advice)
+    patch(model, rotation=False)
 
 
 def test_models_without_weights_are_refused() -> None:

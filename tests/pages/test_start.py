@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 
 DOCS = Path(__file__).parents[2] / "docs"
 FILES = sorted((DOCS / "examples" / "start").glob("*.py"))
@@ -43,7 +44,13 @@ def test_the_page_shows_each_file() -> None:
         assert shown[f"examples/start/{file.name}"] == code.lstrip("\n"), file.name
 
 
-@pytest.mark.parametrize("name", [file.stem for file in FILES])
+COMPILES = ("attention_torch", "decoder_jax")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [exhaustive(file.stem) if file.stem in COMPILES else file.stem for file in FILES],
+)
 def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each asserts what it prints."""
     if name in NEEDS:

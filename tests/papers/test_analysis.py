@@ -1,4 +1,4 @@
-"""rope_xp.analysis: against mpmath and plain loops, what is known, every rule."""
+"""rope_xp.papers.analysis: against mpmath and plain loops, what is known, every rule."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from rope_xp import RoPE, analysis, scaling
-from rope_xp.analysis import _distances
+from rope_xp import RoPE, scaling
+from rope_xp.papers import analysis
+from rope_xp.papers.analysis import _distances
 
 RULED = {
     "none": RoPE(),
@@ -202,7 +203,7 @@ def test_sums_that_rounding_could_turn_are_summed_again(monkeypatch: pytest.Monk
     for f in (math.pi / (2 * m), math.nextafter(math.pi / (2 * m), 1)):
         with mpmath.workdps(40):
             expected = mpmath.cos(m * mpmath.mpf(f))
-        got = _distances.exact_sum(m, np.array([f]))
+        got = _distances.sum_cosines_exactly(m, np.array([f]))
         assert abs(got - float(expected)) < 2e-16
         assert (got < 0) == (expected < 0)
         rope = RoPE(scaling=Fixed(f))
@@ -220,19 +221,14 @@ def test_a_sum_that_rounds_to_zero_has_the_sign_of_the_exact_one() -> None:
     assert analysis.max_distance(RoPE(scaling=rule), 12, limit=m + 5) == m
 
 
-class Fixed:
+class Fixed(scaling.Scaling):
     """A rule of given frequencies."""
-
-    attention_factor = softmax_scale = 1.0
 
     def __init__(self, *given: float) -> None:
         self.given = given
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return np.array(self.given)
-
-    def for_length(self, n: int) -> Fixed:
-        return self
 
 
 # --- turns ---------------------------------------------------------------------------------------

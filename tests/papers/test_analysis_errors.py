@@ -1,4 +1,4 @@
-"""rope_xp.analysis: what it refuses, and in which words."""
+"""rope_xp.papers.analysis: what it refuses, and in which words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rope_xp import RoPE, RopeError, analysis, scaling
+from rope_xp import RoPE, RopeError, scaling
+from rope_xp.papers import analysis
 
 CALLS = {
     "decay_bound": lambda rope, head_dim=8: analysis.decay_bound(rope, head_dim, [1]),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support.attention_oracles import FUNCTIONS
 
-from rope_xp import RoPE, RopeError, attention
+from rope_xp import RoPE, RopeError
+from rope_xp.papers import attention
 
 X = np.ones((2, 5, 4, 8), np.float32)
 each = pytest.mark.parametrize(("function", "n"), FUNCTIONS)

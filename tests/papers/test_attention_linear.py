@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
 from typing import Any
 
-import array_api_compat
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import attention_oracles as oracles
 from support.exhaustive import exhaustive
-from support.targets import Target, rows
 
 import rope_xp
-from rope_xp import RoPE, attention
-
-libraries = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
+from rope_xp import RoPE
+from rope_xp.papers import attention
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -38,28 +36,18 @@ CASES = [
 ]
 
 
-@pytest.mark.covering
-@libraries
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("name", "causal", "tokens"), CASES)
-def test_against_the_quadratic_form(
-    backend: Target, name: str, turned: bool, causal: bool, tokens: int
-) -> None:
+def test_against_the_quadratic_form(name: str, turned: bool, causal: bool, tokens: int) -> None:
     q, k, v = (normal(2, tokens, 4, 8), normal(2, tokens, 2, 8, seed=1), normal(2, tokens, 2, 5))
     positions = np.arange(tokens) * 7
     rotate = (lambda x: oracles.paper(x, positions)) if turned else (lambda x: x)
     expected = oracles.linear_attention(q, k, v, *MAPS[name], rotate, causal)
-    dtype = "float64" if "float64" in backend.floats else "float32"
     options: dict[str, Any] = {"rope": RoPE(), "positions": positions} if turned else {}
-    got = attention.linear_attention(
-        *(backend.make(x.astype(dtype)) for x in (q, k, v)),
-        feature_map=MAPS[name] if name == "functions" else name,
-        causal=causal,
-        **options,
-    )
+    feature_map = MAPS[name] if name == "functions" else name
+    got = attention.linear_attention(q, k, v, feature_map=feature_map, causal=causal, **options)
     # Sums over 300 tokens; the denominators are sums of numbers above zero, and cancel nothing.
-    tolerance = {"float64": 1e-12, "float32": 2e-5}[dtype]
-    np.testing.assert_allclose(backend.back(got), expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @given(st.integers(0, 2), st.integers(0, 300), st.integers(1, 2), st.integers(1, 2))
@@ -86,8 +74,8 @@ def test_features_may_be_more_than_head_dim() -> None:
 
 @pytest.mark.parametrize("causal", [exhaustive(False), True])
 def test_memory_is_linear_in_tokens(causal: bool) -> None:
-    """100 000 tokens: a square of them would be 40 GB, a state for each token 410 MB."""
-    tokens, d = 100_000, 32
+    """20 000 tokens: a square of them would be 1.6 GB, a state for each token 82 MB."""
+    tokens, d = 20_000, 32
     x = normal(tokens, 1, d).astype(np.float32)
     with rope_xp.use_backend("portable"):  # a path that compiles would count its compiler
         tracemalloc.start()
@@ -105,22 +93,15 @@ def test_large_numbers_stay_finite() -> None:
     np.testing.assert_allclose(got, x, rtol=1e-6)
 
 
-@libraries
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
-def test_zeros_where_no_weight_is_left(backend: Target, causal: bool, feature_map: str) -> None:
+def test_zeros_where_no_weight_is_left(causal: bool, feature_map: str) -> None:
     """exp underflows, or a map cuts all features off: nothing is read, and nothing is NaN."""
-    plain = np.full((3, 2, 4), -200.0, np.float32)
-    v = backend.make(np.ones((3, 2, 4), np.float32))
-    x = backend.make(plain)
-
-    def relu(features: Any) -> Any:
-        xp = array_api_compat.array_namespace(features)
-        return xp.where(features > 0.0, features, xp.zeros_like(features))
-
+    x, v = np.full((3, 2, 4), -200.0, np.float32), np.ones((3, 2, 4), np.float32)
+    relu = partial(np.maximum, np.float32(0))
     maps: Any = "elu" if feature_map == "elu" else (relu, relu)
     got = attention.linear_attention(x, x, v, rope=RoPE(), feature_map=maps, causal=causal)
-    np.testing.assert_array_equal(backend.back(got), np.zeros_like(plain))
+    np.testing.assert_array_equal(got, np.zeros_like(x))
 
 
 def test_gradients_where_no_weight_is_left() -> None:

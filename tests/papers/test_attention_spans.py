@@ -10,7 +10,8 @@ from support import attention_oracles as oracles
 from support.attention_oracles import normal, some
 from support.targets import Target, rows
 
-from rope_xp import RoPE, attention
+from rope_xp import RoPE
+from rope_xp.papers import attention
 
 libraries = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax")))
 

@@ -15,7 +15,7 @@ from support.encoded import (
 )
 from support.targets import Target
 
-from rope_xp import encodings
+from rope_xp.papers import encodings
 
 
 @pytest.mark.parametrize("backend", LIBRARIES)

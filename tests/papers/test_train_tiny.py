@@ -28,10 +28,9 @@ STEPS = 40
 TWINS = 1e-5
 
 every_combination = pytest.mark.parametrize(("attention", "encoding"), COMBINATIONS)
-# Of models that are trained, which takes seconds.
-SHORT = (("softmax", "rope"),)
+# To read the text takes seconds, and to train models as well.
 trained_combinations = pytest.mark.parametrize(
-    ("attention", "encoding"), [c if c in SHORT else exhaustive(*c) for c in COMBINATIONS]
+    ("attention", "encoding"), [exhaustive(*c) for c in COMBINATIONS]
 )
 
 
@@ -61,6 +60,7 @@ def some_tokens(length: int = 40, batch: int = 2) -> torch.Tensor:
 # --- text ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_text_is_large_and_of_the_alphabet(whole) -> None:
     train, held_out = whole
     assert len(train) > 500_000
@@ -84,6 +84,7 @@ def test_characters_outside_the_alphabet_are_left_out() -> None:
     assert tiny_shared.tokens("a\té\nb").tolist() == [ALPHABET.index(c) for c in "a\nb"]
 
 
+@pytest.mark.exhaustive
 def test_nothing_held_out_is_trained_on(whole) -> None:
     assert not set(tiny_shared.TRAIN) & set(tiny_shared.HELD_OUT)
     train, held_out = ("".join(ALPHABET[i] for i in tokens) for tokens in whole)
@@ -166,6 +167,7 @@ def test_the_loss_falls_far_below_a_uniform_guess(attention: str, encoding: str,
         assert loss < math.log(len(ALPHABET)) - 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("attention", "encoding"), [("softmax", "shaw"), ("linear", "rope")])
 def test_a_seed_gives_one_result(attention: str, encoding: str, texts) -> None:
     def run(seed: int) -> tuple:
@@ -226,6 +228,7 @@ def test_float64_leaves_no_difference(attention: str, encoding: str, trained) ->
 # --- the command line ----------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.exhaustive
 def test_commands_write_and_read_results(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, texts

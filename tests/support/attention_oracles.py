@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import attention
+from rope_xp.papers import attention
 from support.targets import numpy_dtype
 
 # Sums of 16 products and 20 weights in float32, each of eps = 1.2e-7 and of values up to 4: 20 of

@@ -33,18 +33,13 @@ class Hand(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class Given(scaling.Scaling):
     """A scaling rule that is a list of frequencies."""
 
     series: tuple[float, ...]
-    attention_factor: float = 1.0
-    softmax_scale: float = 1.0
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return np.array(self.series)
-
-    def for_length(self, n: int) -> Given:
-        return self
 
 
 def _angles(module: Any) -> tuple[Any, Any]:

@@ -41,10 +41,10 @@ def embeddings() -> dict[str, type]:
     }
 
 
-def methods() -> dict[str, FunctionType]:
-    """Return the methods that call a function that rotates."""
+def methods() -> dict[str, type]:
+    """Return the classes with a method that calls a function that rotates, by the method's name."""
     return {
-        f"{module.__name__.rpartition('.')[2]}.{member.__qualname__}": member
+        f"{module.__name__.rpartition('.')[2]}.{member.__qualname__}": kind
         for module in modules()
         for kind in _own_classes(module)
         for member in list(vars(kind).values())
@@ -206,7 +206,10 @@ SMALL: dict[str, Made] = {
         {"rotary_dim": 8}, (8,), (10000.0,),
         _model("MiniMaxMusic3Transformer1DModel", rotary_dim=8),
     ),
-    "transformer_kandinsky.Kandinsky5RoPE1D": Made({"dim": 16}, (16,), (10000.0,), {}),
+    "transformer_kandinsky.Kandinsky5RoPE1D": Made(
+        {"dim": 16}, (16,), (10000.0,),
+        _model("AceStepTransformer1DModel", head_dim=16, rope_theta=10000.0),
+    ),
     "transformer_kandinsky.Kandinsky5RoPE3D": _of_kandinsky("Kandinsky5Transformer3DModel"),
     "transformer_kandinsky6.Kandinsky6RoPE3D": _of_kandinsky("Kandinsky6Transformer3DModel"),
     "transformer_kandinsky6_sr.Kandinsky6SRRoPE3D": _of_kandinsky("Kandinsky6SRTransformer3DModel"),
@@ -245,7 +248,22 @@ NO_ROTATION: dict[str, str] = {
 }
 """Methods that call what is named as if it rotated."""
 
+_INSIDE = "a function that the method defines"
+_REFUSED = "of models that are refused"
 LEFT_METHODS: dict[str, str] = {
-    "transformer_wan_animate_2.WanAnimate2AttnProcessor.__call__": "cuts tables for each grid",
+    "transformer_sana_video.SanaLinearAttnProcessor3_0.__call__": _INSIDE,
+    "attention_processor.MochiAttnProcessor2_0.__call__": _REFUSED,
+    "transformer_anyflow.AnyFlowAttnProcessor.__call__": _REFUSED,
+    "transformer_anyflow_far.AnyFlowAttnProcessor.__call__": _REFUSED,
+    "transformer_anyflow_far.AnyFlowCausalAttnProcessor.__call__": _REFUSED,
+    "transformer_bria_fibo2.BriaFibo2AttnProcessor.__call__": _REFUSED,
+    "transformer_ernie_image.ErnieImageSingleStreamAttnProcessor.__call__": _REFUSED,
+    "transformer_joyimage_edit_plus.JoyImageEditPlusAttnProcessor.__call__": _REFUSED,
+    "transformer_stable_audio3.StableAudio3SelfAttnProcessor.__call__": _REFUSED,
+    "transformer_wan_animate_2.WanAnimate2AttnProcessor.__call__": _REFUSED,
+    "autoencoder_same.SAMEAttnProcessor.__call__": "of an autoencoder",
+    "condition_embedder_anima.AnimaTextConditionerAttnProcessor.__call__": (
+        "of an embedder of conditions"
+    ),
 }
-"""Methods that rotate pairs, and do so by the model's own function."""
+"""Methods that rotate pairs by the model's own function."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import encodings
+from rope_xp.papers import encodings
 from support.targets import rows
 
 LIBRARIES = rows(("numpy", "array-api-strict", "array-api-strict:device1", "torch", "jax", "dask"))

@@ -25,7 +25,7 @@ import numpy as np
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract import caches
+from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import put_tables
 from support import cuda_on_cpu
 from support.targets import give_cpu_to_triton, lent, numpy_dtype, truth
@@ -103,7 +103,7 @@ def main(path: str, every: str = "1") -> None:
         importlib.import_module("rope_xp_backends.cpu.launch").BYTES_TO_STREAM = 1
     with running(path) as (backend, own):
         for end in (False, True):
-            caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which holds on to tables
+            call_cache.CALLS.cache_clear()  # which holds on to tables
             put = partial(against, end)
             backend.asarray = lambda host, device, put=put: own(put(np.asarray(host)))
             tables = lru_cache(partial(put_tables, backend, device=None))

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rope_xp import RoPE
-from rope_xp.scaling import Axial, DynamicNTK, Llama3, LongRoPE, YaRN
+from rope_xp.scaling import (
+    NTK,
+    Axial,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    RIFLEx,
+    YaRN,
+)
 
 # keras is of one backend a process; test_keras_backends.py runs these tests with the other.
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -27,6 +39,8 @@ class Framework:
     """The library whose arrays it takes."""
     held: Callable[[Any], list[Any]]
     """What a layer holds of what could be cast, trained or saved."""
+    reloaded: Callable[[Any, Path], Any]
+    """A layer that was saved in a folder as its framework does, and loaded again."""
 
     def layer(self, rope: Any, **options: Any) -> Any:
         pytest.importorskip(self.name)
@@ -59,11 +73,41 @@ def _of_keras(layer: Any) -> list[Any]:
     return [*layer.weights, *layer.losses]
 
 
+def _by_torch(layer: Any, folder: Path) -> Any:
+    import torch
+
+    torch.save(layer, folder / "layer.pt")
+    return torch.load(folder / "layer.pt", weights_only=False)
+
+
+def _by_flax(layer: Any, folder: Path) -> Any:
+    from flax import nnx
+
+    (folder / "layer").write_bytes(pickle.dumps(nnx.split(layer)))
+    return nnx.merge(*pickle.loads((folder / "layer").read_bytes()))
+
+
+def _by_equinox(layer: Any, folder: Path) -> Any:
+    import equinox
+
+    equinox.tree_serialise_leaves(folder / "layer.eqx", layer)
+    copied = pickle.loads(pickle.dumps(layer))
+    return equinox.tree_deserialise_leaves(folder / "layer.eqx", copied)
+
+
+def _by_keras(layer: Any, folder: Path) -> Any:
+    import keras
+
+    given = [keras.Input((None, heads, 16)) for heads in (4, 2)]
+    keras.Model(given, layer(*given)).save(folder / "model.keras")
+    return keras.saving.load_model(folder / "model.keras").get_layer(layer.name)
+
+
 FRAMEWORKS = (
-    Framework("torch", "torch", _of_torch),
-    Framework("flax", "jax", _of_flax),
-    Framework("equinox", "jax", _of_equinox),
-    Framework("keras", os.environ["KERAS_BACKEND"], _of_keras),
+    Framework("torch", "torch", _of_torch, _by_torch),
+    Framework("flax", "jax", _of_flax, _by_flax),
+    Framework("equinox", "jax", _of_equinox, _by_equinox),
+    Framework("keras", os.environ["KERAS_BACKEND"], _of_keras, _by_keras),
 )
 
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda f: f.name)
@@ -81,6 +125,19 @@ ROPES = {
     "sections": RoPE(layout="half", position_axes=(0, 0, 0, 1, 1, 1, 2, 2)),
     "axial": RoPE(scaling=Axial(), rotary_dim=16, position_axes=(0,) * 4 + (1,) * 4),
 }
+
+
+AXIAL = RoPE.axial((8, 4, 4), bases=(1e2, 1e3, 1e4))
+RULES = {
+    **{name: rope for name, rope in ROPES.items() if rope.scaling is not None},
+    "linear": RoPE(scaling=Linear(2.0)),
+    "ntk": RoPE(scaling=NTK(2.0)),
+    "proportional": RoPE(scaling=Proportional(0.5)),
+    "riflex": RoPE(scaling=RIFLEx(k=2, length=42)),
+    "riflex of axial": replace(AXIAL, scaling=RIFLEx(2, 42, AXIAL.scaling, axis=1)),
+    "strided": RoPE(scaling=Axial(2, "strided"), position_axes=(0,) * 4 + (1,) * 4),
+}
+"""Every rule of rope_xp.scaling, in a rope of 16 components."""
 
 
 def inputs(framework: Framework, rope: RoPE, tokens: int = 5) -> tuple[Any, Any, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rope_xp._dispatch import bound
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch import call_cache
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.integrations import _functions
 from rope_xp.integrations._formats import Format
 
@@ -40,22 +40,22 @@ def replaced(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
-    rotated, known = _functions._rotated, bound.known
+    rotate, run = _functions._rotate, call_cache.run
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
         done.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
 
-    def rotate(xs: Sequence[torch.Tensor], *given: Any) -> Any:
+    def rotate_and_count(rotation: Any, xs: Sequence[torch.Tensor], *rest: Any) -> Any:
         count(xs)
-        return rotated(xs, *given)
+        return rotate(rotation, xs, *rest)
 
-    def found(asked: Asked) -> Any:
-        run = known(asked)
-        if run is not None:
-            count(asked.arrays)
-        return run
+    def run_and_count(signature: CallSignature, *rest: Any) -> Any:
+        results = run(signature, *rest)
+        count(signature.arrays)
+        return results
 
-    monkeypatch.setattr(_functions, "_rotated", rotate)
-    monkeypatch.setattr(_functions, "bound", SimpleNamespace(**vars(bound) | {"known": found}))
+    monkeypatch.setattr(_functions, "_rotate", rotate_and_count)
+    counting = SimpleNamespace(**vars(call_cache) | {"run": run_and_count})
+    monkeypatch.setattr(_functions, "call_cache", counting)
     return done

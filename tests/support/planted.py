@@ -44,8 +44,8 @@ class Made:
         exact = self.frequencies(self.base ** (-np.arange(0, r, 2) / (self.power or r)))
         w = xp.asarray(exact.astype(np.float32))
         p = self.positions(xp, xp.astype(positions, xp.float32))
-        if self.axes is not None:  # (components, 1, tokens)
-            p = xp.stack([p[c, 0] for c in self.axes], axis=-1)
+        if self.axes is not None:  # (components, batch, tokens)
+            p = xp.stack([p[c, :, None] for c in self.axes], axis=-1)
         else:
             p = p[..., None]
         angles = p * w if self.product is None else self.product(xp, p, w)
@@ -335,7 +335,7 @@ FAULTS = (
     Fault("attention factor missing", one(frequencies=scaled_by(YARN)),
           "attention factor is 1, and not 1.13863", RoPE(layout="half", scaling=YARN), alone=False),
     Fault("attention factor twice",
-          one(frequencies=scaled_by(YARN), cos_sin=times(YARN.attention_factor**2)),
+          one(frequencies=scaled_by(YARN), cos_sin=times(YARN.effective_attention_factor**2)),
           "attention factor is 1.29648, and not 1.13863", RoPE(layout="half", scaling=YARN),
           alone=False),
     Fault("k not turned", k_not_turned, "k is not turned"),

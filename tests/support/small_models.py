@@ -106,6 +106,18 @@ def make(model_type: str, **more: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
+def multimodal_text(model_type: str) -> Any:
+    """Return the text model of one with M-RoPE, with the same weights at each call."""
+    sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    more = {"rope_parameters": sections, "head_dim": 16}
+    if model_type == "qwen3_5_text":  # of which most layers have no attention
+        more |= {"layer_types": ["full_attention"] * 2}
+        more["rope_parameters"] = sections | {"partial_rotary_factor": 1.0}
+    config = transformers.AutoConfig.for_model(model_type, **(_SMALL | more))
+    torch.manual_seed(0)
+    return transformers.AutoModel.from_config(config).eval()
+
+
 def vision_language() -> tuple[Any, dict[str, Any]]:
     """Return a Qwen2-VL, whose text has M-RoPE and whose images have axial positions, and input."""
     sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}

@@ -37,7 +37,7 @@ def rotate(x: torch.Tensor, positions: Any = POSITIONS) -> torch.Tensor:
 def digit_tables(head_dim: int) -> tuple[torch.Tensor, ...]:
     from rope_xp_backends.torch import BACKEND
 
-    return BACKEND.tables(Recipe(RoPE(), head_dim, False, False), sample(1))[:3]
+    return tuple(BACKEND.tables(Recipe(RoPE(), head_dim, False, False), sample(1)))[:3]
 
 
 class Temperature(rope_xp.scaling.Linear):

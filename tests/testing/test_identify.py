@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.planted import HEAD_DIM, SECTIONS, dynamic, reaching
 import rope_xp
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import Measured, assert_rotates, identify
+from rope_xp.testing._box import CallError
 from rope_xp.testing._differences import differences
 
 ROPES = {
@@ -143,8 +145,32 @@ def test_a_function_that_refuses() -> None:
     def refuses(x: Any, positions: Any) -> Any:
         raise ValueError("heads must be 8")
 
-    with pytest.raises(RopeError, match=r"takes no arrays .*ValueError: heads must be 8.*as like"):
+    wanted = (
+        r"could not call refuses with x of shape \(b, h, s, 16\); first error: ValueError: heads "
+        r"must be 8\. Give head_dim, axes, heads, components or tables that fit, or .* as like"
+    )
+    with pytest.raises(RopeError, match=wanted) as raised:
         identify(refuses, 16)
+    assert isinstance(raised.value, CallError)
+    assert raised.value.summary.endswith("first error: ValueError: heads must be 8")
+
+
+def test_the_first_error_is_of_the_library_that_a_function_uses() -> None:
+    torch = pytest.importorskip("torch")
+
+    def function(q: Any, k: Any, positions: Any) -> Any:
+        return torch.roll(q, 1), torch.matmul(k, positions)
+
+    program = type(sys)("a_program_of_torch")
+    program.torch, function.__module__ = torch, program.__name__  # type: ignore[attr-defined]  # new
+    sys.modules[program.__name__] = program
+    try:
+        with pytest.raises(CallError) as raised:
+            identify(function, 16, axes="bshd")
+    finally:
+        del sys.modules[program.__name__]
+    assert "with q, k of shape (b, s, h, 16); first" in raised.value.summary
+    assert "roll" not in raised.value.summary  # of which numpy's arrays are no argument
 
 
 def test_nothing_is_written_to_what_is_asked() -> None:

@@ -1,52 +1,57 @@
-"""Cosines and sines of a few pairs, in vectors: as :mod:`rope_xp._rotation.angles`."""
+"""Cosines and sines of a few pairs in vectors: the steps of :mod:`rope_xp._rotation.angles`."""
 
 from math import pi
-from typing import Any
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 
 from rope_xp._rotation import fractions
 
-from .language import DOUBLE, FLOAT, I32, Condition, Int
+from .language import DOUBLE, FLOAT, I32, Condition, Int, broadcast, fill
+
+CosSin: TypeAlias = tuple[Int, Int]
+"""Addresses of a row of cosines and of one of sines."""
 
 
-class _Vectors:
-    """Vectors of one width: at an address, of constants, and arithmetic on them."""
+class Vectors:
+    """Vectors of one width: loads, stores and arithmetic."""
 
     def __init__(self, builder: Any, wide: bool, lanes: int) -> None:
-        self.builder, self.lanes = builder, lanes
+        self.builder, self.wide, self.lanes = builder, wide, lanes
         self.element, self.size = (DOUBLE, 8) if wide else (FLOAT, 4)
         self.kind = ir.VectorType(self.element, lanes)
 
     def load(self, row: Int, index: Int | int = 0) -> Any:
-        loaded = self.builder.load((row + row.like(index) * self.size).pointer(self.kind))
-        loaded.align = self.size
-        return loaded
+        """Return the elements of a row from an index on."""
+        return (row + row.like(index) * self.size).load(self.kind, self.size)
 
     def store(self, vector: Any, row: Int, index: Int | int = 0) -> None:
-        at = (row + row.like(index) * self.size).pointer(self.kind)
-        self.builder.store(vector, at).align = self.size
+        """Write them."""
+        (row + row.like(index) * self.size).store(vector, self.size)
 
     def constant(self, value: float) -> Any:
-        return ir.Constant(self.kind, [value] * self.lanes)
+        """Return a vector of one number."""
+        return fill(self.element, value, self.lanes)
 
-    def integer(self, value: int) -> Any:
-        return ir.Constant(ir.VectorType(I32, self.lanes), [value] * self.lanes)
+    # c = cos_a * cos_b - sin_a * sin_b;
+    # s = sin_a * cos_b + cos_a * sin_b;
+    # return less_1 ? (cos_a + c, sin_a + s) : (c, s);
+    def compose(self, a: tuple[Any, Any], b: tuple[Any, Any], *, less_1: bool) -> tuple[Any, Any]:
+        """Return cosine and sine of a + b. ``less_1`` says that b has cos - 1 in place of cos."""
+        f, (cos_a, sin_a), (cos_b, sin_b) = self.builder, a, b
+        c = f.fsub(f.fmul(cos_a, cos_b), f.fmul(sin_a, sin_b))
+        s = f.fadd(f.fmul(sin_a, cos_b), f.fmul(cos_a, sin_b))
+        return (f.fadd(cos_a, c), f.fadd(sin_a, s)) if less_1 else (c, s)
 
-    def splat(self, scalar: Any) -> Any:
-        b, first = self.builder, ir.Constant(I32, 0)
-        one = b.insert_element(ir.Constant(self.kind, ir.Undefined), scalar, first)
-        return b.shuffle_vector(one, one, self.integer(0))
-
-    def compose(self, a: Any, turned: Any, *, less_1: bool) -> tuple[Any, Any]:
-        """Return cosine and sine of a sum; ``less_1`` says that the second's cosine lacks 1."""
-        b, (cos, sin), (cos_b, sin_b) = self.builder, a, turned
-        c = b.fsub(b.fmul(cos, cos_b), b.fmul(sin, sin_b))
-        s = b.fadd(b.fmul(sin, cos_b), b.fmul(cos, sin_b))
-        return (b.fadd(cos, c), b.fadd(sin, s)) if less_1 else (c, s)
-
-    def versed_sin(self, angle: Any, series: fractions.Series) -> tuple[Any, Any]:
-        """Return cosine less 1 and sine, as :func:`rope_xp._rotation.fractions.versed_sin`."""
+    # quarters = (int)(angle * (2/pi) + 0.5);
+    # x = angle - quarters * coarse - quarters * fine;
+    # sin = x + x*x*x * odd(x*x), cosm1 = x*x * even(x*x), cos = 1 + cosm1;
+    # if (quarters & 1) swap(cos, sin);
+    # if ((quarters + 1) & 2) cos = -cos;
+    # if (quarters & 2) sin = -sin;
+    # return quarters == 0 ? cosm1 : cos - 1, sin;
+    def cosm1_sin(self, angle: Any, series: fractions.Series) -> tuple[Any, Any]:
+        """Return cos - 1 and sin of angles from 0, as :mod:`rope_xp._rotation.fractions` does."""
         b = self.builder
         quarters = b.fadd(b.fmul(angle, self.constant(2 / pi)), self.constant(0.5))
         turn = b.fptosi(quarters, ir.VectorType(I32, self.lanes))  # rounds down what is positive
@@ -55,94 +60,78 @@ class _Vectors:
         x = b.fsub(x, b.fmul(quarters, self.constant(series.fine)))
         square = b.fmul(x, x)
         odd, even = (self._horner(square, c) for c in (series.sine, series.cosine))
-        sin, versed = b.fadd(x, b.fmul(b.fmul(x, square), odd)), b.fmul(square, even)
-        one, zero = self.constant(1.0), self.integer(0)
-        cos = b.fadd(one, versed)
+        sin, cosm1 = b.fadd(x, b.fmul(b.fmul(x, square), odd)), b.fmul(square, even)
+        zero, one, two = (fill(I32, value, self.lanes) for value in (0, 1, 2))
+        cos = b.fadd(self.constant(1.0), cosm1)
 
-        def bit(of: Any, mask: int) -> Any:
-            return b.icmp_signed("!=", b.and_(of, self.integer(mask)), zero)
+        def has(integer: Any, bit: Any) -> Any:
+            return b.icmp_signed("!=", b.and_(integer, bit), zero)
 
-        swapped, negative = bit(turn, 1), bit(b.add(turn, self.integer(1)), 2)
+        swapped, negative = has(turn, one), has(b.add(turn, one), two)
         cos, sin = b.select(swapped, sin, cos), b.select(swapped, cos, sin)
-        cos = b.select(negative, b.fneg(cos), cos)
-        versed = b.select(b.icmp_signed("==", turn, zero), versed, b.fsub(cos, one))
-        return versed, b.select(bit(turn, 2), b.fneg(sin), sin)
+        cos = self.negate_if(negative, cos)
+        cosm1 = b.select(b.icmp_signed("==", turn, zero), cosm1, b.fsub(cos, self.constant(1.0)))
+        return cosm1, self.negate_if(has(turn, two), sin)
 
     def _horner(self, square: Any, coefficients: tuple[float, ...]) -> Any:
-        made = self.constant(coefficients[0])
+        value = self.constant(coefficients[0])
         for coefficient in coefficients[1:]:
-            made = self.builder.fadd(self.builder.fmul(made, square), self.constant(coefficient))
-        return made
+            value = self.builder.fadd(self.builder.fmul(value, square), self.constant(coefficient))
+        return value
 
-    def negated_if(self, negative: Condition, vector: Any) -> Any:
+    def negate_if(self, negative: Condition, vector: Any) -> Any:
+        """Return a vector or its negative, as a whole or lane by lane."""
         return self.builder.select(negative, self.builder.fneg(vector), vector)
 
 
-def look_up(
-    rows: tuple[Int, Int],
-    tables: tuple[Int, Int, Int],
-    pairs: Int,
-    first: Int,
-    negative: Condition,
-    wide: bool,
-    lanes: int,
+# for (i = first; i < first + lanes; i++) {
+#     (c, s) = compose(low[i], middle[i]), (c, s) = compose((c, s), high[i]);
+#     cos[i] = c, sin[i] = negative ? -s : s;
+# }
+def compose_digits(
+    v: Vectors, rows: CosSin, tables: tuple[Int, ...], pairs: Int, first: Int, negative: Condition
 ) -> None:
-    """Write cos and sin of pairs ``first`` to ``first + lanes`` from a row of each table."""
-    v = _Vectors(pairs.builder, wide, lanes)
-    low, *others = ((v.load(row, first), v.load(row, pairs + first)) for row in tables)
-    made = low
-    for turned in others:
-        made = v.compose(made, turned, less_1=wide)
-    v.store(made[0], rows[0], first)
-    v.store(v.negated_if(negative, made[1]), rows[1], first)
+    """Write cos and sin from a row of each digit's table, where sines lie behind cosines."""
+    angle, *others = ((v.load(row, first), v.load(row, pairs + first)) for row in tables)
+    for other in others:
+        angle = v.compose(angle, other, less_1=v.wide)
+    v.store(angle[0], rows[0], first)
+    v.store(v.negate_if(negative, angle[1]), rows[1], first)
 
 
-def turn_on(
-    rows: tuple[Int, Int],
-    frequencies: Int,
-    fraction: Int,
-    first: Int,
-    negative: Condition,
-    wide: bool,
-    lanes: int,
+# for (i = first; i < first + lanes; i++) {
+#     (c, s) = compose((cos[i], sin[i]), cosm1_sin(*fraction * frequencies[i]));
+#     cos[i] = c, sin[i] = negative ? -s : s;
+# }
+def add_fraction(
+    v: Vectors, rows: CosSin, frequencies: Int, fraction: Int, first: Int, negative: Condition
 ) -> None:
-    """Turn cos and sin of some pairs on by the fraction of a token at an address.
-
-    Then negate the sine or not.
-    """
-    v = _Vectors(first.builder, wide, lanes)
-    part = v.splat(v.builder.load(fraction.pointer(v.element)))
-    angle = v.builder.fmul(part, v.load(frequencies, first))
-    turned = v.versed_sin(angle, fractions.WIDE if wide else fractions.NARROW)
-    made = v.compose((v.load(rows[0], first), v.load(rows[1], first)), turned, less_1=True)
-    v.store(made[0], rows[0], first)
-    v.store(v.negated_if(negative, made[1]), rows[1], first)
+    """Advance cos and sin by the fractional part of a position, then negate the sine or not."""
+    part = broadcast(v.builder, fraction.load(v.element, v.size), v.lanes)
+    step = v.builder.fmul(part, v.load(frequencies, first))
+    turn = v.cosm1_sin(step, fractions.WIDE if v.wide else fractions.NARROW)
+    angle = v.compose((v.load(rows[0], first), v.load(rows[1], first)), turn, less_1=True)
+    v.store(angle[0], rows[0], first)
+    v.store(v.negate_if(negative, angle[1]), rows[1], first)
 
 
-def take(target: Int, source: Int, negative: Condition | None, wide: bool) -> None:
-    """Write the number at one address to another, or its negative."""
-    v = _Vectors(target.builder, wide, 1)
+# *target = negative ? -*source : *source;
+def copy_number(target: Int, source: Int, negative: Condition | None, wide: bool) -> None:
+    """Copy a cosine or sine from one address to another, or its negative."""
+    v = Vectors(target.builder, wide, 1)
     number = v.load(source)
-    v.store(number if negative is None else v.negated_if(negative, number), target)
+    v.store(number if negative is None else v.negate_if(negative, number), target)
 
 
-def pick(
-    rows: tuple[Int, Int],
-    own: tuple[Int, Int],
-    component: Int,
-    which: Int,
-    first: Int,
-    wide: bool,
-    lanes: int,
+# for (i = first; i < first + lanes; i++)
+#     if (components[i] == component) cos[i] = own_cos[i], sin[i] = own_sin[i];
+def select_component(
+    v: Vectors, rows: CosSin, own: CosSin, components: Int, component: Int, first: Int
 ) -> None:
-    """Write ``own`` cos and sin over those of rows where the table ``component`` is ``which``."""
-    v = _Vectors(first.builder, wide, lanes)
-    b, names = v.builder, ir.VectorType(I32, lanes)
-    name = b.load((component + first * 4).pointer(names))
-    name.align = 4
-    wanted = b.insert_element(
-        ir.Constant(names, ir.Undefined), b.trunc(which.value, I32), ir.Constant(I32, 0)
-    )
-    mine = b.icmp_signed("==", name, b.shuffle_vector(wanted, wanted, v.integer(0)))
+    """Overwrite cos and sin in ``rows`` by those in ``own`` where pairs read one component."""
+    b = v.builder
+    found = (components + first * 4).load(ir.VectorType(I32, v.lanes), 4)
+    wanted = broadcast(b, b.trunc(component.value, I32), v.lanes)
+    mine = b.icmp_signed("==", found, wanted)
     for table, other in zip(rows, own, strict=True):
         v.store(b.select(mine, v.load(other, first), v.load(table, first)), table, first)

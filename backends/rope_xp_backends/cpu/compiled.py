@@ -13,10 +13,7 @@ Kernel: TypeAlias = Callable[..., int]
 def _load() -> Callable[[Form], Kernel]:
     from . import machine
 
-    if not machine.finds_elements():
-        msg = "objects of numpy are laid out in another way than the kernels expect"
-        raise ImportError(msg)
-    return machine.compiled
+    return machine.compile_kernel
 
 
 KERNELS: Kernels[Form, Kernel] = Kernels("llvmlite", _load)

@@ -1,33 +1,33 @@
-"""Arrays that kernels cannot read, as ones that they can."""
+"""Copies of arrays whose memory layout kernels cannot read."""
 
 import numpy as np
 
 LONG = 64
 """An axis this long is worth a loop over the others in Python."""
 COLUMNS = 8
-"""Of head_dim copied at once, each a row of memory. More would compete for one set of the cache."""
+"""Columns copied at once, each contiguous. More would compete for one set of the cache."""
 
 
 def readable(x: np.ndarray) -> bool:
-    """Return whether kernels can read and write an array: with head_dim in a row, and native."""
-    along = x.strides[-1] == x.itemsize or x.shape[-1] <= 1 or x.size == 0
-    return along and x.dtype.isnative and x.flags.aligned
+    """Return whether kernels can read and write an array: head_dim contiguous, native, aligned."""
+    contiguous = x.strides[-1] == x.itemsize or x.shape[-1] <= 1 or x.size == 0
+    return contiguous and x.dtype.isnative and x.flags.aligned
 
 
 def empty(x: np.ndarray) -> np.ndarray:
-    """Return a new array that is readable, like x."""
+    """Return an empty array of the shape of x that kernels can write."""
     return np.empty(x.shape, x.dtype.newbyteorder("="))
 
 
 def copied(x: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Return ``new``, which is readable and like x, with the numbers of x."""
-    fast = min(range(x.ndim), key=lambda i: (x.shape[i] == 1, abs(x.strides[i])))
-    if fast == x.ndim - 1 or x.shape[fast] < LONG:
+    """Copy the elements of x into ``new``, and return that."""
+    fastest = min(range(x.ndim), key=lambda i: (x.shape[i] == 1, abs(x.strides[i])))
+    if fastest == x.ndim - 1 or x.shape[fastest] < LONG:
         new[...] = x
         return new
     # numpy walks in the order of the result, and so through all of x for each row of it: four
     # times as slow as a few columns at a time.
-    source, target = (np.moveaxis(a, fast, -2) for a in (x, new))
+    source, target = (np.moveaxis(a, fastest, -2) for a in (x, new))
     for index in np.ndindex(source.shape[:-2]):
         for i in range(0, x.shape[-1], COLUMNS):
             target[index][:, i : i + COLUMNS] = source[index][:, i : i + COLUMNS]

@@ -13,7 +13,7 @@ from rope_xp._rotation.tables import TOP_DIGIT
 
 from . import angles
 from .language import I64, Int, choose, copy, least, loop
-from .pairs import STREAM_ALIGNMENT, turn
+from .pairs import STREAM_ALIGNMENT, rotate_pairs
 from .plan import END, FEW, FIELDS, Form
 
 NAME = "rotate"
@@ -23,20 +23,26 @@ ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
 MANY = 16
 """Pairs rotated at once: one vector of AVX-512, 2 of AVX2 or 4 of NEON to work in parallel. Of what
 is left FEW go together, and the last ones one by one."""
-HEAD = object.__basicsize__
-"""An object of numpy begins with that of Python, and behind it is the address of its elements."""
 
 _NO_MEMORY = 1
 _BLOCK = ("words", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin", "spare")
 
 
+# int64_t rotate(params, q, q_out, k, k_out, a, b, stream, start, stop) {
+#     for (row = start; row < stop; row += n) {
+#         n = min(block, stop - row, length - row % length);
+#         fill cos[n][pairs] and sin[n][pairs] from tables, or from a and b;
+#         rotate_q(q, q_out, cos, sin, n), rotate_k(k, k_out, cos, sin, n);
+#     }
+#     return 0;
+# }
 def written(form: Form) -> ir.Module:
     """Return the code of a kernel.
 
     It is one function, ``rotate``, of integers that ARGUMENTS names. ``words`` is the address of
-    what :mod:`rope_xp_backends.cpu.plan` tells, the next six are addresses of elements, or of the
-    objects of numpy that hold them. ``stream`` has results written past the caches. It rotates rows
-    ``start`` to ``stop`` of the batch * tokens there are, and returns 0, or 1 where there is no
+    what :mod:`rope_xp_backends.cpu.plan` tells, the next six are addresses of elements. ``stream``
+    has results written past the caches. It rotates rows ``start`` to ``stop`` of the batch *
+    tokens there are, and returns 0, or 1 where there is no
     memory to work with.
     """
     module = ir.Module(name="rope_xp")
@@ -45,8 +51,7 @@ def written(form: Form) -> ir.Module:
     ends = [_rotation(module, form, name) for name in "qk"]
     function = ir.Function(module, ir.FunctionType(I64, [I64] * len(ARGUMENTS)), NAME)
     b = ir.IRBuilder(function.append_basic_block())
-    words, *given, stream, start, stop = (Int(b, value) for value in function.args)
-    q, q_out, k, k_out, p, part = (_elements(words, array) for array in given)
+    words, q, q_out, k, k_out, p, part, stream, start, stop = (Int(b, v) for v in function.args)
     p, part = p + _told(words, "a_skip"), part + _told(words, "b_skip")
     pairs, mixed = _told(words, "pairs"), _told(words, "mixed")
     # cos and sin of a block, those of one component by themselves, and a row that is held.
@@ -85,15 +90,12 @@ def _told(words: Int, name: str) -> Int:
     return words.peek(FIELDS.index(name))
 
 
-def _elements(words: Int, array: Int) -> Int:
-    """Return where the elements of an array lie, of which the object or just that is known."""
-    boxed = words.builder.and_(_told(words, "boxed").is_("!=", 0), array.is_("!=", 0))
-    return choose(boxed, choose(boxed, array + HEAD, words).peek(), array)
-
-
 # --- angles --------------------------------------------------------------------------------------
 
 
+# for (i = 0; i < tokens; i++)
+#     for (n = 0; n < pairs; n++)
+#         cos[i][n] = a[batch][token + i][n], sin[i][n] = inverse ? -b[...][n] : b[...][n];
 def _take(
     words: Int, given: tuple[Int, Int], rows: tuple[Int, Int], place: tuple[Int, ...], form: Form
 ) -> None:
@@ -106,9 +108,14 @@ def _take(
         with loop(tokens.like(0), tokens) as i, loop(pairs.like(0), pairs) as n:
             target = row + (i * pairs + n) * form.width
             negative = inverse if name == "b" else None
-            angles.take(target, first + i * step + n * piece, negative, form.wide)
+            angles.copy_number(target, first + i * step + n * piece, negative, form.wide)
 
 
+# for (i = 0; i < segments; i++) {
+#     (component, first, end) = params->segment[i];
+#     look up cos and sin of pairs first to end by the positions of that component;
+#     if (needs_select) keep them only for pairs that read the component;
+# }
 def _look_up(
     words: Int,
     positions: tuple[Int, Int],
@@ -128,6 +135,14 @@ def _look_up(
             _pick(words, rows, own, stretch, place[2], form)
 
 
+# for (i = 0; i < tokens; i++) {
+#     p = implicit_positions ? token + i : a[component][batch][token + i];
+#     d0 = |p| & 2047, d1 = |p| >> 11 & 2047, d2 = |p| < 2**31 ? |p| >> 22 : nan_row;
+#     for (n = first; n < end; n++)
+#         cos[i][n] + I * sin[i][n] = low[d0][n] * middle[d1][n] * high[d2][n];
+#     if ((p < 0) != inverse) negate sin[i][first..end];
+#     if (has_fraction) advance cos[i][first..end] and sin[i][first..end] by b[...][token + i];
+# }
 def _look_up_piece(
     words: Int,
     positions: tuple[Int, Int],
@@ -167,13 +182,18 @@ def _look_up_piece(
         skip = i * pairs * form.width
         row = rows[0] + skip, rows[1] + skip
         for n, lanes in _steps(first, end):
-            angles.look_up(row, tables, pairs, n, negative, wide, lanes)
+            v = angles.Vectors(b, wide, lanes)
+            angles.compose_digits(v, row, tables, pairs, n, negative)
         with b.if_then(parted):
             fraction = part + i * steps[1]
             for n, lanes in _steps(first, end):
-                angles.turn_on(row, frequencies, fraction, n, inverse, wide, lanes)
+                v = angles.Vectors(b, wide, lanes)
+                angles.add_fraction(v, row, frequencies, fraction, n, inverse)
 
 
+# for (i = 0; i < tokens; i++)
+#     for (n = first; n < end; n++)
+#         if (components[n] == component) cos[i][n] = own_cos[i][n], sin[i][n] = own_sin[i][n];
 def _pick(
     words: Int,
     rows: tuple[Int, Int],
@@ -189,12 +209,22 @@ def _pick(
         skip = i * pairs * form.width
         row, other = ((each[0] + skip, each[1] + skip) for each in (rows, own))
         for n, lanes in _steps(first, end):
-            angles.pick(row, other, component, c, n, form.wide, lanes)
+            v = angles.Vectors(words.builder, form.wide, lanes)
+            angles.select_component(v, row, other, component, c, n)
 
 
 # --- rotation ------------------------------------------------------------------------------------
 
 
+# void rotate_q(x, y, cos, sin, ...) {
+#     for (t = 0; t < tokens; t++)              the loop over heads is outside where tokens of a
+#         for (h = 0; h < heads; h++) {         head lie closer together than heads of a token
+#             if (x != y) copy what lies before and behind the rotated slice;
+#             for (n = 0; n < pairs; n += 16) rotate 16 pairs of x[t][h] into y[t][h];
+#             for (; n < pairs; n += 8) rotate 8;
+#             for (; n < pairs; n++) rotate 1;
+#         }
+# }
 def _rotation(module: ir.Module, form: Form, end: str) -> ir.Function:
     """Write the function that rotates all heads of q or of k in a block of tokens."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(_BLOCK))
@@ -236,17 +266,20 @@ def _rotation(module: ir.Module, form: Form, end: str) -> ir.Function:
         for n, lanes in _steps(pairs.like(0), pairs):
             what = source, target, table, pairs, n, of["x_token"], form, lanes
             if lanes < MANY:
-                turn(*what)
+                rotate_pairs(*what)
                 continue
             with b.if_else(streams) as (past, through):
                 with past:
-                    turn(*what, stream=True)
+                    rotate_pairs(*what, stream=True)
                 with through:
-                    turn(*what)
+                    rotate_pairs(*what)
     b.ret_void()
     return function
 
 
+# for (n = first; n + 16 <= end; n += 16) { ... }
+# for (; n + 8 <= end; n += 8) { ... }
+# for (; n < end; n++) { ... }
 def _steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
     """Write loops over pairs: yield in each the first one of a step, and how many go together."""
     many, few = (end - (end - first) % lanes for lanes in (MANY, FEW))

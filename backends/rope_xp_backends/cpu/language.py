@@ -1,6 +1,6 @@
-"""What kernels are written in: LLVM's integers, conditions and loops, as those of Python.
+"""The language of kernels: integers, vectors, conditions and loops of LLVM, written as in Python.
 
-A function of this folder that is given such integers does not compute, it writes code that will.
+A function of this package that takes them computes nothing. It emits code that will.
 """
 
 from __future__ import annotations
@@ -15,6 +15,17 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
 Condition: TypeAlias = Any
 """A value of one bit."""
+_POINTER = ir.PointerType()
+
+
+def _operator(name: str) -> Callable[[Int, Int | int], Int]:
+    """Return a method that emits one instruction of LLVM."""
+
+    def emit(self: Int, other: Int | int) -> Int:
+        instruction = getattr(self.builder, name)
+        return Int(self.builder, instruction(self.value, self.like(other).value))
+
+    return emit
 
 
 class Int:
@@ -26,40 +37,20 @@ class Int:
         self.builder = builder
         self.value = ir.Constant(I64, value) if isinstance(value, int) else value
 
-    def _with(self, operation: Callable[..., Any], other: Int | int) -> Int:
-        return Int(self.builder, operation(self.value, self.like(other).value))
-
     def like(self, other: Int | int) -> Int:
         """Return another integer as one of the same kernel."""
         return other if isinstance(other, Int) else Int(self.builder, other)
 
-    def __add__(self, other: Int | int) -> Int:
-        return self._with(self.builder.add, other)
-
-    def __sub__(self, other: Int | int) -> Int:
-        return self._with(self.builder.sub, other)
-
-    def __mul__(self, other: Int | int) -> Int:
-        return self._with(self.builder.mul, other)
-
-    def __floordiv__(self, other: Int | int) -> Int:
-        """Round towards zero: nothing that is divided here is negative."""
-        return self._with(self.builder.sdiv, other)
-
-    def __mod__(self, other: Int | int) -> Int:
-        return self._with(self.builder.srem, other)
-
-    def __and__(self, other: Int | int) -> Int:
-        return self._with(self.builder.and_, other)
-
-    def __or__(self, other: Int | int) -> Int:
-        return self._with(self.builder.or_, other)
-
-    def __xor__(self, other: Int | int) -> Int:
-        return self._with(self.builder.xor, other)
-
-    def __rshift__(self, other: Int | int) -> Int:
-        return self._with(self.builder.ashr, other)
+    __add__ = _operator("add")
+    __sub__ = _operator("sub")
+    __mul__ = _operator("mul")
+    # As in C these two round towards zero. Nothing that is divided here is negative.
+    __floordiv__ = _operator("sdiv")
+    __mod__ = _operator("srem")
+    __and__ = _operator("and_")
+    __or__ = _operator("or_")
+    __xor__ = _operator("xor")
+    __rshift__ = _operator("ashr")
 
     def __abs__(self) -> Int:
         return choose(self < 0, Int(self.builder, 0) - self, self)
@@ -71,13 +62,21 @@ class Int:
     def __lt__(self, other: Int | int) -> Condition:
         return self.is_("<", other)
 
-    def pointer(self, kind: Any) -> Any:
-        """Return an address as LLVM's pointer to something."""
-        return self.builder.inttoptr(self.value, kind.as_pointer())
+    def pointer(self) -> Any:
+        """Return an address as LLVM's pointer."""
+        return self.builder.inttoptr(self.value, _POINTER)
+
+    def load(self, kind: Any, alignment: int) -> Any:
+        """Return what lies at an address, of a type of LLVM."""
+        return self.builder.load(self.pointer(), align=alignment, typ=kind)
+
+    def store(self, value: Any, alignment: int) -> Any:
+        """Write a value to an address, and return the instruction that does."""
+        return self.builder.store(value, self.pointer(), align=alignment)
 
     def peek(self, index: int = 0) -> Int:
-        """Return one of the integers that lie in a row at an address."""
-        return Int(self.builder, self.builder.load((self + 8 * index).pointer(I64)))
+        """Return an element of the array of integers at an address."""
+        return Int(self.builder, (self + 8 * index).load(I64, 8))
 
 
 def choose(condition: Condition, yes: Int, no: Int) -> Int:
@@ -93,12 +92,10 @@ def least(*numbers: Int) -> Int:
     return smallest
 
 
+# for (i = start; i < stop; i += step) { ... }
 @contextmanager
 def loop(start: Int, stop: Int, step: int | Callable[[Int], Int] = 1) -> Iterator[Int]:
-    """Write what is inside for each number from start to stop; a step may depend on the number.
-
-    Such a step is asked for at the end of the body.
-    """
+    """Emit the body of the with statement as a loop. A callable gives the step after the body."""
     b = start.builder
     before, head = b.block, b.append_basic_block("head")
     body, end = b.append_basic_block("body"), b.append_basic_block("end")
@@ -116,12 +113,43 @@ def loop(start: Int, stop: Int, step: int | Callable[[Int], Int] = 1) -> Iterato
     b.position_at_end(end)
 
 
+# memcpy(target, source, count);
 def copy(target: Int, source: Int, count: Int) -> None:
-    """Copy some bytes from one address to another."""
-    b, byte = target.builder, ir.IntType(8)
-    kind = byte.as_pointer()
-    memcpy = b.module.declare_intrinsic("llvm.memcpy", [kind, kind, I64])
-    b.call(
-        memcpy,
-        [target.pointer(byte), source.pointer(byte), count.value, ir.Constant(ir.IntType(1), 0)],
-    )
+    """Copy bytes from one address to another."""
+    arguments = [target.pointer(), source.pointer(), count.value, ir.Constant(ir.IntType(1), 0)]
+    _call(target.builder, "llvm.memcpy.p0.p0.i64", arguments)
+
+
+# __builtin_prefetch(address, 0, 2);
+def prefetch(address: Int) -> None:
+    """Fetch what will be read into the second cache."""
+    read, locality, data = (ir.Constant(I32, n) for n in (0, 2, 1))
+    _call(address.builder, "llvm.prefetch.p0", [address.pointer(), read, locality, data])
+
+
+def _call(b: Any, name: str, arguments: list[Any]) -> None:
+    function = b.module.globals.get(name)
+    if function is None:
+        signature = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+        function = ir.Function(b.module, signature, name)
+    b.call(function, arguments)
+
+
+# --- vectors -------------------------------------------------------------------------------------
+
+
+def fill(kind: Any, value: float, lanes: int) -> Any:
+    """Return a constant vector."""
+    return ir.Constant(ir.VectorType(kind, lanes), [value] * lanes)
+
+
+def shuffle(b: Any, v: Any, w: Any, order: list[int]) -> Any:
+    """Return lanes of two vectors, counted through both."""
+    return b.shuffle_vector(v, w, ir.Constant(ir.VectorType(I32, len(order)), order))
+
+
+def broadcast(b: Any, scalar: Any, lanes: int) -> Any:
+    """Return a vector of which every lane is a scalar."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
+    first = b.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return shuffle(b, first, first, [0] * lanes)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from rope_xp._contract.call import Turn
 
@@ -26,14 +25,15 @@ def keys(turn: Turn, dtypes: Sequence[str]) -> list[Form]:
 # --- running -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """What rotates all arrays that lie like this: one array or two that share their angles."""
+    """What rotates all arrays that lie like this: one array or two that share their angles.
+
+    It has the addresses of tables, which whoever calls it must hold.
+    """
 
     kernel: Kernel
     plan: Plan
-    kept: Any
-    """What the plan has addresses of."""
 
     def __call__(self, *addresses: int, limit: Callable[[], int]) -> None:
         """Rotate, given addresses of q, q_out, k, k_out and of two arrays of angles.
@@ -46,28 +46,24 @@ class Launch:
         if threads > 1:
             threads = min(threads, limit())
         for words in plan.addresses:
-            if threads <= 1:
-                _run(kernel, words, *addresses, stream, 0, plan.rows)
-            else:
-                pool.share(partial(_run, kernel, words, *addresses, stream), plan.rows, threads)
+            if threads > 1:
+                run = partial(_run, kernel, words, *addresses, stream)
+                pool.share(run, plan.rows, threads)
+            elif kernel(words, *addresses, stream, 0, plan.rows):
+                raise _no_memory()
 
 
 def _run(kernel: Kernel, *arguments: int) -> None:
     if kernel(*arguments):
-        msg = "no memory is left for the angles of a block of tokens"
-        raise MemoryError(msg)
+        raise _no_memory()
+
+
+def _no_memory() -> MemoryError:
+    return MemoryError("out of memory: cannot allocate scratch for cos and sin")
 
 
 def prepare(
-    kernel: Kernel,
-    ends: Sequence[Pair],
-    angles: Angles,
-    turn: Turn,
-    itemsize: int,
-    kept: Any,
-    *,
-    boxed: bool,
+    kernel: Kernel, ends: Sequence[Pair], angles: Angles, turn: Turn, itemsize: int
 ) -> Launch:
     """Return what rotates arrays that lie like this."""
-    made = plan(ends, angles, turn, itemsize, boxed=boxed)
-    return Launch(kernel, made, kept)
+    return Launch(kernel, plan(ends, angles, turn, itemsize))

@@ -1,46 +1,40 @@
-"""From a kernel that is written to one that can be called: machine code of this processor."""
+"""From a kernel's IR to a function that can be called: machine code of this processor."""
 
 import ctypes
 import hashlib
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
-import numpy as np
 
 from . import files
-from .kernel import ALLOCATE, ARGUMENTS, FREE, HEAD, NAME, written
+from .kernel import ALLOCATE, ARGUMENTS, FREE, NAME, written
 from .plan import Form
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
-"""Of Python, which has them on every system. They need no lock of it."""
-_OPTIMISED = 3
+"""Functions of Python, which exist on every system and need no lock."""
+# Vectors are written as such, and short loops around them have nothing to gain.
+_PASSES = {"loop_vectorization": False, "slp_vectorization": False, "loop_unrolling": False}
+_CODE = {"opt": 3, "codemodel": "jitdefault", "jit": True}
 
 _alive: list[Any] = []
-"""What machine code lies in; it is run for as long as the process."""
+"""Engines own the memory of machine code, which stays callable until the process ends."""
 
 
-def finds_elements() -> bool:
-    """Return whether the address of an array's elements is where kernels look for it."""
-    x = np.empty(1)
-    return ctypes.c_void_p.from_address(id(x) + HEAD).value == x.ctypes.data
-
-
-def compiled(form: Form) -> Callable[..., int]:
+def compile_kernel(form: Form) -> Callable[..., int]:
     """Return the kernel of a form: a function of ARGUMENTS that leaves Python's lock alone."""
-    if form.dtype == "float16" and not _converts_float16():
-        msg = "this processor has no instruction that converts float16"
+    host = _describe_host()
+    if form.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
+        msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
-    target = _target()
-    name = f"{form.dtype}-{form.read_pairs:d}{form.write_pairs:d}"
-    code = files.read(_digest(), name)
+    target, text = _create_target(*host), str(written(form))
+    name = f"{form.dtype}-{form.read_pairs:d}{form.write_pairs:d}-{_hash_inputs(text, *host)}"
+    code = files.read(name)
     if code is None:
-        code = _translated(form, target)
-        files.keep(_digest(), name, code)
-    empty = llvm.parse_assembly("")
-    engine = llvm.create_mcjit_compiler(empty, target)
+        code = target.emit_object(_optimize(text, target))
+        files.keep(name, code)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _alive.append(engine)
@@ -48,53 +42,58 @@ def compiled(form: Form) -> Callable[..., int]:
     return kind(engine.get_function_address(NAME))
 
 
-def assembly(form: Form) -> str:
-    """Return what machine code says, for those who count instructions."""
-    target = _target()
-    return target.emit_assembly(_optimised(form, target))  # type: ignore[no-any-return]  # llvmlite has no types
+def emit_assembly(form: Form, *machine: str) -> str:
+    """Return the assembly of a kernel, of this machine or of a triple, CPU and features."""
+    target = _create_target(*machine or _describe_host())
+    return target.emit_assembly(_optimize(str(written(form)), target))  # type: ignore[no-any-return]  # llvmlite has no types
 
 
-def _translated(form: Form, target: Any) -> bytes:
-    return target.emit_object(_optimised(form, target))  # type: ignore[no-any-return]  # likewise
-
-
-def _optimised(form: Form, target: Any) -> Any:
-    module = llvm.parse_assembly(str(written(form)))
+def _optimize(text: str, target: Any) -> Any:
+    module = llvm.parse_assembly(text, _create_context())
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=_OPTIMISED)
-    # Vectors are written as such, and short loops around them have nothing to gain.
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    options = llvm.create_pipeline_tuning_options(speed_level=_CODE["opt"])
+    for name, value in _PASSES.items():
+        setattr(options, name, value)
     builder = llvm.create_pass_builder(target, options)
     builder.getModulePassManager().run(module, builder)
     return module
 
 
-@cache
-def _target() -> Any:
+def _create_context() -> Any:
+    """Return a context with opaque pointers, which LLVM 15 has only where it is asked for them.
+
+    llvmlite 0.44 asks by an environment variable alone, for the whole process.
+    """
+    if llvm.llvm_version_info[0] == 15:
+        return llvm.context.ContextRef(llvm.ffi.lib.LLVMPY_ContextCreate(True))
+    return llvm.create_context()
+
+
+def _create_target(triple: str, cpu: str, features: str) -> Any:
+    """Return a machine to compile for. An engine comes to own it, so each kernel has one."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     for name, function in _MEMORY.items():
         address = ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value
         llvm.add_symbol(name, address)
-    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
-        *_processor(), opt=_OPTIMISED, codemodel="jitdefault", jit=True
-    )
+    return llvm.Target.from_triple(triple).create_target_machine(cpu, features, **_CODE)
 
 
-def _converts_float16() -> bool:
-    """Return whether LLVM needs no function of a compiler's own library for it."""
-    on_x86 = llvm.get_process_triple().startswith(("x86", "i386", "i686"))
-    return not on_x86 or bool(llvm.get_host_cpu_features().get("f16c"))
+def _describe_host() -> tuple[str, str, str]:
+    triple, features = llvm.get_process_triple(), llvm.get_host_cpu_features()
+    return triple, llvm.get_host_cpu_name(), features.flatten()
 
 
-def _processor() -> tuple[str, str]:
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+def _can_convert_float16(triple: str, features: str) -> bool:
+    """Return whether a processor is known to convert float16 by an instruction.
+
+    Elsewhere LLVM calls a function of a compiler's own library. Where it finds none, it aborts the
+    process.
+    """
+    return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
-@cache
-def _digest() -> str:
-    """Return a name for all that machine code depends on beside its form."""
-    made_of = hashlib.sha256()
-    for word in (llvmlite.__version__, llvm.get_process_triple(), *_processor(), *files.sources()):
-        made_of.update(word if isinstance(word, bytes) else word.encode())
-    return made_of.hexdigest()[:16]
+def _hash_inputs(text: str, *host: str) -> str:
+    """Return a hash of all that machine code depends on: the kernel's IR, compiler and machine."""
+    key = (text, llvmlite.__version__, llvm.llvm_version_info, host, _PASSES, _CODE)
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:32]

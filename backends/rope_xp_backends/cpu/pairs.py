@@ -1,65 +1,62 @@
-"""A few pairs, rotated in vectors: as :mod:`rope_xp._rotation.pairs`.
+"""Rotation of a few pairs in vectors: the steps of :mod:`rope_xp._rotation.pairs`.
 
-LLVM makes vectors of plain loops too, but not where input and output may be the same memory, nor of
-pairs that lie side by side.
+LLVM vectorises plain loops too, but not where input and output may be the same memory, nor over
+interleaved pairs.
 """
 
 from typing import Any
 
 from llvmlite import ir
 
-from .language import DOUBLE, FLOAT, I32, Int
+from .language import DOUBLE, FLOAT, I32, Int, fill, prefetch, shuffle
 from .plan import Form
 
-ELEMENTS = {
+_ELEMENTS = {
     "float32": FLOAT,
     "float64": DOUBLE,
     "float16": ir.HalfType(),
-    "bfloat16": ir.IntType(16),  # its bits: not every processor knows their arithmetic
+    "bfloat16": ir.IntType(16),  # its bits: not every processor has instructions for it
 }
 """LLVM's types of elements in memory."""
 STREAM_ALIGNMENT = 16
 """Of addresses that can be streamed to, in bytes."""
-TO_FETCH = 16
-"""Fewer pairs at once are of short rows, which lie side by side in what is fetched anyway."""
-_TO_READ_FROM_L2 = (0, 2, 1)  # llvm.prefetch: to read, locality 2 of 3, data
+_PREFETCH_LANES = 16
+"""Fewer lanes mean short rows, which lie side by side in what is fetched anyway."""
 
 
-def _widen(builder: Any, v: Any, dtype: str, lanes: int) -> Any:
+# float widen(T v);                                          T is float16, bfloat16, float or double
+def _widen(b: Any, v: Any, dtype: str, lanes: int) -> Any:
     if dtype == "float16":
-        return builder.fpext(v, ir.VectorType(FLOAT, lanes))
+        return b.fpext(v, ir.VectorType(FLOAT, lanes))
     if dtype == "bfloat16":
-        bits = builder.zext(v, ir.VectorType(I32, lanes))
-        bits = builder.shl(bits, _splat(16, lanes))
-        return builder.bitcast(bits, ir.VectorType(FLOAT, lanes))
+        bits = b.shl(b.zext(v, ir.VectorType(I32, lanes)), fill(I32, 16, lanes))
+        return b.bitcast(bits, ir.VectorType(FLOAT, lanes))
     return v
 
 
-def _narrow(builder: Any, v: Any, dtype: str, lanes: int) -> Any:
+# T narrow(float v);
+def _narrow(b: Any, v: Any, dtype: str, lanes: int) -> Any:
     """Round to nearest, ties to even, once."""
     if dtype == "float16":
-        return builder.fptrunc(v, ir.VectorType(ir.HalfType(), lanes))
+        return b.fptrunc(v, ir.VectorType(ir.HalfType(), lanes))
     if dtype == "bfloat16":
-        bits = builder.bitcast(v, ir.VectorType(I32, lanes))
-        odd = builder.and_(builder.lshr(bits, _splat(16, lanes)), _splat(1, lanes))
-        rounded = builder.add(bits, builder.add(odd, _splat(0x7FFF, lanes)))
+        bits, half = b.bitcast(v, ir.VectorType(I32, lanes)), fill(I32, 16, lanes)
+        odd = b.and_(b.lshr(bits, half), fill(I32, 1, lanes))
+        rounded = b.add(bits, b.add(odd, fill(I32, 0x7FFF, lanes)))
         # The bits of a NaN could carry over into the sign, or into those of infinity.
-        quiet = builder.or_(bits, _splat(0x400000, lanes))
-        number = builder.fcmp_ordered("ord", v, v)
-        kept = builder.lshr(builder.select(number, rounded, quiet), _splat(16, lanes))
-        return builder.trunc(kept, ir.VectorType(ir.IntType(16), lanes))
+        quiet = b.or_(bits, fill(I32, 0x400000, lanes))
+        number = b.fcmp_ordered("ord", v, v)
+        upper = b.lshr(b.select(number, rounded, quiet), half)
+        return b.trunc(upper, ir.VectorType(ir.IntType(16), lanes))
     return v
 
 
-def _splat(value: int, lanes: int) -> Any:
-    return ir.Constant(ir.VectorType(I32, lanes), [value] * lanes)
-
-
-def _shuffle(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))
-
-
-def turn(
+# for (i = first; i < first + lanes; i++) {
+#     x1 = interleaved_in ? x[2*i] : x[i], x2 = interleaved_in ? x[2*i + 1] : x[i + pairs];
+#     y1 = x1 * cos[i] - x2 * sin[i], y2 = x2 * cos[i] + x1 * sin[i];
+#     y[interleaved_out ? 2*i : i] = y1, y[interleaved_out ? 2*i + 1 : i + pairs] = y2;
+# }
+def rotate_pairs(
     x: Int,
     y: Int,
     angles: tuple[Int, Int],
@@ -83,46 +80,30 @@ def turn(
     fetched ahead, which would take a tenth longer.
     """
     b, dtype, size = x.builder, form.dtype, form.size
-    element, computed = ELEMENTS[dtype], DOUBLE if form.wide else FLOAT
+    element, computed = _ELEMENTS[dtype], DOUBLE if form.wide else FLOAT
 
-    def parts(row: Int, side_by_side: bool) -> tuple[Int, Int]:
-        start = row + first * (2 * size if side_by_side else size)
-        return start, start + (x.like(lanes) if side_by_side else pairs) * size
+    def halves(row: Int, interleaved: bool) -> tuple[Int, Int]:
+        start = row + first * (2 * size if interleaved else size)
+        return start, start + (x.like(lanes) if interleaved else pairs) * size
 
-    def load(address: Int, kind: Any, align: int) -> Any:
-        loaded = b.load(address.pointer(ir.VectorType(kind, lanes)))
-        loaded.align = align
-        return loaded
-
-    def store(vector: Any, address: Int) -> None:
-        stored = b.store(vector, address.pointer(ir.VectorType(element, lanes)))
-        stored.align = STREAM_ALIGNMENT if stream else size
-        if stream:
-            stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
-
-    sources, targets = parts(x, form.read_pairs), parts(y, form.write_pairs)
-    x1, x2 = (load(part, element, size) for part in sources)
+    sources, targets = halves(x, form.read_pairs), halves(y, form.write_pairs)
+    x1, x2 = (source.load(ir.VectorType(element, lanes), size) for source in sources)
     if form.read_pairs:
         even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
-        x1, x2 = _shuffle(b, x1, x2, even), _shuffle(b, x1, x2, odd)
-    if lanes >= TO_FETCH and not stream:
-        for part in sources:
-            _prefetch(part + ahead)
+        x1, x2 = shuffle(b, x1, x2, even), shuffle(b, x1, x2, odd)
+    if lanes >= _PREFETCH_LANES and not stream:
+        for source in sources:
+            prefetch(source + ahead)
     x1, x2 = _widen(b, x1, dtype, lanes), _widen(b, x2, dtype, lanes)
-    c, s = (load(table + first * form.width, computed, form.width) for table in angles)
-    y1 = b.fsub(b.fmul(x1, c), b.fmul(x2, s))
-    y2 = b.fadd(b.fmul(x2, c), b.fmul(x1, s))
+    rows = (row + first * form.width for row in angles)
+    cos, sin = (row.load(ir.VectorType(computed, lanes), form.width) for row in rows)
+    y1 = b.fsub(b.fmul(x1, cos), b.fmul(x2, sin))
+    y2 = b.fadd(b.fmul(x2, cos), b.fmul(x1, sin))
     y1, y2 = _narrow(b, y1, dtype, lanes), _narrow(b, y2, dtype, lanes)
     if form.write_pairs:
-        mixed = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
-        y1, y2 = _shuffle(b, y1, y2, mixed[:lanes]), _shuffle(b, y1, y2, mixed[lanes:])
-    store(y1, targets[0])
-    store(y2, targets[1])
-
-
-def _prefetch(address: Int) -> None:
-    b, byte = address.builder, ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-    hint = b.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-    where = address.pointer(ir.IntType(8))
-    b.call(hint, [where, *(ir.Constant(I32, n) for n in _TO_READ_FROM_L2)])
+        order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
+        y1, y2 = shuffle(b, y1, y2, order[:lanes]), shuffle(b, y1, y2, order[lanes:])
+    for target, half in zip(targets, (y1, y2), strict=True):
+        stored = target.store(half, STREAM_ALIGNMENT if stream else size)
+        if stream:
+            stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))

@@ -26,7 +26,7 @@ in a row, so that memory streams, and a new page is filled soon after it is set 
 END = ("heads", "x_batch", "x_token", "x_head", "y_batch", "y_token", "y_head", "x_skip", "y_skip")
 TABLES = ("low", "middle", "high", "frequencies", "component")
 FIELDS = (
-    *("boxed", "length", "block", "pairs", "inverse", "before", "behind"),
+    *("length", "block", "pairs", "inverse", "before", "behind"),
     *("looked_up", "counted", "parted", "pieces", "mixed"),
     *TABLES,
     *("a_skip", "a_batch", "a_token", "a_piece", "b_skip", "b_batch", "b_token", "b_piece"),
@@ -110,18 +110,8 @@ class Plan:
     """Of all arrays, without results."""
 
 
-def plan(
-    ends: Sequence[Pair],
-    angles: Angles,
-    turn: Turn,
-    itemsize: int,
-    *,
-    boxed: bool,
-) -> Plan:
-    """Return what a kernel is told of one array or two, which share their angles.
-
-    ``boxed`` says that it is given objects of numpy, in place of the addresses of their elements.
-    """
+def plan(ends: Sequence[Pair], angles: Angles, turn: Turn, itemsize: int) -> Plan:
+    """Return what a kernel is told of one array or two, which share their angles."""
     axes, looked_up = turn.axes, bool(angles.tables)
     laid = [each for pair in ends for each in pair]
     of_angles = [Laid(a.shape[:-1], a.strides[:-1]) for a in angles.laid]
@@ -139,7 +129,6 @@ def plan(
     ):
         block = max(BLOCK, HELD_BYTES // (2 * max(itemsize, 4) * angles.pairs))
     told: dict[str, int] = {
-        "boxed": boxed,
         "length": token.length,
         "block": min(block, token.length),
         "pairs": angles.pairs,

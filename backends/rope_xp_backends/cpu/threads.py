@@ -1,4 +1,4 @@
-"""Rows of work over threads: a pool of our own, made when it is first needed, once a process.
+"""Thread pool of a process, started when it is first needed, that shares rows of work out.
 
 Why not numba's: with ``parallel=True`` its default layer aborts the process when two Python threads
 call at once, and the OpenMP one does after a fork.
@@ -10,22 +10,29 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import pairwise
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.forks import QUICK
 
 _pool: ThreadPoolExecutor | None = None
 
 
-@kept(1)
-def limit() -> int:
-    """Return how many threads may work: ROPE_XP_NUM_THREADS, else the cores of this process."""
+@cached(2)
+def limit(*, openmp: bool = True) -> int:
+    """Return how many threads may work: ROPE_XP_NUM_THREADS, else the cores of this process.
+
+    With ``openmp`` OMP_NUM_THREADS comes before cores: programs that start many workers set it.
+    """
     wanted = os.environ.get("ROPE_XP_NUM_THREADS", "")
     if wanted:
         if not wanted.isdecimal() or int(wanted) < 1:
             msg = f"ROPE_XP_NUM_THREADS is {wanted!r}; give a whole number from 1, or unset it"
             raise RopeError(msg)
         return int(wanted)
+    # A number for each level of nested loops. What is none of them is for others to complain of.
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if openmp and first.isdecimal() and int(first) > 0:
+        return int(first)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -62,7 +69,8 @@ def _submit(work: Callable[[int, int], object], start: int, stop: int) -> Future
         with QUICK:
             if _pool is None:
                 # One worker less than threads: whoever calls works too.
-                _pool = ThreadPoolExecutor(max(limit() - 1, 1), thread_name_prefix="rope_xp")
+                workers = max(limit(), limit(openmp=False)) - 1
+                _pool = ThreadPoolExecutor(max(workers, 1), thread_name_prefix="rope_xp")
             pool = _pool
     try:
         # numpy.errstate is part of the context.
@@ -74,9 +82,13 @@ def _submit(work: Callable[[int, int], object], start: int, stop: int) -> Future
 
 
 def _forget() -> None:
-    """Leave the pool to the parent process: its threads do not exist in a child."""
+    """Leave the pool to the parent process: its threads do not exist in a child.
+
+    A worker may have a number of threads of its own besides.
+    """
     global _pool
     _pool = None
+    limit.cache_clear()  # type: ignore[attr-defined]  # kept is typed as the function that it keeps
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""Views of numpy arrays with axes in one order, which is all that kernels know."""
+"""Views of numpy arrays with their axes as (batch, tokens, heads, head_dim)."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -14,23 +14,22 @@ Views: TypeAlias = tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def in_order(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
-    """Yield (arrays, angles), once unless no two strides lead to all batches and tokens.
+    """Yield views of arrays and angles: once if one batch stride and one token stride suffice.
 
     Parameters
     ----------
     arrays : sequence of array
         With ``axes``; yielded as (batch, tokens, heads, head_dim). No elements are copied.
     angles : sequence of array
-        Positions or tables, (batch..., tokens, any) as far as they have these axes; yielded as
-        (batch or 1, tokens or 1, any). Where there are none, tokens are counted by their place in
-        the second axis.
+        Positions or tables, broadcastable to (batch..., tokens, any); yielded as (batch or 1,
+        tokens or 1, any). Without them the index in the second axis is the position.
     axes : Axes
         Where the axes of ``arrays`` lie.
     """
     if len(axes.batch) > 1:
         yield from _folded(arrays, angles, axes)
     else:
-        yield [_ordered(x, axes) for x in arrays], [_padded(a) for a in angles]
+        yield [_ordered(x, axes) for x in arrays], [a[(None,) * (3 - a.ndim)] for a in angles]
 
 
 def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
@@ -43,13 +42,8 @@ def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
     return x if axes.batch else x[None]
 
 
-def _padded(angles: np.ndarray) -> np.ndarray:
-    missing = 3 - angles.ndim
-    return angles[(None,) * missing] if missing else angles
-
-
 def _folded(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
-    """Yield views with as few axes of batch and tokens as lead to the same rows."""
+    """Collapse batch axes into as few as strides allow, and yield a view for each outer index."""
     of_angles = [Laid(a.shape[:-1], a.strides[:-1]) for a in angles]
     found = rows(axes.rows, [Laid(x.shape, x.strides) for x in arrays], of_angles)
     alone = Rows(1, (0,) * (len(arrays) + max(len(angles), 1)))
@@ -71,9 +65,9 @@ def _folded(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
 def _strided(
     x: np.ndarray, found: list[Rows], which: int, behind: Sequence[int], *, broadcast: bool = False
 ) -> np.ndarray:
-    """Return a view along the axes found, and behind them axes of x itself.
+    """Return a view along collapsed axes, and behind them axes of x itself.
 
-    With ``broadcast`` axes along which nothing changes have a length of 1.
+    With ``broadcast`` an axis of stride 0 has length 1.
     """
     steps = [row.steps[which] for row in found]
     lengths = [

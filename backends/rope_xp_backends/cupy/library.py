@@ -5,12 +5,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rope_xp._contract.caches import hold
+from rope_xp._contract.caches import pin
 from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
 
-from .bound import asked
+from .launch import signature
 
 
 class Cupy(Backend):
@@ -18,7 +18,7 @@ class Cupy(Backend):
 
     numpy_dtypes = True
 
-    asked = staticmethod(asked)
+    signature = staticmethod(signature)
 
     def device(self, x: Any) -> int:
         """Return the number of the device."""
@@ -35,7 +35,7 @@ class Cupy(Backend):
         """Keep tables alive that a captured graph reads."""
         tables = super().tables(recipe, like)
         if cupy.cuda.get_current_stream().is_capturing():
-            hold(tables)
+            pin(tables)
         return tables
 
     def settle(self, device: int) -> None:

@@ -7,12 +7,12 @@ import cupy
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.path import Path
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, Key
 
-from .bound import bind
+from .launch import specialize
 
 
 def _load() -> Callable[[tuple[Key, int]], Any]:
@@ -48,11 +48,13 @@ class Cuda(Path):
                 kernel(launch.grid, launch.block, (launch.words.view(ARGUMENTS),))
         return outs
 
-    def bind(self, call: Call, asked: Asked, results: tuple[Any, ...]) -> Any:
+    def specialize(self, call: Call, signature: CallSignature, results: tuple[Any, ...]) -> Any:
         """Keep the launch."""
         device = int(call.arrays[0].device.id)
         with cupy.cuda.Device(device):
-            return bind(call, asked, results, lambda key: self._kernels.get((key, device)), _new)
+            return specialize(
+                call, signature, results, lambda key: self._kernels.get((key, device)), _new
+            )
 
 
 def _new(x: Any) -> Any:

@@ -110,14 +110,14 @@ def integers(positions: Array) -> Array:
 
 def whole(positions: Array) -> Array:
     """Return the whole part of a block of float positions."""
-    return find.backend_of(positions, "a block of positions").parts(positions)[0]
+    return find.backend_of(positions, "a block of positions").parts(positions, False)[0]
 
 
-def part(positions: Array) -> Array:
+def part(positions: Array, wide: bool) -> Array:
     """Return the fractional part of a block of float positions."""
-    return find.backend_of(positions, "a block of positions").parts(positions)[1]
+    return find.backend_of(positions, "a block of positions").parts(positions, wide)[1]
 
 
 def table(which: int, *recipe: object) -> np.ndarray:
     """Return one of the tables of a rope, for the portable path."""
-    return host_tables(Recipe(*recipe))[which]  # type: ignore[arg-type,return-value]  # its fields
+    return tuple(host_tables(Recipe(*recipe)))[which]  # type: ignore[arg-type,no-any-return]  # its fields

@@ -8,7 +8,7 @@ import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.call import Lookup
 from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.library import Digits, Recipe
@@ -47,11 +47,11 @@ class Dask(Backend):
             return positions
         return _on_blocks(blocks.integers, positions, np.dtype(np.int32))
 
-    def parts(self, positions: Array) -> tuple[Array, Array]:
+    def parts(self, positions: Array, wide: bool) -> tuple[Array, Array]:
         """Split block by block."""
-        dtype = np.dtype(np.float64 if positions.dtype == np.float64 else np.float32)
+        dtype = np.dtype(np.float64 if wide or positions.dtype == np.float64 else np.float32)
         whole = _on_blocks(blocks.whole, positions, np.dtype(np.int32))
-        return whole, _on_blocks(blocks.part, positions, dtype)
+        return whole, _on_blocks(partial(blocks.part, wide=wide), positions, dtype)
 
     def with_rows(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
         """Take them from both. Numbers of rows are computed, as all blocks follow from them."""
@@ -99,7 +99,7 @@ def known_length(n: int) -> int:
 
 
 # What is kept are graphs of one task a table.
-@kept(64)
+@cached(64)
 def _lazy_tables(recipe: Recipe) -> Digits:
     pairs = len(checked_frequencies(recipe.rope, recipe.head_dim))
     dtype = np.dtype(np.float64 if recipe.wide else np.float32)
@@ -113,7 +113,7 @@ def _lazy_tables(recipe: Recipe) -> Digits:
             meta=np.empty((0,) * len(shape), dtype),
         )
         for which, (name, shape) in enumerate(
-            zip(Digits._fields, table_shapes(pairs, recipe.components), strict=True)
+            zip(Digits.__match_args__, table_shapes(pairs, recipe.components), strict=True)
         )
     ]
     return Digits(*made)

@@ -125,7 +125,8 @@ def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) ->
         kind, arrays, tables = COS_SIN, [found.cos, found.sin], (None,) * 4
     else:
         kind, arrays = TABLE_LOOKUP, [] if found.whole is None else [found.whole]
-        tables = (*found.tables[:3], found.tables.component)
+        digits = found.tables
+        tables = (digits.low, digits.middle, digits.high, digits.component)
         if arrays and found.components == 1:  # an axis of one component, as good as none
             arrays = [arrays[0][0, ...]]
         elif arrays and found.components:

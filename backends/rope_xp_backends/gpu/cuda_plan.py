@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.call import Turn
 from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import ACCESS, Ints, Laid, Rows, alignment
@@ -89,7 +89,7 @@ class Step(NamedTuple):
     """int64: offsets to add to the pointers, then the other parameters."""
 
 
-@kept(256)
+@cached(256)
 def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[Step, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.
 

@@ -6,7 +6,7 @@ Nothing here imports triton or reads a tensor, and a plan is made once for each 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.call import Turn
 from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import Ints, Laid, Rows, alignment, span
@@ -103,7 +103,7 @@ class Plan(NamedTuple):
 
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
-@kept(4096)
+@cached(4096)
 def plan(operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn) -> Plan | None:
     """Return how to rotate one array or two that share their angles.
 

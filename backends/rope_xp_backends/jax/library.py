@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from rope_xp._contract.caches import kept
+from rope_xp._contract.caches import cached
 from rope_xp._contract.call import Lookup
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import Digits, Recipe
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 
-from .bound import asked
+from .signature import signature
 
 _FLOAT32_MIN = float(np.finfo(np.float32).min)
 
@@ -24,7 +24,7 @@ class Jax(Backend):
 
     numpy_dtypes = True
 
-    asked = staticmethod(asked)
+    signature = staticmethod(signature)
 
     out_refusal = (
         "jax arrays cannot be written to. Under jit, donate the inputs and XLA reuses their "
@@ -115,6 +115,6 @@ class Jax(Backend):
             return super().tables(recipe, like)
 
 
-@kept(8)
+@cached(8)
 def _compiled(library: Jax) -> Callable[[Lookup], tuple[jax.Array, jax.Array]]:
     return jax.jit(super(Jax, library).cos_sin)

@@ -7,13 +7,12 @@ from typing import Any
 import jax
 
 from rope_xp._contract.call import Call, Difference, Given, Lookup
+from rope_xp._contract.library import Digits
 from rope_xp._contract.path import Path
 from rope_xp._contract.trees import TREES
-from rope_xp._dispatch.bound import Asked
 from rope_xp._rotation import portable
 
 from . import gpu
-from .bound import bind
 
 # A call is a tree: its arrays are traced, the rest is static and part of jit's cache key. What
 # tables are made of is left out: ropes that differ in numbers alone share what is compiled.
@@ -25,6 +24,9 @@ jax.tree_util.register_dataclass(
     data_fields=["tables", "whole", "part"],
     meta_fields=["device", "tokens", "reach", "components"],
     drop_fields=["recipe"],
+)
+jax.tree_util.register_dataclass(
+    Digits, data_fields=["low", "middle", "high", "frequencies", "component"], meta_fields=[]
 )
 jax.tree_util.register_dataclass(Given, data_fields=["cos", "sin"], meta_fields=[])
 jax.tree_util.register_dataclass(Difference, data_fields=["new", "old"], meta_fields=[])
@@ -43,10 +45,6 @@ class Jit(Path):
     def run(self, call: Call) -> tuple[Any, ...]:
         """Compile once for each signature."""
         return self._run(call)
-
-    def bind(self, call: Call, asked: Asked, results: tuple[Any, ...]) -> Any:
-        """Keep the tables, and the function."""
-        return bind(call, asked, self._run)
 
 
 class JitGpu(Jit):

@@ -3,6 +3,6 @@
 import array_api_compat.numpy as xp
 
 from .library import Numpy
-from .paths import LLVM, Chunked, Complex
+from .paths import LLVM, Chunked
 
-BACKEND = Numpy("numpy", xp, (LLVM(), Chunked(), Complex()))
+BACKEND = Numpy("numpy", xp, (LLVM(), Chunked()))

@@ -94,24 +94,3 @@ def _halves(x: np.ndarray, side_by_side: bool) -> tuple[np.ndarray, np.ndarray]:
         return x[..., 0::2], x[..., 1::2]
     middle = x.shape[-1] // 2
     return x[..., :middle], x[..., middle:]
-
-
-def rotate_complex(
-    x: np.ndarray, out: np.ndarray, cos: np.ndarray, sin: np.ndarray, offset: int
-) -> None:
-    """Rotate neighbouring pairs of x into out, as :func:`rotate`, by one complex product a pair."""
-    end = offset + 2 * cos.shape[-1]
-    turn = np.empty(np.broadcast_shapes(cos.shape, sin.shape), f"c{2 * cos.itemsize}")
-    turn.real, turn.imag = cos, sin
-    before, after = (a[..., offset:end].view(turn.dtype) for a in (x, out))
-    batch, tokens = x.shape[:2]
-    spread = np.broadcast_to(np.expand_dims(turn, 2), (batch, tokens, 1, cos.shape[-1]))
-    threads = min(pool.limit(), x.nbytes // CHUNK_BYTES)
-
-    def work(start: int, stop: int) -> None:
-        at = slice(start, stop)
-        np.multiply(before[:, at], spread[:, at], out=after[:, at])
-        out[:, at, :, :offset] = x[:, at, :, :offset]
-        out[:, at, :, end:] = x[:, at, :, end:]
-
-    pool.share(work, tokens, threads)

@@ -1,15 +1,16 @@
 """numpy: one device, arrays of every dtype, ml_dtypes.bfloat16 among them."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
+from rope_xp._arguments.positions import read_rows
 from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.call_cache import CallSignature, operands_of
 from rope_xp._rotation.tables import host_tables
-
-from . import bound
 
 
 class Numpy(Backend):
@@ -18,7 +19,46 @@ class Numpy(Backend):
     host = True
     numpy_dtypes = True
 
-    asked = staticmethod(bound.asked)
+    def signature(
+        self,
+        context: Hashable,
+        arrays: tuple[np.ndarray, ...],
+        positions: object,
+        out: object,
+        tables: tuple[np.ndarray, np.ndarray] | None,
+    ) -> CallSignature | None:
+        """Take plain arrays, whose flags tell order, alignment and who may write."""
+        operands, in_place = arrays, None
+        if out is not None:
+            found = operands_of(arrays, out)
+            if found is None:
+                return None
+            operands, in_place = found
+        key: list[Hashable] = [context, in_place]
+        for x in operands:
+            if type(x) is not np.ndarray:
+                return None
+            key += x.dtype, x.shape, x.strides, x.flags.num
+        rows: tuple[np.ndarray, ...] = ()
+        reach, wide = None, arrays[0].dtype == np.float64
+        if tables is not None:
+            rows = tables
+            dtype = np.float64 if wide else np.float32
+            if any(type(row) is not np.ndarray or row.dtype != dtype for row in rows):
+                return None
+        elif positions is not None:
+            read = read_rows(positions, np.int64, wide)
+            if read is None:
+                return None
+            rows, reach = read
+            key.append(reach)
+        for row in rows:
+            key += row.shape, row.strides, row.flags.num
+        return CallSignature(tuple(key), arrays, rows, reach, out)  # type: ignore[arg-type]  # a tuple, if not None
+
+    def are_apart(self, x: np.ndarray, y: np.ndarray) -> bool:
+        """Know that what owns its memory shares it with its views only."""
+        return (x.base is None is y.base) or not np.may_share_memory(x, y)
 
     def refusal(self, x: np.ndarray) -> str | None:
         """Matrices and masked arrays give another meaning to ``*``."""

@@ -1,20 +1,19 @@
-"""What numpy arrays are rotated by: kernels of LLVM, chunks of numpy, complex products."""
+"""Paths of numpy arrays: kernels that LLVM compiles, and chunks of numpy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.dtypes import numpy_name
 from rope_xp._contract.path import Path
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu import copies, launch, views
+from rope_xp_backends.cpu import launch, views
 from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.plan import Form
 
 from . import chunks, host
-from .bound import Bound, bind
 
 
 class LLVM(Path):
@@ -25,7 +24,7 @@ class LLVM(Path):
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline what kernels cannot read."""
-        return KERNELS.objection(*_keys(call)) or _first(_not_plain, call)
+        return KERNELS.objection(*_keys(call)) or _decline_subclasses(call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""
@@ -35,9 +34,15 @@ class LLVM(Path):
             host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.turn)
         return outs
 
-    def bind(self, call: Call, asked: Asked, results: tuple[np.ndarray, ...]) -> Bound | None:
-        """Keep the kernel, and what it is told of such a call."""
-        return bind(call, asked, results, KERNELS.get(_keys(call)[0]))
+    def specialize(
+        self, call: Call, signature: CallSignature, results: tuple[np.ndarray, ...]
+    ) -> host.KernelLaunch | None:
+        """Keep the kernel and its parameters."""
+        arrays, rows = call.arrays, signature.rows
+        if arrays[0].dtype != arrays[-1].dtype:
+            return None
+        kernel = KERNELS.get(_keys(call)[0])
+        return host.specialize(kernel, arrays, results, rows, call.angles[0], call.turn)  # type: ignore[arg-type]  # of no other kind
 
 
 class Chunked(Path):
@@ -47,35 +52,13 @@ class Chunked(Path):
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
         """Decline arrays of classes that may give operators a meaning of their own."""
-        return _first(_not_plain, call)
+        return _decline_subclasses(call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by numpy."""
         outs = call.out or _new(call)
         for x, out, cos, sin in _with_tables(call, outs):
             chunks.rotate(x, out, cos, sin, *call.turn.side_by_side, call.turn.rotary_offset)
-        return outs
-
-
-class Complex(Path):
-    """Neighbouring pairs as complex numbers: one product of numpy, which may fuse multiply-add."""
-
-    name = "complex"
-
-    def objection(self, call: Call, *, asked: bool) -> str | None:
-        """Decline what is no complex number in memory, and to run unasked: bits may differ."""
-        if call.turn.layout != "interleaved":
-            return f"its pairs are neighbours, and the layout is {call.turn.layout!r}"
-        unasked = "its results are within 2 ulp, and not equal in every bit; ask for it by name"
-        return (
-            _first(_not_plain, call) or _first(_not_complex, call) or (None if asked else unasked)
-        )
-
-    def run(self, call: Call) -> tuple[np.ndarray, ...]:
-        """Rotate by products of complex numbers."""
-        outs = call.out or _new(call)
-        for x, out, cos, sin in _with_tables(call, outs):
-            chunks.rotate_complex(x, out, cos, sin, call.turn.rotary_offset)
         return outs
 
 
@@ -101,19 +84,8 @@ def _new(call: Call) -> tuple[np.ndarray, ...]:
     return tuple(x if x.strides[-1] == x.itemsize else np.empty(x.shape, x.dtype) for x in new)
 
 
-def _first(objection: Callable[[np.ndarray], str | None], call: Call) -> str | None:
+def _decline_subclasses(call: Call) -> str | None:
     for x in call.arrays if call.out is None else call.arrays + call.out:
-        reason = objection(x)
-        if reason is not None:
-            return reason
+        if type(x) is not np.ndarray:
+            return f"{type(x).__name__} is a class derived from ndarray"
     return None
-
-
-def _not_plain(x: np.ndarray) -> str | None:
-    return None if type(x) is np.ndarray else f"{type(x).__name__} is a class derived from ndarray"
-
-
-def _not_complex(x: np.ndarray) -> str | None:
-    if x.itemsize == 2:
-        return f"numpy has no complex numbers of two {x.dtype}"
-    return None if copies.readable(x) else "the last axis of an array is not contiguous and native"

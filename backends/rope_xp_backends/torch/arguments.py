@@ -1,6 +1,6 @@
 """The arguments of torch's operator: angles and a turn as tensors and plain values."""
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
@@ -9,7 +9,7 @@ from rope_xp._contract.call import UNKNOWN, Given, Lookup, Turn
 from rope_xp._contract.library import Digits
 from rope_xp._contract.typing import Layout
 
-Tensors: TypeAlias = tuple[torch.Tensor, ...]
+from .signature import Tensors
 
 
 class How(NamedTuple):
@@ -33,9 +33,43 @@ class How(NamedTuple):
         return self.table, self.table_2, self.table_3, self.frequencies, self.components
 
     @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """Positions and their fractions, or cos and sin."""
+        given = (self.positions, self.part) if self.is_lookup else (self.table, self.table_2)
+        return tuple([x for x in given if x is not None])
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether cos and sin are looked up, and not given."""
+        return self.table_3 is not None
+
+    def with_rows(self, rows: Tensors) -> "How":
+        """Return the same with other rows, or with none."""
+        first, second = (*rows, None, None)[:2]
+        if self.is_lookup:
+            return self._replace(positions=first, part=second)
+        return self._replace(table=first, table_2=second)  # type: ignore[arg-type]  # none, only to save none
+
+    def with_own_rows(self, x: torch.Tensor) -> "How":
+        """Return the same with copies of positions, as kernels for the device of x read them.
+
+        The caller may write to his own before a gradient is computed. Cos and sin stay his, as
+        those of any formula.
+        """
+        if not self.is_lookup or self.positions is None:
+            return self
+        on_cpu = x.device.type == "cpu"
+        dtype = torch.int64 if on_cpu else self.positions.dtype
+        how = self._replace(positions=self.positions.to(dtype, copy=True))
+        if self.part is None:
+            return how
+        compute_dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        return how._replace(part=self.part.to(compute_dtype, copy=True))
+
+    @property
     def turn(self) -> Turn:
         """What is done to each tensor."""
-        components = self.table.shape[-1] * (2 if self.table_3 is None else 1)
+        components = self.table.shape[-1] * (1 if self.is_lookup else 2)
         axes = parse_axes(self.axes, len(self.axes), "x")
         return Turn(axes, self.layout, components, self.offset, self.inverse)
 

@@ -20,8 +20,8 @@ from rope_xp._contract.memory import Memory
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles
-from .arguments import Tensors
 from .library import Torch
+from .signature import Tensors
 
 _LINEAR = (Partial("sum"), Partial("avg"))
 

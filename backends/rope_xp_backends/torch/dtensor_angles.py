@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from rope_xp._contract.call import Axes, Call, Difference, Lookup, Source, leaves, with_leaves
 
 from . import BACKEND as _PLAIN
-from .arguments import Tensors
 from .paths import angles_need_gradient
+from .signature import Tensors
 
 Placements: TypeAlias = tuple[Placement, ...]
 

@@ -4,19 +4,22 @@ Nothing is read from the device and nothing is waited for, so a CUDA graph can r
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
-from rope_xp._contract.caches import hold, kept
+from rope_xp._contract.caches import cached, pin
+from rope_xp._contract.library import Digits
 from rope_xp._contract.memory import alignment
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan, Variant, plan
 
 from . import streams
-from .arguments import How, Tensors
+from .arguments import How
 from .library import NAMES
-from .results import new
+from .results import new, written
+from .signature import Tensors
 
 DEVICES = {"cuda"}
 """Kinds of devices whose tensors are taken. ROCm's are called cuda too."""
@@ -55,7 +58,7 @@ def too_old(x: torch.Tensor) -> str | None:
     return f"its kernels need compute capability 8.0, and {x.device} has {found}"
 
 
-@kept(64)
+@cached(64)
 def _capability(device: torch.device) -> tuple[int, int]:
     if device.type != "cuda" or torch.version.hip:
         return (8, 0)
@@ -64,26 +67,28 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
-    out = tuple(map(new, arrays)) if out is None else out
+    results = tuple(map(new, arrays)) if out is None else out
     arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
     if is_current(arrays[0]):
-        _rotate(out, arrays, how)
+        _rotate(results, arrays, how)
     else:
         with torch.cuda.device(arrays[0].device):
-            _rotate(out, arrays, how)
-    return out
+            _rotate(results, arrays, how)
+    if out is not None:
+        written(out)
+    return results
 
 
 def _rotate(out: Tensors, arrays: Tensors, how: How) -> None:
     launches = _launches(out, arrays, how)
     # The driver may load no kernel while a CUDA graph is captured, and loads it at other times.
     device = arrays[0].device
-    capturing = streams.capturing(device)
+    capturing = streams.is_capturing(device)
     ready = [
         KERNELS.get((made.variant, device.index), give_up=not capturing) for made, _ in launches
     ]
     if capturing and how.table_3 is not None:  # of a compiled call, or saved for its gradient
-        hold((how.table, how.table_2, how.table_3, how.components))
+        pin((how.table, how.table_2, how.table_3, how.components))
     for run, (made, tensors) in zip(ready, launches, strict=True):
         run(made.grid, tensors, made.numbers)
 
@@ -107,25 +112,59 @@ def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tenso
     return [(made, (arrays[0], out[0], arrays[-1], out[-1], table, table_2, *others))]
 
 
-class Prepared(NamedTuple):
-    """A launch of a kind of call."""
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """Launches a kernel by the plan of a signature.
+
+    Parameters
+    ----------
+    run : callable
+        The kernel, loaded on the device.
+    plan : Plan
+        Its grid and parameters.
+    components : bool
+        Whether it reads which component of positions each frequency takes.
+    """
 
     run: Run
     plan: Plan
-    rest: Tensors
-    """What the kernel reads besides arrays, positions or tables as in the call it was made for."""
+    components: bool
+
+    def __call__(
+        self, arrays: Tensors, out: Tensors | None, rows: Tensors, tables: Digits | None
+    ) -> Tensors | None:
+        """Return results, None where another device is current."""
+        if not is_current(arrays[0]):
+            return None
+        results = tuple([new(x) for x in arrays]) if out is None else out
+        # A kernel reads nothing from what there is not, but wants an address.
+        if tables is None:
+            read = (*rows, *(rows[0],) * 3)
+        else:
+            low = tables.low
+            component: Any = tables.component if self.components else low
+            read = (low, tables.middle, tables.high, rows[0] if rows else low, component)
+        operands = arrays[0], results[0], arrays[-1], results[-1]
+        self.run(self.plan.grid, (*operands, *read), self.plan.numbers)
+        if out is not None:
+            written(out)
+        return results
 
 
-def prepare(out: Tensors, arrays: Tensors, how: How) -> Prepared | None:
+def prepare(out: Tensors, arrays: Tensors, how: How) -> KernelLaunch | None:
     """Return what rotates all tensors that lie like these, None where one launch does not do."""
-    if not is_current(arrays[0]):
+    if not is_current(arrays[0]) or (
+        how.table_3 is None and not _read_in_place(how.table, how.table_2)
+    ):
         return None
     launches = _launches(out, arrays, how)
     if len(launches) != 1:
         return None
-    ((made, tensors),) = launches
+    ((made, _),) = launches
     key = made.variant, arrays[0].device.index
-    return Prepared(KERNELS.get(key), made, tensors[4:]) if KERNELS.ready(key) else None
+    if not KERNELS.ready(key):
+        return None
+    return KernelLaunch(KERNELS.get(key), made, how.components is not None)
 
 
 def is_current(x: torch.Tensor) -> bool:
@@ -151,13 +190,13 @@ def _angles_of(positions: torch.Tensor | None, components: torch.Tensor | None) 
     return Angles("positions", positions.shape, positions.stride(), NAMES[positions.dtype])
 
 
-def read_in_place(cos: torch.Tensor, sin: torch.Tensor) -> bool:
+def _read_in_place(cos: torch.Tensor, sin: torch.Tensor) -> bool:
     """Return whether a kernel reads tables where they lie, else from copies."""
     return cos.stride() == sin.stride() and cos.stride(-1) == 1
 
 
 def _given(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Angles]:
-    if not read_in_place(cos, sin):
+    if not _read_in_place(cos, sin):
         cos, sin = cos.contiguous(), sin.contiguous()
     aligned = alignment(cos.data_ptr(), sin.data_ptr())
     return cos, sin, Angles("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)

@@ -9,8 +9,8 @@ from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend, put_tables
 
-from . import tables
-from .asked import PLAIN, asked
+from . import private, tables
+from .signature import PLAIN, host_view, is_plain, signature
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 
@@ -18,7 +18,7 @@ NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
 class Torch(Backend):
     """The glue of torch."""
 
-    asked = staticmethod(asked)
+    signature = staticmethod(signature)
 
     def is_compiling(self) -> bool:
         """Return whether Dynamo or export traces the call."""
@@ -69,6 +69,17 @@ class Torch(Backend):
             return torch.where(signed < 0, LIMIT, signed)
         return positions.to(torch.int32)
 
+    def host_view(self, positions: torch.Tensor) -> np.ndarray | None:
+        """Read what lies in CPU memory, and nobody follows."""
+        if (
+            torch.compiler.is_compiling()
+            or private.are_transforms_active()
+            or not is_plain(positions)
+            or positions.device.type != "cpu"
+        ):
+            return None
+        return host_view(positions)
+
     def constant(self, x: torch.Tensor) -> torch.Tensor:
         """Detach, which transforms and forward derivatives heed too."""
         return x.detach()
@@ -95,15 +106,20 @@ class Torch(Backend):
         x.index_copy_(axis, rows.long(), values)
 
     def tables(self, recipe: Recipe, like: torch.Tensor) -> Digits:
-        """Keep fake, functional and distributed tensors out of the cache."""
+        """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.in_graph(recipe, like.device)
-        if type(like) not in PLAIN:
+        if type(like) not in PLAIN and tables.is_traced(like):
             return put_tables(self, recipe, like.device)
-        made = tables.cached((self, recipe, like.device))
+        made = tables.on_device((recipe, like.device))
         if like.device.type == "cuda":
             tables.outlive(made)
         return made
+
+    def are_apart(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+        """Compare addresses alone; torch has no negative strides."""
+        (start, end), (other_start, other_end) = _span(x), _span(y)
+        return end <= other_start or other_end <= start
 
     def memory(self, x: torch.Tensor) -> Memory | None:
         """Only plain tensors on a device have an address."""
@@ -130,3 +146,12 @@ class Torch(Backend):
     def write(self, out: torch.Tensor, result: torch.Tensor) -> None:
         """Copy result into out."""
         out.copy_(result)
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor, and the one behind its last."""
+    start = x.data_ptr()
+    if x.is_contiguous():
+        return start, start + x.nbytes
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return start, start + (last + 1) * x.element_size() if x.numel() else start

@@ -3,23 +3,20 @@
 from typing import Any
 
 import torch
-from torch._C import _functorch
-from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from rope_xp._contract.call import Call, Lookup, leaves
 from rope_xp._contract.path import Path
-from rope_xp._dispatch.bound import Asked
+from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.plan import Form
 
-from . import gpu, op
-from .arguments import Tensors, arguments
-from .asked import PLAIN
-from .bound import bind
+from . import cpu, gpu, launches, op, private
+from .arguments import How, arguments
 from .library import NAMES
+from .signature import PLAIN, Tensors
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Numbers in q and k up to which inductor does better than a call from a graph to a kernel, by
@@ -50,12 +47,12 @@ class Triton(Path):
             gpu.KERNELS.load()
         return _rotated(call, parts=False, wide=False)
 
-    def bind(self, call: Call, asked: Asked, results: Tensors) -> Any:
+    def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         """Keep the launch, but for angles that are computed before it."""
-        tables = call.angles[0]
-        if isinstance(tables, Lookup) and tables.tables.low.dtype == torch.float64:
+        source = call.angles[0]
+        if isinstance(source, Lookup) and source.tables.low.dtype == torch.float64:
             return None
-        return bind(call, asked, results, on_gpu=True)
+        return launches.specialize(call, signature, results, gpu.prepare)
 
 
 class LLVM(Path):
@@ -80,9 +77,13 @@ class LLVM(Path):
                 KERNELS.get(key)
         return _rotated(call)
 
-    def bind(self, call: Call, asked: Asked, results: Tensors) -> Any:
-        """Keep the kernel, and what it is told of such a call."""
-        return bind(call, asked, results, on_gpu=False)
+    def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
+        """Keep the kernel and its parameters."""
+        return launches.specialize(call, signature, results, _prepare)
+
+
+def _prepare(out: Tensors, arrays: Tensors, how: How) -> cpu.KernelLaunch:
+    return cpu.prepare(out, arrays, how, cpu.rows_of(how, arrays[0].dtype))
 
 
 def _keys(call: Call) -> list[Form]:
@@ -91,10 +92,7 @@ def _keys(call: Call) -> list[Form]:
 
 def _exported() -> str | None:
     """Return why graphs that are run elsewhere are left to plain operations."""
-    # torch.compiler.is_exporting() of torch 2.11 is True in all that torch.compile traces:
-    # https://github.com/pytorch/pytorch/issues/176347
-    exporting = torch.compiler._is_exporting_flag  # noqa: SLF001  # see above
-    return "an exported program runs without rope_xp" if exporting else None
+    return "an exported program runs without rope_xp" if private.is_exporting() else None
 
 
 def _fused(call: Call) -> str | None:
@@ -150,12 +148,9 @@ def _not_for_operator(call: Call, not_for_kernels: Any) -> str | None:
 
 def _followed() -> bool:
     """Return whether the operator can follow every transform that is active."""
-    if not op.transformed():
-        return forward_ad._current_level < 0  # noqa: SLF001  # torch has no public way to ask
-    if torch.compiler.is_compiling():
-        return False
-    kinds = {level.key() for level in _functorch.get_interpreter_stack()}
-    return kinds <= {_functorch.TransformType.Grad, _functorch.TransformType.Vmap}
+    if not private.are_transforms_active():
+        return not private.is_forward_mode()
+    return not torch.compiler.is_compiling() and private.are_transforms_reverse()
 
 
 def angles_need_gradient(call: Call) -> bool:
@@ -168,7 +163,7 @@ def angles_need_gradient(call: Call) -> bool:
 
 
 def _not_writeable(out: tuple[torch.Tensor, ...], not_for_kernels: Any) -> str | None:
-    if torch.compiler.is_compiling() or op.transformed():
+    if torch.compiler.is_compiling() or private.are_transforms_active():
         return "a compiler or transform cannot follow out="
     for x in out:
         if x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1):

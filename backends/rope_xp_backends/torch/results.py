@@ -1,25 +1,26 @@
 """Memory of results, and what autograd is told of it.
 
-A large result lies in memory that the system maps when it is first written to, and sets to zero
-before: most of the time that it takes to fill. In pages of 2 MB that is done in a third of the time
-of pages of 4 KB. numpy asks for them by itself; torch only where its environment variable
-THP_MEM_ALLOC_ENABLE is set. The memory stays torch's own; a tensor around numpy's could not be
-resized.
+The system maps a large result and sets it to zero when it is first written to, which is most of the
+time that filling it takes. In pages of 2 MB that takes a third of the time of pages of 4 KB. numpy
+asks for them by itself; torch only where its environment variable THP_MEM_ALLOC_ENABLE is set. The
+memory stays torch's own; a tensor around numpy's could not be resized.
 """
 
 import ctypes
 import mmap
-import sys
+import os
 
 import torch
 
-from .arguments import Tensors
+from .signature import Tensors
 
 HUGE_FROM_BYTES = 1 << 22
 """As numpy has it: smaller memory is reused by the allocator, and mapped already."""
 
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Only Linux has it."""
 _libc = None
-if sys.platform == "linux":
+if _HUGE is not None and os.environ.get("ROPE_XP_HUGE_PAGES") != "0":
     _libc = ctypes.CDLL(None)
     _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -48,12 +49,10 @@ def usual(x: torch.Tensor) -> bool:
 
 
 def _advise_huge(address: int, size: int) -> None:
-    """Ask for huge pages, where Linux has them. Where that is refused, nothing changes."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if _libc is None or advice is None:
-        return
-    whole = -address % mmap.PAGESIZE
-    _libc.madvise(address + whole, size - whole & -mmap.PAGESIZE, advice)
+    """Ask for huge pages, unless the user wants none. Where that is refused, nothing changes."""
+    if _libc is not None:
+        whole = -address % mmap.PAGESIZE
+        _libc.madvise(address + whole, size - whole & -mmap.PAGESIZE, _HUGE)
 
 
 def written(out: Tensors) -> None:

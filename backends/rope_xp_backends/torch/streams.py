@@ -2,17 +2,17 @@
 
 import torch
 
-# torch has no public name for what its own compiler calls by this one; builds for CPUs have none.
-_stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # see above
+from . import private
 
 
-def capturing(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
     """Return whether what is launched on a device goes into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def current(device: torch.device) -> int:
-    """Return the number of the stream that is launched on, 0 where there are none."""
-    if _stream_of is None or device.type != "cuda":
+    """Return the number of the current stream, 0 where there are none."""
+    if private.current_stream is None or device.type != "cuda":
         return 0
-    return int(_stream_of(torch.cuda.current_device() if device.index is None else device.index))
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(private.current_stream(index))

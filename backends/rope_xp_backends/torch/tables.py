@@ -1,23 +1,23 @@
 """The tables of a rope as tensors, which outlive the call that makes them or are constants."""
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rope_xp._contract.caches import hold, kept_tables
+from rope_xp._contract.caches import BoundedCache, cached_tables, pin
 from rope_xp._contract.library import Digits, Recipe
 from rope_xp._contract.numbers import held_by
-from rope_xp._dispatch.backend import Backend, put_tables
-from rope_xp._rotation.tables import host_tables, table_shapes
+from rope_xp._rotation.tables import host_tables
 
-from . import streams
+from . import private, streams
 
 
 @contextmanager
@@ -27,27 +27,31 @@ def _lasting() -> Iterator[None]:
     Under functorch or a dispatch mode torch would make wrappers that are dead afterwards, and under
     inference_mode tensors that no backward pass may save.
     """
-    with (
-        torch._C._DisableFuncTorch(),  # noqa: SLF001  # torch has no public name for either
-        _disable_current_modes(),
-        torch.inference_mode(False),
-    ):
+    with private.unobserved(), torch.inference_mode(False):
         yield
 
 
-@kept_tables
-def cached(key: tuple[Backend, Recipe, torch.device]) -> Digits:
-    """Return the tables of a rope on a device, from a bounded cache."""
-    library, recipe, device = key
+@cached_tables
+def on_device(key: tuple[Recipe, torch.device]) -> Digits:
+    """Return the tables of a rope on a device, from a bounded cache. Those of CPUs are numpy's."""
+    recipe, device = key
     with _lasting():
-        return put_tables(library, recipe, device)
+        tables = [None if t is None else torch.from_numpy(t.base) for t in host_tables(recipe)]
+        if device.type != "cpu":
+            tables = [None if t is None else t.to(device) for t in tables]
+    return Digits(*tables)
+
+
+def is_traced(x: torch.Tensor) -> bool:
+    """Return whether x only stands for a tensor, and tables that it meets must do so too."""
+    return private.has_dispatch_modes() or private.is_fake(x)
 
 
 def outlive(made: Digits) -> None:
     """Keep the memory of tables, though the cache forgets them, for what is launched now."""
     low, device = made.low, made.low.device
-    if streams.capturing(device):
-        hold(made)
+    if streams.is_capturing(device):
+        pin(made)
     elif device.type != "cpu":
         known = _read_on.setdefault(low, set())
         stream = streams.current(device)
@@ -75,14 +79,12 @@ def in_graph(recipe: Recipe, device: torch.device) -> Digits:
     # A rule that is no dataclass can only be handed over by itself, not within a tuple.
     rule = None if dataclasses.is_dataclass(rope.scaling) else rope.scaling
     head_dim, wide = guard_scalar(recipe.head_dim), recipe.wide
-    made = _constant(_flat(rope, rule), rule, head_dim, recipe.inverse, wide, device)
-    pairs = int(guard_scalar(head_dim if rope.rotary_dim is None else rope.rotary_dim)) // 2
-    # Dynamo makes symbols of the sizes of constants too, given dynamic=True. These are known.
-    known = [
-        None if n is None else t.as_strided(n, (*n[1:], 1)[: len(n)])
-        for t, n in zip(made, table_shapes(pairs, recipe.components), strict=True)
-    ]
-    return Digits(*known)
+    flat = _flat(rope, rule)
+    made = []
+    for which in range(5 if recipe.components else 4):
+        name = _reader(flat, rule, head_dim, recipe.inverse, wide, device, which)  # type: ignore[arg-type]  # an integer
+        made.append(getattr(_readers, name)())
+    return Digits(*(*made, None)[:5])
 
 
 def _flat(value: Any, without: Any = None) -> Any:
@@ -112,21 +114,50 @@ def _built(flat: Any) -> Any:
 
 
 # Dynamo would trace through the cache and numpy, and compile the float64 builder in float32. A
-# constant result is computed in plain Python and enters the graph finished.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type for it
-def _constant(
+# constant result is computed in plain Python and enters the graph finished. A graph holds a tensor
+# once, however often it is returned, but anything else becomes a global variable for good. So this
+# returns the name of a function, and that returns a tensor.
+@private.mark_constant
+def _reader(
     flat: Any,
     rule: Any,
     head_dim: int,
     inverse: bool,
     wide: bool,
     device: torch.device,
-) -> tuple[torch.Tensor | None, ...]:
+    which: int,
+) -> str:
     rope = _built(flat)
     if rule is not None:
         object.__setattr__(rope, "scaling", rule)
-    host = host_tables(Recipe(rope, head_dim, inverse, wide))
-    return tuple([None if table is None else tensor(table, device) for table in host])
+    key = Recipe(rope, head_dim, inverse, wide), device, which
+    name: str | None = _NAMES.get(key)
+    if name is None:
+        name = f"table_{next(_numbers)}"  # Dynamo tells constants apart by the names of code
+        setattr(_readers, name, _reading(name, *key))
+        _NAMES.store(key, name)
+        for evicted in {x for x in vars(_readers) if x.startswith("table_")} - {*_NAMES.values()}:
+            delattr(_readers, evicted)
+    return name
+
+
+def _reading(
+    name: str, recipe: Recipe, device: torch.device, which: int
+) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        table: torch.Tensor = list(on_device((recipe, device)))[which]
+        if private.is_exporting():
+            return table.clone()  # or a program is saved with the memory of all tables
+        private.mark_static(table)  # or dynamic=True has symbols for its sizes, shared with others
+        return table
+
+    read.__code__ = read.__code__.replace(co_name=name)
+    return private.mark_constant(read)
+
+
+_readers = ModuleType("tables of graphs")
+_numbers = itertools.count()
+_NAMES = BoundedCache(f"{__name__}._NAMES", 256)
 
 
 def tensor(host: np.ndarray, device: torch.device | None) -> torch.Tensor:

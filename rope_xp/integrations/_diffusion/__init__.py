@@ -1,1 +1,1 @@
-"""What :mod:`rope_xp.integrations.diffusers` is made of: models, positions, patching."""
+"""Parts of :mod:`rope_xp.integrations.diffusers`: configurations, positions, tables, rotations."""

@@ -4,31 +4,38 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from rope_xp import positions
 from rope_xp._contract.errors import RopeConfigError, RopeError
 from rope_xp._contract.typing import Array, Device, Namespace
-from rope_xp._dispatch import find
 from rope_xp.hf import _keys
+from rope_xp.integrations._diffusion.grids import Grid
 from rope_xp.integrations._diffusion.models import MODELS, UNSUPPORTED, Model
-from rope_xp.integrations._diffusion.places import Grid
+from rope_xp.positions import _values
 from rope_xp.rope import RoPE
 
 
-class Rotary(NamedTuple):
+class RotaryConfig(NamedTuple):
     """The rotary embedding of a diffusion transformer."""
 
     rope: RoPE
     positions: "Positions"
-    """Which makes the positions that ``rope`` takes."""
+    """Makes the positions that ``rope`` takes."""
 
 
 class Positions:
     """Makes the positions of a transformer's tokens, in the order of its attention."""
 
-    def __init__(self, name: str, model: Model, config: Mapping[str, Any]) -> None:
-        self._name, self._model, self._config = name, model, config
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self._name, self._config = name, dict(config)
 
     def __repr__(self) -> str:
         return f"<positions of {self._name}>"
+
+    def lines(self, grid: Grid) -> list[Any]:
+        """Return the positions along each axis of a grid."""
+        return MODELS[self._name].lines(grid, self._config)
 
     def __call__(
         self,
@@ -46,40 +53,51 @@ class Positions:
         Parameters
         ----------
         height, width, frames : int
-            Of the image or video, in patches. Of sound, ``width`` tokens of height 1.
+            Of the image or video, in patches. For sound, ``width`` tokens of height 1.
         text : int, default 0
-            Tokens of text that are rotated with them, where the model rotates text.
+            Text tokens in the same sequence, if the model rotates text.
         fps : float, optional
-            Frames a second, of a model that asks for it.
+            Frames per second, if the model uses them.
         xp, device : optional
             Library and device of the result; numpy by default.
 
         Returns
         -------
-        array, (components, tokens), or (tokens,) of models of sound
-            int64, or float64 where the model stretches its grid, of other libraries float32.
+        array, (components, tokens), or (tokens,) for sound
+            int64, or float64 where the model stretches its grid, in other libraries float32.
 
         Raises
         ------
         RopeError
             If a length is not positive, or one that the model does not have.
         """
-        found = self._model.place(Grid(frames, height, width, text, fps), self._config)
-        if xp is None:
-            if device is not None:
-                raise RopeError(f"device = {device!r} needs xp, the library whose device it is")
-            return found
-        narrow = found.astype("float32") if found.dtype == "float64" else found
-        return find.backend_of_namespace(xp).asarray(narrow, device)
+        grid = Grid(
+            _values.count("frames", frames),
+            _values.count("height", height),
+            _values.count("width", width),
+            _values.count("text", text, 0),
+            fps,
+        )
+        rule = MODELS[self._name].text
+        if grid.text and rule is None:
+            msg = f"text = {text}: this model does not rotate its text; leave text out"
+            raise RopeError(msg)
+        lines = np.meshgrid(*self.lines(grid), indexing="ij")
+        tokens = np.stack([line.ravel() for line in lines])
+        if rule is not None:
+            start = rule.start(grid) if callable(rule.start) else rule.start
+            words = positions.text(grid.text, len(lines), start=start, along=rule.along)
+            tokens = np.concatenate([words, tokens] if rule.first else [tokens, words], axis=1)
+        return _values.to_library(tokens if len(lines) > 1 else tokens[0], xp, device)
 
 
-def from_config(config: object) -> Rotary:
-    """Return what :func:`rope_xp.integrations.diffusers.from_config` promises."""
+def from_config(config: object) -> RotaryConfig:
+    """Implement :func:`rope_xp.integrations.diffusers.from_config`."""
     name = None
     if not isinstance(config, Mapping | str | os.PathLike) and hasattr(config, "config"):
-        name, config = type(config).__name__, config.config  # a model, and its dictionary
-    given = _keys.read(config)
-    name = given.get("_class_name", name)
+        name, config = type(config).__name__, config.config  # a model and its configuration
+    values = _keys.read(config)
+    name = values.get("_class_name", name)
     if not isinstance(name, str):
         msg = "_class_name is missing: the class of the model, which diffusers writes there"
         raise RopeConfigError(msg)
@@ -91,23 +109,18 @@ def from_config(config: object) -> Rotary:
             f"{', '.join(sorted(MODELS))}"
         )
         raise RopeConfigError(msg)
-    model = MODELS[name]
-    filled = {**model.defaults, **given}
     try:
-        rope = _rope(model, filled)
+        rope = _rope(MODELS[name], values)
     except (RopeError, TypeError, ValueError, KeyError, ArithmeticError) as error:
         raise RopeConfigError(f"config of {name}: {error}") from error
-    return Rotary(rope, Positions(name, model, filled))
+    return RotaryConfig(rope, Positions(name, values))
 
 
 def _rope(model: Model, config: Mapping[str, Any]) -> RoPE:
     base = float(config.get(model.base_key) or model.base)
     sections = model.sections(config)
-    if model.order is not None:
-        (rotary_dim,) = sections
-        axes = model.order(config)
-        return RoPE(base=base, layout=model.layout, rotary_dim=rotary_dim, position_axes=axes)
     if len(sections) == 1:
-        return RoPE(base=base, layout=model.layout, rotary_dim=sections[0])
+        axes = None if model.position_axes is None else model.position_axes(config)
+        return RoPE(base=base, layout=model.layout, rotary_dim=sections[0], position_axes=axes)
     bases = None if model.bases is None else model.bases(config, sections)
     return RoPE.axial(sections, bases=bases, base=base, layout=model.layout)

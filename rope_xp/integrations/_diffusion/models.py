@@ -1,280 +1,201 @@
-"""The rotary embedding of each transformer of diffusers: one table, a row a class.
+"""The rotary embeddings of diffusers' transformers: a row for each class.
 
-What a row does not say is in the configuration. diffusers keeps layouts, sections, places of text
-and most bases in code.
+diffusers keeps layouts, sections, positions and most bases in code. The rows hold them, and name
+the keys of a configuration that override them, with the defaults of the class.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from rope_xp._contract.typing import Layout
-from rope_xp.integrations._diffusion import places, sections
-from rope_xp.integrations._diffusion.places import Place
+from rope_xp.integrations._diffusion import grids
+from rope_xp.integrations._diffusion.grids import Config, Lines, Text
 
-Config = Mapping[str, Any]
-
-
-_AXES_DIMS = sections.key("axes_dims_rope")
+Numbers = Callable[[Config], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the code of a class fixes."""
+    """The rotary embedding of a class."""
 
-    place: Place
-    sections: Callable[[Config], tuple[int, ...]] = _AXES_DIMS
-    """How many components of a head each component of a position has."""
+    lines: Lines
+    sections: Numbers
+    """How many components of a head each component of a position rotates."""
     base: float = 10000.0
     base_key: str = ""
-    """The key of the configuration that says another base; empty where there is none."""
+    """The key of a configuration that holds another base; empty where the class has none."""
+    text: Text | None = None
+    """None where the model does not rotate its text."""
     layout: Layout = "interleaved"
-    defaults: Config = field(default_factory=dict)
-    """Values of keys that a configuration may leave out."""
     bases: Callable[[Config, tuple[int, ...]], tuple[float, ...]] | None = None
     """A base for each axis."""
-    order: Callable[[Config], tuple[int, ...]] | None = None
-    """``position_axes`` of models that deal one series out to the axes, as M-RoPE does."""
+    position_axes: Numbers | None = None
+    """For axes that share one series of frequencies, as in M-RoPE."""
 
 
-_FLUX = {"axes_dims_rope": (16, 56, 56)}
-_WAN = {"attention_head_dim": 128}
-_HUNYUAN = {"rope_axes_dim": (16, 56, 56), "rope_theta": 256.0}
-_CROPPED = {"attention_head_dim": 64, "patch_size": 2, "sample_height": 60, "sample_width": 90}
+# --- sections ------------------------------------------------------------------------------------
+
+
+def _key(name: str, *default: int) -> Numbers:
+    return lambda config: tuple(config.get(name, default))
+
+
+def _number(name: str, default: int, divisor: int = 1) -> Numbers:
+    return lambda config: (config.get(name, default) // divisor,)
+
+
+def _per_head(width: tuple[str, int], heads: tuple[str, int], divisor: int = 1) -> Numbers:
+    return lambda config: (config.get(*width) // config.get(*heads) // divisor,)
+
+
+def _thirds(default: int) -> Numbers:
+    """Rows and columns have a third each, in whole pairs; frames have the rest."""
+
+    def sections(config: Config) -> tuple[int, ...]:
+        head_dim = config.get("attention_head_dim", default)
+        third = 2 * (head_dim // 6)
+        return head_dim - 2 * third, third, third
+
+    return sections
+
+
+def _eighths(config: Config) -> tuple[int, ...]:
+    """Frames have two eighths, rows and columns three each."""
+    head_dim = config.get("attention_head_dim", 64)
+    return head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3
+
+
+def _halves(config: Config) -> tuple[int, ...]:
+    return (config.get("attention_head_dim", 40) // 2,) * 2
+
+
+def _prx(config: Config) -> tuple[int, ...]:
+    if config.get("axes_dim") is not None:
+        return tuple(config["axes_dim"])
+    return (config.get("hidden_size", 1792) // config.get("num_heads", 28) // 2,) * 2
+
+
+def _minimax(config: Config) -> tuple[int, ...]:
+    return (2 * config.get("rope_freq_dim", 16),) * 3
+
+
+def _ntk_bases(config: Config, sections: tuple[int, ...]) -> tuple[float, ...]:
+    """NTK-aware interpolation with a factor for each axis, as :class:`rope_xp.scaling.NTK`."""
+    scales = config.get("rope_scale", (2.0, 1.0, 1.0))
+    return tuple(10000.0 * s ** (n / (n - 2)) for s, n in zip(scales, sections, strict=True))
+
+
+def _strided_axes(config: Config) -> tuple[int, ...]:
+    """Every third pair reads the row, every third the column, as in M-RoPE; the rest the frame."""
+    counts = config.get("mrope_section", (24, 20, 20))
+    axes = [0] * (config.get("attention_head_dim", 256) // 2)
+    for axis in (1, 2):
+        for pair in range(axis, 3 * counts[axis], 3):
+            axes[pair] = axis
+    return tuple(axes)
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+_FLUX = _key("axes_dims_rope", 16, 56, 56)
+_FLUX2 = _key("axes_dims_rope", 32, 32, 32, 32)
+_KREA = _key("axes_dims_rope", 32, 48, 48)
+_HIDREAM = _key("axes_dims_rope", 64, 32, 32)
+_HUNYUAN = _key("rope_axes_dim", 16, 56, 56)
+_JOYIMAGE = _key("rope_dim_list", 16, 56, 56)
 _THETA = "rope_theta"
 
-ROWS: tuple[tuple[str, Model], ...] = (
-    ("FluxTransformer2DModel ChromaTransformer2DModel", Model(places.flux, defaults=_FLUX)),
-    (
-        "BriaTransformer2DModel BriaFiboTransformer2DModel",
-        Model(places.flux, base_key=_THETA, defaults=_FLUX),
-    ),
-    ("OvisImageTransformer2DModel", Model(places.ovis, defaults=_FLUX)),
-    ("LongCatImageTransformer2DModel", Model(places.longcat, defaults=_FLUX)),
-    (
-        "Krea2Transformer2DModel",
-        Model(places.flux, base=1000.0, base_key=_THETA, defaults={"axes_dims_rope": (32, 48, 48)}),
-    ),
-    (
-        "Flux2Transformer2DModel",
-        Model(places.flux2, base=2000.0, base_key=_THETA, defaults={"axes_dims_rope": (32,) * 4}),
-    ),
-    (
-        "Flux3Transformer2DModel",
-        Model(places.flux2, base_key=_THETA, defaults={"axes_dims_rope": (32,) * 4}),
-    ),
-    (
-        "QwenImageTransformer2DModel NucleusMoEImageTransformer2DModel",
-        Model(places.qwen, defaults=_FLUX),
-    ),
-    (
-        """
-        WanTransformer3DModel WanVACETransformer3DModel WanAnimateTransformer3DModel
-        SkyReelsV2Transformer3DModel AnyFlowTransformer3DModel AnyFlowFARTransformer3DModel
-        """,
-        Model(places.video, sections.thirds, defaults=_WAN),
-    ),
-    (
-        "SanaVideoTransformer3DModel",
-        Model(places.video, sections.thirds, defaults={"attention_head_dim": 112}),
-    ),
-    (
-        "ChronoEditTransformer3DModel",
-        Model(places.chronoedit, sections.thirds, defaults={**_WAN, "rope_temporal_skip_len": 8}),
-    ),
-    (
-        "HeliosTransformer3DModel",
-        Model(
-            places.video,
-            sections.key("rope_dim"),
-            base_key=_THETA,
-            defaults={"rope_dim": (44, 42, 42)},
-        ),
-    ),
-    (
-        """
-        HunyuanVideoTransformer3DModel HunyuanVideo15Transformer3DModel
-        HunyuanVideoFramepackTransformer3DModel MotifVideoTransformer3DModel
-        """,
-        Model(
-            places.video, sections.key("rope_axes_dim"), 256.0, base_key=_THETA, defaults=_HUNYUAN
-        ),
-    ),
-    (
-        "HunyuanImageTransformer2DModel",
-        Model(
-            places.either,
-            sections.key("rope_axes_dim"),
-            256.0,
-            base_key=_THETA,
-            defaults={"rope_axes_dim": (64, 64)},
-        ),
-    ),
-    (
-        "JoyImageEditTransformer3DModel JoyImageEditPlusTransformer3DModel",
-        Model(
-            places.joyimage,
-            sections.key("rope_dim_list"),
-            256.0,
-            base_key="theta",
-            defaults={"rope_dim_list": (16, 56, 56)},
-        ),
-    ),
-    (
-        "CogVideoXTransformer3DModel ConsisIDTransformer3DModel",
-        Model(places.cogvideox, sections.eighths, defaults=_CROPPED),
-    ),
-    (
-        "EasyAnimateTransformer3DModel",
-        Model(places.easyanimate, sections.eighths, defaults=_CROPPED),
-    ),
-    (
-        "ZImageTransformer2DModel",
-        Model(
-            places.z_image,
-            sections.key("axes_dims"),
-            256.0,
-            base_key=_THETA,
-            defaults={"axes_dims": (32, 48, 48)},
-        ),
-    ),
-    (
-        "Lumina2Transformer2DModel",
-        Model(
-            places.lumina2,
-            sections.key("axes_dim_rope"),
-            defaults={"axes_dim_rope": (32, 32, 32)},
-        ),
-    ),
-    (
-        "HiDreamImageTransformer2DModel",
-        Model(places.hidream, defaults={"axes_dims_rope": (64, 32, 32)}),
-    ),
-    (
-        "Kandinsky5Transformer3DModel Kandinsky6SRTransformer3DModel",
-        Model(places.video, sections.key("axes_dims"), defaults={"axes_dims": (16, 24, 24)}),
-    ),
-    (
-        "Kandinsky6Transformer3DModel",
-        Model(places.video, sections.key("axes_dims"), defaults={"axes_dims": (32, 48, 48)}),
-    ),
-    (
-        "CosmosTransformer3DModel",
-        Model(
-            places.cosmos,
-            sections.thirds,
-            layout="half",
-            bases=sections.ntk,
-            defaults={**_WAN, "rope_scale": (2.0, 1.0, 1.0)},
-        ),
-    ),
-    (
-        "CogView4Transformer2DModel",
-        Model(
-            places.cogview4,
-            sections.halves,
-            layout="half",
-            defaults={"attention_head_dim": 40, "rope_axes_dim": (256, 256)},
-        ),
-    ),
-    (
-        "GlmImageTransformer2DModel",
-        Model(places.picture, sections.halves, layout="half", defaults={"attention_head_dim": 40}),
-    ),
-    (
-        "PRXTransformer2DModel",
-        Model(places.picture, sections.prx, base_key="theta", defaults=sections.PRX),
-    ),
-    (
-        "MiniMaxH3Transformer3DModel",
-        Model(
-            places.video,
-            sections.of_each,
-            layout="half",
-            base_key=_THETA,
-            defaults={"rope_freq_dim": 16},
-        ),
-    ),
-    (
-        "Ideogram4Transformer2DModel",
-        Model(
-            places.video,
-            sections.whole("attention_head_dim"),
-            5e6,
-            base_key=_THETA,
-            layout="half",
-            order=sections.dealt("mrope_section"),
-            defaults={"attention_head_dim": 256, "mrope_section": (24, 20, 20)},
-        ),
-    ),
-    (
-        "MiniMaxMusic3Transformer1DModel",
-        Model(
-            places.line,
-            sections.whole("rotary_dim"),
-            layout="half",
-            defaults={"rotary_dim": 32},
-        ),
-    ),
-    (
-        "AceStepTransformer1DModel",
-        Model(
-            places.line,
-            sections.whole("head_dim"),
-            1e6,
-            base_key=_THETA,
-            layout="half",
-            defaults={"head_dim": 128},
-        ),
-    ),
-    (
-        "LongCatAudioDiTTransformer",
-        Model(
-            places.line,
-            sections.quotient("dit_dim", "dit_heads"),
-            1e5,
-            layout="half",
-            defaults={"dit_dim": 1536, "dit_heads": 24},
-        ),
-    ),
-    (
-        "StableAudio3DiTModel",
-        Model(
-            places.line,
-            sections.quotient("embed_dim", "num_heads", 2),
-            layout="half",
-            defaults={"embed_dim": 1536, "num_heads": 24},
-        ),
-    ),
-    (
-        "StableAudioDiTModel",
-        Model(
-            places.line,
-            sections.quotient("attention_head_dim", 2),
-            layout="half",
-            defaults={"attention_head_dim": 64},
-        ),
-    ),
-)
+_AT_ZERO = Text(along=())
+_DIAGONAL = Text(along=(1, 2))
+_CONTINUED = Text(along=None, start=grids.half_size)
+_LAST = Text(along=None, start=grids.full_size, first=False)
 
-MODELS: dict[str, Model] = {name: model for names, model in ROWS for name in names.split()}
+_flux = Model(grids.video, _FLUX, text=_AT_ZERO)
+_bria = Model(grids.video, _FLUX, base_key=_THETA, text=_AT_ZERO)
+_qwen = Model(grids.qwen, _FLUX, text=_CONTINUED)
+_wan = Model(grids.video, _thirds(128))
+_hunyuan = Model(grids.video, _HUNYUAN, 256.0, _THETA)
+_joyimage = Model(grids.video, _JOYIMAGE, 256.0, "theta", _LAST)
+_cogvideox = Model(grids.cogvideox, _eighths)
+_kandinsky = Model(grids.video, _key("axes_dims", 16, 24, 24))
 
-OWN_TABLES = frozenset(
-    (
-        "LTXVideoTransformer3DModel",
-        "LTX2VideoTransformer3DModel",
-        "SanaWMLTX2RefinerTransformer3DModel",
-        "SanaWMTransformer3DModel",
-        "AllegroTransformer3DModel",
-    )
-)
-"""Models whose tables stay their own when they are patched; their functions rotate pairs."""
+MODELS: dict[str, Model] = {
+    "FluxTransformer2DModel": _flux,
+    "ChromaTransformer2DModel": _flux,
+    "BriaTransformer2DModel": _bria,
+    "BriaFiboTransformer2DModel": _bria,
+    "OvisImageTransformer2DModel": Model(grids.video, _FLUX, text=_DIAGONAL),
+    "LongCatImageTransformer2DModel": Model(grids.longcat, _FLUX, text=_DIAGONAL),
+    "Krea2Transformer2DModel": Model(grids.video, _KREA, 1000.0, _THETA, _AT_ZERO),
+    "Flux2Transformer2DModel": Model(grids.flux2, _FLUX2, 2000.0, _THETA, Text(along=(3,))),
+    "Flux3Transformer2DModel": Model(grids.flux2, _FLUX2, 10000.0, _THETA, Text(along=(3,))),
+    "QwenImageTransformer2DModel": _qwen,
+    "NucleusMoEImageTransformer2DModel": _qwen,
+    "WanTransformer3DModel": _wan,
+    "WanVACETransformer3DModel": _wan,
+    "WanAnimateTransformer3DModel": _wan,
+    "SkyReelsV2Transformer3DModel": _wan,
+    "AnyFlowTransformer3DModel": _wan,
+    "AnyFlowFARTransformer3DModel": _wan,
+    "SanaVideoTransformer3DModel": Model(grids.video, _thirds(112)),
+    "ChronoEditTransformer3DModel": Model(grids.chronoedit, _thirds(128)),
+    "HeliosTransformer3DModel": Model(grids.video, _key("rope_dim", 44, 42, 42), 1e4, _THETA),
+    "HunyuanVideoTransformer3DModel": _hunyuan,
+    "HunyuanVideo15Transformer3DModel": _hunyuan,
+    "HunyuanVideoFramepackTransformer3DModel": _hunyuan,
+    "MotifVideoTransformer3DModel": _hunyuan,
+    "HunyuanImageTransformer2DModel": Model(
+        grids.hunyuan_image, _key("rope_axes_dim", 64, 64), 256.0, _THETA
+    ),
+    "JoyImageEditTransformer3DModel": _joyimage,
+    "JoyImageEditPlusTransformer3DModel": _joyimage,
+    "CogVideoXTransformer3DModel": _cogvideox,
+    "ConsisIDTransformer3DModel": _cogvideox,
+    "EasyAnimateTransformer3DModel": Model(grids.easyanimate, _eighths),
+    "ZImageTransformer2DModel": Model(
+        grids.z_image,
+        _key("axes_dims", 32, 48, 48),
+        256.0,
+        _THETA,
+        Text(along=(0,), start=(1, 0, 0), first=False),
+    ),
+    "Lumina2Transformer2DModel": Model(
+        grids.lumina2, _key("axes_dim_rope", 32, 32, 32), text=Text(along=(0,))
+    ),
+    "HiDreamImageTransformer2DModel": Model(
+        grids.video, _HIDREAM, text=Text(along=(), first=False)
+    ),
+    "Kandinsky5Transformer3DModel": _kandinsky,
+    "Kandinsky6SRTransformer3DModel": _kandinsky,
+    "Kandinsky6Transformer3DModel": Model(grids.video, _key("axes_dims", 32, 48, 48)),
+    "CosmosTransformer3DModel": Model(grids.cosmos, _thirds(128), layout="half", bases=_ntk_bases),
+    "CogView4Transformer2DModel": Model(grids.cogview4, _halves, layout="half"),
+    "GlmImageTransformer2DModel": Model(grids.image, _halves, layout="half"),
+    "PRXTransformer2DModel": Model(grids.image, _prx, base_key="theta"),
+    "MiniMaxH3Transformer3DModel": Model(grids.video, _minimax, base_key=_THETA, layout="half"),
+    "Ideogram4Transformer2DModel": Model(
+        grids.video,
+        _number("attention_head_dim", 256),
+        5e6,
+        _THETA,
+        layout="half",
+        position_axes=_strided_axes,
+    ),
+    "MiniMaxMusic3Transformer1DModel": Model(grids.sound, _number("rotary_dim", 32), layout="half"),
+    "AceStepTransformer1DModel": Model(
+        grids.sound, _number("head_dim", 128), 1e6, _THETA, layout="half"
+    ),
+    "LongCatAudioDiTTransformer": Model(
+        grids.sound, _per_head(("dit_dim", 1536), ("dit_heads", 24)), 1e5, layout="half"
+    ),
+    "StableAudio3DiTModel": Model(
+        grids.sound, _per_head(("embed_dim", 1536), ("num_heads", 24), 2), layout="half"
+    ),
+    "StableAudioDiTModel": Model(grids.sound, _number("attention_head_dim", 64, 2), layout="half"),
+}
+
 _LTX = "its frequencies are base ** linspace(0, 1) * pi/2 over all heads at once"
-UNSUPPORTED: dict[str, str] = {
-    "ErnieImageTransformer2DModel": (
-        "it does not rotate: the two components of a pair turn by different angles"
-    ),
-    "MochiTransformer3DModel": "its frequencies are learned, a set for each head",
+OWN_TABLES: dict[str, str] = {
     "LTXVideoTransformer3DModel": _LTX,
     "LTX2VideoTransformer3DModel": _LTX,
     "SanaWMLTX2RefinerTransformer3DModel": _LTX,
@@ -282,10 +203,19 @@ UNSUPPORTED: dict[str, str] = {
     "AllegroTransformer3DModel": (
         "it rotates three thirds of a head, each by halves; use a RoPE for each, by rotary_offset"
     ),
-    "QwenImage21Transformer2DModel": "its text and images take turns, as a mask says",
-    "Cosmos3OmniTransformer": "its positions are made by its pipeline alone",
-    "BriaFibo2Transformer2DModel": "its tokens are gathered as its perceiver has them",
-    "WanAnimate2Transformer3DModel": "its grids have offsets and strides of each call",
+}
+"""Models without a RoPE, and why. Patched, they rotate by rope_xp with the tables they make."""
+
+UNSUPPORTED: dict[str, str] = {
+    **OWN_TABLES,
+    "ErnieImageTransformer2DModel": (
+        "it does not rotate: the two components of a pair turn by different angles"
+    ),
+    "MochiTransformer3DModel": "its frequencies are learned, a set for each head",
+    "QwenImage21Transformer2DModel": "a mask interleaves its text and images",
+    "Cosmos3OmniTransformer": "only its pipeline makes its positions",
+    "BriaFibo2Transformer2DModel": "its perceiver gathers its tokens",
+    "WanAnimate2Transformer3DModel": "each call gives its grids offsets and strides",
     "OmniGenTransformer2DModel": "it has LongRoPE; make a RoPE with that rule of rope_scaling",
 }
-"""Classes of which no RoPE and positions can be told, and why."""
+"""Models without a RoPE and positions, and why."""

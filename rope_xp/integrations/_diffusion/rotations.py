@@ -1,181 +1,247 @@
-"""The functions with which models of diffusers rotate: recognised, and replaced."""
+"""The functions by which diffusers rotates q and k: how each takes its tables, and what it does."""
 
-import functools
-import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from rope_xp._apply import apply_tables
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Layout
-from rope_xp.integrations._diffusion import conventions
-from rope_xp.integrations._diffusion.conventions import Convention, Packing
-from rope_xp.integrations._diffusion.sites import Options, Site
-from rope_xp.integrations._formats import Format
-
-_SIZES = {"b": 2, "h": 3, "s": 5}
-_PAIRS, _PASSED = 4, 4
-# One rotation in float32 of numbers below 6.
-_CLOSE = 1e-5
+from rope_xp.integrations import _formats
+from rope_xp.integrations._diffusion.tables import Format, are_close, write
 
 
-# --- recognition ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Rotation:
+    """What a function does with arrays and tables."""
+
+    form: Format = "neighbours"
+    packing: Literal["tuple", "two", "joined", "thirds"] = "tuple"
+    """How cos and sin are passed: in a tuple, as two arguments, joined along the last axis, or in a
+    tuple for each third of a head, with positions that select its rows. Of complex numbers and
+    matrices there is one array."""
+    axes: str = "bshd"
+    """As in :func:`rope_xp.apply`; with "n" each head has its own tables."""
+    table_axes: str = ""
+    """Empty for the last of ``axes``, as arrays are broadcast."""
+    arrays: int = 1
+    """How many arrays a call rotates."""
+    partial: bool = False
+    """Whether a head may be longer than the tables."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The keyword arguments by which a function does so."""
+
+    @property
+    def layout(self) -> Layout:
+        return "half" if self.form in ("halves", "pairs") else "interleaved"
 
 
-def recognise(where: str, site: Site) -> dict[Options, Convention]:
-    """Return what a function does, for each way in which a method calls it.
+_LTX = Rotation(axes="bsd")
+_LTX_SPLIT = Rotation("pairs", axes="bsnd", table_axes="bnsd")
+_QWEN = Rotation("complex", table_axes="sd", options={"use_real": False})
+_WAN = Rotation(packing="two")
+
+ROTATIONS: dict[str, tuple[Rotation, ...]] = {
+    "embeddings.apply_rotary_emb": (
+        Rotation(axes="bhsd", table_axes="sd"),
+        Rotation(table_axes="sd", options={"sequence_dim": 1}),
+        Rotation("halves", axes="bhsd", table_axes="sd", options={"use_real_unbind_dim": -2}),
+        Rotation("halves", table_axes="sd", options={"sequence_dim": 1, "use_real_unbind_dim": -2}),
+        Rotation("complex", table_axes="bsd", options={"use_real": False}),
+    ),
+    "embeddings.apply_rotary_emb_allegro": (
+        Rotation("halves", "thirds", axes="bhsd", table_axes="bsd"),
+    ),
+    "transformer_helios.apply_rotary_emb_transposed": (
+        Rotation(packing="joined", table_axes="bsd"),
+    ),
+    "transformer_hidream_image.apply_rope": (Rotation("matrices", arrays=2),),
+    "transformer_joyimage._apply_rotary_emb": (Rotation(table_axes="sd", arrays=2),),
+    "transformer_kandinsky6.apply_rotary": (Rotation("matrices"),),
+    "transformer_kandinsky6_sr.apply_rotary": (Rotation("matrices"),),
+    "transformer_longcat_audio_dit._apply_rotary_emb": (Rotation("halves", table_axes="sd"),),
+    "transformer_ltx.apply_rotary_emb": (_LTX,),
+    "transformer_ltx2.apply_interleaved_rotary_emb": (_LTX,),
+    "transformer_ltx2.apply_split_rotary_emb": (_LTX_SPLIT,),
+    "transformer_minimax_h3._apply_rotary_emb": (
+        Rotation("halves", "two", table_axes="sd", partial=True),
+    ),
+    "transformer_minimax_music3._apply_partial_rotary_emb": (
+        Rotation("halves", table_axes="sd", partial=True),
+    ),
+    "transformer_nucleusmoe_image._apply_rotary_emb_nucleus": (_QWEN,),
+    "transformer_prx.apply_rope": (Rotation("matrices", axes="bhsd"),),
+    "transformer_qwenimage.apply_rotary_emb_qwen": (_QWEN,),
+    "transformer_sana_wm._apply_rotary_emb": (Rotation("complex", axes="bhds", table_axes="bhsd"),),
+    "transformer_sana_wm_refiner.apply_interleaved_rotary_emb": (_LTX,),
+    "transformer_sana_wm_refiner.apply_split_rotary_emb": (_LTX_SPLIT,),
+}
+"""By the module and the name of a function: the ways to call it."""
+
+_DEFAULTS = {"use_real": True, "use_real_unbind_dim": -1, "sequence_dim": 2}
+
+
+@dataclass(frozen=True)
+class InnerRotation:
+    """How a processor rotates by a function inside its own method, where nothing can replace it.
+
+    So the processor is run without tables, and the functions that it hands q and k to rotate them.
+    """
+
+    argument: str
+    """The argument of the processor that holds the tables."""
+    rotation: Rotation
+    functions: tuple[str, ...] = ("dispatch_attention_fn",)
+
+
+INNER_ROTATIONS: dict[str, InnerRotation] = {
+    "WanAttnProcessor": InnerRotation("rotary_emb", _WAN),
+    "SkyReelsV2AttnProcessor": InnerRotation("rotary_emb", _WAN),
+    "ZSingleStreamAttnProcessor": InnerRotation("freqs_cis", Rotation("complex", table_axes="bsd")),
+    "Kandinsky5AttnProcessor": InnerRotation(
+        "rotary_emb", Rotation("matrices"), ("dispatch_attention_fn", "nablaT_v2")
+    ),
+}
+"""By the class of a processor."""
+
+
+# --- rotation ------------------------------------------------------------------------------------
+
+
+def rotate_like(
+    rotations: Sequence[Rotation], function: Callable[..., Any], *arguments: Any, **options: Any
+) -> Any:
+    """Do what a function of diffusers does; call it where the arguments are unusual."""
+    changed = {k: v for k, v in options.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
+    for rotation in rotations:
+        n = rotation.arrays
+        if rotation.options == changed and len(arguments) == n + _count_tables(rotation):
+            rotated = rotate(arguments[:n], arguments[n:], rotation)
+            return rotated if n > 1 else rotated[0]
+    return function(*arguments, **options)
+
+
+def rotate_first(
+    rotation: Rotation,
+    tables: Any,
+    function: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
+    """Rotate q and k, and hand them to a function of diffusers."""
+    packed = tables if _count_tables(rotation) == 2 else (tables,)
+    return function(*rotate((query, key), packed, rotation), *arguments, **options)
+
+
+def _count_tables(rotation: Rotation) -> int:
+    return 2 if rotation.packing in ("two", "thirds") else 1
+
+
+def rotate(
+    arrays: Sequence[torch.Tensor], tables: Sequence[Any], rotation: Rotation
+) -> tuple[torch.Tensor, ...]:
+    """Return rotated arrays."""
+    if rotation.packing == "thirds":
+        return tuple(_rotate_thirds(x, *tables) for x in arrays)
+    cos, sin = _read(tables, rotation)
+    axes, table_axes = rotation.axes, rotation.table_axes or rotation.axes[-cos.ndim :]
+    if "h" in table_axes:
+        cos, sin = (table.squeeze(table_axes.index("h")) for table in (cos, sin))
+    # LTX-2 has all heads in one axis.
+    heads_merged = "n" in axes and arrays[0].ndim == 3
+    if heads_merged:
+        arrays = [x.reshape(*x.shape[:-1], cos.shape[1], -1) for x in arrays]
+    axis = axes.index("d")
+    last = axes.replace("d", "") + "d"
+    rotated = []
+    for x in arrays:
+        if x.shape[axis] != 2 * cos.shape[-1] and not rotation.partial:
+            msg = f"tables of {cos.shape[-1]} pairs do not fit heads of {x.shape[axis]} components"
+            raise RopeError(msg)
+        y = apply_tables(x.movedim(axis, -1), cos, sin, layout=rotation.layout, axes=last)
+        rotated.append(y.flatten(-2) if heads_merged else y.movedim(-1, axis))
+    return tuple(rotated)
+
+
+def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
+    """Rotate each third of a head by rows of its own tables, which positions select."""
+    rotation = Rotation("halves", "two", axes="bhsd", table_axes="bsd")
+    thirds: list[torch.Tensor] = []
+    for third, tables, rows in zip(x.chunk(3, dim=-1), pairs, positions, strict=True):
+        selected = [torch.nn.functional.embedding(rows, table) for table in tables]
+        thirds += rotate((third,), selected, rotation)
+    return torch.cat(thirds, dim=-1)
+
+
+def _read(tables: Sequence[Any], rotation: Rotation) -> _formats.Tables:
+    """Return cos and sin with one column per pair."""
+    if rotation.form == "complex":
+        return tables[0].real, tables[0].imag
+    if rotation.form == "matrices":
+        return tables[0][..., 0, 0], tables[0][..., 1, 0]
+    if rotation.packing == "joined":
+        tables = tables[0].chunk(2, dim=-1)
+    return _formats.read(tuple(tables[0] if len(tables) == 1 else tables), rotation.form)
+
+
+# --- check ---------------------------------------------------------------------------------------
+
+
+def check(
+    where: str, name: str, function: Callable[..., Any], rotations: Sequence[Rotation]
+) -> None:
+    """Compare a function with the rotations that replace it, on random arrays.
 
     Raises
     ------
     RopeError
-        If it does not rotate as any layout does.
+        If it does something else.
     """
-    found = {}
-    for options in site.options:
-        call = functools.partial(site.function, **dict(options))
-        convention = next(filter(None, (_tried(call, *trial) for trial in _trials())), None)
-        if convention is None:
-            called = ", ".join(f"{name}={value!r}" for name, value in options)
+    for rotation in rotations:
+        arrays, tables = make_example(rotation)
+        options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of autocast, on a machine without GPU
+                theirs = function(*arrays, *tables, **rotation.options)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            msg = f"cannot patch {where}: {name}({options}) takes other arguments now: {error}"
+            raise RopeError(msg) from error
+        ours = rotate(arrays, tables, rotation)
+        if not are_close(ours, theirs if isinstance(theirs, tuple) else (theirs,)):
             msg = (
-                f"cannot patch {where}: {site.name}({called}) does not rotate pairs by cos and sin "
-                "of one angle, in any layout"
+                f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
+                f"one angle in the layout {rotation.layout!r}"
             )
             raise RopeError(msg)
-        found[options] = convention
-    return found
 
 
-def _trials() -> Iterator[tuple[Packing, Format, Layout, int]]:
-    real: tuple[tuple[Packing, Format], ...] = tuple(
-        itertools.product(("pair", "two", "joined", "angles"), ("neighbours", "halves", "pairs"))
-    )
-    ways: tuple[tuple[Packing, Format], ...] = (
-        *real,
-        ("complex", "pairs"),
-        ("matrices", "pairs"),
-        ("thirds", "halves"),
-    )
-    for (packing, form), layout, arrays in itertools.product(ways, get_args(Layout), (1, 2)):
-        yield packing, form, layout, arrays
-
-
-def _tried(
-    function: Callable[..., Any], packing: Packing, form: Format, layout: Layout, arrays: int
-) -> Convention | None:
-    """Return what a function does if it takes tables so; None if it does not."""
-
-    def agreeing(passes: bool) -> Convention:
-        trial = Convention(packing, form, layout, arrays, (), passes)
-        ways = conventions.ways_to_lie(packing)
-        agreed = (laid for laid in ways if _agrees(function, replace(trial, laid=(laid,))))
-        return replace(trial, laid=tuple(agreed))
-
-    whole = agreeing(False)
-    if not whole.laid:
-        return None
-    part = agreeing(True)
-    return part if part.laid == whole.laid else whole
-
-
-def _agrees(function: Callable[..., Any], trial: Convention) -> bool:
-    """Return whether a function does what the trial says to random arrays."""
-    ((axes, table_axes),) = trial.laid
+def make_example(rotation: Rotation) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+    """Return random arrays and tables as a function takes them."""
+    pairs, thirds = 4, 3 if rotation.packing == "thirds" else 1
+    sizes = {"b": 2, "h": 3, "n": 3, "s": 5, "d": thirds * 2 * pairs + 4 * rotation.partial}
     generator = torch.Generator().manual_seed(0)
-    made: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
-    head_dim = trial.parts * 2 * _PAIRS + _PASSED * trial.passes
-    sizes = [_SIZES[a] for a in axes if a != "d"]
-    # Heads lie in one piece, wherever their axis is: some functions view them as complex numbers.
-    x = torch.randn([*sizes, head_dim], **made).movedim(-1, axes.index("d"))
-    arrays = [x] * trial.arrays
-    lengths = {"b": _SIZES["b"], "h": 1, "s": trial.parts * _SIZES["s"], "d": _PAIRS}
-    angles = 6 * torch.rand([lengths[a] for a in table_axes], **made)
-    given = conventions.given(angles, trial)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            theirs = function(*arrays, *given)
-    except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        return False  # made for tables of other kinds or shapes
-    results = theirs if isinstance(theirs, tuple) else (theirs,)
-    ours = rotated(arrays, given, trial)
-    return (
-        ours is not None
-        and len(ours) == len(results)
-        and all(isinstance(result, torch.Tensor) for result in results)
-        and all(map(_close, ours, results))
-    )
+    # Heads are contiguous whatever the axes: some functions view them as complex numbers.
+    shape = [sizes[axis] for axis in rotation.axes.replace("d", "") + "d"]
+    x = torch.randn(shape, generator=generator).movedim(-1, rotation.axes.index("d"))
+    sizes |= {"h": 1, "d": pairs}
+    shape = [sizes[axis] for axis in rotation.table_axes or rotation.axes]
+    angles = 6 * torch.rand(shape, generator=generator)
+    arrays = (x.flatten(-2) if "n" in rotation.axes else x,) * rotation.arrays
+    return arrays, _pack(write(angles.cos(), angles.sin(), rotation.form), rotation)
 
 
-def _close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    # One function rounds to bfloat16, whatever it is given.
-    bound = 2**-6 if theirs.dtype == torch.bfloat16 else _CLOSE
-    return ours.shape == theirs.shape and bool(
-        torch.allclose(ours, theirs.to(ours.dtype), rtol=0, atol=bound)
-    )
-
-
-# --- replacement ---------------------------------------------------------------------------------
-
-
-def rotated(
-    arrays: list[Any], given: tuple[Any, ...], convention: Convention
-) -> tuple[torch.Tensor, ...] | None:
-    """Return rotated arrays; None where they are laid out otherwise."""
-    tables = convention.tables(given)
-    if tables is None or not all(isinstance(x, torch.Tensor) for x in arrays):
-        return None
-    if any(x.shape[-1] % convention.parts for x in arrays):
-        return None
-    xs = [_spread(x, convention.parts) for x in arrays]
-    every = {convention.fitting(x, table) for x in xs for table in tables}
-    if len(every) != 1 or None in every:
-        return None
-    ((axes, table_axes),) = (laid for laid in every if laid is not None)
-    cos, sin = (t.squeeze(table_axes.index("h")) if "h" in table_axes else t for t in tables)
-    rest = xs[0].shape[axes.index("d")] - 2 * cos.shape[-1]
-    if rest < 0 or (rest and not convention.passes):
-        return None
-    turned = [_turned(x, cos, sin, convention.layout, axes) for x in xs]
-    if convention.parts == 1:
-        return tuple(turned)
-    return tuple(y.reshape(x.shape) for x, y in zip(arrays, turned, strict=True))
-
-
-def _spread(x: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return parts of heads (..., tokens, d) as tokens (..., parts * tokens, d / parts)."""
-    if parts == 1:
-        return x
-    *batch, tokens, head_dim = x.shape
-    return x.reshape(*batch, parts * tokens, head_dim // parts)
-
-
-def _turned(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: Layout, axes: str
-) -> torch.Tensor:
-    place = axes.index("d")
-    if place + 1 == len(axes):
-        return apply_tables(x, cos, sin, layout=layout, axes=axes)
-    last = axes.replace("d", "") + "d"
-    y = apply_tables(x.movedim(place, -1), cos, sin, layout=layout, axes=last)
-    return y.movedim(-1, place)
-
-
-def replacement(site: Site, known: dict[Options, Convention]) -> Callable[..., Any]:
-    """Return a function that does the same, by rope_xp."""
-    function = site.function
-    arrays = next(iter(known.values())).arrays
-
-    def rotate(*arguments: Any, **options: Any) -> Any:
-        convention = known.get(tuple(sorted(options.items())))
-        xs = list(arguments[:arrays])
-        if convention is not None:
-            results = rotated(xs, arguments[arrays:], convention)
-            if results is not None:
-                return results if arrays > 1 else results[0]
-        return function(*arguments, **options)
-
-    rotate.__name__ = site.name
-    return rotate
+def _pack(tables: Any, rotation: Rotation) -> tuple[Any, ...]:
+    if rotation.packing == "two":
+        return tuple(tables)
+    if rotation.packing == "joined":
+        return (torch.cat(tables, dim=-1),)
+    if rotation.packing == "thirds":
+        flat = [table.flatten(0, 1) for table in tables]
+        rows = torch.arange(len(flat[0])).view(tables[0].shape[:2])
+        return tuple(tuple(table.roll(i, 0) for table in flat) for i in range(3)), (rows,) * 3
+    return (tables,)

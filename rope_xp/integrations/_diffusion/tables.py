@@ -1,278 +1,289 @@
-"""The modules of diffusers that make cos and sin, and what takes their place: a row a class.
+"""The rotary modules of diffusers, and the functions that compute their tables: a row for each.
 
-Each function here stands for a method of such a module. It is given the RoPE and what the method
-is, and returns the same: tables of the same form and shape, in float32, of exact angles.
+A function here replaces a method of a rotary module. It gets the transformer's rotary embedding,
+the module and the arguments of the method, and returns tables of the same format and shape, in
+float32, with angles that stay accurate at any position.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rope_xp.integrations import _formats
-from rope_xp.integrations._diffusion.conventions import matrices
-from rope_xp.integrations._diffusion.lookups import centred, counted, looked_up, on_grid
-from rope_xp.integrations._formats import Format
+from rope_xp.integrations._diffusion.config import RotaryConfig
+from rope_xp.integrations._diffusion.grids import Grid
 from rope_xp.rope import RoPE
 
-Made = Callable[..., Any]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+# For angles of small positions in float32, and one rotation by them.
+_TOLERANCE = 1e-5
+Format = _formats.Format | Literal["matrices"]
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """What a class of rotary modules does."""
+class RotaryModule:
+    """What replaces a method of a rotary module."""
 
-    made: Made
-    """Called with the RoPE, the module, and the arguments of the method."""
-    probe: Callable[[Any, RoPE], Arguments]
-    """Returns arguments of a small call."""
+    compute: Callable[..., Any]
+    """Takes a RotaryConfig, the module, and the arguments of the method."""
+    arguments: Callable[[Any, RotaryConfig], tuple[Any, ...]]
+    """Returns the arguments of a small call, to compare the two."""
     method: str = "forward"
-    rope: Callable[[Any], RoPE] | None = None
-    """The RoPE of modules that have another than the configuration of the model says."""
 
 
-# --- of identifiers ------------------------------------------------------------------------------
+# --- formats -------------------------------------------------------------------------------------
 
 
-def of_ids(form: Format) -> Made:
-    """Positions (..., components) are given."""
-
-    def made(rope: RoPE, _: Any, ids: torch.Tensor) -> Any:
-        tables = _formats.written(*looked_up(rope, ids.movedim(-1, 0)), form)
-        return tables if len(tables) > 1 else tables[0]
-
-    return made
+def write(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Any:
+    """Return tables with one column per pair in a format: a tuple of two, or one array."""
+    if form == "matrices":
+        return torch.stack([cos, -sin, sin, cos], dim=-1).view(*cos.shape, 2, 2)
+    tables = _formats.written(cos, sin, form)
+    return tables if len(tables) > 1 else tables[0]
 
 
-def matrices_of_ids(heads: int) -> Made:
-    """Positions (batch, tokens, components) are given, and an axis for heads is put here."""
-
-    def made(rope: RoPE, _: Any, ids: torch.Tensor) -> torch.Tensor:
-        return matrices(*looked_up(rope, ids.movedim(-1, 0))).unsqueeze(heads)
-
-    return made
+def _tables(rope: RoPE, positions: torch.Tensor, form: Format) -> Any:
+    """Return tables (..., columns) of positions (components, ...), in float32."""
+    if positions.is_floating_point():
+        positions = positions.float()
+    return write(*rope.cos_sin(positions, rope.rotary_dim or 0, dtype=torch.float32), form)
 
 
-def probe_ids(*batch: int) -> Callable[[Any, RoPE], Arguments]:
-    def probe(_: Any, rope: RoPE) -> Arguments:
-        axes = 1 + max(rope.position_axes or (0,))
-        ids = torch.arange(6)[:, None] + torch.arange(axes)
-        return (ids.expand(*batch, 6, axes),), {}
-
-    return probe
-
-
-# --- of latents ----------------------------------------------------------------------------------
-
-
-def of_latents(sizes: Callable[[Any], Sequence[int]], form: Format, *, heads: bool = False) -> Made:
-    """Latents (batch, channels, axes...) are given, and patched in these sizes."""
-
-    def made(rope: RoPE, module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        patches = zip(hidden_states.shape[2:], sizes(module), strict=True)
-        lines = counted([n // size for n, size in patches], hidden_states.device)
-        tables = _formats.written(*on_grid(rope, lines), form)
-        return tuple(t[None, :, None] for t in tables) if heads else tables
-
-    return made
-
-
-def chronoedit(rope: RoPE, module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    patches = zip(hidden_states.shape[2:], module.patch_size, strict=True)
-    lines = counted([n // size for n, size in patches], hidden_states.device)
-    if hidden_states.shape[2] == 2:
-        lines[0] = lines[0] * (module.temporal_skip_len - 1)
-    tables = _formats.written(*on_grid(rope, lines), "neighbours")
-    return tuple(t[None, :, None] for t in tables)
-
-
-def cosmos(
-    rope: RoPE, module: Any, hidden_states: torch.Tensor, fps: int | None = None
-) -> tuple[torch.Tensor, ...]:
-    patches = zip(hidden_states.shape[2:], module.patch_size, strict=True)
-    lines = counted([n // size for n, size in patches], hidden_states.device)
-    if fps is not None:
+def _grid(lines: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return positions (components, axes...), from those along each axis."""
+    if any(line.is_floating_point() for line in lines):
         lines = [line.float() for line in lines]
-        lines[0] = lines[0] / fps * module.base_fps
-    return _formats.written(*on_grid(rope, lines), "halves")
+    return torch.stack(torch.meshgrid(*lines, indexing="ij"))
 
 
-def cogview4(rope: RoPE, module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    sizes = [n // module.patch_size for n in hidden_states.shape[2:]]
-    lines = [
-        line * whole // n
-        for line, whole, n in zip(
-            counted(sizes, hidden_states.device), module.rope_axes_dim, sizes, strict=True
-        )
-    ]
-    return _formats.written(*on_grid(rope, lines), "halves")
+def _arange(device: Any) -> Callable[[int], torch.Tensor]:
+    return functools.partial(torch.arange, dtype=torch.int32, device=device)
 
 
-def easyanimate(rope: RoPE, module: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    frames, height, width = hidden_states.shape[2:]
-    sizes = height // module.patch_size, width // module.patch_size
-    base = 60 // module.patch_size, 90 // module.patch_size
-    region = module.get_resize_crop_region_for_grid(sizes, base[1], base[0])
-    lines = [line.float() for line in counted([frames], hidden_states.device)]
-    for first, end, n in zip(*region, sizes, strict=True):
-        last = end * (n - 1) / n
-        lines.append(torch.linspace(first, last, n, device=hidden_states.device))
-    return _formats.written(*on_grid(rope, lines), "neighbours")
+def are_close(ours: Any, theirs: Any) -> bool:
+    """Return whether tables or rotated arrays are equal but for rounding."""
+    if isinstance(theirs, tuple | list):
+        return len(ours) == len(theirs) and all(map(are_close, ours, theirs))
+    if (ours.shape, ours.is_complex()) != (theirs.shape, theirs.is_complex()):
+        return False
+    # Some round to bfloat16: modules of a model that was cast, and a function of Kandinsky.
+    eps = torch.finfo(theirs.dtype).eps
+    theirs = theirs.to(device=ours.device, dtype=ours.dtype)
+    return bool(torch.allclose(ours, theirs, rtol=eps, atol=max(_TOLERANCE, eps)))
 
 
-def probe_latents(sizes: Callable[[Any], Sequence[int]]) -> Callable[[Any, RoPE], Arguments]:
-    def probe(module: Any, _: RoPE) -> Arguments:
-        patch = sizes(module)
-        lengths = [size * n for size, n in zip(patch, (3, 4, 5)[-len(patch) :], strict=True)]
-        return (torch.zeros(1, 1, *lengths),), {}
-
-    return probe
+# --- modules that are given positions ------------------------------------------------------------
 
 
-def by_three(module: Any) -> Sequence[int]:
-    return tuple(module.patch_size)
+def _from_ids(
+    form: Format, batch: tuple[int, ...] = (), heads: int = 0, method: str = "forward"
+) -> RotaryModule:
+    """Describe a module that is given positions (batch..., tokens, components).
+
+    Matrices get an axis for the heads.
+    """
+
+    def compute(config: RotaryConfig, _: Any, ids: torch.Tensor) -> Any:
+        tables = _tables(config.rope, ids.movedim(-1, 0), form)
+        return tables.unsqueeze(heads) if form == "matrices" else tables
+
+    def arguments(_: Any, config: RotaryConfig) -> tuple[Any, ...]:
+        components = 1 + max(config.rope.position_axes or (0,))
+        ids = torch.arange(6)[:, None] + torch.arange(components)
+        return (ids.expand(*batch, 6, components),)
+
+    return RotaryModule(compute, arguments, method)
 
 
-def by_two(module: Any) -> Sequence[int]:
-    return module.patch_size_t, module.patch_size, module.patch_size
+def _framepack(
+    config: RotaryConfig, module: Any, frame_indices: Any, height: int, width: int, device: Any
+) -> Any:
+    arange, patch = _arange(device), module.patch_size
+    frames = frame_indices.to(device=device, dtype=torch.int32)
+    lines = [frames, arange(height // patch), arange(width // patch)]
+    return _tables(config.rope, _grid(lines).flatten(1), "neighbours")
 
 
-def square(module: Any) -> Sequence[int]:
-    return module.patch_size, module.patch_size
-
-
-def frames_whole(module: Any) -> Sequence[int]:
-    return 1, module.patch_size, module.patch_size
-
-
-# --- of sizes ------------------------------------------------------------------------------------
-
-
-def framepack(
-    rope: RoPE, module: Any, frame_indices: torch.Tensor, height: int, width: int, device: Any
-) -> tuple[torch.Tensor, ...]:
-    patch = module.patch_size
-    rows, columns = counted([height // patch, width // patch], torch.device(device))
-    lines = [frame_indices.to(device=device, dtype=torch.int32), rows, columns]
-    return _formats.written(*on_grid(rope, lines), "neighbours")
-
-
-def helios(
-    rope: RoPE, _: Any, frame_indices: torch.Tensor, height: int, width: int, device: Any
+def _helios(
+    config: RotaryConfig, _: Any, frame_indices: Any, height: int, width: int, device: Any
 ) -> torch.Tensor:
     frames = frame_indices.to(device=device, dtype=torch.int32)
-    rows, columns = counted([height, width], torch.device(device))
-    shape = (*frames.shape, height, width)
-    lines = frames[:, :, None, None], rows[:, None], columns
-    tables = _formats.written(
-        *looked_up(rope, torch.stack([line.expand(shape) for line in lines])), "neighbours"
-    )
-    return torch.cat(tables, dim=-1).movedim(-1, 1)
+    positions = _grid([frames.flatten(), _arange(device)(height), _arange(device)(width)])
+    tables = torch.cat(_tables(config.rope, positions, "neighbours"), dim=-1)
+    return tables.view(*frames.shape, *tables.shape[1:]).movedim(-1, 1)
 
 
-def qwen(
-    rope: RoPE,
-    _: Any,
-    video_fhw: Any,
-    device: torch.device | None = None,
-    max_txt_seq_len: Any = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what images or videos are turned by, one after the other, and the text behind them."""
-    images = _listed(video_fhw)
-    after = max(max(height, width) // 2 for _, height, width in images)
-    return _beside(rope, images, range(len(images)), after, max_txt_seq_len, device)
+def _kandinsky_text(_: Any, module: Any, pos: torch.Tensor) -> Any:
+    rope = RoPE(base=float(module.max_period), rotary_dim=module.dim)
+    return _tables(rope, pos, "matrices").unsqueeze(-4)
 
 
-def nucleus(
-    rope: RoPE,
-    _: Any,
-    video_fhw: Any,
-    device: torch.device | None = None,
-    max_txt_seq_len: Any = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same, where the text lies behind the last image alone."""
-    images = _listed(video_fhw)
-    after = max(images[-1][1:]) // 2
-    return _beside(rope, images, range(len(images)), after, max_txt_seq_len, device)
+def _kandinsky5(
+    config: RotaryConfig, module: Any, shape: Any, pos: Any, scale_factor: Any = (1, 1, 1)
+) -> Any:
+    return _kandinsky6(config, module, pos, scale_factor).expand(shape[0], *[-1] * 7)
 
 
-def qwen_layers(
-    rope: RoPE,
-    _: Any,
-    video_fhw: Any,
-    max_txt_seq_len: Any,
-    device: torch.device | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same of the layers of an image, the last of which is the one they are made of."""
-    images = _listed(video_fhw)
-    after = max(max(height, width) // 2 for _, height, width in images)
-    layers = len(images) - 1
-    return _beside(rope, images, [*range(layers), -1], max(after, layers), max_txt_seq_len, device)
+def _kandinsky6(config: RotaryConfig, _: Any, pos: Any, scale_factor: Any = (1, 1, 1)) -> Any:
+    scaled = zip(pos, scale_factor, strict=True)
+    lines = [line if scale == 1 else line / scale for line, scale in scaled]
+    return _tables(config.rope, _grid(lines), "matrices").unsqueeze(-4)
 
 
-def _listed(video_fhw: Any) -> list[Any]:
-    one = video_fhw[0] if isinstance(video_fhw, list) else video_fhw
-    return one if isinstance(one, list) else [one]
+# --- modules that count tokens -------------------------------------------------------------------
 
 
-def _beside(
-    rope: RoPE,
-    images: list[Any],
-    firsts: Sequence[int],
-    after: int,
-    tokens: Any,
-    device: torch.device | None,
+def _from_latents(form: Format, *, heads: bool = False) -> RotaryModule:
+    """Describe a module that is given latents (batch, channels, axes...)."""
+
+    def compute(
+        config: RotaryConfig, module: Any, hidden_states: torch.Tensor, fps: int | None = None
+    ) -> Any:
+        lengths = hidden_states.shape[2:]
+        patches = zip(lengths, _patch_sizes(module, len(lengths)), strict=True)
+        frames, height, width = [1, *(n // size for n, size in patches)][-3:]
+        grid = Grid(frames, height, width, fps=fps, arange=_arange(hidden_states.device))
+        positions = _grid(config.positions.lines(grid)).flatten(1)
+        tables = _tables(config.rope, positions, form)
+        return tuple(table[None, :, None] for table in tables) if heads else tables
+
+    def arguments(module: Any, config: RotaryConfig) -> tuple[Any, ...]:
+        axes = 1 + max(config.rope.position_axes or ())
+        patches = zip(_patch_sizes(module, axes), (3, 4, 5)[-axes:], strict=True)
+        return (torch.zeros(1, 1, *[size * n for size, n in patches]),)
+
+    return RotaryModule(compute, arguments)
+
+
+def _patch_sizes(module: Any, axes: int) -> tuple[int, ...]:
+    size = module.patch_size
+    if isinstance(size, int):
+        size = (getattr(module, "patch_size_t", 1), size, size)
+    return tuple(size)[-axes:]
+
+
+def _qwen(
+    config: RotaryConfig, _: Any, video_fhw: Any, device: Any = None, max_txt_seq_len: Any = None
+) -> Any:
+    """Return tables of the images, one after the other, and of text behind the largest one."""
+    sizes = _image_sizes(video_fhw)
+    start = max(max(height, width) // 2 for _, height, width in sizes)
+    return _images_and_text(config, sizes, range(len(sizes)), start, max_txt_seq_len, device)
+
+
+def _nucleus(
+    config: RotaryConfig, _: Any, video_fhw: Any, device: Any = None, max_txt_seq_len: Any = None
+) -> Any:
+    """Return the same, with the text behind the last image."""
+    sizes = _image_sizes(video_fhw)
+    start = max(sizes[-1][1:]) // 2
+    return _images_and_text(config, sizes, range(len(sizes)), start, max_txt_seq_len, device)
+
+
+def _qwen_layers(
+    config: RotaryConfig, _: Any, video_fhw: Any, max_txt_seq_len: Any, device: Any = None
+) -> Any:
+    """Return the same for the layers of an image, followed by the image itself in frame -1."""
+    sizes = _image_sizes(video_fhw)
+    layers = len(sizes) - 1
+    start = max(layers, *(max(height, width) // 2 for _, height, width in sizes))
+    return _images_and_text(config, sizes, [*range(layers), -1], start, max_txt_seq_len, device)
+
+
+def _image_sizes(video_fhw: Any) -> list[Any]:
+    sizes = video_fhw[0] if isinstance(video_fhw, list) else video_fhw
+    return sizes if isinstance(sizes, list) else [sizes]
+
+
+def _images_and_text(
+    config: RotaryConfig, sizes: list[Any], frames: Any, start: int, tokens: Any, device: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if tokens is None:
-        raise ValueError("`max_txt_seq_len` must be provided.")  # as the modules' own
-    on = torch.device("cpu") if device is None else torch.device(device)
-    found = []
-    for first, (frames, height, width) in zip(firsts, images, strict=True):
-        time = torch.arange(frames, dtype=torch.int32, device=on) + first
-        found.append(on_grid(rope, [time, centred(height, on), centred(width, on)]))
-    text = after + torch.arange(int(tokens), dtype=torch.int32, device=on)
-    cos, sin = (torch.cat(parts) for parts in zip(*found, strict=True))
-    (image,) = _formats.written(cos, sin, "complex")
-    (beside,) = _formats.written(*looked_up(rope, text.expand(3, int(tokens))), "complex")
-    return image, beside
+        raise ValueError("`max_txt_seq_len` must be provided.")  # the modules' own words
+    arange, positions = _arange(device), []
+    for frame, size in zip(frames, sizes, strict=True):
+        times, *others = config.positions.lines(Grid(*size)._replace(arange=arange))
+        positions.append(_grid([times + frame, *others]).flatten(1))
+    text = (start + arange(int(tokens))).expand(3, -1)
+    images = _tables(config.rope, torch.cat(positions, dim=-1), "complex")
+    return images, _tables(config.rope, text, "complex")
 
 
-def audio(
-    rope: RoPE, _: Any, hidden_states: torch.Tensor, seq_len: int | None = None
+def _audio(
+    config: RotaryConfig, module: Any, hidden_states: torch.Tensor, seq_len: int | None = None
 ) -> tuple[torch.Tensor, ...]:
-    n = hidden_states.shape[1] if seq_len is None else seq_len
-    tables = looked_up(rope, torch.arange(n, dtype=torch.int32, device=hidden_states.device))
-    return tuple(t.to(hidden_states.dtype) for t in _formats.written(*tables, "halves"))
+    tokens = hidden_states.shape[1] if seq_len is None else seq_len
+    tables = _music(config, module, tokens, hidden_states.device)
+    return tuple(table.to(hidden_states.dtype) for table in tables)
 
 
-def music(rope: RoPE, _: Any, seq_len: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    positions = torch.arange(seq_len, dtype=torch.int32, device=device)
-    return _formats.written(*looked_up(rope, positions), "halves")
+def _music(config: RotaryConfig, _: Any, seq_len: int, device: Any) -> Any:
+    return _tables(config.rope, _arange(device)(seq_len), "halves")
 
 
-def kandinsky_text(rope: RoPE, _: Any, pos: torch.Tensor) -> torch.Tensor:
-    return matrices(*looked_up(rope, pos)).unsqueeze(-4)
+# --- classes -------------------------------------------------------------------------------------
 
 
-def kandinsky(
-    rope: RoPE, _: Any, shape: Any, pos: Any, scale_factor: Sequence[float] = (1.0, 1.0, 1.0)
-) -> torch.Tensor:
-    return _scaled_grid(rope, pos, scale_factor).expand(shape[0], *[-1] * 7)
+def _calling(compute: Callable[..., Any], *arguments: Any) -> RotaryModule:
+    return RotaryModule(compute, lambda _module, _config: arguments)
 
 
-def kandinsky6(
-    rope: RoPE, _: Any, pos: Any, scale_factor: Sequence[float] = (1.0, 1.0, 1.0)
-) -> torch.Tensor:
-    return _scaled_grid(rope, pos, scale_factor)[0]
+_IDS = _from_ids("neighbours")
+_LATENTS = _from_latents("neighbours")
+_HALVES = _from_latents("halves")
+_WAN = _from_latents("neighbours", heads=True)
+_FRAMES, _CPU = torch.arange(3), torch.device("cpu")
+_LINES = (_FRAMES, torch.arange(4), torch.arange(5))
+_SIZES = [[(2, 4, 6), (1, 3, 5)]]
 
+ROTARY_MODULES: dict[str, RotaryModule] = {
+    "FluxPosEmbed": _IDS,
+    "Flux2PosEmbed": _IDS,
+    "Flux3PosEmbed": _IDS,
+    "Krea2RotaryPosEmbed": _IDS,
+    "BriaEmbedND": _IDS,
+    "BriaPosEmbed": _IDS,
+    "BriaFiboEmbedND": _IDS,
+    "LongCatImagePosEmbed": _IDS,
+    "OvisImagePosEmbed": _IDS,
+    "MiniMaxH3RotaryPosEmbed": _from_ids("halves"),
+    "Ideogram4MRoPE": _from_ids("halves", (2,)),
+    "RopeEmbedder": _from_ids("complex", method="__call__"),
+    "Lumina2RotaryPosEmbed": _from_ids("complex", (2,), method="_get_freqs_cis"),
+    "HiDreamImageEmbedND": _from_ids("matrices", (2,), heads=2),
+    "PRXEmbedND": _from_ids("matrices", (2,), heads=1),
+    "WanRotaryPosEmbed": _WAN,
+    "SkyReelsV2RotaryPosEmbed": _WAN,
+    "ChronoEditRotaryPosEmbed": _WAN,
+    "HunyuanVideoRotaryPosEmbed": _LATENTS,
+    "HunyuanVideo15RotaryPosEmbed": _LATENTS,
+    "HunyuanImageRotaryPosEmbed": _LATENTS,
+    "MotifVideoRotaryPosEmbed": _LATENTS,
+    "EasyAnimateRotaryPosEmbed": _LATENTS,
+    "CosmosRotaryPosEmbed": _HALVES,
+    "CogView4RotaryPosEmbed": _HALVES,
+    "GlmImageRotaryPosEmbed": _HALVES,
+    "HunyuanVideoFramepackRotaryPosEmbed": _calling(_framepack, _FRAMES, 8, 12, _CPU),
+    "HeliosRotaryPosEmbed": _calling(_helios, _FRAMES.expand(2, 3), 4, 5, _CPU),
+    "QwenEmbedRope": _calling(_qwen, _SIZES, _CPU, 7),
+    "NucleusMoEEmbedRope": _calling(_nucleus, _SIZES, _CPU, 7),
+    "QwenEmbedLayer3DRope": _calling(_qwen_layers, _SIZES, 7, _CPU),
+    "AudioDiTRotaryEmbedding": _calling(_audio, torch.zeros(1, 6, 8)),
+    "MiniMaxMusic3RotaryEmbedding": _calling(_music, 6, _CPU),
+    "Kandinsky5RoPE1D": _calling(_kandinsky_text, _FRAMES),
+    "Kandinsky5RoPE3D": _calling(_kandinsky5, (2, 3, 4, 5), _LINES, (1.0, 2.0, 2.0)),
+    "Kandinsky6RoPE3D": _calling(_kandinsky6, _LINES, (1.0, 2.0, 2.0)),
+    "Kandinsky6SRRoPE3D": _calling(_kandinsky6, _LINES, (1.0, 2.0, 2.0)),
+}
 
-def _scaled_grid(rope: RoPE, pos: Any, scale_factor: Sequence[float]) -> torch.Tensor:
-    lines = [
-        line if scale == 1 else line / scale for line, scale in zip(pos, scale_factor, strict=True)
+TABLES_FROM_CALLER = frozenset(
+    [
+        "CogVideoXTransformer3DModel",
+        "ConsisIDTransformer3DModel",
+        "StableAudioDiTModel",
+        "JoyImageEditTransformer3DModel",
     ]
-    if len({line.dtype for line in lines}) > 1:
-        lines = [line.float() for line in lines]
-    tables = [t.view(*map(len, lines), -1) for t in on_grid(rope, lines)]
-    return matrices(*tables)[None].unsqueeze(-4)
+)
+"""Models whose tables come from the caller, or from a method of the model itself."""

@@ -10,7 +10,7 @@ from support.targets import numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract import caches
+from rope_xp._dispatch import call_cache
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
@@ -98,7 +98,7 @@ def test_blocks_of_tokens_where_heads_lie_apart(
     monkeypatch.setattr(plan, "APART_FROM_BYTES", 0)
     for held in (plan.HELD_BYTES, 10_000, 1):
         monkeypatch.setattr(plan, "HELD_BYTES", held)
-        caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which hold plans
+        call_cache.CALLS.cache_clear()  # which hold plans
         expected = truth(rope.apply, q, k, positions, axes="bhsd")
         for got, e in zip(rope.apply(q, k, positions, axes="bhsd"), expected, strict=True):
             same(got, e)

@@ -1,4 +1,4 @@
-"""Kernels on numpy's arrays: memory as it comes, and products of complex numbers in it."""
+"""Kernels on numpy's arrays, in memory of any strides and byte order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import oracles
 from support.bits import same, sample
 from support.targets import truth
 
@@ -107,35 +106,3 @@ def test_angles_in_any_memory(any_path: str, kind: str, rng: np.random.Generator
     expected = truth(RoPE().rotate, x, POSITIONS)
     same(RoPE().rotate(x, make(POSITIONS)), expected)
     same(rope_xp.apply_tables(x, *map(make, angles)), expected)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("view", [v for v in VIEWS if "for all" not in v])
-def test_complex_products_where_asked_for(
-    view: str, dtype: str, threads: Callable[[str], None], rng: np.random.Generator
-) -> None:
-    threads("3")
-    axes, make = VIEWS[view]
-    x = make(sample(rng, 2, 130, 3, 16, dtype=dtype))
-    rope = RoPE(rotary_dim=8, rotary_offset=1)
-    for turn in (rope.rotate, rope.unrotate):
-        expected = truth(turn, x, POSITIONS, axes=axes)
-        with rope_xp.use_backend("complex"):
-            results = [turn(x, POSITIONS, axes=axes), x.copy()]
-            turn(results[1], POSITIONS, axes=axes, out=results[1])
-        for got in results:
-            # numpy fuses multiply-add where the processor can, which changes one rounding.
-            assert oracles.ulps(got[..., 1:9], expected[..., 1:9], x[..., 1:9], "interleaved") <= 2
-            same(got[..., 9:].copy(), expected[..., 9:].copy())
-            same(got[..., :1].copy(), expected[..., :1].copy())
-
-
-def test_complex_products_are_never_taken_unasked(rng: np.random.Generator) -> None:
-    x = sample(rng, 3, 2, 8)
-    assert rope_xp.explain(x, x).path != "complex"
-    with rope_xp.use_backend("complex"):
-        assert rope_xp.explain(x, x).path == "complex"
-        with pytest.raises(RopeError, match="the layout is 'half'"):
-            RoPE(layout="half").rotate(x)
-        with pytest.raises(RopeError, match="no complex numbers of two float16"):
-            RoPE().rotate(x.astype(np.float16))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +24,7 @@ from support.targets import truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._contract import caches
+from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.kernels import Kernels
 
 pytest.importorskip("llvmlite")
@@ -31,7 +34,7 @@ POSITIONS = np.arange(130) * 1000
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()  # which are bound to kernels
+    call_cache.CALLS.cache_clear()  # which are bound to kernels
     fresh: Any = Kernels("llvmlite", compiled._load)
     monkeypatch.setattr(paths, "KERNELS", fresh)
 
@@ -158,14 +161,14 @@ def test_a_second_kernel_that_fails_finds_nothing_written(
     nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
-    compiled_form = machine.compiled
+    compile_kernel = machine.compile_kernel
 
     def only_float32(form: Form) -> Callable[..., int]:
         if form.dtype != "float32":
             raise SystemError(form.dtype)
-        return compiled_form(form)
+        return compile_kernel(form)
 
-    monkeypatch.setattr(machine, "compiled", only_float32)
+    monkeypatch.setattr(machine, "compile_kernel", only_float32)
     q, k = sample(rng, 130, 4, 16), sample(rng, 130, 2, 16, dtype="float16")
     expected = truth(rope_xp.apply, q, k, POSITIONS)
     with pytest.warns(
@@ -195,8 +198,8 @@ ROTATE = """
 import sys
 import ml_dtypes, numpy as np, rope_xp
 from rope_xp_backends.cpu import machine
-made, translated = [], machine._translated
-machine._translated = lambda form, target: made.append(form) or translated(form, target)
+made, optimize = [], machine._optimize
+machine._optimize = lambda text, target: made.append(text) or optimize(text, target)
 for dtype in sys.argv[1:]:
     for layout in ("half", "interleaved"):
         x, rope = np.arange(48.0).reshape(3, 2, 8).astype(dtype), rope_xp.RoPE(layout=layout)
@@ -224,7 +227,7 @@ def test_kernels_are_kept_for_the_next_process(tmp_path: Path) -> None:
         return compiled_by_a_process(script, *dtypes, ROPE_XP_KERNEL_CACHE=str(cache))
 
     assert run("float16") == 2
-    assert [file.name for file in kept(cache)] == ["float16-00", "float16-11"]
+    assert [file.name[:10] for file in kept(cache)] == ["float16-00", "float16-11"]
     assert run("bfloat16", "float16") == 2
     first, *_ = kept(cache)
     whole = first.read_bytes()
@@ -248,7 +251,7 @@ def test_processes_that_compile_at_once(tmp_path: Path) -> None:
             for i in range(3)
         ]
         assert all(run.result() in (0, 1, 2) for run in runs)
-    assert [file.name for file in kept(cache)] == ["float32-00", "float32-11"]
+    assert [file.name[:10] for file in kept(cache)] == ["float32-00", "float32-11"]
     assert compiled_by_a_process(script, "float32", ROPE_XP_KERNEL_CACHE=str(cache)) == 0
 
 
@@ -269,24 +272,121 @@ def test_kernels_that_cannot_be_kept(tmp_path: Path) -> None:
 
 def test_folders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
-    files.keep("digest", "kernel", b"code")
-    assert files.read("digest", "kernel") == b"code"
+    files.keep("kernel", b"code")
+    assert files.read("kernel") == b"code"
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert files.read("digest", "kernel") is None
+    assert files.read("kernel") is None
 
 
-def test_what_kernels_are_written_by_is_asked_for(
+def test_folders_outside_the_profile_where_files_have_no_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As on Windows, where anybody may have written the code that lies elsewhere."""
+    inside, outside = tmp_path / "home" / "kernels", tmp_path / "kernels"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in (inside, outside):
+        monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(folder))
+        files.keep("kernel", b"code")
+    monkeypatch.delattr(os, "geteuid")
+    assert files.read("kernel") is None
+    files.keep("another", b"code")
+    assert len(kept(outside)) == 1
+    monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(outside / ".." / "home" / "kernels"))
+    assert files.read("kernel") == b"code"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems name other folders")
+def test_a_relative_folder_for_caches_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROPE_XP_KERNEL_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
+    files.keep("kernel", b"code")
+    assert [file.parent for file in kept(tmp_path)] == [tmp_path / "home" / ".cache" / "rope_xp"]
+
+
+def test_kernels_that_nobody_uses_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever keeps a new one; what is not a kernel stays, however old."""
+    monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
+    for name in ("unused", "used", *map(str, range(40))):
+        files.keep(name, b"code")
+    (tmp_path / "letter").write_text("")
+    long_ago = time.time() - 40 * 24 * 60 * 60
+    for file in kept(tmp_path):
+        os.utime(file, (long_ago, long_ago))
+    assert files.read("used") == b"code"
+    with ThreadPoolExecutor(8) as pool:  # which all find the same files to delete
+        list(pool.map(files.keep, map("new{}".format, range(8)), [b"code"] * 8))
+    names = {file.stem for file in kept(tmp_path)}
+    assert names == {"letter", "used", *(f"new{i}" for i in range(8))}
+
+
+CHANGES: dict[str, Callable[[Any], tuple[object, str, object]]] = {
+    "a constant": lambda machine: (
+        machine,
+        "written",
+        lambda form, write=machine.written: str(write(form)).replace("ret i64 1", "ret i64 2"),
+    ),
+    "LLVM": lambda machine: (
+        machine.llvm,
+        "llvm_version_info",
+        (*machine.llvm.llvm_version_info[:2], 99),
+    ),
+    "llvmlite": lambda machine: (machine.llvmlite, "__version__", "0.0"),
+    "the processor": lambda machine: (
+        machine.llvm,
+        "get_host_cpu_name",
+        lambda: "x86-64" if machine.llvm.get_process_triple().startswith("x86") else "cortex-a35",
+    ),
+    "an option": lambda machine: (machine, "_CODE", machine._CODE | {"opt": 1}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_files_are_named_for_all_that_code_depends_on(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
-    before = machine._digest()
-    names = ("kernel.py", "pairs.py", "angles.py", "plan.py", "language.py")
-    assert all(
-        Path(files.__file__).with_name(name).read_bytes() in files.sources() for name in names
-    )
-    changed = [*files.sources()[1:], b"other"]
-    monkeypatch.setattr(files, "sources", lambda: changed)
-    assert machine._digest.__wrapped__() != before
+    monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
+    form = Form("float32", read_pairs=True, write_pairs=True)
+    machine.compile_kernel(form)
+    machine.compile_kernel(form)
+    assert len(kept(tmp_path)) == 1
+    monkeypatch.setattr(*CHANGES[change](machine))
+    machine.compile_kernel(form)
+    assert len(kept(tmp_path)) == 2
+
+
+def test_packages_without_sources(tmp_path: Path) -> None:
+    """Of .pyc files alone, and in a zip: they find the same code, and another version its own."""
+    script, cache, copy = tmp_path / "rotate.py", tmp_path / "cache", tmp_path / "copy"
+    for package in (rope_xp, importlib.import_module("rope_xp_backends")):
+        folder = Path(str(package.__file__)).parent
+        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run(place: Path) -> int:
+        places = {"PYTHONPATH": str(place), "ROPE_XP_KERNEL_CACHE": str(cache)}
+        found = python(tmp_path / "where.py", "import rope_xp; print(rope_xp.__file__)", **places)
+        assert found.startswith(str(place))
+        return compiled_by_a_process(script, "float32", **places)
+
+    assert run(copy) == 2
+    assert run(Path(shutil.make_archive(str(tmp_path / "zipped"), "zip", copy))) == 0
+    kernel = copy / "rope_xp_backends" / "cpu" / "kernel.py"
+    for new in ("_NO_MEMORY = 1", "_NO_MEMORY = 2"):
+        text = kernel.read_text()
+        assert "_NO_MEMORY = 1" in text
+        kernel.write_text(text.replace("_NO_MEMORY = 1", new))
+        compiled = tmp_path / new
+        shutil.copytree(copy, compiled)
+        assert compileall.compile_dir(compiled, quiet=1, legacy=True)
+        for source in compiled.rglob("*.py"):
+            source.unlink()
+        assert run(compiled) == (0 if new == "_NO_MEMORY = 1" else 2)
 
 
 SHARED_MEMORY = """

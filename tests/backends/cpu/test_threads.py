@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,3 +85,97 @@ def test_a_number_of_threads_that_is_none(
     threads(number)
     with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*whole number"):
         RoPE().rotate(np.ones((3, 2, 8), np.float32))
+
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+COUNT = """
+import os, sys, threading, time
+from rope_xp_backends.cpu import threads
+
+def count():
+    names = set()
+
+    def work(start, stop):
+        names.add(threading.current_thread().name)
+        time.sleep(0.1)  # so that no thread has time for two parts
+
+    threads.share(work, 100, threads.limit())
+    return len(names)
+
+print(count(), flush=True)
+if sys.argv[1:]:
+    os.environ["OMP_NUM_THREADS"] = sys.argv[1]
+    if os.fork() == 0:
+        print(count(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+VARIABLES = ("OMP_NUM_THREADS", "ROPE_XP_NUM_THREADS")
+
+
+def threads_of_a_process(tmp_path: Path, *arguments: str, **variables: str) -> list[int]:
+    """Return how many threads rotate: in a process, and where asked for in a fork of it."""
+    (tmp_path / "count.py").write_text(COUNT)
+    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        # Python 3.12 warns of every fork beside threads.
+        [sys.executable, "-W", "ignore", str(tmp_path / "count.py"), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=others | variables,
+        timeout=100,
+    )
+    return [int(line) for line in done.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("openmp", "ours", "expected"),
+    [
+        ("", "", CORES),
+        ("1", "", 1),
+        ("5", "", 5),
+        (" 3,2,1", "", 3),
+        ("1", "4", 4),
+        ("0", "", CORES),
+        ("all", "", CORES),
+    ],
+)
+def test_threads_of_a_worker(tmp_path: Path, openmp: str, ours: str, expected: int) -> None:
+    """Those of OpenMP, which joblib and others set for workers, unless there is a number of ours.
+
+    What is no number is no business of ours.
+    """
+    variables = {"OMP_NUM_THREADS": openmp, "ROPE_XP_NUM_THREADS": ours}
+    assert threads_of_a_process(tmp_path, **variables) == [expected]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_worker_has_threads_of_its_own(tmp_path: Path) -> None:
+    assert threads_of_a_process(tmp_path, "3", OMP_NUM_THREADS="2") == [2, 3]
+
+
+TORCH = """
+import torch
+from rope_xp_backends.torch import cpu
+
+first = cpu.limit()
+torch.set_num_threads(2)
+print(first, cpu.limit())
+"""
+
+
+def test_torch_decides_for_tensors_what_openmp_says(tmp_path: Path) -> None:
+    """Who starts several processes by torchrun has one thread, until torch is told otherwise."""
+    pytest.importorskip("torch")
+    (tmp_path / "limits.py").write_text(TORCH)
+    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "limits.py")],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=others | {"OMP_NUM_THREADS": "1"},
+        timeout=100,
+    )
+    assert done.stdout.split() == ["1", str(min(2, CORES))]

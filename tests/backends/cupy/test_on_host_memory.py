@@ -20,17 +20,17 @@ from rope_xp import RoPE
 from rope_xp._arguments import given as _given
 from rope_xp._arguments import read as _read
 from rope_xp._contract import caches
-from rope_xp._contract.caches import Recent
+from rope_xp._contract.caches import TableCache
 from rope_xp._contract.path import Unavailable
 from rope_xp._dispatch import backend as dispatch
-from rope_xp._dispatch import find
+from rope_xp._dispatch import call_cache, find
 from rope_xp._dispatch.backend import Backend
 
 cupy = pytest.importorskip("cupy")
 
 glue = importlib.import_module("rope_xp_backends.cupy")
 paths = importlib.import_module("rope_xp_backends.cupy.paths")
-KINDS = caches.ALL["rope_xp._dispatch.bound._kinds"]
+KINDS = call_cache.CALLS
 HEADS = (slice(4), slice(4, None))
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
@@ -108,7 +108,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(glue.BACKEND, "paths", (glue.Cuda(),))
     settled: list[int] = []
     monkeypatch.setattr(glue.BACKEND, "settle", settled.append)
-    kept = Recent(dispatch._tables_on_device.__self__.function)  # these lie on no device
+    kept = TableCache(dispatch._tables_on_device.__self__.function)  # these lie on no device
     monkeypatch.setattr(dispatch, "_tables_on_device", kept.__getitem__)
     return settled
 
@@ -223,14 +223,14 @@ def test_tables_are_waited_for_once(host: list[int]) -> None:
 def test_graphs_keep_the_tables_that_they_read(
     host: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "HELD", {})
+    monkeypatch.setattr(caches, "PINNED", {})
     x = on_host(np.ones((3, 2, 8), np.float32))
     RoPE().rotate(x, [5, 6, 7])
-    assert not caches.HELD
+    assert not caches.PINNED
     monkeypatch.setattr(STREAM, "capturing", True)
     for _ in range(2):
         RoPE().rotate(x, [5, 6, 7])
-        assert len(caches.HELD) == 3 + 1  # digits, and frequencies
+        assert len(caches.PINNED) == 3 + 1  # digits, and frequencies
 
 
 def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
@@ -244,7 +244,7 @@ def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(kernels, "compile_kernel", refused)
         patched.setattr(STREAM, "capturing", True)
-        patched.setattr(caches, "HELD", {})
+        patched.setattr(caches, "PINNED", {})
         with pytest.raises(RuntimeError, match="not permitted"):
             RoPE().rotate(x)
     (path,) = glue.BACKEND.paths

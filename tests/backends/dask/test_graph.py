@@ -75,9 +75,9 @@ def test_what_travels_is_small() -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
     lazy = da.ones((1, 4096, 4, 128), chunks=(1, 32, 4, 128))
     rope = RoPE(base=76_543.0, scaling=RULE)
-    before = host_tables.__self__.made
+    before = host_tables.__self__.built
     got = rope.rotate(lazy)
-    assert host_tables.__self__.made == before
+    assert host_tables.__self__.built == before
     (function,) = {
         layer.dsk if not hasattr(layer, "task") else layer.task.func
         for name, layer in got.dask.layers.items()

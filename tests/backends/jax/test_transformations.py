@@ -133,13 +133,13 @@ def test_shard_map() -> None:
 def test_no_table_is_built_for_a_call_or_a_length(path: str) -> None:
     rope = RoPE(base=43_210.0 + len(path))  # another one for each path
     rotate = jax.jit(rope.rotate)
-    before = host_tables.__self__.made
+    before = host_tables.__self__.built
     for tokens in (4, 5, 70):
         x = sample(tokens, 2, 8)
         rotate(x)
         rotate(x, jnp.arange(tokens))
         rope.rotate(x)
-    assert host_tables.__self__.made == before + 1
+    assert host_tables.__self__.built == before + 1
 
 
 def test_traces_leave_no_tracers_behind() -> None:

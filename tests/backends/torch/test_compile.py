@@ -11,8 +11,9 @@ import pytest
 from support.exhaustive import exhaustive
 
 import rope_xp
-from rope_xp import RoPE, encodings
+from rope_xp import RoPE
 from rope_xp._rotation.tables import host_tables
+from rope_xp.papers import encodings
 from rope_xp.scaling import Linear
 
 torch = pytest.importorskip("torch")
@@ -70,10 +71,10 @@ def test_no_table_is_built_for_a_call_or_a_length() -> None:
     torch._dynamo.reset()
     rope = RoPE(base=54_321.0)
     compiled = torch.compile(lambda x: rope.rotate(x), fullgraph=True, backend="aot_eager")
-    before = host_tables.__self__.made
+    before = host_tables.__self__.built
     for tokens in (4, 5, 6, 70, 4):
         compiled(sample(tokens, 2, 8))
-    assert host_tables.__self__.made == before + 1
+    assert host_tables.__self__.built == before + 1
 
 
 def test_generated_code_has_exact_angles() -> None:
@@ -134,20 +135,16 @@ class Inner:
 
 
 @dataclasses.dataclass(frozen=True)
-class Nested:
+class Nested(rope_xp.scaling.Scaling):
     """A rule of a third party, of every kind of field."""
 
     inner: Inner
     factors: tuple[float, ...]
     attention_factor = 1.5
-    softmax_scale = 1.0
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         scale = np.array(self.factors) * self.inner.factor * self.inner.derived
         return rope_xp.scaling.inverse_frequencies(base, rotary_dim) / scale
-
-    def for_length(self, n: int) -> Nested:
-        return self
 
 
 class Layer(torch.nn.Module):

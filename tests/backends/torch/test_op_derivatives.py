@@ -14,7 +14,6 @@ from support.torch_op import (
     LAYOUTS,
     POSITIONS,
     Temperature,
-    digit_tables,
     rotate,
     same,
     sample,
@@ -136,8 +135,9 @@ def test_only_angles_are_saved() -> None:
     q, k = sample(7, 5, 4, 16, grad=True), sample(7, 5, 2, 16, grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         RoPE().apply(q, k, POSITIONS)
-    assert {x.data_ptr() for x in saved[1:]} == {x.data_ptr() for x in digit_tables(16)}
-    same(saved[0], POSITIONS)
+    (positions,) = saved
+    same(positions, POSITIONS)
+    assert positions.data_ptr() != POSITIONS.data_ptr()  # whoever gave them may write to them
 
 
 def test_positions_have_gradients() -> None:

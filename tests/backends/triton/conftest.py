@@ -11,13 +11,13 @@ from rope_xp_backends.gpu import triton_plan
 from rope_xp_backends.gpu.triton_plan import Variant
 
 import rope_xp
-from rope_xp._contract import caches
+from rope_xp._dispatch import call_cache
 
 
 @pytest.fixture(autouse=True)
 def nothing_bound() -> None:
     """Let no call do what it was bound to before something was replaced."""
-    caches.ALL["rope_xp._dispatch.bound._kinds"].cache_clear()
+    call_cache.CALLS.cache_clear()
 
 
 @pytest.fixture

@@ -36,22 +36,20 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: lambda _: run))
     monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
-    monkeypatch.setattr(caches, "HELD", {})
-    own = tables.cached
+    monkeypatch.setattr(caches, "PINNED", {})
+    own = tables.on_device
 
-    def cached(key: Any) -> Any:
+    def on_device(key: Any) -> Any:
         made = own(key)
         tables.outlive(made)  # as on a GPU
         return made
 
-    monkeypatch.setattr(tables, "cached", cached)
+    monkeypatch.setattr(tables, "on_device", on_device)
     return seen
 
 
 def forget() -> None:
-    for cache in caches.ALL.values():
-        cache.cache_clear() if hasattr(cache, "cache_clear") else cache.clear()
-        getattr(cache, "before", {}).clear()
+    rope_xp.clear_caches()
     gc.collect()
 
 
@@ -75,18 +73,18 @@ def test_graphs_keep_the_tables_that_they_read(
     read: list[tuple[Any, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also those of a call that was bound before, which tells nobody else of its tables."""
+    """Also those of a call that was cached before, which tells nobody else of its tables."""
     rope, x = RoPE(base=9_999.0), torch.ones(5, 2, 8)
     with rope_xp.use_backend("triton"):
         if again:
             call(rope, x)
             call(rope, x)
-            assert not caches.HELD
-        monkeypatch.setattr(streams, "capturing", lambda _: True)
+            assert not caches.PINNED
+        monkeypatch.setattr(streams, "is_capturing", lambda _: True)
         before = len(read)
         call(rope, x)
         assert len(read) > before
-        monkeypatch.setattr(streams, "capturing", lambda _: False)
+        monkeypatch.setattr(streams, "is_capturing", lambda _: False)
         captured = read[-1]
         forget()
         assert all(table() is not None for table in captured)
@@ -102,7 +100,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
     """They come from what the forward pass saved, and through no cache."""
     with rope_xp.use_backend("triton"):
         loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
-        monkeypatch.setattr(streams, "capturing", lambda _: True)
+        monkeypatch.setattr(streams, "is_capturing", lambda _: True)
         loss.backward()
     del loss
     forget()
@@ -112,11 +110,11 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
 def test_a_graph_of_many_calls_keeps_tables_once(
     read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "capturing", lambda _: True)
+    monkeypatch.setattr(streams, "is_capturing", lambda _: True)
     with rope_xp.use_backend("triton"):
         for _ in range(3):
             forward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
-            held = len(caches.HELD)
+            held = len(caches.PINNED)
             assert held == 4  # three digits, and frequencies
     forget()
 
@@ -136,7 +134,7 @@ class Table:
 def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The allocator then lends their memory to nobody before that stream is done."""
     stream = [1]
-    monkeypatch.setattr(streams, "capturing", lambda _: False)
+    monkeypatch.setattr(streams, "is_capturing", lambda _: False)
     monkeypatch.setattr(streams, "current", lambda _: stream[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream[0])
     made = [tables.Digits(*(Table() for _ in range(4)), None) for _ in range(2)]  # type: ignore[arg-type]  # as far as they are asked

@@ -164,7 +164,7 @@ def rules(r: int) -> Any:
             )
         )  # fmt: skip
     axes = [a for a in (1, 2, 3) if r % (2 * a) == 0]
-    orders = st.sampled_from(["blocks", "alternating", "dealt"])
+    orders = st.sampled_from(["blocks", "alternating", "strided"])
     known.append(st.builds(scaling.Axial, st.sampled_from(axes), orders))
     return st.one_of(known)
 

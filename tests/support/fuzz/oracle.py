@@ -75,7 +75,7 @@ def _proportional(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray
 
 
 def _axial(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
-    if rule.order == "dealt":
+    if rule.order == "strided":
         return np.concatenate([plain[a :: rule.axes] for a in range(rule.axes)])
     sections = rule.sections or (r // rule.axes,) * rule.axes
     own = [
@@ -99,17 +99,6 @@ def angles(positions: np.ndarray, turned: np.ndarray, axes: Sequence[int] | None
     if axes is None:
         return p[..., None] * turned
     return np.stack([p[axis] * f for axis, f in zip(axes, turned, strict=True)], axis=-1)
-
-
-def bucket(relative: int, buckets: int, far: int, bidirectional: bool) -> int:
-    """Return T5's bucket of a distance, key less query (arXiv 1910.10683, section 2.1)."""
-    own = buckets // 2 if bidirectional else buckets
-    near, first = own // 2, own if bidirectional and relative > 0 else 0
-    n = abs(relative) if bidirectional else max(-relative, 0)
-    if n < near:
-        return first + n
-    steps = np.log(WIDE(n) / near) / np.log(WIDE(far) / near) * (own - near)
-    return first + min(own - 1, near + int(steps + WIDE(1e-15)))
 
 
 # --- the rotation --------------------------------------------------------------------------------

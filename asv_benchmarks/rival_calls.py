@@ -1,0 +1,124 @@
+"""What users run today instead of rope_xp, each as its own documentation has it called.
+
+tests/benchmarks/test_benchmarks.py sees to it that each of them rotates as rope_xp does.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rope_xp._bench import formulas
+from rope_xp._bench.clock import Action
+from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent, Case
+from rope_xp._contract.typing import Array
+
+LAYOUTS = {"rotary_embedding_torch": "interleaved"}
+"""Of those that do not rotate halves."""
+
+
+def usual(case: Case) -> Action:
+    """Return the formula of Hugging Face's Llama: eager, in jax jitted."""
+    target, q, k, positions = case
+    rotate = formulas.usual_formula(target, BASE)
+    return lambda: rotate(q, k, positions)
+
+
+def torch_compile(case: Case) -> Action:
+    """Return the same formula under ``torch.compile``."""
+    torch, (target, q, k, positions) = _torch(case), case
+    rotate = torch.compile(formulas.usual_formula(target, BASE))
+    return lambda: tuple(rotate(q, k, positions))
+
+
+def transformers(case: Case) -> Action:
+    """Return LlamaRotaryEmbedding and apply_rotary_pos_emb, as transformers calls them."""
+    _torch(case)
+    modeling = _module("transformers.models.llama.modeling_llama")
+    config = _module("transformers").LlamaConfig(
+        head_dim=HEAD_DIM, rope_parameters={"rope_type": "default", "rope_theta": BASE}
+    )
+    _, q, k, positions = case
+    embedding = modeling.LlamaRotaryEmbedding(config).to(q.device)
+
+    def rotate() -> tuple[Array, ...]:
+        cos, sin = embedding(q, positions[None])
+        return tuple(modeling.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2))
+
+    return rotate
+
+
+def rotary_embedding_torch(case: Case) -> Action:
+    """Return the package of that name. It counts positions itself, and keeps their angles."""
+    _torch(case)
+    package, (_, q, k, positions) = _module("rotary_embedding_torch"), case
+    rotary = package.RotaryEmbedding(HEAD_DIM, theta=BASE).to(q.device)
+    turned, start = tuple(x.transpose(1, 2) for x in (q, k)), int(positions[0])
+    return lambda: tuple(rotary.rotate_queries_or_keys(x, offset=start) for x in turned)
+
+
+def torch_onnx(case: Case) -> Action:
+    """Return the operator of ONNX in torch, given cos and sin."""
+    torch = _torch(case)
+    q, k = (x.transpose(1, 2) for x in (case.q, case.k))
+    cos, sin = (torch.as_tensor(x, device=q.device, dtype=q.dtype)[None] for x in _tables(case))
+    rotate = torch.onnx.ops.rotary_embedding
+    return lambda: (rotate(q, cos, sin), rotate(k, cos, sin))
+
+
+def onnxruntime(case: Case) -> Action:
+    """Return the operator of ONNX in onnxruntime, on numpy's arrays, given cos and sin."""
+    if case.target.name != "numpy:cpu" or case.q.dtype != np.float32:
+        msg = "onnxruntime takes arrays of numpy here, and its operator no bfloat16"
+        raise Absent(msg)
+    runtime, onnx = _module("onnxruntime"), _module("onnx.helper")
+    names = ["x", "cos", "sin"]
+    number = importlib.import_module("onnx").TensorProto.FLOAT
+    values = [onnx.make_tensor_value_info(n, number, None) for n in (*names, "y")]
+    node = onnx.make_node("RotaryEmbedding", names, ["y"])
+    graph = onnx.make_graph([node], "rotate", values[:3], values[3:])
+    opsets = [onnx.make_opsetid("", 23)]
+    model = onnx.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = runtime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    arrays = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (case.q, case.k)]
+    tables = dict(zip(names[1:], (x[None] for x in _tables(case)), strict=True))
+    return lambda: tuple(session.run(None, {"x": x, **tables})[0] for x in arrays)
+
+
+RIVALS: dict[str, Callable[[Case], Action]] = {
+    "usual": usual,
+    "torch_compile": torch_compile,
+    "transformers": transformers,
+    "rotary_embedding_torch": rotary_embedding_torch,
+    "torch_onnx": torch_onnx,
+    "onnxruntime": onnxruntime,
+}
+"""By name. Each makes ready what rotates q and k of a case, or raises Absent.
+
+What torch_onnx and onnxruntime return has heads before tokens, as they want it.
+"""
+
+
+def _tables(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return cos and sin, (tokens, head_dim / 2), float32."""
+    frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    unit = formulas.turns(case.target.fetch(case.positions), frequencies)
+    return unit.real.astype(np.float32), unit.imag.astype(np.float32)
+
+
+def _torch(case: Case) -> Any:
+    if case.target.library != "torch":
+        msg = f"{case.target.name}: only torch has this"
+        raise Absent(msg)
+    return importlib.import_module("torch")
+
+
+def _module(name: str) -> Any:
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        msg = f"{name.partition('.')[0]} is not installed"
+        raise Absent(msg)
+    return importlib.import_module(name)

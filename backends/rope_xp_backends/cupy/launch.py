@@ -1,0 +1,88 @@
+"""Signatures of calls on cupy's arrays, and launches with the addresses of each call."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+import numpy as np
+
+from rope_xp._contract.call import UNKNOWN, Call
+from rope_xp._contract.library import ArrayLibrary, Digits
+from rope_xp._contract.memory import ACCESS
+from rope_xp._dispatch.call_cache import CallSignature, operands_of
+from rope_xp_backends.gpu import cuda
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
+
+Arrays = tuple[Any, ...]
+_INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+def signature(
+    context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
+) -> CallSignature | None:
+    """Return the signature of a call on arrays in the memory of a device."""
+    found = operands_of(arrays, out)
+    if found is None:
+        return None
+    operands, in_place = found
+    dtype = np.dtype(np.float64 if arrays[0].dtype == np.float64 else np.float32)
+    rows: Arrays = tables or ()
+    allowed: tuple[Any, ...] = (dtype,)
+    if positions is not None:
+        rows, allowed = (positions,), _INTEGERS
+    if any(getattr(row, "dtype", None) not in allowed for row in rows):
+        return None
+    key: list[Hashable] = [context, in_place]
+    for x in (*operands, *rows):
+        if type(x) is not cupy.ndarray:
+            return None
+        key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
+    return CallSignature(tuple(key), arrays, rows, UNKNOWN if tables is None else None, out)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """Launches a kernel by the plan of a signature.
+
+    Parameters
+    ----------
+    function : callable
+        The kernel, loaded on the device.
+    again : cuda.Again
+        Its launch, but for addresses.
+    new : callable
+        From an array to memory for its result.
+    backend : ArrayLibrary
+        It tells where arrays lie.
+    """
+
+    function: Callable[..., None]
+    again: cuda.Again
+    new: Callable[[Any], Any]
+    backend: ArrayLibrary
+
+    def __call__(
+        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: Digits | None
+    ) -> Arrays | None:
+        """Return results, None while a graph is captured: the slow path pins what it will read."""
+        with cupy.cuda.Device(arrays[0].data.device_id):
+            if cupy.cuda.get_current_stream().is_capturing():
+                return None
+            results = tuple([self.new(x) for x in arrays]) if out is None else out
+            words = self.again.words.copy()
+            words[: cuda.ADDRESSES] += cuda.addresses(self.backend, arrays, results, rows)
+            self.function(self.again.grid, self.again.block, (words.view(ARGUMENTS),))
+        return results
+
+
+def specialize(
+    call: Call,
+    signature: CallSignature,
+    results: Arrays,
+    function: Callable[[Any], Any],
+    new: Callable[[Any], Any],
+) -> KernelLaunch | None:
+    """Return what launches a kernel on calls of a signature, None where it is several launches."""
+    again = cuda.again(call, results, signature.rows)
+    return None if again is None else KernelLaunch(function(again.key), again, new, call.backend)

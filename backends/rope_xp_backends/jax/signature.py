@@ -1,0 +1,54 @@
+"""Signatures of eager calls on jax's arrays, each on one device."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from rope_xp._arguments.positions import read_rows
+from rope_xp._contract.call import UNKNOWN, Reach
+from rope_xp._dispatch.call_cache import CallSignature
+
+Arrays = tuple[jax.Array, ...]
+_INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+def signature(
+    context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
+) -> CallSignature | None:
+    """Return the signature of a call, its positions as they are traced."""
+    array_type = type(arrays[0])
+    if out is not None or issubclass(array_type, jax.core.Tracer):
+        return None
+    for x in arrays:
+        if type(x.sharding) is not SingleDeviceSharding:
+            return None
+    wide, reach, rows = arrays[0].dtype == np.float64, None, tables or ()
+    if positions is not None:
+        read = _read(positions, arrays[0], wide)
+        if read is None:
+            return None
+        rows, reach = read
+    elif any(row.dtype.itemsize != (8 if wide else 4) for row in rows):
+        return None
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # made while jax is imported
+    key: list[Hashable] = [context, reach, x64]
+    for x in (*arrays, *rows):
+        if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
+            return None
+        key += x.dtype, x.shape, x.sharding, x.committed
+    return CallSignature(tuple(key), arrays, rows, reach, None)
+
+
+def _read(positions: Any, x: jax.Array, wide: bool) -> tuple[Arrays, Reach] | None:
+    """Return positions, their fractions and range, None for what the slow path reads or refuses."""
+    if type(positions) is type(x):
+        return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None
+    read = read_rows(positions, np.int32, wide)
+    if read is None:
+        return None
+    rows, reach = read
+    device = x.device if x.committed else None
+    return tuple([jax.device_put(row, device) for row in rows]), reach

@@ -1,0 +1,243 @@
+"""Biases of T5 and TUPE, by buckets of distances. Public in :mod:`rope_xp.papers.encodings`."""
+
+from typing import Any
+
+import numpy as np
+
+from rope_xp._arguments import read
+from rope_xp._contract import numbers
+from rope_xp._contract.dtypes import INTEGERS
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, ArrayT
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+from rope_xp.papers import _heads
+from rope_xp.papers.encodings import _operands
+
+
+def t5_buckets(
+    relative: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> Array:
+    """Return the bucket of each relative position: one each for near ones, then ever wider ones.
+
+    Parameters
+    ----------
+    relative : array or sequence, any shape
+        Integers, in tokens: position of the key less that of the query, as T5 counts.
+    num_buckets : int, default 32
+        Buckets in all; with bidirectional 4 at least, else 2.
+    max_distance : int, default 128
+        In tokens: from here on, all share the last bucket.
+    bidirectional : bool, default True
+        Whether keys after the query have a half of the buckets to themselves. Else they share
+        bucket 0 with the query's own position.
+
+    Returns
+    -------
+    array, shape of relative
+        Integers from 0 to num_buckets - 1; of the library and device of relative, numpy for Python
+        numbers.
+
+    Raises
+    ------
+    RopeError
+        If num_buckets is too small, or max_distance lies within the buckets of one distance each.
+    TypeError
+        If relative does not hold integers.
+
+    Notes
+    -----
+    Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer", arXiv 1910.10683, section 2.1, and its code. Where buckets begin is found in
+    integers, without the logarithms that the code rounds.
+
+    Examples
+    --------
+    >>> from rope_xp.papers import encodings
+    >>> encodings.t5_buckets([-200, -20, -2, 0, 2, 20]).tolist()
+    [15, 10, 2, 0, 18, 26]
+    """
+    starts, offset = _starts(num_buckets, max_distance, bidirectional)
+    backend = read.owner_of(relative)
+    if backend is None:
+        relative = np.asarray(relative)
+        backend = find.backend_of(relative, "relative")
+    dtype = backend.dtype_name(relative)
+    if dtype not in INTEGERS:
+        msg = f"relative must hold integers (tokens); got {dtype}"
+        raise TypeError(msg)
+    return _buckets(backend, backend.integers(relative), starts, offset)
+
+
+def t5_bias(
+    q: ArrayT,
+    k: ArrayT,
+    bias: ArrayT,
+    *,
+    max_distance: int = 128,
+    bidirectional: bool = True,
+    positions: Any = None,
+    k_positions: Any = None,
+    scale: float = 1.0,
+) -> ArrayT:
+    """Return the scores of T5: ``q_m . k_n + b(m - n)``, b a learned number for each bucket.
+
+    Parameters
+    ----------
+    q, k, positions, k_positions
+        As for :func:`shaw`.
+    bias : array, (num_buckets, heads)
+        b, as T5 keeps it in ``relative_attention_bias.weight``; see :func:`t5_buckets`.
+    max_distance : int, default 128
+        In tokens; see :func:`t5_buckets`.
+    bidirectional : bool, default True
+        As in T5's encoder; False as in its decoder.
+    scale : float, default 1.0
+        q . k is multiplied by it, b is not; T5 has 1.
+
+    Returns
+    -------
+    array, (batch..., heads, q tokens, k tokens)
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 8; Raffel et al., arXiv 1910.10683, section 2.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp.papers import encodings
+    >>> q = k = np.zeros((3, 1, 2))
+    >>> bias = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> encodings.t5_bias(q, k, bias, max_distance=2).tolist()
+    [[[0.0, 3.0, 3.0], [1.0, 0.0, 3.0], [1.0, 1.0, 0.0]]]
+    """
+    scale = _heads.check_scale(scale)
+    operands = _operands.check(q, k, positions, k_positions)
+    added = _bias(operands, bias, max_distance, bidirectional)
+    return operands.result(operands.content() * scale + added)  # type: ignore[no-any-return]  # as q
+
+
+def tupe(
+    q: ArrayT,
+    k: ArrayT,
+    position_q: ArrayT,
+    position_k: ArrayT,
+    bias: ArrayT | None = None,
+    *,
+    max_distance: int = 128,
+    bidirectional: bool = True,
+    positions: Any = None,
+    k_positions: Any = None,
+    scale: float = 1.0,
+) -> ArrayT:
+    """Return the scores of TUPE: ``q_m . k_n + (U_q p_m) . (U_k p_n) + b(m - n)``.
+
+    Parameters
+    ----------
+    q, k, positions, k_positions
+        As for :func:`shaw`; positions are for b alone.
+    position_q, position_k : array, (tokens, heads, head_dim) or (batch..., tokens, heads, head_dim)
+        U_q p and U_k p: the absolute positions of the tokens of q and of k, embedded and projected
+        by matrices of their own. Both have the heads of q.
+    bias : array, (num_buckets, heads), optional
+        b, as for :func:`t5_bias`. None: TUPE-A, without it.
+    max_distance, bidirectional
+        Of the buckets; see :func:`t5_buckets`.
+    scale : float, default 1.0
+        Both products are multiplied by it, b is not; the paper has ``(2 * head_dim) ** -0.5``.
+
+    Returns
+    -------
+    array, (batch..., heads, q tokens, k tokens)
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 9; Ke et al., "Rethinking Positional Encoding in Language
+    Pre-training", arXiv 2006.15595, section 3.1. Resetting the terms of the [CLS] token (their
+    section 3.2), which is no part of eq. 9, is left to the caller.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp.papers import encodings
+    >>> q = k = np.zeros((2, 1, 1))
+    >>> places = np.array([[[1.0]], [[2.0]]])
+    >>> encodings.tupe(q, k, places, places).tolist()
+    [[[1.0, 2.0], [2.0, 4.0]]]
+    """
+    scale = _heads.check_scale(scale)
+    operands = _operands.check(q, k, positions, k_positions)
+    xp, axes = operands.xp, "(tokens, heads, head_dim), with the batch axes of q or without"
+    places, k_places = (
+        _heads.swap_tokens_and_heads(xp, operands.parameter(name, value, axes, shape[-3:], shape))
+        for name, value, shape in (
+            ("position_q", position_q, tuple(operands.q.shape)),
+            ("position_k", position_k, tuple(operands.k.shape)),
+        )
+    )
+    scores = (operands.content() + xp.matmul(places, xp.matrix_transpose(k_places))) * scale
+    if bias is not None:
+        scores = scores + _bias(operands, bias, max_distance, bidirectional)
+    return operands.result(scores)  # type: ignore[no-any-return]  # as q
+
+
+def _bias(operands: _operands.Operands, bias: Any, max_distance: int, bidirectional: bool) -> Array:
+    """Return b of each query and key, (..., heads, q tokens, k tokens)."""
+    b = operands.parameter("bias", bias, "(num_buckets, heads)", (None, operands.heads))
+    starts, offset = _starts(b.shape[0], max_distance, bidirectional)
+    # T5 counts key less query, RoFormer query less key.
+    bucket = _buckets(operands.backend, -operands.distances, starts, offset)
+    return operands.xp.moveaxis(operands.take(b, bucket), -1, -3)
+
+
+def _starts(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[list[int], int]:
+    """Return the least distance of each bucket of one direction but the first, and an offset.
+
+    The offset is where the buckets of keys after the query begin, 0 where they have none.
+    Half of the buckets hold one distance each, 0 to e - 1. Bucket e + i begins where
+    ``log(n / e) / log(max_distance / e) * steps`` reaches i, that is where
+    ``n**steps * e**i >= max_distance**i * e**steps``.
+    """
+    numbers.check_positive_int("num_buckets", num_buckets)
+    numbers.check_positive_int("max_distance", max_distance)
+    buckets = num_buckets // 2 if bidirectional else num_buckets
+    if buckets < 2:
+        least = "4 with bidirectional" if bidirectional else "2"
+        msg = f"num_buckets must be {least} at least, near and far; got {num_buckets}"
+        raise RopeError(msg)
+    e = buckets // 2
+    steps = buckets - e
+    if max_distance <= e:
+        msg = (
+            f"max_distance must exceed the {e} distances that have a bucket each of "
+            f"num_buckets = {num_buckets}; got {max_distance}"
+        )
+        raise RopeError(msg)
+    if max_distance >= 2**31:
+        msg = f"max_distance must be below 2**31, as distances are; got {max_distance}"
+        raise RopeError(msg)
+    starts = [*range(1, e + 1), *(_reach(e, max_distance, i, steps) for i in range(1, steps))]
+    return starts, buckets if bidirectional else 0
+
+
+def _reach(e: int, far: int, i: int, steps: int) -> int:
+    """Return the least n with ``(n / e)**steps >= (far / e)**i``; the guess may be off by one."""
+    n: int = round(e * (far / e) ** (i / steps))
+    while (n - 1) ** steps * e**i >= far**i * e**steps:
+        n -= 1
+    while n**steps * e**i < far**i * e**steps:
+        n += 1
+    return n
+
+
+def _buckets(backend: Backend, relative: Array, starts: list[int], offset: int) -> Array:
+    """Return buckets; those of keys after the query begin at ``offset``, 0 if they have none."""
+    xp = backend.xp
+    # Clipped first: the lowest integer has no negative.
+    relative = xp.clip(relative, -starts[-1], starts[-1])
+    distance = xp.abs(relative) if offset else xp.clip(-relative, 0, None)
+    edges = xp.asarray(starts, dtype=distance.dtype, device=backend.device(distance))
+    flat = xp.searchsorted(edges, xp.reshape(distance, (-1,)), side="right")
+    bucket = xp.reshape(flat, tuple(relative.shape))
+    return bucket + xp.astype(relative > 0, bucket.dtype) * offset if offset else bucket

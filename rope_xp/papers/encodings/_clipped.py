@@ -1,0 +1,220 @@
+"""Encodings by tables of clipped distances. Public in :mod:`rope_xp.papers.encodings`."""
+
+from typing import Any
+
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import ArrayT
+from rope_xp.papers import _heads
+from rope_xp.papers.encodings import _operands
+
+_SHARED_AXES = "(2 * clip + 1, head_dim)"
+
+
+def shaw(
+    q: ArrayT,
+    k: ArrayT,
+    relative_keys: ArrayT,
+    *,
+    positions: Any = None,
+    k_positions: Any = None,
+    scale: float = 1.0,
+) -> ArrayT:
+    """Return the scores of Shaw et al.: ``q_m . (k_n + p(r))``, r the distance m - n, clipped.
+
+    Parameters
+    ----------
+    q, k : array, (batch..., tokens, heads, head_dim)
+        Queries and keys; the heads of q may be a multiple of those of k.
+    relative_keys : array, (2 * clip + 1, head_dim)
+        p, for all heads: row ``clip + r`` is added to keys that lie r tokens before the query.
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
+        Integers, in tokens. Default: 0, 1, ...; for k those of q.
+    scale : float, default 1.0
+        The result is multiplied by it; the paper has ``head_dim ** -0.5``.
+
+    Returns
+    -------
+    array, (batch..., heads, q tokens, k tokens)
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 5; Shaw et al., "Self-Attention with Relative Position
+    Representations", arXiv 1803.02155, eq. 4. Shaw et al. count key less query: their table is
+    this one from its last row to its first. RoFormer's eq. 5 projects p together with the key;
+    pass W_k p for that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp.papers import encodings
+    >>> q, k = np.ones((3, 1, 1)), np.zeros((3, 1, 1))
+    >>> encodings.shaw(q, k, np.array([[-1.0], [0.0], [1.0]])).tolist()
+    [[[0.0, -1.0, -1.0], [1.0, 0.0, -1.0], [1.0, 1.0, 0.0]]]
+    """
+    scale = _heads.check_scale(scale)
+    operands = _operands.check(q, k, positions, k_positions)
+    p = operands.parameter("relative_keys", relative_keys, _SHARED_AXES, (None, operands.head_dim))
+    relative = operands.multiply_rows(
+        operands.q, operands.take_clipped("relative_keys", p, odd=True)
+    )
+    return operands.result((operands.content() + relative) * scale)  # type: ignore[no-any-return]  # as q
+
+
+def shaw_values(
+    weights: ArrayT,
+    v: ArrayT,
+    relative_values: ArrayT,
+    *,
+    positions: Any = None,
+    k_positions: Any = None,
+) -> ArrayT:
+    """Return the output of Shaw et al.'s attention: the sum over n of ``a_mn (v_n + p(r))``.
+
+    Parameters
+    ----------
+    weights : array, (batch..., heads, q tokens, k tokens)
+        a, after softmax.
+    v : array, (batch..., k tokens, heads, head_dim)
+        Values; the heads of weights may be a multiple of theirs.
+    relative_values : array, (2 * clip + 1, head_dim)
+        p, for all heads, as for :func:`shaw`.
+    positions, k_positions
+        As for :func:`shaw`.
+
+    Returns
+    -------
+    array, (batch..., q tokens, heads, head_dim)
+        With the dtype of v, computed in float32, in float64 for float64 v.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 5; Shaw et al., arXiv 1803.02155, eq. 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp.papers import encodings
+    >>> weights, v = np.array([[[1.0, 0.0], [0.5, 0.5]]]), np.zeros((2, 1, 1))
+    >>> encodings.shaw_values(weights, v, np.array([[-1.0], [0.0], [3.0]])).tolist()
+    [[[0.0]], [[1.5]]]
+    """
+    operands = _operands.check_weights(weights, v, positions, k_positions)
+    xp = operands.xp
+    p = operands.parameter(
+        "relative_values", relative_values, _SHARED_AXES, (None, operands.head_dim)
+    )
+    rows = operands.take_clipped("relative_values", p, odd=True)
+    content = xp.matmul(operands.q, _heads.swap_tokens_and_heads(xp, operands.k))
+    relative = xp.matmul(_heads.swap_tokens_and_heads(xp, operands.q), rows)
+    return operands.result(_heads.swap_tokens_and_heads(xp, content) + relative)  # type: ignore[no-any-return]  # as v
+
+
+def deberta(
+    q: ArrayT,
+    k: ArrayT,
+    relative_q: ArrayT,
+    relative_k: ArrayT,
+    *,
+    positions: Any = None,
+    k_positions: Any = None,
+    scale: float = 1.0,
+) -> ArrayT:
+    """Return the scores of DeBERTa: ``q_m . k_n + q_m . k(d) + q(d) . k_n``, d the entry of m - n.
+
+    Parameters
+    ----------
+    q, k, positions, k_positions
+        As for :func:`shaw`.
+    relative_q, relative_k : array, (2 * clip, heads, head_dim)
+        Projected embeddings of relative positions. Entry ``clip + m - n`` is for distance m - n,
+        from -clip to clip - 1; distances beyond take the first and the last.
+    scale : float, default 1.0
+        The result is multiplied by it; the paper has ``(3 * head_dim) ** -0.5``.
+
+    Returns
+    -------
+    array, (batch..., heads, q tokens, k tokens)
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 10; He et al., "DeBERTa", arXiv 2006.03654, eq. 4. He et al.
+    print n - m for relative_q; their code and that of transformers read the entry of m - n for
+    both, as RoFormer has it. The released weights are of that code.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp.papers import encodings
+    >>> q, k = np.ones((3, 1, 1)), np.zeros((3, 1, 1))
+    >>> table = np.array([[[-1.0]], [[0.0]]])
+    >>> encodings.deberta(q, k, table, table).tolist()
+    [[[0.0, -1.0, -1.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]]
+    """
+    scale = _heads.check_scale(scale)
+    operands = _operands.check(q, k, positions, k_positions)
+    xp, axes, shape = (
+        operands.xp,
+        "(2 * clip, heads, head_dim)",
+        (None, operands.heads, operands.head_dim),
+    )
+    to_keys = operands.parameter("relative_q", relative_q, axes, shape)
+    to_queries = operands.parameter("relative_k", relative_k, axes, shape)
+    if to_keys.shape != to_queries.shape:
+        msg = (
+            f"relative_q has {to_keys.shape[0]} entries and relative_k {to_queries.shape[0]}; both "
+            "must have one for each distance"
+        )
+        raise RopeError(msg)
+    by_key = operands.k[..., None, :, :, :] * operands.take_clipped(
+        "relative_q", to_keys, odd=False
+    )
+    by_query = operands.q[..., :, None, :, :] * operands.take_clipped(
+        "relative_k", to_queries, odd=False
+    )
+    relative = xp.moveaxis(xp.sum(by_query, axis=-1) + xp.sum(by_key, axis=-1), -1, -3)
+    return operands.result((operands.content() + relative) * scale)  # type: ignore[no-any-return]  # as q
+
+
+def multiplicative(
+    q: ArrayT,
+    k: ArrayT,
+    factors: ArrayT,
+    *,
+    positions: Any = None,
+    k_positions: Any = None,
+    scale: float = 1.0,
+) -> ArrayT:
+    """Return scores that a learned number for each distance multiplies: ``(q_m . k_n) a(m - n)``.
+
+    Parameters
+    ----------
+    q, k, positions, k_positions, scale
+        As for :func:`shaw`.
+    factors : array, (2 * clip + 1,) or (2 * clip + 1, heads)
+        a: entry ``clip + r`` is for keys r tokens before the query, r clipped.
+
+    Returns
+    -------
+    array, (batch..., heads, q tokens, k tokens)
+
+    Notes
+    -----
+    No equation of RoFormer, arXiv 2104.09864, whose eq. 3 to 10 are sums. Huang et al., "Improve
+    Transformer Models with Better Relative Position Embeddings", arXiv 2009.13658: method 2, and
+    method 1 where the factors of r and -r are equal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp.papers import encodings
+    >>> q = k = np.ones((3, 1, 1))
+    >>> encodings.multiplicative(q, k, np.array([0.0, 1.0, 0.5])).tolist()
+    [[[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]]]
+    """
+    scale = _heads.check_scale(scale)
+    operands = _operands.check(q, k, positions, k_positions)
+    axes = "(2 * clip + 1,) or (2 * clip + 1, heads)"
+    a = operands.parameter("factors", factors, axes, (None,), (None, operands.heads))
+    entries = operands.take_clipped("factors", a if a.ndim == 2 else a[:, None], odd=True)
+    scores = operands.content() * operands.xp.moveaxis(entries, -1, -3)
+    return operands.result(scores * scale)  # type: ignore[no-any-return]  # as q

@@ -1,0 +1,140 @@
+"""Sinusoidal encodings, absolute and relative. Public in :mod:`rope_xp.papers.encodings`."""
+
+from typing import Any
+
+from rope_xp._contract import numbers
+from rope_xp._contract.errors import RopeError
+from rope_xp._contract.typing import Array, ArrayT, Device, Namespace
+from rope_xp._dispatch import find
+from rope_xp._rotation.angles import with_axes
+from rope_xp.papers import _heads
+from rope_xp.papers.encodings import _operands
+from rope_xp.rope import RoPE
+
+
+def sinusoidal(
+    positions: Any,
+    dim: int,
+    *,
+    base: float = 10000.0,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+    dtype: Any = None,
+) -> Array:
+    """Return sines and cosines of positions, to be added to the embeddings of tokens.
+
+    Column 2t is ``sin(p * base ** (-2t / dim))``, column 2t + 1 the cosine of the same angle.
+
+    Parameters
+    ----------
+    positions : array or sequence, (..., tokens)
+        Integers or floats, in tokens; of modulus below 2**31.
+    dim : int
+        Columns, even.
+    base : float, default 10000.0
+        Of the geometric series of frequencies.
+    xp, device, dtype : optional
+        Library, device and dtype of the result, as for :meth:`rope_xp.RoPE.cos_sin`.
+
+    Returns
+    -------
+    array, (..., tokens, dim)
+        Dimensionless; float32 by default. Off by less than 2.4e-7 below position 2**22, 4e-7 below
+        2**31.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 4; Vaswani et al., "Attention Is All You Need", arXiv
+    1706.03762, section 3.5. tensor2tensor and Transformer-XL's code put all sines before all
+    cosines instead, which is this with its columns in another order.
+
+    Examples
+    --------
+    >>> from rope_xp.papers import encodings
+    >>> encodings.sinusoidal([0, 1], 4, dtype="float64").round(4).tolist()
+    [[0.0, 1.0, 0.0, 1.0], [0.8415, 0.5403, 0.01, 1.0]]
+    """
+    _check_dim("dim", dim)
+    cos, sin = RoPE(base=base).cos_sin(positions, dim, xp=xp, device=device, dtype=dtype)
+    namespace = find.backend_of(cos, "cos").xp
+    return namespace.reshape(namespace.stack([sin, cos], axis=-1), (*cos.shape[:-1], dim))
+
+
+def transformer_xl(
+    q: ArrayT,
+    k: ArrayT,
+    u: ArrayT,
+    v: ArrayT,
+    w_relative: ArrayT,
+    *,
+    base: float = 10000.0,
+    positions: Any = None,
+    k_positions: Any = None,
+    scale: float = 1.0,
+) -> ArrayT:
+    """Return the scores of Transformer-XL: ``(q_m + u) . k_n + (q_m + v) . W p(m - n)``.
+
+    Parameters
+    ----------
+    q, k, scale
+        As for :func:`shaw`.
+    u, v : array, (heads, head_dim)
+        Stand for the query's position towards content and towards position.
+    w_relative : array, (heads, head_dim, dim)
+        W, which projects the sinusoidal encoding p of dim columns; see :func:`sinusoidal`.
+    base : float, default 10000.0
+        Of the encoding p.
+    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
+        Integers, in tokens, less than 2**31 - 1 apart. Default: 0, 1, ...; for k those of q.
+
+    Returns
+    -------
+    array, (batch..., heads, q tokens, k tokens)
+        NaN for positions farther apart, where they lie on a device and are not read.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, eq. 7; Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3.
+    RoFormer leaves W_q in the products with u and v; Dai et al. put u and v in the place of the
+    whole projected position, as is done here. With ``u' = W_q u`` the two are the same.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from rope_xp.papers import encodings
+    >>> q = k = np.zeros((3, 1, 2))
+    >>> u, v, w = np.zeros((1, 2)), np.array([[1.0, 0.0]]), np.eye(2)[None]
+    >>> encodings.transformer_xl(q, k, u, v, w).round(2).tolist()
+    [[[0.0, -0.84, -0.91], [0.84, 0.0, -0.84], [0.91, 0.84, 0.0]]]
+    """
+    scale = _heads.check_scale(scale)
+    operands = _operands.check(q, k, positions, k_positions)
+    shape = (operands.heads, operands.head_dim)
+    to_content, to_position = (
+        with_axes(operands.parameter(name, x, "(heads, head_dim)", shape), len(operands.q.shape))
+        for name, x in (("u", u), ("v", v))
+    )
+    w = operands.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*shape, None))
+    _check_dim("the last axis of w_relative", w.shape[-1])
+    encoding = sinusoidal(_angle_distances(operands), w.shape[-1], base=base, dtype=w.dtype)
+    # W is applied to the query, which spares projecting the encoding for every head.
+    projected = operands.xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
+    scores = operands.content(operands.q + to_content) + operands.multiply_rows(projected, encoding)
+    return operands.result(scores * scale)  # type: ignore[no-any-return]  # as q
+
+
+def _angle_distances(operands: _operands.Operands) -> Array:
+    """Return the distances, out of the range of angles where they are more than int32 holds."""
+    distances, xp = operands.distances, operands.xp
+    if operands.backend.dtype_name(distances) != "int32":
+        return distances
+    farthest = _operands.FARTHEST
+    outside = xp.full_like(distances, -farthest - 1)
+    return xp.where(xp.abs(distances) == farthest, outside, distances)
+
+
+def _check_dim(name: str, dim: int) -> None:
+    numbers.check_positive_int(name, dim)
+    if dim % 2:
+        msg = f"{name} must be even, a sine and a cosine for each frequency; got {dim}"
+        raise RopeError(msg)

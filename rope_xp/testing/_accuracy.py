@@ -1,0 +1,139 @@
+"""How accurate a function is: its error by position, and what becomes of large positions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rope_xp.rope import RoPE
+from rope_xp.testing._angles import Angles
+from rope_xp.testing._box import EPS, Complex, Floats, Refused
+from rope_xp.testing._fit import Fit
+from rope_xp.testing._lengths import find_last
+from rope_xp.testing._pairs import Operand
+from rope_xp.testing._rounding import PRODUCT, cause
+
+CONTEXTS = (128, 4096, 131_072, 1_048_576)
+"""Lengths of contexts for which errors are told."""
+_WRONG = 1e-2
+_LARGEST = 1 << 20
+
+
+class Accuracy(NamedTuple):
+    """The errors of one array."""
+
+    error: dict[int, float]
+    """The largest error of cos and sin in each context; inf where positions are refused."""
+    passes: int | None
+    """The first position that was tried with an error above 1e-2."""
+    notes: tuple[str, ...]
+    fault: str | None
+    explained: bool
+    """Whether the fault says where the errors come from."""
+
+
+class Rotation(NamedTuple):
+    """The rotation of one array, as it is and as it should be."""
+
+    rope: RoPE
+    operand: Operand
+    angles: Angles
+    frequencies: Floats
+    """Exact ones, of the pairs that move."""
+    fit: Fit
+    faults: tuple[str, ...]
+
+    def read(self, positions: Floats) -> Complex:
+        """Return cos + i sin as the function has them, but for what the faults say."""
+        return self.angles.normalize(self.operand.read(positions.astype(int)))
+
+    def exact(self, positions: Floats) -> Complex:
+        """Return cos + i sin as they should be."""
+        shifted = positions + self.angles.offset
+        return np.asarray(np.exp(1j * np.multiply.outer(shifted, self.frequencies)))
+
+    def errors(self, turns: Complex, positions: Floats) -> Floats:
+        """Return the errors of cos and sin, inf where they are not finite."""
+        off = np.abs(turns - self.exact(positions))
+        return np.where(np.isfinite(off), off, np.inf)
+
+
+def measure(rotation: Rotation) -> Accuracy:
+    """Compare what a function does with exact angles."""
+    error: dict[int, float] = {}
+    passes: int | None = None
+    worst = 0.0
+    notes: tuple[str, ...] = ()
+    seen: list[tuple[Floats, Complex]] = []
+    for length in (1 << k for k in range(3, _LARGEST.bit_length())):
+        positions = _positions_below(length)
+        try:
+            turns = rotation.read(positions)
+        except Refused as refused:
+            last = find_last(lambda p: rotation.operand.box.accepts([0, p]), 0, length)
+            notes = (f"positions from {last + 1} on are refused: {str(refused)[:160]}",)
+            error |= {context: float("inf") for context in CONTEXTS if context >= length}
+            break
+        seen.append((positions, turns))
+        off = rotation.errors(turns, positions).max(axis=1)
+        if passes is None and (off > _WRONG).any():
+            passes = int(positions[off > _WRONG][0])
+        worst = max(worst, float(off.max()))
+        if length in CONTEXTS:
+            error[length] = worst
+    positions = np.concatenate([p for p, _ in seen])
+    fault, explained = _find_fault(rotation, positions, np.concatenate([t for _, t in seen]))
+    return Accuracy(error, passes, notes, fault, explained)
+
+
+def _positions_below(length: int) -> Floats:
+    """Return some positions below a power of two: even, odd, and of many bits."""
+    near = [length - k for k in (1, 2, 3, 5, 9)]
+    # 257/512 of it has one bit at either end, which short formats drop.
+    chosen = {*near, length * 257 // 512 + 1, length * 5 // 8 + 1}
+    return np.array(sorted(p for p in chosen if p >= 0), float)
+
+
+def _find_fault(rotation: Rotation, positions: Floats, turns: Complex) -> tuple[str | None, bool]:
+    """Return what is wrong beyond errors of a product in float32, and whether it is explained."""
+    off = rotation.errors(turns, positions)
+    shifted = positions + rotation.angles.offset
+    noise = 2e-6 + 2 * EPS[rotation.operand.box.dtype]
+    beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, rotation.frequencies))
+    if not beyond.any():
+        return None, True
+    factor = rotation.angles.factor
+    explained = cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
+    explained = explained or _find_substitute(rotation)
+    if explained:
+        return explained, True
+    first = int(positions[beyond.any(axis=1)][0])
+    if not np.isfinite(turns[positions >= first]).all():
+        return f"results are not finite from position {first} on", True
+    what = f"angles are off by up to {off[positions >= first].max():.2g} from position {first} on"
+    return f"{what}, by more than float32 explains and by no rounding that is known here", False
+
+
+def _find_substitute(rotation: Rotation) -> str | None:
+    """Return which positions large ones are taken for, in words; None for none."""
+
+    def is_right(position: int) -> bool:
+        pair = np.array([0.0, position])
+        return bool(rotation.errors(rotation.read(pair), pair)[1].max() < _WRONG)
+
+    try:
+        limit = 1 + find_last(is_right, 0, _LARGEST)
+        large = np.array([limit, limit + 1, limit + 77, _LARGEST - 1], float)
+        turns = rotation.read(large)
+    except Refused:
+        return None
+    substitutes = {
+        f"positions from {limit} on are taken for {limit - 1}": large * 0.0 + (limit - 1),
+        f"positions start anew at {limit}, where a table ends": large % limit,
+        f"positions wrap around to -{limit} at {limit}": (large + limit) % (2 * limit) - limit,
+    }
+    for words, positions in substitutes.items():
+        if np.abs(turns - rotation.exact(positions)).max() < _WRONG:
+            return words
+    return None

@@ -1,0 +1,125 @@
+"""Eager calls on jax's arrays of a kind that was run before: the same bits, and what they hold."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.bits import sample
+
+import rope_xp
+from rope_xp import RoPE
+from rope_xp._arguments import given, read
+from rope_xp._dispatch import call_cache
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+KINDS = call_cache.CALLS
+HALF = RoPE(layout="half")
+PARTS = RoPE(layout="half", position_axes=(0, 1, 1, 0))
+
+
+def again(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Return what a call returns at first, and once it is known."""
+    call()  # of a class of arrays that may be new
+    KINDS.cache_clear()
+    first = call()
+    with monkeypatch.context() as patch:
+        for module, name in ((read, "pair"), (read, "single"), (given, "pair"), (given, "single")):
+            patch.setattr(module, name, lambda *_: pytest.fail("it went the long way"))
+        return first, call()
+
+
+POSITIONS = {
+    "counted": None,
+    "list": [5, 1_000_000],
+    "one list of fractions": [0.5, 7.25],
+    "numpy": np.array([[1, 2], [3, -4]]),
+    "jax": jnp.asarray([5, 70_000]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_same_bits(
+    positions: str, dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k = (jnp.asarray(sample(rng, 2, 2, n, 8), dtype) for n in (4, 2))
+    at = POSITIONS[positions]
+    for call in (
+        lambda: HALF.apply(q, k, at),
+        lambda: (HALF.rotate(q, at), HALF.unrotate(k, at)),
+        lambda: (
+            HALF.apply(*map(jnp.negative, (q, k)), at, axes="sbhd") if positions != "numpy" else ()
+        ),
+    ):
+        for first, second in zip(*again(call, monkeypatch), strict=True):
+            assert first.dtype == second.dtype == dtype
+            np.testing.assert_array_equal(np.asarray(first, "f4"), np.asarray(second, "f4"))
+
+
+def test_same_bits_of_components_and_tables(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k = (jnp.asarray(sample(rng, 1, 3, n, 8)) for n in (4, 2))
+    images = jnp.asarray([[1, 2, 3], [4, 5, 6]])
+    angles = HALF.at(images[0], like=q)
+    for call in (
+        lambda: PARTS.apply(q, k, images),
+        lambda: PARTS.apply(q, k, images.tolist()),
+        lambda: angles.apply(q, k),
+        lambda: (angles.unrotate(q),),
+    ):
+        for first, second in zip(*again(call, monkeypatch), strict=True):
+            np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+def test_size_of_positions_is_part_of_a_kind() -> None:
+    """What is compiled for small ones reads fewer digits."""
+    KINDS.cache_clear()
+    x = jnp.ones((1, 2, 8))
+    for _ in range(2):
+        HALF.rotate(x, [5])
+    for far in (5000, 5_000_000, -5, -5_000_000):
+        expected = rope_xp.RoPE(layout="half").rotate(np.ones((1, 2, 8), np.float32), [far])
+        for _ in range(2):
+            np.testing.assert_allclose(np.asarray(HALF.rotate(x, [far])), expected, atol=1e-6)
+
+
+def test_what_is_bound_holds_no_arrays() -> None:
+    KINDS.cache_clear()
+    q, k, at = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 3, 2, 8)), jnp.asarray([1, 2, 3])
+    made = [*HALF.apply(q, k, at), *HALF.at(at, like=q).apply(q, k)]
+    assert len(KINDS) == 2
+    held = [weakref.ref(x) for x in (q, k, at, *made)]
+    del q, k, at, made
+    gc.collect()
+    assert [x() for x in held] == [None] * len(held)
+
+
+def test_transforms_go_the_long_way() -> None:
+    KINDS.cache_clear()
+    x = jnp.arange(48.0).reshape(3, 2, 8)
+    expected = np.asarray(HALF.rotate(x))
+    np.testing.assert_array_equal(HALF.rotate(x), expected)
+    batched = jax.vmap(HALF.rotate)(x[None])
+    np.testing.assert_allclose(batched[0], expected, atol=1e-6)
+    traced = jax.jit(lambda y: HALF.rotate(x) + y)(jnp.zeros_like(x))  # x is a constant of it
+    np.testing.assert_allclose(traced, expected, atol=1e-6)
+    (grad,) = jax.vjp(HALF.rotate, x)[1](jnp.ones_like(x))
+    np.testing.assert_allclose(grad, HALF.unrotate(jnp.ones_like(x)), atol=1e-6)
+    np.testing.assert_array_equal(HALF.rotate(x), expected)
+
+
+def test_float64_follows_the_configuration() -> None:
+    KINDS.cache_clear()
+    with jax.enable_x64(True):
+        x = jnp.ones((3, 2, 8), jnp.float64)
+        for _ in range(2):
+            assert HALF.rotate(x).dtype == jnp.float64
+    for _ in range(2):
+        with pytest.raises(rope_xp.RopeError, match="jax_enable_x64"):
+            HALF.rotate(x)

@@ -1,0 +1,226 @@
+"""Training: what autograd saves is the same however a call runs, and is not the caller's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from support.programs import printed
+
+from rope_xp import RoPE
+
+torch = pytest.importorskip("torch")
+checkpoint = pytest.importorskip("torch.utils.checkpoint")
+
+HALF = RoPE(layout="half")
+LENGTHS = (16, 16, 24, 40)
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch may be missing
+    """Attention with one head, rotated by positions or by angles."""
+
+    def __init__(self, by: str = "positions") -> None:
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(32, 32) for _ in range(3))
+        self.by = by
+
+    def forward(self, x: Any, positions: Any) -> Any:
+        q, k, v = (m(x).unflatten(-1, (2, 16)) for m in (self.q, self.k, self.v))
+        if self.by == "angles":
+            q, k = HALF.at(positions, like=q).apply(q, k)
+        elif self.by == "rotate":
+            q, k = HALF.rotate(q, positions), HALF.rotate(k, positions)
+        else:
+            q, k = HALF.apply(q, k, positions)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1)
+        return x + torch.einsum("bhqk,bkhd->bqhd", scores, v).flatten(-2)
+
+
+def run(layers: Any, x: Any, positions: Any, wrap: Callable[..., Any] | None) -> list[Any]:
+    for layer in layers:
+        layer.zero_grad()
+    y = x
+    for layer in layers:
+        y = layer(y, positions) if wrap is None else wrap(layer, y, positions)
+    y.square().mean().backward()
+    return [p.grad.clone() for layer in layers for p in layer.parameters()]
+
+
+def positions_of(kind: str, tokens: int) -> Any:
+    if kind == "list":
+        return list(range(5, 5 + tokens))
+    if kind == "none":
+        return None
+    whole = torch.arange(tokens) * 31
+    return {"int64": whole, "int32": whole.int(), "fractions": whole + 0.25}[kind]
+
+
+def save_products(_context: Any, op: Any, *_: Any, **__: Any) -> Any:
+    policy = checkpoint.CheckpointPolicy
+    saved = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return policy.MUST_SAVE if saved else policy.PREFER_RECOMPUTE
+
+
+SELECTIVE = partial(checkpoint.create_selective_checkpoint_contexts, save_products)
+WRAPS = {
+    "not reentrant": partial(checkpoint.checkpoint, use_reentrant=False),
+    "reentrant": partial(checkpoint.checkpoint, use_reentrant=True),
+    "selective": partial(checkpoint.checkpoint, use_reentrant=False, context_fn=SELECTIVE),
+}
+
+
+@pytest.mark.parametrize("positions", ["int64", "int32", "fractions", "list", "none"])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_activation_checkpointing(wrap: str, positions: str) -> None:
+    """A first call of a signature and its recomputation save the same tensors."""
+    layers = [Layer(by) for by in ("positions", "rotate", "positions")]
+    for tokens in LENGTHS:
+        x = torch.randn(2, tokens, 32, requires_grad=True)
+        where = positions_of(positions, tokens)
+        got = run(layers, x, where, WRAPS[wrap])
+        for a, b in zip(got, run(layers, x, where, None), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_activation_checkpointing_of_angles(wrap: str) -> None:
+    layers = [Layer("angles") for _ in range(3)]
+    for tokens in LENGTHS:
+        x = torch.randn(2, tokens, 32, requires_grad=True)
+        got = run(layers, x, torch.arange(tokens), WRAPS[wrap])
+        for a, b in zip(got, run(layers, x, torch.arange(tokens), None), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_same_tensors_are_saved_on_both_ways() -> None:
+    q, k = (torch.randn(1, 19, n, 16, requires_grad=True) for n in (4, 2))
+    for positions in (torch.arange(19), torch.arange(19).int(), torch.arange(19) + 0.5):
+        ways = []
+        for _ in range(3):
+            saved: list[Any] = []
+
+            def pack(x: Any, saved: list[Any] = saved) -> Any:
+                saved.append((x.shape, x.dtype, x.stride()))
+                return x
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+                HALF.apply(q, k, positions)
+            ways.append(saved)
+        assert ways[0] == ways[1] == ways[2]
+        assert 0 < len(ways[0]) <= 2
+
+
+def test_offloaded_tensors() -> None:
+    x = torch.randn(1, 21, 2, 16, requires_grad=True)
+    expected = HALF.unrotate(torch.ones_like(x), torch.arange(21))
+    for _ in range(3):
+        x.grad = None
+        with torch.autograd.graph.save_on_cpu():
+            y = HALF.rotate(x, torch.arange(21))
+        y.sum().backward()
+        assert torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "fractions"])
+def test_positions_refilled_before_backward(kind: str) -> None:
+    """As pipelines and captured loops do, whose buffers are static."""
+    x = torch.randn(1, 9, 2, 16, requires_grad=True)
+    positions = positions_of(kind, 9)
+    for _ in range(3):
+        expected = HALF.unrotate(torch.ones_like(x), positions.clone())
+        x.grad = None
+        y = HALF.rotate(x, positions)
+        positions.add_(1)
+        y.sum().backward()
+        assert torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "fractions"])
+def test_positions_of_inference_mode(kind: str) -> None:
+    with torch.inference_mode():
+        positions = positions_of(kind, 11)
+    x = torch.randn(1, 11, 2, 16, requires_grad=True)
+    for _ in range(3):
+        x.grad = None
+        HALF.rotate(x, positions).sum().backward()
+        assert torch.equal(x.grad, HALF.unrotate(torch.ones_like(x), positions))
+
+
+def test_second_derivatives_on_both_ways() -> None:
+    x = torch.randn(1, 3, 1, 8, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        assert torch.autograd.gradgradcheck(lambda x: HALF.rotate(x, [7, 8, 9.5]) ** 2, (x,))
+
+
+SHARDED = """
+import os, torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from backends.torch.test_training import Layer
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x, positions):
+        for layer in self.layers:
+            x = checkpoint(layer, x, positions, use_reentrant=False)
+        return x
+
+
+torch.manual_seed(0)
+plain, sharded, data = Model(), Model(), Model()
+for model in (sharded, data):
+    model.load_state_dict(plain.state_dict())
+for layer in sharded.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(sharded, mesh=mesh)
+models = {"plain": plain, "fsdp2": sharded, "ddp": DistributedDataParallel(data)}
+for tokens in (16, 16, 24, 40):
+    x, losses = torch.randn(2, tokens, 32), {}
+    for name, model in models.items():
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loss = model(x, torch.arange(tokens)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[name] = loss.item()
+    assert max(losses.values()) - min(losses.values()) < 1e-6, losses
+dist.destroy_process_group()
+print("trained")
+"""
+
+
+def test_fully_sharded_and_data_parallel(tmp_path: Any) -> None:
+    program = tmp_path / "sharded.py"
+    program.write_text(SHARDED)
+    assert printed(program) == "trained\n"
+
+
+def test_compiled_layers_train_under_checkpointing() -> None:
+    torch._dynamo.reset()
+    layers = [Layer() for _ in range(2)]
+    compiled = [torch.compile(layer, fullgraph=True, dynamic=True) for layer in layers]
+    for tokens in (16, 24):
+        x = torch.randn(2, tokens, 32, requires_grad=True)
+        expected = run(layers, x, torch.arange(tokens), None)
+        for layer in layers:
+            layer.zero_grad()
+        y = x
+        for layer in compiled:
+            y = checkpoint.checkpoint(layer, y, torch.arange(tokens), use_reentrant=False)
+        y.square().mean().backward()
+        got = [p.grad for layer in layers for p in layer.parameters()]
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b)

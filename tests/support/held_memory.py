@@ -1,0 +1,120 @@
+"""Prints by how many MiB the process grows over calls of one kind: python held_memory.py KIND.
+
+Peaks of a single call do not count: what is measured is what is still held afterwards.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rope_xp
+from rope_xp import RoPE, scaling
+
+X = np.ones((1, 4, 2, 128), np.float32)
+
+
+def resident() -> float:
+    """Return the memory of this process in MiB."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
+    return pages * 4096 / 2**20
+
+
+def tensor(x: np.ndarray, **more: Any) -> Any:
+    import torch
+
+    return torch.tensor(x, **more)
+
+
+def ropes(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+    """Use each of many ropes a few times."""
+    for i in range(400):
+        for _ in range(3):
+            yield RoPE(base=1e4 + i, layout="half").rotate(make(X))
+
+
+def lengths(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+    """Fix a rule that depends on the length for many lengths."""
+    rope = RoPE(scaling=scaling.DynamicNTK(2.0, 16))
+    for n in range(17, 1017):
+        for _ in range(3):
+            yield rope.for_length(n).rotate(make(X))
+
+
+def angles(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+    """Prompts of many lengths, each with angles of its own."""
+    rope = RoPE(layout="half")
+    for n in range(1500, 2200):
+        x = make(np.ones((1, n, 1, 128), np.float32))
+        for _ in range(3):
+            yield rope.at(np.arange(n), like=x).rotate(x)
+
+
+def gradients(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+    """The same in training."""
+    rope = RoPE(layout="half")
+    for n in range(1500, 2200):
+        x = make(np.ones((1, n, 1, 128), np.float32)).requires_grad_()
+        for _ in range(3):
+            y = rope.at(np.arange(n), like=x).rotate(x)
+            y.sum().backward()
+            yield y.detach()
+
+
+def mixed(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+    """Ten thousand calls of every kind that a server and a training make."""
+    random = np.random.default_rng(0)
+    made = [RoPE(base=5e3 + i, layout="half") for i in range(30)]
+    made += [RoPE(scaling=scaling.DynamicNTK(2.0, 16)).for_length(n) for n in range(17, 47)]
+    for _ in range(10_000):
+        rope = made[random.integers(len(made))]
+        n = int(random.integers(1, 400))
+        x = make(np.ones((1, n, 2, 128), np.float32))
+        start = int(random.integers(1 << 20))
+        kind = random.integers(5)
+        if kind == 0:
+            yield rope.apply(x, x, np.arange(start, start + n))
+        elif kind == 1:
+            yield rope.rotate(x, np.arange(n) + 0.5)
+        elif kind == 2:
+            yield rope.rotate(x, out=x)
+        elif kind == 3:
+            yield rope.at(range(start, start + n), like=x).apply(x, x)
+        else:
+            yield rope.unrotate(x)
+
+
+KINDS = {f.__name__: f for f in (ropes, lengths, angles, gradients, mixed)}
+
+
+def main(kind: str, library: str) -> None:
+    make: Any = np.array
+    if library == "torch":
+        make = tensor
+    elif library == "jax":
+        import jax.numpy as jnp
+
+        make = jnp.asarray
+    # Neither what compilers load nor what malloc keeps of freed arrays is held by calls.
+    for result in islice(KINDS[kind](make), 6):
+        del result
+    for n in range(1, 2200, 7):
+        result = make(np.ones((3, n, 1, 128), np.float32)) * 2
+    del result
+    before = resident()
+    for result in KINDS[kind](make):
+        del result
+    held = resident() - before
+    rope_xp.clear_caches()
+    print(f"{held:.0f} {resident() - before:.0f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
