@@ -9,6 +9,7 @@ import rope_xp
 from rope_xp._bench import clock
 
 from . import common
+from .paths import use_path
 
 ROPE = rope_xp.RoPE(layout="half")
 
@@ -46,7 +47,7 @@ def track_overhead() -> float:
     clear()
     with (
         mock.patch.object(target.backend, "tables", _kept(target.backend.tables, made)),
-        rope_xp.use_backend("portable"),
+        use_path("portable"),
     ):
         ROPE.apply(q, k, positions)
     resolved = getattr(read, name)(positions, positions.dtype.type, False, "positions")
@@ -57,7 +58,7 @@ def track_overhead() -> float:
         mock.patch.object(read, name, _constant(resolved)),
         mock.patch.object(target.backend, "tables", _constant(made[0])),
         mock.patch.object(portable, "run", _constant((q, k))),
-        rope_xp.use_backend("portable"),
+        use_path("portable"),
     ):
         return clock.best_microseconds(
             target, lambda: ROPE.apply(q, k, positions), 10 * loops, rounds

@@ -22,7 +22,7 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
 
-_VARIABLE = "ROPE_XP_BACKEND"
+_VARIABLE = "ROPE_XP_PATH"
 _STRICT = "array-api-strict"
 
 
@@ -127,7 +127,7 @@ def _describe_choice() -> dict[str, str | None]:
     name = os.environ.get(_VARIABLE) or None
     problem = None
     try:
-        with rope_xp.use_backend(name):
+        with rope_xp.use_path(name):
             pass
     except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
         problem = str(error)

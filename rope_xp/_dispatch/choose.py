@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.errors import MissingBackendError, RopeError
-from rope_xp._contract.path import Path, Spread, Unavailable
+from rope_xp._contract.path import Path, PathUnavailable, ShardedExecutor
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._rotation import portable
 
-VARIABLE = "ROPE_XP_BACKEND"
+VARIABLE = "ROPE_XP_PATH"
 
 
 class _Choice(threading.local):
@@ -27,12 +27,12 @@ choice = _Choice()
 
 
 @contextmanager
-def use_backend(name: str | None) -> Iterator[None]:
+def use_path(name: str | None) -> Iterator[None]:
     """Run every call in this thread on the path of this name, or raise where it cannot.
 
     The choice belongs to the thread, and so to all its asyncio tasks: await nothing inside.
 
-    The environment variable ``ROPE_XP_BACKEND``, read at import, sets the choice for a process, but
+    The environment variable ``ROPE_XP_PATH``, read at import, sets the choice for a process, but
     for arrays of libraries that have no path of that name.
 
     Parameters
@@ -52,7 +52,7 @@ def use_backend(name: str | None) -> Iterator[None]:
     --------
     >>> import numpy as np
     >>> import rope_xp
-    >>> with rope_xp.use_backend("portable"):
+    >>> with rope_xp.use_path("portable"):
     ...     y = rope_xp.RoPE().rotate(np.ones((3, 2, 8)))
     """
     if name is not None:
@@ -94,7 +94,7 @@ def run(call: Call) -> tuple[Array, ...]:
 
 def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     """Run a call, and return which path did, None for the portable one."""
-    spread: Spread | None = call.backend.spread
+    spread: ShardedExecutor | None = call.backend.spread
     if spread is not None:
         return None, spread.run(call, run)
     name = _forced(call)
@@ -104,7 +104,7 @@ def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
             if path.objection(call, asked=False) is None:
                 try:
                     return path, path.run(call)
-                except Unavailable:
+                except PathUnavailable:
                     continue
         return None, portable.run(call)
     if name == portable.NAME:
@@ -112,7 +112,7 @@ def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     path = _named(call, name)
     try:
         return path, path.run(call)
-    except Unavailable as reason:
+    except PathUnavailable as reason:
         raise _cannot(name, str(reason)) from reason
 
 
@@ -126,7 +126,7 @@ def _forced(call: Call) -> str | None:
     return None
 
 
-def refuse_if_asked_for(reason: Unavailable) -> None:
+def refuse_if_asked_for(reason: PathUnavailable) -> None:
     """Raise in place of running the portable path, where another was asked for by name."""
     name = choice.name
     if name is not None and name != portable.NAME:

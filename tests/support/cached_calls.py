@@ -110,7 +110,7 @@ def main(library: str, count: str, seed: str) -> None:
             got = np.asarray(run()).copy()
             cached += len(call_cache.CALLS) == before
         if random.integers(4) == 0:
-            with rope_xp.use_backend("portable"):
+            with rope_xp.use_path("portable"):
                 run = call(np.random.default_rng(seed_of_call), rope, make(plain), positions, None)
                 right = np.asarray(run())
             assert (got.view(np.uint8) == right.view(np.uint8)).all(), (rope, shape, positions)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.call import Call, Given, Source
+from rope_xp._contract.call import AngleSource, Call, CosSin
 from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.memory import Laid, Memory, alignment
+from rope_xp._contract.memory import Memory, StridedLayout, alignment
 from rope_xp._contract.typing import Array
 from rope_xp._rotation import portable
 
@@ -111,17 +111,17 @@ class _Angles(NamedTuple):
     source: int
     arrays: tuple[Array, ...]
     """Positions, or cos and sin; none for implicit positions."""
-    layouts: tuple[Laid, ...]
+    layouts: tuple[StridedLayout, ...]
     tables: tuple[int, ...]
     """Pointers of digit tables and components; 0 for those that are absent."""
     long_positions: bool
     alignment: int
 
 
-def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) -> _Angles:
+def _angles(call: Call, source: AngleSource, contiguous: Callable[[Array], Array]) -> _Angles:
     backend = call.backend
     found = portable.for_kernel(call, source, parts=False, wide=False)
-    if isinstance(found, Given):
+    if isinstance(found, CosSin):
         kind, arrays, tables = COS_SIN, [found.cos, found.sin], (None,) * 4
     else:
         kind, arrays = TABLE_LOOKUP, [] if found.whole is None else [found.whole]
@@ -138,7 +138,7 @@ def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) ->
     return _Angles(
         kind,
         tuple(arrays),
-        tuple(Laid(memory.shape, memory.strides) for memory in memories),
+        tuple(StridedLayout(memory.shape, memory.strides) for memory in memories),
         tuple(0 if x is None else _memory(backend, x).pointer for x in tables),
         any(memory.itemsize == 8 for memory in memories),
         alignment(*(memory.pointer for memory in memories)) if kind == COS_SIN else 0,
@@ -173,7 +173,9 @@ def _launches(
         angles.alignment,
     )
     found = []
-    for step in plan(job, tuple(Laid(m.shape, m.strides) for m in memories), angles.layouts):
+    for step in plan(
+        job, tuple(StridedLayout(m.shape, m.strides) for m in memories), angles.layouts
+    ):
         words = step.words.copy()
         words[:ADDRESSES] += addresses(backend, arrays, outs, angles.arrays)
         words[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import ACCESS, Ints, Laid, Rows, alignment
+from rope_xp._contract.memory import ACCESS, Ints, Rows, StridedLayout, alignment
 
 from .layout import OperandLayout, collapse_operands
 
@@ -70,7 +70,7 @@ class Job(NamedTuple):
     """All that a plan depends on but the layout of arrays of one dtype."""
 
     dtype: str
-    turn: Turn
+    turn: RotationSpec
     in_place: tuple[bool, ...]
     source: int
     long_positions: bool
@@ -90,7 +90,9 @@ class Step(NamedTuple):
 
 
 @cached(256)
-def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[Step, ...]:
+def plan(
+    job: Job, arrays: tuple[StridedLayout, ...], angles: tuple[StridedLayout, ...]
+) -> tuple[Step, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
@@ -99,7 +101,7 @@ def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[
     turn, size = job.turn, FLOATS[job.dtype]
     # Components are the first axis of positions, pairs the last of cosines and sines.
     row_axes = slice(int(job.source == COMPONENTS), -1 if job.source == COS_SIN else None)
-    angle_layouts = [Laid(a.shape[row_axes], a.strides[row_axes]) for a in angles]
+    angle_layouts = [StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles]
     layout = collapse_operands(turn, arrays, angle_layouts, job.in_place)
     rows, heads = _rows(layout, implicit=not angles), layout.heads
     if sum(heads) == 0 or any(row.length == 0 for row in rows):

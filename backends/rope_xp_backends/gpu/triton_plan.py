@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import Ints, Laid, Rows, alignment, span
+from rope_xp._contract.memory import Ints, Rows, StridedLayout, alignment, span
 
 from .layout import collapse_operands
 
@@ -104,15 +104,19 @@ class Plan(NamedTuple):
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
-def plan(operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn) -> Plan | None:
+def plan(
+    operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: RotationSpec
+) -> Plan | None:
     """Return how to rotate one array or two that share their angles.
 
     None where batch axes do not collapse: no two strides lead to all rows.
     """
-    arrays = [Laid(x.shape, x.strides) for x in operands]
-    arrays += [Laid(x.shape, x.out_strides) for x in operands]
+    arrays = [StridedLayout(x.shape, x.strides) for x in operands]
+    arrays += [StridedLayout(x.shape, x.out_strides) for x in operands]
     in_place = [x.in_place for x in operands]
-    angle_layouts = [] if angles.kind == "counted" else [Laid(angles.shape, angles.strides)]
+    angle_layouts = (
+        [] if angles.kind == "counted" else [StridedLayout(angles.shape, angles.strides)]
+    )
     layout = collapse_operands(turn, arrays, angle_layouts, in_place)
     if len(layout.rows) > 2:
         return None

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.call import UNKNOWN, Reach
+from rope_xp._contract.call import UNKNOWN, PositionRange
 from rope_xp._dispatch.call_cache import CallSignature
 
 Arrays = tuple[jax.Array, ...]
@@ -42,7 +42,7 @@ def signature(
     return CallSignature(tuple(key), arrays, rows, reach, None)
 
 
-def _read(positions: Any, x: jax.Array, wide: bool) -> tuple[Arrays, Reach] | None:
+def _read(positions: Any, x: jax.Array, wide: bool) -> tuple[Arrays, PositionRange] | None:
     """Return positions, their fractions and range, None for what the slow path reads or refuses."""
     if type(positions) is type(x):
         return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.call import UNKNOWN, Reach
+from rope_xp._contract.call import UNKNOWN, PositionRange
 from rope_xp._contract.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 
@@ -88,7 +88,7 @@ def _given(tables: Tensors, x: torch.Tensor) -> tuple[Tensors, None] | None:
     return tables, None
 
 
-def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, Reach | None] | None:
+def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | None] | None:
     """Return positions and their fractions as kernels read them, and their range.
 
     Where autograd records, those on a CPU are tensors of our own, which it may save.

@@ -53,10 +53,10 @@ def test_a_subclass_uses_the_tables_that_there_are() -> None:
 def test_tables_on_a_cpu_are_the_memory_of_the_host() -> None:
     from rope_xp_backends.torch import tables
 
-    from rope_xp._contract.library import Recipe
+    from rope_xp._contract.library import TableKey
     from rope_xp._rotation.tables import host_tables
 
-    recipe = Recipe(RoPE(base=1234.5), 32, False, False)
+    recipe = TableKey(RoPE(base=1234.5), 32, False, False)
     shared = tables.on_device((recipe, torch.device("cpu")))
     assert shared.low.data_ptr() == host_tables(recipe).low.ctypes.data
 
@@ -95,7 +95,7 @@ def test_fractions_below_zero_in_float64() -> None:
     positions = torch.tensor([-0.3, -1e-6, -7.123, 5.7])
     expected = HALF.rotate(x.numpy(), positions.numpy())
     for path in (None, "portable"):
-        with rope_xp.use_backend(path):
+        with rope_xp.use_path(path):
             for _ in range(2):
                 assert (HALF.rotate(x, positions).numpy() == expected).all()
 
@@ -117,7 +117,7 @@ def test_a_graph_of_many_layers_holds_tables_once(path: str | None) -> None:
         return graph.forward
 
     q, k = torch.randn(1, 5, 4, 16), torch.randn(1, 5, 2, 16)
-    with rope_xp.use_backend(path):
+    with rope_xp.use_path(path):
         compiled = torch.compile(Layers(), fullgraph=True, backend=backend)
         got = compiled(q, k, torch.arange(5))
     for g, e in zip(got, Layers()(q, k, torch.arange(5)), strict=True):
