@@ -1,11 +1,12 @@
-"""Run everything that a GPU is needed for, one step after another, whatever a step comes to.
+"""Run everything that needs a GPU, one step after another, whether steps fail or not.
 
     python -m asv_benchmarks.gpu_all --dry-run
     python -m asv_benchmarks.gpu_all --out found
-    python -m asv_benchmarks.gpu_all --out found --only tests-kernels,report-torch
+    python -m asv_benchmarks.gpu_all --out found --only tests-kernels,report-torch --seconds 560
 
-docs/gpu.md says what the steps are for. Each is a command in a process of its own, ended after ten
-minutes at most. FOLDER/log.txt has what all of them printed, FOLDER/steps.json how each ended.
+docs/gpu.md says what the steps are for. Each is a command in a process of its own. One that
+outlives its limit is interrupted, as by Ctrl-C, and killed 15 seconds later, so that pytest can say
+what failed. FOLDER/log.txt has what all of them printed, FOLDER/steps.json how each ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -25,6 +27,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 TAIL = 15
 """Lines of each step that are printed here too."""
+GRACE_S = 15
+"""Seconds between the interrupt of a step and its end."""
+SANITIZER_ERROR = 99
+"""Exit status of the sanitizer where it finds errors; pytest has 0 to 5."""
 
 
 class Step(NamedTuple):
@@ -34,36 +40,41 @@ class Step(NamedTuple):
     command: list[str]
     expected_s: int
     """A guess."""
-    limit_s: int = 570
+    limit_s: int = 540
     environment: dict[str, str] = {}
+    verdicts: dict[int, str] = {}
+    """Meanings of exit statuses."""
 
 
 def steps(out: Path) -> list[Step]:
     """Return all steps, in order."""
     python = [sys.executable, "-m"]
-    tests = [*python, "pytest", "-q", "-m", "gpu and not exhaustive"]
-    # Compilers take most of the time, on a core each; the memory of a GPU has room for four.
-    several = ["-n", "4"]
+    gpu = "gpu and not exhaustive"
+
+    def tests(name: str, marks: str, workers: int, *paths: str) -> list[str]:
+        junit = f"--junitxml={out / name}.xml"
+        return [*python, "pytest", "-q", "-m", marks, "-n", str(workers), junit, *paths]
+
+    # Compilers take most of the time, on a core each. 12 processes need some 10 GiB of the GPU.
+    workers = min(12, os.cpu_count() or 1)
     core = ["tests/core", "tests/benchmarks"]
     found, drawn = str(out / "report.json"), str(out / "report.svg")
-    sanitizer = [
-        "compute-sanitizer",
-        "--error-exitcode",
-        "1",
-        "--log-file",
-        str(out / "sanitizer.txt"),
-    ]
+    sanitizer = ["compute-sanitizer", "--error-exitcode", str(SANITIZER_ERROR)]
+    sanitizer += ["--log-file", str(out / "sanitizer.txt")]
     # The sanitizer takes many times as long: these hand all kinds of arrays to the kernels.
     kernels = ["tests/backends/triton/test_gpu.py", "tests/backends/triton/test_kernel.py"]
     kernels += ["tests/backends/cupy/test_gpu.py"]
+    sanitized = tests("sanitizer", f"{gpu} and not unsanitized", 0, *kernels)
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else torch's reserve hides what is beyond
+    verdicts = {SANITIZER_ERROR: "the sanitizer found errors: see sanitizer.txt"}
+    verdicts[1] = "tests failed, and the sanitizer found no error"
     report = [*python, "asv_benchmarks.gpu_report", "--add", "--out", found, "--libraries"]
     tune = [*python, "asv_benchmarks.gpu_tune", "--library"]
     return [
-        Step("info", [*python, "rope_xp", "info"], 20, 60),
-        Step("tests-kernels", [*tests, *several, "tests/backends"], 200),
-        Step("tests-core", [*tests, *several, *core], 300),
-        Step("sanitizer", [*sanitizer, *tests, "-n", "0", *kernels], 400, environment=uncached),
+        Step("info", [*python, "rope_xp", "info"], 20, 150),  # imports all libraries, from disk
+        Step("tests-kernels", tests("tests-kernels", gpu, workers, "tests/backends"), 200),
+        Step("tests-core", tests("tests-core", gpu, workers, *core), 300),
+        Step("sanitizer", [*sanitizer, *sanitized], 400, environment=uncached, verdicts=verdicts),
         Step("report-torch", [*report, "torch"], 300),
         Step("report-cupy", [*report, "cupy"], 90),
         Step("report-jax", [*report, "jax"], 120),
@@ -75,8 +86,9 @@ def steps(out: Path) -> list[Step]:
     ]
 
 
-def run(step: Step, log: Path) -> str:
-    """Run a step, append what it prints to the log, and return how it ended."""
+def run(step: Step, log: Path, seconds: float = math.inf) -> str:
+    """Run a step for so many seconds at most, log what it prints, and return how it ended."""
+    limit = min(step.limit_s, seconds)
     with log.open("a") as printed:
         printed.write(f"\n==== {step.name}: {shlex.join(step.command)}\n")
         printed.flush()
@@ -94,19 +106,22 @@ def run(step: Step, log: Path) -> str:
             printed.write(f"{error}\n")
             return f"did not start: {error}"
         try:
-            status = process.wait(step.limit_s)
+            status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            return f"ended after {step.limit_s} s"
+            _signal(process, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            return f"ended after {limit:.0f} s"
         finally:
-            _end(process)
-    return "done" if status == 0 else f"exit status {status}"
+            _signal(process, signal.SIGKILL)
+            process.wait()
+    return "done" if status == 0 else step.verdicts.get(status, f"exit status {status}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a step and all that it started, which may hold the GPU."""
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal a step and all that it started, which may hold the GPU."""
     with contextlib.suppress(ProcessLookupError):  # where all of it has ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        os.killpg(process.pid, number)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,6 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m asv_benchmarks.gpu_all")
     parser.add_argument("--out", type=Path, default=Path(".asv/gpu"), metavar="FOLDER")
     parser.add_argument("--only", default="", help="names of steps, with commas between them")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for all steps together")
     parser.add_argument("--dry-run", action="store_true", help="print the steps, and run none")
     options = parser.parse_args(arguments)
     every = steps(options.out.absolute())
@@ -132,14 +148,18 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     log, ends = options.out / "log.txt", options.out / "steps.json"
     ended: dict[str, dict[str, object]] = json.loads(ends.read_text()) if ends.exists() else {}
+    deadline = time.perf_counter() + options.seconds
     for step in chosen:
         started = time.perf_counter()
         before = log.stat().st_size if log.exists() else 0
-        how = run(step, log)
+        # A step that is cut takes its grace too.
+        left = deadline - started - GRACE_S
+        how = run(step, log, left) if left > 0 else "left out for want of time"
         ended[step.name] = {"how": how, "took_s": round(time.perf_counter() - started, 1)}
         ends.write_text(json.dumps(ended, indent=1) + "\n")
-        said = log.read_bytes()[before:].decode(errors="replace").splitlines()
-        print("\n".join(said[:2] + said[2:][-TAIL:]), flush=True)
+        printed = log.read_bytes()[before:] if log.exists() else b""
+        lines = printed.decode(errors="replace").splitlines()
+        print("\n".join(lines[:2] + lines[2:][-TAIL:]), flush=True)
     print()
     for step in chosen:
         print(f"{step.name}: {ended[step.name]['how']}, {ended[step.name]['took_s']} s")

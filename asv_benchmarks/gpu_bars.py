@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import gpu_rivals
-from .gpu_rivals import ANGLES, APPLY, IN_JIT, IN_PLACE, LIGER, US, USUAL_COMPILED
+from .gpu_rivals import APPLY, IN_JIT, IN_PLACE, LIGER, US, USUAL_COMPILED
 
-COPY, BOTH = "copy", "forward and backward"
+COPY, FLAT_COPY, BOTH = "copy", "flat copy", "forward and backward"
 LARGE = 1 << 26
 """Bytes of q and k from which on the ratio to a copy says how well memory is used."""
 Found = dict[str, Any]
@@ -57,6 +57,22 @@ def _share(target: str, contender: str, direction: str) -> Callable[[Found], flo
     return measure
 
 
+def _of_flat_copy(direction: str) -> Callable[[Found], float | None]:
+    """Set rope_xp of torch beside one flat copy, or two for forward and backward."""
+
+    def measure(found: Found) -> float | None:
+        flat = {key(row): row["median_us"] for row in rows(found, "torch:gpu", FLAT_COPY)}
+        copies = 2 if direction == BOTH else 1
+        ratios = (
+            copies * flat[key(row)] / max(row["median_us"], 1e-9)
+            for row in rows(found, "torch:gpu", US, direction)
+            if key(row) in flat and row["bytes"] >= 2 * LARGE
+        )
+        return min(ratios, default=None)
+
+    return measure
+
+
 def _one_head(target: str) -> Callable[[Found], float | None]:
     def measure(found: Found) -> float | None:
         of = rows(found, target, US)
@@ -82,11 +98,13 @@ def times_as_fast(found: Found, target: str, direction: str, rival: str) -> dict
     }
 
 
-def _against(*rivals: str) -> Callable[[Found], float | None]:
+def _against(
+    *rivals: str, counts: Callable[[Row], bool] = lambda row: row["bytes"] >= LARGE
+) -> Callable[[Found], float | None]:
     def measure(found: Found) -> float | None:
-        large = {key(row) for row in found["speed"] if row["bytes"] >= LARGE}
+        cases = {key(row) for row in found["speed"] if counts(row)}
         ratios = (times_as_fast(found, "torch:gpu", "forward", name) for name in rivals)
-        return min((r for one in ratios for at, r in one.items() if at in large), default=None)
+        return min((r for one in ratios for at, r in one.items() if at in cases), default=None)
 
     return measure
 
@@ -98,6 +116,10 @@ def _decode(found: Found) -> float | None:
 
 def _fact(name: str, target: str, contender: str = US) -> Callable[[Found], float | None]:
     return lambda found: found["targets"].get(target, {}).get(name, {}).get(contender)
+
+
+def _is_decode(row: Row) -> bool:
+    return (row["batch"], row["tokens"]) == (256, 1)
 
 
 OTHERS = [name for name in (*gpu_rivals.RIVALS, gpu_rivals.APPLY_COMPILED) if name != LIGER]
@@ -116,6 +138,14 @@ BARS = [
         )
         if (library, of[1]) != ("cupy", BOTH)
     ),
+    *(
+        Bar(
+            f"torch, {words}, from 128 MiB: times as fast as a flat copy",
+            0.92,
+            _of_flat_copy(direction),
+        )
+        for words, direction in (("q and k forward", "forward"), ("forward and backward", BOTH))
+    ),
     Bar(
         "jax in jit, from 64 MiB: times as fast as a copy",
         0.85,
@@ -132,6 +162,11 @@ BARS = [
     Bar("times as fast as torch.compile of the formula", 1.1, _against(USUAL_COMPILED)),
     Bar("times as fast as Liger-Kernel, in place", 1.1, _against(LIGER)),
     Bar("times as fast as the fastest other rival", 1.0, _against(*OTHERS)),
+    Bar(
+        "256 sequences of one token: times as fast as the fastest rival",
+        1.0,
+        _against(LIGER, USUAL_COMPILED, *OTHERS, counts=_is_decode),
+    ),
     Bar("one token, eager: times as fast as apply_rotary_pos_emb given cos and sin", 1.0, _decode),
     Bar("one token, torch: launches", 1, _fact("launches", "torch:gpu"), at_most=True),
     *(
@@ -207,7 +242,8 @@ def _table(first: str, cells: dict[str, dict[Any, str]], columns: dict[Any, str]
 
 
 def _columns(found: Found, target: str, direction: str) -> dict[Any, str]:
-    return {key(row): size(row) for row in rows(found, target, COPY, direction)}
+    smallest_first = sorted(rows(found, target, COPY, direction), key=lambda row: row["bytes"])
+    return {key(row): size(row) for row in smallest_first}
 
 
 def _shares(found: Found, target: str, direction: str) -> str:
@@ -226,12 +262,11 @@ def _shares(found: Found, target: str, direction: str) -> str:
 
 
 def _ratios(found: Found, target: str, direction: str) -> str:
-    ours = (COPY, US, IN_PLACE, ANGLES, IN_JIT)
     names = dict.fromkeys(row["contender"] for row in rows(found, target, None, direction))
     cells = {
         name: {at: f"{r:.2f}" for at, r in times_as_fast(found, target, direction, name).items()}
         for name in names
-        if name not in ours
+        if name not in (COPY, FLAT_COPY, *gpu_rivals.OURS)
     }
     return _table("rope_xp is times as fast as", cells, _columns(found, target, direction))
 

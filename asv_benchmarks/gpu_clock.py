@@ -19,6 +19,8 @@ from rope_xp._bench import clock
 from rope_xp._bench.clock import Action
 from rope_xp._bench.targets import Target
 
+from .gpu_attempt import Failed, attempt
+
 READ_BYTES = 1 << 30
 READS = 2
 """Half a millisecond of an H200."""
@@ -134,17 +136,31 @@ def _wall(target: Target, action: Action) -> Timing:
 
 def in_turns(
     target: Target, seconds: Callable[[Action], Timing], actions: dict[str, Action], repeat: int
-) -> dict[str, list[Timing]]:
-    """Return the timings of all actions, in an order that changes, after two calls of each."""
-    names = list(actions)
+) -> tuple[dict[str, list[Timing]], dict[str, str]]:
+    """Return the timings of all actions, in an order that changes, after two calls of each.
+
+    And why some have none: what fails once is left out of all further turns.
+    """
+    timings: dict[str, list[Timing]] = {name: [] for name in actions}
+    failed: dict[str, str] = {}
+
+    def call(name: str, action: Callable[[], Any]) -> Any:
+        result = attempt(action)
+        if isinstance(result, Failed):
+            timings.pop(name, None)
+            failed[name] = str(result)
+        return result
+
     for _ in range(2):
-        for action in actions.values():
-            clock.wait(target, action())
-    timings: dict[str, list[Timing]] = {name: [] for name in names}
+        for name in tuple(timings):
+            call(name, lambda name=name: clock.wait(target, actions[name]()))
     for turn in range(repeat):
+        names = list(timings)
         for i in np.random.default_rng(turn).permutation(len(names)):
-            timings[names[i]].append(seconds(actions[names[i]]))
-    return timings
+            timing = call(names[i], lambda name=names[i]: seconds(actions[name]))
+            if names[i] in timings:
+                timings[names[i]].append(timing)
+    return timings, failed
 
 
 def _torch(read: Callable[[], Any]) -> Device:

@@ -14,6 +14,7 @@ from rope_xp._bench.inputs import HEAD_DIM, HEADS, numpy_dtype
 from rope_xp._bench.targets import Target
 
 from . import gpu_bars, gpu_clock, gpu_facts, gpu_rivals
+from .gpu_attempt import Failed, attempt
 from .gpu_clock import Clock
 from .gpu_rivals import Arrays, Contender
 
@@ -74,6 +75,7 @@ def tried(target: Target, made: Contenders) -> tuple[Contenders, dict[str, str]]
             return None
         return f"rotates differently: off by {off:.3g}, where {bound:.3g} is rounding"
 
+    gpu_rivals.forget_compiled(target)
     for name, contender in made.items():
         why = attempt(lambda contender=contender: objection(contender))
         if why is None:
@@ -83,14 +85,6 @@ def tried(target: Target, made: Contenders) -> tuple[Contenders, dict[str, str]]
     return found, missing
 
 
-def attempt(action: Callable[[], Any]) -> Any:
-    """Return what an action returns, or what it raises: the others are measured without it."""
-    try:
-        return action()
-    except Exception as error:  # noqa: BLE001  # somebody else's code and a GPU: anything
-        return gpu_rivals.Failed(error)
-
-
 def actions_of(
     target: Target, made: Contenders, arrays: Arrays, positions: Any
 ) -> tuple[dict[str, Action], dict[str, Action], dict[str, str]]:
@@ -98,7 +92,10 @@ def actions_of(
     copy = gpu_rivals.copies(target, arrays)
     forward: dict[str, Action] = {gpu_bars.COPY: copy}
     backward: dict[str, Action] = {gpu_bars.COPY: copy}
+    if len(arrays) > 1:
+        forward[gpu_bars.FLAT_COPY] = gpu_rivals.flat_copy(target, arrays)
     missing = {}
+    gpu_rivals.forget_compiled(target)
 
     def prepare(name: str, contender: Contender) -> None:
         function = contender.make(positions, arrays)
@@ -123,7 +120,10 @@ def actions_of(
 def speed(
     target: Target, timed: Clock, made: Contenders, case: Case, repeat: int
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return a row for each contender, forward and forward with backward, and what failed."""
+    """Return a row for each contender, forward and forward with backward, and what failed.
+
+    Nothing of a case where copies fail, beside which all others are set.
+    """
     arrays, positions = inputs(target, case)
     how, seconds = timed
     forward, backward, missing = actions_of(target, made, arrays, positions)
@@ -131,7 +131,10 @@ def speed(
     for actions, direction, copies in ((forward, "forward", 1), (backward, gpu_bars.BOTH, 2)):
         if len(actions) == 1:  # the copy alone
             continue
-        timings = gpu_clock.in_turns(target, seconds, actions, repeat)
+        timings, failed = gpu_clock.in_turns(target, seconds, actions, repeat)
+        missing |= {f"{name}, {direction}": why for name, why in failed.items()}
+        if gpu_bars.COPY not in timings:
+            continue
         limit = copies * float(np.median([t.seconds for t in timings[gpu_bars.COPY]]))
         for name, taken in timings.items():
             times = [t.seconds for t in taken]
@@ -175,10 +178,14 @@ def facts(
     missing = {}
     frequencies = gpu_rivals.ROPE.frequencies(HEAD_DIM)
     of_their_own = (gpu_rivals.US, gpu_rivals.USUAL, gpu_rivals.USUAL_COMPILED)
+    gpu_rivals.forget_compiled(target)
     for name, contender in made.items():
-        function, many = contender.make(at, one), contender.make(positions, some)
-        call = lambda f=function: f(one, at)  # noqa: E731  # for two clocks
-        larger = lambda f=many: f(some, positions)  # noqa: E731  # likewise
+        functions = attempt(lambda c=contender: (c.make(at, one), c.make(positions, some)))
+        if isinstance(functions, Failed):
+            missing[name] = str(functions)
+            continue
+        call = lambda f=functions[0]: f(one, at)  # noqa: E731  # for two clocks
+        larger = lambda f=functions[1]: f(some, positions)  # noqa: E731  # likewise
         measures: dict[str, Callable[[], Any]] = {
             "host_us": lambda call=call: gpu_facts.host_microseconds(target, call, loops),
             "launches": lambda call=call: gpu_facts.launches(target, call),
@@ -190,7 +197,7 @@ def facts(
             )
         for fact, measure in measures.items():
             value = attempt(measure)
-            if isinstance(value, gpu_rivals.Failed):
+            if isinstance(value, Failed):
                 missing[f"{name} {fact}"] = str(value)
             else:
                 found[fact][name] = value

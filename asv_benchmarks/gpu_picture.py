@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import gpu_bars
-from .gpu_bars import BOTH, COPY, LARGE
+from .gpu_bars import BOTH, COPY, FLAT_COPY, LARGE
 
 INK = "#767676"
 """A grey of contrast 4.5 with white and with black."""
@@ -28,7 +28,7 @@ def series(found: dict[str, Any], target: str, direction: str) -> dict[str, list
     lines: dict[str, list[tuple[Any, ...]]] = {}
     for row in gpu_bars.rows(found, target, None, direction):
         timed_well = row["host_hidden"] >= 0.5 or not gpu_bars.is_gpu(row)
-        if row["contender"] != COPY and len(row["heads"]) > 1 and timed_well:
+        if row["contender"] not in (COPY, FLAT_COPY) and len(row["heads"]) > 1 and timed_well:
             point = (row["bytes"], *row["share_of_copy"])
             lines.setdefault(row["contender"], []).append(point)
     return {name: sorted(points) for name, points in lines.items()}

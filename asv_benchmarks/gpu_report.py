@@ -8,8 +8,10 @@ It needs no network. q is (b, s, 32, 128) and k (b, s, 8, 128), bfloat16; 6554 t
 One more case is a single array of one head. Each contender rotates a few tokens first, which must
 be as float64 has them, and is not timed otherwise. Contenders take turns in an order that changes,
 on the clocks of gpu_clock.py. "times as fast as" is the median time of the other over that of a
-contender, and larger is better. A copy is one of the arrays into given memory, and its limit is 1;
-forward and backward is set beside two. The JSON is written after each case.
+contender, and larger is better. A copy is one of each array into given memory, and its limit is 1;
+forward and backward is set beside two. A flat copy has the same bytes in one array. Cases begin
+with the largest, and rope_xp is measured alone before rivals are, which may break off a process:
+the JSON is written after each case.
 """
 
 from __future__ import annotations
@@ -19,23 +21,27 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rope_xp._bench import targets
 
 from . import gpu_bars, gpu_clock, gpu_facts, gpu_measure, gpu_rivals
+from .gpu_attempt import Failed, attempt
 from .gpu_measure import Case
 
 LIBRARIES = ("torch", "cupy", "jax")
 CASES = {
     "gpu": [
-        *(Case(batch, 1) for batch in (1, 16, 256)),
-        *(Case(1, tokens) for tokens in (256, 1024, 4096, 6554, 16384)),
+        *(Case(1, tokens) for tokens in (16384, 6554, 4096, 1024, 256)),
+        *(Case(batch, 1) for batch in (256, 16, 1)),
         Case(1, 65536, (1,), 64),
     ],
-    "cpu": [Case(1, 1), Case(2, 16), Case(1, 16, (1,), 64)],
+    "cpu": [Case(2, 16), Case(1, 1), Case(1, 16, (1,), 64)],
 }
+LOOPS = {"gpu": 300, "cpu": 20}
+"""Calls in a row, by which the host's time is measured."""
 
 
 def report(
@@ -64,25 +70,44 @@ def report(
         def lacks(failed: dict[str, str], name: str = name) -> None:
             found["missing"] |= {f"{name} {what}": why for what, why in failed.items()}
 
-        made, absent = gpu_rivals.contenders(target, compile_too)
-        lacks(absent)
-        made, failed = gpu_measure.tried(target, made)
-        lacks(failed)
         own = found["targets"][name] = {"device": gpu_facts.properties(target)}
         timed = gpu_clock.clock_of(target)
         own |= {"before": gpu_facts.readings(), "paths": {}}
-        for case in CASES[device]:
-            own["paths"][str(case)] = gpu_measure.path(target, case)
-            rows, failed = gpu_measure.speed(target, timed, made, case, repeat)
-            found["speed"] += rows
-            lacks({f"{contender}, {case}": why for contender, why in failed.items()})
+        every, absent = gpu_rivals.contenders(target, compile_too)
+        lacks(absent)
+        ours = {name: every[name] for name in gpu_rivals.ours(target) if name in every}
+        for contenders in (ours, every):
+            right, failed = gpu_measure.tried(target, contenders)
+            lacks(failed)
+            for case in CASES[device]:
+                result = attempt(partial(gpu_measure.speed, target, timed, right, case, repeat))
+                if isinstance(result, Failed):
+                    lacks({str(case): str(result)})
+                    continue
+                rows, failed = result
+                _put(found["speed"], rows)
+                lacks({f"{contender}, {case}": why for contender, why in failed.items()})
+                own["paths"][str(case)] = gpu_measure.path(target, case)
+                save(found)
+            result = attempt(partial(gpu_measure.facts, target, right, LOOPS[device]))
+            if isinstance(result, Failed):
+                lacks({"facts": str(result)})
+            else:
+                own |= result[0]
+                lacks(result[1])
+            own["after"] = gpu_facts.readings()
             save(found)
-        own["after"] = gpu_facts.readings()
-        known, failed = gpu_measure.facts(target, made, 20 if device == "cpu" else 300)
-        own |= known
-        lacks(failed)
-        save(found)
     return found
+
+
+def _put(speed: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    """Add rows, in place of those of the same contenders and arrays that were timed before."""
+
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (row["target"], row["contender"], row["direction"], *gpu_bars.key(row))
+
+    new = {key(row) for row in rows}
+    speed[:] = [row for row in speed if key(row) not in new] + rows
 
 
 def _forget(found: dict[str, Any], name: str) -> None:

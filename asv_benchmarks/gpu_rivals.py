@@ -17,6 +17,8 @@ from rope_xp._bench.inputs import BASE
 from rope_xp._bench.targets import Target
 from rope_xp._contract.typing import Array
 
+from .gpu_attempt import Failed, attempt
+
 Arrays = tuple[Array, ...]
 Function = Callable[[Arrays, Array], Arrays]
 """From q and k, or one array alone, and positions."""
@@ -24,12 +26,11 @@ Maker = Callable[[Array, Arrays], Function]
 """Makes a function for some positions and arrays. What it computes beforehand is not timed."""
 ROPE = rope_xp.RoPE(base=BASE, layout="half")
 
-US, IN_PLACE, ANGLES, IN_JIT = (
-    "rope_xp",
-    "rope_xp in place",
-    "rope_xp given angles",
-    "rope_xp in jit",
+US, IN_PLACE, ANGLES, IN_JIT, COMPILED = (
+    *("rope_xp", "rope_xp in place", "rope_xp given angles"),
+    *("rope_xp in jit", "rope_xp compiled"),
 )
+OURS = (US, IN_PLACE, ANGLES, IN_JIT, COMPILED)
 USUAL, USUAL_COMPILED = "usual", "usual compiled"
 APPLY, APPLY_COMPILED = "HF apply", "HF apply compiled"
 LIGER, FLASH, QUACK, FLASHINFER, ROTARY_EMB = (
@@ -60,40 +61,34 @@ class Rival(NamedTuple):
     gradient: bool = True
 
 
-class Failed(NamedTuple):
-    """What somebody else's code raised."""
-
-    error: Exception
-
-    def __str__(self) -> str:
-        return " ".join(str(self.error).split())[:300] or type(self.error).__name__
-
-
-def contenders(target: Target, compile_too: bool) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Return what a target has, and why it lacks the rest."""
+def ours(target: Target) -> dict[str, Contender]:
+    """Return the ways to call rope_xp, none of which needs a package beside the library."""
     found = {US: Contender(lambda *_: _ours, alone=True)}
-    missing: dict[str, str] = {}
     if target.library == "jax":
         found[IN_JIT] = Contender(lambda *_: _in_jit(), alone=True)
     else:
         found[IN_PLACE] = Contender(lambda *_: _ours_in_place, True, in_place=True, gradient=False)
         found[ANGLES] = Contender(_given_angles, alone=True)
-    found[USUAL] = Contender(lambda *_: _usual(target), alone=True)
+    return found
+
+
+def contenders(target: Target, compile_too: bool) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Return ours and what others run on a target, and why the rest is missing."""
+    found = ours(target) | {USUAL: Contender(lambda *_: _usual(target), alone=True)}
+    missing: dict[str, str] = {}
     if target.library != "torch":
         return found, missing
     for name, rival in RIVALS.items():
-        try:
-            function = getattr(importlib.import_module(rival.module), rival.name)
-        # A package that is broken here raises anything, and the others are timed without it.
-        except Exception as error:  # noqa: BLE001  # see above
-            missing[name] = f"{Failed(error)}; carry {rival.carry}"
+        function = attempt(lambda r=rival: getattr(importlib.import_module(r.module), r.name))
+        if isinstance(function, Failed):
+            missing[name] = f"{function}; carry {rival.carry}"
         else:
             found[name] = Contender(
                 lambda p, a, rival=rival, function=function: rival.adapt(function, target, p, a),
                 in_place=rival.in_place,
                 gradient=rival.gradient,
             )
-    for name, of in ((USUAL_COMPILED, USUAL), (APPLY_COMPILED, APPLY)):
+    for name, of in ((COMPILED, US), (USUAL_COMPILED, USUAL), (APPLY_COMPILED, APPLY)):
         if not compile_too:
             missing[name] = "left out by --no-compile"
         elif of in found:
@@ -143,14 +138,20 @@ def _usual(target: Target) -> Function:
 
 
 def _compiled(make: Maker) -> Maker:
-    """Compile for the shapes to come, and forget earlier ones, of which torch keeps eight."""
-
     def compiled(positions: Array, arrays: Arrays) -> Function:
         torch = importlib.import_module("torch")
-        torch.compiler.reset()
         return torch.compile(make(positions, arrays), dynamic=False)
 
     return compiled
+
+
+def forget_compiled(target: Target) -> None:
+    """Forget what was compiled for other shapes, as torch keeps eight of a function.
+
+    Once for all contenders: none may throw away what another has compiled for the same shapes.
+    """
+    if target.library == "torch":
+        importlib.import_module("torch").compiler.reset()
 
 
 def tables(target: Target, positions: Array, arrays: Arrays) -> tuple[Array, Array]:
@@ -255,6 +256,12 @@ RIVALS = {
 
 
 # --- what they are measured against --------------------------------------------------------------
+
+
+def flat_copy(target: Target, arrays: Arrays) -> Callable[[], Arrays]:
+    """Return one copy of as many bytes, side by side in memory: the most that a device can do."""
+    xp = target.backend.xp
+    return copies(target, (xp.concat([xp.reshape(x, (-1,)) for x in arrays]),))
 
 
 def copies(target: Target, arrays: Arrays) -> Callable[[], Arrays]:

@@ -37,6 +37,14 @@ SWEEPS = {
     "cupy": {"HEADS_A_THREAD": (2, 4, 8), "BLOCKS_A_PROCESSOR": (4, 8, 16)},
 }
 """What is tried where nothing is asked for. A name that no module has any more is left out."""
+ALONE = {
+    "torch": (
+        *({"BARRIER": 0}, {"EVICT_FIRST": 0}),
+        *({"TILES": n, "BARRIER": 0} for n in (2, 4)),  # Triton prefetches past no barrier
+    ),
+    "cupy": (),
+}
+"""What is tried before those, with all other constants as they are."""
 CASES = {
     "gpu": [Case(1, 1024), Case(1, 6554), Case(1, 65536, (1,), 64)],
     "cpu": [Case(1, 16)],
@@ -75,7 +83,7 @@ def one(library: str, device: str, settings: Settings, repeat: int) -> dict[str,
     target = targets.find(f"{library}:{device}")
     if isinstance(target, str):
         return {"why": target}
-    made, _ = gpu_rivals.contenders(target, compile_too=False)
+    made = gpu_rivals.ours(target)
     names = (gpu_rivals.US, gpu_rivals.IN_PLACE)
     made, missing = gpu_measure.tried(target, {name: made[name] for name in names})
     if missing:
@@ -174,14 +182,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(one(options.library, options.device, options.one, options.repeat)))
         return 0
     sweep = {k: v for k, v in SWEEPS[options.library].items() if known(options.library, k)}
+    alone = [
+        each for each in ALONE[options.library] if all(known(options.library, k) for k in each)
+    ]
     if options.set:
+        alone = []
         asked = (each.partition("=") for each in options.set)
         sweep = {name: tuple(map(int, values.split(","))) for name, _, values in asked}
     if unknown := [name for name in sweep if not known(options.library, name)]:
         places = ", ".join(MODULES[options.library])
         parser.error(f"no constant is called {', '.join(unknown)} in {places}")
     found: list[dict[str, Any]] = []
-    started, every = time.perf_counter(), combinations(sweep)
+    started, (as_is, *others) = time.perf_counter(), combinations(sweep)
+    every = [as_is, *alone, *others]
     for settings in every:
         if time.perf_counter() - started > options.seconds:
             print(f"{len(every) - len(found)} combinations were left out for want of time")

@@ -16,22 +16,15 @@ def cos_sin(call: Call, source: AngleSource) -> tuple[Array, Array]:
 
 
 def for_kernel(
-    call: Call,
-    source: AngleSource,
-    *,
-    components: bool = True,
-    parts: bool = True,
-    wide: bool = True,
+    call: Call, source: AngleSource, *, parts: bool = True, wide: bool = True
 ) -> TableLookup | CosSin:
     """Return a source whose angles a kernel looks up, or else those angles, computed here.
 
-    The rest says whether the kernel knows positions of several components, with fractions, and
-    tables in float64.
+    The rest says whether the kernel knows positions with fractions, and tables in float64.
     """
     if (
         isinstance(source, TableLookup)
         and (parts or source.part is None)
-        and (components or not source.components or source.whole is None)
         and (wide or call.backend.dtype_name(source.tables.low) != "float64")
     ):
         return source

@@ -98,12 +98,35 @@ def test_contenders_take_turns() -> None:
         return gpu_clock.Timing(1.0, hidden=True)
 
     target = targets.find("numpy:cpu")
-    timings = gpu_clock.in_turns(target, seconds, actions, 5)
+    timings, failed = gpu_clock.in_turns(target, seconds, actions, 5)
     assert {name: len(taken) for name, taken in timings.items()} == dict.fromkeys("abc", 5)
+    assert not failed
     assert seen[:6] == list("abcabc")  # to warm up, off the clock
     turns = np.array(seen[6:]).reshape(5, 3)
     assert all(set(turn) == set("abc") for turn in turns)
     assert len({tuple(turn) for turn in turns}) > 1
+
+
+@pytest.mark.parametrize("fails_after", [0, 1, 4])
+def test_a_contender_that_fails_ends_no_other(fails_after: int) -> None:
+    """Neither while it warms up nor between two timings."""
+    calls = []
+
+    def fragile() -> tuple[()]:
+        calls.append(None)
+        if len(calls) > fails_after:
+            raise RuntimeError("an illegal memory access was encountered")
+        return ()
+
+    def seconds(action: Callable[[], Any]) -> gpu_clock.Timing:
+        action()
+        return gpu_clock.Timing(1.0, hidden=True)
+
+    actions = {"fragile": fragile, "sound": lambda: ()}
+    timings, failed = gpu_clock.in_turns(targets.find("numpy:cpu"), seconds, actions, 5)
+    assert failed == {"fragile": "an illegal memory access was encountered"}
+    assert {name: len(taken) for name, taken in timings.items()} == {"sound": 5}
+    assert len(calls) == fails_after + 1  # it is not tried again
 
 
 def test_a_cpu_is_timed_by_the_wall() -> None:

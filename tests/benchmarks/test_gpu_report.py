@@ -16,8 +16,16 @@ from typing import Any
 
 import pytest
 
-from asv_benchmarks import gpu_bars, gpu_clock, gpu_facts, gpu_picture, gpu_report, gpu_rivals
-from asv_benchmarks.gpu_bars import BOTH, COPY
+from asv_benchmarks import (
+    gpu_bars,
+    gpu_clock,
+    gpu_facts,
+    gpu_measure,
+    gpu_picture,
+    gpu_report,
+    gpu_rivals,
+)
+from asv_benchmarks.gpu_bars import BOTH, COPY, FLAT_COPY
 from asv_benchmarks.gpu_measure import Case
 from rope_xp._bench import targets
 
@@ -41,7 +49,9 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> 
     forward = (COPY, "rope_xp", "rope_xp in place", "rope_xp given angles", "usual")
     both = (COPY, "rope_xp", "rope_xp given angles", "usual")
     names = [("forward", name) for name in forward] + [(BOTH, name) for name in both]
-    assert set(rows) == {(*name, tokens) for name in names for tokens in (3, 16)}
+    expected_rows = {(*name, tokens) for name in names for tokens in (3, 16)}
+    assert set(rows) == expected_rows | {("forward", FLAT_COPY, 3)}  # of one array it is the copy
+    assert len(found["speed"]) == len(rows)  # those of rope_xp alone have made way
     for (direction, name, tokens), row in rows.items():
         assert row["bytes"] == (2 * 3 * 40 * 128 * 2 if tokens == 3 else 16 * 64 * 2)
         assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
@@ -57,7 +67,7 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> 
     assert set(own["host_us"]) == set(forward) - {COPY}
     assert all(path.startswith("torch: ") for path in own["paths"].values())
     printed = capsys.readouterr().out
-    assert "| rope_xp is times as fast as | 2 x 3 | 1 x 16, one head of 64 |" in printed
+    assert "| rope_xp is times as fast as | 1 x 16, one head of 64 | 2 x 3 |" in printed
     assert "missing: torch:cpu liger: " in printed
 
 
@@ -93,6 +103,9 @@ def test_libraries_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.Monk
 def test_sizes_are_those_of_the_bars() -> None:
     sizes = [case.bytes for case in gpu_report.CASES["gpu"]]
     assert any(gpu_bars.LARGE <= size < 1.001 * gpu_bars.LARGE for size in sizes)
+    assert max(sizes) >= 2 * gpu_bars.LARGE
+    pairs = [case.bytes for case in gpu_report.CASES["gpu"] if len(case.heads) > 1]
+    assert pairs == sorted(pairs, reverse=True)  # what bars ask for is measured first
     assert Case(1, 65536, (1,), 64) in gpu_report.CASES["gpu"]
 
 
@@ -100,7 +113,7 @@ def test_sizes_are_those_of_the_bars() -> None:
 
 
 def row(target: str, contender: str, share: float, direction: str = "forward", **other: Any) -> Any:
-    case = Case(1, 6554, **other)
+    case = Case(**({"batch": 1, "tokens": 6554} | other))
     return {
         "target": target,
         "contender": contender,
@@ -118,7 +131,14 @@ def made_up(**changed: float) -> dict[str, Any]:
     """A report in which every bar is reached, but for what is changed."""
     share = {"rope_xp": 0.95, "rope_xp in place": 0.96, "usual compiled": 0.5, "liger": 0.8}
     share |= {"flash-attn": 0.9, "HF apply": 0.2, "one head": 0.7, "rope_xp in jit": 0.9}
-    share |= {"backward": 0.91, "launches": 1, "peak": 1.0, "host": 20.0} | changed
+    share |= {
+        "flat copy": 1.02,
+        "decode": 0.9,
+        "backward": 0.91,
+        "launches": 1,
+        "peak": 1.0,
+        "host": 20.0,
+    } | changed
     own = {"device": {"name": "NVIDIA H200"}, "paths": {"1 x 6554": "torch: triton"}}
     facts = {"host_us": {"rope_xp": share["host"], "HF apply": 30.0}, "largest_error_at_1M": {}}
     facts |= {"launches": {"rope_xp": share["launches"]}, "peak": {"rope_xp": share["peak"]}}
@@ -131,6 +151,14 @@ def made_up(**changed: float) -> dict[str, Any]:
         speed += [row(target, COPY, 1)] + [row(target, name, share[name]) for name in names]
         one = {"heads": (1,), "head_dim": 64}
         speed += [row(target, COPY, 1, **one), row(target, "rope_xp", share["one head"], **one)]
+    most = {"tokens": 16384}
+    speed += [row("torch:gpu", name, share[name], **most) for name in (FLAT_COPY, "rope_xp")]
+    two = row("torch:gpu", "rope_xp", 0.95, BOTH, **most)
+    speed += [two | {"median_us": 2 * two["median_us"]}]
+    decode = {"batch": 256, "tokens": 1}
+    speed += [row("torch:gpu", "rope_xp in place", 0.95, **decode)]
+    speed += [row("torch:gpu", "rope_xp", 0.95, **decode)]
+    speed += [row("torch:gpu", "liger", share["decode"], **decode)]
     speed += [row("jax:gpu", COPY, 1), row("jax:gpu", "rope_xp in jit", share["rope_xp in jit"])]
     return {
         "machine": {"platform": "Linux", "versions": {"torch": "2.11.0"}},
@@ -154,6 +182,11 @@ def test_all_bars_are_reached() -> None:
     [
         ({"rope_xp in place": 0.89}, ["torch, in place", "cupy, in place"]),
         ({"backward": 0.8}, ["torch, forward and backward"]),
+        (
+            {"flat copy": 1.05},
+            ["torch, q and k forward, from 128", "torch, forward and backward, from 128"],
+        ),
+        ({"decode": 1.0}, ["256 sequences"]),
         ({"one head": 0.5}, ["torch, one head", "cupy, one head"]),
         ({"rope_xp in jit": 0.84}, ["jax in jit"]),
         ({"usual compiled": 0.9}, ["times as fast as torch.compile"]),
@@ -180,11 +213,11 @@ def test_larger_is_better_in_every_ratio() -> None:
     found = made_up()
     (ratio,) = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "usual compiled").values()
     assert ratio == pytest.approx(0.95 / 0.5)
-    (ratio,) = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "liger").values()
+    ratio, _ = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "liger").values()
     assert ratio == pytest.approx(0.96 / 0.8)  # both in place
     said = gpu_bars.markdown(found)
     assert "NVIDIA H200; torch 2.11.0" in said
-    assert "| rope_xp | 0.95 [0.85, 1.04] | 0.70 [0.63, 0.77] |" in said
+    assert "| rope_xp | 0.70 [0.63, 0.77] | 0.95 [0.85, 1.04] |" in said
     assert "| copy | 31.0 us [30.0, 33.0] |" in said
     assert "Not only the device was timed" not in said
 
@@ -194,7 +227,8 @@ def test_a_slow_host_is_told_of() -> None:
     found["speed"][1]["host_hidden"] = 0.0
     said = gpu_bars.markdown(found)
     assert "the host was slower: torch:gpu rope_xp, forward and backward, 1 x 6554" in said
-    assert "rope_xp" not in gpu_picture.series(found, "torch:gpu", BOTH)
+    ((size, *_),) = gpu_picture.series(found, "torch:gpu", BOTH)["rope_xp"]
+    assert size == Case(1, 16384).bytes  # that of 6554 tokens is left out
 
 
 def test_the_picture(tmp_path: Path) -> None:
@@ -209,8 +243,10 @@ def test_the_picture(tmp_path: Path) -> None:
     assert {"rope_xp", "rope_xp in place", "usual compiled", "liger", "rope_xp in jit"} <= words
     gpu_picture.draw(found, tmp_path / "again.svg")
     assert path.read_bytes() == (tmp_path / "again.svg").read_bytes()
-    points = gpu_picture.series(found, "torch:gpu", "forward")["liger"]
-    assert [size for size, *_ in points] == [6554 * 40 * 128 * 2 // 4, 6554 * 40 * 128 * 2]
+    points = gpu_picture.series(found, "torch:gpu", "forward")
+    sizes = [6554 * 40 * 128 * 2 // 4, 6554 * 40 * 128 * 2]
+    assert [size for size, *_ in points["flash-attn"]] == sizes
+    assert FLAT_COPY not in points
 
 
 def test_colours_are_legible_on_white_and_on_black() -> None:
@@ -308,7 +344,8 @@ def test_torch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = gpu_report.report(
         "gpu", ["torch"], 2, False, lambda found: saved.append(len(found["speed"]))
     )
-    assert saved == [9, 18, 18]  # after each case, should the next one break off
+    # After each case, should the next one break off; ours first, then all in turns.
+    assert saved == [8, 15, 15, 17, 19, 19]
     own = found["targets"]["torch:gpu"]
     assert own["device"] == {"name": "a CPU", "L2_cache_size": 7}
     assert {row["timed_by"] for row in found["speed"]} == {"events, caches flushed by reading"}
@@ -340,13 +377,22 @@ def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch: pytest.Monk
         msg = "no clock"
         raise OSError(msg)
 
+    def made_for_many(positions: Any, arrays: Any) -> Any:
+        if arrays and arrays[0].shape[1] == 1:
+            msg = "no kernel for one token"
+            raise RuntimeError(msg)
+        return gpu_rivals._ours
+
     made = {name: gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True) for name in ("rope_xp",)}
     made["fragile"] = gpu_rivals.Contender(lambda *_: fails_at_one, alone=True)
+    made["of many"] = gpu_rivals.Contender(made_for_many)
     monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (made, {}))
     monkeypatch.setattr(gpu_facts, "host_microseconds", no_clock)
     found = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
     assert found["missing"] == {
         "torch:gpu fragile, 1 x 16, one head of 64": "out of memory",
+        "torch:gpu of many, 1 x 1": "no kernel for one token",
+        "torch:gpu of many": "no kernel for one token",
         "torch:gpu rope_xp host_us": "no clock",
         "torch:gpu fragile host_us": "no clock",
     }
@@ -354,3 +400,45 @@ def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch: pytest.Monk
     assert {("fragile", 1), ("rope_xp", 16)} <= timed
     assert ("fragile", 16) not in timed
     assert "not measured" in gpu_bars.markdown(found)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_rivals_that_end_all_of_cuda_leave_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After some errors nothing works any more in a process, a copy neither."""
+    broken: list[None] = []
+
+    def breaks(*_: Any) -> Any:
+        broken.append(None)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    copies = gpu_rivals.copies
+
+    def copies_of_a_sound_device(*arguments: Any) -> Any:
+        return breaks() if broken else copies(*arguments)
+
+    contenders = {gpu_rivals.US: gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True)}
+    contenders["breaks"] = gpu_rivals.Contender(breaks)
+    monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (contenders, {}))
+    monkeypatch.setattr(gpu_rivals, "copies", copies_of_a_sound_device)
+    found = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
+    assert found["missing"]["torch:gpu 1 x 1"] == "an illegal memory access was encountered"
+    timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
+    assert timed >= {(gpu_rivals.US, 1), (gpu_rivals.US, 16), (COPY, 1)}
+
+
+def test_dynamo_forgets_once_for_all_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each throws away what another has compiled for the same shapes."""
+    import torch
+
+    events: list[str] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: events.append("compile") or f)
+    monkeypatch.setattr(gpu_rivals, "RIVALS", {})
+    target = targets.find("torch:cpu")
+    contenders, _ = gpu_rivals.contenders(target, compile_too=True)
+    assert {gpu_rivals.COMPILED, gpu_rivals.USUAL_COMPILED} <= set(contenders)
+    arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
+    gpu_measure.actions_of(target, contenders, arrays, positions)
+    assert events == ["reset", "compile", "compile"]

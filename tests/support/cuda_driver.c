@@ -1,11 +1,13 @@
-// Stands for the driver of CUDA where there is none: it takes any kernel, and keeps what the last
-// launch was given. Triton's own launcher, which is compiled against it, runs as on a GPU.
+// A stand-in for the CUDA driver where there is none: it takes any kernel, and records the arguments
+// of the last launch. Triton's own launcher, which is compiled against it, runs as on a GPU. The
+// calling thread is in the capture of a graph all the time.
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 enum { MOST = 64, REGISTERS = 232448, MAX_THREADS = 1024 };
+enum { RELAXED = 2, ERROR_STREAM_CAPTURE_UNSUPPORTED = 900 };
 
 struct Launch {
   unsigned grid[3], block[3], shared;
@@ -14,6 +16,7 @@ struct Launch {
 };
 
 unsigned launches, modules;
+int32_t capture_mode;
 struct Launch last;
 int32_t sizes[MOST], arguments;
 uint64_t values[MOST];
@@ -33,8 +36,16 @@ int cuLaunchKernelEx(const struct Launch *launch, void *kernel, void **given, vo
 }
 
 int cuModuleLoadData(void **module, const void *image) {
+  if (capture_mode != RELAXED) return ERROR_STREAM_CAPTURE_UNSUPPORTED;
   ++modules;
   *module = &modules;
+  return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int32_t *mode) {
+  const int32_t before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
   return 0;
 }
 
@@ -58,6 +69,7 @@ int cuCtxGetCurrent(void **context) {
   return 0;
 }
 
+int cuCtxGetDevice(int *device) { return *device = 0, 0; }
 int cuDeviceGet(int *device, int index) { return *device = index, 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = REGISTERS, 0; }
 int cuDriverGetVersion(int *version) { return *version = 13000, 0; }
@@ -67,5 +79,7 @@ int cuCtxSetCurrent(void *context) { return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return cuCtxGetCurrent(context); }
 int cuFuncSetAttribute(void *kernel, int attribute, int value) { return 0; }
 int cuFuncSetCacheConfig(void *kernel, int config) { return 0; }
+int cuModuleUnload(void *module) { return 0; }
+int cuStreamIsCapturing(void *stream, int *status) { return *status = 1, 0; }
 int cuOccupancyMaxActiveClusters(int *count, void *kernel, void *config) { return *count = 1, 0; }
 int cuGetErrorString(int error, const char **text) { return *text = "", 0; }

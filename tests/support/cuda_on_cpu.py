@@ -77,7 +77,7 @@ def _library() -> ctypes.CDLL:
 
 def together(key: cuda_plan.Key) -> bool:
     """Return whether threads wait for each other between reading a head and writing it."""
-    return key.in_place and key.read_pairs != key.write_pairs
+    return key.in_place and key.interleaved_in != key.interleaved_out
 
 
 def launch(

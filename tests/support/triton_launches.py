@@ -57,7 +57,7 @@ class Driver(CudaDriver):
 stand_in = loaded()
 driver.set_active(Driver())
 give_cpu_to_triton()
-load, found = triton_kernel.loaded, []
+load, found = triton_kernel.load_kernel, []
 
 
 def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
@@ -68,7 +68,7 @@ def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
 def watched(variant: Any) -> Any:
     """Return the launch of a kernel, with a note of what goes in and what the driver gets."""
     launch = load(variant)
-    ptx = triton_kernel.compiled(variant, H100).asm["ptx"]
+    ptx = triton_kernel.compile_kernel(variant, H100).asm["ptx"]
     sizes = [int(bits) // 8 for bits in re.findall(r"\.param \.u(\d+)", ptx[: ptx.index(")")])]
 
     def run(grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ def watched(variant: Any) -> Any:
         found.append(
             {
                 "launches": after - before,
-                "wide": variant.wide,
+                "wide": variant.int64_offsets,
                 "grid": list(grid),
                 "given": [n % (1 << 8 * size) for n, size in zip(given, sizes, strict=False)],
                 "grid and threads got": seen("last", 6),
@@ -95,7 +95,7 @@ def watched(variant: Any) -> Any:
 
 
 def main() -> None:
-    triton_kernel.loaded = watched
+    triton_kernel.load_kernel = watched
     q, k = torch.ones(2, 7, 8, 64, dtype=torch.bfloat16), torch.ones(2, 7, 2, 64).bfloat16()
     at, rope = torch.arange(7) + 1_000_000, RoPE(layout="half")
     tables = rope.cos_sin(at, 64)
@@ -119,8 +119,9 @@ def main() -> None:
             found.clear()
             (before,) = seen("modules")
             call()
-            (after,) = seen("modules")
-            print(json.dumps({"name": name, "modules": after - before, "found": found}))
+            (after,), (mode,) = seen("modules"), seen("capture_mode", kind=ctypes.c_int32)
+            call_of = {"name": name, "modules": after - before, "capture mode": mode}
+            print(json.dumps(call_of | {"found": found}))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from .launch import signature
 
 
 class Cupy(Backend):
-    """The glue of cupy. Devices are named by their number, which hashes."""
+    """The glue of cupy. A device is its number, which hashes."""
 
     numpy_dtypes = True
 
@@ -32,26 +32,26 @@ class Cupy(Backend):
             return cupy.asarray(host)
 
     def tables(self, recipe: TableKey, like: Any) -> DigitTables:
-        """Keep what a graph that is captured will read."""
-        made = super().tables(recipe, like)
+        """Keep tables alive that a captured graph reads."""
+        tables = super().tables(recipe, like)
         if cupy.cuda.get_current_stream().is_capturing():
-            pin(made)
-        return made
+            pin(tables)
+        return tables
 
     def settle(self, device: int) -> None:
-        """Wait for the stream that copies, as no other one would."""
+        """Synchronise the stream that copied tables, as other streams will read them."""
         with cupy.cuda.Device(device):
             cupy.cuda.get_current_stream().synchronize()
 
     def arange(self, n: int, device: int) -> Any:
-        """Count on the device."""
+        """Return 0, 1, ..., n - 1 on the device."""
         with cupy.cuda.Device(device):
             return cupy.arange(n, dtype=cupy.int32)
 
     def put_rows(self, x: Any, axis: int, rows: Any, values: Any) -> None:
-        """Write these alone."""
+        """Write values into these rows of an axis."""
         x[(*(slice(None),) * axis, rows)] = values
 
     def memory(self, x: Any) -> Memory:
-        """Read from the array's pointer."""
+        """Return pointer, shape and strides of an array."""
         return Memory(int(x.data.ptr), x.shape, x.strides, x.itemsize, True)

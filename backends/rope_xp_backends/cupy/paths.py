@@ -1,4 +1,4 @@
-"""cupy: one kernel for angles, q and k, on the device of the arrays and its current stream."""
+"""cupy: one kernel for angles, q and k, on the arrays' device and its current stream."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from .launch import specialize
 def _load() -> Callable[[tuple[Key, int]], Any]:
     from . import kernel
 
-    return lambda key: kernel.compiled(key[0].expression)
+    return lambda key: kernel.compile_kernel(key[0].expression)
 
 
 class Cuda(Path):
@@ -30,7 +30,7 @@ class Cuda(Path):
         self._kernels: Kernels[tuple[Key, int], Any] = Kernels("cupy", _load)
 
     def objection(self, call: Call, *, asked: bool) -> str | None:
-        """Decline what the kernel cannot read, and everything where cupy cannot compile it."""
+        """Decline arrays that the kernel cannot read, and all where cupy cannot compile it."""
         if cupy.cuda.runtime.is_hip:
             return "this cupy is built for ROCm, and the kernel is CUDA"
         return self._kernels.objection() or cuda.objection(call)
@@ -41,13 +41,11 @@ class Cuda(Path):
         with cupy.cuda.Device(device):
             outs = call.out or tuple(_new(x) for x in call.arrays)
             launches = cuda.launches(call, outs, _copy)
-            # The driver may load no kernel into a graph, and loads it at other times.
+            # What fails in the capture of a graph may work at other times.
             give_up = not cupy.cuda.get_current_stream().is_capturing()
-            functions = [
-                self._kernels.get((launch.key, device), give_up=give_up) for launch in launches
-            ]
-            for function, launch in zip(functions, launches, strict=True):
-                function(launch.grid, launch.block, (launch.words.view(ARGUMENTS),))
+            kernels = [self._kernels.get((each.key, device), give_up=give_up) for each in launches]
+            for kernel, launch in zip(kernels, launches, strict=True):
+                kernel(launch.grid, launch.block, (launch.words.view(ARGUMENTS),))
         return outs
 
     def specialize(self, call: Call, signature: CallSignature, results: tuple[Any, ...]) -> Any:
@@ -60,7 +58,7 @@ class Cuda(Path):
 
 
 def _new(x: Any) -> Any:
-    """Return a new array with axes in memory as those of x, but head_dim last."""
+    """Return new memory laid out like x, but with contiguous rows."""
     new = cupy.empty_like(x)
     return new if new.strides[-1] == new.itemsize else cupy.empty(x.shape, x.dtype)
 

@@ -1,7 +1,7 @@
 """From a checked call to launches of the kernel in rotate.cu: numbers, and no GPU.
 
-A launch says where arrays lie by pointers and strides, so it runs on whatever can read them: tests
-run it on the CPU, through the same source.
+A launch names arrays by pointers and strides, so it runs on any memory that it can read: tests run
+it on the CPU, from the same source.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from rope_xp._contract.memory import Memory, StridedLayout, alignment
 from rope_xp._contract.typing import Array
 from rope_xp._rotation import portable
 
-from .cuda_plan import GIVEN, LOOKED_UP, POINTERS, SEVERAL, THREADS, Job, Key, plan
+from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, Job, Key, Step, plan
 
 
 class Launch(NamedTuple):
@@ -27,7 +27,7 @@ class Launch(NamedTuple):
     words: np.ndarray
     """int64; as ARGUMENTS it is the kernel's one argument."""
     holds: tuple[Array, ...]
-    """Arrays made for the launch, which must outlive it."""
+    """Arrays that the launch reads beside q and k, which must outlive it."""
 
 
 def objection(call: Call) -> str | None:
@@ -36,7 +36,7 @@ def objection(call: Call) -> str | None:
         memory = call.backend.memory(x)
         if memory is None:
             return f"{call.backend.name} does not tell where its arrays lie"
-        if memory.shape[-1] > 1 and memory.strides[-1] != memory.itemsize and 0 not in memory.shape:
+        if not _contiguous_rows(memory) and 0 not in memory.shape:
             return "the last axis of an array is not contiguous"
         if not _whole_elements(memory):
             return "an array is not aligned to its elements"
@@ -58,41 +58,27 @@ def launches(
     ]
 
 
-class Again(NamedTuple):
-    """The launch of a kind of call, but for where arrays, results and rows lie."""
-
-    key: Key
-    grid: tuple[int, int]
-    block: tuple[int, int, int]
-    words: np.ndarray
-    """As those of Launch, with what is to be added to the first ``ADDRESSES``."""
-
+Again = Step
+"""The launch of a call signature: to the first ``ADDRESSES`` words each call adds its own."""
 
 ADDRESSES = 6
 """Of q, k and their results, and of positions, or of cosines and sines."""
 
 
 def again(call: Call, outs: tuple[Array, ...], rows: tuple[Array, ...]) -> Again | None:
-    """Return the launch of calls like one that was run, with rows of their own.
+    """Return the launch of all calls like one that was run, with positions or tables ``rows``.
 
     None where there are several launches, or where arrays have to be copied for them.
     """
-    copied = False
-
-    def copy(x: Array) -> Array:
-        nonlocal copied
-        copied = True
-        return x
-
-    made = launches(call, outs, copy)
-    if copied or len(made) != 1:
+    # A view stands in for each copy, and is no array of the call.
+    every_launch = launches(call, outs, lambda x: x[...])
+    if len(every_launch) != 1:
         return None
-    ((key, grid, block, words, holds),) = made
+    ((key, grid, block, words, holds),) = every_launch
     if len(holds) != len(rows) or any(a is not b for a, b in zip(holds, rows, strict=True)):
         return None
-    moved = words.copy()
-    moved[:ADDRESSES] -= addresses(call.backend, call.arrays, outs, rows)
-    return Again(key, grid, block, moved)
+    words[:ADDRESSES] -= addresses(call.backend, call.arrays, outs, rows)
+    return Again(key, grid, block, words)
 
 
 def addresses(
@@ -101,16 +87,20 @@ def addresses(
     outs: tuple[Array, ...],
     rows: tuple[Array, ...],
 ) -> list[int]:
-    """Return where the arrays, results and rows of a call lie, as a kernel has them."""
-    found = []
-    for each, most in ((arrays, 2), (outs, 2), (rows, 2)):
-        found += [_memory(backend, x).pointer for x in each] + [0] * (most - len(each))
-    return found
+    """Return the pointers of arrays, results and rows, in the order of the kernel."""
+    pointers = []
+    for operands in (arrays, outs, rows):
+        pointers += [*(_memory(backend, x).pointer for x in operands), 0, 0][:2]
+    return pointers
 
 
 def _whole_elements(memory: Memory) -> bool:
-    """Return whether elements lie at addresses that a kernel reads from."""
+    """Return whether a kernel can read elements at their addresses."""
     return not any(n % memory.itemsize for n in (memory.pointer, *memory.strides))
+
+
+def _contiguous_rows(memory: Memory) -> bool:
+    return memory.shape[-1] <= 1 or memory.strides[-1] == memory.itemsize
 
 
 def _memory(backend: ArrayLibrary, x: Array) -> Memory:
@@ -118,54 +108,41 @@ def _memory(backend: ArrayLibrary, x: Array) -> Memory:
 
 
 class _Angles(NamedTuple):
-    kind: int
-    laid: tuple[StridedLayout, ...]
-    """Of positions, or of cos and sin; empty where positions are counted."""
-    pointers: tuple[int, ...]
-    """As many as the kernel has, but those of q and k."""
+    source: int
+    arrays: tuple[Array, ...]
+    """Positions, or cos and sin; none for implicit positions."""
+    layouts: tuple[StridedLayout, ...]
+    tables: tuple[int, ...]
+    """Pointers of digit tables and components; 0 for those that are absent."""
     long_positions: bool
     alignment: int
-    holds: tuple[Array, ...]
 
 
 def _angles(call: Call, source: AngleSource, contiguous: Callable[[Array], Array]) -> _Angles:
     backend = call.backend
     found = portable.for_kernel(call, source, parts=False, wide=False)
     if isinstance(found, CosSin):
-        tables = [_readable(backend, x, contiguous, rows=True) for x in (found.cos, found.sin)]
-        laid = tuple(StridedLayout(memory.shape, memory.strides) for _, memory in tables)
-        both = tuple(memory.pointer for _, memory in tables)
-        pointers = (*both, *(0,) * (POINTERS - 6))
-        holds = tuple(x for x, _ in tables)
-        return _Angles(GIVEN, laid, pointers, False, alignment(*both), holds)
-    low, middle, high, _, component = found.tables
-    addresses = (low, middle, high, component)
-    pointers = tuple(0 if x is None else _memory(backend, x).pointer for x in addresses)
-    whole = found.whole
-    if whole is None:
-        return _Angles(LOOKED_UP, (), (0, 0, *pointers), False, 0, ())
-    if found.components == 1:  # an axis of one component, as good as none
-        whole = whole[0, ...]
-    whole, memory = _readable(backend, whole, contiguous)
-    kind = SEVERAL if found.components > 1 else LOOKED_UP
-    laid = (StridedLayout(memory.shape, memory.strides),)
-    pointers = (memory.pointer, 0, *pointers)
-    return _Angles(kind, laid, pointers, memory.itemsize == 8, 0, (whole,))
-
-
-def _readable(
-    backend: ArrayLibrary, x: Array, contiguous: Callable[[Array], Array], *, rows: bool = False
-) -> tuple[Array, Memory]:
-    """Return an array, or a copy that a kernel can read, and its memory; with ``rows`` row by row.
-
-    A kernel reads whole elements, and neighbours in a row.
-    """
-    memory = _memory(backend, x)
-    apart = rows and memory.shape[-1] > 1 and memory.strides[-1] != memory.itemsize
-    if _whole_elements(memory) and not apart:
-        return x, memory
-    copy = contiguous(x)
-    return copy, _memory(backend, copy)
+        kind, arrays, tables = COS_SIN, [found.cos, found.sin], (None,) * 4
+    else:
+        kind, arrays = TABLE_LOOKUP, [] if found.whole is None else [found.whole]
+        digits = found.tables
+        tables = (digits.low, digits.middle, digits.high, digits.component)
+        if arrays and found.components == 1:  # an axis of one component, as good as none
+            arrays = [arrays[0][0, ...]]
+        elif arrays and found.components:
+            kind = COMPONENTS
+    for i, memory in enumerate([_memory(backend, x) for x in arrays]):
+        if not _whole_elements(memory) or (kind == COS_SIN and not _contiguous_rows(memory)):
+            arrays[i] = contiguous(arrays[i])
+    memories = [_memory(backend, x) for x in arrays]
+    return _Angles(
+        kind,
+        tuple(arrays),
+        tuple(StridedLayout(memory.shape, memory.strides) for memory in memories),
+        tuple(0 if x is None else _memory(backend, x).pointer for x in tables),
+        any(memory.itemsize == 8 for memory in memories),
+        alignment(*(memory.pointer for memory in memories)) if kind == COS_SIN else 0,
+    )
 
 
 def _launches(
@@ -176,38 +153,38 @@ def _launches(
     contiguous: Callable[[Array], Array],
 ) -> list[Launch]:
     backend, turn = call.backend, call.turn
-    read, write = turn.side_by_side
+    interleaved_in, interleaved_out = turn.side_by_side
+    holds, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
-    n = len(arrays)
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
-    holds = angles.holds
-    if read != write and any(in_place) and not _fits_a_block(call, all(in_place)):
+    moves = interleaved_in != interleaved_out
+    if moves and any(in_place) and not _fits_a_block(call, all(in_place)):
         arrays = tuple(contiguous(x) for x in arrays)
         holds += arrays
         in_place = (False,) * n
         memories[:n] = [_memory(backend, x) for x in arrays]
-    pointers = [m.pointer for m in memories]
     job = Job(
         backend.dtype_name(arrays[0]),
         turn,
         in_place,
-        angles.kind,
+        angles.source,
         angles.long_positions,
-        alignment(*pointers),
+        alignment(*(memory.pointer for memory in memories)),
         angles.alignment,
     )
-    ends = pointers if n == 2 else [pointers[0], 0, pointers[1], 0]
-    base = np.array((*ends, *angles.pointers), np.int64)
-    made = []
-    for step in plan(job, tuple(StridedLayout(m.shape, m.strides) for m in memories), angles.laid):
+    found = []
+    for step in plan(
+        job, tuple(StridedLayout(m.shape, m.strides) for m in memories), angles.layouts
+    ):
         words = step.words.copy()
-        words[:POINTERS] += base
-        made.append(Launch(step.key, step.grid, step.block, words, holds))
-    return made
+        words[:ADDRESSES] += addresses(backend, arrays, outs, angles.arrays)
+        words[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables
+        found.append(Launch(step.key, step.grid, step.block, words, holds))
+    return found
 
 
 def _fits_a_block(call: Call, all_in_place: bool) -> bool:
-    """Return whether all threads of a head are in one block, where they can wait for another."""
+    """Return whether one block has all threads of a head, which wait for each other there."""
     turned = call.turn.rotary_dim
     passing = 0 if all_in_place else call.arrays[0].shape[-1] - turned
     return turned // 2 + passing <= THREADS

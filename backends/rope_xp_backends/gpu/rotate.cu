@@ -1,7 +1,7 @@
-// The rotation for GPUs: angles, q and k in one launch, one pass over memory.
+// The CUDA kernel: angles, q and k in one launch, one pass over memory.
 //
-// A thread turns a few neighbouring pairs of one token in several heads, so that it computes their
-// angles once. Threads in x share a head, in y a token. Each step is the portable path's, in the
+// A thread rotates a few neighbouring pairs of one token in several heads, so that it computes
+// their angles once. Threads in x share a head, in y a token. Each step is the portable path's, in the
 // same order and without fused multiply-add, so results are equal in every bit.
 //
 // Compiled by NVRTC, and by g++ where tests run it on a CPU.
@@ -9,9 +9,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-struct Strides {  // in bytes
-  long long x_outer, x_inner, x_head;
-  long long out_outer, out_inner, out_head;
+struct Strides {  // of an axis of rows, in bytes; of implicit positions, in tokens
+  long long q, k, q_out, k_out, angles, sines, count;
 };
 
 struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
@@ -21,12 +20,11 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
   const char *sines;        // null where angles are looked up
   const float *low, *middle, *high;
   const int *component;     // which position component each pair reads, where there are several
-  long long outer, inner;   // rows: two axes that hold all tokens of all batches
+  long long outer, inner;   // lengths of two axes that hold all tokens of all batches
+  Strides outer_strides, inner_strides;
   long long q_heads, heads; // of q; of q and k
-  Strides q_strides, k_strides;
-  long long angles_outer, angles_inner, angles_component;
-  long long sines_outer, sines_inner;
-  long long start, count_outer, count_inner;  // positions that are counted
+  long long q_head, k_head, q_out_head, k_out_head;  // strides of heads, in bytes
+  long long angles_component, start;  // stride of position components; first implicit position
   long long pairs;          // r / 2
   long long before, turned; // bytes in front of the rotated slice, and in it
   long long turning, lanes; // threads that share a head: those that rotate, and all
@@ -40,10 +38,10 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
 #define TOP_DIGIT 512
 #define LIMIT 2147483648LL
 
-// Where a thread gets its angles.
-#define GIVEN 0
-#define LOOKED_UP 1
-#define SEVERAL 2  // looked up, by several position components
+// Sources of angles: tables of the call, one position a token, several.
+#define COS_SIN 0
+#define TABLE_LOOKUP 1
+#define COMPONENTS 2
 
 // --- numbers ------------------------------------------------------------------------------------
 
@@ -164,8 +162,9 @@ __device__ __forceinline__ void look_up(float (&cos)[N], float (&sin)[N], const 
 
 __device__ __forceinline__ long long position_of(const Arguments &a, const char *angles,
                                                  long long outer, long long inner) {
-  if (angles == nullptr) return a.start + outer * a.count_outer + inner * a.count_inner;
-  angles += outer * a.angles_outer + inner * a.angles_inner;
+  const Strides &of_outer = a.outer_strides, &of_inner = a.inner_strides;
+  if (angles == nullptr) return a.start + outer * of_outer.count + inner * of_inner.count;
+  angles += outer * of_outer.angles + inner * of_inner.angles;
   return a.long_positions ? read_constant<long long>(angles) : read_constant<int>(angles);
 }
 
@@ -173,12 +172,12 @@ __device__ __forceinline__ long long position_of(const Arguments &a, const char 
 template <int SOURCE, typename C, int N>
 __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Arguments &a,
                                             long long outer, long long inner, int first) {
-  if constexpr (SOURCE == GIVEN) {
-    const char *c = a.angles + outer * a.angles_outer + inner * a.angles_inner;
-    const char *s = a.sines + outer * a.sines_outer + inner * a.sines_inner;
+  if constexpr (SOURCE == COS_SIN) {
+    const char *c = a.angles + outer * a.outer_strides.angles + inner * a.inner_strides.angles;
+    const char *s = a.sines + outer * a.outer_strides.sines + inner * a.inner_strides.sines;
     read_row(cos, reinterpret_cast<const C *>(c) + first);
     read_row(sin, reinterpret_cast<const C *>(s) + first);
-  } else if constexpr (SOURCE == LOOKED_UP) {
+  } else if constexpr (SOURCE == TABLE_LOOKUP) {
     look_up(cos, sin, a, position_of(a, a.angles, outer, inner), first);
   } else {
 #pragma unroll
@@ -199,51 +198,48 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
 // Blocks that are to fit a multiprocessor: as many as registers allow without spilling them, as
 // tests/backends/cuda/test_compiles.py checks. Compilers for sm_100 and later keep more values at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
-#define BLOCKS(source) ((source) == SEVERAL ? 2 : 3)
+#define BLOCKS(source) ((source) == COMPONENTS ? 2 : 3)
 #else
 #define BLOCKS(source) 2
 #endif
 
 // --- the kernel ---------------------------------------------------------------------------------
 
-template <typename P>
-__device__ __forceinline__ P row(P x, long long of_outer, long long of_inner, long long outer,
-                                 long long inner) {
-  return x + outer * of_outer + inner * of_inner;
-}
-
-// The N pairs of a few words, turned.
-template <typename T, bool READ_PAIRS, bool WRITE_PAIRS, typename W, int WORDS, typename C, int N>
+// Rotate the N pairs of a few words.
+template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, typename W, int WORDS, typename C,
+          int N>
 __device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS],
                                      const C (&cos)[N], const C (&sin)[N]) {
   T x[2 * N], y[2 * N];
   memcpy(x, words, sizeof(x));
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const C x1 = Element<T>::widen(x[READ_PAIRS ? 2 * i : i]);
-    const C x2 = Element<T>::widen(x[READ_PAIRS ? 2 * i + 1 : N + i]);
-    y[WRITE_PAIRS ? 2 * i : i] = Element<T>::round(minus(times(x1, cos[i]), times(x2, sin[i])));
-    y[WRITE_PAIRS ? 2 * i + 1 : N + i] =
+    const C x1 = Element<T>::widen(x[INTERLEAVED_IN ? 2 * i : i]);
+    const C x2 = Element<T>::widen(x[INTERLEAVED_IN ? 2 * i + 1 : N + i]);
+    y[INTERLEAVED_OUT ? 2 * i : i] = Element<T>::round(minus(times(x1, cos[i]), times(x2, sin[i])));
+    y[INTERLEAVED_OUT ? 2 * i + 1 : N + i] =
         Element<T>::round(plus(times(x2, cos[i]), times(x1, sin[i])));
   }
   memcpy(results, y, sizeof(y));
 }
 
-// T: of q and k. READ_PAIRS, WRITE_PAIRS: whether pairs lie side by side, (2i, 2i+1), or half apart,
-// (i, i + r/2). ACCESS: bytes of a load or store. IN_PLACE: whether q or k are written over.
-template <typename T, bool READ_PAIRS, bool WRITE_PAIRS, int ACCESS, int SOURCE, bool IN_PLACE>
+// T: of q and k. INTERLEAVED_IN, INTERLEAVED_OUT: whether pairs are (2i, 2i+1), else (i, i + r/2).
+// ACCESS: bytes of a load or store. IN_PLACE: whether q or k are overwritten.
+template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, int ACCESS, int SOURCE,
+          bool IN_PLACE>
 __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_constant__ Arguments a) {
   using C = typename Element<T>::Computed;
   using W = typename Word<ACCESS>::Type;
-  constexpr bool PAIRS = READ_PAIRS && WRITE_PAIRS;
+  constexpr bool PAIRS = INTERLEAVED_IN && INTERLEAVED_OUT;
   // Where results lie elsewhere than what they come from, all threads of a head read before any
   // writes.
-  constexpr bool TOGETHER = IN_PLACE && READ_PAIRS != WRITE_PAIRS;
+  constexpr bool TOGETHER = IN_PLACE && INTERLEAVED_IN != INTERLEAVED_OUT;
   constexpr int SIZE = sizeof(T), EACH = ACCESS / SIZE;     // elements of an access
   constexpr int N = PAIRS && EACH > 1 ? EACH / 2 : EACH;    // pairs of a thread
   constexpr int WORDS = 2 * N / EACH;                       // accesses that they take
   constexpr int HEADS = 4 / WORDS > 1 ? 4 / WORDS : 1;      // read at once: four accesses in flight
 
+  const Strides &of_outer = a.outer_strides, &of_inner = a.inner_strides;
   const long long inner = static_cast<long long>(blockIdx.x) * blockDim.z + threadIdx.z;
   const bool present = inner < a.inner;
   if (!TOGETHER && !present) return;
@@ -253,23 +249,24 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
       const bool turning = lane < a.turning;
       const int first = lane * N;
       // In a head: where the first access lies, read and written, and how far the next one is off.
-      int from = static_cast<int>(a.before) + first * SIZE * (READ_PAIRS ? 2 : 1);
-      int to = static_cast<int>(a.before) + first * SIZE * (WRITE_PAIRS ? 2 : 1);
+      int from = static_cast<int>(a.before) + first * SIZE * (INTERLEAVED_IN ? 2 : 1);
+      int to = static_cast<int>(a.before) + first * SIZE * (INTERLEAVED_OUT ? 2 : 1);
       if (!turning) {
         from = to = static_cast<int>((lane - a.turning) * ACCESS);
         if (from >= a.before) from = to = from + static_cast<int>(a.turned);
       }
       const int apart = static_cast<int>(a.pairs) * SIZE;
-      const char *const q = row(a.q, a.q_strides.x_outer, a.q_strides.x_inner, outer, inner) + from;
-      const char *const k = row(a.k, a.k_strides.x_outer, a.k_strides.x_inner, outer, inner) + from;
+      const char *const q = a.q + outer * of_outer.q + inner * of_inner.q + from;
+      const char *const k = a.k + outer * of_outer.k + inner * of_inner.k + from;
 
       const auto read_head = [&](W (&words)[WORDS], int head) {
         if (!present || head >= heads) return;
-        const char *const x = head < q_heads ? q + head * a.q_strides.x_head
-                                             : k + (head - q_heads) * a.k_strides.x_head;
+        const char *const x =
+            head < q_heads ? q + head * a.q_head : k + (head - q_heads) * a.k_head;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
-          if (i == 0 || turning) words[i] = read<W, !IN_PLACE>(x + i * (READ_PAIRS ? ACCESS : apart));
+          const char *const from = x + i * (INTERLEAVED_IN ? ACCESS : apart);
+          if (i == 0 || turning) words[i] = read<W, !IN_PLACE>(from);
         }
       };
 
@@ -279,10 +276,8 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
       for (int u = 0; u < HEADS; ++u) read_head(words[u], threadIdx.y + u * blockDim.y);
       C cos[N], sin[N];
       if (turning && present) find_angles<SOURCE>(cos, sin, a, outer, inner, first);
-      char *const q_out =
-          row(a.q_out, a.q_strides.out_outer, a.q_strides.out_inner, outer, inner) + to;
-      char *const k_out =
-          row(a.k_out, a.k_strides.out_outer, a.k_strides.out_inner, outer, inner) + to;
+      char *const q_out = a.q_out + outer * of_outer.q_out + inner * of_inner.q_out + to;
+      char *const k_out = a.k_out + outer * of_outer.k_out + inner * of_inner.k_out + to;
 
       for (int base = 0; base < heads; base += step) {
         if constexpr (TOGETHER) __syncthreads();
@@ -290,11 +285,11 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
 #pragma unroll
         for (int u = 0; u < HEADS; ++u, head += blockDim.y) {
           if (!present || head >= heads) continue;
-          char *const y = head < q_heads ? q_out + head * a.q_strides.out_head
-                                         : k_out + (head - q_heads) * a.k_strides.out_head;
+          char *const y = head < q_heads ? q_out + head * a.q_out_head
+                                         : k_out + (head - q_heads) * a.k_out_head;
           W results[WORDS];
           if (turning) {
-            turn<T, READ_PAIRS, WRITE_PAIRS>(results, words[u], cos, sin);
+            turn<T, INTERLEAVED_IN, INTERLEAVED_OUT>(results, words[u], cos, sin);
           } else {
             results[0] = words[u][0];
           }
@@ -302,7 +297,7 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
           if (turning) {
 #pragma unroll
             for (int i = 0; i < WORDS; ++i) {
-              *reinterpret_cast<W *>(y + i * (WRITE_PAIRS ? ACCESS : apart)) = results[i];
+              *reinterpret_cast<W *>(y + i * (INTERLEAVED_OUT ? ACCESS : apart)) = results[i];
             }
           } else if (!(head < q_heads ? a.q == a.q_out : a.k == a.k_out)) {
             *reinterpret_cast<W *>(y) = results[0];

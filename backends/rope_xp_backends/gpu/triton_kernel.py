@@ -1,10 +1,10 @@
-"""The rotation for GPUs, compiled by Triton: angles, q and k in one launch, from positions.
+"""The Triton kernel for GPUs: angles, q and k in one launch, from positions.
 
 Each step is the portable path's, in the same order and without fused multiply-add. The digit
-tables stay in the cache of the device; no cos or sin of the sequence is ever made. A program turns
-one tile, of a few tokens in a few heads of q or of k, and asks for it before it asks for positions
-and angles. All that is read of a row, head_dim components of one head of one token, lies in one
-tile, so that a row may be written over itself.
+tables stay in the cache of the device; no cos or sin of the sequence is ever stored. A program
+rotates a tile, of a few tokens in a few heads of q or of k, and loads it before positions and
+angles. A tile has whole rows, head_dim components of one head of one token, so that a row may be
+overwritten with its own rotation.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,7 @@ from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import ACCESS
 from rope_xp._rotation.tables import TOP_DIGIT
 
+from .capture import relaxed_capture
 from .triton_plan import THREADS, Variant
 
 _LIMIT = tl.constexpr(LIMIT)
@@ -62,78 +63,85 @@ def rotate(
     head_dim: tl.constexpr,
     pairs: tl.constexpr,
     offset: tl.constexpr,
-    read_pairs: tl.constexpr,
-    write_pairs: tl.constexpr,
+    interleaved_in: tl.constexpr,
+    interleaved_out: tl.constexpr,
     inverse: tl.constexpr,
     angles: tl.constexpr,
     both: tl.constexpr,
     q_in_place: tl.constexpr,
     k_in_place: tl.constexpr,
-    wide: tl.constexpr,
+    batched: tl.constexpr,
+    int64_offsets: tl.constexpr,
     unit: tl.constexpr,
     table_unit: tl.constexpr,
     tile_tokens: tl.constexpr,
     tile_heads: tl.constexpr,
+    tiles: tl.constexpr,
+    barrier: tl.constexpr,
+    evict_first: tl.constexpr,
 ):
-    """Rotate tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
+    """Rotate tiles * tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
 
-    Programs count the tiles of heads first: those of q, then those of k, then those of other rows.
-    Strides are in units of unit or table_unit elements, so that the compiler sees how they align.
-    table, table_2 and table_3 are the digit tables, or cos, sin and nothing where angles is
-    "tables"; positions are nothing then, and where they are counted. components say which
-    component of positions a pair reads, where there are several.
+    Programs enumerate groups of heads first: those of q, then those of k, then the next rows.
+    Strides are in units of unit or table_unit elements, so that the compiler sees the alignment.
+    table, table_2 and table_3 are the digit tables; where angles is "tables" they are cos, sin and
+    unused, as positions then are, and where these are counted. components holds the component of
+    positions that each pair reads, where there are several.
     """
     x, out, heads, x_batch, x_token, x_head = q, q_out, q_heads, q_batch, q_token, q_head
     out_batch, out_token, out_head = q_out_batch, q_out_token, q_out_head
-    of_q = tl.cdiv(q_heads, tile_heads)
-    groups = of_q + tl.cdiv(k_heads, tile_heads) if both else of_q
-    tile, group = tl.program_id(0) // groups, tl.program_id(0) % groups
-    in_k = group >= of_q
-    if both:  # noqa: SIM102  # it is a constant, and in_k is none
-        if in_k:
+    # Components beside the slice are copied, but not onto themselves.
+    copied_heads = q_heads * (0 if q_in_place else 1)
+    q_groups = tl.cdiv(q_heads, tile_heads)
+    groups = q_groups + tl.cdiv(k_heads, tile_heads) if both else q_groups
+    program, group = tl.program_id(0) // groups, tl.program_id(0) % groups
+    if both:  # noqa: SIM102  # it is a constant, and the condition below is none
+        if group >= q_groups:
             x, out, heads, x_batch, x_token, x_head = k, k_out, k_heads, k_batch, k_token, k_head
             out_batch, out_token, out_head = k_out_batch, k_out_token, k_out_head
-            group -= of_q
-    if wide:
-        tile = tile.to(tl.int64)
-    row = tile * tile_tokens + tl.arange(0, tile_tokens)
-    alive = row < rows
-    batch, token = row // tokens, row % tokens
+            copied_heads = k_heads * (0 if k_in_place else 1)
+            group -= q_groups
+    if int64_offsets:
+        program = program.to(tl.int64)
     head = group * tile_heads + tl.arange(0, tile_heads)
-    mask = (alive[:, None] & (head < heads)[None, :])[:, :, None]
-    start = (batch * x_batch + token * x_token)[:, None] + head[None, :] * x_head
-    x += (start * unit)[:, :, None]
-    start = (batch * out_batch + token * out_token)[:, None] + head[None, :] * out_head
-    out += (start * unit)[:, :, None]
-
-    # What lies beside the slice is copied, but not where it lies already.
     copies: tl.constexpr = 2 * pairs < head_dim and not (q_in_place and k_in_place)
-    hint: tl.constexpr = "" if q_in_place or k_in_place else "evict_first"
-    if copies:
-        c = tl.arange(0, triton.next_power_of_2(head_dim))
-        beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
-        if q_in_place:
-            beside &= in_k
-        if k_in_place:
-            beside &= ~in_k
-        passing = tl.load(x + c, mask=beside, eviction_policy=hint)
-    x1, x2 = _read(x + offset, mask, pairs, read_pairs, hint)
-    # Assemblers would move these loads behind those of angles, which wait for positions. And in
-    # place, threads may write where others read from.
-    tl.debug_barrier()
+    hint: tl.constexpr = "evict_first" if evict_first else ""
 
-    cos, sin = _angles(
-        *(table, table_2, table_3, positions, components, angle_component, alive[:, None]),
-        *((batch * angle_batch + token * angle_token)[:, None], pairs, angles, table_unit),
-    )
-    if inverse:
-        sin = _negative(sin)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    x1, x2 = x1.to(cos.dtype), x2.to(cos.dtype)
-    y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
-    if copies:
-        tl.store(out + c, passing, mask=beside)
-    _write(out + offset, y1, y2, mask, pairs, write_pairs)
+    for i in tl.range(0, tiles, num_stages=2):
+        row = (program * tiles + i) * tile_tokens + tl.arange(0, tile_tokens)
+        alive = row < rows
+        batch, token = tl.zeros_like(row), row
+        if batched:
+            batch, token = row // tokens, row % tokens
+        mask = (alive[:, None] & (head < heads)[None, :])[:, :, None]
+        start = (batch * x_batch + token * x_token)[:, None] + head[None, :] * x_head
+        source = x + (start * unit)[:, :, None]
+        start = (batch * out_batch + token * out_token)[:, None] + head[None, :] * out_head
+        target = out + (start * unit)[:, :, None]
+
+        if copies:
+            c = tl.arange(0, triton.next_power_of_2(head_dim))
+            beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
+            if q_in_place or k_in_place:
+                beside &= (head < copied_heads)[None, :, None]
+            passing = tl.load(source + c, mask=beside, eviction_policy=hint)
+        x1, x2 = _read(source + offset, mask, pairs, interleaved_in, hint)
+        if barrier:
+            # Assemblers would move these loads behind those of angles, which wait for positions.
+            tl.debug_barrier()
+
+        cos, sin = _angles(
+            *(table, table_2, table_3, positions, components, angle_component, alive[:, None]),
+            *((batch * angle_batch + token * angle_token)[:, None], pairs, angles, table_unit),
+        )
+        if inverse:
+            sin = _negative(sin)
+        cos, sin = cos[:, None, :], sin[:, None, :]
+        x1, x2 = x1.to(cos.dtype), x2.to(cos.dtype)
+        y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+        if copies:
+            tl.store(target + c, passing, mask=beside)
+        _write(target + offset, y1, y2, mask, pairs, interleaved_out)
 
 
 @triton.jit
@@ -145,36 +153,36 @@ def _angles(
     components,
     angle_component,
     alive,
-    at,
+    start,
     pairs: tl.constexpr,
     angles: tl.constexpr,
     table_unit: tl.constexpr,
 ):
     if angles == "tables":
-        cos = _angle_row(table, at * table_unit, alive, pairs, 1.0)
-        sin = _angle_row(table_2, at * table_unit, alive, pairs, 0.0)
+        cos = _angle_row(table, start * table_unit, alive, pairs, 1.0)
+        sin = _angle_row(table_2, start * table_unit, alive, pairs, 0.0)
     else:
-        position = at.to(tl.int64)
+        position = start.to(tl.int64)
         if angles == "positions":
-            position = tl.load(positions + at, mask=alive, other=0).to(tl.int64)
+            position = tl.load(positions + start, mask=alive, other=0).to(tl.int64)
         if angles == "components":
             pair = tl.arange(0, triton.next_power_of_2(pairs))
             component = tl.load(components + pair, mask=pair < pairs, other=0)
-            own = positions + at + component[None, :] * angle_component
-            position = tl.load(own, mask=alive, other=0).to(tl.int64)
+            pointers = positions + start + component[None, :] * angle_component
+            position = tl.load(pointers, mask=alive, other=0).to(tl.int64)
         cos, sin = _look_up(position, table, table_2, table_3, alive, pairs)
     return cos, sin
 
 
 @triton.jit
 def _negative(x):
-    # Triton takes -x for 0 - x, which has no sign where x is 0.
+    # Triton computes -x as 0 - x, which loses the sign of zero.
     return x * -1.0
 
 
 @triton.jit
 def _look_up(position, low, middle, high, alive, pairs: tl.constexpr):
-    """As rope_xp._rotation.angles.cos_sin. A digit of 0 changes nothing, and reads nothing."""
+    """Compute what rope_xp._rotation.angles.cos_sin does. A digit of 0 loads nothing."""
     outside = (position <= -_LIMIT) | (position >= _LIMIT)
     size = tl.abs(tl.where(outside, 0, position)).to(tl.int32)
     digit = size & _MASK
@@ -202,9 +210,9 @@ def _angle_row(table, start, alive, pairs: tl.constexpr, other: tl.constexpr):
 
 
 @triton.jit
-def _read(source, mask, pairs: tl.constexpr, side_by_side: tl.constexpr, hint: tl.constexpr):
-    if side_by_side:
-        # Two floats at a time would be 4 bytes an access. Neighbours part in registers.
+def _read(source, mask, pairs: tl.constexpr, interleaved: tl.constexpr, hint: tl.constexpr):
+    if interleaved:
+        # Pairs are split in registers, as loads of every second element would be narrow.
         i = tl.arange(0, 2 * triton.next_power_of_2(pairs))
         x = tl.load(source + i, mask=mask & (i < 2 * pairs), eviction_policy=hint)
         x1, x2 = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
@@ -216,9 +224,9 @@ def _read(source, mask, pairs: tl.constexpr, side_by_side: tl.constexpr, hint: t
 
 
 @triton.jit
-def _write(target, y1, y2, mask, pairs: tl.constexpr, side_by_side: tl.constexpr):
+def _write(target, y1, y2, mask, pairs: tl.constexpr, interleaved: tl.constexpr):
     kind: tl.constexpr = target.dtype.element_ty
-    if side_by_side:
+    if interleaved:
         i = tl.arange(0, 2 * triton.next_power_of_2(pairs))
         y = tl.join(y1.to(kind), y2.to(kind))
         y = tl.reshape(y, (y.shape[0], y.shape[1], 2 * y.shape[2]))
@@ -237,35 +245,35 @@ _TABLES = ("table", "table_2", "table_3")
 
 
 def constants(variant: Variant) -> dict[str, Any]:
-    """Return the arguments of a kernel that are compiled into it."""
+    """Return the compile-time arguments of a kernel."""
     return {k: v for k, v in variant._asdict().items() if k in rotate.arg_names}
 
 
 def source(variant: Variant) -> ASTSource:
-    """Return what Triton compiles: types, what addresses are multiples of, and constants."""
-    wide_tables = variant.dtype == "float64"
+    """Return what Triton compiles: types, alignments of pointers, and constants."""
+    float64 = variant.dtype == "float64"
     positions = "*i32" if variant.position_dtype == "int32" else "*i64"
     types = {"tokens": "i32", "q_heads": "i32", "k_heads": "i32", "positions": positions}
     types |= {"components": "*i32"}
     types |= dict.fromkeys(_ARRAYS, f"*{_TYPES[variant.dtype]}")
-    types |= dict.fromkeys(_TABLES, "*fp64" if wide_tables else "*fp32")
-    # Digit tables begin where memory of torch's begins, at a multiple of 256 bytes or more.
-    of_tables = variant.table_unit * (8 if wide_tables else 4)
-    multiples = dict.fromkeys(_ARRAYS, variant.unit * FLOATS[variant.dtype])
-    multiples |= dict.fromkeys(_TABLES, of_tables if variant.angles == "tables" else ACCESS)
+    types |= dict.fromkeys(_TABLES, "*fp64" if float64 else "*fp32")
+    # torch allocates digit tables at multiples of 256 bytes or more.
+    table_alignment = variant.table_unit * (8 if float64 else 4)
+    alignments = dict.fromkeys(_ARRAYS, variant.unit * FLOATS[variant.dtype])
+    alignments |= dict.fromkeys(_TABLES, table_alignment if variant.angles == "tables" else ACCESS)
     fixed = constants(variant)
     types |= dict.fromkeys(fixed, "constexpr")
-    names, number = rotate.arg_names, "i64" if variant.wide else "i32"
+    names, number = rotate.arg_names, "i64" if variant.int64_offsets else "i32"
     return ASTSource(
         fn=rotate,
         signature={name: types.get(name, number) for name in names},
         constexprs=fixed,
-        attrs={(names.index(n),): [["tt.divisibility", m]] for n, m in multiples.items()},
+        attrs={(names.index(n),): [["tt.divisibility", m]] for n, m in alignments.items()},
     )
 
 
-def compiled(variant: Variant, target: GPUTarget) -> CompiledKernel:
-    """Return a kernel compiled for a GPU, without fused multiply-add: the bits are numpy's."""
+def compile_kernel(variant: Variant, target: GPUTarget) -> CompiledKernel:
+    """Compile a kernel for a GPU, without fused multiply-add: the bits are numpy's."""
     options = {"num_warps": THREADS // target.warp_size, "enable_fp_fusion": False}
     return triton.compile(source(variant), target=target, options=options)
 
@@ -274,8 +282,8 @@ Launch = Callable[[tuple[int, int, int], Sequence[Any], Sequence[int]], None]
 """``launch(grid, tensors, numbers)``, on the current stream of the current device."""
 
 
-def loaded(variant: Variant) -> Launch:
-    """Return what launches a kernel on the current device, compiled and loaded there."""
+def load_kernel(variant: Variant) -> Launch:
+    """Compile and load a kernel on the current device, and return what launches it."""
     fixed = constants(variant)
     if not isinstance(rotate, triton.JITFunction):
 
@@ -284,12 +292,13 @@ def loaded(variant: Variant) -> Launch:
 
         return interpret
 
-    kernel = compiled(variant, driver.active.get_current_target())
-    _ = kernel.run  # asking for it loads the kernel
+    kernel = compile_kernel(variant, driver.active.get_current_target())
+    with relaxed_capture():
+        _ = kernel.run  # this attribute loads the kernel when it is first read
     values = tuple(fixed.values())
 
     def launch(grid, tensors, numbers):
-        # Addresses: of each tensor the launcher would ask the driver where it lies.
+        # Given tensors, the launcher would query the driver for each address.
         kernel[grid](*[t.data_ptr() for t in tensors], *numbers, *values)
 
     return launch

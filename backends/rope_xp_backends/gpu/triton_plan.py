@@ -1,6 +1,6 @@
-"""How a rotation is cut into programs of a GPU: plain numbers, from shapes, strides and addresses.
+"""Launch plans of the Triton kernel: plain numbers, from shapes, strides and addresses.
 
-Nothing here imports triton or reads a tensor, and a plan is made once for each kind of call.
+Nothing here imports triton or reads a tensor, and a plan is made once for each call signature.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,25 @@ from rope_xp._contract.call import RotationSpec
 from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import Ints, Rows, StridedLayout, alignment, span
 
-from .layout import layout
-from .occupancy import waves
+from .layout import collapse_operands
 
-# The next six are choices from the sizes of the hardware; none has been measured on a GPU yet.
+# The next nine follow from the sizes of the hardware; none has been measured on a GPU yet.
 THREADS = 128
 """Of a program."""
 TILE_BYTES = 1 << 13
 """Of q or k in flight in one program: four accesses for each thread."""
 TILE_HEADS = 8
-"""Heads of a token side by side in a tile, at most; they share its angles."""
+"""Heads of a token in a tile, at most; they share its angles."""
 TILE_HEADS_APART = 2
-"""The same where the tokens of a head lie side by side, of which a tile then has more."""
+"""The same where the tokens of a head are contiguous, of which a tile then has more."""
 TILE_PAIRS = 1 << 10
 """Angles that a program holds, at most: eight for each thread."""
+TILES = 1
+"""Tiles of a program. Triton prefetches the next tile of two or more, unless BARRIER is 1."""
+BARRIER = 1
+"""1: q and k are loaded before positions and tables. 0: the assembler orders these loads."""
+EVICT_FIRST = 1
+"""1: q and k leave the L2 cache to the tables, unless they are overwritten."""
 LARGEST_ROW = 1 << 13
 """Bytes of head_dim beyond which a tile no longer fits in registers."""
 _INT32 = 1 << 31
@@ -41,26 +46,30 @@ class Variant(NamedTuple):
     head_dim: int
     pairs: int
     offset: int
-    read_pairs: bool
-    write_pairs: bool
+    interleaved_in: bool
+    interleaved_out: bool
     inverse: bool
     both: bool
     """Whether there are k as well as q."""
     q_in_place: bool
     k_in_place: bool
     """As q_in_place where there are no k."""
-    wide: bool
-    """Whether offsets need 64 bits."""
+    batched: bool
+    """Whether rows have two axes, which takes a division for each."""
+    int64_offsets: bool
     unit: int
     """Elements of q and k by which all their rows are aligned."""
     table_unit: int
     """The same of cos and sin."""
     tile_tokens: int
     tile_heads: int
+    tiles: int
+    barrier: bool
+    evict_first: bool
 
 
 class Operand(NamedTuple):
-    """Where an array and its result lie: shape and strides in elements."""
+    """Shape and strides of an array and its result, in elements."""
 
     shape: Ints
     strides: Ints
@@ -71,7 +80,7 @@ class Operand(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Where the angles lie: positions, without their components, or cos and sin, without pairs."""
+    """Layout of positions, without their components, or of cos and sin, without pairs."""
 
     kind: Kind
     shape: Ints
@@ -86,15 +95,11 @@ class Angles(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One launch: what to compile, how many programs, and all numbers that a kernel is given."""
+    """One launch: what to compile, how many programs, and the kernel's numeric arguments."""
 
     variant: Variant
     grid: tuple[int, int, int]
     numbers: Ints
-
-    def waves(self, processors: int) -> float:
-        """Return how often the programs fill a GPU."""
-        return waves(self.grid[0], THREADS, processors)
 
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
@@ -104,38 +109,38 @@ def plan(
 ) -> Plan | None:
     """Return how to rotate one array or two that share their angles.
 
-    None where the batch axes are too many for one launch: they lie in memory such that no two
-    strides lead to all rows.
+    None where batch axes do not collapse: no two strides lead to all rows.
     """
-    ends = [StridedLayout(x.shape, x.strides) for x in operands]
-    ends += [StridedLayout(x.shape, x.out_strides) for x in operands]
+    arrays = [StridedLayout(x.shape, x.strides) for x in operands]
+    arrays += [StridedLayout(x.shape, x.out_strides) for x in operands]
     in_place = [x.in_place for x in operands]
-    of_rows = [] if angles.kind == "counted" else [StridedLayout(angles.shape, angles.strides)]
-    lies = layout(turn, ends, of_rows, in_place)
-    if len(lies.rows) > 2:
+    angle_layouts = (
+        [] if angles.kind == "counted" else [StridedLayout(angles.shape, angles.strides)]
+    )
+    layout = collapse_operands(turn, arrays, angle_layouts, in_place)
+    if len(layout.rows) > 2:
         return None
-    alone = Rows(1, (0,) * (len(ends) + 1))
-    lies = lies._replace(rows=[alone, alone, *lies.rows][-2:])
-    batches, tokens = lies.rows
-    # A stride is passed once for all axes that it leads along, in units.
-    of_arrays = lies.steps()
-    of_angles = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
-    heads, n = lies.heads, len(operands)
+    no_axis = Rows(1, (0,) * (len(arrays) + 1))
+    layout = layout._replace(rows=[no_axis, no_axis, *layout.rows][-2:])
+    batches, tokens = layout.rows
+    strides = layout.strides()
+    angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
+    heads, n = layout.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], turn.rotary_dim // 2, FLOATS[dtype]
-    read, write = turn.side_by_side
+    interleaved_in, interleaved_out = turn.side_by_side
     # What is copied beside a slice counts half, or the slice alone would be in narrow accesses.
-    components = head_dim // 2 if lies.copies else 2 * pairs
-    heads_first = 0 < abs(of_arrays[0][1]) < abs(of_arrays[0][2])
-    side = TILE_HEADS_APART if heads_first else TILE_HEADS
-    tile_tokens, tile_heads = _tile(heads, components, pairs, size, side)
-    count = batches.length * tokens.length
-    unit = _aligned(size, [x.alignment for x in operands], of_arrays)
+    components = head_dim // 2 if layout.copies else 2 * pairs
+    heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
+    most_heads = TILE_HEADS_APART if heads_first else TILE_HEADS
+    tile_tokens, tile_heads = _tile(heads, components, pairs, size, most_heads)
+    count, tokens_of_program = batches.length * tokens.length, tile_tokens * TILES
+    unit = _aligned(size, [x.alignment for x in operands], strides)
     table_unit = 1
     if angles.kind == "tables":
-        table_unit = _aligned(max(size, 4), [angles.alignment], [of_angles])
+        table_unit = _aligned(max(size, 4), [angles.alignment], [angle_strides])
     lengths = (batches.length, tokens.length)
-    spans = [span((*lengths, heads[i % n]), steps) + head_dim for i, steps in enumerate(of_arrays)]
-    spans += [span((*lengths, angles.components), of_angles) + pairs, count + tile_tokens]
+    spans = [span((*lengths, heads[i % n]), each) + head_dim for i, each in enumerate(strides)]
+    spans += [span((*lengths, angles.components), angle_strides) + pairs, count + tokens_of_program]
     variant = Variant(
         dtype=dtype,
         position_dtype=angles.dtype,
@@ -143,34 +148,40 @@ def plan(
         head_dim=head_dim,
         pairs=pairs,
         offset=turn.rotary_offset,
-        read_pairs=read,
-        write_pairs=write,
+        interleaved_in=interleaved_in,
+        interleaved_out=interleaved_out,
         inverse=turn.inverse,
-        both=len(operands) == 2,
+        both=n == 2,
         q_in_place=in_place[0],
         k_in_place=in_place[-1],
-        wide=max(spans) >= _INT32,
+        batched=batches.length > 1,
+        int64_offsets=max(spans) >= _INT32,
         unit=unit,
         table_unit=table_unit,
         tile_tokens=tile_tokens,
         tile_heads=tile_heads,
+        tiles=TILES,
+        # In place, threads may write where others read from.
+        barrier=bool(BARRIER) or any(in_place),
+        evict_first=bool(EVICT_FIRST) and not any(in_place),
     )
-    programs = -(-count // tile_tokens) * sum(-(-n // tile_heads) for n in heads)
-    numbers = [step // unit for i in (0, n, n - 1, 2 * n - 1) for step in of_arrays[i]]
-    numbers += [step // table_unit for step in of_angles]
+    programs = -(-count // tokens_of_program) * sum(-(-n // tile_heads) for n in heads)
+    numbers = [step // unit for i in (0, n, n - 1, 2 * n - 1) for step in strides[i]]
+    numbers += [step // table_unit for step in angle_strides]
     return Plan(variant, (programs, 1, 1), (count, tokens.length, heads[0], heads[-1], *numbers))
 
 
 def _tile(
-    heads: Sequence[int], components: int, pairs: int, size: int, most: int
+    heads: Sequence[int], components: int, pairs: int, size: int, most_heads: int
 ) -> tuple[int, int]:
-    """Return how many tokens and heads a tile has, whose lengths Triton wants as powers of two."""
+    """Return the tokens and heads of a tile, powers of two as Triton wants."""
     rows = max(TILE_BYTES // (_power_of_two(components) * size), 1)
-    side = min(most, rows)
+    tile_heads = min(most_heads, rows)
     # As many heads as leave a fifth of the lanes without work, at most.
-    while side > 1 and 4 * sum(-(-n // side) * side for n in heads) > 5 * sum(heads):
-        side //= 2
-    return max(min(rows // side, TILE_PAIRS // _power_of_two(pairs)), 1), side
+    while tile_heads > 1 and 4 * sum(-n % tile_heads for n in heads) > sum(heads):
+        tile_heads //= 2
+    tile_tokens = min(rows // tile_heads, TILE_PAIRS // _power_of_two(pairs))
+    return max(tile_tokens, 1), tile_heads
 
 
 def _power_of_two(n: int) -> int:
@@ -178,6 +189,6 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _aligned(size: int, alignments: Sequence[int], steps: Sequence[Sequence[int]]) -> int:
-    """Return by how many elements, at most those of an access, all rows are aligned."""
-    return max(alignment(*alignments, *(n * size for some in steps for n in some)) // size, 1)
+def _aligned(size: int, alignments: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
+    """Return the elements, at most those of an access, by which all rows are aligned."""
+    return max(alignment(*alignments, *(n * size for each in strides for n in each)) // size, 1)

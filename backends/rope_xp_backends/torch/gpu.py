@@ -30,7 +30,7 @@ Run: TypeAlias = Callable[..., None]
 def _load() -> Callable[[tuple[Variant, int | None]], Run]:
     from rope_xp_backends.gpu import triton_kernel
 
-    return lambda key: triton_kernel.loaded(key[0])
+    return lambda key: triton_kernel.load_kernel(key[0])
 
 
 KERNELS: Kernels[tuple[Variant, int | None], Run] = Kernels("triton", _load)

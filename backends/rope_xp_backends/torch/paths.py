@@ -45,8 +45,7 @@ class Triton(Path):
         """Call the operator, once for each source of angles."""
         if not torch.compiler.is_compiling():
             gpu.KERNELS.load()
-            return _rotated(call, parts=False, wide=False)
-        return _rotated(call, components=False, parts=False, wide=False)
+        return _rotated(call, parts=False, wide=False)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         """Keep the launch, but for angles that are computed before it."""

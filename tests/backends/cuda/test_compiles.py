@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rope_xp_backends.gpu.cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key, every_key
+from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, Key, every_key
 from support import cuda_on_cpu
 from support.exhaustive import exhaustive
 from support.targets import TARGETS, missing
@@ -21,14 +21,14 @@ WIDE = [key for key in every_key() if key.access == 16]
 NARROW = [
     key
     for key in every_key()
-    if key.access < 16 and key.dtype != "float16" and key.source != SEVERAL
+    if key.access < 16 and key.dtype != "float16" and key.source != COMPONENTS
 ]
 MATRIX = {"sm_80": WIDE, "sm_90": WIDE + NARROW, "sm_100": WIDE, "sm_120": WIDE}
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([\w.]+)", re.MULTILINE)
 REPORT = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers", re.DOTALL)
 # A block has 256 threads and a multiprocessor 65536 registers: two blocks of 128, three of 80.
 REGISTERS = {
-    arch: {GIVEN: few, LOOKED_UP: few, SEVERAL: 128}
+    arch: {COS_SIN: few, TABLE_LOOKUP: few, COMPONENTS: 128}
     for arch, few in {"sm_80": 80, "sm_90": 80, "sm_100": 128, "sm_120": 128}.items()
 }
 WIDTHS = {16: {"128"}, 8: {"64"}, 4: set(), 2: {"U16"}}
@@ -108,7 +108,7 @@ def check_instructions(key: Key, instructions: list[str]) -> None:
     accesses = [p for p in parts if p[0] == "STG" or (p[0] == "LDG" and "CONSTANT" not in p)]
     assert {"EF" in p for p in accesses if p[0] == "LDG"} == {not key.in_place}, key
     loads = [p for p in parts if p[0] == "LDG"]
-    if key.source == LOOKED_UP:  # where angles wait for positions
+    if key.source == TABLE_LOOKUP:  # where angles wait for positions
         assert loads[0] in accesses, key
     kinds = {frozenset(p[1:]) & {"128", "64", "U16"} for p in accesses}
     assert kinds == {frozenset(WIDTHS[key.access])}, (key, kinds)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import cuda_plan
-from rope_xp_backends.gpu.cuda_plan import GIVEN, LOOKED_UP, SEVERAL, Key
+from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, Key
 from support import cuda_on_cpu
 from support.cuda_arrays import keys_of_last_call, placed, same, sample
 from support.targets import numpy_dtype, truth
@@ -35,13 +35,13 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
     cos, sin = rope.cos_sin(POSITIONS, 64)
     three = np.stack([POSITIONS, POSITIONS[::-1], POSITIONS // 7])
     calls: list[tuple[int, Callable[..., np.ndarray]]] = [
-        (LOOKED_UP, lambda x, **out: rope.rotate(x, POSITIONS, **out)),
-        (LOOKED_UP, lambda x, **out: rope.unrotate(x, POSITIONS, **out)),
-        (SEVERAL, lambda x, **out: sections.rotate(x, three, **out)),
-        (SEVERAL, lambda x, **out: sections.unrotate(x, three, **out)),
-        (GIVEN, lambda x, **out: rope_xp.apply_tables(x, cos, sin, layout=layout, **out)),
+        (TABLE_LOOKUP, lambda x, **out: rope.rotate(x, POSITIONS, **out)),
+        (TABLE_LOOKUP, lambda x, **out: rope.unrotate(x, POSITIONS, **out)),
+        (COMPONENTS, lambda x, **out: sections.rotate(x, three, **out)),
+        (COMPONENTS, lambda x, **out: sections.unrotate(x, three, **out)),
+        (COS_SIN, lambda x, **out: rope_xp.apply_tables(x, cos, sin, layout=layout, **out)),
         (
-            GIVEN,
+            COS_SIN,
             lambda x, **out: rope_xp.apply_tables(x, cos, sin, layout=layout, inverse=True, **out),
         ),
     ]
@@ -50,7 +50,7 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
         read, write = layout != "half", layout == "interleaved"
         if i % 2:
             read, write = write, read
-        source = GIVEN if dtype == "float64" else source  # noqa: PLW2901  # float64 is given
+        source = COS_SIN if dtype == "float64" else source  # noqa: PLW2901  # float64 is given
         for x in (q, k):
             expected = truth(turn, x)
             in_place = placed(x, access)

@@ -8,9 +8,10 @@ import mmap
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import cuda_plan
-from rope_xp_backends.gpu.cuda_plan import LOOKED_UP, SEVERAL
+from rope_xp_backends.gpu.cuda_plan import COMPONENTS, TABLE_LOOKUP
 from support import cuda_on_cpu
 from support.cuda_arrays import keys_of_last_call, same, sample
+from support.occupancy import waves
 from support.targets import truth
 
 import rope_xp
@@ -76,13 +77,13 @@ def test_many_components(rng: np.random.Generator) -> None:
     x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1, 2, 3, 4, 5, 0, 1))
     positions = rng.integers(0, 1 << 20, (6, 5))
     same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
-    assert keys_of_last_call()[0].source == SEVERAL
+    assert keys_of_last_call()[0].source == COMPONENTS
 
 
 def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
     x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
     same(rope.rotate(x), truth(rope.rotate, x))
-    assert keys_of_last_call()[0].source == LOOKED_UP  # alike in all components
+    assert keys_of_last_call()[0].source == TABLE_LOOKUP  # alike in all components
 
 
 def step_of(
@@ -96,7 +97,7 @@ def step_of(
         strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
         laid.append(StridedLayout(shape, strides))
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
-    job = cuda_plan.Job("bfloat16", turn, (False, False), LOOKED_UP, True, 16, 0)
+    job = cuda_plan.Job("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
     (step,) = cuda_plan.plan(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
     return step
 
@@ -104,7 +105,8 @@ def step_of(
 @pytest.mark.parametrize("axes", ["bshd", "bhsd"])
 def test_64_mib_fill_a_gpu_often(axes: str) -> None:
     """The last blocks, which leave multiprocessors without work, are few beside the others."""
-    assert step_of(6554, (32, 8), axes=axes).waves(132) >= 4
+    step = step_of(6554, (32, 8), axes=axes)
+    assert waves(math.prod(step.grid), math.prod(step.block)) >= 4
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

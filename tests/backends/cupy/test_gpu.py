@@ -84,6 +84,7 @@ def test_the_current_stream(gpu: None, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.unsanitized  # it would take minutes
 @pytest.mark.parametrize("axes", ["shd", "hsd"])
 def test_more_elements_than_32_bits_count(gpu: None, axes: str) -> None:
     """2**31 + 2**24 of them, and bytes beyond 2**32: the last and the first are turned alike."""

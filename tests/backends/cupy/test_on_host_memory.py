@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends.gpu import cuda
+from rope_xp_backends.gpu import capture, cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, every_key
 from support import cuda_on_cpu
 from support.targets import TARGETS, missing, numpy_dtype
@@ -97,7 +97,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return launch
 
     kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(kernels, "compile_kernel", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(STREAM, "capturing", False)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: STREAM)
@@ -242,7 +242,7 @@ def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
     kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
     x = on_host(np.ones((3, 2, 8), np.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(kernels, "compiled", refused)
+        patched.setattr(kernels, "compile_kernel", refused)
         patched.setattr(STREAM, "capturing", True)
         patched.setattr(caches, "PINNED", {})
         with pytest.raises(RuntimeError, match="not permitted"):
@@ -250,6 +250,27 @@ def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
     (path,) = glue.BACKEND.paths
     path._kernels._compile = None  # what makes kernels was fetched while it was replaced
     np.testing.assert_array_equal(read(RoPE().rotate(x)), RoPE().rotate(read(x)))
+
+
+def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any other mode the driver refuses to load one while the thread captures a graph."""
+    modes, loaded_in = [0], []
+
+    def exchange(mode: Any) -> int:
+        modes[0], mode._obj.value = mode._obj.value, modes[0]
+        return 0
+
+    def load(**_: Any) -> Any:
+        kernel = SimpleNamespace(kernel="loaded")
+        return SimpleNamespace(get_function=lambda _: loaded_in.append(modes[0]) or kernel)
+
+    driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
+    monkeypatch.setattr(cupy, "RawModule", load)
+    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
+    assert kernels.compile_kernel("rotate<float>") == "loaded"
+    assert loaded_in == [2]
+    assert modes == [0]  # as it was before
 
 
 def test_cupy_takes_the_argument_of_a_launch() -> None:
@@ -290,7 +311,7 @@ def test_a_kernel_that_cannot_be_compiled(
         raise error
 
     kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    monkeypatch.setattr(kernels, "compiled", broken)
+    monkeypatch.setattr(kernels, "compile_kernel", broken)
     path = paths.Cuda()
     call = _read.single(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
     assert path.objection(call, asked=False) is None

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rope_xp_backends.gpu import triton_plan
 from support.targets import INTERPRETED, truth
 from support.tensors import (
     DEVICE,
@@ -167,6 +168,25 @@ def test_any_number_of_heads(heads: tuple[int, int]) -> None:
         for batch in (1, 2):
             q, k = (sample(batch, tokens, n, 8, seed=n) for n in heads)
             check(rotation(RoPE(), POSITIONS[-tokens:] if tokens == 1 else None), q, k)
+
+
+TUNED = [{"TILES": 2, "BARRIER": 0}, {"TILES": 3}, {"BARRIER": 0, "EVICT_FIRST": 0}]
+
+
+@pytest.mark.parametrize("constants", TUNED, ids=str)
+def test_constants_that_can_be_tuned(
+    constants: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits, also where a program has tiles behind the last row, and in place."""
+    for name, value in constants.items():
+        monkeypatch.setattr(triton_plan, name, value)
+    triton_plan.plan.cache_clear()
+    for layout in LAYOUTS:
+        rope = RoPE(layout=layout, rotary_dim=16, rotary_offset=4)
+        q, k = sample(2, 19, 5, 24), sample(2, 19, 2, 24, seed=1)
+        check(rotation(rope, None), q, k)
+        check(rotation(rope, np.arange(38).reshape(2, 19) * 70_000), q, k)
+    triton_plan.plan.cache_clear()
 
 
 def test_more_programs_than_processors() -> None:

@@ -18,7 +18,7 @@ CALLS = {
     "q and k": (1, 1),
     "again": (1, 0),
     "in place": (1, 1),
-    "one token": (1, 0),
+    "one token": (1, 1),  # rows of one axis, which take no division
     "counted": (1, 1),
     "one array": (1, 1),
     "tables": (1, 1),
@@ -31,7 +31,10 @@ CALLS = {
 
 @pytest.mark.exhaustive
 def test_the_driver_gets_what_was_planned(tmp_path: Path) -> None:
-    """One launch for q and k, of the grid and the arguments that the interpreter is given too."""
+    """One launch for q and k, of the grid and the arguments that the interpreter is given too.
+
+    A graph is captured meanwhile, where the driver loads a kernel in relaxed mode alone.
+    """
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc, which compiles Triton's launcher")
     try:
@@ -43,6 +46,7 @@ def test_the_driver_gets_what_was_planned(tmp_path: Path) -> None:
     calls = [json.loads(line) for line in printed("triton_launches.py", tmp_path).splitlines()]
     assert {c["name"]: (len(c["found"]), c["modules"]) for c in calls} == CALLS
     for call in calls:
+        assert call["capture mode"] == 0  # as it was before
         for launch in call["found"]:
             assert launch["launches"] == 1
             assert launch["grid and threads got"] == [*launch["grid"], 128, 1, 1]

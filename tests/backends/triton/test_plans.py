@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
+from support.occupancy import waves
+from support.targets import truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -19,6 +22,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from rope_xp_backends.torch import gpu, op  # noqa: E402  # they need torch
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402  # it needs torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
 
@@ -54,7 +58,7 @@ def test_64_mib_fill_a_gpu_often(axes: str) -> None:
     sizes = {"b": 1, "s": 6554, "d": 128}
     q, k = (tuple((sizes | {"h": n})[c] for c in axes) for n in (32, 8))
     plan = plan_of(q, k, axes)
-    assert plan.waves(132) >= 4
+    assert waves(plan.grid[0], triton_plan.THREADS) >= 4
     tile = plan.variant.tile_tokens, plan.variant.tile_heads
     assert tile == ((4, 8) if axes == "bshd" else (16, 2))
 
@@ -66,6 +70,29 @@ def test_tensors_of_a_gpu_are_followed_without_one() -> None:
         how = (None, None, cos, cos, None, None, None, "bshd", "half", 0, False)
         for x, y in zip((q, k), torch.ops.rope_xp.rotate_pair(q, k, *how), strict=True):
             assert (y.device, y.shape, y.stride()) == (x.device, x.shape, x.stride())
+
+
+def test_components_reach_the_operator_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing beside it: no cos or sin is gathered, composed and stored in front of it."""
+    graphs: list[list[str]] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op != "placeholder"])
+        return graph
+
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    rope = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
+    q, k, images = torch.ones(1, 9, 4, 128), torch.ones(1, 9, 2, 128), torch.arange(27).view(3, 9)
+    torch._dynamo.reset()
+    compiled = torch.compile(rope.apply, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+    for got, expected in zip(compiled(q, k, images), truth(rope.apply, q, k, images), strict=True):
+        torch.testing.assert_close(got, expected)
+    (targets,) = graphs
+    assert targets.count("rope_xp.rotate_pair.default") == 1
+    others = set(targets) - {"rope_xp.rotate_pair.default", "output"}
+    assert all(
+        re.search(r"getitem|permute|as_strided|lift_fresh|tensor_constant", t) for t in others
+    )
 
 
 def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
