@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import rope_xp
 
-use_path = getattr(rope_xp, "use_path", None) or rope_xp.use_path
+use_path = getattr(rope_xp, "use_path", None) or rope_xp.use_backend

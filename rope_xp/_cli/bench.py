@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import rope_xp
 from rope_xp._bench import clock, formulas
-from rope_xp._bench.clock import ShardedExecutor
+from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, case
 from rope_xp._bench.targets import Target
 from rope_xp._cli import arguments, choice, terminal
@@ -33,13 +33,13 @@ class Row:
     target: str
     dtype: str
     path: str
-    milliseconds: ShardedExecutor
+    milliseconds: Spread
     """Into new arrays."""
-    times_copy: ShardedExecutor
+    times_copy: Spread
     """How many times as fast as copying q and k to new arrays."""
-    times_usual: ShardedExecutor
+    times_usual: Spread
     """How many times as fast as the formula in common use."""
-    token_microseconds: ShardedExecutor
+    token_microseconds: Spread
     """Of one token."""
 
 

@@ -143,7 +143,7 @@ def _read_keys(reading: Reading, layers: Layers) -> set[str]:
     """Return the keys that were read, found by reading them once more."""
     watched = _Watched(layers.parameters)
     if layers.rope is not None:
-        _rules.read_scaling(_rules.AngleSource(reading.part, reading.model, watched, layers.where))
+        _rules.read_scaling(_rules.Source(reading.part, reading.model, watched, layers.where))
         _slices.find_slice(reading.part, reading.model, watched, layers.where)
         # The one in the configuration itself goes first; _contradictions tells if they differ.
         if reading.part.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):

@@ -30,7 +30,7 @@ def read_ropes(config: object, layout: Layout | None = None) -> RoPE | dict[str,
 def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label: str) -> RoPE:
     where = _keys.parameters_key(config) + (f".{label}" if label else "")
     try:
-        rule = _rules.read_scaling(_rules.AngleSource(config, model, parameters, where))
+        rule = _rules.read_scaling(_rules.Source(config, model, parameters, where))
         part = _slices.find_slice(config, model, parameters, where)
         rope = RoPE(
             base=part.base,
