@@ -11,6 +11,7 @@ from rope_xp._bench.inputs import BASE, HEADS, TOKENS, Absent, Case, case
 from rope_xp._bench.targets import Target
 from rope_xp._contract.typing import Array, Layout
 
+from .paths import use_path
 from .rival_calls import RIVALS
 
 _HAVE_KERNELS = ("numpy:cpu", "torch:cpu")
@@ -64,7 +65,7 @@ def contenders(
 def _compile(call: Action) -> None:
     """Have kernels compiled, which calls of a few tokens did not wait for in older versions."""
     for path in ("llvm", "numba"):
-        with contextlib.suppress(rope_xp.RopeError), rope_xp.use_backend(path):
+        with contextlib.suppress(rope_xp.RopeError), use_path(path):
             call()
             return
 

@@ -67,11 +67,11 @@ class Instructions:
     def setup(self, dtype: str, layout: str) -> None:
         try:
             from rope_xp_backends.cpu import machine
-            from rope_xp_backends.cpu.plan import Form
+            from rope_xp_backends.cpu.plan import KernelKey
         except ImportError as error:
             raise SkipNotImplemented(str(error)) from error
         pairs = layout == "interleaved"
-        self.assembly = machine.emit_assembly(Form(dtype, pairs, pairs))
+        self.assembly = machine.emit_assembly(KernelKey(dtype, pairs, pairs))
 
     def track_instructions(self, dtype: str, layout: str) -> int:
         return inner_loop(self.assembly)

@@ -101,7 +101,7 @@ def tried(library: str, device: str, settings: Settings, repeat: int) -> dict[st
     words = [sys.executable, "-m", "asv_benchmarks.gpu_tune", "--library", library]
     words += ["--device", device, "--repeat", str(repeat), "--one", json.dumps(settings)]
     # By name, so that where a kernel fails no other path is timed in its stead.
-    by_name = {"ROPE_XP_BACKEND": KERNELS[library]} if device == "gpu" else {}
+    by_name = {"ROPE_XP_PATH": KERNELS[library]} if device == "gpu" else {}
     started = time.perf_counter()
     try:
         done = subprocess.run(  # noqa: S603  # this file

@@ -16,6 +16,7 @@ from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import Absent, Case, find
 
 from . import common
+from .paths import use_path
 
 CALLS = ["apply", "angles", "usual"]
 """By positions, by angles that are made once in a graph, and the usual formula by positions."""
@@ -72,7 +73,7 @@ def _compiled(case: Case, cell: Cell, rotations: int) -> Action:
     compiled: Callable[..., tuple[Any, ...]] = torch.compile(rotate, dynamic=False)
 
     def run() -> tuple[Any, ...]:
-        with torch.inference_mode(), rope_xp.use_backend(cell.path):
+        with torch.inference_mode(), use_path(cell.path):
             return compiled(case.q, case.k, case.positions)
 
     return run

@@ -14,6 +14,7 @@ from rope_xp._bench.clock import Action
 from rope_xp._bench.targets import Target
 
 from . import common, contenders
+from .paths import use_path
 
 PATHS = [
     *("numpy:cpu llvm", "numpy:cpu chunked", "numpy:cpu portable"),
@@ -36,14 +37,14 @@ class Path:
                 name, layout, dtype, ours, least, common.TOKENS
             )
         try:
-            with rope_xp.use_backend(self.path):
+            with use_path(self.path):
                 clock.wait(self.target, self.calls[0]())
         except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
             # Of another version, of a package that is absent, or not for such arrays.
             raise SkipNotImplemented(str(error)) from error
 
     def _seconds(self) -> list[float]:
-        with rope_xp.use_backend(self.path):
+        with use_path(self.path):
             return best_device_seconds(self.target, common.REPEAT, *self.calls)
 
     def track_milliseconds(self, path: str, dtype: str) -> float:

@@ -55,7 +55,7 @@ def table() -> str:
         "| head_dim | dense, ms | eq. 34, ms | times as fast | matrices, MiB | tables, MiB |",
         "|---|---|---|---|---|---|",
     ]
-    with rope_xp.use_backend("portable"):  # eq. 34 in plain numpy, as the dense form is
+    with rope_xp.use_path("portable"):  # eq. 34 in plain numpy, as the dense form is
         for head_dim in HEAD_DIMS:
             slow, fast, matrices, tables = measure(head_dim)
             lines.append(

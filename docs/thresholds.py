@@ -42,7 +42,7 @@ class Variant(NamedTuple):
 
         def run(loops: int) -> tuple:
             with (
-                rope_xp.use_backend(self.path),
+                rope_xp.use_path(self.path),
                 mock.patch.object(self.module, self.constant, self.value),
             ):
                 for _ in range(loops):

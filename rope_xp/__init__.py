@@ -10,7 +10,7 @@ from rope_xp import _libraries, scaling
 from rope_xp._apply import apply, apply_tables, explain
 from rope_xp._contract.caches import clear_caches
 from rope_xp._contract.errors import MissingBackendError, RopeConfigError, RopeError
-from rope_xp._dispatch.choose import Explanation, use_backend
+from rope_xp._dispatch.choose import Explanation, use_path
 from rope_xp._frequencies import apply_frequencies
 from rope_xp._weights import permute_weights
 from rope_xp.angles import Angles
@@ -37,5 +37,5 @@ __all__ = [
     "from_hf_config",
     "permute_weights",
     "scaling",
-    "use_backend",
+    "use_path",
 ]

@@ -6,28 +6,36 @@
 ...         return type(x).__module__ == "mine"
 """
 
-from rope_xp._contract.call import Call, Difference, Given, Lookup, Source, leaves, with_leaves
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.call import (
+    AngleSource,
+    Call,
+    CosSin,
+    RelativeAngles,
+    TableLookup,
+    leaves,
+    with_leaves,
+)
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.memory import Memory
-from rope_xp._contract.path import Path, Spread, Unavailable
+from rope_xp._contract.path import Path, PathUnavailable, ShardedExecutor
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp._rotation.portable import cos_sin, run
 
 __all__ = [
+    "AngleSource",
     "Backend",
     "Call",
-    "Difference",
-    "Digits",
-    "Given",
+    "CosSin",
+    "DigitTables",
     "Kernels",
-    "Lookup",
     "Memory",
     "Path",
-    "Recipe",
-    "Source",
-    "Spread",
-    "Unavailable",
+    "PathUnavailable",
+    "RelativeAngles",
+    "ShardedExecutor",
+    "TableKey",
+    "TableLookup",
     "cos_sin",
     "leaves",
     "run",

@@ -303,7 +303,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         new_positions: Positions,
         *,
         to: RoPE | None = None,
-        rows: Any = None,
+        slots: Any = None,
         axes: str | None = None,
         out: ArrayT | None = None,
     ) -> ArrayT:
@@ -311,8 +311,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
 
         Both rotations are composed into one table before they touch x, so x is rounded once. Keys
         that are moved again and again gather these roundings: after 1,000 moves float32 is off by
-        4e-5 of the largest key, with ``rows`` by 1e-5, as those are computed in float64 where there
-        is one. Move bfloat16 keys seldom and far, see :doc:`caches`.
+        4e-5 of the largest key, and with ``slots``, computed in float64 where there is one, by
+        1e-5. Move bfloat16 keys seldom and far, see :doc:`caches`.
 
         Parameters
         ----------
@@ -322,7 +322,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             In tokens; None for 0, 1, ...
         to : RoPE, optional
             What rotates the result. Default: this RoPE. It must rotate the same pairs.
-        rows : array or sequence, (n,), optional
+        slots : array or sequence, (n,), optional
             Integers: slots along the tokens axis of x, a cache, whose keys are moved; positions are
             those of these n. All other slots stay as they are, and are not written where ``out`` is
             x. Of the library and device of x, numpy, or Python numbers; each slot once. Those on a
@@ -350,13 +350,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
 
         >>> cache = np.ones((64, 1, 8), np.float32)
         >>> slots = [17, 42]
-        >>> rope.rerotate(cache, [100, 101], [4, 5], rows=slots, out=cache) is cache
+        >>> rope.rerotate(cache, [100, 101], [4, 5], slots=slots, out=cache) is cache
         True
         """
-        if rows is not None:
-            slots = pick(x, rows, axes, out)
-            moved = self.rerotate(slots.keys, old_positions, new_positions, to=to, axes=axes)
-            return put(slots, moved)  # type: ignore[no-any-return]  # same kind as x
+        if slots is not None:
+            picked = pick(x, slots, axes, out)
+            moved = self.rerotate(picked.keys, old_positions, new_positions, to=to, axes=axes)
+            return put(picked, moved)  # type: ignore[no-any-return]  # same kind as x
         to = self if to is None else to
         fields.check_rope(to, RoPE, "to")
         call = read.between(self, to, x, old_positions, new_positions, axes, out)

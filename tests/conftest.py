@@ -81,7 +81,7 @@ def _on_its_path(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     if reason := missing(target):
         pytest.skip(reason)
-    with target.set_up(), lent(target.lent), rope_xp.use_backend(target.path):
+    with target.set_up(), lent(target.lent), rope_xp.use_path(target.path):
         yield
 
 

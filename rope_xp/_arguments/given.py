@@ -16,9 +16,9 @@ from rope_xp._arguments.slices import (
     resolve_slice,
     slice_of,
 )
-from rope_xp._contract.call import Axes, Call, Given, Lookup, Turn
+from rope_xp._contract.call import Axes, Call, CosSin, RotationSpec, TableLookup
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Recipe, Rope
+from rope_xp._contract.library import Rope, TableKey
 from rope_xp._contract.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -42,7 +42,7 @@ def with_tables(
         check_one_per_pair(cos, sin)
     cos, sin = _tables(backend, "x", x, where, cos, sin, wide)
     slice_ = resolve_slice(x.shape[-1], 2 * cos.shape[-1], rotary_offset, None)
-    turn = Turn(where, layout, *slice_, inverse)
+    turn = RotationSpec(where, layout, *slice_, inverse)
     return _call(backend, {"x": x}, cos, sin, (wide,), turn, out)
 
 
@@ -50,7 +50,7 @@ def pair(rope: Rope, q: Array, k: Array, cos: Any, sin: Any, axes: str | None, o
     """Return the call that rotates q and k by angles that are held."""
     backend, where, wide, k_wide = read.two(q, k, axes, False)
     cos, sin = _tables(backend, "q", q, where, cos, sin, wide or k_wide)
-    turn = Turn(where, rope.layout, *_slice_held(rope, q, where, cos), False)
+    turn = RotationSpec(where, rope.layout, *_slice_held(rope, q, where, cos), False)
     widths = (wide,) if wide == k_wide else (wide, k_wide)
     return _call(backend, {"q": q, "k": k}, cos, sin, widths, turn, out)
 
@@ -61,7 +61,7 @@ def single(
     """Return the call that rotates x by angles that are held."""
     backend, where, wide = read.one(x, axes)
     cos, sin = _tables(backend, "x", x, where, cos, sin, wide)
-    turn = Turn(where, rope.layout, *_slice_held(rope, x, where, cos), inverse)
+    turn = RotationSpec(where, rope.layout, *_slice_held(rope, x, where, cos), inverse)
     return _call(backend, {"x": x}, cos, sin, (wide,), turn, out)
 
 
@@ -76,7 +76,7 @@ def check(rope: Rope, cos: Any, sin: Any) -> None:
         check_pairs(cos.shape[-1], rope.rotary_dim)
 
 
-def at(rope: Rope, positions: Any, like: Array) -> tuple[Backend, Lookup, Lookup | None]:
+def at(rope: Rope, positions: Any, like: Array) -> tuple[Backend, TableLookup, TableLookup | None]:
     """Return the lookup of angles for arrays such as ``like``, and that of what undoes them.
 
     None where it is the same.
@@ -86,7 +86,7 @@ def at(rope: Rope, positions: Any, like: Array) -> tuple[Backend, Lookup, Lookup
     if not like.shape:
         msg = "like is a single number; give an array such as q, whose last axis is head_dim"
         raise RopeError(msg)
-    recipe = Recipe(rope, like.shape[-1], inverse=False, wide=wide)
+    recipe = TableKey(rope, like.shape[-1], inverse=False, wide=wide)
     slice_of(rope, recipe.head_dim)
     lookup = read.alone(backend, recipe, positions, read.owner_beside(positions), like)
     if len(lookup.whole.shape) == (1 if recipe.components else 0):  # type: ignore[union-attr]  # given
@@ -135,7 +135,7 @@ def _call(
     cos: Array,
     sin: Array,
     widths: tuple[bool, ...],
-    turn: Turn,
+    turn: RotationSpec,
     out: Any,
 ) -> Call:
     arrays = tuple(named.values())
@@ -143,5 +143,5 @@ def _call(
         out = check_out(backend, tuple(named), arrays, out, (cos, sin))
     xp = backend.xp
     dtypes = [xp.float64 if wide else xp.float32 for wide in widths]
-    angles = [Given(*(xp.astype(t, dtype, copy=False) for t in (cos, sin))) for dtype in dtypes]
+    angles = [CosSin(*(xp.astype(t, dtype, copy=False) for t in (cos, sin))) for dtype in dtypes]
     return Call(backend, arrays, tuple(angles), out, turn)

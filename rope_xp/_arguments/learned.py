@@ -10,7 +10,7 @@ from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, no_numbers, read_host
 from rope_xp._arguments.slices import resolve_slice
-from rope_xp._contract.call import Axes, Call, Given, Turn
+from rope_xp._contract.call import Axes, Call, CosSin, RotationSpec
 from rope_xp._contract.dtypes import FLOATS, INTEGERS
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.typing import Array, Device, Layout
@@ -48,11 +48,11 @@ def pair(
     axes_of = _Axes(len(where.batch), place)
     tables = products.cos_sin(backend, _terms(like, positions, frequencies, axes_of), like[-1])
     dtypes = [xp.float64 if each else xp.float32 for each in (wide, k_wide)]
-    angles = [Given(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
+    angles = [CosSin(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
     if group > 1 or wide != k_wide:
         both = (_repeat_heads(backend, table, place, group) for table in tables)
-        angles.insert(0, Given(*(xp.astype(table, dtypes[0], copy=False) for table in both)))
-    return Call(backend, (q, k), tuple(angles), out, Turn(where, layout, *slice_, False))
+        angles.insert(0, CosSin(*(xp.astype(table, dtypes[0], copy=False) for table in both)))
+    return Call(backend, (q, k), tuple(angles), out, RotationSpec(where, layout, *slice_, False))
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _terms(
     factors = products.multipliers(of_f, fixed, digits.weights, base)
     terms = []
     for c in range(positions.shape[0]):
-        split = products.Digits(
+        split = products.PositionDigits(
             [place(x[c, ...], of_p, axes.align_positions) for x in digits.digits],
             digits.weights,
             None if digits.rest is None else place(digits.rest[c, ...], of_p, axes.align_positions),

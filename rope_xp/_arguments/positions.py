@@ -9,7 +9,7 @@ from rope_xp._arguments.messages import (
     check_same_device,
     different_libraries,
 )
-from rope_xp._contract.call import LIMIT, UNKNOWN, Reach, reach_of
+from rope_xp._contract.call import LIMIT, UNKNOWN, PositionRange, range_of
 from rope_xp._contract.dtypes import FLOATS, INTEGERS
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.library import ArrayLibrary
@@ -26,7 +26,7 @@ def resolve_positions(
     like: Array,
     wide: bool,
     argument: str,
-) -> tuple[Array, Array | None, Reach]:
+) -> tuple[Array, Array | None, PositionRange]:
     """Return (whole, part, reach) of positions, on the device of ``like``.
 
     ``owner`` is the backend that the positions belong to, None for Python numbers. What lies in the
@@ -57,7 +57,7 @@ def resolve_positions(
 
 def read_host(
     positions: Any, integer: type[np.integer[Any]], wide: bool, argument: str
-) -> tuple[np.ndarray, np.ndarray | None, Reach]:
+) -> tuple[np.ndarray, np.ndarray | None, PositionRange]:
     """Return the whole part of positions on the host, the fractional part, and their range."""
     try:
         host = np.asarray(positions)
@@ -68,7 +68,7 @@ def read_host(
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
         raise no_numbers(argument, str(host.dtype))
     if host.size == 0:
-        return host.astype(integer), None, reach_of(0, 0)
+        return host.astype(integer), None, range_of(0, 0)
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
         host = np.floor(
@@ -81,7 +81,7 @@ def read_host(
     if not (lowest > -LIMIT and highest < LIMIT):
         msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
         raise RopeError(msg)
-    reach = reach_of(int(lowest), int(highest))
+    reach = range_of(int(lowest), int(highest))
     whole = host.astype(integer, copy=False)
     if exact is host or not (exact != host).any():
         return whole, None, reach
@@ -91,7 +91,7 @@ def read_host(
 
 def read_rows(
     positions: Any, integer: type[np.integer[Any]], wide: bool
-) -> tuple[tuple[np.ndarray, ...], Reach] | None:
+) -> tuple[tuple[np.ndarray, ...], PositionRange] | None:
     """Return the same for a signature: an array or two, and their range.
 
     None for what is to be read, or refused, on the slow path.
@@ -109,7 +109,7 @@ def read_rows(
 
 def _from_device(
     backend: ArrayLibrary, positions: Array, wide: bool, argument: str
-) -> tuple[Array, Array | None, Reach]:
+) -> tuple[Array, Array | None, PositionRange]:
     dtype = backend.dtype_name(positions)
     if dtype in INTEGERS:
         return backend.integers(positions), None, UNKNOWN

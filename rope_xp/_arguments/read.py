@@ -9,8 +9,16 @@ from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_components, check_positions_shape, resolve_positions
 from rope_xp._arguments.slices import check_rerotation, slice_of
-from rope_xp._contract.call import COUNTED, Axes, Call, Difference, Lookup, Turn, reach_of
-from rope_xp._contract.library import Recipe, Rope
+from rope_xp._contract.call import (
+    COUNTED,
+    Axes,
+    Call,
+    RelativeAngles,
+    RotationSpec,
+    TableLookup,
+    range_of,
+)
+from rope_xp._contract.library import Rope, TableKey
 from rope_xp._contract.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -32,8 +40,8 @@ def owner_beside(positions: Any) -> Backend | None:
 
 
 def _lookup(
-    backend: Backend, recipe: Recipe, x: Array, axes: Axes, positions: Any, argument: str
-) -> Lookup:
+    backend: Backend, recipe: TableKey, x: Array, axes: Axes, positions: Any, argument: str
+) -> TableLookup:
     shape = x.shape
     tokens = shape[axes.tokens]
     components = recipe.components
@@ -44,7 +52,7 @@ def _lookup(
         # Compilers have symbols for lengths, which cannot be compared, or split the graph by it.
         # Dynamo's look like an int.
         known = type(tokens) is int and not backend.is_compiling()
-        reach = reach_of(0, tokens) if known else COUNTED
+        reach = range_of(0, tokens) if known else COUNTED
     else:
         owner = owner_beside(positions)
         whole, part, reach = resolve_positions(backend, positions, owner, x, recipe.wide, argument)
@@ -56,7 +64,7 @@ def _lookup(
                 whole = whole[..., None]
                 part = None if part is None else part[..., None]
     tables = backend.tables(recipe, x)
-    return Lookup(tables, whole, part, backend.device(x), tokens, reach, components, recipe)
+    return TableLookup(tables, whole, part, backend.device(x), tokens, reach, components, recipe)
 
 
 def pair(
@@ -66,8 +74,8 @@ def pair(
     backend, where, wide, k_wide = two(q, k, axes, k_positions is not None)
     head_dim = q.shape[-1]
     r, offset = slice_of(rope, head_dim)
-    recipe = Recipe(rope, head_dim, inverse=False, wide=wide)
-    angles: tuple[Lookup, ...] = (_lookup(backend, recipe, q, where, positions, "positions"),)
+    recipe = TableKey(rope, head_dim, inverse=False, wide=wide)
+    angles: tuple[TableLookup, ...] = (_lookup(backend, recipe, q, where, positions, "positions"),)
     if k_positions is not None or wide != k_wide:
         own, argument = (positions, "positions")
         if k_positions is not None:
@@ -76,18 +84,18 @@ def pair(
     arrays = (q, k)
     if out is not None:
         out = check_out(backend, ("q", "k"), arrays, out)
-    return Call(backend, arrays, angles, out, Turn(where, rope.layout, r, offset, False))
+    return Call(backend, arrays, angles, out, RotationSpec(where, rope.layout, r, offset, False))
 
 
 def single(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
     """Return the call that rotates x."""
     backend, where, wide = one(x, axes)
     r, offset = slice_of(rope, x.shape[-1])
-    recipe = Recipe(rope, x.shape[-1], inverse, wide)
+    recipe = TableKey(rope, x.shape[-1], inverse, wide)
     angles = _lookup(backend, recipe, x, where, positions, "positions")
     if out is not None:
         out = check_out(backend, ("x",), (x,), out)
-    return Call(backend, (x,), (angles,), out, Turn(where, rope.layout, r, offset, inverse))
+    return Call(backend, (x,), (angles,), out, RotationSpec(where, rope.layout, r, offset, inverse))
 
 
 def between(
@@ -104,21 +112,21 @@ def between(
     head_dim = x.shape[-1]
     r, offset = slice_of(rope, head_dim)
     check_rerotation(rope, to, head_dim)
-    undone = Recipe(rope, head_dim, inverse=True, wide=wide)
+    undone = TableKey(rope, head_dim, inverse=True, wide=wide)
     old = _lookup(backend, undone, x, where, old_positions, "old_positions")
-    done = Recipe(to, head_dim, inverse=False, wide=wide)
+    done = TableKey(to, head_dim, inverse=False, wide=wide)
     new = _lookup(backend, done, x, where, new_positions, "new_positions")
     if out is not None:
         out = check_out(backend, ("x",), (x,), out)
     # What was rotated lies in the layout that the rotation writes.
     layout: Layout = "interleaved" if rope.layout == "interleaved" else "half"
-    angles = Difference(new, old)
-    return Call(backend, (x,), (angles,), out, Turn(where, layout, r, offset, False))
+    angles = RelativeAngles(new, old)
+    return Call(backend, (x,), (angles,), out, RotationSpec(where, layout, r, offset, False))
 
 
 def tables(
     rope: Rope, positions: Any, head_dim: int, xp: Any, device: Any, dtype: Any
-) -> tuple[Lookup, Backend]:
+) -> tuple[TableLookup, Backend]:
     """Return the lookup of cos and sin for positions of any shape, and its backend."""
     owner = owner_of(positions)
     if xp is not None:
@@ -134,13 +142,13 @@ def tables(
     if owner is not backend or device is not None:
         put = backend.traced if backend.is_compiling() else backend.asarray
         like = put(np.zeros((), np.float64 if wide else np.float32), device)
-    recipe = Recipe(rope, head_dim, inverse=False, wide=wide)
+    recipe = TableKey(rope, head_dim, inverse=False, wide=wide)
     return alone(backend, recipe, positions, owner, like), backend
 
 
 def alone(
-    backend: Backend, recipe: Recipe, positions: Any, owner: Backend | None, like: Array
-) -> Lookup:
+    backend: Backend, recipe: TableKey, positions: Any, owner: Backend | None, like: Array
+) -> TableLookup:
     """Return the lookup of positions of any shape, which belong to no array."""
     whole, part, reach = resolve_positions(
         backend, positions, owner, like, recipe.wide, "positions"
@@ -148,7 +156,7 @@ def alone(
     if recipe.components:
         check_components("positions", tuple(whole.shape), recipe.components)
     tables, device = backend.tables(recipe, like), backend.device(like)
-    return Lookup(tables, whole, part, device, 0, reach, recipe.components, recipe)
+    return TableLookup(tables, whole, part, device, 0, reach, recipe.components, recipe)
 
 
 def two(

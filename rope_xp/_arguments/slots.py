@@ -58,22 +58,22 @@ def _rows(backend: Backend, cache: Array, rows: Any, slots: int) -> Array:
         rows, owner = backend.traced(rows, device), backend
     elif owner is None:
         rows = np.asarray(rows, None if len(rows) else np.int64)
-        owner = find.backend_of(rows, "rows")
+        owner = find.backend_of(rows, "slots")
     if owner.dtype_name(rows) not in INTEGERS or len(rows.shape) != 1:
         msg = (
-            "rows must be integers along one axis, the slots of all sequences; got "
+            "slots must be integers along one axis, the slots of all sequences; got "
             f"{messages.describe(owner, rows)}"
         )
         raise RopeError(msg)
     if owner is backend or owner is backend.kin:
-        messages.check_same_device(backend, "x", cache, "rows", rows)
+        messages.check_same_device(backend, "x", cache, "slots", rows)
     elif not owner.host:
-        raise messages.different_libraries("x", backend, "rows", owner)
+        raise messages.different_libraries("x", backend, "slots", owner)
     if not owner.host:
         return backend.integers(rows)
     if rows.size and not 0 <= rows.min() <= rows.max() < slots:
-        msg = f"rows must lie within the {slots} slots of x; got {rows.min()} to {rows.max()}"
+        msg = f"slots must lie within the {slots} of x; got {rows.min()} to {rows.max()}"
         raise RopeError(msg)
     if len(np.unique(rows)) != rows.size:
-        raise RopeError("rows names a slot twice, which would be written twice; name each once")
+        raise RopeError("slots names a slot twice, which would be written twice; name each once")
     return backend.asarray(rows.astype(np.int64 if backend.host else np.int32), device)

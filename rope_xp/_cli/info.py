@@ -14,14 +14,15 @@ import rope_xp
 from rope_xp._arguments import read
 from rope_xp._bench import targets
 from rope_xp._cli import terminal
+from rope_xp._contract import caches
 from rope_xp._contract.errors import BROKEN
 from rope_xp._contract.path import Path
-from rope_xp._dispatch import find
+from rope_xp._dispatch import call_cache, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
 
-_VARIABLE = "ROPE_XP_BACKEND"
+_VARIABLE = "ROPE_XP_PATH"
 _STRICT = "array-api-strict"
 
 
@@ -51,6 +52,11 @@ def collect() -> dict[str, Any]:
             for entry in importlib.metadata.entry_points(group=find.ENTRY_POINTS)
         },
         "choice": _describe_choice(),
+        "cached": {
+            "tables_bytes": caches.cached_bytes(),
+            "pinned_tables": len(caches.PINNED),
+            "calls": len(call_cache.CALLS),
+        },
     }
 
 
@@ -121,7 +127,7 @@ def _describe_choice() -> dict[str, str | None]:
     name = os.environ.get(_VARIABLE) or None
     problem = None
     try:
-        with rope_xp.use_backend(name):
+        with rope_xp.use_path(name):
             pass
     except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
         problem = str(error)
@@ -151,6 +157,9 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append((f"third-party {name}", f"{row['object']}: {what}"))
     if not report["third_party"]:
         lines.append(("third-party", "none registered"))
+    cached = report["cached"]
+    tables = f"tables of {cached['tables_bytes'] / 2**20:.1f} MiB, {cached['calls']} calls"
+    lines.append(("cached by this report", f"{tables}; rope_xp.clear_caches() frees them"))
     choice = report["choice"]
     lines.append((_VARIABLE, choice["path"] or "not set"))
     lines.append(("choice", choice["problem"] or choice["path"] or "automatic: the fastest path"))

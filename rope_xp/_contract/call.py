@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from rope_xp._contract.library import ArrayLibrary, Digits, Recipe
+from rope_xp._contract.library import ArrayLibrary, DigitTables, TableKey
 from rope_xp._contract.typing import Array, Device, Layout
 
 LIMIT = 1 << 31
@@ -14,7 +14,7 @@ DIGIT = 1 << DIGIT_BITS
 """Positions are looked up by their digits in this base, see :mod:`rope_xp._rotation.tables`."""
 
 
-class Reach(NamedTuple):
+class PositionRange(NamedTuple):
     """What is known of positions before they are looked up."""
 
     digits: int
@@ -25,14 +25,14 @@ class Reach(NamedTuple):
     """Whether all are known to lie within the limit."""
 
 
-UNKNOWN = Reach(digits=3, signed=True, checked=False)
-COUNTED = Reach(digits=3, signed=False, checked=True)
+UNKNOWN = PositionRange(digits=3, signed=True, checked=False)
+COUNTED = PositionRange(digits=3, signed=False, checked=True)
 """Of 0, 1, ... to a number that only a compiler's symbol stands for."""
-_POSITIVE = tuple(Reach(digits, signed=False, checked=True) for digits in (1, 2, 3))
-_SIGNED = tuple(Reach(digits, signed=True, checked=True) for digits in (1, 2, 3))
+_POSITIVE = tuple(PositionRange(digits, signed=False, checked=True) for digits in (1, 2, 3))
+_SIGNED = tuple(PositionRange(digits, signed=True, checked=True) for digits in (1, 2, 3))
 
 
-def reach_of(lowest: int, highest: int) -> Reach:
+def range_of(lowest: int, highest: int) -> PositionRange:
     """Return the reach of positions between lowest and highest, both within the limit."""
     if lowest < 0:
         bound = max(-lowest, highest)
@@ -63,7 +63,7 @@ class Axes(NamedTuple):
         return (*self.batch, self.tokens)
 
 
-class Turn(NamedTuple):
+class RotationSpec(NamedTuple):
     """What is done to every array of a call."""
 
     axes: Axes
@@ -88,7 +88,7 @@ class Turn(NamedTuple):
 
 # The next four are made anew in every call and written by nobody; freezing them would cost 2 us.
 @dataclass(slots=True, eq=False)
-class Lookup:
+class TableLookup:
     """Angles to be looked up: what :func:`rope_xp._rotation.angles.cos_sin` needs.
 
     Parameters
@@ -112,18 +112,18 @@ class Lookup:
         What the tables are made of; None where that is over, in what a compiler traces.
     """
 
-    tables: Digits
+    tables: DigitTables
     whole: Array | None
     part: Array | None
     device: Device
     tokens: int
-    reach: Reach
+    reach: PositionRange
     components: int
-    recipe: Recipe | None = None
+    recipe: TableKey | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Given:
+class CosSin:
     """Angles that the caller computed: cos and sin, (batch..., tokens, r/2)."""
 
     cos: Array
@@ -131,17 +131,17 @@ class Given:
 
 
 @dataclass(slots=True, eq=False)
-class Difference:
+class RelativeAngles:
     """The angles of ``new`` less those of ``old``, composed before any array is rotated by them.
 
     ``old`` was looked up for the inverse, so that its factor on cos and sin is undone.
     """
 
-    new: Lookup
-    old: Lookup
+    new: TableLookup
+    old: TableLookup
 
 
-Source: TypeAlias = Lookup | Given | Difference
+AngleSource: TypeAlias = TableLookup | CosSin | RelativeAngles
 
 
 class Leaf(NamedTuple):
@@ -152,23 +152,23 @@ class Leaf(NamedTuple):
     trail: int
 
 
-def leaves(source: Source) -> tuple[Leaf, ...]:
+def leaves(source: AngleSource) -> tuple[Leaf, ...]:
     """Return the arrays that angles depend on; those of positions that are counted are none."""
-    if isinstance(source, Given):
+    if isinstance(source, CosSin):
         return Leaf(source.cos, 0, 1), Leaf(source.sin, 0, 1)
-    if isinstance(source, Difference):
+    if isinstance(source, RelativeAngles):
         return leaves(source.new) + leaves(source.old)
     lead = int(source.components > 0)
     return tuple(Leaf(x, lead, 0) for x in (source.whole, source.part) if x is not None)
 
 
-def with_leaves(source: Source, arrays: Sequence[Array]) -> Source:
+def with_leaves(source: AngleSource, arrays: Sequence[Array]) -> AngleSource:
     """Return a source with other arrays in place of its leaves."""
-    if isinstance(source, Given):
-        return Given(*arrays)
-    if isinstance(source, Difference):
+    if isinstance(source, CosSin):
+        return CosSin(*arrays)
+    if isinstance(source, RelativeAngles):
         n = len(leaves(source.new))
-        return Difference(
+        return RelativeAngles(
             with_leaves(source.new, arrays[:n]),  # type: ignore[arg-type]  # as of a Lookup
             with_leaves(source.old, arrays[n:]),  # type: ignore[arg-type]  # likewise
         )
@@ -202,13 +202,13 @@ class Call:
 
     backend: ArrayLibrary
     arrays: tuple[Array, ...]
-    angles: tuple[Source, ...]
+    angles: tuple[AngleSource, ...]
     out: tuple[Array, ...] | None
-    turn: Turn
+    turn: RotationSpec
 
     def groups(
         self, out: tuple[Array, ...] = (), *, one_dtype: bool
-    ) -> list[tuple[tuple[Array, ...], tuple[Array, ...], Source]]:
+    ) -> list[tuple[tuple[Array, ...], tuple[Array, ...], AngleSource]]:
         """Return (arrays, out, source) of what can be rotated at once: q and k that share angles.
 
         With ``one_dtype`` only arrays of the same dtype go together.

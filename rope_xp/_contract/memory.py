@@ -85,7 +85,7 @@ class _StandIn:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-class Laid(NamedTuple):
+class StridedLayout(NamedTuple):
     """How an array lies, but for where. Strides are in bytes or elements, as the reader has it."""
 
     shape: Ints
@@ -100,7 +100,9 @@ class Rows(NamedTuple):
     """Of each array, then of each array of angles."""
 
 
-def rows(axes: Ints, arrays: Sequence[Laid], angles: Sequence[Laid]) -> list[Rows]:
+def rows(
+    axes: Ints, arrays: Sequence[StridedLayout], angles: Sequence[StridedLayout]
+) -> list[Rows]:
     """Return as few axes as lead to all rows of all arrays, the outermost first.
 
     Parameters

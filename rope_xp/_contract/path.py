@@ -11,7 +11,7 @@ from rope_xp._contract.call import Call
 from rope_xp._contract.typing import Array
 
 
-class Unavailable(Exception):  # noqa: N818  # no error: the next path runs
+class PathUnavailable(Exception):  # noqa: N818  # no error: the next path runs
     """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
 
     Only for what cannot be known without importing or compiling; ``objection`` tells all else.
@@ -22,7 +22,7 @@ class Path:
     """One way to run a call."""
 
     name: str
-    """By which ``use_backend`` and ``explain`` call the path."""
+    """By which ``use_path`` and ``explain`` call the path."""
     makes_tables = False
     """Whether it makes cos and sin sooner than a library's own operations do."""
 
@@ -47,7 +47,7 @@ class Path:
         return None
 
 
-class Spread(Protocol):
+class ShardedExecutor(Protocol):
     """The one way to run a call on arrays that lie on several devices: by calls on their parts."""
 
     def here(self, call: Call) -> Call:

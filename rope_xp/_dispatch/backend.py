@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from rope_xp._contract.caches import cached_tables
-from rope_xp._contract.call import LIMIT, Lookup
+from rope_xp._contract.call import LIMIT, TableLookup
 from rope_xp._contract.dtypes import numpy_name
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.memory import Memory, placed
-from rope_xp._contract.path import Path, Spread
+from rope_xp._contract.path import Path, ShardedExecutor
 from rope_xp._contract.typing import Array, Device, Namespace
 from rope_xp._rotation.angles import cos_sin
 from rope_xp._rotation.tables import host_tables
@@ -43,7 +43,7 @@ class Backend:
     """Whether its dtypes are those of numpy."""
     kin: Backend | None = None
     """The backend of arrays that are taken for positions and tables too, or None for its own."""
-    spread: Spread | None = None
+    spread: ShardedExecutor | None = None
     """What runs a call whose arrays lie on several devices, in place of paths; None elsewhere."""
 
     def __init__(self, name: str, xp: Namespace, paths: tuple[Path, ...] = ()) -> None:
@@ -58,7 +58,7 @@ class Backend:
         """Return whether x is an array of this library. Asked only of third-party backends."""
         return False
 
-    def cos_sin(self, lookup: Lookup) -> tuple[Array, Array]:
+    def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
         """Return cos and sin, (..., tokens, r/2), as the result of a call for them alone."""
         return cos_sin(self, lookup)
 
@@ -202,7 +202,7 @@ class Backend:
         """Write values to rows of an axis of x."""
         self.write(x, self.with_rows(x, axis, rows, values))
 
-    def tables(self, recipe: Recipe, like: Array) -> Digits:
+    def tables(self, recipe: TableKey, like: Array) -> DigitTables:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
         return _tables_on_device((self, recipe, self.device(like)))
 
@@ -220,15 +220,15 @@ class Backend:
 
 
 @cached_tables
-def _tables_on_device(key: tuple[Backend, Recipe, Hashable]) -> Digits:
+def _tables_on_device(key: tuple[Backend, TableKey, Hashable]) -> DigitTables:
     backend, recipe, device = key
     tables = put_tables(backend, recipe, device)
     backend.settle(device)
     return tables
 
 
-def put_tables(backend: Backend, recipe: Recipe, device: Device) -> Digits:
+def put_tables(backend: Backend, recipe: TableKey, device: Device) -> DigitTables:
     """Return the digit tables of a rope on a device, copied there anew."""
     host = host_tables(recipe)
     placed = [None if table is None else backend.asarray(table, device) for table in host]
-    return Digits(*placed)
+    return DigitTables(*placed)

@@ -17,9 +17,9 @@ from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._contract.caches import BoundedCache
-from rope_xp._contract.call import Call, Difference, Given, Lookup, Reach
-from rope_xp._contract.library import Digits
-from rope_xp._contract.path import Path, Unavailable
+from rope_xp._contract.call import Call, CosSin, PositionRange, RelativeAngles, TableLookup
+from rope_xp._contract.library import DigitTables
+from rope_xp._contract.path import Path, PathUnavailable
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch import choose, find
 from rope_xp._rotation import portable
@@ -36,12 +36,12 @@ class CallSignature(NamedTuple):
     arrays: Arrays
     rows: Arrays
     """Whole positions and their fractions, checked, or cos and sin, as kernels read them."""
-    reach: Reach | None
+    reach: PositionRange | None
     """The range of positions; None for cos and sin."""
     out: Arrays | None
 
 
-Launch: TypeAlias = Callable[[Arrays, Arrays | None, Arrays, Digits | None], Arrays | None]
+Launch: TypeAlias = Callable[[Arrays, Arrays | None, Arrays, DigitTables | None], Arrays | None]
 """Runs calls of one signature: ``launch(arrays, out, rows, tables)`` returns results.
 
 It returns None before it writes anything, where the slow path must run.
@@ -65,7 +65,7 @@ class CachedCall:
     """
 
     launch: Launch
-    tables: "weakref.ref[Digits] | None"
+    tables: "weakref.ref[DigitTables] | None"
     are_apart: Apart
 
     def __call__(self, signature: CallSignature) -> Arrays | None:
@@ -129,15 +129,15 @@ def specialize(
 ) -> CachedCall | None:
     """Return what runs every call of a signature, given one that ran on a path."""
     backend = call.backend
-    if len(call.angles) != 1 or isinstance(call.angles[0], Difference):
+    if len(call.angles) != 1 or isinstance(call.angles[0], RelativeAngles):
         return None
     source = call.angles[0]
     launch = None if path is None else path.specialize(call, signature, results)
     if launch is None:
-        if isinstance(source, Given) and source.cos.shape != signature.rows[0].shape:
+        if isinstance(source, CosSin) and source.cos.shape != signature.rows[0].shape:
             return None  # a view of some columns, which only a kernel's strides tell
         launch = _replay(call, portable.run if path is None else path.run)
-    tables = weakref.ref(source.tables) if isinstance(source, Lookup) else None
+    tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
     return CachedCall(launch, tables, backend.are_apart)
 
 
@@ -145,20 +145,20 @@ def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
     """Return what runs a path on calls like one that was checked."""
     backend, turn, source = call.backend, call.turn, call.angles[0]
     known = None
-    if isinstance(source, Lookup):
+    if isinstance(source, TableLookup):
         known = source.device, source.tokens, source.reach, source.components
 
-    def launch(arrays: Arrays, out: Arrays | None, rows: Arrays, tables: Digits | None) -> Any:
-        angles: Given | Lookup
+    def launch(arrays: Arrays, out: Arrays | None, rows: Arrays, tables: DigitTables | None) -> Any:
+        angles: CosSin | TableLookup
         if known is None:
-            angles = Given(*rows)
+            angles = CosSin(*rows)
         else:
             if rows and rows[0].ndim == (known[-1] > 0):  # without an axis for the only token
                 rows = tuple([row[..., None] for row in rows])
-            angles = Lookup(tables, *(*rows, None, None)[:2], *known)  # type: ignore[arg-type,call-arg]  # as a lookup has them
+            angles = TableLookup(tables, *(*rows, None, None)[:2], *known)  # type: ignore[arg-type,call-arg]  # as a lookup has them
         try:
             return run_path(Call(backend, arrays, (angles,), out, turn))
-        except Unavailable:
+        except PathUnavailable:
             return None
 
     return launch

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from rope_xp._contract.call import Call
 from rope_xp._contract.errors import MissingBackendError, RopeError
-from rope_xp._contract.path import Path, Spread, Unavailable
+from rope_xp._contract.path import Path, PathUnavailable, ShardedExecutor
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._rotation import portable
 
-VARIABLE = "ROPE_XP_BACKEND"
+VARIABLE = "ROPE_XP_PATH"
 
 
 class _Choice(threading.local):
@@ -27,12 +27,13 @@ choice = _Choice()
 
 
 @contextmanager
-def use_backend(name: str | None) -> Iterator[None]:
+def use_path(name: str | None) -> Iterator[None]:
     """Run every call in this thread on the path of this name, or raise where it cannot.
 
     The choice belongs to the thread, and so to all its asyncio tasks: await nothing inside.
 
-    The environment variable ``ROPE_XP_BACKEND``, read at import, sets the choice for a process.
+    The environment variable ``ROPE_XP_PATH``, read at import, sets the choice for a process, but
+    for arrays of libraries that have no path of that name.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ def use_backend(name: str | None) -> Iterator[None]:
     --------
     >>> import numpy as np
     >>> import rope_xp
-    >>> with rope_xp.use_backend("portable"):
+    >>> with rope_xp.use_path("portable"):
     ...     y = rope_xp.RoPE().rotate(np.ones((3, 2, 8)))
     """
     if name is not None:
@@ -93,17 +94,17 @@ def run(call: Call) -> tuple[Array, ...]:
 
 def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     """Run a call, and return which path did, None for the portable one."""
-    spread: Spread | None = call.backend.spread
+    spread: ShardedExecutor | None = call.backend.spread
     if spread is not None:
         return None, spread.run(call, run)
-    name = choice.name
+    name = _forced(call)
     path: Path
     if name is None:
         for path in call.backend.paths:
             if path.objection(call, asked=False) is None:
                 try:
                     return path, path.run(call)
-                except Unavailable:
+                except PathUnavailable:
                     continue
         return None, portable.run(call)
     if name == portable.NAME:
@@ -111,11 +112,21 @@ def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     path = _named(call, name)
     try:
         return path, path.run(call)
-    except Unavailable as reason:
+    except PathUnavailable as reason:
         raise _cannot(name, str(reason)) from reason
 
 
-def refuse_if_asked_for(reason: Unavailable) -> None:
+def _forced(call: Call) -> str | None:
+    """Return the path a call must take. A choice of the environment skips libraries without it."""
+    name = choice.name
+    if not choice.by or name == portable.NAME or name in [p.name for p in call.backend.paths]:
+        return name
+    if name is not None:
+        _check_name(name, choice.by and f", which is asked for{choice.by}")
+    return None
+
+
+def refuse_if_asked_for(reason: PathUnavailable) -> None:
     """Raise in place of running the portable path, where another was asked for by name."""
     name = choice.name
     if name is not None and name != portable.NAME:
@@ -175,7 +186,7 @@ class Explanation:
 
 def explain(call: Call) -> Explanation:
     """Return which path would run a call."""
-    backend, name = call.backend, choice.name
+    backend, name = call.backend, _forced(call)
     if backend.spread is not None:
         return replace(explain(backend.spread.here(call)), library=backend.name)
     if name is not None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
 from rope_xp._contract.forks import SLOW
-from rope_xp._contract.path import Unavailable
+from rope_xp._contract.path import PathUnavailable
 
 Key = TypeVar("Key", bound=Hashable)
 Kernel = TypeVar("Kernel")
@@ -62,7 +62,7 @@ class Kernels(Generic[Key, Kernel]):
         """Return what makes kernels, imported if it is not yet, or raise Unavailable."""
         with SLOW:
             if self._objection is not None:
-                raise Unavailable(self._objection)
+                raise PathUnavailable(self._objection)
             if self._compile is None:
                 try:
                     with _interrupts_held():
@@ -81,7 +81,7 @@ class Kernels(Generic[Key, Kernel]):
             if key in self._made:
                 return self._made[key]
             if key in self._failed:
-                raise Unavailable(self._failed[key])
+                raise PathUnavailable(self._failed[key])
             try:
                 with _interrupts_held():
                     made = _once_more(compiled, key)
@@ -141,4 +141,4 @@ def _words(error: Exception) -> str:
 
 def _give_up(without: str, reason: str, error: Exception) -> NoReturn:
     warnings.warn(f"rope_xp goes on {without}. {reason}", RuntimeWarning, stacklevel=2)
-    raise Unavailable(reason) from error
+    raise PathUnavailable(reason) from error

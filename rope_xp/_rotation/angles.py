@@ -26,21 +26,29 @@ small angle costs one rounding, u = 2**-54 in each coordinate, and its own few: 
 2**-52 (1 + p * frequency) altogether, three fifths of which is the most that was measured.
 """
 
-from rope_xp._contract.call import DIGIT, DIGIT_BITS, LIMIT, Difference, Given, Lookup, Source
+from rope_xp._contract.call import (
+    DIGIT,
+    DIGIT_BITS,
+    LIMIT,
+    AngleSource,
+    CosSin,
+    RelativeAngles,
+    TableLookup,
+)
 from rope_xp._contract.library import ArrayLibrary
 from rope_xp._contract.typing import Array
 from rope_xp._rotation import fractions
 from rope_xp._rotation.tables import TOP_DIGIT
 
 
-def cos_sin(library: ArrayLibrary, source: Source) -> tuple[Array, Array]:
+def cos_sin(library: ArrayLibrary, source: AngleSource) -> tuple[Array, Array]:
     """Return cos and sin, each (batch..., tokens, r/2), in the dtype of the tables.
 
     With several position components each frequency has those of the component that it reads.
     """
-    if isinstance(source, Given):
+    if isinstance(source, CosSin):
         return source.cos, source.sin
-    if isinstance(source, Difference):
+    if isinstance(source, RelativeAngles):
         both = *cos_sin(library, source.new), *cos_sin(library, source.old)
         axes = max(len(table.shape) for table in both)
         cos, sin, old_cos, old_sin = (with_axes(table, axes) for table in both)
@@ -66,7 +74,7 @@ def cos_sin(library: ArrayLibrary, source: Source) -> tuple[Array, Array]:
 
 
 def _one_component(
-    library: ArrayLibrary, lookup: Lookup, whole: Array, part: Array | None
+    library: ArrayLibrary, lookup: TableLookup, whole: Array, part: Array | None
 ) -> tuple[Array, Array]:
     xp, reach = library.xp, lookup.reach
     low, middle, high, frequencies, _ = lookup.tables

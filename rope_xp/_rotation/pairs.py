@@ -11,11 +11,11 @@ compiler this spelling is also the fastest: XLA on a CPU takes 2.7 times as long
 halves.
 """
 
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 from rope_xp._contract.typing import Array, Namespace
 
 
-def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, turn: Turn) -> Array:
+def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, turn: RotationSpec) -> Array:
     """Return x with the slice of its last axis rotated that ``turn`` names.
 
     cos and sin broadcast against x but for their last axis, which has length r/2. The arithmetic

@@ -2,35 +2,40 @@
 
 from collections.abc import Callable
 
-from rope_xp._contract.call import Axes, Call, Given, Lookup, Source
+from rope_xp._contract.call import AngleSource, Axes, Call, CosSin, TableLookup
 from rope_xp._contract.typing import Array, Namespace
 from rope_xp._rotation import angles, pairs
 
 NAME = "portable"
 
 
-def cos_sin(call: Call, source: Source) -> tuple[Array, Array]:
+def cos_sin(call: Call, source: AngleSource) -> tuple[Array, Array]:
     """Return cos and sin, (batch..., tokens, r/2), computed no more than once."""
     made = angles.cos_sin(call.backend, source)
-    return made if isinstance(source, Given) else call.backend.computed_once(*made)
+    return made if isinstance(source, CosSin) else call.backend.computed_once(*made)
 
 
 def for_kernel(
-    call: Call, source: Source, *, components: bool = True, parts: bool = True, wide: bool = True
-) -> Lookup | Given:
+    call: Call,
+    source: AngleSource,
+    *,
+    components: bool = True,
+    parts: bool = True,
+    wide: bool = True,
+) -> TableLookup | CosSin:
     """Return a source whose angles a kernel looks up, or else those angles, computed here.
 
     The rest says whether the kernel knows positions of several components, with fractions, and
     tables in float64.
     """
     if (
-        isinstance(source, Lookup)
+        isinstance(source, TableLookup)
         and (parts or source.part is None)
         and (components or not source.components or source.whole is None)
         and (wide or call.backend.dtype_name(source.tables.low) != "float64")
     ):
         return source
-    return source if isinstance(source, Given) else Given(*cos_sin(call, source))
+    return source if isinstance(source, CosSin) else CosSin(*cos_sin(call, source))
 
 
 def run(call: Call, rotate: Callable[..., Array] = pairs.rotate) -> tuple[Array, ...]:

@@ -67,7 +67,7 @@ _BEYOND = 2
 """Digits of a position after the point."""
 
 
-class Digits(NamedTuple):
+class PositionDigits(NamedTuple):
     """A position: sum of ``digits[i] * 2**(bits * weights[i])``, and what is left of it."""
 
     digits: list[Array]
@@ -85,7 +85,7 @@ class Multiplier(NamedTuple):
 # --- positions -----------------------------------------------------------------------------------
 
 
-def digits(library: ArrayLibrary, positions: Array, base: Base) -> Digits:
+def digits(library: ArrayLibrary, positions: Array, base: Base) -> PositionDigits:
     """Return the digits of positions in a dtype that holds them, NaN for those out of range."""
     xp, dtype = library.xp, library.dtype_name(positions)
     if dtype in INTEGERS:
@@ -100,10 +100,10 @@ def digits(library: ArrayLibrary, positions: Array, base: Base) -> Digits:
         digit = xp.round(left * (1 / unit))
         left = left - digit * unit
         found.append(digit)
-    return Digits(found, weights, left)
+    return PositionDigits(found, weights, left)
 
 
-def _of_integers(library: ArrayLibrary, left: Array, base: Base) -> Digits:
+def _of_integers(library: ArrayLibrary, left: Array, base: Base) -> PositionDigits:
     xp, last = library.xp, (1 << base.bits) - 1
     outside = (left <= -LIMIT) | (left > LIMIT - 1)
     found = []
@@ -114,7 +114,7 @@ def _of_integers(library: ArrayLibrary, left: Array, base: Base) -> Digits:
         left = (left >> base.bits) + carry
     top = xp.astype(left, xp.float32)
     found.append(xp.where(outside, xp.full_like(top, math.nan), top))
-    return Digits(found[::-1], range(base.before - 1, -1, -1), None)
+    return PositionDigits(found[::-1], range(base.before - 1, -1, -1), None)
 
 
 # --- frequencies ---------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Followed(NamedTuple):
 class Term(NamedTuple):
     """The product of one component of positions and its frequencies; all arrays broadcast."""
 
-    position: Digits
+    position: PositionDigits
     by: list[Multiplier]
     p: Followed
     f: Followed

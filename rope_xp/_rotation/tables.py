@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rope_xp._contract.caches import cached_tables
 from rope_xp._contract.call import DIGIT, LIMIT
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Digits, Recipe, Rope
+from rope_xp._contract.library import DigitTables, Rope, TableKey
 from rope_xp._contract.numbers import check_positive
 from rope_xp._rotation.frequencies import remainders
 
@@ -21,7 +21,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 @cached_tables
-def host_tables(recipe: Recipe) -> Digits:
+def host_tables(recipe: TableKey) -> DigitTables:
     """Return what angles are looked up in, in numpy."""
     rope = recipe.rope
     frequencies = checked_frequencies(rope, recipe.head_dim)
@@ -48,7 +48,7 @@ def host_tables(recipe: Recipe) -> Digits:
     high = np.concatenate([high, np.full_like(high[:1], np.nan)])
     dtype = np.float64 if wide else np.float32
     made = [_read_only(t.astype(dtype, copy=False)) for t in (low, middle, high, frequencies)]
-    return Digits(made[0], made[1], made[2], made[3], component)
+    return DigitTables(made[0], made[1], made[2], made[3], component)
 
 
 def checked_frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:

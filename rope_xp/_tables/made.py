@@ -8,9 +8,9 @@ import numpy as np
 from rope_xp._arguments import given
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Call, Lookup, Turn, leaves
+from rope_xp._contract.call import Call, RotationSpec, TableLookup, leaves
 from rope_xp._contract.library import Rope
-from rope_xp._contract.path import Path, Unavailable
+from rope_xp._contract.path import Path, PathUnavailable
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
@@ -44,7 +44,7 @@ def at(rope: Rope, positions: Any, like: Array) -> tuple[Tables, Tables | None]:
     return tables, undo
 
 
-def cos_sin(backend: Backend, lookup: Lookup) -> Tables:
+def cos_sin(backend: Backend, lookup: TableLookup) -> Tables:
     """Return cos and sin, (batch..., tokens, r/2), of positions."""
     return _made(backend, lookup, None)[0]
 
@@ -80,7 +80,7 @@ class CachedTables:
 
 
 def _made(
-    backend: Backend, lookup: Lookup, signature: CallSignature | None
+    backend: Backend, lookup: TableLookup, signature: CallSignature | None
 ) -> tuple[Tables, UnitRotation | None]:
     """Return cos and sin, and what builds those of the signature, None where it is not cached."""
     path = next((path for path in backend.paths if path.makes_tables), None)
@@ -92,7 +92,7 @@ def _made(
 
 
 def _by(
-    path: Path, backend: Backend, lookup: Lookup, signature: CallSignature | None
+    path: Path, backend: Backend, lookup: TableLookup, signature: CallSignature | None
 ) -> tuple[Tables, UnitRotation | None] | None:
     rows = (lookup.tokens,)
     if lookup.whole is not None:
@@ -104,14 +104,14 @@ def _by(
     if any(type(leaf.array) is not type(unit) for leaf in leaves(lookup)):
         return None  # such as tensors of several devices, or ones that only seem to be there
     names = _BATCHES[: len(rows) - 1] + "sd"
-    turn = Turn(parse_axes(names, len(names), "x"), "half", 2 * pairs, 0, False)
+    turn = RotationSpec(parse_axes(names, len(names), "x"), "half", 2 * pairs, 0, False)
     unit = backend.xp.broadcast_to(unit, (*rows, 2 * pairs))
     call = Call(backend, (unit,), (lookup,), None, turn)
     if path.objection(call, asked=True) is not None:
         return None
     try:
         results = path.run(call)
-    except Unavailable:
+    except PathUnavailable:
         return None
     cached: CachedCall | None = None
     if signature is not None:

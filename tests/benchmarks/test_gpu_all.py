@@ -61,7 +61,7 @@ def test_a_combination_that_ends_the_process(
 ) -> None:
     script = tmp_path / "python"
     script.write_text(
-        "#!/bin/sh\necho an illegal memory access >&2; echo $ROPE_XP_BACKEND >&2; exit 3"
+        "#!/bin/sh\necho an illegal memory access >&2; echo $ROPE_XP_PATH >&2; exit 3"
     )
     script.chmod(0o755)
     monkeypatch.setattr(gpu_tune.sys, "executable", str(script))

@@ -60,6 +60,7 @@ def test_info_json(printed: Callable[..., str]) -> None:
     assert set(found) == {
         *("rope_xp", "python", "platform", "array_api_compat", "libraries", "third_party"),
         "choice",
+        "cached",
     }
     numpy = found["libraries"]["numpy"]
     absent = None
@@ -74,7 +75,7 @@ def test_info_json(printed: Callable[..., str]) -> None:
 
 
 def test_info_tells_of_a_choice_that_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setenv("ROPE_XP_BACKEND", "warp")
+    monkeypatch.setenv("ROPE_XP_PATH", "warp")
     assert cli.main(["info"]) == 0
     assert "no path is called 'warp'" in capsys.readouterr().out
 

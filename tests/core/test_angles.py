@@ -15,7 +15,7 @@ from support.oracles import BELOW_2_22, BELOW_2_31
 from support.targets import Target, namespace, truth
 
 from rope_xp import RoPE, scaling
-from rope_xp._contract.library import Recipe
+from rope_xp._contract.library import TableKey
 from rope_xp._rotation.tables import host_tables
 
 GOLDEN = Path(oracles.__file__).parent / "golden"
@@ -67,7 +67,7 @@ def test_every_digit_below_2_22() -> None:
     """
     rope = RoPE()
     frequencies = rope.frequencies(128)[[0, 1, 9]]
-    host = host_tables(Recipe(rope, 128, False, False))
+    host = host_tables(TableKey(rope, 128, False, False))
     columns = [0, 1, 9, 64, 65, 73]
     low, middle = (t[:, columns].astype(np.float32) for t in tuple(host)[:2])
     worst = 0.0

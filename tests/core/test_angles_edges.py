@@ -25,6 +25,13 @@ def test_positions_out_of_range(backend: Target) -> None:
         x = backend.make(np.ones((1, 1, 8), np.float32))
         with pytest.raises(ValueError, match="positions must be finite and of modulus below"):
             RoPE().rotate(x, bad)
+    if backend.name in ("torch", "torch-llvm"):
+        for far in ([np.nan, 0.0, 0.0], [1 << 31, 0, 0]):
+            with pytest.raises(ValueError, match="positions must be finite and of modulus below"):
+                RoPE().rotate(
+                    backend.make(np.ones((3, 1, 8), np.float32)), backend.make(np.array(far))
+                )
+        return
     if backend.module == "numpy":
         return
     x = backend.make(np.ones((3, 1, 8), np.float32))

@@ -26,7 +26,7 @@ def compiled() -> Iterator[None]:
     pytest.importorskip("llvmlite")
     KINDS.cache_clear()
     for dtype in (np.float32, np.float64):
-        with rope_xp.use_backend("llvm"):
+        with rope_xp.use_path("llvm"):
             HALF.rotate(np.ones((3, 2, 8), dtype))
     yield
     KINDS.cache_clear()
@@ -201,9 +201,9 @@ def test_a_path_asked_for_is_taken(put: Callable[[np.ndarray], Any]) -> None:
     x = put(np.ones((1, 1, 2, 8), np.float32))
     for _ in range(2):
         HALF.rotate(x, [5])
-    with rope_xp.use_backend("triton"), pytest.raises(RopeError, match="triton"):
+    with rope_xp.use_path("triton"), pytest.raises(RopeError, match="triton"):
         HALF.rotate(x, [5])
-    with rope_xp.use_backend("portable"):
+    with rope_xp.use_path("portable"):
         before = len(KINDS)
         HALF.rotate(x, [5])
         assert len(KINDS) == before + 1

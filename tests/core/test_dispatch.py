@@ -20,8 +20,8 @@ from support.targets import Target
 import rope_xp
 from rope_xp import MissingBackendError, RopeError, _libraries
 from rope_xp._contract.call import Call
-from rope_xp._contract.path import Path, Unavailable
-from rope_xp._dispatch import choose, find
+from rope_xp._contract.path import Path, PathUnavailable
+from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
@@ -89,7 +89,7 @@ class Told(Path):
 
     def run(self, call: Call):
         if self.unavailable:
-            raise Unavailable(self.unavailable)
+            raise PathUnavailable(self.unavailable)
         self.ran += 1
         return portable.run(call)
 
@@ -98,6 +98,7 @@ class Told(Path):
 def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Told, Told]:
     made = Told("swift", "it is Tuesday"), Told("brisk", None)
     monkeypatch.setattr(find.find(X), "paths", made)
+    call_cache.CALLS.cache_clear()
     row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
     return made
@@ -112,24 +113,25 @@ def test_the_first_path_that_does_not_decline_runs(paths: tuple[Told, Told]) -> 
     )
     assert str(explanation) == "numpy: brisk\n  not swift: it is Tuesday"
     paths[1].reason = "nor I"
+    call_cache.CALLS.cache_clear()
     expected = rope_xp.RoPE().rotate(X)
     assert rope_xp.explain(X, X).path == "portable"
     np.testing.assert_array_equal(rope_xp.apply(X, X)[0], expected)
 
 
 def test_a_path_asked_for_by_name_runs_or_raises(paths: tuple[Told, Told]) -> None:
-    with rope_xp.use_backend("portable"):
+    with rope_xp.use_path("portable"):
         rope_xp.apply(X, X)
         assert str(rope_xp.explain(X, X)) == "numpy: portable (asked for)"
     assert [p.ran for p in paths] == [0, 0]
-    with rope_xp.use_backend("brisk"):
+    with rope_xp.use_path("brisk"):
         rope_xp.apply(X, X)
-        with rope_xp.use_backend(None):
+        with rope_xp.use_path(None):
             assert not rope_xp.explain(X, X).forced
         assert rope_xp.explain(X, X).forced
     assert [p.ran for p in paths] == [0, 1]
     with (
-        rope_xp.use_backend("swift"),
+        rope_xp.use_path("swift"),
         pytest.raises(RopeError, match="'swift' was asked for and cannot .* it is Tuesday"),
     ):
         rope_xp.apply(X, X)
@@ -143,7 +145,7 @@ def test_a_path_that_defers_runs_where_it_is_asked_for(paths: tuple[Told, Told])
     assert explanation.declined == (("swift", "it is Tuesday"), ("brisk", "it is small"))
     rope_xp.apply(X, X)
     assert paths[1].ran == 0
-    with rope_xp.use_backend("brisk"):
+    with rope_xp.use_path("brisk"):
         rope_xp.apply(X, X)
     assert paths[1].ran == 1
 
@@ -153,7 +155,7 @@ def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Tol
     rope_xp.apply(X, X)
     assert [p.ran for p in paths] == [0, 1]
     with (
-        rope_xp.use_backend("swift"),
+        rope_xp.use_path("swift"),
         pytest.raises(RopeError, match="'swift' was asked for and cannot .* compiler is broken"),
     ):
         rope_xp.apply(X, X)
@@ -161,7 +163,7 @@ def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Tol
 
 def test_a_path_of_another_library() -> None:
     with (
-        rope_xp.use_backend("jit"),
+        rope_xp.use_path("jit"),
         pytest.raises(
             RopeError,
             match="numpy arrays have none of that name: llvm, chunked, portable",
@@ -176,7 +178,7 @@ def test_unknown_paths() -> None:
             RopeError,
             match="no path is called 'warp'; there are portable, llvm, .*, triton, jit",
         ),
-        rope_xp.use_backend("warp"),
+        rope_xp.use_path("warp"),
     ):
         pass
 
@@ -186,14 +188,14 @@ def test_paths_of_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "libraries", (row,))
     with (
         pytest.raises(MissingBackendError, match=r"not installed; pip install 'rope-xp\[torch\]'"),
-        rope_xp.use_backend("swift"),
+        rope_xp.use_path("swift"),
     ):
         pass
 
 
 def test_the_choice_belongs_to_a_thread() -> None:
     seen = []
-    with rope_xp.use_backend("portable"):
+    with rope_xp.use_path("portable"):
         thread = threading.Thread(target=lambda: seen.append(rope_xp.explain(X, X).forced))
         thread.start()
         thread.join()
@@ -204,7 +206,7 @@ def test_the_choice_belongs_to_a_thread() -> None:
 @pytest.mark.parametrize(("name", "expected"), [("portable", "portable (asked for)"), ("", "num")])
 def test_the_environment_chooses(name: str, expected: str) -> None:
     code = "import numpy as np, rope_xp; x = np.ones((2, 2, 4)); print(rope_xp.explain(x, x))"
-    env = {**os.environ, "ROPE_XP_BACKEND": name}
+    env = {**os.environ, "ROPE_XP_PATH": name}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
     )
@@ -213,23 +215,31 @@ def test_the_environment_chooses(name: str, expected: str) -> None:
 
 def test_the_environment_may_not_choose_nonsense() -> None:
     code = "import numpy as np, rope_xp; x = np.ones((2, 2, 4)); rope_xp.apply(x, x)"
-    env = {**os.environ, "ROPE_XP_BACKEND": "warp"}
+    env = {**os.environ, "ROPE_XP_PATH": "warp"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True
     )
-    told = (
-        "no path is called 'warp', which is asked for by the environment variable ROPE_XP_BACKEND"
-    )
+    told = "no path is called 'warp', which is asked for by the environment variable ROPE_XP_PATH"
     assert f"RopeError: {told}; there are portable, llvm" in done.stderr
     assert done.returncode == 1
 
 
+def test_the_environment_skips_libraries_without_its_path() -> None:
+    code = (
+        "import jax.numpy as jnp, numpy as np, rope_xp; x = np.ones((2, 2, 4), np.float32);"
+        "print(*[rope_xp.explain(a, a).path for a in (x, jnp.asarray(x))]);"
+        "rope_xp.apply(jnp.asarray(x), jnp.asarray(x))"
+    )
+    pytest.importorskip("jax")
+    env = {**os.environ, "ROPE_XP_PATH": "chunked"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "chunked jit\n"
+
+
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("jit", "and numpy arrays have none"),
-        ("chunked", "and cannot take this call: Derived is a class"),
-    ],
+    ("name", "told"), [("chunked", "and cannot take this call: Derived is a class")]
 )
 def test_a_choice_of_the_environment_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch, name: str, told: str
@@ -238,13 +248,13 @@ def test_a_choice_of_the_environment_is_said_to_be_one(
         pass
 
     x = X.view(Derived)
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         monkeypatch.setattr(choose.choice, "name", name)
         monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
-        whole = f"'{name}' was asked for by the environment variable ROPE_XP_BACKEND {told}"
+        whole = f"'{name}' was asked for by the environment variable ROPE_XP_PATH {told}"
         with pytest.raises(RopeError, match=whole):
             rope_xp.apply(x, x)
-        with rope_xp.use_backend(name), pytest.raises(RopeError, match=f"was asked for {told}"):
+        with rope_xp.use_path(name), pytest.raises(RopeError, match=f"was asked for {told}"):
             rope_xp.apply(x, x)
 
 
@@ -365,7 +375,7 @@ def test_a_registered_backend_takes_its_arrays(monkeypatch: pytest.MonkeyPatch) 
     rope_xp.RoPE().rotate(Wrapped(X))
     assert reads == [1]
     assert rope_xp.explain(Wrapped(X), Wrapped(X)).path == "unwrap"
-    with rope_xp.use_backend("unwrap"):
+    with rope_xp.use_path("unwrap"):
         assert rope_xp.explain(Wrapped(X), Wrapped(X)).forced
 
 

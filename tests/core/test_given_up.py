@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rope_xp._contract.path import Unavailable
+from rope_xp._contract.path import PathUnavailable
 from rope_xp._dispatch.kernels import MOST, Kernels
 
 
@@ -43,11 +43,11 @@ def test_one_that_fails_leaves_the_others() -> None:
         pytest.warns(
             RuntimeWarning, match="without a kernel of numpy. numpy cannot compile"
         ) as said,
-        pytest.raises(Unavailable, match="no such instruction"),
+        pytest.raises(PathUnavailable, match="no such instruction"),
     ):
         kernels.get("bad")
     assert len(said) == 1
-    with pytest.raises(Unavailable, match="no such instruction"):  # a warning would be an error
+    with pytest.raises(PathUnavailable, match="no such instruction"):  # a warning would be an error
         kernels.get("bad")
     assert tried == ["bad"]
     assert kernels.get("good") == "GOOD"
@@ -72,11 +72,11 @@ def test_whatever_a_broken_compiler_raises_is_said_once(when: str, error: Except
     kernels: Kernels[str, str] = Kernels("numpy", load)  # type: ignore[arg-type]  # to fail
     with (
         pytest.warns(RuntimeWarning, match="rope_xp goes on without") as said,
-        pytest.raises(Unavailable, match=str(error) or type(error).__name__),
+        pytest.raises(PathUnavailable, match=str(error) or type(error).__name__),
     ):
         kernels.get("a")
     assert len(said) == 1
-    with pytest.raises(Unavailable):  # a warning would be an error
+    with pytest.raises(PathUnavailable):  # a warning would be an error
         kernels.get("a")
     assert (str(error) or type(error).__name__) in str(kernels.objection("a"))
 
@@ -107,7 +107,7 @@ def test_short_memory_is_not_remembered(when: str, error: Exception) -> None:
     for _ in range(2):
         with (
             pytest.warns(RuntimeWarning, match="goes on without"),
-            pytest.raises(Unavailable, match=re.escape(str(error)) or "MemoryError"),
+            pytest.raises(PathUnavailable, match=re.escape(str(error)) or "MemoryError"),
         ):
             kernels.get("a")
         assert kernels.objection("a") is None
@@ -126,7 +126,7 @@ def test_files_that_another_process_is_writing_are_read_again() -> None:
     kernels: Kernels[str, str] = Kernels("numpy", lambda: compiled)
     assert kernels.get("a") == "A"
     assert tried == ["a", "a"]
-    with pytest.warns(RuntimeWarning, match="kernel.json"), pytest.raises(Unavailable):
+    with pytest.warns(RuntimeWarning, match="kernel.json"), pytest.raises(PathUnavailable):
         kernels.get("gone")
     assert "kernel.json" in str(kernels.objection("gone"))
     assert kernels.get("b") == "B"
@@ -209,7 +209,7 @@ def test_another_try_may_go_better() -> None:
 def test_a_package_that_is_missing_or_broken() -> None:
     missing = Kernels("no_such_package", compiler([]))
     assert "pip install 'rope-xp[no_such_package]'" in str(missing.objection())
-    with pytest.raises(Unavailable, match="not installed"):
+    with pytest.raises(PathUnavailable, match="not installed"):
         missing.get("a")
 
     def broken() -> Callable[[str], str]:
@@ -219,10 +219,10 @@ def test_a_package_that_is_missing_or_broken() -> None:
     assert kernels.objection() is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without numpy. numpy cannot be imported"),
-        pytest.raises(Unavailable, match="libdevice is gone"),
+        pytest.raises(PathUnavailable, match="libdevice is gone"),
     ):
         kernels.get("a")
-    with pytest.raises(Unavailable, match="libdevice is gone"):
+    with pytest.raises(PathUnavailable, match="libdevice is gone"):
         kernels.get("b")
     assert "libdevice is gone" in str(kernels.objection())
 

@@ -6,11 +6,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_xp._contract.memory import ACCESS, Laid, Memory, alignment, overlap, placed, rows, span
+from rope_xp._contract.memory import (
+    ACCESS,
+    Memory,
+    StridedLayout,
+    alignment,
+    overlap,
+    placed,
+    rows,
+    span,
+)
 
 
-def laid(x: np.ndarray) -> Laid:
-    return Laid(x.shape, x.strides)
+def laid(x: np.ndarray) -> StridedLayout:
+    return StridedLayout(x.shape, x.strides)
 
 
 def places(shape: tuple[int, ...], *steps: tuple[int, ...]) -> set[tuple[int, ...]]:

@@ -173,7 +173,7 @@ def test_views_that_share_elements_and_views_that_do_not() -> None:
     backwards = np.zeros_like(x)[::-1]
     np.testing.assert_array_equal(RoPE().rotate(x, out=backwards), expected)
     for path in ("portable", "chunked", None):
-        with rope_xp.use_backend(path):
+        with rope_xp.use_path(path):
             swapped = np.zeros_like(x).astype(">f4")
             np.testing.assert_array_equal(RoPE().rotate(x, out=swapped), expected)
     empty = np.zeros((0, 2, 8), "f4")

@@ -21,16 +21,17 @@ SIGNATURES = {
     "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
+    "clear_caches": "",
     "explain": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
     "**options",
     "permute_weights": "w, num_heads, *, to",
-    "use_backend": "name",
+    "use_path": "name",
     "RoPE": "*, base=10000.0, layout='interleaved', rotary_dim=None, rotary_offset=0, "
     "scaling=None, position_axes=None",
     "RoPE.apply": "self, q, k, positions=None, *, axes=None, k_positions=None, out=None",
     "RoPE.rotate": "self, x, positions=None, *, axes=None, out=None",
     "RoPE.unrotate": "self, x, positions=None, *, axes=None, out=None",
-    "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, rows=None, axes=None, "
+    "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, slots=None, axes=None, "
     "out=None",
     "RoPE.frequencies": "self, head_dim",
     "RoPE.wavelengths": "self, head_dim",
@@ -89,9 +90,10 @@ def test_names() -> None:
             "RopeConfigError",
             "RopeError",
         ),
-        *("apply", "apply_frequencies", "apply_tables", "explain", "from_hf_config"),
+        *("apply", "apply_frequencies", "apply_tables", "clear_caches", "explain"),
+        "from_hf_config",
         "permute_weights",
-        *("scaling", "use_backend"),
+        *("scaling", "use_path"),
     }
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
     assert public - set(rope_xp.__all__) <= {

@@ -1,4 +1,4 @@
-"""rerotate(rows=...): keys in slots of a cache move, and all others stay as they are."""
+"""rerotate(slots=...): keys in slots of a cache move, and all others stay as they are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_slots_move_and_others_stay(
     slots = np.array(SLOTS, np.int32)
     x, mine = backend.make(cache), backend.make(slots) if where == "device" else slots
     found = backend.back(
-        backend.run(lambda x, mine: ROPE.rerotate(x, OLD, NEW, rows=mine, axes=axes), x, mine)
+        backend.run(lambda x, mine: ROPE.rerotate(x, OLD, NEW, slots=mine, axes=axes), x, mine)
     )
     right = expected(cache, axes)
     # In float64 and rounded once; jax has none, and is off by two tables.
@@ -53,13 +53,13 @@ def test_in_place(backend: Target, dtype: str, rng: np.random.Generator) -> None
     if dtype not in backend.floats:
         pytest.skip(f"{backend} is not tested with {dtype}")
     cache = rng.standard_normal((9, 2, 12)).astype(numpy_dtype(dtype))
-    wanted = backend.back(ROPE.rerotate(backend.make(cache), OLD, NEW, rows=SLOTS))
+    wanted = backend.back(ROPE.rerotate(backend.make(cache), OLD, NEW, slots=SLOTS))
     x, other = backend.make(cache.copy()), backend.make(np.zeros_like(cache))
     if isinstance(x, np.ndarray):
         x, other = x.copy(), other.copy()
-    assert ROPE.rerotate(x, OLD, NEW, rows=SLOTS, out=other) is other
+    assert ROPE.rerotate(x, OLD, NEW, slots=SLOTS, out=other) is other
     np.testing.assert_array_equal(backend.back(x), cache)
-    assert ROPE.rerotate(x, OLD, NEW, rows=SLOTS, out=x) is x
+    assert ROPE.rerotate(x, OLD, NEW, slots=SLOTS, out=x) is x
     for made in (x, other):
         np.testing.assert_array_equal(backend.back(made), wanted)
 
@@ -67,21 +67,21 @@ def test_in_place(backend: Target, dtype: str, rng: np.random.Generator) -> None
 def test_to_another_rope(rng: np.random.Generator) -> None:
     raw, to = rng.standard_normal((9, 2, 12)), RoPE(base=5e5, layout="half", rotary_dim=8)
     cache = ROPE.rotate(raw, np.arange(9))
-    moved = ROPE.rerotate(cache, SLOTS, NEW, rows=SLOTS, to=to)
+    moved = ROPE.rerotate(cache, SLOTS, NEW, slots=SLOTS, to=to)
     np.testing.assert_allclose(moved[SLOTS], to.rotate(raw[SLOTS], NEW), rtol=0, atol=1e-13)
 
 
 def test_no_slots(backend: Target, rng: np.random.Generator) -> None:
     cache = backend.make(rng.standard_normal((9, 2, 12), np.float32))
     none = np.zeros(0, np.int64)
-    found = backend.run(lambda x: ROPE.rerotate(x, none, none, rows=none), cache)
+    found = backend.run(lambda x: ROPE.rerotate(x, none, none, slots=none), cache)
     np.testing.assert_array_equal(backend.back(found), backend.back(cache))
 
 
 ERRORS = {
-    "within the 9 slots": {"rows": [7, 0, 9]},
-    "names a slot twice": {"rows": [7, 0, 7]},
-    "rows must be integers along one axis": {"rows": [[7, 0, 3]]},
+    "within the 9 of x": {"slots": [7, 0, 9]},
+    "names a slot twice": {"slots": [7, 0, 7]},
+    "slots must be integers along one axis": {"slots": [[7, 0, 3]]},
     "old_positions has shape": {"old_positions": [1, 2]},
     "of modulus below": {"new_positions": [1, 2, 1 << 31]},
     "to rotates other|same pairs": {"to": RoPE()},
@@ -91,7 +91,7 @@ ERRORS = {
 @pytest.mark.parametrize("words", ERRORS)
 def test_errors_come_before_anything_is_written(words: str) -> None:
     cache = np.ones((9, 2, 12), np.float32)
-    given: dict[str, Any] = {"old_positions": OLD, "new_positions": NEW, "rows": SLOTS}
+    given: dict[str, Any] = {"old_positions": OLD, "new_positions": NEW, "slots": SLOTS}
     with pytest.raises(RopeError, match=words):
         ROPE.rerotate(cache, **(given | ERRORS[words]), out=cache)
     assert (cache == 1).all()
@@ -101,13 +101,13 @@ def test_out_is_checked() -> None:
     cache = np.ones((9, 2, 12), np.float32)
     cache.setflags(write=False)
     with pytest.raises(RopeError, match="read-only"):
-        ROPE.rerotate(cache, OLD, NEW, rows=SLOTS, out=cache)
+        ROPE.rerotate(cache, OLD, NEW, slots=SLOTS, out=cache)
 
 
 def test_gradients() -> None:
     torch = pytest.importorskip("torch")
     cache = torch.randn(9, 2, 12, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: ROPE.rerotate(x, OLD, NEW, rows=SLOTS), cache)
+    assert torch.autograd.gradcheck(lambda x: ROPE.rerotate(x, OLD, NEW, slots=SLOTS), cache)
 
 
 # --- moved again and again -----------------------------------------------------------------------
@@ -119,7 +119,7 @@ def after_moves(dtype: str, start: int, step: int, moves: int, *, slots: bool) -
     raw = rng.standard_normal((32, 2, 128)).astype(numpy_dtype(dtype))
     positions = start + np.arange(32)
     keys = rope.rotate(raw, positions)
-    given = {"rows": np.arange(32), "out": keys} if slots else {}
+    given = {"slots": np.arange(32), "out": keys} if slots else {}
     for _ in range(moves):
         keys = rope.rerotate(keys, positions, positions + step, **given)
         positions = positions + step

@@ -18,7 +18,7 @@ from support.targets import Target, namespace
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._contract import caches
-from rope_xp._contract.library import Recipe
+from rope_xp._contract.library import TableKey
 from rope_xp._rotation.tables import host_tables
 from rope_xp.scaling import Linear, YaRN
 
@@ -32,7 +32,7 @@ def test_tables_are_small_and_shared() -> None:
         rope.rotate(x)
         rope.rotate(x, np.arange(length) + 1_000_000_000)
     assert host_tables.__self__.built == before + 1
-    host = host_tables(Recipe(rope, 128, False, False))
+    host = host_tables(TableKey(rope, 128, False, False))
     assert sum(t.nbytes for t in host if t is not None) < 2.5e6
     assert sum(t.shape[0] for t in tuple(host)[:3]) == 2048 + 2048 + 513
 
@@ -62,7 +62,7 @@ def test_many_ropes_take_a_known_number_of_bytes(backend: Target) -> None:
 
 @pytest.mark.usefixtures("room_for_six")
 def test_the_oldest_tables_are_evicted() -> None:
-    first, *others = (Recipe(RoPE(base=3000.0 + i), 32, False, False) for i in range(7))
+    first, *others = (TableKey(RoPE(base=3000.0 + i), 32, False, False) for i in range(7))
     tables = host_tables(first)
     for other in others[:5]:
         host_tables(other)
@@ -74,12 +74,12 @@ def test_the_oldest_tables_are_evicted() -> None:
 @pytest.mark.usefixtures("room_for_six")
 def test_tables_beyond_the_bound_are_kept_alone() -> None:
     """Else two ropes of a model would have theirs made anew in every call."""
-    first, second = (Recipe(RoPE(base=4000.0 + i), 256, False, False) for i in range(2))
+    first, second = (TableKey(RoPE(base=4000.0 + i), 256, False, False) for i in range(2))
     tables = host_tables(first), host_tables(second)
     for _ in range(3):
         assert host_tables(first) is tables[0]
         assert host_tables(second) is tables[1]
-    host_tables(Recipe(RoPE(), 256, False, False))
+    host_tables(TableKey(RoPE(), 256, False, False))
     assert len(caches._ORDER) == 2
 
 
@@ -226,7 +226,7 @@ def test_fork_while_another_thread_builds_tables() -> None:
 @pytest.mark.parametrize("r", [96, 128])
 def test_tables_hold_the_nearest_float32(r: int) -> None:
     """Of the largest digits too, where a float64 frequency is too coarse: that costs 1.2e-7."""
-    host = host_tables(Recipe(RoPE(base=5e5), r, False, False))
+    host = host_tables(TableKey(RoPE(base=5e5), r, False, False))
     pairs = [0, 1, 2, 3, 5, 9, r // 2 - 1]
     columns = [*pairs, *(r // 2 + i for i in pairs)]
     for table, unit in zip(tuple(host)[:3], (1, 1 << 11, 1 << 22), strict=True):

@@ -77,7 +77,7 @@ def test_memory_is_linear_in_tokens(causal: bool) -> None:
     """20 000 tokens: a square of them would be 1.6 GB, a state for each token 82 MB."""
     tokens, d = 20_000, 32
     x = normal(tokens, 1, d).astype(np.float32)
-    with rope_xp.use_backend("portable"):  # a path that compiles would count its compiler
+    with rope_xp.use_path("portable"):  # a path that compiles would count its compiler
         tracemalloc.start()
         got = attention.linear_attention(x, x, x, rope=RoPE(), causal=causal)
         _, peak = tracemalloc.get_traced_memory()

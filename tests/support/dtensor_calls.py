@@ -108,7 +108,7 @@ def paths(mesh: DeviceMesh) -> None:
         assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
         assert rope_xp.explain(cut, cut, distribute_tensor_alone(mesh)).path
     for name in ("portable", "llvm"):
-        with rope_xp.use_backend(name):
+        with rope_xp.use_path(name):
             assert rope_xp.explain(q, k).path == name
             check(mesh, [Shard(1)], POSITIONS, POSITIONS)
             check(mesh, [Shard(2)], POSITIONS, POSITIONS, k_placements=[R])

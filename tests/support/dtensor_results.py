@@ -192,7 +192,7 @@ def gradients_only_where_inputs_need_one(mesh: DeviceMesh) -> None:
             arrays = [distribute_tensor(x, mesh, [p]) for x in (Q, K)]
             for x, needs in zip(arrays, needed, strict=True):
                 x.requires_grad_(needs)
-            with rope_xp.use_backend("llvm"):
+            with rope_xp.use_path("llvm"):
                 results = ROPE.apply(*arrays, POSITIONS)
             assert tuple(y.requires_grad for y in results) == needed
 

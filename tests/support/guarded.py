@@ -114,7 +114,7 @@ def main(path: str, every: str = "1") -> None:
                 truth(rope.apply, *map(own, arrays), positions, axes=axes, out=written)
                 q, k, q_out, k_out = (put(x) for x in (*arrays, *arrays))
                 at = None if positions is None else own(put(positions))
-                with rope_xp.use_backend(path):
+                with rope_xp.use_path(path):
                     rope.apply(own(q), own(k), at, axes=axes, out=(own(q_out), own(k_out)))
                     rope.apply(own(q), own(k), at, axes=axes, out=(own(q), own(k)))
                 for got, right in zip((q, k, q_out, k_out), (*expected, *expected), strict=True):

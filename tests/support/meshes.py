@@ -53,7 +53,7 @@ def mesh(kind: AxisType) -> Mesh:
 
 
 def by_numpy(function: Callable[..., Any], *arguments: Any) -> Any:
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         return function(*arguments)
 
 
@@ -126,7 +126,7 @@ def split_heads(layout: Any) -> Iterator[tuple[str, bool]]:
 
 
 def main(path: str | None = None, kind: str = "") -> None:
-    with rope_xp.use_backend(path):
+    with rope_xp.use_path(path):
         if kind:
             count = failures("half", [AxisType[kind]], SPECS[3:4])
         else:

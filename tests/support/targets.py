@@ -46,7 +46,7 @@ def _jitted(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _jitted_for_gpus(function: Callable[..., Any], *arrays: Any) -> Any:
-    with rope_xp.use_backend("jit-gpu"):
+    with rope_xp.use_path("jit-gpu"):
         return _jitted(function, *arrays)
 
 
@@ -208,7 +208,7 @@ def give_cpu_to_triton() -> None:
 
 def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Return what a function returns on the portable path, which others are tested against."""
-    with rope_xp.use_backend("portable"):
+    with rope_xp.use_path("portable"):
         return function(*arguments, **options)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract.library import Recipe
+from rope_xp._contract.library import TableKey
 from support.targets import COMPILER, INTERPRETED
 
 torch = pytest.importorskip("torch")
@@ -37,7 +37,7 @@ def rotate(x: torch.Tensor, positions: Any = POSITIONS) -> torch.Tensor:
 def digit_tables(head_dim: int) -> tuple[torch.Tensor, ...]:
     from rope_xp_backends.torch import BACKEND
 
-    return BACKEND.tables(Recipe(RoPE(), head_dim, False, False), sample(1))[:3]
+    return tuple(BACKEND.tables(TableKey(RoPE(), head_dim, False, False), sample(1)))[:3]
 
 
 class Temperature(rope_xp.scaling.Linear):

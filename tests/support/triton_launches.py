@@ -114,7 +114,7 @@ def main() -> None:
         "more than 2**31 elements": lambda: rope.rotate(large, out=large),
         "nothing": lambda: rope.apply(q[:0], k[:0], at),
     }
-    with torch.no_grad(), rope_xp.use_backend("triton"):
+    with torch.no_grad(), rope_xp.use_path("triton"):
         for name, call in calls.items():
             found.clear()
             (before,) = seen("modules")

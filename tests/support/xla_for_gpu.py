@@ -100,7 +100,7 @@ def main() -> None:
     cases += [("jit", make, "half", HEAD_DIM, "bfloat16", 1, P()) for make in (forward, backward)]
     for path, make, layout, rotary_dim, dtype, of, spec in cases:
         rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list
-        with rope_xp.use_backend(path):
+        with rope_xp.use_path(path):
             found = compiled(make(rope), dtype, of, spec)
         case = {"path": path, "direction": make.__name__, "layout": layout, "dtype": dtype}
         print(json.dumps(case | {"rotary_dim": rotary_dim, "shards": list(spec), **found}))

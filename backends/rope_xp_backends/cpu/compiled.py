@@ -5,15 +5,15 @@ from typing import TypeAlias
 
 from rope_xp._dispatch.kernels import Kernels
 
-from .plan import Form
+from .plan import KernelKey
 
 Kernel: TypeAlias = Callable[..., int]
 
 
-def _load() -> Callable[[Form], Kernel]:
+def _load() -> Callable[[KernelKey], Kernel]:
     from . import machine
 
     return machine.compile_kernel
 
 
-KERNELS: Kernels[Form, Kernel] = Kernels("llvmlite", _load)
+KERNELS: Kernels[KernelKey, Kernel] = Kernels("llvmlite", _load)

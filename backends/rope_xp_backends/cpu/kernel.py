@@ -14,7 +14,7 @@ from rope_xp._rotation.tables import TOP_DIGIT
 from . import angles
 from .language import I64, Int, choose, copy, least, loop
 from .pairs import STREAM_ALIGNMENT, rotate_pairs
-from .plan import END, FEW, FIELDS, Form
+from .plan import END, FEW, FIELDS, KernelKey
 
 NAME = "rotate"
 ARGUMENTS = ("words", "q", "q_out", "k", "k_out", "a", "b", "stream", "start", "stop")
@@ -36,7 +36,7 @@ _BLOCK = ("words", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin",
 #     }
 #     return 0;
 # }
-def written(form: Form) -> ir.Module:
+def written(form: KernelKey) -> ir.Module:
     """Return the code of a kernel.
 
     It is one function, ``rotate``, of integers that ARGUMENTS names. ``words`` is the address of
@@ -97,7 +97,11 @@ def _told(words: Int, name: str) -> Int:
 #     for (n = 0; n < pairs; n++)
 #         cos[i][n] = a[batch][token + i][n], sin[i][n] = inverse ? -b[...][n] : b[...][n];
 def _take(
-    words: Int, given: tuple[Int, Int], rows: tuple[Int, Int], place: tuple[Int, ...], form: Form
+    words: Int,
+    given: tuple[Int, Int],
+    rows: tuple[Int, Int],
+    place: tuple[Int, ...],
+    form: KernelKey,
 ) -> None:
     """Copy the cos and sin that were given, the sine with its sign."""
     batch, token, tokens = place
@@ -121,7 +125,7 @@ def _look_up(
     positions: tuple[Int, Int],
     held: tuple[tuple[Int, Int], tuple[Int, Int]],
     place: tuple[Int, ...],
-    form: Form,
+    form: KernelKey,
 ) -> None:
     """Look angles up stretch by stretch, as rope_xp._rotation.angles.cos_sin."""
     b = words.builder
@@ -149,7 +153,7 @@ def _look_up_piece(
     rows: tuple[Int, Int],
     stretch: tuple[Int, Int, Int],
     place: tuple[Int, ...],
-    form: Form,
+    form: KernelKey,
 ) -> None:
     """Look up those of the frequencies that read one component; a digit of 0 changes nothing."""
     b, wide = words.builder, form.wide
@@ -200,7 +204,7 @@ def _pick(
     own: tuple[Int, Int],
     stretch: tuple[Int, Int, Int],
     tokens: Int,
-    form: Form,
+    form: KernelKey,
 ) -> None:
     """Keep the angles of one component for the frequencies that read it."""
     c, first, end = stretch
@@ -225,7 +229,7 @@ def _pick(
 #             for (; n < pairs; n++) rotate 1;
 #         }
 # }
-def _rotation(module: ir.Module, form: Form, end: str) -> ir.Function:
+def _rotation(module: ir.Module, form: KernelKey, end: str) -> ir.Function:
     """Write the function that rotates all heads of q or of k in a block of tokens."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(_BLOCK))
     function = ir.Function(module, kind, f"rotate_{end}")

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 
 from . import threads as pool
 from .compiled import Kernel
-from .plan import Angles, Form, Pair, Plan, plan
+from .plan import Angles, KernelKey, Pair, Plan, plan
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
@@ -16,10 +16,10 @@ BYTES_TO_STREAM = 1 << 25
 """Results that leave the last cache before anyone reads them are written past it."""
 
 
-def keys(turn: Turn, dtypes: Sequence[str]) -> list[Form]:
+def keys(turn: RotationSpec, dtypes: Sequence[str]) -> list[KernelKey]:
     """Return the keys of the kernels that turn arrays of these dtypes."""
     read, write = turn.side_by_side
-    return [Form(dtype, read, write) for dtype in dtypes]
+    return [KernelKey(dtype, read, write) for dtype in dtypes]
 
 
 # --- running -------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def _no_memory() -> MemoryError:
 
 
 def prepare(
-    kernel: Kernel, ends: Sequence[Pair], angles: Angles, turn: Turn, itemsize: int
+    kernel: Kernel, ends: Sequence[Pair], angles: Angles, turn: RotationSpec, itemsize: int
 ) -> Launch:
     """Return what rotates arrays that lie like this."""
     return Launch(kernel, plan(ends, angles, turn, itemsize))

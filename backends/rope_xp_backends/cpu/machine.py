@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 
 from . import files
 from .kernel import ALLOCATE, ARGUMENTS, FREE, NAME, written
-from .plan import Form
+from .plan import KernelKey
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
 """Functions of Python, which exist on every system and need no lock."""
@@ -22,7 +22,7 @@ _alive: list[Any] = []
 """Engines own the memory of machine code, which stays callable until the process ends."""
 
 
-def compile_kernel(form: Form) -> Callable[..., int]:
+def compile_kernel(form: KernelKey) -> Callable[..., int]:
     """Return the kernel of a form: a function of ARGUMENTS that leaves Python's lock alone."""
     host = _describe_host()
     if form.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
@@ -42,7 +42,7 @@ def compile_kernel(form: Form) -> Callable[..., int]:
     return kind(engine.get_function_address(NAME))
 
 
-def emit_assembly(form: Form, *machine: str) -> str:
+def emit_assembly(form: KernelKey, *machine: str) -> str:
     """Return the assembly of a kernel, of this machine or of a triple, CPU and features."""
     target = _create_target(*machine or _describe_host())
     return target.emit_assembly(_optimize(str(written(form)), target))  # type: ignore[no-any-return]  # llvmlite has no types

@@ -9,7 +9,7 @@ from typing import Any
 from llvmlite import ir
 
 from .language import DOUBLE, FLOAT, I32, Int, fill, prefetch, shuffle
-from .plan import Form
+from .plan import KernelKey
 
 _ELEMENTS = {
     "float32": FLOAT,
@@ -63,7 +63,7 @@ def rotate_pairs(
     pairs: Int,
     first: Int,
     ahead: Int,
-    form: Form,
+    form: KernelKey,
     lanes: int,
     *,
     stream: bool = False,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.call import Turn
-from rope_xp._contract.memory import Laid, Rows, rows
+from rope_xp._contract.call import RotationSpec
+from rope_xp._contract.memory import Rows, StridedLayout, rows
 
 FEW = 8
 """Pairs that go together at least, but for the last ones of a head."""
@@ -39,7 +39,7 @@ as many pieces as they say, see :func:`pieces`."""
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
-class Form(NamedTuple):
+class KernelKey(NamedTuple):
     """What a kernel is compiled for."""
 
     dtype: str
@@ -69,8 +69,8 @@ class Form(NamedTuple):
 class Pair(NamedTuple):
     """How an array and its result lie, with the axes of the call, in bytes."""
 
-    x: Laid
-    y: Laid
+    x: StridedLayout
+    y: StridedLayout
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Angles:
     """
 
     pairs: int
-    laid: tuple[Laid, ...]
+    laid: tuple[StridedLayout, ...]
     tables: tuple[int, ...]
     component: tuple[int, ...] = ()
 
@@ -110,11 +110,11 @@ class Plan:
     """Of all arrays, without results."""
 
 
-def plan(ends: Sequence[Pair], angles: Angles, turn: Turn, itemsize: int) -> Plan:
+def plan(ends: Sequence[Pair], angles: Angles, turn: RotationSpec, itemsize: int) -> Plan:
     """Return what a kernel is told of one array or two, which share their angles."""
     axes, looked_up = turn.axes, bool(angles.tables)
     laid = [each for pair in ends for each in pair]
-    of_angles = [Laid(a.shape[:-1], a.strides[:-1]) for a in angles.laid]
+    of_angles = [StridedLayout(a.shape[:-1], a.strides[:-1]) for a in angles.laid]
     found = rows(axes.rows, laid, of_angles)
     alone = Rows(1, (0,) * (len(laid) + max(len(of_angles), 1)))
     if not of_angles and not (found and found[-1].steps[-1]):
@@ -165,7 +165,7 @@ def plan(ends: Sequence[Pair], angles: Angles, turn: Turn, itemsize: int) -> Pla
     return Plan(tuple(words), places, batch.length * token.length, sum(sizes))
 
 
-def _heads_apart(x: Laid, heads: int | None, step: int) -> bool:
+def _heads_apart(x: StridedLayout, heads: int | None, step: int) -> bool:
     """Return whether heads lie farther apart than tokens, of which two lie this far."""
     return heads is not None and x.shape[heads] > 1 and abs(x.strides[heads]) > abs(step)
 

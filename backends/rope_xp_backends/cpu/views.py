@@ -7,7 +7,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from rope_xp._contract.call import Axes
-from rope_xp._contract.memory import Laid, Rows, rows
+from rope_xp._contract.memory import Rows, StridedLayout, rows
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 Views: TypeAlias = tuple[list[np.ndarray], list[np.ndarray]]
@@ -44,8 +44,8 @@ def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
 
 def _folded(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
     """Collapse batch axes into as few as strides allow, and yield a view for each outer index."""
-    of_angles = [Laid(a.shape[:-1], a.strides[:-1]) for a in angles]
-    found = rows(axes.rows, [Laid(x.shape, x.strides) for x in arrays], of_angles)
+    of_angles = [StridedLayout(a.shape[:-1], a.strides[:-1]) for a in angles]
+    found = rows(axes.rows, [StridedLayout(x.shape, x.strides) for x in arrays], of_angles)
     alone = Rows(1, (0,) * (len(arrays) + max(len(angles), 1)))
     if not angles and not (found and found[-1].steps[-1]):
         found.append(alone)  # a single token, which is the last axis all the same

@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from rope_xp._contract.call import UNKNOWN, Call
-from rope_xp._contract.library import ArrayLibrary, Digits
+from rope_xp._contract.library import ArrayLibrary, DigitTables
 from rope_xp._contract.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 from rope_xp_backends.gpu import cuda
@@ -63,7 +63,7 @@ class KernelLaunch:
     backend: ArrayLibrary
 
     def __call__(
-        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: Digits | None
+        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: DigitTables | None
     ) -> Arrays | None:
         """Return results, None while a graph is captured: the slow path pins what it will read."""
         with cupy.cuda.Device(arrays[0].data.device_id):

@@ -6,7 +6,7 @@ import cupy
 import numpy as np
 
 from rope_xp._contract.caches import pin
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
 
@@ -31,7 +31,7 @@ class Cupy(Backend):
         with cupy.cuda.Device(device):
             return cupy.asarray(host)
 
-    def tables(self, recipe: Recipe, like: Any) -> Digits:
+    def tables(self, recipe: TableKey, like: Any) -> DigitTables:
         """Keep what a graph that is captured will read."""
         made = super().tables(recipe, like)
         if cupy.cuda.get_current_stream().is_capturing():

@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rope_xp._arguments import messages
-from rope_xp._contract.call import Call, Difference, Given, Lookup, Source, Turn
+from rope_xp._contract.call import (
+    AngleSource,
+    Call,
+    CosSin,
+    RelativeAngles,
+    RotationSpec,
+    TableLookup,
+)
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Recipe
+from rope_xp._contract.library import TableKey
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch import choose, find
 from rope_xp._dispatch.backend import Backend
@@ -20,41 +27,41 @@ from rope_xp._rotation.angles import cos_sin
 from rope_xp._rotation.tables import host_tables
 
 
-def emptied(source: Source) -> Source:
+def emptied(source: AngleSource) -> AngleSource:
     """Return a source of angles without tables and arrays, which a task brings itself."""
-    if isinstance(source, Given):
-        return Given(None, None)
-    if isinstance(source, Difference):
-        return Difference(emptied(source.new), emptied(source.old))  # type: ignore[arg-type]  # Lookups
+    if isinstance(source, CosSin):
+        return CosSin(None, None)
+    if isinstance(source, RelativeAngles):
+        return RelativeAngles(emptied(source.new), emptied(source.old))  # type: ignore[arg-type]  # Lookups
     part = None if source.part is None else ...
     return replace(source, tables=None, whole=None, part=part)  # type: ignore[arg-type]  # until filled
 
 
-def filled(source: Source, arrays: Iterator[Array], x: Array) -> Source:
+def filled(source: AngleSource, arrays: Iterator[Array], x: Array) -> AngleSource:
     """Return the source with the arrays that fit a block x, or tables where x is positions."""
     backend = find.backend_of(x, "a block")
-    if isinstance(source, Given):
-        return Given(_placed(backend, next(arrays), x), _placed(backend, next(arrays), x))
-    if isinstance(source, Difference):
-        return Difference(filled(source.new, arrays, x), filled(source.old, arrays, x))  # type: ignore[arg-type]  # Lookups
+    if isinstance(source, CosSin):
+        return CosSin(_placed(backend, next(arrays), x), _placed(backend, next(arrays), x))
+    if isinstance(source, RelativeAngles):
+        return RelativeAngles(filled(source.new, arrays, x), filled(source.old, arrays, x))  # type: ignore[arg-type]  # Lookups
     whole = _placed(backend, next(arrays), x)
     part = None if source.part is None else _placed(backend, next(arrays), x)
     if backend.host and whole.dtype.kind == "i":
         whole = whole.astype(np.int64, copy=False)  # the kernels read no other integers
     if source.components and whole.ndim == 1:  # counted, and so alike in all components
         whole = backend.xp.broadcast_to(whole, (source.components, *whole.shape))
-    recipe: Recipe = source.recipe  # type: ignore[assignment]  # given to every call
+    recipe: TableKey = source.recipe  # type: ignore[assignment]  # given to every call
     tokens, device = whole.shape[-1], backend.device(x)
     tables = backend.tables(recipe, x)
-    return Lookup(tables, whole, part, device, tokens, source.reach, source.components, recipe)
+    return TableLookup(tables, whole, part, device, tokens, source.reach, source.components, recipe)
 
 
 @dataclass(frozen=True)
 class Rotation:
     """The rotation of a block: a function of the block and the positions or tables that fit it."""
 
-    turn: Turn
-    source: Source
+    turn: RotationSpec
+    source: AngleSource
     """Emptied; positions that are counted come as an array like others."""
     fits: tuple[tuple[int | None, ...], ...]
     """The axis of x that each axis of each further array is as long as, None where it need not."""
@@ -64,7 +71,7 @@ class Rotation:
         self._check(x, arrays)
         backend = find.backend_of(x, "a block")
         call = Call(backend, (x,), (filled(self.source, iter(arrays), x),), None, self.turn)
-        with choose.use_backend(None):  # a path asked for by name is one of dask arrays
+        with choose.use_path(None):  # a path asked for by name is one of dask arrays
             return choose.run(call)[0]
 
     def _check(self, x: Array, arrays: tuple[Array, ...]) -> None:
@@ -81,10 +88,10 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class CosSin:
+class BlockTables:
     """Cos and sin of a block of positions, as one array (2, ..., r/2)."""
 
-    source: Source
+    source: AngleSource
 
     def __call__(self, *positions: Array) -> Array:
         """Return them, on the device of the positions."""
@@ -120,4 +127,4 @@ def part(positions: Array, wide: bool) -> Array:
 
 def table(which: int, *recipe: object) -> np.ndarray:
     """Return one of the tables of a rope, for the portable path."""
-    return tuple(host_tables(Recipe(*recipe)))[which]  # type: ignore[arg-type,no-any-return]  # its fields
+    return tuple(host_tables(TableKey(*recipe)))[which]  # type: ignore[arg-type,no-any-return]  # its fields

@@ -9,9 +9,9 @@ import numpy as np
 from dask.array.utils import meta_from_array
 
 from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Lookup
+from rope_xp._contract.call import TableLookup
 from rope_xp._contract.dtypes import numpy_name
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.numbers import ROTATED, check_known
 from rope_xp._contract.typing import Array
 from rope_xp._dispatch.backend import Backend
@@ -59,12 +59,12 @@ class Dask(Backend):
         source[np.asarray(rows)] = len(source) + np.arange(values.shape[axis])
         return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
 
-    def tables(self, recipe: Recipe, like: Array) -> Digits:
+    def tables(self, recipe: TableKey, like: Array) -> DigitTables:
         """Return tables that are made where they are needed."""
         check_known(ROTATED, (recipe.head_dim,))
         return _lazy_tables(recipe)
 
-    def cos_sin(self, lookup: Lookup) -> tuple[Array, Array]:
+    def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
         """Return both tables of each block of positions from one task."""
         whole: Array = lookup.whole
         if whole.ndim == 0:  # blocks of tables have an axis at least
@@ -79,7 +79,7 @@ class Dask(Backend):
         out = (whole.ndim, *(index[1:] if lookup.components else index), whole.ndim + 1)
         dtype: np.dtype = lookup.tables.low.dtype
         both = da.blockwise(
-            blocks.CosSin(blocks.emptied(lookup)),
+            blocks.BlockTables(blocks.emptied(lookup)),
             out,
             *(each for pair in given for each in pair),
             new_axes={out[0]: 2, out[-1]: pairs},
@@ -100,7 +100,7 @@ def known_length(n: int) -> int:
 
 # What is kept are graphs of one task a table.
 @cached(64)
-def _lazy_tables(recipe: Recipe) -> Digits:
+def _lazy_tables(recipe: TableKey) -> DigitTables:
     pairs = len(checked_frequencies(recipe.rope, recipe.head_dim))
     dtype = np.dtype(np.float64 if recipe.wide else np.float32)
     made = [
@@ -113,10 +113,10 @@ def _lazy_tables(recipe: Recipe) -> Digits:
             meta=np.empty((0,) * len(shape), dtype),
         )
         for which, (name, shape) in enumerate(
-            zip(Digits.__match_args__, table_shapes(pairs, recipe.components), strict=True)
+            zip(DigitTables.__match_args__, table_shapes(pairs, recipe.components), strict=True)
         )
     ]
-    return Digits(*made)
+    return DigitTables(*made)
 
 
 def _on_blocks(function: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:

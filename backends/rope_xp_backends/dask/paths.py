@@ -3,7 +3,15 @@
 import dask.array as da
 import numpy as np
 
-from rope_xp._contract.call import Axes, Call, Difference, Leaf, Lookup, Source, leaves
+from rope_xp._contract.call import (
+    AngleSource,
+    Axes,
+    Call,
+    Leaf,
+    RelativeAngles,
+    TableLookup,
+    leaves,
+)
 from rope_xp._contract.errors import RopeError
 from rope_xp._contract.numbers import ROTATED, check_known
 from rope_xp._contract.path import Path
@@ -60,11 +68,11 @@ def _rotated(call: Call, i: int) -> Array:
     )
 
 
-def _leaves(source: Source, x: Array, axes: Axes) -> tuple[Leaf, ...]:
+def _leaves(source: AngleSource, x: Array, axes: Axes) -> tuple[Leaf, ...]:
     """Return what angles depend on; positions that are counted, as an array in the chunks of x."""
-    if isinstance(source, Difference):
+    if isinstance(source, RelativeAngles):
         return _leaves(source.new, x, axes) + _leaves(source.old, x, axes)
-    if isinstance(source, Lookup) and source.whole is None:
+    if isinstance(source, TableLookup) and source.whole is None:
         n, chunks = known_length(x.shape[axes.tokens]), x.chunks[axes.tokens]
         return (Leaf(da.arange(n, chunks=(chunks,), dtype=np.int32), 0, 0),)
     return leaves(source)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.call import Call, Given, Source
+from rope_xp._contract.call import AngleSource, Call, CosSin
 from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.memory import Laid, Memory, alignment
+from rope_xp._contract.memory import Memory, StridedLayout, alignment
 from rope_xp._contract.typing import Array
 from rope_xp._rotation import portable
 
@@ -119,7 +119,7 @@ def _memory(backend: ArrayLibrary, x: Array) -> Memory:
 
 class _Angles(NamedTuple):
     kind: int
-    laid: tuple[Laid, ...]
+    laid: tuple[StridedLayout, ...]
     """Of positions, or of cos and sin; empty where positions are counted."""
     pointers: tuple[int, ...]
     """As many as the kernel has, but those of q and k."""
@@ -128,12 +128,12 @@ class _Angles(NamedTuple):
     holds: tuple[Array, ...]
 
 
-def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) -> _Angles:
+def _angles(call: Call, source: AngleSource, contiguous: Callable[[Array], Array]) -> _Angles:
     backend = call.backend
     found = portable.for_kernel(call, source, parts=False, wide=False)
-    if isinstance(found, Given):
+    if isinstance(found, CosSin):
         tables = [_readable(backend, x, contiguous, rows=True) for x in (found.cos, found.sin)]
-        laid = tuple(Laid(memory.shape, memory.strides) for _, memory in tables)
+        laid = tuple(StridedLayout(memory.shape, memory.strides) for _, memory in tables)
         both = tuple(memory.pointer for _, memory in tables)
         pointers = (*both, *(0,) * (POINTERS - 6))
         holds = tuple(x for x, _ in tables)
@@ -148,7 +148,7 @@ def _angles(call: Call, source: Source, contiguous: Callable[[Array], Array]) ->
         whole = whole[0, ...]
     whole, memory = _readable(backend, whole, contiguous)
     kind = SEVERAL if found.components > 1 else LOOKED_UP
-    laid = (Laid(memory.shape, memory.strides),)
+    laid = (StridedLayout(memory.shape, memory.strides),)
     pointers = (memory.pointer, 0, *pointers)
     return _Angles(kind, laid, pointers, memory.itemsize == 8, 0, (whole,))
 
@@ -199,7 +199,7 @@ def _launches(
     ends = pointers if n == 2 else [pointers[0], 0, pointers[1], 0]
     base = np.array((*ends, *angles.pointers), np.int64)
     made = []
-    for step in plan(job, tuple(Laid(m.shape, m.strides) for m in memories), angles.laid):
+    for step in plan(job, tuple(StridedLayout(m.shape, m.strides) for m in memories), angles.laid):
         words = step.words.copy()
         words[:POINTERS] += base
         made.append(Launch(step.key, step.grid, step.block, words, holds))

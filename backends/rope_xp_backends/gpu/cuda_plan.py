@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import ACCESS, Ints, Laid, Rows, alignment
+from rope_xp._contract.memory import ACCESS, Ints, Rows, StridedLayout, alignment
 
 from .layout import Layout, layout
 from .occupancy import waves
@@ -74,7 +74,7 @@ class Job(NamedTuple):
     """All that a plan depends on but how arrays of one dtype lie."""
 
     dtype: str
-    turn: Turn
+    turn: RotationSpec
     in_place: tuple[bool, ...]
     source: int
     long_positions: bool
@@ -98,7 +98,9 @@ class Step(NamedTuple):
 
 
 @cached(256)
-def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[Step, ...]:
+def plan(
+    job: Job, arrays: tuple[StridedLayout, ...], angles: tuple[StridedLayout, ...]
+) -> tuple[Step, ...]:
     """Return the launches that turn one array or two, given as inputs and then results.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
@@ -107,7 +109,7 @@ def plan(job: Job, arrays: tuple[Laid, ...], angles: tuple[Laid, ...]) -> tuple[
     turn, size = job.turn, FLOATS[job.dtype]
     # Positions have their components in front, cosines and sines their pairs behind.
     own = slice(int(job.source == SEVERAL), -1 if job.source == GIVEN else None)
-    of_rows = [Laid(a.shape[own], a.strides[own]) for a in angles]
+    of_rows = [StridedLayout(a.shape[own], a.strides[own]) for a in angles]
     lies = layout(turn, arrays, of_rows, job.in_place)
     found, heads = _rows(lies, counted=not angles), lies.heads
     if sum(heads) == 0 or any(row.length == 0 for row in found):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rope_xp._contract.call import Turn
-from rope_xp._contract.memory import Ints, Laid, Rows, rows
+from rope_xp._contract.call import RotationSpec
+from rope_xp._contract.memory import Ints, Rows, StridedLayout, rows
 
 
 class Layout(NamedTuple):
@@ -27,7 +27,10 @@ class Layout(NamedTuple):
 
 
 def layout(
-    turn: Turn, arrays: Sequence[Laid], angles: Sequence[Laid], in_place: Sequence[bool]
+    turn: RotationSpec,
+    arrays: Sequence[StridedLayout],
+    angles: Sequence[StridedLayout],
+    in_place: Sequence[bool],
 ) -> Layout:
     """Return how arrays, and then as many results, lie beside angles with axes (batch..., tokens).
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import Ints, Laid, Rows, alignment, span
+from rope_xp._contract.memory import Ints, Rows, StridedLayout, alignment, span
 
 from .layout import layout
 from .occupancy import waves
@@ -99,16 +99,18 @@ class Plan(NamedTuple):
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
-def plan(operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: Turn) -> Plan | None:
+def plan(
+    operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: RotationSpec
+) -> Plan | None:
     """Return how to rotate one array or two that share their angles.
 
     None where the batch axes are too many for one launch: they lie in memory such that no two
     strides lead to all rows.
     """
-    ends = [Laid(x.shape, x.strides) for x in operands]
-    ends += [Laid(x.shape, x.out_strides) for x in operands]
+    ends = [StridedLayout(x.shape, x.strides) for x in operands]
+    ends += [StridedLayout(x.shape, x.out_strides) for x in operands]
     in_place = [x.in_place for x in operands]
-    of_rows = [] if angles.kind == "counted" else [Laid(angles.shape, angles.strides)]
+    of_rows = [] if angles.kind == "counted" else [StridedLayout(angles.shape, angles.strides)]
     lies = layout(turn, ends, of_rows, in_place)
     if len(lies.rows) > 2:
         return None

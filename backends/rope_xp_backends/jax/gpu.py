@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 
 
-def rotate(_xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, turn: Turn) -> jax.Array:
+def rotate(_xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, turn: RotationSpec) -> jax.Array:
     """Return x rotated, given what rope_xp._rotation.pairs.rotate is given."""
     pairs, offset = cos.shape[-1], turn.rotary_offset
     rotary_dim = 2 * pairs

@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Lookup
+from rope_xp._contract.call import TableLookup
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 
@@ -88,7 +88,7 @@ class Jax(Backend):
         both = jax.lax.dynamic_update_slice_in_dim(both, sin, pairs, axis)
         return both[..., :pairs], both[..., pairs:]
 
-    def cos_sin(self, lookup: Lookup) -> tuple[jax.Array, jax.Array]:
+    def cos_sin(self, lookup: TableLookup) -> tuple[jax.Array, jax.Array]:
         """Compile the lookup: by themselves, its thirty operations take a hundred times as long."""
         return _compiled(self)(lookup)
 
@@ -100,7 +100,7 @@ class Jax(Backend):
         """Scatter, in place where jit may: x is then donated."""
         return x.at[(*(slice(None),) * axis, rows)].set(values)
 
-    def tables(self, recipe: Recipe, like: jax.Array) -> Digits:
+    def tables(self, recipe: TableKey, like: jax.Array) -> DigitTables:
         """Return numpy tables to a trace, which makes constants of them; else arrays."""
         if recipe.wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
             msg = (
@@ -116,5 +116,5 @@ class Jax(Backend):
 
 
 @cached(8)
-def _compiled(library: Jax) -> Callable[[Lookup], tuple[jax.Array, jax.Array]]:
+def _compiled(library: Jax) -> Callable[[TableLookup], tuple[jax.Array, jax.Array]]:
     return jax.jit(super(Jax, library).cos_sin)

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from rope_xp._contract.call import Call, Difference, Given, Lookup
-from rope_xp._contract.library import Digits
+from rope_xp._contract.call import Call, CosSin, RelativeAngles, TableLookup
+from rope_xp._contract.library import DigitTables
 from rope_xp._contract.path import Path
 from rope_xp._contract.trees import TREES
 from rope_xp._rotation import portable
@@ -20,16 +20,16 @@ jax.tree_util.register_dataclass(
     Call, data_fields=["arrays", "angles", "out"], meta_fields=["backend", "turn"]
 )
 jax.tree_util.register_dataclass(
-    Lookup,
+    TableLookup,
     data_fields=["tables", "whole", "part"],
     meta_fields=["device", "tokens", "reach", "components"],
     drop_fields=["recipe"],
 )
 jax.tree_util.register_dataclass(
-    Digits, data_fields=["low", "middle", "high", "frequencies", "component"], meta_fields=[]
+    DigitTables, data_fields=["low", "middle", "high", "frequencies", "component"], meta_fields=[]
 )
-jax.tree_util.register_dataclass(Given, data_fields=["cos", "sin"], meta_fields=[])
-jax.tree_util.register_dataclass(Difference, data_fields=["new", "old"], meta_fields=[])
+jax.tree_util.register_dataclass(CosSin, data_fields=["cos", "sin"], meta_fields=[])
+jax.tree_util.register_dataclass(RelativeAngles, data_fields=["new", "old"], meta_fields=[])
 for tree in TREES:
     jax.tree_util.register_dataclass(tree.kind, [*tree.arrays], [*tree.plain])
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.call import UNKNOWN, Reach
+from rope_xp._contract.call import UNKNOWN, PositionRange
 from rope_xp._dispatch.call_cache import CallSignature
 
 Arrays = tuple[jax.Array, ...]
@@ -22,6 +22,9 @@ def signature(
     array_type = type(arrays[0])
     if out is not None or issubclass(array_type, jax.core.Tracer):
         return None
+    for x in arrays:
+        if type(x.sharding) is not SingleDeviceSharding:
+            return None
     wide, reach, rows = arrays[0].dtype == np.float64, None, tables or ()
     if positions is not None:
         read = _read(positions, arrays[0], wide)
@@ -39,7 +42,7 @@ def signature(
     return CallSignature(tuple(key), arrays, rows, reach, None)
 
 
-def _read(positions: Any, x: jax.Array, wide: bool) -> tuple[Arrays, Reach] | None:
+def _read(positions: Any, x: jax.Array, wide: bool) -> tuple[Arrays, PositionRange] | None:
     """Return positions, their fractions and range, None for what the slow path reads or refuses."""
     if type(positions) is type(x):
         return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None

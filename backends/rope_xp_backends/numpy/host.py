@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.call import Given, Lookup, Turn
-from rope_xp._contract.library import Digits
-from rope_xp._contract.memory import Laid
+from rope_xp._contract.call import CosSin, RotationSpec, TableLookup
+from rope_xp._contract.library import DigitTables
+from rope_xp._contract.memory import StridedLayout
 from rope_xp_backends.cpu import copies, launch, threads
 from rope_xp_backends.cpu.compiled import Kernel
 from rope_xp_backends.cpu.plan import Angles, Pair
@@ -51,8 +51,8 @@ def rotate(
     kernel: Kernel,
     arrays: Sequence[np.ndarray],
     outs: Sequence[np.ndarray],
-    source: Lookup | Given,
-    turn: Turn,
+    source: TableLookup | CosSin,
+    turn: RotationSpec,
 ) -> None:
     """Rotate one array or two of one dtype, which share their angles, into outs."""
     written = [y if copies.readable(y) else copies.empty(y) for y in outs]
@@ -73,12 +73,12 @@ def prepare(
     arrays: Sequence[np.ndarray],
     outs: Sequence[np.ndarray],
     rows: Sequence[np.ndarray],
-    source: Lookup | Given,
-    turn: Turn,
+    source: TableLookup | CosSin,
+    turn: RotationSpec,
 ) -> launch.Launch:
     """Return what rotates all arrays that lie as these by angles that lie as these rows."""
     pairs = [Pair(_laid(x), _laid(y)) for x, y in zip(arrays, outs, strict=True)]
-    if isinstance(source, Given):
+    if isinstance(source, CosSin):
         angles = Angles(rows[0].shape[-1], tuple(map(_laid, rows)), ())
     else:
         tables, components = source.tables, source.components if rows else 0
@@ -105,7 +105,7 @@ class KernelLaunch:
     contiguous: bool
 
     def __call__(
-        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: Digits | None = None
+        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: DigitTables | None = None
     ) -> Arrays:
         """Return results."""
         if out is None:
@@ -128,8 +128,8 @@ def specialize(
     arrays: Arrays,
     results: Arrays,
     rows: Arrays,
-    source: Lookup | Given,
-    turn: Turn,
+    source: TableLookup | CosSin,
+    turn: RotationSpec,
 ) -> KernelLaunch | None:
     """Return what runs a kernel on all arrays that lie as these, None where some are copied."""
     if not all(map(copies.readable, (*arrays, *results))):
@@ -143,9 +143,9 @@ def specialize(
     return KernelLaunch(prepare(kernel, arrays, results, rows, source, turn), contiguous)
 
 
-def rows_of(source: Lookup | Given) -> list[np.ndarray]:
+def rows_of(source: TableLookup | CosSin) -> list[np.ndarray]:
     """Return positions and their fractions, or cos and sin, as kernels read them."""
-    if isinstance(source, Given):
+    if isinstance(source, CosSin):
         return [_aligned(source.cos), _aligned(source.sin)]
     if source.whole is None:
         return []
@@ -155,15 +155,15 @@ def rows_of(source: Lookup | Given) -> list[np.ndarray]:
     return [_aligned(source.whole), _aligned(part)]
 
 
-def _laid(x: np.ndarray) -> Laid:
-    return Laid(x.shape, x.strides)
+def _laid(x: np.ndarray) -> StridedLayout:
+    return StridedLayout(x.shape, x.strides)
 
 
-def _components_last(a: np.ndarray, components: int) -> Laid:
+def _components_last(a: np.ndarray, components: int) -> StridedLayout:
     if components:
         rest, strides = a.shape[1:] or (1,), a.strides[1:] or (0,)
-        return Laid((*rest, components), (*strides, a.strides[0]))
-    return Laid((*a.shape, 1), (*a.strides, 0))
+        return StridedLayout((*rest, components), (*strides, a.strides[0]))
+    return StridedLayout((*a.shape, 1), (*a.strides, 0))
 
 
 def _aligned(angles: np.ndarray) -> np.ndarray:

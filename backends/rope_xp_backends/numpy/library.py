@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
@@ -74,7 +74,7 @@ class Numpy(Backend):
         """Return it as it is."""
         return host
 
-    def tables(self, recipe: Recipe, like: np.ndarray) -> Digits:
+    def tables(self, recipe: TableKey, like: np.ndarray) -> DigitTables:
         """Return those of the host."""
         return host_tables(recipe)
 

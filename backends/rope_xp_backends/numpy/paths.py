@@ -11,7 +11,7 @@ from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch, views
 from rope_xp_backends.cpu.compiled import KERNELS
-from rope_xp_backends.cpu.plan import Form
+from rope_xp_backends.cpu.plan import KernelKey
 
 from . import chunks, host
 
@@ -74,7 +74,7 @@ def _with_tables(
                 yield x, out, c, s
 
 
-def _keys(call: Call) -> list[Form]:
+def _keys(call: Call) -> list[KernelKey]:
     return launch.keys(call.turn, [numpy_name(x.dtype) for x in call.arrays])
 
 

@@ -1,18 +1,18 @@
 """The arguments of torch's operator: angles and a turn as tensors and plain values."""
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import UNKNOWN, Given, Lookup, Turn
-from rope_xp._contract.library import Digits
+from rope_xp._contract.call import UNKNOWN, CosSin, RotationSpec, TableLookup
+from rope_xp._contract.library import DigitTables
 from rope_xp._contract.typing import Layout
 
-Tensors: TypeAlias = tuple[torch.Tensor, ...]
+from .signature import Tensors
 
 
-class How(NamedTuple):
+class OpArgs(NamedTuple):
     """How an operator rotates: its arguments after the tensors to rotate."""
 
     positions: torch.Tensor | None
@@ -43,14 +43,14 @@ class How(NamedTuple):
         """Whether cos and sin are looked up, and not given."""
         return self.table_3 is not None
 
-    def with_rows(self, rows: Tensors) -> "How":
+    def with_rows(self, rows: Tensors) -> "OpArgs":
         """Return the same with other rows, or with none."""
         first, second = (*rows, None, None)[:2]
         if self.is_lookup:
             return self._replace(positions=first, part=second)
         return self._replace(table=first, table_2=second)  # type: ignore[arg-type]  # none, only to save none
 
-    def with_own_rows(self, x: torch.Tensor) -> "How":
+    def with_own_rows(self, x: torch.Tensor) -> "OpArgs":
         """Return the same with copies of positions, as kernels for the device of x read them.
 
         The caller may write to his own before a gradient is computed. Cos and sin stay his, as
@@ -67,30 +67,30 @@ class How(NamedTuple):
         return how._replace(part=self.part.to(compute_dtype, copy=True))
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> RotationSpec:
         """What is done to each tensor."""
         components = self.table.shape[-1] * (1 if self.is_lookup else 2)
         axes = parse_axes(self.axes, len(self.axes), "x")
-        return Turn(axes, self.layout, components, self.offset, self.inverse)
+        return RotationSpec(axes, self.layout, components, self.offset, self.inverse)
 
-    def source(self, tokens: int) -> Lookup | Given:
+    def source(self, tokens: int) -> TableLookup | CosSin:
         """Return where angles come from, positions with their components in front."""
         low, middle, high = self.table, self.table_2, self.table_3
         if high is None:
-            return Given(low, middle)
+            return CosSin(low, middle)
         count, whole, part = 0, self.positions, self.part
         if self.components is not None and whole is not None:
             count, whole = whole.shape[-1], whole.movedim(-1, 0)
             part = None if part is None else part.movedim(-1, 0)
-        tables = Digits(low, middle, high, self.frequencies, self.components)
-        return Lookup(tables, whole, part, low.device, tokens, UNKNOWN, count)
+        tables = DigitTables(low, middle, high, self.frequencies, self.components)
+        return TableLookup(tables, whole, part, low.device, tokens, UNKNOWN, count)
 
 
-def arguments(source: Lookup | Given, turn: Turn) -> How:
+def arguments(source: TableLookup | CosSin, turn: RotationSpec) -> OpArgs:
     """Return the arguments of an operator."""
     rest = turn.axes.names, turn.layout, turn.rotary_offset, turn.inverse
-    if isinstance(source, Given):
-        return How(None, None, source.cos, source.sin, None, None, None, *rest)
+    if isinstance(source, CosSin):
+        return OpArgs(None, None, source.cos, source.sin, None, None, None, *rest)
     low, middle, high, frequencies, component = source.tables
     whole, part = source.whole, source.part
     if whole is None or not source.components:
@@ -99,4 +99,4 @@ def arguments(source: Lookup | Given, turn: Turn) -> How:
         whole, part = whole.movedim(0, -1), None if part is None else part.movedim(0, -1)
     if part is None:
         frequencies = None
-    return How(whole, part, low, middle, high, frequencies, component, *rest)
+    return OpArgs(whole, part, low, middle, high, frequencies, component, *rest)

@@ -5,19 +5,20 @@ from dataclasses import dataclass
 
 import torch
 
-from rope_xp._contract.library import Digits
-from rope_xp._contract.memory import Laid
+from rope_xp._contract.library import DigitTables
+from rope_xp._contract.memory import StridedLayout
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.launch import Launch
 from rope_xp_backends.cpu.plan import Angles, Pair
 
-from .arguments import How, Tensors
+from .arguments import OpArgs
 from .library import NAMES
 from .results import like, new, usual, written
+from .signature import Tensors
 
-_PLAIN = How._fields.index("axes")
+_PLAIN = OpArgs._fields.index("axes")
 """From here on the operator's arguments are plain values."""
 
 
@@ -41,7 +42,7 @@ class KernelLaunch:
         arrays: Tensors,
         out: Tensors | None,
         rows: Sequence[torch.Tensor],
-        _tables: Digits | None = None,
+        _tables: DigitTables | None = None,
     ) -> Tensors:
         """Return results."""
         results = tuple([self.new(x) for x in arrays]) if out is None else out
@@ -57,7 +58,7 @@ class KernelLaunch:
         return results
 
 
-def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
+def rotate(out: Tensors | None, arrays: Tensors, how: OpArgs) -> Tensors:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     rows = rows_of(how, arrays[0].dtype)
@@ -73,7 +74,9 @@ def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
     return run(arrays, out, rows)
 
 
-def prepare(out: Tensors, arrays: Tensors, how: How, rows: Sequence[torch.Tensor]) -> KernelLaunch:
+def prepare(
+    out: Tensors, arrays: Tensors, how: OpArgs, rows: Sequence[torch.Tensor]
+) -> KernelLaunch:
     """Return what rotates all tensors that lie as these, by angles that lie as these rows."""
     (key,) = launch.keys(how.turn, [NAMES[arrays[0].dtype]])
     kernel = KERNELS.get(key)
@@ -86,14 +89,14 @@ def prepare(out: Tensors, arrays: Tensors, how: How, rows: Sequence[torch.Tensor
         if how.components is not None and how.positions is not None:
             component = tuple(how.components.tolist())
         else:
-            last = [Laid((*a.shape, 1), (*a.strides, 0)) for a in last]
+            last = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in last]
         addresses = tuple(0 if t is None else t.data_ptr() for t in how.tables)
         angles = Angles(how.table.shape[-1] // 2, tuple(last), addresses, component)
     run = launch.prepare(kernel, pairs, angles, how.turn, arrays[0].element_size())
     return KernelLaunch(run, torch.empty_like if all(map(usual, arrays)) else new)
 
 
-def rows_of(how: How, dtype: torch.dtype) -> list[torch.Tensor]:
+def rows_of(how: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return positions and their fractions, or cos and sin, as kernels read them."""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if how.table_3 is None:
@@ -111,6 +114,6 @@ def limit() -> int:
     return min(threads.limit(openmp=False), torch.get_num_threads())
 
 
-def _laid(x: torch.Tensor) -> Laid:
+def _laid(x: torch.Tensor) -> StridedLayout:
     size = x.element_size()
-    return Laid(tuple(x.shape), tuple([n * size for n in x.stride()]))
+    return StridedLayout(tuple(x.shape), tuple([n * size for n in x.stride()]))

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._contract.call import Call, Difference, Given, Lookup
+from rope_xp._contract.call import Call, CosSin, RelativeAngles, TableLookup
 from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.memory import Memory
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles
-from .arguments import Tensors
 from .library import Torch
+from .signature import Tensors
 
 _LINEAR = (Partial("sum"), Partial("avg"))
 
@@ -31,7 +31,7 @@ class Distributed(Torch):
 
     kin = _PLAIN
 
-    def tables(self, recipe: Recipe, like: Any) -> Digits:
+    def tables(self, recipe: TableKey, like: Any) -> DigitTables:
         """Return those of plain tensors, from their cache."""
         return _PLAIN.tables(recipe, _held(like))
 
@@ -45,7 +45,7 @@ class Distributed(Torch):
             return "a compiler cannot follow out= of DTensors; leave it away"
         return super().out_objection(out, x)
 
-    def cos_sin(self, lookup: Lookup) -> tuple[torch.Tensor, torch.Tensor]:
+    def cos_sin(self, lookup: TableLookup) -> tuple[torch.Tensor, torch.Tensor]:
         """Look up where the positions lie. Results are sharded as they are."""
         whole: Any = lookup.whole
         lead = int(lookup.components > 0)
@@ -193,9 +193,9 @@ def _check_out(label: str, out: Any, name: str, x: Any) -> None:
 def _named_angles(call: Call) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for angles, name in zip(call.angles, ("positions", "k_positions"), strict=False):
-        if isinstance(angles, Given):
+        if isinstance(angles, CosSin):
             found += [("cos", angles.cos), ("sin", angles.sin)]
-        elif isinstance(angles, Difference):
+        elif isinstance(angles, RelativeAngles):
             found += [("old_positions", angles.old.whole), ("new_positions", angles.new.whole)]
         else:
             found.append((name, angles.whole))

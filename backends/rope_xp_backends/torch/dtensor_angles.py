@@ -11,11 +11,19 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._contract.call import Axes, Call, Difference, Lookup, Source, leaves, with_leaves
+from rope_xp._contract.call import (
+    AngleSource,
+    Axes,
+    Call,
+    RelativeAngles,
+    TableLookup,
+    leaves,
+    with_leaves,
+)
 
 from . import BACKEND as _PLAIN
-from .arguments import Tensors
 from .paths import angles_need_gradient
+from .signature import Tensors
 
 Placements: TypeAlias = tuple[Placement, ...]
 
@@ -27,7 +35,7 @@ class _Placing(NamedTuple):
     gradient: Placements
 
 
-def here(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[Source, ...]:
+def here(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[AngleSource, ...]:
     """Return the angles of each part; a single source where all can share it."""
     shared = len(call.angles) < len(arrays) and _alike(call, *arrays)
     return tuple(
@@ -36,7 +44,7 @@ def here(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[Source, .
     )
 
 
-def of_positions(lookup: Lookup, whole: DTensor, placements: Placements) -> Lookup:
+def of_positions(lookup: TableLookup, whole: DTensor, placements: Placements) -> TableLookup:
     """Return a lookup of this process's part of the positions, placed like this."""
     if whole.device_mesh.get_coordinate() is None:
         # No part of it lies here, and torch ignores what is computed; but it is to have the axes.
@@ -58,12 +66,12 @@ def _alike(call: Call, q: Any, k: Any) -> bool:
     return cut[0] == cut[1]
 
 
-def _of_part(source: Source, x: Any, local: torch.Tensor, axes: Axes) -> Source:
+def _of_part(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) -> AngleSource:
     """Return the angles of the tokens in this process's part of x."""
-    if isinstance(source, Difference):
+    if isinstance(source, RelativeAngles):
         new, old = (_of_part(lookup, x, local, axes) for lookup in (source.new, source.old))
-        return Difference(new, old)  # type: ignore[arg-type]  # of Lookups, Lookups
-    if isinstance(source, Lookup):
+        return RelativeAngles(new, old)  # type: ignore[arg-type]  # of Lookups, Lookups
+    if isinstance(source, TableLookup):
         if source.whole is None and any(p.is_shard(axes.tokens) for p in x.placements):
             whole = _PLAIN.arange(source.tokens, source.device)
             if source.components:

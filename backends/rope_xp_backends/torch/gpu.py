@@ -10,15 +10,16 @@ from typing import Any, TypeAlias
 import torch
 
 from rope_xp._contract.caches import cached, pin
-from rope_xp._contract.library import Digits
+from rope_xp._contract.library import DigitTables
 from rope_xp._contract.memory import alignment
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan, Variant, plan
 
 from . import streams
-from .arguments import How, Tensors
+from .arguments import OpArgs
 from .library import NAMES
 from .results import new, written
+from .signature import Tensors
 
 DEVICES = {"cuda"}
 """Kinds of devices whose tensors are taken. ROCm's are called cuda too."""
@@ -64,7 +65,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
+def rotate(out: Tensors | None, arrays: Tensors, how: OpArgs) -> Tensors:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
     results = tuple(map(new, arrays)) if out is None else out
     arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
@@ -78,7 +79,7 @@ def rotate(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
     return results
 
 
-def _rotate(out: Tensors, arrays: Tensors, how: How) -> None:
+def _rotate(out: Tensors, arrays: Tensors, how: OpArgs) -> None:
     launches = _launches(out, arrays, how)
     # The driver may load no kernel while a CUDA graph is captured, and loads it at other times.
     device = arrays[0].device
@@ -92,7 +93,7 @@ def _rotate(out: Tensors, arrays: Tensors, how: How) -> None:
         run(made.grid, tensors, made.numbers)
 
 
-def _launches(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Plan, Tensors]]:
+def _launches(out: Tensors, arrays: Tensors, how: OpArgs) -> list[tuple[Plan, Tensors]]:
     """Return what is launched, with the tensors of each launch."""
     if not any(x.numel() for x in arrays):
         return []
@@ -130,7 +131,7 @@ class KernelLaunch:
     components: bool
 
     def __call__(
-        self, arrays: Tensors, out: Tensors | None, rows: Tensors, tables: Digits | None
+        self, arrays: Tensors, out: Tensors | None, rows: Tensors, tables: DigitTables | None
     ) -> Tensors | None:
         """Return results, None where another device is current."""
         if not is_current(arrays[0]):
@@ -150,7 +151,7 @@ class KernelLaunch:
         return results
 
 
-def prepare(out: Tensors, arrays: Tensors, how: How) -> KernelLaunch | None:
+def prepare(out: Tensors, arrays: Tensors, how: OpArgs) -> KernelLaunch | None:
     """Return what rotates all tensors that lie like these, None where one launch does not do."""
     if not is_current(arrays[0]) or (
         how.table_3 is None and not _read_in_place(how.table, how.table_2)
@@ -201,7 +202,7 @@ def _given(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return cos, sin, Angles("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)
 
 
-def _split(out: Tensors, arrays: Tensors, how: How) -> list[tuple[Tensors, Tensors, How]]:
+def _split(out: Tensors, arrays: Tensors, how: OpArgs) -> list[tuple[Tensors, Tensors, OpArgs]]:
     """Return one call for each index of the first batch axis."""
     where = how.turn.axes
     axis, ndim = where.batch[0], len(where.batch) + 1

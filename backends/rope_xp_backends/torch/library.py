@@ -5,7 +5,7 @@ import torch
 
 from rope_xp._contract.call import LIMIT
 from rope_xp._contract.dtypes import FLOATS, INTEGERS
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.memory import Memory
 from rope_xp._dispatch.backend import Backend, put_tables
 
@@ -105,7 +105,7 @@ class Torch(Backend):
         """Write these alone."""
         x.index_copy_(axis, rows.long(), values)
 
-    def tables(self, recipe: Recipe, like: torch.Tensor) -> Digits:
+    def tables(self, recipe: TableKey, like: torch.Tensor) -> DigitTables:
         """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.in_graph(recipe, like.device)

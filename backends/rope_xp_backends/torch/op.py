@@ -14,15 +14,15 @@ import array_api_compat.torch as xp
 import torch
 
 from rope_xp._contract.call import Call
-from rope_xp._contract.path import Unavailable
+from rope_xp._contract.path import PathUnavailable
 from rope_xp._dispatch import choose
 from rope_xp._rotation import portable
 
 from . import cpu, gpu, private
-from .arguments import How, Tensors
+from .arguments import OpArgs
 from .library import Torch
 from .results import like, new
-from .signature import is_plain
+from .signature import Tensors, is_plain
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
 # The tables are (low, middle, high), or (cos, sin) and nothing. Positions and what they have after
@@ -41,12 +41,12 @@ _rotate = torch.ops.rope_xp.rotate.default
 _rotate_pair = torch.ops.rope_xp.rotate_pair.default
 _rotate_out = torch.ops.rope_xp.rotate_out.default
 
-_N_TENSORS, _N_HOW = How._fields.index("axes"), len(How._fields)
+_N_TENSORS, _N_HOW = OpArgs._fields.index("axes"), len(OpArgs._fields)
 
 _PORTABLE = Torch("torch", xp)
 
 
-def apply(arrays: Tensors, how: How) -> Tensors:
+def apply(arrays: Tensors, how: OpArgs) -> Tensors:
     """Return arrays rotated, in a way that derivatives can follow where there are any to take."""
     if arrays[0].requires_grad != arrays[-1].requires_grad:
         # All results of one autograd.Function would require a gradient, and one have none to give.
@@ -64,7 +64,7 @@ def apply(arrays: Tensors, how: How) -> Tensors:
 def recorded(
     run: Callable[[Tensors], Tensors],
     rows: Tensors,
-    how_by: Callable[[Tensors], How],
+    how_by: Callable[[Tensors], OpArgs],
     arrays: Tensors,
 ) -> Tensors:
     """Return arrays rotated by ``run`` such that autograd records it, and saves ``rows`` alone.
@@ -77,8 +77,8 @@ def recorded(
 
 def gradients(
     grads: tuple[torch.Tensor | None, ...],
-    how: How,
-    rotate: Callable[[Tensors, How], Tensors] = apply,
+    how: OpArgs,
+    rotate: Callable[[Tensors, OpArgs], Tensors] = apply,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return gradients rotated, and none for what a loss does not use."""
     used = tuple([g for g in grads if g is not None])
@@ -86,18 +86,18 @@ def gradients(
     return tuple([None if g is None else next(rotated) for g in grads])
 
 
-def write(out: Tensors, arrays: Tensors, how: How) -> None:
+def write(out: Tensors, arrays: Tensors, how: OpArgs) -> None:
     """Rotate arrays into out."""
     _rotate_out(out, arrays, *how)
 
 
-def _plain(arrays: Tensors, how: How | tuple[Any, ...]) -> Tensors:
+def _plain(arrays: Tensors, how: OpArgs | tuple[Any, ...]) -> Tensors:
     if len(arrays) == 1:
         return (_rotate(*arrays, *how),)
     return tuple(_rotate_pair(*arrays, *how))
 
 
-def _direct(arrays: Tensors, how: How) -> Tensors:
+def _direct(arrays: Tensors, how: OpArgs) -> Tensors:
     """Do the same past the dispatcher, which would only come back to us 10 us later."""
     plain = all(is_plain(x) and private.has_storage(x) for x in arrays)
     if torch.is_grad_enabled() or private.is_observed() or not plain:
@@ -131,12 +131,12 @@ class _Rotate(torch.autograd.Function):
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
             return *(None,) * _N_HOW, *_plain(grads, back)
-        return *(None,) * _N_HOW, *gradients(grads, How(*back))
+        return *(None,) * _N_HOW, *gradients(grads, OpArgs(*back))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
         """Make the mapped axis one more batch axis, the first."""
-        how = How(*arguments[:_N_HOW])
+        how = OpArgs(*arguments[:_N_HOW])
         names = how.axes
         batch = len(set(names) - set("shd"))
         letter = next(c for c in string.ascii_letters if c not in names + "shd")
@@ -150,7 +150,7 @@ class _Rotate(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
             for x, at in zip(arguments[_N_HOW:], in_dims[_N_HOW:], strict=True)
         ]
-        mapped = dict(zip(How._fields, angles, strict=False))
+        mapped = dict(zip(OpArgs._fields, angles, strict=False))
         how = how._replace(**mapped, axes=letter + names)
         return apply(tuple(arrays), how), (0,) * len(arrays)
 
@@ -174,7 +174,7 @@ class _EagerRotate(torch.autograd.Function):
         ctx: Any,
         run: Callable[[Tensors], Tensors],
         rows: Tensors,
-        how_by: Callable[[Tensors], How],
+        how_by: Callable[[Tensors], OpArgs],
         *arrays: torch.Tensor,
     ) -> Tensors:
         ctx.save_for_backward(*rows)
@@ -190,7 +190,7 @@ class _EagerRotate(torch.autograd.Function):
 
 # --- what runs -----------------------------------------------------------------------------------
 
-RUNS: dict[str, Callable[[Tensors | None, Tensors, How], Tensors]] = {
+RUNS: dict[str, Callable[[Tensors | None, Tensors, OpArgs], Tensors]] = {
     "cpu": cpu.rotate,
     "cuda": gpu.rotate,
 }
@@ -200,17 +200,17 @@ is None, or raises Unavailable."""
 
 @torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
 def _rotate_here(x: torch.Tensor, *how: Any) -> torch.Tensor:
-    return _run(None, (x,), How(*how))[0]
+    return _run(None, (x,), OpArgs(*how))[0]
 
 
 @torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
 def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
-    return _run(None, (q, k), How(*how))
+    return _run(None, (q, k), OpArgs(*how))
 
 
 @torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
 def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
-    _run(tuple(out), tuple(arrays), How(*how))
+    _run(tuple(out), tuple(arrays), OpArgs(*how))
 
 
 torch.library.register_fake("rope_xp::rotate", lambda x, *_: like(x), lib=_library)
@@ -220,10 +220,10 @@ torch.library.register_fake(
 torch.library.register_fake("rope_xp::rotate_out", lambda *_: None, lib=_library)
 
 
-def _run(out: Tensors | None, arrays: Tensors, how: How) -> Tensors:
+def _run(out: Tensors | None, arrays: Tensors, how: OpArgs) -> Tensors:
     try:
         return RUNS[arrays[0].device.type](out, arrays, how)
-    except Unavailable as reason:
+    except PathUnavailable as reason:
         choose.refuse_if_asked_for(reason)
         # Here a compiled graph ends up too, in a process where kernels fail.
         out = tuple(map(new, arrays)) if out is None else out

@@ -5,18 +5,18 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from rope_xp._contract.call import Call, Lookup, leaves
+from rope_xp._contract.call import Call, TableLookup, leaves
 from rope_xp._contract.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu.compiled import KERNELS
-from rope_xp_backends.cpu.plan import Form
+from rope_xp_backends.cpu.plan import KernelKey
 
 from . import cpu, gpu, launches, op, private
-from .arguments import How, Tensors, arguments
+from .arguments import OpArgs, arguments
 from .library import NAMES
-from .signature import PLAIN
+from .signature import PLAIN, Tensors
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Numbers in q and k up to which inductor does better than a call from a graph to a kernel, by
@@ -51,7 +51,7 @@ class Triton(Path):
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         """Keep the launch, but for angles that are computed before it."""
         source = call.angles[0]
-        if isinstance(source, Lookup) and source.tables.low.dtype == torch.float64:
+        if isinstance(source, TableLookup) and source.tables.low.dtype == torch.float64:
             return None
         return launches.specialize(call, signature, results, gpu.prepare)
 
@@ -83,11 +83,11 @@ class LLVM(Path):
         return launches.specialize(call, signature, results, _prepare)
 
 
-def _prepare(out: Tensors, arrays: Tensors, how: How) -> cpu.KernelLaunch:
+def _prepare(out: Tensors, arrays: Tensors, how: OpArgs) -> cpu.KernelLaunch:
     return cpu.prepare(out, arrays, how, cpu.rows_of(how, arrays[0].dtype))
 
 
-def _keys(call: Call) -> list[Form]:
+def _keys(call: Call) -> list[KernelKey]:
     return launch.keys(call.turn, [NAMES[x.dtype] for x in call.arrays])
 
 

@@ -35,6 +35,7 @@ _default_device: Any = getattr(_device, "DeviceContext", ())
 _forward_ad: Any = torch.autograd.forward_ad
 _without_transforms: Any = _find("_C._DisableFuncTorch")
 _without_modes: Any = getattr(_python_dispatch, "_disable_current_modes", None)
+_fake_tensor: Any = _find("_subclasses.FakeTensor")
 _has_storage: Callable[[torch.Tensor], bool] | None = _find("_C._has_storage")
 current_stream: Callable[[int], int] | None = _find("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
@@ -62,6 +63,11 @@ def are_transforms_reverse() -> bool:
 def has_storage(x: torch.Tensor) -> bool:
     """Return whether a tensor surely has memory; those of batched gradients only look plain."""
     return _has_storage is not None and _has_storage(x)
+
+
+def is_fake(x: torch.Tensor) -> bool:
+    """Return whether a tensor has a shape and a device, and no memory."""
+    return _fake_tensor is not None and isinstance(x, _fake_tensor)
 
 
 def has_dispatch_modes() -> bool:

@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from .arguments import Tensors
+from .signature import Tensors
 
 HUGE_FROM_BYTES = 1 << 22
 """As numpy has it: smaller memory is reused by the allocator, and mapped already."""

@@ -1,19 +1,19 @@
 """Signatures of eager calls on plain tensors, which no transform or mode follows."""
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.call import UNKNOWN, Reach
+from rope_xp._contract.call import UNKNOWN, PositionRange
 from rope_xp._contract.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 
 from . import private, streams
-from .arguments import Tensors
 
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Classes of tensors that are memory, and nothing else."""
 _INTEGERS = (torch.int64, torch.int32)
@@ -88,7 +88,7 @@ def _given(tables: Tensors, x: torch.Tensor) -> tuple[Tensors, None] | None:
     return tables, None
 
 
-def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, Reach | None] | None:
+def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | None] | None:
     """Return positions and their fractions as kernels read them, and their range.
 
     Where autograd records, those on a CPU are tensors of our own, which it may save.

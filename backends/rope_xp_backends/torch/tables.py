@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rope_xp._contract.caches import BoundedCache, cached_tables, pin
-from rope_xp._contract.library import Digits, Recipe
+from rope_xp._contract.library import DigitTables, TableKey
 from rope_xp._contract.numbers import held_by
 from rope_xp._rotation.tables import host_tables
 
@@ -33,22 +32,22 @@ def _lasting() -> Iterator[None]:
 
 
 @cached_tables
-def on_device(key: tuple[Recipe, torch.device]) -> Digits:
+def on_device(key: tuple[TableKey, torch.device]) -> DigitTables:
     """Return the tables of a rope on a device, from a bounded cache. Those of CPUs are numpy's."""
     recipe, device = key
     with _lasting():
         tables = [None if t is None else torch.from_numpy(t.base) for t in host_tables(recipe)]
         if device.type != "cpu":
             tables = [None if t is None else t.to(device) for t in tables]
-    return Digits(*tables)
+    return DigitTables(*tables)
 
 
 def is_traced(x: torch.Tensor) -> bool:
     """Return whether x only stands for a tensor, and tables that it meets must do so too."""
-    return private.has_dispatch_modes() or isinstance(x, FakeTensor)
+    return private.has_dispatch_modes() or private.is_fake(x)
 
 
-def outlive(made: Digits) -> None:
+def outlive(made: DigitTables) -> None:
     """Keep the memory of tables, though the cache forgets them, for what is launched now."""
     low, device = made.low, made.low.device
     if streams.is_capturing(device):
@@ -66,7 +65,7 @@ _read_on: Any = WeakIdKeyDictionary()
 """By the first of some tables: on which streams they are read."""
 
 
-def _read_on_current(made: Digits, device: torch.device) -> None:
+def _read_on_current(made: DigitTables, device: torch.device) -> None:
     # Once they are forgotten, nobody else gets their memory before this stream has come so far.
     # Said once, it holds for all that is asked of the stream until then.
     for table in made:
@@ -74,7 +73,7 @@ def _read_on_current(made: Digits, device: torch.device) -> None:
             table.record_stream(torch.cuda.current_stream(device))
 
 
-def in_graph(recipe: Recipe, device: torch.device) -> Digits:
+def in_graph(recipe: TableKey, device: torch.device) -> DigitTables:
     """Return tables as constants of the graph that a compiler makes."""
     rope = recipe.rope
     # A rule that is no dataclass can only be handed over by itself, not within a tuple.
@@ -85,7 +84,7 @@ def in_graph(recipe: Recipe, device: torch.device) -> Digits:
     for which in range(5 if recipe.components else 4):
         name = _reader(flat, rule, head_dim, recipe.inverse, wide, device, which)  # type: ignore[arg-type]  # an integer
         made.append(getattr(_readers, name)())
-    return Digits(*(*made, None)[:5])
+    return DigitTables(*(*made, None)[:5])
 
 
 def _flat(value: Any, without: Any = None) -> Any:
@@ -131,7 +130,7 @@ def _reader(
     rope = _built(flat)
     if rule is not None:
         object.__setattr__(rope, "scaling", rule)
-    key = Recipe(rope, head_dim, inverse, wide), device, which
+    key = TableKey(rope, head_dim, inverse, wide), device, which
     name: str | None = _NAMES.get(key)
     if name is None:
         name = f"table_{next(_numbers)}"  # Dynamo tells constants apart by the names of code
@@ -143,7 +142,7 @@ def _reader(
 
 
 def _reading(
-    name: str, recipe: Recipe, device: torch.device, which: int
+    name: str, recipe: TableKey, device: torch.device, which: int
 ) -> Callable[[], torch.Tensor]:
     def read() -> torch.Tensor:
         table: torch.Tensor = list(on_device((recipe, device)))[which]

@@ -17,7 +17,7 @@ import rope_xp
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "llvm":
         pytest.importorskip("llvmlite")
-    with rope_xp.use_backend(request.param):
+    with rope_xp.use_path(request.param):
         yield request.param
 
 
@@ -30,7 +30,7 @@ def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip(reason)
     if streaming:
         monkeypatch.setattr(launch, "BYTES_TO_STREAM", 1)
-    with lent(target.lent), rope_xp.use_backend(name):
+    with lent(target.lent), rope_xp.use_path(name):
         yield name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import compiled
-from rope_xp_backends.cpu.plan import Form
+from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
 from support.targets import truth
 
@@ -43,7 +43,7 @@ MISSING = re.compile(r"__(?:extend|trunc)\w+|__gnu\w+")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -> None:
     """No product is fused with a sum, and no conversion is a function that a process may lack."""
-    code = assembly(Form(dtype, read_pairs=True, write_pairs=False), MACHINES[machine])
+    code = assembly(KernelKey(dtype, read_pairs=True, write_pairs=False), MACHINES[machine])
     assert "fmul" in code or "vmulp" in code
     assert not FUSED.search(code)
     assert not MISSING.search(code)
@@ -54,19 +54,19 @@ def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -
 def test_pointers_have_no_types(dtype: str) -> None:
     """As LLVM dropped them, and llvmlite will."""
     kernel = importlib.import_module("rope_xp_backends.cpu.kernel")
-    text = str(kernel.written(Form(dtype, read_pairs=True, write_pairs=False)))
+    text = str(kernel.written(KernelKey(dtype, read_pairs=True, write_pairs=False)))
     assert ", ptr " in text
     assert "*" not in text
 
 
 @pytest.mark.parametrize("machine", OTHERS)
 def test_bfloat16_needs_no_instruction_of_its_own(machine: str) -> None:
-    bfloat16, float16 = (Form(dtype, True, True) for dtype in ("bfloat16", "float16"))
+    bfloat16, float16 = (KernelKey(dtype, True, True) for dtype in ("bfloat16", "float16"))
     assert not MISSING.search(assembly(bfloat16, OTHERS[machine]))
     assert MISSING.search(assembly(float16, OTHERS[machine]))  # it is declined there
 
 
-def assembly(form: Form, machine: tuple[str, str, str]) -> str:
+def assembly(form: KernelKey, machine: tuple[str, str, str]) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     kernels = importlib.import_module("rope_xp_backends.cpu.machine")

@@ -85,7 +85,7 @@ def test_classes_of_their_own(kind: str, rng: np.random.Generator) -> None:
     pytest.importorskip("llvmlite")
     x = OTHER[kind](sample(rng, 2, 130, 3, 16))
     expected = truth(RoPE().rotate, np.array(x, np.float32, order="C"), POSITIONS)
-    with rope_xp.use_backend("llvm"), pytest.raises(RopeError, match="is a class derived"):
+    with rope_xp.use_path("llvm"), pytest.raises(RopeError, match="is a class derived"):
         RoPE().rotate(x, POSITIONS)
     assert rope_xp.explain(x, x, POSITIONS).path == "portable"
     same(np.asarray(RoPE().rotate(x, POSITIONS)), expected)

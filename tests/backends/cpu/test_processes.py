@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import compiled, files
-from rope_xp_backends.cpu.plan import Form
+from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
 from support.exhaustive import exhaustive
 from support.targets import truth
@@ -68,7 +68,7 @@ warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWa
 def right(path):
     results = []
     for name in (path, "portable"):
-        with rope_xp.use_backend(name):
+        with rope_xp.use_path(name):
             results.append(rope_xp.RoPE().rotate(np.ones((2, 130, 4, 16), np.float32)))
     return np.array_equal(*results) and threads._pool is not None
 
@@ -107,7 +107,7 @@ from rope_xp_backends.numpy import chunks
 chunks.CHUNK_BYTES = 1 << 10
 
 def rotate(path):
-    with rope_xp.use_backend(path):
+    with rope_xp.use_path(path):
         return rope_xp.RoPE().rotate(np.ones((2, 130, 4, 16), np.float32))
 
 if sys.argv[1] == "beside a pool":
@@ -139,7 +139,7 @@ def test_llvm_that_cannot_be_imported(
     explanation = rope_xp.explain(x, x, POSITIONS)
     assert explanation.path == "chunked"
     assert "llvmlite cannot be imported" in dict(explanation.declined)["llvm"]
-    with rope_xp.use_backend("llvm"), pytest.raises(RopeError, match="cannot be imported"):
+    with rope_xp.use_path("llvm"), pytest.raises(RopeError, match="cannot be imported"):
         RoPE().rotate(x, POSITIONS)
 
 
@@ -150,7 +150,7 @@ def test_objects_of_numpy_that_are_laid_out_in_another_way(
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
     monkeypatch.setattr(machine, "HEAD", machine.HEAD + 8)
     with (
-        rope_xp.use_backend("llvm"),
+        rope_xp.use_path("llvm"),
         pytest.warns(RuntimeWarning, match="laid out in another way"),
         pytest.raises(RopeError, match="laid out in another way"),
     ):
@@ -163,7 +163,7 @@ def test_a_second_kernel_that_fails_finds_nothing_written(
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
     compile_kernel = machine.compile_kernel
 
-    def only_float32(form: Form) -> Callable[..., int]:
+    def only_float32(form: KernelKey) -> Callable[..., int]:
         if form.dtype != "float32":
             raise SystemError(form.dtype)
         return compile_kernel(form)
@@ -186,7 +186,7 @@ def test_the_first_call_compiles_however_small(nothing_compiled: None) -> None:
     assert rope_xp.explain(small, small).path == "llvm"
     assert not paths.KERNELS._made
     RoPE().rotate(small)
-    assert list(paths.KERNELS._made) == [Form("float32", True, True)]
+    assert list(paths.KERNELS._made) == [KernelKey("float32", True, True)]
 
 
 def test_import_imports_no_compiler(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ machine._optimize = lambda text, target: made.append(text) or optimize(text, tar
 for dtype in sys.argv[1:]:
     for layout in ("half", "interleaved"):
         x, rope = np.arange(48.0).reshape(3, 2, 8).astype(dtype), rope_xp.RoPE(layout=layout)
-        with rope_xp.use_backend("llvm"):
+        with rope_xp.use_path("llvm"):
             got = rope.rotate(x)
-        with rope_xp.use_backend("portable"):
+        with rope_xp.use_path("portable"):
             assert np.array_equal(got, rope.rotate(x)), (dtype, layout)
 print(len(made))
 """
@@ -352,7 +352,7 @@ def test_files_are_named_for_all_that_code_depends_on(
 ) -> None:
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
-    form = Form("float32", read_pairs=True, write_pairs=True)
+    form = KernelKey("float32", read_pairs=True, write_pairs=True)
     machine.compile_kernel(form)
     machine.compile_kernel(form)
     assert len(kept(tmp_path)) == 1
@@ -398,10 +398,10 @@ wrong = []
 def rotate(seed):
     random = np.random.default_rng(seed)
     x, positions = random.standard_normal((600, 4, 128)), random.integers(0, 10**5, 600)
-    with rope_xp.use_backend("chunked"):
+    with rope_xp.use_path("chunked"):
         want = rope_xp.RoPE().rotate(x.astype(np.float32), positions)
     for _ in range(40):
-        with rope_xp.use_backend("llvm"):
+        with rope_xp.use_path("llvm"):
             got = rope_xp.RoPE().rotate(x.astype(np.float32), positions)
         wrong.extend([seed] * (not np.array_equal(got, want)))
 

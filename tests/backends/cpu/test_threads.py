@@ -44,7 +44,7 @@ def test_callers_in_eight_threads(path: str, threads: Callable[[str], None]) -> 
     def call(seed: int) -> tuple[np.ndarray, np.ndarray]:
         x = sample(np.random.default_rng(seed), 2, 130, 4, 16)
         start.wait(20)
-        with rope_xp.use_backend(path):
+        with rope_xp.use_path(path):
             return x, [RoPE().rotate(x, POSITIONS) for _ in range(20)][-1]
 
     with ThreadPoolExecutor(8) as pool:
@@ -71,7 +71,7 @@ def test_an_exception_comes_after_all_work(broken: int, threads: Callable[[str],
 def test_threads_obey_the_errstate_of_the_caller(threads: Callable[[str], None]) -> None:
     threads("3")
     x = np.full((2, 130, 4, 16), np.inf, np.float32)
-    with rope_xp.use_backend("chunked"):
+    with rope_xp.use_path("chunked"):
         with np.errstate(invalid="ignore"):
             RoPE().rotate(x, POSITIONS)
         with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):

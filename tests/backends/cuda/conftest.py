@@ -15,5 +15,5 @@ def _cuda_on_numpy() -> Iterator[None]:
     (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
     if reason := missing(target):
         pytest.skip(reason)
-    with lent(target.lent), rope_xp.use_backend("cuda"):
+    with lent(target.lent), rope_xp.use_path("cuda"):
         yield

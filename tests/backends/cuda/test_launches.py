@@ -17,8 +17,8 @@ import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import read
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import UNKNOWN, Turn
-from rope_xp._contract.memory import Laid
+from rope_xp._contract.call import UNKNOWN, RotationSpec
+from rope_xp._contract.memory import StridedLayout
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 # Rows are q's and k's shape, axes, and how many launches take both.
@@ -94,10 +94,10 @@ def step_of(
         sizes = {"b": 1, "s": tokens, "h": n, "d": head_dim}
         shape = tuple(sizes[c] for c in axes)
         strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
-        laid.append(Laid(shape, strides))
-    turn = Turn(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
+        laid.append(StridedLayout(shape, strides))
+    turn = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
     job = cuda_plan.Job("bfloat16", turn, (False, False), LOOKED_UP, True, 16, 0)
-    (step,) = cuda_plan.plan(job, (*laid, *laid), (Laid((tokens,), (8,)),))
+    (step,) = cuda_plan.plan(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
     return step
 
 

@@ -47,10 +47,10 @@ def test_the_bits_of_numpy(gpu: None, dtype: str, layout: str, rng: np.random.Ge
     x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-44, 4, shape)).astype(np.float32)
     x = x.astype(numpy_dtype(dtype))
     rope = RoPE(layout=layout)
-    with rope_xp.use_backend("portable"):
+    with rope_xp.use_path("portable"):
         expected = rope.rotate(x, positions)
     made = cupy.asarray(x)
-    with rope_xp.use_backend("cuda"):
+    with rope_xp.use_path("cuda"):
         check(rope.rotate(made, cupy.asarray(positions)), expected)
         check(rope.rotate(made, positions, out=made), expected)
 
@@ -60,7 +60,7 @@ def test_positions_out_of_range_and_at_the_limit(gpu: None) -> None:
     x = np.ones((5, 2, 64), np.float32)
     inside = [(1 << 31) - 1, 1 - (1 << 31)]
     positions = cupy.asarray(np.array([*inside, 1 << 31, -(1 << 31), -(1 << 63)]))
-    with rope_xp.use_backend("cuda"):
+    with rope_xp.use_path("cuda"):
         got = RoPE().rotate(cupy.asarray(x), positions)
     check(got[:2], RoPE().rotate(x[:2], inside))
     assert bool(cupy.isnan(got[2:]).all())
@@ -77,7 +77,7 @@ def test_the_current_stream(gpu: None, rng: np.random.Generator) -> None:
             for _ in range(20):  # work that a call on another stream would not wait for
                 made += 1
             made.set(x)
-            with rope_xp.use_backend("cuda"):
+            with rope_xp.use_path("cuda"):
                 got = RoPE().rotate(made)
             stream.synchronize()
             check(got, expected)
@@ -93,7 +93,7 @@ def test_more_elements_than_32_bits_count(gpu: None, axes: str) -> None:
         pytest.skip("the GPU has too little memory left")
     x = cupy.ones(shape, cupy.float16)
     assert x.size > 1 << 31
-    with rope_xp.use_backend("cuda"):
+    with rope_xp.use_path("cuda"):
         got = RoPE().rotate(x, axes=axes)
         few = cupy.ones((tokens, 1, 128), cupy.float16)
         expected = RoPE().rotate(few)[:, 0]
@@ -116,7 +116,7 @@ def test_two_devices(gpu: None, rng: np.random.Generator) -> None:
     for number in (0, 1, 0):
         with cupy.cuda.Device(number):
             made = cupy.asarray(x)
-        with cupy.cuda.Device(1 - number), rope_xp.use_backend("cuda"):
+        with cupy.cuda.Device(1 - number), rope_xp.use_path("cuda"):
             got = RoPE().rotate(made)
         assert got.device.id == number
         with cupy.cuda.Device(number):

@@ -21,7 +21,7 @@ from rope_xp._arguments import given as _given
 from rope_xp._arguments import read as _read
 from rope_xp._contract import caches
 from rope_xp._contract.caches import TableCache
-from rope_xp._contract.path import Unavailable
+from rope_xp._contract.path import PathUnavailable
 from rope_xp._dispatch import backend as dispatch
 from rope_xp._dispatch import call_cache, find
 from rope_xp._dispatch.backend import Backend
@@ -270,7 +270,7 @@ def test_what_is_declined(host: list[int]) -> None:
     strided = on_host(np.ones((3, 2, 16), np.float32))[..., ::2]
     declined = dict(rope_xp.explain(strided, strided).declined)
     assert declined["cuda"] == "the last axis of an array is not contiguous"
-    with rope_xp.use_backend("cuda"), pytest.raises(rope_xp.RopeError, match="not contiguous"):
+    with rope_xp.use_path("cuda"), pytest.raises(rope_xp.RopeError, match="not contiguous"):
         RoPE().rotate(x, out=strided)
 
 
@@ -296,8 +296,8 @@ def test_a_kernel_that_cannot_be_compiled(
     assert path.objection(call, asked=False) is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without a kernel of cupy.*no "),
-        pytest.raises(Unavailable, match="cannot compile its kernel: no "),
+        pytest.raises(PathUnavailable, match="cannot compile its kernel: no "),
     ):
         path.run(call)
-    with pytest.raises(Unavailable, match="cannot compile its kernel: no "):
+    with pytest.raises(PathUnavailable, match="cannot compile its kernel: no "):
         path.run(call)  # without another warning, which would be an error

@@ -50,7 +50,7 @@ def test_large_blocks_run_the_compiled_kernels(dtype: str) -> None:
     pytest.importorskip("llvmlite", reason="llvmlite is not installed")
     x = sample(1, 24, 2, 16, dtype=dtype)
     lazy = da.from_array(x, chunks=(1, 7, 1, 16))
-    with rope_xp.use_backend("llvm"):
+    with rope_xp.use_path("llvm"):
         RoPE().rotate(x)
     assert rope_xp.explain(x, x).path == "llvm"
     floats = np.linspace(-3.5, 90_000.25, 24)
@@ -146,7 +146,7 @@ def test_the_path_is_told_and_can_be_asked_for() -> None:
     lazy = da.from_array(x, chunks=(1, 4, 2, 8))
     assert str(rope_xp.explain(lazy, lazy)) == "dask: blockwise"
     expected = RoPE().rotate(x)
-    with rope_xp.use_backend("blockwise"):
+    with rope_xp.use_path("blockwise"):
         equal(RoPE().rotate(lazy), expected)
         with pytest.raises(RopeError, match="numpy arrays have none of that name"):
             RoPE().rotate(x)

@@ -70,7 +70,7 @@ def test_unknown_lengths_are_refused_where_they_matter() -> None:
     needed = "length is not known.*compute_chunk_sizes"
     with pytest.raises(RopeError, match=needed):
         RoPE().rotate(unknown(x, 1))
-    with rope_xp.use_backend("portable"), pytest.raises(RopeError, match=needed):
+    with rope_xp.use_path("portable"), pytest.raises(RopeError, match=needed):
         RoPE().rotate(unknown(x, 1))
     for p in (np.arange(9), da.arange(9)):
         with pytest.raises(RopeError, match=needed):

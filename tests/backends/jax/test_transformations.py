@@ -9,7 +9,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract.library import Recipe
+from rope_xp._contract.library import TableKey
 from rope_xp._rotation.tables import host_tables
 
 jax = pytest.importorskip("jax")
@@ -22,7 +22,7 @@ ATOL = 1e-6
 
 @pytest.fixture(autouse=True, params=["jit", "jit-gpu"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have jax's arrays take a path; use_backend would ask numpy's for it as well."""
+    """Have jax's arrays take a path; use_path would ask numpy's for it as well."""
     from rope_xp_backends import jax as glue
 
     reason = None if request.param == "jit-gpu" else "it is the other one's turn"
@@ -155,7 +155,7 @@ def test_traces_leave_no_tracers_behind() -> None:
 def _tables(rope: RoPE):
     from rope_xp_backends import jax as glue
 
-    return glue.BACKEND.tables(Recipe(rope, 8, False, False), sample(1, 1, 8))
+    return glue.BACKEND.tables(TableKey(rope, 8, False, False), sample(1, 1, 8))
 
 
 def test_donated_inputs_are_reused() -> None:

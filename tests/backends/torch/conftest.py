@@ -13,5 +13,5 @@ import rope_xp
 @pytest.fixture
 def _by_kernels() -> Iterator[None]:
     """Ask for kernels by name."""
-    with rope_xp.use_backend(KERNELS):
+    with rope_xp.use_path(KERNELS):
         yield

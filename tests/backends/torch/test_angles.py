@@ -75,7 +75,7 @@ def test_export() -> None:
 @pytest.mark.parametrize("path", [None, "portable"])
 def test_gradients_of_q_and_k(path: str | None) -> None:
     q, k, p = arguments(5)
-    with rope_xp.use_backend(path):
+    with rope_xp.use_path(path):
         made = []
         for function in (Decoder(), layer_by_layer):
             leaves = [x.clone().requires_grad_() for x in (q, k)]

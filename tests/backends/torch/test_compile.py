@@ -263,7 +263,7 @@ def test_a_choice_of_path_reaches_compiled_code() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: RoPE().rotate(x), fullgraph=True, backend="aot_eager")
     x = sample(5, 2, 8)
-    with rope_xp.use_backend("portable"):
+    with rope_xp.use_path("portable"):
         got = compiled(x)
     torch.testing.assert_close(got, RoPE().rotate(x), rtol=0, atol=0)
 

@@ -20,8 +20,7 @@ from support.torch_op import (
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._contract import caches
-from rope_xp._contract.path import Unavailable
+from rope_xp._contract.path import PathUnavailable
 
 torch = pytest.importorskip("torch")
 
@@ -56,7 +55,7 @@ def turned(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
 def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first: int) -> None:
     torch._dynamo.reset()
     graphs: list[set[str]] = []
-    with rope_xp.use_backend(path):
+    with rope_xp.use_path(path):
         compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
         for tokens in (first, 9, 33, 700):
             p = torch.arange(tokens) + 70_000
@@ -80,13 +79,13 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
 
     def fail(*_: object, **__: object) -> None:
-        raise Unavailable
+        raise PathUnavailable
 
     for kernels in (cpu.KERNELS, gpu.KERNELS):
         monkeypatch.setattr(kernels, "get", fail)
-    caches.REGISTRY["rope_xp_backends.torch.cpu._launches"].cache_clear()  # which hold some
+    rope_xp.clear_caches()  # of plans with kernels
     for name in (None, "portable"):
-        with rope_xp.use_backend(name):
+        with rope_xp.use_path(name):
             same(turned(compiled, 5, POSITIONS), expected)
             same(given(*tables), expected_given)
     with pytest.raises(RopeError, match="was asked for and cannot take this call"):
@@ -96,7 +95,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_programs_need_no_rope_xp(strict: bool) -> None:
     arguments = sample(2, 5, 4, 16), sample(2, 5, 2, 16), POSITIONS
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         program = torch.export.export(Attention(), arguments, strict=strict)
     assert not [n for n in program.graph.nodes if "rope_xp" in str(n.target)]
     same(program.module()(*arguments), Attention()(*arguments))

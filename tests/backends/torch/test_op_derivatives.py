@@ -14,7 +14,6 @@ from support.torch_op import (
     LAYOUTS,
     POSITIONS,
     Temperature,
-    digit_tables,
     rotate,
     same,
     sample,
@@ -100,7 +99,7 @@ def test_no_gradient_is_made_of_what_a_loss_does_not_use(monkeypatch: pytest.Mon
 def test_results_need_a_gradient_where_angles_do() -> None:
     q, k = sample(5, 2, 6), sample(5, 1, 6, grad=True)
     positions = (POSITIONS % 9).float().requires_grad_()
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         assert all(y.requires_grad for y in rope_xp.apply(q, k, positions))
         cos, sin = RoPE().cos_sin(positions.detach(), 6)
         for tables in ((cos.clone().requires_grad_(), sin), (cos, sin.clone().requires_grad_())):
@@ -136,8 +135,9 @@ def test_only_angles_are_saved() -> None:
     q, k = sample(7, 5, 4, 16, grad=True), sample(7, 5, 2, 16, grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         RoPE().apply(q, k, POSITIONS)
-    assert {x.data_ptr() for x in saved[1:]} == {x.data_ptr() for x in digit_tables(16)}
-    same(saved[0], POSITIONS)
+    (positions,) = saved
+    same(positions, POSITIONS)
+    assert positions.data_ptr() != POSITIONS.data_ptr()  # whoever gave them may write to them
 
 
 def test_positions_have_gradients() -> None:
@@ -145,7 +145,7 @@ def test_positions_have_gradients() -> None:
     positions = torch.linspace(0.25, 50.25, 5, dtype=torch.float64, requires_grad=True)
     with pytest.raises(RopeError, match="with respect to angles"):
         rotate(x, positions)
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         assert torch.autograd.gradcheck(lambda p: rotate(x, p), positions)
         same(rotate(x, positions.detach()), rotate(x, positions).detach())
         fixed, moved = positions.detach() + 3, RoPE().rerotate
@@ -157,7 +157,7 @@ def test_positions_have_gradients() -> None:
 def test_either_table_has_gradients_alone(of: tuple[bool, bool]) -> None:
     x, tables = sample(5, 2, 8, dtype=torch.float64), RoPE().cos_sin(POSITIONS, 8)
     cos, sin = (t.double().requires_grad_(n) for t, n in zip(tables, of, strict=True))
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         assert torch.autograd.gradcheck(rope_xp.apply_tables, (x, cos, sin))
 
 
@@ -198,7 +198,7 @@ def test_grad_of_func() -> None:
 
 def test_transforms_that_take_plain_operations() -> None:
     x, forward_ad = sample(5, 2, 8), torch.autograd.forward_ad
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         expected = rotate(x)
         assert rope_xp.explain(x, x).path == KERNELS
         for got in torch.func.jvp(rotate, (x,), (x,)):

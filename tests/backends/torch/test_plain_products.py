@@ -39,7 +39,7 @@ def test_angles_are_no_product_of_matrices(path: str | None) -> None:
     """Such a product may run in TF32, which has no odd number above 2048."""
     q, k = torch.ones(1, 3, 4, 8, requires_grad=True), torch.ones(1, 3, 2, 8, requires_grad=True)
     positions = torch.tensor([2049, 65_537, 1_000_001])
-    with rope_xp.use_backend(path), Recording() as seen:
+    with rope_xp.use_path(path), Recording() as seen:
         rotated = RoPE().apply(q, k, positions)
         (rotated[0].sum() + rotated[1].sum()).backward()
         RoPE().at(positions, like=q)

@@ -126,7 +126,7 @@ USES = {
 def test_tensors_that_are_not_dense_are_refused(argument: str, kind: str, path: str | None) -> None:
     given = KINDS[kind](sample(4, 2, 8))
     with (
-        rope_xp.use_backend(path),
+        rope_xp.use_path(path),
         pytest.raises(RopeError, match=f"^{argument}(:| is) a .*{kind}.* dense ones are taken; "),
     ):
         USES[argument](given)

@@ -22,7 +22,7 @@ def nothing_bound() -> None:
 
 @pytest.fixture
 def _by_the_kernel() -> Iterator[None]:
-    with rope_xp.use_backend("triton"):
+    with rope_xp.use_path("triton"):
         yield
 
 
@@ -52,5 +52,5 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Va
     monkeypatch.setattr(gpu, "prepare", lambda *_: None)  # there is nothing to be bound to
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with rope_xp.use_backend("triton"):
+    with rope_xp.use_path("triton"):
         yield found

@@ -17,7 +17,7 @@ from support.exhaustive import exhaustive
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import Turn
+from rope_xp._contract.call import RotationSpec
 from rope_xp._contract.dtypes import FLOATS
 from rope_xp._contract.memory import ACCESS
 
@@ -193,7 +193,7 @@ def test_more_elements_than_32_bits_count(planned: list[Variant], tmp_path: Path
         # Nothing is read or written, so there need be no memory behind the numbers.
         operand = triton_plan.Operand(shape, strides, strides, False, 16)
         angles = triton_plan.Angles("counted", (), (), "int64")
-        turn = Turn(parse_axes("bshd", 4, "x"), "half", 128, 0, inverse=False)
+        turn = RotationSpec(parse_axes("bshd", 4, "x"), "half", 128, 0, inverse=False)
         plan = triton_plan.plan((operand,), angles, "bfloat16", turn)
         assert plan is not None
         assert plan.variant.wide == wide

@@ -43,7 +43,7 @@ def test_tables_are_read_where_they_lie(
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: lambda _: run))
     monkeypatch.setitem(op.RUNS, "cpu", rotate)
     q, k = torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)
-    with rope_xp.use_backend("triton"), torch.inference_mode():
+    with rope_xp.use_path("triton"), torch.inference_mode():
         for call in range(4):
             cos, sin = torch.rand(2, 1, 3, columns)
             ours(q, k, cos, sin)

@@ -75,7 +75,7 @@ def test_graphs_keep_the_tables_that_they_read(
 ) -> None:
     """Also those of a call that was cached before, which tells nobody else of its tables."""
     rope, x = RoPE(base=9_999.0), torch.ones(5, 2, 8)
-    with rope_xp.use_backend("triton"):
+    with rope_xp.use_path("triton"):
         if again:
             call(rope, x)
             call(rope, x)
@@ -98,7 +98,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
     read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come from what the forward pass saved, and through no cache."""
-    with rope_xp.use_backend("triton"):
+    with rope_xp.use_path("triton"):
         loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
         monkeypatch.setattr(streams, "is_capturing", lambda _: True)
         loss.backward()
@@ -111,7 +111,7 @@ def test_a_graph_of_many_calls_keeps_tables_once(
     read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "is_capturing", lambda _: True)
-    with rope_xp.use_backend("triton"):
+    with rope_xp.use_path("triton"):
         for _ in range(3):
             forward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
             held = len(caches.PINNED)
@@ -137,7 +137,7 @@ def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(streams, "is_capturing", lambda _: False)
     monkeypatch.setattr(streams, "current", lambda _: stream[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream[0])
-    made = [tables.Digits(*(Table() for _ in range(4)), None) for _ in range(2)]  # type: ignore[arg-type]  # as far as they are asked
+    made = [tables.DigitTables(*(Table() for _ in range(4)), None) for _ in range(2)]  # type: ignore[arg-type]  # as far as they are asked
     for number in (1, 2, 1, 2):
         stream[0] = number
         for each in made:

@@ -24,7 +24,7 @@ from support.tensors import (
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract.path import Unavailable
+from rope_xp._contract.path import PathUnavailable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -134,10 +134,10 @@ def test_where_the_kernel_fails_components_are_looked_up_all_the_same(
     expected = right(rotation(rope, images), x)
 
     def fail(*_: object) -> None:
-        raise Unavailable
+        raise PathUnavailable
 
     monkeypatch.setitem(op.RUNS, DEVICE, fail)
-    with rope_xp.use_backend(None):
+    with rope_xp.use_path(None):
         same(rope.rotate(x, images), expected)
 
 

@@ -11,8 +11,8 @@ from rope_xp_backends.gpu import triton_plan
 import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import Turn
-from rope_xp._contract.path import Unavailable
+from rope_xp._contract.call import RotationSpec
+from rope_xp._contract.path import PathUnavailable
 from rope_xp._dispatch.kernels import Kernels
 
 torch = pytest.importorskip("torch")
@@ -28,7 +28,7 @@ def plan_of(q: tuple[int, ...], k: tuple[int, ...], axes: str = "bshd") -> Any:
         return triton_plan.Operand(shape, strides, strides, False, 16)
 
     angles = triton_plan.Angles("positions", (q[axes.index("s")],), (1,), "int64")
-    turn = Turn(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
+    turn = RotationSpec(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
     return triton_plan.plan((operand(q), operand(k)), angles, "bfloat16", turn)
 
 
@@ -87,7 +87,7 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu.KERNELS, "_objection", "triton is not installed")
     assert reason(x) == "triton is not installed"
     with (
-        rope_xp.use_backend("triton"),
+        rope_xp.use_path("triton"),
         pytest.raises(RopeError, match="cannot take this call: triton is not installed"),
     ):
         RoPE().rotate(x)
@@ -106,7 +106,7 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
         got = RoPE().rotate(x.clone(), out=x)
     assert torch.equal(got, expected)
     with (
-        rope_xp.use_backend("triton"),
+        rope_xp.use_path("triton"),
         pytest.raises(RopeError, match="'triton' was asked for .* cannot compile its kernel"),
     ):
         RoPE().rotate(x)
@@ -126,7 +126,7 @@ def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: load))
     monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
     x = torch.randn(5, 2, 8)
-    with rope_xp.use_backend("portable"):
+    with rope_xp.use_path("portable"):
         expected = RoPE(base=77.0).rotate(x)
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. .*out of memory"):
         assert torch.equal(RoPE(base=77.0).rotate(x), expected)
@@ -152,10 +152,10 @@ def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with FakeTensorMode():
         first, second = ((torch.ones(5, 2, 8, device=f"cuda:{i}"),) for i in range(2))
-    with pytest.warns(RuntimeWarning, match="no kernel image"), pytest.raises(Unavailable):
+    with pytest.warns(RuntimeWarning, match="no kernel image"), pytest.raises(PathUnavailable):
         gpu._rotate(second, second, GIVEN)
     gpu._rotate(first, first, GIVEN)
-    with pytest.raises(Unavailable):  # without another warning, which would be an error
+    with pytest.raises(PathUnavailable):  # without another warning, which would be an error
         gpu._rotate(second, second, GIVEN)
     assert len(ran) == 1
 
@@ -184,7 +184,7 @@ def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
             gpu._rotate(x, x, GIVEN)
         assert kernels.objection((None, None)) is None
     else:
-        with pytest.warns(RuntimeWarning, match="its kernel: no"), pytest.raises(Unavailable):
+        with pytest.warns(RuntimeWarning, match="its kernel: no"), pytest.raises(PathUnavailable):
             gpu._rotate(x, x, GIVEN)
         assert kernels.objection() is None  # others may do better
         (key,) = kernels._failed

@@ -81,7 +81,7 @@ class Library:
     @contextlib.contextmanager
     def chosen(self) -> Iterator[None]:
         """Take the path, on several threads and in many chunks."""
-        with pytest.MonkeyPatch.context() as patch, rope_xp.use_backend(self.path):
+        with pytest.MonkeyPatch.context() as patch, rope_xp.use_path(self.path):
             patch.setattr(chunks, "CHUNK_BYTES", 1 << 8)
             if self.streaming:
                 patch.setattr(launch, "BYTES_TO_STREAM", 1)
