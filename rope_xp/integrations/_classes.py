@@ -24,6 +24,8 @@ _HARMLESS = frozenset(
     f"transformers.models.{name}"
     for name in (
         "lasr.modeling_lasr.LasrEncoder",  # hands them on to its attention
+        "gemma4.modeling_gemma4.Gemma4TextModel",  # hands on those of the last tokens
+        "gemma4_unified.modeling_gemma4_unified.Gemma4UnifiedTextModel",
         # These get tables of other modules, which are not patched.
         "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
         "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",

@@ -98,5 +98,5 @@ def test_models_are_patched_or_left_for_a_reason(directory: str) -> None:
 @pytest.mark.exhaustive
 def test_nearly_all_are_patched() -> None:
     every = {d: refusals(d).values() for d in census.directories()}
-    assert sum(list(messages).count("") for messages in every.values()) > 600
-    assert sum("" in messages for messages in every.values()) > 200
+    assert sum(list(messages).count("") for messages in every.values()) > 500
+    assert sum("" in messages for messages in every.values()) > 160
