@@ -119,10 +119,11 @@ def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
 def _forced(call: Call) -> str | None:
     """Return the path a call must take. A choice of the environment skips libraries without it."""
     name = choice.name
-    if not choice.by or name == portable.NAME or name in [p.name for p in call.backend.paths]:
+    if name is None or not choice.by or name == portable.NAME:
         return name
-    if name is not None:
-        _check_name(name, choice.by and f", which is asked for{choice.by}")
+    if name in [path.name for path in call.backend.paths]:
+        return name
+    _check_name(name, f", which is asked for{choice.by}")
     return None
 
 
