@@ -25,7 +25,7 @@ def test_positions_out_of_range(backend: Target) -> None:
         x = backend.make(np.ones((1, 1, 8), np.float32))
         with pytest.raises(ValueError, match="positions must be finite and of modulus below"):
             RoPE().rotate(x, bad)
-    if backend.name in ("torch", "torch-llvm"):
+    if backend.name in ("torch", "torch-llvm", "torch-triton"):  # the last one interpreted
         for far in ([np.nan, 0.0, 0.0], [1 << 31, 0, 0]):
             with pytest.raises(ValueError, match="positions must be finite and of modulus below"):
                 RoPE().rotate(
