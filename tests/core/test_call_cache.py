@@ -201,7 +201,7 @@ def test_a_path_asked_for_is_taken(put: Callable[[np.ndarray], Any]) -> None:
     x = put(np.ones((1, 1, 2, 8), np.float32))
     for _ in range(2):
         HALF.rotate(x, [5])
-    with rope_xp.use_path("triton"), pytest.raises(RopeError, match="triton"):
+    with pytest.raises((RopeError, ImportError), match="'jit'"), rope_xp.use_path("jit"):
         HALF.rotate(x, [5])
     with rope_xp.use_path("portable"):
         before = len(KINDS)

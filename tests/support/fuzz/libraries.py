@@ -86,7 +86,7 @@ class Library:
             if self.streaming:
                 patch.setattr(launch, "BYTES_TO_STREAM", 1)
                 patch.setattr(launch, "BYTES_A_THREAD", 1)
-                patch.setattr(threads, "limit", lambda: 3)
+                patch.setattr(threads, "limit", lambda **_: 3)
             yield
 
 
