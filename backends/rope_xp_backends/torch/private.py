@@ -4,13 +4,17 @@ torch has no public way to ask any of this: its own autograd and compiler ask by
 """
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 import torch.autograd.forward_ad
-from torch.utils import _device, _python_dispatch
+
+for _name in ("torch.utils._device", "torch.utils._python_dispatch"):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_name)
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -31,10 +35,10 @@ _function_modes: Callable[[], int] | None = _find("_C._len_torch_function_stack"
 _function_mode_at: Callable[[int], object] | None = _find("_C._get_function_stack_at")
 _tracing_state: Callable[[], object] | None = _find("_C._get_tracing_state")
 _is_profiled: Callable[[], bool] | None = _find("_C._autograd._profiler_enabled")
-_default_device: Any = getattr(_device, "DeviceContext", ())
+_default_device: Any = _find("utils._device.DeviceContext")
 _forward_ad: Any = torch.autograd.forward_ad
 _without_transforms: Any = _find("_C._DisableFuncTorch")
-_without_modes: Any = getattr(_python_dispatch, "_disable_current_modes", None)
+_without_modes: Any = _find("utils._python_dispatch._disable_current_modes")
 _fake_tensor: Any = _find("_subclasses.FakeTensor")
 _has_storage: Callable[[torch.Tensor], bool] | None = _find("_C._has_storage")
 current_stream: Callable[[int], int] | None = _find("_C._cuda_getCurrentRawStream")
