@@ -24,8 +24,8 @@ if _NAME not in sys.modules:
 
 # What the above imports, by the name that it had when dispatch was a single module.
 _ONCE = {
-    "rope_xp._contract.typing": "rope_xp._typing",
-    "rope_xp._dispatch.backend": "rope_xp._contract",
+    "rope_xp._core.typing": "rope_xp._typing",
+    "rope_xp._dispatch.backend": "rope_xp._core",
     "rope_xp._dispatch.find": "rope_xp._dispatch",
 }
 _dispatch = importlib.import_module("rope_xp._dispatch")

@@ -19,7 +19,7 @@ from rope_xp._bench import clock, formulas, inputs
 from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import Absent
 from rope_xp._bench.targets import Target
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core.typing import Array, Namespace
 
 from . import common
 

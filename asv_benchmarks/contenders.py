@@ -9,7 +9,7 @@ import rope_xp
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEADS, TOKENS, Absent, Case, case
 from rope_xp._bench.targets import Target
-from rope_xp._contract.typing import Array, Layout
+from rope_xp._core.typing import Array, Layout
 
 from .paths import use_path
 from .rival_calls import RIVALS

@@ -63,7 +63,7 @@ def tried(target: Target, made: Contenders) -> tuple[Contenders, dict[str, str]]
     bound = 5 * 2.0**-8 * max(np.abs(x).max() for x in exact)
     found, missing = {}, {}
 
-    def objection(contender: Contender) -> str | None:
+    def decline_reason(contender: Contender) -> str | None:
         own = tuple(target.copy(x) for x in arrays)  # as some write over their inputs
         turned = contender.make(positions, own)(own, positions)
         with np.errstate(invalid="ignore"):  # NaN is found below
@@ -77,7 +77,7 @@ def tried(target: Target, made: Contenders) -> tuple[Contenders, dict[str, str]]
 
     gpu_rivals.forget_compiled(target)
     for name, contender in made.items():
-        why = attempt(lambda contender=contender: objection(contender))
+        why = attempt(lambda contender=contender: decline_reason(contender))
         if why is None:
             found[name] = contender
         else:

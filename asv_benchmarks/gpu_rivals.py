@@ -15,7 +15,7 @@ import rope_xp
 from rope_xp._bench import formulas
 from rope_xp._bench.inputs import BASE
 from rope_xp._bench.targets import Target
-from rope_xp._contract.typing import Array
+from rope_xp._core.typing import Array
 
 from .gpu_attempt import Failed, attempt
 

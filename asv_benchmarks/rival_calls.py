@@ -13,7 +13,7 @@ import numpy as np
 from rope_xp._bench import formulas
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent, Case
-from rope_xp._contract.typing import Array
+from rope_xp._core.typing import Array
 
 LAYOUTS = {"rotary_embedding_torch": "interleaved"}
 """Of those that do not rotate halves."""

@@ -8,8 +8,8 @@
 
 from rope_xp import _libraries, scaling
 from rope_xp._apply import apply, apply_tables, explain
-from rope_xp._contract.caches import clear_caches
-from rope_xp._contract.errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._core.caches import clear_caches
+from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
 from rope_xp._dispatch.choose import Explanation, use_path
 from rope_xp._frequencies import apply_frequencies
 from rope_xp._weights import permute_weights

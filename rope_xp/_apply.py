@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from rope_xp._arguments import fields, given, read
-from rope_xp._contract.caches import BoundedCache
-from rope_xp._contract.typing import ArrayT, Layout
+from rope_xp._arguments import fields, parse, parse_tables
+from rope_xp._core.caches import BoundedCache
+from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.choose import Explanation
 from rope_xp.rope import Positions, RoPE
@@ -190,7 +190,7 @@ def apply_tables(
     how = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
     signature = call_cache.signature(how, (x,), None, axes, into, inverse, (cos, sin))
     arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
-    return call_cache.run(signature, given.with_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
+    return call_cache.run(signature, parse_tables.apply_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 def explain(
@@ -230,4 +230,4 @@ def explain(
     'numpy'
     """
     rope = _rope(rope, options, q)
-    return choose.explain(read.pair(rope, q, k, positions, axes, k_positions, out))
+    return choose.explain(parse.apply(rope, q, k, positions, axes, k_positions, out))

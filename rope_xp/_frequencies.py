@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from rope_xp._arguments import learned
 from rope_xp._arguments.slices import slice_of
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import ArrayT, Layout
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import choose
 from rope_xp.rope import Positions, RoPE
 

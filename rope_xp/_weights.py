@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import ArrayT
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import ArrayT
 from rope_xp._dispatch import find
 
 
@@ -48,7 +48,7 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     >>> rope_xp.permute_weights(np.arange(8), 2, to="half").tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]
     """
-    backend = find.backend_of(w, "w")
+    backend = find.require_backend(w, "w")
     shape = tuple(w.shape)  # type: ignore[attr-defined]  # every array has one
     num_heads = numbers.check_positive_int("num_heads", num_heads)
     _check(shape, num_heads, to)

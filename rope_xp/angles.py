@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp._arguments import given
-from rope_xp._contract.library import Rope
-from rope_xp._contract.trees import TREES, Tree
-from rope_xp._contract.typing import Array, ArrayT
+from rope_xp._arguments import parse_tables
+from rope_xp._core.library import Rope
+from rope_xp._core.trees import TREES, Tree
+from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache
 from rope_xp._tables import made
 
@@ -98,7 +98,9 @@ class Angles:
         """
         rope, tables = self.rope, (self.cos, self.sin)
         signature = call_cache.signature((Angles, rope), (q, k), None, axes, out, False, tables)
-        rotated_q, rotated_k = call_cache.run(signature, given.pair, rope, q, k, *tables, axes, out)
+        rotated_q, rotated_k = call_cache.run(
+            signature, parse_tables.apply, rope, q, k, *tables, axes, out
+        )
         return rotated_q, rotated_k
 
     def rotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
@@ -181,7 +183,8 @@ class Angles:
         signature = call_cache.signature(
             (Angles, self.rope), (x,), None, axes, into, inverse, tables
         )
-        return call_cache.run(signature, given.single, self.rope, x, *tables, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
+        rotate = parse_tables.rotate
+        return call_cache.run(signature, rotate, self.rope, x, *tables, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
 TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
@@ -195,5 +198,5 @@ def at(rope: Rope, positions: Any, like: Array) -> Angles:
 
 def with_tables(rope: Rope, cos: Array, sin: Array) -> Angles:
     """Return angles of tables of the caller."""
-    given.check(rope, cos, sin)
+    parse_tables.check_tables_of(rope, cos, sin)
     return Angles(cos, sin, rope)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from rope_xp import angles
-from rope_xp._arguments import fields, messages, read
+from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.dtypes import INTEGERS
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, ArrayT
+from rope_xp._core.dtypes import INTEGERS
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
@@ -83,10 +83,10 @@ class Choice:
 
     def _check_which(self) -> tuple[Backend, Array]:
         """Return which as an array, checked as far as it can be read, and its backend."""
-        owner, which = read.owner_of(self.which), self.which
+        owner, which = parse.find_owner(self.which), self.which
         if owner is None:
             which = np.asarray(which)
-            owner = find.backend_of(which, "which")
+            owner = find.require_backend(which, "which")
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
             msg = f"which must hold integers; got {owner.dtype_name(which)}"
             raise TypeError(msg)
@@ -126,15 +126,15 @@ class Choice:
         >>> choice.at(np.arange(3), like=q).cos.shape
         (2, 3, 32)
         """
-        backend = find.backend_of(like, "like")
+        backend = find.require_backend(like, "like")
         if backend.is_compiling():  # a compiler knows no dtypes of numpy
-            owner, which = read.owner_of(self.which), self.which
+            owner, which = parse.find_owner(self.which), self.which
             if owner is None or owner.host:
                 which = backend.traced(which, backend.device(like))
             owner = backend
         else:
             owner, which = self._check_which()
-        if owner is backend or owner is backend.kin:
+        if owner is backend or owner is backend.compatible_backend:
             messages.check_same_device(backend, "like", like, "which", which)
         elif not owner.host:
             raise messages.different_libraries("like", backend, "which", owner)
@@ -238,6 +238,6 @@ def _positions_or_range(x: Array, positions: Positions, axes: str | None) -> Pos
     """Return positions, 0, 1, ... where there are none."""
     if positions is not None:
         return positions
-    backend = find.backend_of(x, "x")
+    backend = find.require_backend(x, "x")
     tokens = x.shape[parse_axes(axes, len(x.shape), "x").tokens]
     return backend.arange(tokens, backend.device(x))

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rope_xp._arguments import fields
 from rope_xp._arguments.slices import slice_of
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
 __all__ = ["model", "nodes"]

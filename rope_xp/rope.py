@@ -10,11 +10,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._arguments import fields, read
+from rope_xp._arguments import fields, parse
 from rope_xp._arguments.slices import slice_of
 from rope_xp._arguments.slots import pick, put
-from rope_xp._contract import numbers
-from rope_xp._contract.typing import Array, ArrayT, Device, Layout, Namespace
+from rope_xp._core import numbers
+from rope_xp._core.typing import Array, ArrayT, Device, Layout, Namespace
 from rope_xp._dispatch import call_cache, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp._tables import made
@@ -217,7 +217,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         if k_positions is None:
             signature = call_cache.signature(self, (q, k), positions, axes, out, False)
         rotated_q, rotated_k = call_cache.run(
-            signature, read.pair, self, q, k, positions, axes, k_positions, out
+            signature, parse.apply, self, q, k, positions, axes, k_positions, out
         )
         return rotated_q, rotated_k
 
@@ -294,7 +294,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     ) -> ArrayT:
         into = None if out is None else (out,)
         signature = call_cache.signature(self, (x,), positions, axes, into, inverse)
-        return call_cache.run(signature, read.single, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
+        return call_cache.run(signature, parse.rotate, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,
@@ -359,7 +359,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             return put(picked, moved)  # type: ignore[no-any-return]  # same kind as x
         to = self if to is None else to
         fields.check_rope(to, RoPE, "to")
-        call = read.between(self, to, x, old_positions, new_positions, axes, out)
+        call = parse.rerotate(self, to, x, old_positions, new_positions, axes, out)
         return choose.run(call)[0]  # type: ignore[no-any-return]  # same kind as x
 
     # --- angles ----------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         ('float32', (2, 2))
         """
         head_dim = numbers.check_positive_int("head_dim", head_dim)
-        lookup, backend = read.tables(self, positions, head_dim, xp, device, dtype)
+        lookup, backend = parse.cos_sin(self, positions, head_dim, xp, device, dtype)
         cos, sin = made.cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin

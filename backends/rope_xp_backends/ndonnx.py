@@ -47,7 +47,7 @@ class Ndonnx(Backend):
         """Count to a number that may be an array."""
         return ndonnx.arange(n, dtype=ndonnx.int64)
 
-    def rows(self, table: ndonnx.Array, indices: ndonnx.Array) -> ndonnx.Array:
+    def take_rows(self, table: ndonnx.Array, indices: ndonnx.Array) -> ndonnx.Array:
         """Gather as they are: two unknown lengths that became one could not be taken apart."""
         at = ndonnx.astype(indices, ndonnx.int64, copy=False)
         found = op.gather(table.unwrap_spox(), at.unwrap_spox(), axis=0)  # type: ignore[attr-defined]  # spox has it, and does not say so

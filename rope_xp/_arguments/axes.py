@@ -1,7 +1,7 @@
 """Axis names: one letter an axis, ``s`` tokens, ``h`` heads, ``d`` head_dim, others batch."""
 
-from rope_xp._contract.call import Axes
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.call import Axes
+from rope_xp._core.errors import RopeError
 
 _BATCH = "bcefgijklmno"
 

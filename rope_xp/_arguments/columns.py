@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Namespace
 from rope_xp._dispatch import find
 
 Columns = Literal["halves", "neighbours", "pairs"]
@@ -54,8 +54,8 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
     They would rotate twice as many components as are meant, without a word. Those of equal columns
     alone, such as of position 0, are the same both ways. Others are not read, but by their shape.
     """
-    host_cos = find.backend_of(cos, "cos").host_view(cos)
-    host_sin = find.backend_of(sin, "sin").host_view(sin)
+    host_cos = find.require_backend(cos, "cos").host_view(cos)
+    host_sin = find.require_backend(sin, "sin").host_view(sin)
     if host_cos is None or host_sin is None or host_cos.shape != host_sin.shape:
         return
     known = _twice(host_cos, host_sin)

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
 
 T = TypeVar("T")
 

@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_xp._arguments import fields, messages, read
+from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, no_numbers, read_host
 from rope_xp._arguments.slices import resolve_slice
-from rope_xp._contract.call import Axes, Call, CosSin, RotationSpec
-from rope_xp._contract.dtypes import FLOATS, INTEGERS
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Device, Layout
+from rope_xp._core.call import Axes, Call, CosSin, RotationSpec
+from rope_xp._core.dtypes import FLOATS, INTEGERS
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Device, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import products
@@ -27,7 +27,7 @@ def pair(
 ) -> Call:
     """Return the call that rotates q and k by the products of positions and frequencies."""
     fields.check_layout(layout)
-    backend, where, wide, k_wide = read.two(q, k, axes, False)
+    backend, where, double, k_double = parse.check_pair(q, k, axes, False)
     frequencies = _frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
     slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
@@ -44,12 +44,12 @@ def pair(
         out = check_out(backend, ("q", "k"), (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
-    xp, like = backend.xp, (backend, backend.device(q), wide or k_wide)
+    xp, like = backend.xp, (backend, backend.device(q), double or k_double)
     axes_of = _Axes(len(where.batch), place)
     tables = products.cos_sin(backend, _terms(like, positions, frequencies, axes_of), like[-1])
-    dtypes = [xp.float64 if each else xp.float32 for each in (wide, k_wide)]
+    dtypes = [xp.float64 if each else xp.float32 for each in (double, k_double)]
     angles = [CosSin(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
-    if group > 1 or wide != k_wide:
+    if group > 1 or double != k_double:
         both = (_repeat_heads(backend, table, place, group) for table in tables)
         angles.insert(0, CosSin(*(xp.astype(table, dtypes[0], copy=False) for table in both)))
     return Call(backend, (q, k), tuple(angles), out, RotationSpec(where, layout, *slice_, False))
@@ -60,13 +60,13 @@ def pair(
 
 def _frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     """Return frequencies as an array of numpy or of the library of q."""
-    owner = find.backend_of(frequencies, "frequencies")
+    owner = find.require_backend(frequencies, "frequencies")
     messages.check_float(owner, "frequencies", frequencies)
     shape = tuple(frequencies.shape)
     if not 1 <= len(shape) <= 3 or 0 in shape:
         msg = f"frequencies has shape {shape}; it must be {_SHAPES}, in radians per token"
         raise RopeError(msg)
-    if owner is backend or owner is backend.kin:
+    if owner is backend or owner is backend.compatible_backend:
         messages.check_same_device(backend, "q", q, "frequencies", frequencies)
     elif not owner.host:
         raise messages.different_libraries("q", backend, "frequencies", owner)
@@ -115,14 +115,14 @@ def _positions(backend: Backend, q: Array, axes: Axes, positions: Any, component
         length = backend.length(q, axes.tokens) if tokens is None else tokens
         indices = backend.arange(length, backend.device(q))
         return backend.xp.stack([indices] * components) if components else indices
-    owner = read.owner_beside(positions)
+    owner = parse.find_owner_of_array(positions)
     if (owner is None or owner.host) and backend.is_compiling():
         positions, owner = backend.traced(positions, backend.device(q)), backend
     elif owner is None or owner.host:
         read_host(positions, np.int64, True, "positions")
         positions = np.asarray(positions)
-        owner = find.backend_of(positions, "positions")
-    elif owner is backend or owner is backend.kin:
+        owner = find.require_backend(positions, "positions")
+    elif owner is backend or owner is backend.compatible_backend:
         messages.check_same_device(backend, "q", q, "positions", positions)
     else:
         raise messages.different_libraries("q", backend, "positions", owner)
@@ -162,16 +162,19 @@ def _terms(
     like: tuple[Backend, Device, bool], positions: Array, frequencies: Array, axes: _Axes
 ) -> list[products.Term]:
     """Return a term for each component, the leading axis of positions and frequencies."""
-    backend, device, wide = like
-    base = products.WIDE if wide else products.NARROW
+    backend, device, double = like
+    base = products.WIDE if double else products.NARROW
 
     def place(x: Array, owner: Backend, align: Callable[[Array], Array]) -> Array:
         """Return x on the device of the arrays, in the width of the angles."""
         xp = owner.xp
-        x = align(xp.astype(x, xp.float64 if wide else xp.float32, copy=False))
+        x = align(xp.astype(x, xp.float64 if double else xp.float32, copy=False))
         return x if owner is backend else backend.asarray(x, device)
 
-    of_p, of_f = find.backend_of(positions, "positions"), find.backend_of(frequencies, "it")
+    of_p, of_f = (
+        find.require_backend(positions, "positions"),
+        find.require_backend(frequencies, "it"),
+    )
     still, fixed = of_p.constant(positions), of_f.constant(frequencies)
     digits = products.digits(of_p, still, base)
     factors = products.multipliers(of_f, fixed, digits.weights, base)

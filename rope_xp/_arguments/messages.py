@@ -1,11 +1,11 @@
 """What arrays must have in common. A message says what came, what fits, what to do."""
 
-from rope_xp._contract.call import Axes
-from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.numbers import check_known, same_length
-from rope_xp._contract.typing import Array
+from rope_xp._core.call import Axes
+from rope_xp._core.dtypes import FLOATS
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.numbers import check_known, same_length
+from rope_xp._core.typing import Array
 
 
 def describe(backend: ArrayLibrary, x: Array) -> str:

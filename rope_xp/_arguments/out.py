@@ -3,10 +3,10 @@
 from typing import Any
 
 from rope_xp._arguments import messages
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.memory import Memory, overlap, overlaps_itself, placed
-from rope_xp._contract.typing import Array
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.memory import Memory, overlap, overlaps_itself, placed
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 
 
@@ -38,12 +38,12 @@ def check_out(
 
 
 def _check_like(backend: ArrayLibrary, label: str, target: Any, name: str, x: Array) -> None:
-    if find.find(target) is not backend:
+    if find.find_backend(target) is not backend:
         msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
         raise TypeError(msg)
-    objection = backend.out_objection(target, x)
-    if objection is not None:
-        msg = f"{label}: {objection}"
+    decline_reason = backend.unwritable_reason(target, x)
+    if decline_reason is not None:
+        msg = f"{label}: {decline_reason}"
         raise RopeError(msg)
     # By their names: where the bytes are in another order, numbers are the same.
     same = backend.dtype_name(target) == backend.dtype_name(x)

@@ -9,12 +9,12 @@ from rope_xp._arguments.messages import (
     check_same_device,
     different_libraries,
 )
-from rope_xp._contract.call import LIMIT, UNKNOWN, PositionRange, range_of
-from rope_xp._contract.dtypes import FLOATS, INTEGERS
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.numbers import ROTATED, check_known, same_length
-from rope_xp._contract.typing import Array
+from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, range_of
+from rope_xp._core.dtypes import FLOATS, INTEGERS
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.numbers import ROTATED, check_known, same_length
+from rope_xp._core.typing import Array
 
 _READ = (np.ndarray, int, float, list, tuple, range)
 
@@ -24,7 +24,7 @@ def resolve_positions(
     positions: Any,
     owner: ArrayLibrary | None,
     like: Array,
-    wide: bool,
+    double: bool,
     argument: str,
 ) -> tuple[Array, Array | None, PositionRange]:
     """Return (whole, part, reach) of positions, on the device of ``like``.
@@ -36,27 +36,27 @@ def resolve_positions(
     if owner is None or owner.host:
         if backend.is_compiling():
             traced = backend.traced(positions, backend.device(like))
-            return _from_device(backend, traced, wide, argument)
+            return _from_device(backend, traced, double, argument)
         host = positions
     else:
-        if owner is not backend and owner is not backend.kin:
+        if owner is not backend and owner is not backend.compatible_backend:
             raise different_libraries(ROTATED, backend, argument, owner)
         check_same_device(backend, ROTATED, like, argument, positions)
         host = owner.host_view(positions)
         if host is None:
-            return _from_device(backend, positions, wide, argument)
+            return _from_device(backend, positions, double, argument)
     # numpy indexes with 64 bits; anywhere else half the bytes travel.
     integer = np.int64 if backend.host else np.int32
-    whole, part, reach = read_host(host, integer, wide, argument)
+    whole, part, position_range = read_host(host, integer, double, argument)
     if not backend.host:
         device = backend.device(like)
         whole = backend.asarray(whole, device)
         part = None if part is None else backend.asarray(part, device)
-    return whole, part, reach
+    return whole, part, position_range
 
 
 def read_host(
-    positions: Any, integer: type[np.integer[Any]], wide: bool, argument: str
+    positions: Any, integer: type[np.integer[Any]], double: bool, argument: str
 ) -> tuple[np.ndarray, np.ndarray | None, PositionRange]:
     """Return the whole part of positions on the host, the fractional part, and their range."""
     try:
@@ -81,16 +81,16 @@ def read_host(
     if not (lowest > -LIMIT and highest < LIMIT):
         msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
         raise RopeError(msg)
-    reach = range_of(int(lowest), int(highest))
+    position_range = range_of(int(lowest), int(highest))
     whole = host.astype(integer, copy=False)
     if exact is host or not (exact != host).any():
-        return whole, None, reach
+        return whole, None, position_range
     part = np.subtract(exact, host, out=exact)
-    return whole, part if wide else part.astype(np.float32), reach
+    return whole, part if double else part.astype(np.float32), position_range
 
 
 def read_rows(
-    positions: Any, integer: type[np.integer[Any]], wide: bool
+    positions: Any, integer: type[np.integer[Any]], double: bool
 ) -> tuple[tuple[np.ndarray, ...], PositionRange] | None:
     """Return the same for a signature: an array or two, and their range.
 
@@ -99,16 +99,16 @@ def read_rows(
     if type(positions) not in _READ:
         return None
     try:
-        whole, part, reach = read_host(positions, integer, wide, "positions")
+        whole, part, position_range = read_host(positions, integer, double, "positions")
     except (RopeError, TypeError):
         return None
     if not whole.shape:
         whole, part = whole.reshape(1), None if part is None else part.reshape(1)
-    return (whole,) if part is None else (whole, part), reach
+    return (whole,) if part is None else (whole, part), position_range
 
 
 def _from_device(
-    backend: ArrayLibrary, positions: Array, wide: bool, argument: str
+    backend: ArrayLibrary, positions: Array, double: bool, argument: str
 ) -> tuple[Array, Array | None, PositionRange]:
     dtype = backend.dtype_name(positions)
     if dtype in INTEGERS:
@@ -116,7 +116,7 @@ def _from_device(
     if dtype not in FLOATS:
         check_readable(backend, argument, positions)
         raise no_numbers(argument, dtype)
-    return *backend.parts(positions, wide), UNKNOWN
+    return *backend.parts(positions, double), UNKNOWN
 
 
 def no_numbers(argument: str, dtype: str) -> TypeError:

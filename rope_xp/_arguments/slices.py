@@ -2,9 +2,9 @@
 
 from rope_xp._arguments.columns import hint
 from rope_xp._arguments.positions import check_broadcast
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Rope
-from rope_xp._contract.numbers import ROTATED, check_known, same_length
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import Rope
+from rope_xp._core.numbers import ROTATED, check_known, same_length
 
 
 def resolve_slice(

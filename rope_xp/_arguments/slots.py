@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_xp._arguments import messages, read
+from rope_xp._arguments import messages, parse
 from rope_xp._arguments.out import check_out
-from rope_xp._contract.dtypes import INTEGERS
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array
+from rope_xp._core.dtypes import INTEGERS
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
@@ -27,7 +27,7 @@ class Slots(NamedTuple):
 
 def pick(cache: Array, rows: Any, axes: str | None, out: Any) -> Slots:
     """Return the rows of a cache, checked with all that has to do with them."""
-    backend, where, _ = read.one(cache, axes)
+    backend, where, _ = parse.check_array(cache, axes)
     if out is not None:
         (out,) = check_out(backend, ("x",), (cache,), out)
     slots = cache.shape[where.tokens]
@@ -53,19 +53,19 @@ def put(slots: Slots, moved: Array) -> Array:
 
 def _rows(backend: Backend, cache: Array, rows: Any, slots: int) -> Array:
     """Return the numbers of slots as an array on the device of the cache."""
-    owner, device = read.owner_of(rows), backend.device(cache)
+    owner, device = parse.find_owner(rows), backend.device(cache)
     if backend.is_compiling() and (owner is None or owner.host):
         rows, owner = backend.traced(rows, device), backend
     elif owner is None:
         rows = np.asarray(rows, None if len(rows) else np.int64)
-        owner = find.backend_of(rows, "slots")
+        owner = find.require_backend(rows, "slots")
     if owner.dtype_name(rows) not in INTEGERS or len(rows.shape) != 1:
         msg = (
             "slots must be integers along one axis, the slots of all sequences; got "
             f"{messages.describe(owner, rows)}"
         )
         raise RopeError(msg)
-    if owner is backend or owner is backend.kin:
+    if owner is backend or owner is backend.compatible_backend:
         messages.check_same_device(backend, "x", cache, "slots", rows)
     elif not owner.host:
         raise messages.different_libraries("x", backend, "slots", owner)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._bench.targets import Target
-from rope_xp._contract.typing import Array, Layout, Namespace
+from rope_xp._core.typing import Array, Layout, Namespace
 
 # For a layout the slices of r components that hold x1 and x2, and those that y1 and y2 go to.
 _EVEN_ODD = (slice(0, None, 2), slice(1, None, 2))

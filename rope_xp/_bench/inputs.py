@@ -7,7 +7,7 @@ import numpy as np
 
 from rope_xp._bench import targets
 from rope_xp._bench.targets import Target
-from rope_xp._contract.typing import Array
+from rope_xp._core.typing import Array
 
 DTYPES = ("float32", "bfloat16")
 BASE = 500_000.0

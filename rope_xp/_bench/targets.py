@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rope_xp._contract.typing import Array
+from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import arguments, check_model, plots, terminal
-from rope_xp._contract.errors import BROKEN, RopeError
+from rope_xp._core.errors import BROKEN, RopeError
 from rope_xp.hf import _hub, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify

@@ -10,7 +10,7 @@ from typing import Any
 
 from rope_xp._cli import inspect_config, suspicions, terminal
 from rope_xp._cli.reading import read_config
-from rope_xp._contract.errors import RopeConfigError, RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError
 
 _CONFIG = "config.json"
 

@@ -9,7 +9,7 @@ from rope_xp._bench import targets
 from rope_xp._bench.inputs import Absent
 from rope_xp._bench.targets import Target
 from rope_xp._cli import arguments, terminal
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp._dispatch import find
 
 Row = TypeVar("Row")

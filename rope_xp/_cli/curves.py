@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from rope_xp._bench import formulas
 from rope_xp._cli.plots import INK, style
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
 

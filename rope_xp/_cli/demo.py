@@ -18,7 +18,7 @@ from rope_xp._bench.inputs import BASE, HEAD_DIM, HEADS, case
 from rope_xp._bench.targets import Target
 from rope_xp._cli import choice, terminal
 from rope_xp._cli.choice import Skipped
-from rope_xp._contract.typing import Array, Layout
+from rope_xp._core.typing import Array, Layout
 
 STARTS = (0, 1_000_000)
 LAYOUT: Layout = "half"

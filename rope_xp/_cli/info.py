@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 import rope_xp
-from rope_xp._arguments import read
+from rope_xp._arguments import parse
 from rope_xp._bench import targets
 from rope_xp._cli import terminal
-from rope_xp._contract import caches
-from rope_xp._contract.errors import BROKEN
-from rope_xp._contract.path import Path
+from rope_xp._core import caches
+from rope_xp._core.errors import BROKEN
+from rope_xp._core.path import Path
 from rope_xp._dispatch import call_cache, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
@@ -106,8 +106,8 @@ def _decline_reason(library: Library, path: Path) -> str | None:
         if isinstance(target, str):
             continue
         x = target.put(host)
-        call = read.pair(rope_xp.RoPE(), x, x, None, None, None, None)
-        reason = path.objection(call, asked=True)
+        call = parse.apply(rope_xp.RoPE(), x, x, None, None, None, None)
+        reason = path.decline_reason(call, forced=True)
         if reason is None:
             return None
         reasons.append(reason)

@@ -25,7 +25,7 @@ from pathlib import Path
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import arguments, config_report, config_words, plots, terminal
 from rope_xp._cli.reading import Layers, Reading, lengths_to_show, read_config, without_offset
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rope_xp._cli import arguments, curves, plots, terminal
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
 # Of Okabe and Ito, told apart with any common colour blindness; grey for what is compared with.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_xp._contract.typing import Layout
+from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, _rules, _table, from_hf_config
 from rope_xp.hf._model import FLAT, Model, Parameters
 from rope_xp.rope import RoPE

@@ -1,7 +1,7 @@
 """The glue of an array library, with defaults that need only the array API standard.
 
 A *backend* is the glue of one array library: one :class:`Backend`. It lists its fast paths,
-fastest first; see :class:`rope_xp._contract.path.Path`. To add one, see backends/README.md.
+fastest first; see :class:`rope_xp._core.path.Path`. To add one, see backends/README.md.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.caches import cached_tables
-from rope_xp._contract.call import LIMIT, TableLookup
-from rope_xp._contract.dtypes import numpy_name
-from rope_xp._contract.library import DigitTables, TableKey
-from rope_xp._contract.memory import Memory, placed
-from rope_xp._contract.path import Path, ShardedExecutor
-from rope_xp._contract.typing import Array, Device, Namespace
+from rope_xp._core.caches import cached_tables
+from rope_xp._core.call import LIMIT, TableLookup
+from rope_xp._core.dtypes import numpy_name
+from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.memory import Memory, placed
+from rope_xp._core.path import Path, ShardedExecutor
+from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp._rotation.angles import cos_sin
 from rope_xp._rotation.tables import host_tables
 
@@ -41,9 +41,9 @@ class Backend:
     """Whether its arrays are those of numpy, whose values are read at once."""
     numpy_dtypes: bool = False
     """Whether its dtypes are those of numpy."""
-    kin: Backend | None = None
+    compatible_backend: Backend | None = None
     """The backend of arrays that are taken for positions and tables too, or None for its own."""
-    spread: ShardedExecutor | None = None
+    sharded_executor: ShardedExecutor | None = None
     """What runs a call whose arrays lie on several devices, in place of paths; None elsewhere."""
 
     def __init__(self, name: str, xp: Namespace, paths: tuple[Path, ...] = ()) -> None:
@@ -144,13 +144,13 @@ class Backend:
         """Return positions as a numpy array, None where reading them waits for a device."""
         return positions if self.host else None
 
-    def parts(self, positions: Array, wide: bool) -> tuple[Array, Array]:
+    def parts(self, positions: Array, double: bool) -> tuple[Array, Array]:
         """Return the whole part of float positions, as int32, and the fractional part.
 
-        With ``wide`` the fraction of float32 positions is computed in float64.
+        With ``double`` the fraction of float32 positions is computed in float64.
         """
         xp = self.xp
-        if wide:
+        if double:
             positions = xp.astype(positions, xp.float64, copy=False)
         elif self.dtype_name(positions) in ("float16", "bfloat16"):
             positions = xp.astype(positions, xp.float32)
@@ -172,7 +172,7 @@ class Backend:
         """Return cos and sin such that a compiler does not compute them anew for every head."""
         return cos, sin
 
-    def rows(self, table: Array, indices: Array) -> Array:
+    def take_rows(self, table: Array, indices: Array) -> Array:
         """Return rows of a table, (*indices.shape, columns)."""
         if indices.ndim == 1:
             return self.xp.take(table, indices, axis=0)
@@ -202,15 +202,15 @@ class Backend:
         """Write values to rows of an axis of x."""
         self.write(x, self.with_rows(x, axis, rows, values))
 
-    def tables(self, recipe: TableKey, like: Array) -> DigitTables:
+    def tables(self, table_key: TableKey, like: Array) -> DigitTables:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
-        return _tables_on_device((self, recipe, self.device(like)))
+        return _tables_on_device((self, table_key, self.device(like)))
 
     def memory(self, x: Array) -> Memory | None:
         """Return where x lies, or None if the library does not tell."""
         return None
 
-    def out_objection(self, out: Array, x: Array) -> str | None:
+    def unwritable_reason(self, out: Array, x: Array) -> str | None:
         """Return why this result may not be written over ``out``, or None."""
         return None
 
@@ -221,14 +221,14 @@ class Backend:
 
 @cached_tables
 def _tables_on_device(key: tuple[Backend, TableKey, Hashable]) -> DigitTables:
-    backend, recipe, device = key
-    tables = put_tables(backend, recipe, device)
+    backend, table_key, device = key
+    tables = put_tables(backend, table_key, device)
     backend.settle(device)
     return tables
 
 
-def put_tables(backend: Backend, recipe: TableKey, device: Device) -> DigitTables:
+def put_tables(backend: Backend, table_key: TableKey, device: Device) -> DigitTables:
     """Return the digit tables of a rope on a device, copied there anew."""
-    host = host_tables(recipe)
+    host = host_tables(table_key)
     placed = [None if table is None else backend.asarray(table, device) for table in host]
     return DigitTables(*placed)

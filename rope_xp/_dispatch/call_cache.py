@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
-from rope_xp._contract.caches import BoundedCache
-from rope_xp._contract.call import Call, CosSin, PositionRange, RelativeAngles, TableLookup
-from rope_xp._contract.library import DigitTables
-from rope_xp._contract.path import Path, PathUnavailable
-from rope_xp._contract.typing import Array
+from rope_xp._core.caches import BoundedCache
+from rope_xp._core.call import Call, CosSin, PositionRange, RelativeAngles, TableLookup
+from rope_xp._core.library import DigitTables
+from rope_xp._core.path import Path, PathUnavailable
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
 from rope_xp._rotation import portable
 
@@ -34,15 +34,15 @@ class CallSignature(NamedTuple):
     key: Hashable
     """All that a cached call depends on."""
     arrays: Arrays
-    rows: Arrays
+    angle_inputs: Arrays
     """Whole positions and their fractions, checked, or cos and sin, as kernels read them."""
-    reach: PositionRange | None
+    position_range: PositionRange | None
     """The range of positions; None for cos and sin."""
     out: Arrays | None
 
 
 Launch: TypeAlias = Callable[[Arrays, Arrays | None, Arrays, DigitTables | None], Arrays | None]
-"""Runs calls of one signature: ``launch(arrays, out, rows, tables)`` returns results.
+"""Runs calls of one signature: ``launch(arrays, out, angle_inputs, tables)`` returns results.
 
 It returns None before it writes anything, where the slow path must run.
 """
@@ -70,16 +70,16 @@ class CachedCall:
 
     def __call__(self, signature: CallSignature) -> Arrays | None:
         """Return results, None where the slow path must run."""
-        _, arrays, rows, _, out = signature
+        _, arrays, angle_inputs, _, out = signature
         tables = None
         if self.tables is not None:
             tables = self.tables()
             if tables is None:  # evicted
                 return None
-        given = rows if tables is None else ()
+        given = angle_inputs if tables is None else ()
         if out is not None and not _are_disjoint(self.are_apart, arrays, out, given):
             return None
-        return self.launch(arrays, out, rows, tables)
+        return self.launch(arrays, out, angle_inputs, tables)
 
 
 def signature(
@@ -95,7 +95,7 @@ def signature(
 
     Where cos and sin are given as tables, ``rope`` is what else says how they are applied.
     """
-    backend = find.by_type.get(type(arrays[0])) or find.find(arrays[0])
+    backend = find.by_type.get(type(arrays[0])) or find.find_backend(arrays[0])
     if backend is None:
         return None
     context = rope, axes, inverse, choose.choice.name, len(arrays)
@@ -134,7 +134,7 @@ def specialize(
     source = call.angles[0]
     launch = None if path is None else path.specialize(call, signature, results)
     if launch is None:
-        if isinstance(source, CosSin) and source.cos.shape != signature.rows[0].shape:
+        if isinstance(source, CosSin) and source.cos.shape != signature.angle_inputs[0].shape:
             return None  # a view of some columns, which only a kernel's strides tell
         launch = _replay(call, portable.run if path is None else path.run)
     tables = weakref.ref(source.tables) if isinstance(source, TableLookup) else None
@@ -143,21 +143,25 @@ def specialize(
 
 def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
     """Return what runs a path on calls like one that was checked."""
-    backend, turn, source = call.backend, call.turn, call.angles[0]
+    backend, spec, source = call.backend, call.spec, call.angles[0]
     known = None
     if isinstance(source, TableLookup):
-        known = source.device, source.tokens, source.reach, source.components
+        known = source.device, source.tokens, source.position_range, source.components
 
-    def launch(arrays: Arrays, out: Arrays | None, rows: Arrays, tables: DigitTables | None) -> Any:
+    def launch(
+        arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, tables: DigitTables | None
+    ) -> Any:
         angles: CosSin | TableLookup
         if known is None:
-            angles = CosSin(*rows)
+            angles = CosSin(*angle_inputs)
         else:
-            if rows and rows[0].ndim == (known[-1] > 0):  # without an axis for the only token
-                rows = tuple([row[..., None] for row in rows])
-            angles = TableLookup(tables, *(*rows, None, None)[:2], *known)  # type: ignore[arg-type,call-arg]  # as a lookup has them
+            if angle_inputs and angle_inputs[0].ndim == (
+                known[-1] > 0
+            ):  # without an axis for the only token
+                angle_inputs = tuple([row[..., None] for row in angle_inputs])
+            angles = TableLookup(tables, *(*angle_inputs, None, None)[:2], *known)  # type: ignore[arg-type,call-arg]  # as a lookup has them
         try:
-            return run_path(Call(backend, arrays, (angles,), out, turn))
+            return run_path(Call(backend, arrays, (angles,), out, spec))
         except PathUnavailable:
             return None
 

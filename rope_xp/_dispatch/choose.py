@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from rope_xp._contract.call import Call
-from rope_xp._contract.errors import MissingBackendError, RopeError
-from rope_xp._contract.path import Path, PathUnavailable, ShardedExecutor
-from rope_xp._contract.typing import Array
+from rope_xp._core.call import Call
+from rope_xp._core.errors import MissingBackendError, RopeError
+from rope_xp._core.path import Path, PathUnavailable, ShardedExecutor
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._rotation import portable
 
@@ -94,14 +94,14 @@ def run(call: Call) -> tuple[Array, ...]:
 
 def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
     """Run a call, and return which path did, None for the portable one."""
-    spread: ShardedExecutor | None = call.backend.spread
-    if spread is not None:
-        return None, spread.run(call, run)
+    sharded_executor: ShardedExecutor | None = call.backend.sharded_executor
+    if sharded_executor is not None:
+        return None, sharded_executor.run(call, run)
     name = _forced(call)
     path: Path
     if name is None:
         for path in call.backend.paths:
-            if path.objection(call, asked=False) is None:
+            if path.decline_reason(call, forced=False) is None:
                 try:
                     return path, path.run(call)
                 except PathUnavailable:
@@ -139,7 +139,7 @@ def _named(call: Call, name: str) -> Path:
     path: Path
     for path in backend.paths:
         if path.name == name:
-            reason = path.objection(call, asked=True)
+            reason = path.decline_reason(call, forced=True)
             if reason is None:
                 return path
             raise _cannot(name, reason)
@@ -188,14 +188,14 @@ class Explanation:
 def explain(call: Call) -> Explanation:
     """Return which path would run a call."""
     backend, name = call.backend, _forced(call)
-    if backend.spread is not None:
-        return replace(explain(backend.spread.here(call)), library=backend.name)
+    if backend.sharded_executor is not None:
+        return replace(explain(backend.sharded_executor.local_call(call)), library=backend.name)
     if name is not None:
         path = name if name == portable.NAME else _named(call, name).name
         return Explanation(backend.name, path, (), True)
     declined: list[tuple[str, str]] = []
     for candidate in backend.paths:
-        reason = candidate.objection(call, asked=False)
+        reason = candidate.decline_reason(call, forced=False)
         if reason is None:
             return Explanation(backend.name, candidate.name, tuple(declined), False)
         declined.append((candidate.name, reason))

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp._contract.errors import BROKEN
-from rope_xp._contract.forks import SLOW
+from rope_xp._core.errors import BROKEN
+from rope_xp._core.forks import SLOW
 from rope_xp._dispatch.backend import Backend
 
 ENTRY_POINTS = "rope_xp.backends"
@@ -58,12 +58,12 @@ def register(table: tuple[Library, ...]) -> None:
     libraries = table
 
 
-def find(x: object) -> Backend | None:
+def find_backend(x: object) -> Backend | None:
     """Return the backend of an array, None for anything else."""
     return by_type.get(type(x)) or _find_new(x)
 
 
-def backend_of(x: object, argument: str) -> Backend:
+def require_backend(x: object, argument: str) -> Backend:
     """Return the backend of an array, or raise."""
     backend = by_type.get(type(x)) or _find_new(x)
     if backend is None:
@@ -154,7 +154,7 @@ def _from_namespace(x: object) -> Backend | None:
     return _standard.setdefault(name, Backend(name, xp))
 
 
-def backend_of_namespace(xp: Any) -> Backend:
+def require_backend_of_namespace(xp: Any) -> Backend:
     """Return the backend for a namespace such as ``torch`` or ``array_api_compat.torch``."""
     name = getattr(xp, "__name__", None)
     if not isinstance(name, str):

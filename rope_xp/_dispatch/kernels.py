@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
-from rope_xp._contract.forks import SLOW
-from rope_xp._contract.path import PathUnavailable
+from rope_xp._core.forks import SLOW
+from rope_xp._core.path import PathUnavailable
 
 Key = TypeVar("Key", bound=Hashable)
 Kernel = TypeVar("Kernel")
@@ -40,7 +40,7 @@ class Kernels(Generic[Key, Kernel]):
         if importlib.util.find_spec(package) is None:
             self._objection = f"{package} is not installed (pip install 'rope-xp[{package}]')"
 
-    def objection(self, *keys: Key) -> str | None:
+    def decline_reason(self, *keys: Key) -> str | None:
         """Return why this process has none of these kernels, None if it can have all of them."""
         if self._objection is None and self._failed:
             return next((self._failed[key] for key in keys if key in self._failed), None)

@@ -26,7 +26,7 @@ small angle costs one rounding, u = 2**-54 in each coordinate, and its own few: 
 2**-52 (1 + p * frequency) altogether, three fifths of which is the most that was measured.
 """
 
-from rope_xp._contract.call import (
+from rope_xp._core.call import (
     DIGIT,
     DIGIT_BITS,
     LIMIT,
@@ -35,8 +35,8 @@ from rope_xp._contract.call import (
     RelativeAngles,
     TableLookup,
 )
-from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.typing import Array
+from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.typing import Array
 from rope_xp._rotation import fractions
 from rope_xp._rotation.tables import TOP_DIGIT
 
@@ -76,34 +76,34 @@ def cos_sin(library: ArrayLibrary, source: AngleSource) -> tuple[Array, Array]:
 def _one_component(
     library: ArrayLibrary, lookup: TableLookup, whole: Array, part: Array | None
 ) -> tuple[Array, Array]:
-    xp, reach = library.xp, lookup.reach
+    xp, position_range = library.xp, lookup.position_range
     low, middle, high, frequencies, _ = lookup.tables
-    wide = library.dtype_name(low) == "float64"
-    turn_on = _turn_little if wide else _compose
-    series = fractions.WIDE if wide else fractions.NARROW
+    double = library.dtype_name(low) == "float64"
+    turn_on = _turn_little if double else _compose
+    series = fractions.WIDE if double else fractions.NARROW
     count = whole
     outside = None
-    if not reach.checked:
+    if not position_range.checked:
         # Before abs, which C does not define for the most negative integer: a compiler that knows
         # would drop any later test for a negative number, and read beside the table.
         outside = (count <= -LIMIT) | (count > LIMIT - 1)
         count = xp.where(outside, xp.zeros_like(count), count)
-    size = xp.abs(count) if reach.signed else count
-    cos, sin = _row(library, low, size & (DIGIT - 1) if reach.digits > 1 else size)
-    if reach.digits > 1:
+    size = xp.abs(count) if position_range.signed else count
+    cos, sin = _row(library, low, size & (DIGIT - 1) if position_range.digits > 1 else size)
+    if position_range.digits > 1:
         digit = size >> DIGIT_BITS
-        digit = digit & (DIGIT - 1) if reach.digits > 2 else digit
+        digit = digit & (DIGIT - 1) if position_range.digits > 2 else digit
         cos, sin = turn_on(library, cos, sin, *_row(library, middle, digit))
-    if reach.digits > 2:
+    if position_range.digits > 2:
         digit = size >> (2 * DIGIT_BITS)
         if outside is not None:
             digit = xp.where(outside, xp.full_like(digit, TOP_DIGIT), digit)
         cos, sin = turn_on(library, cos, sin, *_row(library, high, digit))
-    if reach.signed:
+    if position_range.signed:
         sin = xp.where((count < 0)[..., None], -sin, sin)
     if part is not None:
         angle = _products(xp.astype(part, low.dtype, copy=False), frequencies)
-        cos, sin = _turn_little(library, cos, sin, *fractions.versed_sin(xp, angle, series))
+        cos, sin = _turn_little(library, cos, sin, *fractions.cosm1_sin(xp, angle, series))
     return cos, sin
 
 
@@ -122,7 +122,7 @@ def with_axes(x: Array, axes: int) -> Array:
 
 
 def _row(library: ArrayLibrary, table: Array, digits: Array) -> tuple[Array, Array]:
-    rows = library.rows(table, digits)
+    rows = library.take_rows(table, digits)
     half = table.shape[1] // 2
     return rows[..., :half], rows[..., half:]
 

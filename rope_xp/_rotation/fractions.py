@@ -9,7 +9,7 @@ is below a tenth of the last bit.
 from math import factorial, pi
 from typing import NamedTuple
 
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core.typing import Array, Namespace
 
 
 class Series(NamedTuple):
@@ -34,7 +34,7 @@ WIDE = Series(1.570796325802803, 9.920935796805404e-10, _taylor(3, 17), _taylor(
 """Of float32 and of float64."""
 
 
-def versed_sin(xp: Namespace, angle: Array, series: Series) -> tuple[Array, Array]:
+def cosm1_sin(xp: Namespace, angle: Array, series: Series) -> tuple[Array, Array]:
     """Return cosine less 1 and sine of angles from 0 to some thousand, in the series' dtype."""
     quarters = xp.floor(angle * (2 / pi) + 0.5)
     x = (angle - quarters * series.coarse) - quarters * series.fine

@@ -7,9 +7,9 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._contract import numbers
-from rope_xp._contract.caches import cached
-from rope_xp._contract.errors import RopeError
+from rope_xp._core import numbers
+from rope_xp._core.caches import cached
+from rope_xp._core.errors import RopeError
 
 
 def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:

@@ -11,22 +11,22 @@ compiler this spelling is also the fastest: XLA on a CPU takes 2.7 times as long
 halves.
 """
 
-from rope_xp._contract.call import RotationSpec
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core.call import RotationSpec
+from rope_xp._core.typing import Array, Namespace
 
 
-def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, turn: RotationSpec) -> Array:
-    """Return x with the slice of its last axis rotated that ``turn`` names.
+def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, spec: RotationSpec) -> Array:
+    """Return x with the slice of its last axis rotated that ``spec`` names.
 
     cos and sin broadcast against x but for their last axis, which has length r/2. The arithmetic
     is done in their dtype and rounded once to that of x.
     """
-    pairs, offset = cos.shape[-1], turn.rotary_offset
+    pairs, offset = cos.shape[-1], spec.rotary_offset
     rotary_dim = 2 * pairs
     whole = x.shape[-1] == rotary_dim
     y = x if whole else x[..., offset : offset + rotary_dim]
-    neighbours_read, neighbours_written = turn.side_by_side
-    if turn.inverse:
+    neighbours_read, neighbours_written = spec.interleaved
+    if spec.inverse:
         sin = -sin
     lead = y.shape[:-1]
     y = xp.reshape(y, (*lead, pairs, 2) if neighbours_read else (*lead, 2, pairs))

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from rope_xp._contract.call import AngleSource, Axes, Call, CosSin, TableLookup
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core.call import AngleSource, Axes, Call, CosSin, TableLookup
+from rope_xp._core.typing import Array, Namespace
 from rope_xp._rotation import angles, pairs
 
 NAME = "portable"
@@ -16,7 +16,7 @@ def cos_sin(call: Call, source: AngleSource) -> tuple[Array, Array]:
 
 
 def for_kernel(
-    call: Call, source: AngleSource, *, parts: bool = True, wide: bool = True
+    call: Call, source: AngleSource, *, parts: bool = True, double: bool = True
 ) -> TableLookup | CosSin:
     """Return a source whose angles a kernel looks up, or else those angles, computed here.
 
@@ -25,7 +25,7 @@ def for_kernel(
     if (
         isinstance(source, TableLookup)
         and (parts or source.part is None)
-        and (wide or call.backend.dtype_name(source.tables.low) != "float64")
+        and (double or call.backend.dtype_name(source.tables.low) != "float64")
     ):
         return source
     return source if isinstance(source, CosSin) else CosSin(*cos_sin(call, source))
@@ -39,8 +39,8 @@ def run(call: Call, rotate: Callable[..., Array] = pairs.rotate) -> tuple[Array,
     """
     xp, results = call.backend.xp, []
     for arrays, _, source in call.groups(one_dtype=False):
-        cos, sin = (align(xp, table, call.turn.axes) for table in cos_sin(call, source))
-        results += [rotate(xp, x, cos, sin, call.turn) for x in arrays]
+        cos, sin = (align(xp, table, call.spec.axes) for table in cos_sin(call, source))
+        results += [rotate(xp, x, cos, sin, call.spec) for x in arrays]
     if call.out is None:
         return tuple(results)
     for out, result in zip(call.out, results, strict=True):

@@ -34,10 +34,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rope_xp._contract.call import LIMIT
-from rope_xp._contract.dtypes import INTEGERS
-from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.typing import Array
+from rope_xp._core.call import LIMIT
+from rope_xp._core.dtypes import INTEGERS
+from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.typing import Array
 from rope_xp._rotation import fractions
 
 # round(2**192 / (2 pi))
@@ -204,7 +204,7 @@ class Term(NamedTuple):
     f: Followed
 
 
-def cos_sin(library: ArrayLibrary, terms: Sequence[Term], wide: bool) -> tuple[Array, Array]:
+def cos_sin(library: ArrayLibrary, terms: Sequence[Term], double: bool) -> tuple[Array, Array]:
     """Return cos and sin of a sum of products, in float64 where they are wide, else in float32."""
     xp = library.xp
     exact: Array = 0.0
@@ -219,7 +219,7 @@ def cos_sin(library: ArrayLibrary, terms: Sequence[Term], wide: bool) -> tuple[A
     left = (exact - quarters * 0.25) + rounded
     # An integer of 32 bits has room for those that are left of four.
     quarters = quarters - 4.0 * xp.floor(quarters * 0.25)
-    series = fractions.WIDE if wide else fractions.NARROW
+    series = fractions.WIDE if double else fractions.NARROW
     versed, sin = fractions.small(left * math.tau, series)
     cos, sin, _ = fractions.turned(xp, 1.0 + versed, sin, quarters)
     if all(p.value is p.fixed and f.value is f.fixed for *_, p, f in terms):

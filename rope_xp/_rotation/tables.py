@@ -5,11 +5,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._contract.caches import cached_tables
-from rope_xp._contract.call import DIGIT, LIMIT
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import DigitTables, Rope, TableKey
-from rope_xp._contract.numbers import check_positive
+from rope_xp._core.caches import cached_tables
+from rope_xp._core.call import DIGIT, LIMIT
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import DigitTables, Rope, TableKey
+from rope_xp._core.numbers import check_positive
 from rope_xp._rotation.frequencies import remainders
 
 TOP_DIGIT = LIMIT // (DIGIT * DIGIT)
@@ -21,14 +21,14 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 @cached_tables
-def host_tables(recipe: TableKey) -> DigitTables:
+def host_tables(table_key: TableKey) -> DigitTables:
     """Return what angles are looked up in, in numpy."""
-    rope = recipe.rope
-    frequencies = checked_frequencies(rope, recipe.head_dim)
+    rope = table_key.rope
+    frequencies = checked_frequencies(rope, table_key.head_dim)
     component = None
     if rope.position_axes is not None:
         component = _read_only(np.asarray(rope.position_axes, np.int32))
-    factor = 1.0 / rope.attention_factor if recipe.inverse else rope.attention_factor
+    factor = 1.0 / rope.attention_factor if table_key.inverse else rope.attention_factor
     # What a scaling rule returns is exact by definition; the plain formula has digits beyond.
     beyond = 0.0 * frequencies
     if rope.scaling is None:
@@ -40,13 +40,13 @@ def host_tables(recipe: TableKey) -> DigitTables:
     coarse = shifted - (shifted - frequencies)
     fine = (frequencies - coarse) + beyond
     # The factor goes into one table, before rounding: it costs no accuracy.
-    split, wide = (coarse, fine), recipe.wide
-    low = _digit_table(split, DIGIT, 1, wide=wide, cosm1=False) * factor
-    middle = _digit_table(split, DIGIT, DIGIT, wide=wide, cosm1=wide)
-    high = _digit_table(split, TOP_DIGIT, DIGIT * DIGIT, wide=wide, cosm1=wide)
+    split, double = (coarse, fine), table_key.double
+    low = _digit_table(split, DIGIT, 1, double=double, cosm1=False) * factor
+    middle = _digit_table(split, DIGIT, DIGIT, double=double, cosm1=double)
+    high = _digit_table(split, TOP_DIGIT, DIGIT * DIGIT, double=double, cosm1=double)
     # One row more, read by every position out of range: better loud than plausible.
     high = np.concatenate([high, np.full_like(high[:1], np.nan)])
-    dtype = np.float64 if wide else np.float32
+    dtype = np.float64 if double else np.float32
     made = [_read_only(t.astype(dtype, copy=False)) for t in (low, middle, high, frequencies)]
     return DigitTables(made[0], made[1], made[2], made[3], component)
 
@@ -77,9 +77,9 @@ Split: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Frequencies as a sum of two parts, of which the first times a digit is exact."""
 
 
-def _digit_table(split: Split, rows: int, unit: int, *, wide: bool, cosm1: bool) -> np.ndarray:
+def _digit_table(split: Split, rows: int, unit: int, *, double: bool, cosm1: bool) -> np.ndarray:
     """Return cos and sin of digit * unit for the digits below ``rows``; cos - 1 with ``cosm1``."""
-    if wide:
+    if double:
         cos, sin = _cos_sin(split, rows, unit)
         if cosm1:  # which has more digits than cos
             _, half_sin = _cos_sin((split[0] / 2, split[1] / 2), rows, unit)

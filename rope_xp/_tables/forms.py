@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._arguments.columns import Columns, doubled
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Device, Layout, Namespace
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
@@ -26,7 +26,7 @@ def check_form(form: object) -> None:
 
 def host_backend(xp: Namespace | None) -> Backend:
     """Return the backend of a table, if no compiler traces the call."""
-    backend = find.backend_of_namespace(np if xp is None else xp)
+    backend = find.require_backend_of_namespace(np if xp is None else xp)
     if backend.is_compiling():
         msg = (
             "table is made on the host in float64, which no graph can do; call it once, outside "

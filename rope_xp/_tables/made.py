@@ -5,13 +5,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rope_xp._arguments import given
+from rope_xp._arguments import parse_tables
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Call, RotationSpec, TableLookup, leaves
-from rope_xp._contract.library import Rope
-from rope_xp._contract.path import Path, PathUnavailable
-from rope_xp._contract.typing import Array
+from rope_xp._core.caches import cached
+from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
+from rope_xp._core.library import Rope
+from rope_xp._core.path import Path, PathUnavailable
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CachedCall, CallSignature
@@ -32,7 +32,7 @@ def at(rope: Rope, positions: Any, like: Array) -> tuple[Tables, Tables | None]:
         results = None if cached is None else cached(signature)
         if results is not None:
             return results  # type: ignore[no-any-return]  # the cache is untyped
-    backend, lookup, inverse = given.at(rope, positions, like)
+    backend, lookup, inverse = parse_tables.angles(rope, positions, like)
     tables, forward = _made(backend, lookup, signature)
     tables, undo = backend.computed_once(*tables), None
     backward = None
@@ -104,10 +104,10 @@ def _by(
     if any(type(leaf.array) is not type(unit) for leaf in leaves(lookup)):
         return None  # such as tensors of several devices, or ones that only seem to be there
     names = _BATCHES[: len(rows) - 1] + "sd"
-    turn = RotationSpec(parse_axes(names, len(names), "x"), "half", 2 * pairs, 0, False)
+    spec = RotationSpec(parse_axes(names, len(names), "x"), "half", 2 * pairs, 0, False)
     unit = backend.xp.broadcast_to(unit, (*rows, 2 * pairs))
-    call = Call(backend, (unit,), (lookup,), None, turn)
-    if path.objection(call, asked=True) is not None:
+    call = Call(backend, (unit,), (lookup,), None, spec)
+    if path.decline_reason(call, forced=True) is not None:
         return None
     try:
         results = path.run(call)

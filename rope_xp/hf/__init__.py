@@ -1,6 +1,6 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
-from rope_xp._contract.typing import Layout
+from rope_xp._core.typing import Layout
 from rope_xp.rope import RoPE
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rope_xp._arguments import fields
-from rope_xp._contract.errors import RopeConfigError, RopeError
-from rope_xp._contract.typing import Layout
+from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, _rules, _slices, _table
 from rope_xp.hf._model import FLAT, Model, Parameters
 from rope_xp.rope import RoPE

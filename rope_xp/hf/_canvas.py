@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.hf._counting import needed
 from rope_xp.hf._spans import IMAGE, TEXT, VIDEO, runs
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rope_xp._contract.errors import RopeConfigError
+from rope_xp._core.errors import RopeConfigError
 from rope_xp.hf._keys import read
 
 WHOLE = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_vl_moe")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeConfigError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeConfigError
 from rope_xp.hf import _hub
 from rope_xp.hf._model import FLAT, Model, Parameters
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rope_xp._contract.typing import Layout
+from rope_xp._core.typing import Layout
 
 Parameters = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeConfigError, RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp.hf._counting import needed
 from rope_xp.hf._keys import read
 from rope_xp.hf._spans import IMAGE, runs, sizes

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp import scaling
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeConfigError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeConfigError
 from rope_xp.hf import _keys
 from rope_xp.hf._model import Model, Parameters
 from rope_xp.scaling._rule import Scaling

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeConfigError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeConfigError
 from rope_xp.hf import _keys
 from rope_xp.hf._model import Model, Parameters
 

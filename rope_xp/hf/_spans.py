@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.hf._counting import Rule
 
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rope_xp._contract.errors import RopeConfigError
-from rope_xp._contract.typing import Layout
+from rope_xp._core.errors import RopeConfigError
+from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, _text_models, _vision_models
 from rope_xp.hf._model import Model
 

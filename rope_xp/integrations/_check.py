@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _formats, _rotary
 from rope_xp.integrations._findings import AT, Finding, effect
 from rope_xp.rope import RoPE

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Layout
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, from_hf_config
 from rope_xp.integrations import _classes, _formats, _functions
 from rope_xp.integrations._findings import Finding, effect

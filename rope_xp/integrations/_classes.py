@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import torch
 
-from rope_xp._contract.caches import cached
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.caches import cached
+from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _functions, _rotary
 from rope_xp.integrations._formats import Format
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from rope_xp._arguments.columns import COLUMNS, Columns, one_per_pair, read_columns
-from rope_xp._contract.caches import cached
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Layout
+from rope_xp._core.caches import cached
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp.rope import RoPE
@@ -72,7 +72,7 @@ def apply_rotary_transformers(
     >>> bool(np.allclose(q_rotated, rope.rotate(q, axes="bhsd"), rtol=0, atol=1e-6))
     True
     """
-    backend = find.backend_of(cos, "cos")
+    backend = find.require_backend(cos, "cos")
     if tuple(cos.shape) != tuple(sin.shape):
         msg = f"cos and sin must have one shape; got {tuple(cos.shape)} and {tuple(sin.shape)}"
         raise RopeError(msg)

@@ -14,11 +14,11 @@ from typing import Any, get_args
 
 import torch
 
-from rope_xp._arguments import given
-from rope_xp._contract.caches import cached
-from rope_xp._contract.call import Call
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Layout
+from rope_xp._arguments import parse_tables
+from rope_xp._core.caches import cached
+from rope_xp._core.call import Call
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Layout
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.angles import Angles
@@ -283,8 +283,8 @@ def _parse(rotation: Rotation, arguments: tuple[Any, ...], named: dict[str, Any]
     cos, sin = _formats.read(tables, rotation.form)
     rope = rotation.rope(2 * cos.shape[-1])
     if len(xs) == 1:
-        return given.single(rope, xs[0], cos, sin, axes, None, False)
-    return given.pair(rope, xs[0], xs[1], cos, sin, axes, None)
+        return parse_tables.rotate(rope, xs[0], cos, sin, axes, None, False)
+    return parse_tables.apply(rope, xs[0], xs[1], cos, sin, axes, None)
 
 
 def _signature(

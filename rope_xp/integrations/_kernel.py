@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _functions
 from rope_xp.integrations._formats import Format
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.hf import from_hf_config
 from rope_xp.integrations import _formats
 from rope_xp.integrations._formats import Format, Tables

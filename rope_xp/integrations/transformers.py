@@ -4,7 +4,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _check, _check_config, _classes, _rotary
 from rope_xp.integrations._findings import Finding
 

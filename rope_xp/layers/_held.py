@@ -4,8 +4,8 @@ from dataclasses import fields
 from typing import Any
 
 from rope_xp._arguments.fields import check_rope as check_type
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
 from rope_xp.angles import Angles
 from rope_xp.rope import Positions, RoPE
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp._frequencies import apply_frequencies, initial_frequencies
 from rope_xp.layers import _held
 from rope_xp.rope import Positions, RoPE

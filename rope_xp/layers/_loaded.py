@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
 

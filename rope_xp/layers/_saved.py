@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from rope_xp import scaling
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
 _RULE = "scaling rule"

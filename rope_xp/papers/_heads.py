@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from rope_xp._arguments import messages
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
@@ -23,7 +23,7 @@ def check_array(backend: Backend, first: str, like: Array, argument: str, x: Any
 
 def check_library(backend: Backend, first: str, like: Array, argument: str, x: Any) -> None:
     """Check that x is of the library and on the device of ``like``, known as ``first``."""
-    other = find.backend_of(x, argument)
+    other = find.require_backend(x, argument)
     if other is not backend:
         raise messages.different_libraries(first, backend, argument, other)
     messages.check_same_device(backend, first, like, argument, x)

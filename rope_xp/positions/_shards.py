@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Device, Namespace
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp.positions import _values as values
 from rope_xp.positions._packed import count_tokens, read_ends
 

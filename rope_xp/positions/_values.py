@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rope_xp._arguments import read
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Device, Namespace
+from rope_xp._arguments import parse
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
@@ -71,15 +71,15 @@ def to_library(array: np.ndarray, xp: Namespace | None, device: Device | None) -
         return array
     if array.dtype == np.float64:  # some devices lack it
         array = array.astype(np.float32)
-    return find.backend_of_namespace(xp).asarray(array, device)
+    return find.require_backend_of_namespace(xp).asarray(array, device)
 
 
 def integers(name: str, values: Any) -> tuple[Backend, Any]:
     """Return integers with one axis as an array, and its backend."""
-    backend = read.owner_of(values)
+    backend = parse.find_owner(values)
     if backend is None:
         values = np.asarray(values)
-        backend = find.backend_of(values, name)
+        backend = find.require_backend(values, name)
     dtype = backend.dtype_name(values)
     if values.ndim != 1 or not dtype.startswith(("int", "uint")):
         msg = f"{name} must have one axis and integers; got {dtype} of {tuple(values.shape)}"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.scaling._rule import Scaling
 

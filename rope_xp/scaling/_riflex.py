@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
 from rope_xp.scaling._axial import Axial, places
 from rope_xp.scaling._rule import Scaling
 

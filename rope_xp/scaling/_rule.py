@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 
 
 class Scaling(ABC):
@@ -59,7 +59,7 @@ class Scaling(ABC):
         return self
 
     def _check(self, check: Callable[[str, Any], Any], *names: str) -> None:
-        """Check fields by a function of :mod:`rope_xp._contract.numbers`; None where it fits."""
+        """Check fields by a function of :mod:`rope_xp._core.numbers`; None where it fits."""
         for name in names:
             given = getattr(self, name)
             if given is None and getattr(type(self), name, ...) is None:

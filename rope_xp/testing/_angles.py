@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.testing._box import EPS, Complex, Floats, Refused
 from rope_xp.testing._pairs import Indices, Operand
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rope_xp._arguments import fields
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Function, open_box
 from rope_xp.testing._compare import CALLS, find_problems, spread

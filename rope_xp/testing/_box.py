@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.errors import BROKEN, RopeError
-from rope_xp._contract.typing import Array, Device
+from rope_xp._core.dtypes import FLOATS
+from rope_xp._core.errors import BROKEN, RopeError
+from rope_xp._core.typing import Array, Device
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
@@ -130,7 +130,7 @@ class BlackBox:
         return self.backend.asarray(np.ascontiguousarray(p, dtype), self.device)
 
     def _check(self, y: Any, x: Array) -> None:
-        if find.find(y) is not self.backend:
+        if find.find_backend(y) is not self.backend:
             raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
         if tuple(y.shape) != tuple(x.shape):
             raise ValueError(f"it returns an array of {tuple(y.shape)} for one of {tuple(x.shape)}")
@@ -212,7 +212,7 @@ def _ways_to_call(box: BlackBox, components: int | None) -> Iterator[BlackBox]:
 
 def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
     if like is not None:
-        backend = find.backend_of(like, "like")
+        backend = find.require_backend(like, "like")
         dtype = backend.dtype_name(like)
         if dtype not in FLOATS:
             raise RopeError(f"like must be of {', '.join(FLOATS)}; got {dtype}")

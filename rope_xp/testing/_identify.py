@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing import _rules
 from rope_xp.testing._accuracy import Rotation, measure

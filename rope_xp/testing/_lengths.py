@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.scaling import DynamicNTK
 from rope_xp.testing import _rules
 from rope_xp.testing._box import Complex, Floats, Refused

@@ -7,8 +7,8 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Layout
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Layout
 from rope_xp.testing._box import EPS, BlackBox, Complex, Floats, Refused
 
 # Components that are not coupled are not so to the bit in any implementation that multiplies.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
 from rope_xp.scaling import (
     NTK,
     Axial,

@@ -24,7 +24,7 @@ from support.programs import printed
     ],
 )
 def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -> None:
-    if path == "cuda" and (reason := cuda_on_cpu.objection()):
+    if path == "cuda" and (reason := cuda_on_cpu.decline_reason()):
         pytest.skip(reason)
     for module in {"cuda": [], "triton": ["torch", "triton"]}.get(path, ["llvmlite"]):
         if importlib.util.find_spec(module) is None:

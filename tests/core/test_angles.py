@@ -15,7 +15,7 @@ from support.oracles import BELOW_2_22, BELOW_2_31
 from support.targets import Target, namespace, truth
 
 from rope_xp import RoPE, scaling
-from rope_xp._contract.library import TableKey
+from rope_xp._core.library import TableKey
 from rope_xp._rotation.tables import host_tables
 
 GOLDEN = Path(oracles.__file__).parent / "golden"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import rope_xp
-from rope_xp._contract import caches
+from rope_xp._core import caches
 
 ROOT = Path(rope_xp.__file__).parent
-HOME = ROOT / "_contract" / "caches.py"
+HOME = ROOT / "_core" / "caches.py"
 
 
 def sources() -> list[Path]:

@@ -13,7 +13,7 @@ from support.targets import truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError, scaling
-from rope_xp._arguments import read
+from rope_xp._arguments import parse
 from rope_xp._dispatch import call_cache
 
 KINDS = call_cache.CALLS
@@ -57,8 +57,8 @@ def twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     call()  # of a class of arrays that may be new
     call()
     with monkeypatch.context() as patch:
-        for name in ("pair", "single"):
-            patch.setattr(read, name, lambda *_: pytest.fail("it went the long way"))
+        for name in ("apply", "rotate"):
+            patch.setattr(parse, name, lambda *_: pytest.fail("it went the long way"))
         return call()
 
 

@@ -19,8 +19,8 @@ from support.targets import Target
 
 import rope_xp
 from rope_xp import MissingBackendError, RopeError, _libraries
-from rope_xp._contract.call import Call
-from rope_xp._contract.path import Path, PathUnavailable
+from rope_xp._core.call import Call
+from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
@@ -37,7 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_target_is_recognised(backend: Target) -> None:
-    found = find.find(backend.make(X))
+    found = find.find_backend(backend.make(X))
     assert found is not None
     assert found.name == backend.module
 
@@ -45,13 +45,13 @@ def test_every_target_is_recognised(backend: Target) -> None:
 @pytest.mark.usefixtures("fresh")
 def test_subclasses_are_recognised() -> None:
     torch = pytest.importorskip("torch")
-    assert find.find(torch.nn.Parameter(torch.ones(2, 2))).name == "torch"
-    assert find.find(np.float64(1.0)).name == "numpy"
+    assert find.find_backend(torch.nn.Parameter(torch.ones(2, 2))).name == "torch"
+    assert find.find_backend(np.float64(1.0)).name == "numpy"
 
     class Mine(np.ndarray):
         pass
 
-    assert find.find(X.view(Mine)).name == "numpy"
+    assert find.find_backend(X.view(Mine)).name == "numpy"
 
 
 @pytest.mark.usefixtures("fresh")
@@ -70,7 +70,7 @@ def test_a_class_of_arrays_may_go() -> None:
 
 def test_nothing_else_is(backend: Target) -> None:
     for thing in (None, 1, "x", [backend.make(X)], object(), np, SimpleNamespace(shape=(1, 2))):
-        assert find.find(thing) is None
+        assert find.find_backend(thing) is None
 
 
 # --- choosing a path -----------------------------------------------------------------------------
@@ -84,8 +84,8 @@ class Told(Path):
         self.rather_not: str | None = None
         self.unavailable: str | None = None
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
-        return self.reason or (None if asked else self.rather_not)
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
+        return self.reason or (None if forced else self.rather_not)
 
     def run(self, call: Call):
         if self.unavailable:
@@ -97,7 +97,7 @@ class Told(Path):
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Told, Told]:
     made = Told("swift", "it is Tuesday"), Told("brisk", None)
-    monkeypatch.setattr(find.find(X), "paths", made)
+    monkeypatch.setattr(find.find_backend(X), "paths", made)
     call_cache.CALLS.cache_clear()
     row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
@@ -264,7 +264,7 @@ FORK = """
 import importlib.metadata, os, signal, sys, threading, time
 import numpy as np
 import rope_xp
-from rope_xp._contract import forks
+from rope_xp._core import forks
 
 reached, x = threading.Event(), np.ones((3, 2, 4), np.float32)
 
@@ -344,7 +344,7 @@ class Unwrap(Path):
     name = "unwrap"
 
     def run(self, call: Call):
-        rope = rope_xp.RoPE(layout=call.turn.layout)
+        rope = rope_xp.RoPE(layout=call.spec.layout)
         return tuple(Wrapped(rope.rotate(x.inner)) for x in call.arrays)
 
 
@@ -426,6 +426,6 @@ def test_a_backend_that_overrides_nothing_serves_any_standard_library(
 def test_a_namespace_of_array_api_compat_is_that_of_its_library(name: str) -> None:
     library = pytest.importorskip(name)
     wrapped = importlib.import_module(f"array_api_compat.{name}")
-    assert find.backend_of_namespace(wrapped) is find.backend_of_namespace(library)
+    assert find.require_backend_of_namespace(wrapped) is find.require_backend_of_namespace(library)
     cos, _ = rope_xp.RoPE().cos_sin([0, 1], 8, xp=wrapped)
     assert rope_xp.explain(cos[:, None, :], cos[:, None, :]).library == name

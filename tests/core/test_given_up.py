@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rope_xp._contract.path import PathUnavailable
+from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch.kernels import MOST, Kernels
 
 
@@ -33,7 +33,7 @@ def test_each_is_compiled_once() -> None:
     assert [kernels.get("a"), kernels.get("a"), kernels.get("b")] == ["A", "A", "B"]
     assert tried == ["a", "b"]
     assert kernels.ready("a")
-    assert kernels.objection("a", "b") is None
+    assert kernels.decline_reason("a", "b") is None
 
 
 def test_one_that_fails_leaves_the_others() -> None:
@@ -51,9 +51,9 @@ def test_one_that_fails_leaves_the_others() -> None:
         kernels.get("bad")
     assert tried == ["bad"]
     assert kernels.get("good") == "GOOD"
-    assert kernels.objection() is None
-    assert kernels.objection("good") is None
-    assert "no such instruction" in str(kernels.objection("good", "bad"))
+    assert kernels.decline_reason() is None
+    assert kernels.decline_reason("good") is None
+    assert "no such instruction" in str(kernels.decline_reason("good", "bad"))
 
 
 ANYTHING = [
@@ -78,7 +78,7 @@ def test_whatever_a_broken_compiler_raises_is_said_once(when: str, error: Except
     assert len(said) == 1
     with pytest.raises(PathUnavailable):  # a warning would be an error
         kernels.get("a")
-    assert (str(error) or type(error).__name__) in str(kernels.objection("a"))
+    assert (str(error) or type(error).__name__) in str(kernels.decline_reason("a"))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_short_memory_is_not_remembered(when: str, error: Exception) -> None:
             pytest.raises(PathUnavailable, match=re.escape(str(error)) or "MemoryError"),
         ):
             kernels.get("a")
-        assert kernels.objection("a") is None
+        assert kernels.decline_reason("a") is None
     assert kernels.get("a") == "A"
 
 
@@ -128,7 +128,7 @@ def test_files_that_another_process_is_writing_are_read_again() -> None:
     assert tried == ["a", "a"]
     with pytest.warns(RuntimeWarning, match="kernel.json"), pytest.raises(PathUnavailable):
         kernels.get("gone")
-    assert "kernel.json" in str(kernels.objection("gone"))
+    assert "kernel.json" in str(kernels.decline_reason("gone"))
     assert kernels.get("b") == "B"
 
 
@@ -168,7 +168,7 @@ def test_an_interrupt_gets_out_and_nothing_is_given_up(when: str, swallowed: boo
     finally:
         signal.signal(signal.SIGINT, before)
     assert done == [when]  # and not left half way
-    assert kernels.objection("a") is None
+    assert kernels.decline_reason("a") is None
     assert kernels.get("a") == "A"
 
 
@@ -195,7 +195,7 @@ def test_interrupts_of_any_kind_get_out() -> None:
     thread.start()
     thread.join()
     assert raised == [KeyboardInterrupt, SystemExit]
-    assert kernels.objection("a") is None
+    assert kernels.decline_reason("a") is None
     assert kernels.get("a") == "A"
 
 
@@ -203,12 +203,12 @@ def test_another_try_may_go_better() -> None:
     kernels = Kernels("numpy", compiler([]))
     with pytest.raises(CompilerError):
         kernels.get("bad", give_up=False)
-    assert kernels.objection("bad") is None
+    assert kernels.decline_reason("bad") is None
 
 
 def test_a_package_that_is_missing_or_broken() -> None:
     missing = Kernels("no_such_package", compiler([]))
-    assert "pip install 'rope-xp[no_such_package]'" in str(missing.objection())
+    assert "pip install 'rope-xp[no_such_package]'" in str(missing.decline_reason())
     with pytest.raises(PathUnavailable, match="not installed"):
         missing.get("a")
 
@@ -216,7 +216,7 @@ def test_a_package_that_is_missing_or_broken() -> None:
         raise OSError("libdevice is gone")
 
     kernels: Kernels[str, str] = Kernels("numpy", broken)
-    assert kernels.objection() is None
+    assert kernels.decline_reason() is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without numpy. numpy cannot be imported"),
         pytest.raises(PathUnavailable, match="libdevice is gone"),
@@ -224,7 +224,7 @@ def test_a_package_that_is_missing_or_broken() -> None:
         kernels.get("a")
     with pytest.raises(PathUnavailable, match="libdevice is gone"):
         kernels.get("b")
-    assert "libdevice is gone" in str(kernels.objection())
+    assert "libdevice is gone" in str(kernels.decline_reason())
 
 
 def test_there_is_a_bound() -> None:

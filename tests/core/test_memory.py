@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_xp._contract.memory import (
+from rope_xp._core.memory import (
     ACCESS,
     Memory,
     StridedLayout,
     alignment,
+    collapse_dims,
     overlap,
     placed,
-    rows,
     span,
 )
 
@@ -48,7 +48,7 @@ def arrays(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 def test_the_same_rows_by_fewer_axes(pair: tuple[np.ndarray, np.ndarray]) -> None:
     x, positions = pair
     axes = tuple(range(x.ndim - 1))
-    found = rows(axes, [laid(x)], [laid(positions)])
+    found = collapse_dims(axes, [laid(x)], [laid(positions)])
     spread = np.broadcast_to(positions, x.shape[:-1])
     expected = places(x.shape[:-1], x.strides[:-1], spread.strides)
     lengths = tuple(row.length for row in found)
@@ -62,18 +62,18 @@ def test_the_same_rows_by_fewer_axes(pair: tuple[np.ndarray, np.ndarray]) -> Non
 def test_what_lies_in_a_row_is_one_axis() -> None:
     x = np.zeros((3, 4, 5, 2, 8), np.float32)  # two of batch, tokens, heads, head_dim
     positions = np.zeros((3, 4, 5), np.int64)
-    (row,) = rows((0, 1, 2), [laid(x)], [laid(positions)])
+    (row,) = collapse_dims((0, 1, 2), [laid(x)], [laid(positions)])
     assert row == (60, (64, 8))
     shared = np.zeros(5, np.int64)
-    assert [r.length for r in rows((0, 1, 2), [laid(x)], [laid(shared)])] == [12, 5]
-    assert [r.length for r in rows((0, 1, 2), [laid(x)], [])] == [12, 5]
-    assert rows((0, 1, 2), [laid(x[:1, :1, :1])], []) == []
+    assert [r.length for r in collapse_dims((0, 1, 2), [laid(x)], [laid(shared)])] == [12, 5]
+    assert [r.length for r in collapse_dims((0, 1, 2), [laid(x)], [])] == [12, 5]
+    assert collapse_dims((0, 1, 2), [laid(x[:1, :1, :1])], []) == []
 
 
 def test_counted_positions_go_on_by_one_from_token_to_token() -> None:
     x = np.zeros((3, 4, 5, 8), np.float32)
-    assert [r.steps[-1] for r in rows((0, 1, 2), [laid(x)], [])] == [0, 1]
-    assert [r.steps[-1] for r in rows((2, 0, 1), [laid(x)], [])] == [0, 0, 1]
+    assert [r.steps[-1] for r in collapse_dims((0, 1, 2), [laid(x)], [])] == [0, 1]
+    assert [r.steps[-1] for r in collapse_dims((2, 0, 1), [laid(x)], [])] == [0, 0, 1]
 
 
 @given(st.lists(st.integers(-1000, 1000), max_size=5))

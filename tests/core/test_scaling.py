@@ -12,7 +12,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._contract.numbers import held_by
+from rope_xp._core.numbers import held_by
 from rope_xp.scaling import (
     NTK,
     Axial,

@@ -17,8 +17,8 @@ from support.targets import Target, namespace
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract import caches
-from rope_xp._contract.library import TableKey
+from rope_xp._core import caches
+from rope_xp._core.library import TableKey
 from rope_xp._rotation.tables import host_tables
 from rope_xp.scaling import Linear, YaRN
 

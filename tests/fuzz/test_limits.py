@@ -32,11 +32,11 @@ def fits(numbers: np.ndarray) -> np.ndarray:
 
 
 @fuzzed()
-@given(numbers=lists, layout=st.sampled_from(LAYOUTS), wide=st.booleans())
+@given(numbers=lists, layout=st.sampled_from(LAYOUTS), double=st.booleans())
 def test_positions_that_are_read(
-    library: Library, numbers: list[float], layout: str, wide: bool
+    library: Library, numbers: list[float], layout: str, double: bool
 ) -> None:
-    x = np.ones((len(numbers), 1, 4), library.float("float64" if wide else "float32"))
+    x = np.ones((len(numbers), 1, 4), library.float("float64" if double else "float32"))
     made, rope = library.make(x), RoPE(layout=layout)
     for given_at in (numbers, np.array(numbers)):
         with library.chosen():

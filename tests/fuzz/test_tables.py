@@ -50,7 +50,7 @@ class Angles:
     positions: Positions
     xp: bool
     """Whether xp is given."""
-    wide: bool | None
+    double: bool | None
     """Whether dtype is float64 or float32; None for none."""
 
 
@@ -73,8 +73,8 @@ def test_cos_sin(library: Library, case: Angles) -> None:
     xp = importlib.import_module(library.module)
     own = case.positions.kind == "library"
     space = xp if own or case.xp else np
-    wide = case.wide and "float64" in library.floats
-    more = {} if case.wide is None else {"dtype": space.float64 if wide else space.float32}
+    double = case.double and "float64" in library.floats
+    more = {} if case.double is None else {"dtype": space.float64 if double else space.float32}
     if case.xp and not own:
         more["xp"] = xp
     with library.chosen():
@@ -84,12 +84,12 @@ def test_cos_sin(library: Library, case: Angles) -> None:
             whole = RoPE(base=case.rope.base).cos_sin(given_at, case.head_dim, **more)
             for n, table in ((1, whole[0]), (0, whole[1])):
                 np.testing.assert_array_equal(np.asarray(waves)[..., n::2], np.asarray(table))
-    cos, sin, error = bounds.looked_up(case.rope, case.head_dim, at, bool(wide))
+    cos, sin, error = bounds.looked_up(case.rope, case.head_dim, at, bool(double))
     factor = case.rope.attention_factor
-    least = 2.0**-53 if wide else 2.0**-24  # of the factor
+    least = 2.0**-53 if double else 2.0**-24  # of the factor
     for got, right in zip(tables, (cos, sin), strict=True):
         found = np.asarray(got)
-        assert found.dtype == (np.float64 if wide else np.float32)
+        assert found.dtype == (np.float64 if double else np.float32)
         assert found.shape == right.shape
         assert (np.abs(found - right * factor) <= (error + least * (factor != 1)) * factor).all()
 

@@ -18,8 +18,8 @@ import numpy as np
 from rope_xp_backends.gpu import cuda, cuda_plan
 from rope_xp_backends.numpy import paths as glue
 
-from rope_xp._contract.call import Call
-from rope_xp._contract.path import Path as _Path
+from rope_xp._core.call import Call
+from rope_xp._core.path import Path as _Path
 
 NVRTC = "libnvrtc.so.13"
 KERNELS = Path(cuda.__file__).parent
@@ -39,7 +39,7 @@ def cuda_folder(name: str) -> Path | None:
     return next((path for place in places if (path := Path(place) / name).is_dir()), None)
 
 
-def objection() -> str | None:
+def decline_reason() -> str | None:
     """Return why the kernel cannot be compiled and run here, None if it can."""
     if importlib.util.find_spec("cupy") is None:
         return "cupy, whose path this is, is not installed"
@@ -106,8 +106,8 @@ class Cuda(_Path):
     def __init__(self) -> None:
         self.ran: list[cuda.Launch] = []
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
-        return cuda.objection(call)
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
+        return cuda.decline_reason(call)
 
     def run(self, call: Call) -> tuple[Any, ...]:
         outs = call.out or glue._new(call)

@@ -17,7 +17,7 @@ from rope_xp_backends import numpy as numpy_glue
 
 import rope_xp
 from rope_xp._bench import targets
-from rope_xp._contract.path import Path
+from rope_xp._core.path import Path
 from support import cuda_on_cpu
 
 ALL_FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -95,7 +95,7 @@ class Target:
     """What the path needs to be importable besides."""
     lent: Path | None = None
     """The path, where numpy has it for the tests alone."""
-    objection: Callable[[], str | None] = lambda: None
+    decline_reason: Callable[[], str | None] = lambda: None
     """Returns what else is missing."""
     set_up: Callable[[], AbstractContextManager[Any]] = nullcontext
     """What a test runs in."""
@@ -149,7 +149,7 @@ TARGETS = (
         path="cuda",
         needs="nvidia",
         lent=cuda_on_cpu.PATH,
-        objection=cuda_on_cpu.objection,
+        decline_reason=cuda_on_cpu.decline_reason,
     ),
     Target("array-api-strict", "array_api_strict", **_strict("CPU_DEVICE"), floats=STRICT),
     Target("array-api-strict:device1", "array_api_strict", **_strict("device1"), floats=STRICT),
@@ -236,7 +236,7 @@ def missing(target: Target) -> str | None:
         if module is not None and importlib.util.find_spec(module) is None:
             return f"{module} is not installed"
     found = targets.find(target.on) if target.gpu else None
-    return found if isinstance(found, str) else target.objection()
+    return found if isinstance(found, str) else target.decline_reason()
 
 
 def rows(names: tuple[str, ...] = ()) -> list[object]:

@@ -8,7 +8,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract.library import TableKey
+from rope_xp._core.library import TableKey
 from support.targets import COMPILER, INTERPRETED
 
 torch = pytest.importorskip("torch")

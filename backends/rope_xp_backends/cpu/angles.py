@@ -16,9 +16,9 @@ CosSin: TypeAlias = tuple[Int, Int]
 class Vectors:
     """Vectors of one width: loads, stores and arithmetic."""
 
-    def __init__(self, builder: Any, wide: bool, lanes: int) -> None:
-        self.builder, self.wide, self.lanes = builder, wide, lanes
-        self.element, self.size = (DOUBLE, 8) if wide else (FLOAT, 4)
+    def __init__(self, builder: Any, double: bool, lanes: int) -> None:
+        self.builder, self.double, self.lanes = builder, double, lanes
+        self.element, self.size = (DOUBLE, 8) if double else (FLOAT, 4)
         self.kind = ir.VectorType(self.element, lanes)
 
     def load(self, row: Int, index: Int | int = 0) -> Any:
@@ -94,7 +94,7 @@ def compose_digits(
     """Write cos and sin from a row of each digit's table, where sines lie behind cosines."""
     angle, *others = ((v.load(row, first), v.load(row, pairs + first)) for row in tables)
     for other in others:
-        angle = v.compose(angle, other, less_1=v.wide)
+        angle = v.compose(angle, other, less_1=v.double)
     v.store(angle[0], rows[0], first)
     v.store(v.negate_if(negative, angle[1]), rows[1], first)
 
@@ -109,16 +109,16 @@ def add_fraction(
     """Advance cos and sin by the fractional part of a position, then negate the sine or not."""
     part = broadcast(v.builder, fraction.load(v.element, v.size), v.lanes)
     step = v.builder.fmul(part, v.load(frequencies, first))
-    turn = v.cosm1_sin(step, fractions.WIDE if v.wide else fractions.NARROW)
+    turn = v.cosm1_sin(step, fractions.WIDE if v.double else fractions.NARROW)
     angle = v.compose((v.load(rows[0], first), v.load(rows[1], first)), turn, less_1=True)
     v.store(angle[0], rows[0], first)
     v.store(v.negate_if(negative, angle[1]), rows[1], first)
 
 
 # *target = negative ? -*source : *source;
-def copy_number(target: Int, source: Int, negative: Condition | None, wide: bool) -> None:
+def copy_number(target: Int, source: Int, negative: Condition | None, double: bool) -> None:
     """Copy a cosine or sine from one address to another, or its negative."""
-    v = Vectors(target.builder, wide, 1)
+    v = Vectors(target.builder, double, 1)
     number = v.load(source)
     v.store(number if negative is None else v.negate_if(negative, number), target)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rope_xp._contract.call import RotationSpec
+from rope_xp._core.call import RotationSpec
 
 from . import threads as pool
 from .compiled import Kernel
@@ -16,9 +16,9 @@ BYTES_TO_STREAM = 1 << 25
 """Results that leave the last cache before anyone reads them are written past it."""
 
 
-def keys(turn: RotationSpec, dtypes: Sequence[str]) -> list[KernelKey]:
+def keys(spec: RotationSpec, dtypes: Sequence[str]) -> list[KernelKey]:
     """Return the keys of the kernels that turn arrays of these dtypes."""
-    read, write = turn.side_by_side
+    read, write = spec.interleaved
     return [KernelKey(dtype, read, write) for dtype in dtypes]
 
 
@@ -45,11 +45,11 @@ class Launch:
         threads = plan.bytes // BYTES_A_THREAD
         if threads > 1:
             threads = min(threads, limit())
-        for words in plan.addresses:
+        for params in plan.addresses:
             if threads > 1:
-                run = partial(_run, kernel, words, *addresses, stream)
+                run = partial(_run, kernel, params, *addresses, stream)
                 pool.share(run, plan.rows, threads)
-            elif kernel(words, *addresses, stream, 0, plan.rows):
+            elif kernel(params, *addresses, stream, 0, plan.rows):
                 raise _no_memory()
 
 
@@ -63,7 +63,7 @@ def _no_memory() -> MemoryError:
 
 
 def prepare(
-    kernel: Kernel, ends: Sequence[Pair], angles: Angles, turn: RotationSpec, itemsize: int
+    kernel: Kernel, operands: Sequence[Pair], angles: Angles, spec: RotationSpec, itemsize: int
 ) -> Launch:
     """Return what rotates arrays that lie like this."""
-    return Launch(kernel, plan(ends, angles, turn, itemsize))
+    return Launch(kernel, plan(operands, angles, spec, itemsize))

@@ -9,7 +9,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from . import files
-from .kernel import ALLOCATE, ARGUMENTS, FREE, NAME, written
+from .kernel import ALLOCATE, ARGUMENTS, FREE, NAME, build_ir
 from .plan import KernelKey
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
@@ -22,14 +22,14 @@ _alive: list[Any] = []
 """Engines own the memory of machine code, which stays callable until the process ends."""
 
 
-def compile_kernel(form: KernelKey) -> Callable[..., int]:
+def compile_kernel(key: KernelKey) -> Callable[..., int]:
     """Return the kernel of a form: a function of ARGUMENTS that leaves Python's lock alone."""
     host = _describe_host()
-    if form.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
+    if key.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
-    target, text = _create_target(*host), str(written(form))
-    name = f"{form.dtype}-{form.read_pairs:d}{form.write_pairs:d}-{_hash_inputs(text, *host)}"
+    target, text = _create_target(*host), str(build_ir(key))
+    name = f"{key.dtype}-{key.interleaved_in:d}{key.interleaved_out:d}-{_hash_inputs(text, *host)}"
     code = files.read(name)
     if code is None:
         code = target.emit_object(_optimize(text, target))
@@ -42,10 +42,10 @@ def compile_kernel(form: KernelKey) -> Callable[..., int]:
     return kind(engine.get_function_address(NAME))
 
 
-def emit_assembly(form: KernelKey, *machine: str) -> str:
+def emit_assembly(key: KernelKey, *machine: str) -> str:
     """Return the assembly of a kernel, of this machine or of a triple, CPU and features."""
     target = _create_target(*machine or _describe_host())
-    return target.emit_assembly(_optimize(str(written(form)), target))  # type: ignore[no-any-return]  # llvmlite has no types
+    return target.emit_assembly(_optimize(str(build_ir(key)), target))  # type: ignore[no-any-return]  # llvmlite has no types
 
 
 def _optimize(text: str, target: Any) -> Any:

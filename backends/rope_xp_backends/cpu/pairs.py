@@ -63,7 +63,7 @@ def rotate_pairs(
     pairs: Int,
     first: Int,
     ahead: Int,
-    form: KernelKey,
+    key: KernelKey,
     lanes: int,
     *,
     stream: bool = False,
@@ -79,28 +79,28 @@ def rotate_pairs(
     ``stream``: write past the caches, to addresses that are multiples of 16. Then nothing is
     fetched ahead, which would take a tenth longer.
     """
-    b, dtype, size = x.builder, form.dtype, form.size
-    element, computed = _ELEMENTS[dtype], DOUBLE if form.wide else FLOAT
+    b, dtype, size = x.builder, key.dtype, key.size
+    element, computed = _ELEMENTS[dtype], DOUBLE if key.double else FLOAT
 
     def halves(row: Int, interleaved: bool) -> tuple[Int, Int]:
         start = row + first * (2 * size if interleaved else size)
         return start, start + (x.like(lanes) if interleaved else pairs) * size
 
-    sources, targets = halves(x, form.read_pairs), halves(y, form.write_pairs)
+    sources, targets = halves(x, key.interleaved_in), halves(y, key.interleaved_out)
     x1, x2 = (source.load(ir.VectorType(element, lanes), size) for source in sources)
-    if form.read_pairs:
+    if key.interleaved_in:
         even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
         x1, x2 = shuffle(b, x1, x2, even), shuffle(b, x1, x2, odd)
     if lanes >= _PREFETCH_LANES and not stream:
         for source in sources:
             prefetch(source + ahead)
     x1, x2 = _widen(b, x1, dtype, lanes), _widen(b, x2, dtype, lanes)
-    rows = (row + first * form.width for row in angles)
-    cos, sin = (row.load(ir.VectorType(computed, lanes), form.width) for row in rows)
+    rows = (row + first * key.width for row in angles)
+    cos, sin = (row.load(ir.VectorType(computed, lanes), key.width) for row in rows)
     y1 = b.fsub(b.fmul(x1, cos), b.fmul(x2, sin))
     y2 = b.fadd(b.fmul(x2, cos), b.fmul(x1, sin))
     y1, y2 = _narrow(b, y1, dtype, lanes), _narrow(b, y2, dtype, lanes)
-    if form.write_pairs:
+    if key.interleaved_out:
         order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]
         y1, y2 = shuffle(b, y1, y2, order[:lanes]), shuffle(b, y1, y2, order[lanes:])
     for target, half in zip(targets, (y1, y2), strict=True):

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import pairwise
 
-from rope_xp._contract.caches import cached
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.forks import QUICK
+from rope_xp._core.caches import cached
+from rope_xp._core.errors import RopeError
+from rope_xp._core.forks import QUICK
 
 _pool: ThreadPoolExecutor | None = None
 

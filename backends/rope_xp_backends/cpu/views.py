@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from rope_xp._contract.call import Axes
-from rope_xp._contract.memory import Rows, StridedLayout, rows
+from rope_xp._core.call import Axes
+from rope_xp._core.memory import CollapsedDim, StridedLayout, collapse_dims
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 Views: TypeAlias = tuple[list[np.ndarray], list[np.ndarray]]
@@ -45,8 +45,10 @@ def _ordered(x: np.ndarray, axes: Axes) -> np.ndarray:
 def _folded(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
     """Collapse batch axes into as few as strides allow, and yield a view for each outer index."""
     of_angles = [StridedLayout(a.shape[:-1], a.strides[:-1]) for a in angles]
-    found = rows(axes.rows, [StridedLayout(x.shape, x.strides) for x in arrays], of_angles)
-    alone = Rows(1, (0,) * (len(arrays) + max(len(angles), 1)))
+    found = collapse_dims(
+        axes.batch_tokens, [StridedLayout(x.shape, x.strides) for x in arrays], of_angles
+    )
+    alone = CollapsedDim(1, (0,) * (len(arrays) + max(len(angles), 1)))
     if not angles and not (found and found[-1].steps[-1]):
         found.append(alone)  # a single token, which is the last axis all the same
     found = [alone] * (2 - len(found)) + found
@@ -63,7 +65,12 @@ def _folded(arrays: Arrays, angles: Arrays, axes: Axes) -> Iterator[Views]:
 
 
 def _strided(
-    x: np.ndarray, found: list[Rows], which: int, behind: Sequence[int], *, broadcast: bool = False
+    x: np.ndarray,
+    found: list[CollapsedDim],
+    which: int,
+    behind: Sequence[int],
+    *,
+    broadcast: bool = False,
 ) -> np.ndarray:
     """Return a view along collapsed axes, and behind them axes of x itself.
 

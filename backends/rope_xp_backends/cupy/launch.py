@@ -7,9 +7,9 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rope_xp._contract.call import UNKNOWN, Call
-from rope_xp._contract.library import ArrayLibrary, DigitTables
-from rope_xp._contract.memory import ACCESS
+from rope_xp._core.call import UNKNOWN, Call
+from rope_xp._core.library import ArrayLibrary, DigitTables
+from rope_xp._core.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
@@ -27,18 +27,18 @@ def signature(
         return None
     operands, in_place = found
     dtype = np.dtype(np.float64 if arrays[0].dtype == np.float64 else np.float32)
-    rows: Arrays = tables or ()
+    angle_inputs: Arrays = tables or ()
     allowed: tuple[Any, ...] = (dtype,)
     if positions is not None:
-        rows, allowed = (positions,), _INTEGERS
-    if any(getattr(row, "dtype", None) not in allowed for row in rows):
+        angle_inputs, allowed = (positions,), _INTEGERS
+    if any(getattr(row, "dtype", None) not in allowed for row in angle_inputs):
         return None
     key: list[Hashable] = [context, in_place]
-    for x in (*operands, *rows):
+    for x in (*operands, *angle_inputs):
         if type(x) is not cupy.ndarray:
             return None
         key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
-    return CallSignature(tuple(key), arrays, rows, UNKNOWN if tables is None else None, out)
+    return CallSignature(tuple(key), arrays, angle_inputs, UNKNOWN if tables is None else None, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class KernelLaunch:
     backend: ArrayLibrary
 
     def __call__(
-        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: DigitTables | None
+        self, arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _tables: DigitTables | None
     ) -> Arrays | None:
         """Return results, None while a graph is captured: the slow path pins what it will read."""
         with cupy.cuda.Device(arrays[0].data.device_id):
@@ -71,7 +71,7 @@ class KernelLaunch:
                 return None
             results = tuple([self.new(x) for x in arrays]) if out is None else out
             words = self.again.words.copy()
-            words[: cuda.ADDRESSES] += cuda.addresses(self.backend, arrays, results, rows)
+            words[: cuda.ADDRESSES] += cuda.addresses(self.backend, arrays, results, angle_inputs)
             self.function(self.again.grid, self.again.block, (words.view(ARGUMENTS),))
         return results
 
@@ -84,5 +84,5 @@ def specialize(
     new: Callable[[Any], Any],
 ) -> KernelLaunch | None:
     """Return what launches a kernel on calls of a signature, None where it is several launches."""
-    again = cuda.again(call, results, signature.rows)
+    again = cuda.again(call, results, signature.angle_inputs)
     return None if again is None else KernelLaunch(function(again.key), again, new, call.backend)

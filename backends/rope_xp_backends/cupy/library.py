@@ -5,9 +5,9 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rope_xp._contract.caches import pin
-from rope_xp._contract.library import DigitTables, TableKey
-from rope_xp._contract.memory import Memory
+from rope_xp._core.caches import pin
+from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.memory import Memory
 from rope_xp._dispatch.backend import Backend
 
 from .launch import signature
@@ -31,9 +31,9 @@ class Cupy(Backend):
         with cupy.cuda.Device(device):
             return cupy.asarray(host)
 
-    def tables(self, recipe: TableKey, like: Any) -> DigitTables:
+    def tables(self, table_key: TableKey, like: Any) -> DigitTables:
         """Keep tables alive that a captured graph reads."""
-        tables = super().tables(recipe, like)
+        tables = super().tables(table_key, like)
         if cupy.cuda.get_current_stream().is_capturing():
             pin(tables)
         return tables

@@ -5,8 +5,8 @@ from typing import Any
 
 import cupy
 
-from rope_xp._contract.call import Call
-from rope_xp._contract.path import Path
+from rope_xp._core.call import Call
+from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda
@@ -29,11 +29,11 @@ class Cuda(Path):
     def __init__(self) -> None:
         self._kernels: Kernels[tuple[Key, int], Any] = Kernels("cupy", _load)
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline arrays that the kernel cannot read, and all where cupy cannot compile it."""
         if cupy.cuda.runtime.is_hip:
             return "this cupy is built for ROCm, and the kernel is CUDA"
-        return self._kernels.objection() or cuda.objection(call)
+        return self._kernels.decline_reason() or cuda.decline_reason(call)
 
     def run(self, call: Call) -> tuple[Any, ...]:
         """Launch the kernel, for q and k at once where they have one dtype and one position."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rope_xp._arguments import messages
-from rope_xp._contract.call import (
+from rope_xp._core.call import (
     AngleSource,
     Call,
     CosSin,
@@ -18,9 +18,9 @@ from rope_xp._contract.call import (
     RotationSpec,
     TableLookup,
 )
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import TableKey
-from rope_xp._contract.typing import Array
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import TableKey
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import cos_sin
@@ -39,7 +39,7 @@ def emptied(source: AngleSource) -> AngleSource:
 
 def filled(source: AngleSource, arrays: Iterator[Array], x: Array) -> AngleSource:
     """Return the source with the arrays that fit a block x, or tables where x is positions."""
-    backend = find.backend_of(x, "a block")
+    backend = find.require_backend(x, "a block")
     if isinstance(source, CosSin):
         return CosSin(_placed(backend, next(arrays), x), _placed(backend, next(arrays), x))
     if isinstance(source, RelativeAngles):
@@ -50,17 +50,19 @@ def filled(source: AngleSource, arrays: Iterator[Array], x: Array) -> AngleSourc
         whole = whole.astype(np.int64, copy=False)  # the kernels read no other integers
     if source.components and whole.ndim == 1:  # counted, and so alike in all components
         whole = backend.xp.broadcast_to(whole, (source.components, *whole.shape))
-    recipe: TableKey = source.recipe  # type: ignore[assignment]  # given to every call
+    table_key: TableKey = source.table_key  # type: ignore[assignment]  # given to every call
     tokens, device = whole.shape[-1], backend.device(x)
-    tables = backend.tables(recipe, x)
-    return TableLookup(tables, whole, part, device, tokens, source.reach, source.components, recipe)
+    tables = backend.tables(table_key, x)
+    return TableLookup(
+        tables, whole, part, device, tokens, source.position_range, source.components, table_key
+    )
 
 
 @dataclass(frozen=True)
 class Rotation:
     """The rotation of a block: a function of the block and the positions or tables that fit it."""
 
-    turn: RotationSpec
+    spec: RotationSpec
     source: AngleSource
     """Emptied; positions that are counted come as an array like others."""
     fits: tuple[tuple[int | None, ...], ...]
@@ -69,8 +71,8 @@ class Rotation:
     def __call__(self, x: Array, *arrays: Array) -> Array:
         """Return the block rotated, on the path that is chosen for it where it lies."""
         self._check(x, arrays)
-        backend = find.backend_of(x, "a block")
-        call = Call(backend, (x,), (filled(self.source, iter(arrays), x),), None, self.turn)
+        backend = find.require_backend(x, "a block")
+        call = Call(backend, (x,), (filled(self.source, iter(arrays), x),), None, self.spec)
         with choose.use_path(None):  # a path asked for by name is one of dask arrays
             return choose.run(call)[0]
 
@@ -95,14 +97,14 @@ class BlockTables:
 
     def __call__(self, *positions: Array) -> Array:
         """Return them, on the device of the positions."""
-        backend = find.backend_of(positions[0], "a block of positions")
+        backend = find.require_backend(positions[0], "a block of positions")
         lookup = filled(self.source, iter(positions), positions[0])
         return backend.xp.stack(cos_sin(backend, lookup))
 
 
 def _placed(backend: Backend, block: Array, x: Array) -> Array:
     """Return a block of positions or tables beside the block x that it belongs to."""
-    owner = find.backend_of(block, "a block of positions")
+    owner = find.require_backend(block, "a block of positions")
     if owner is backend:
         return block
     if owner.host:
@@ -112,19 +114,19 @@ def _placed(backend: Backend, block: Array, x: Array) -> Array:
 
 def integers(positions: Array) -> Array:
     """Return a block of positions in a dtype that can be indices."""
-    return find.backend_of(positions, "a block of positions").integers(positions)
+    return find.require_backend(positions, "a block of positions").integers(positions)
 
 
 def whole(positions: Array) -> Array:
     """Return the whole part of a block of float positions."""
-    return find.backend_of(positions, "a block of positions").parts(positions, False)[0]
+    return find.require_backend(positions, "a block of positions").parts(positions, False)[0]
 
 
-def part(positions: Array, wide: bool) -> Array:
+def part(positions: Array, double: bool) -> Array:
     """Return the fractional part of a block of float positions."""
-    return find.backend_of(positions, "a block of positions").parts(positions, wide)[1]
+    return find.require_backend(positions, "a block of positions").parts(positions, double)[1]
 
 
-def table(which: int, *recipe: object) -> np.ndarray:
+def table(which: int, *table_key: object) -> np.ndarray:
     """Return one of the tables of a rope, for the portable path."""
-    return tuple(host_tables(TableKey(*recipe)))[which]  # type: ignore[arg-type,no-any-return]  # its fields
+    return tuple(host_tables(TableKey(*table_key)))[which]  # type: ignore[arg-type,no-any-return]  # its fields

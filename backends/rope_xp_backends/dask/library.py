@@ -8,12 +8,12 @@ import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 
-from rope_xp._contract.caches import cached
-from rope_xp._contract.call import TableLookup
-from rope_xp._contract.dtypes import numpy_name
-from rope_xp._contract.library import DigitTables, TableKey
-from rope_xp._contract.numbers import ROTATED, check_known
-from rope_xp._contract.typing import Array
+from rope_xp._core.caches import cached
+from rope_xp._core.call import TableLookup
+from rope_xp._core.dtypes import numpy_name
+from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.numbers import ROTATED, check_known
+from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import checked_frequencies, table_shapes
 
@@ -47,11 +47,11 @@ class Dask(Backend):
             return positions
         return _on_blocks(blocks.integers, positions, np.dtype(np.int32))
 
-    def parts(self, positions: Array, wide: bool) -> tuple[Array, Array]:
+    def parts(self, positions: Array, double: bool) -> tuple[Array, Array]:
         """Split block by block."""
-        dtype = np.dtype(np.float64 if wide or positions.dtype == np.float64 else np.float32)
+        dtype = np.dtype(np.float64 if double or positions.dtype == np.float64 else np.float32)
         whole = _on_blocks(blocks.whole, positions, np.dtype(np.int32))
-        return whole, _on_blocks(partial(blocks.part, wide=wide), positions, dtype)
+        return whole, _on_blocks(partial(blocks.part, double=double), positions, dtype)
 
     def with_rows(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
         """Take them from both. Numbers of rows are computed, as all blocks follow from them."""
@@ -59,10 +59,10 @@ class Dask(Backend):
         source[np.asarray(rows)] = len(source) + np.arange(values.shape[axis])
         return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
 
-    def tables(self, recipe: TableKey, like: Array) -> DigitTables:
+    def tables(self, table_key: TableKey, like: Array) -> DigitTables:
         """Return tables that are made where they are needed."""
-        check_known(ROTATED, (recipe.head_dim,))
-        return _lazy_tables(recipe)
+        check_known(ROTATED, (table_key.head_dim,))
+        return _lazy_tables(table_key)
 
     def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
         """Return both tables of each block of positions from one task."""
@@ -100,20 +100,20 @@ def known_length(n: int) -> int:
 
 # What is kept are graphs of one task a table.
 @cached(64)
-def _lazy_tables(recipe: TableKey) -> DigitTables:
-    pairs = len(checked_frequencies(recipe.rope, recipe.head_dim))
-    dtype = np.dtype(np.float64 if recipe.wide else np.float32)
+def _lazy_tables(table_key: TableKey) -> DigitTables:
+    pairs = len(checked_frequencies(table_key.rope, table_key.head_dim))
+    dtype = np.dtype(np.float64 if table_key.double else np.float32)
     made = [
         None
         if shape is None
         else da.map_blocks(
-            partial(blocks.table, which, *recipe),
+            partial(blocks.table, which, *table_key),
             chunks=tuple((n,) for n in shape),
             dtype=np.dtype(np.int32) if name == "component" else dtype,
             meta=np.empty((0,) * len(shape), dtype),
         )
         for which, (name, shape) in enumerate(
-            zip(DigitTables.__match_args__, table_shapes(pairs, recipe.components), strict=True)
+            zip(DigitTables.__match_args__, table_shapes(pairs, table_key.components), strict=True)
         )
     ]
     return DigitTables(*made)

@@ -3,7 +3,7 @@
 import dask.array as da
 import numpy as np
 
-from rope_xp._contract.call import (
+from rope_xp._core.call import (
     AngleSource,
     Axes,
     Call,
@@ -12,10 +12,10 @@ from rope_xp._contract.call import (
     TableLookup,
     leaves,
 )
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.numbers import ROTATED, check_known
-from rope_xp._contract.path import Path
-from rope_xp._contract.typing import Array
+from rope_xp._core.errors import RopeError
+from rope_xp._core.numbers import ROTATED, check_known
+from rope_xp._core.path import Path
+from rope_xp._core.typing import Array
 
 from . import blocks
 from .library import known_length
@@ -37,13 +37,13 @@ def _rotated(call: Call, i: int) -> Array:
     if x.numblocks[-1] > 1:
         x = x.rechunk({x.ndim - 1: -1})
     components, pairs = x.ndim, x.ndim + 1  # numbers of axes that only positions or tables have
-    axes = call.turn.axes
+    axes = call.spec.axes
     arrays: list[Array] = []
     indices: list[tuple[int, ...]] = []
     for array, lead, trail in _leaves(source, x, axes):
         n = array.ndim - lead - trail
         arrays.append(array)
-        rows = axes.rows[len(axes.rows) - n :]
+        rows = axes.batch_tokens[len(axes.batch_tokens) - n :]
         indices.append((*(components,) * lead, *rows, *(pairs,) * trail))
     fits = tuple(
         tuple(
@@ -55,7 +55,7 @@ def _rotated(call: Call, i: int) -> Array:
     index = tuple(range(x.ndim))
     fitting = [_fitting(a, where, x) for a, where in zip(arrays, indices, strict=True)]
     return da.blockwise(
-        blocks.Rotation(call.turn, blocks.emptied(source), fits),
+        blocks.Rotation(call.spec, blocks.emptied(source), fits),
         index,
         x,
         index,

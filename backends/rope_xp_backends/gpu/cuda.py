@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.call import AngleSource, Call, CosSin
-from rope_xp._contract.library import ArrayLibrary
-from rope_xp._contract.memory import Memory, StridedLayout, alignment
-from rope_xp._contract.typing import Array
+from rope_xp._core.call import AngleSource, Call, CosSin
+from rope_xp._core.library import ArrayLibrary
+from rope_xp._core.memory import Memory, StridedLayout, alignment
+from rope_xp._core.typing import Array
 from rope_xp._rotation import portable
 
 from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, Job, Key, Step, plan
@@ -30,7 +30,7 @@ class Launch(NamedTuple):
     """Arrays that the launch reads beside q and k, which must outlive it."""
 
 
-def objection(call: Call) -> str | None:
+def decline_reason(call: Call) -> str | None:
     """Return why the kernel cannot read or write an array of a call, None if it can."""
     for x in call.arrays if call.out is None else call.arrays + call.out:
         memory = call.backend.memory(x)
@@ -120,7 +120,7 @@ class _Angles(NamedTuple):
 
 def _angles(call: Call, source: AngleSource, contiguous: Callable[[Array], Array]) -> _Angles:
     backend = call.backend
-    found = portable.for_kernel(call, source, parts=False, wide=False)
+    found = portable.for_kernel(call, source, parts=False, double=False)
     if isinstance(found, CosSin):
         kind, arrays, tables = COS_SIN, [found.cos, found.sin], (None,) * 4
     else:
@@ -152,8 +152,8 @@ def _launches(
     angles: _Angles,
     contiguous: Callable[[Array], Array],
 ) -> list[Launch]:
-    backend, turn = call.backend, call.turn
-    interleaved_in, interleaved_out = turn.side_by_side
+    backend, spec = call.backend, call.spec
+    interleaved_in, interleaved_out = spec.interleaved
     holds, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
@@ -165,7 +165,7 @@ def _launches(
         memories[:n] = [_memory(backend, x) for x in arrays]
     job = Job(
         backend.dtype_name(arrays[0]),
-        turn,
+        spec,
         in_place,
         angles.source,
         angles.long_positions,
@@ -185,6 +185,6 @@ def _launches(
 
 def _fits_a_block(call: Call, all_in_place: bool) -> bool:
     """Return whether one block has all threads of a head, which wait for each other there."""
-    turned = call.turn.rotary_dim
+    turned = call.spec.rotary_dim
     passing = 0 if all_in_place else call.arrays[0].shape[-1] - turned
     return turned // 2 + passing <= THREADS

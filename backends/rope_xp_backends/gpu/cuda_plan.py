@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rope_xp._contract.caches import cached
-from rope_xp._contract.call import RotationSpec
-from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import ACCESS, Ints, Rows, StridedLayout, alignment
+from rope_xp._core.caches import cached
+from rope_xp._core.call import RotationSpec
+from rope_xp._core.dtypes import FLOATS
+from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment
 
 from .layout import OperandLayout, collapse_operands
 
@@ -70,7 +70,7 @@ class Job(NamedTuple):
     """All that a plan depends on but the layout of arrays of one dtype."""
 
     dtype: str
-    turn: RotationSpec
+    spec: RotationSpec
     in_place: tuple[bool, ...]
     source: int
     long_positions: bool
@@ -98,16 +98,16 @@ def plan(
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
     none for implicit positions.
     """
-    turn, size = job.turn, FLOATS[job.dtype]
+    spec, size = job.spec, FLOATS[job.dtype]
     # Components are the first axis of positions, pairs the last of cosines and sines.
     row_axes = slice(int(job.source == COMPONENTS), -1 if job.source == COS_SIN else None)
     angle_layouts = [StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles]
-    layout = collapse_operands(turn, arrays, angle_layouts, job.in_place)
+    layout = collapse_operands(spec, arrays, angle_layouts, job.in_place)
     rows, heads = _rows(layout, implicit=not angles), layout.heads
     if sum(heads) == 0 or any(row.length == 0 for row in rows):
         return ()
-    pairs, head_dim = turn.rotary_dim // 2, arrays[0].shape[-1]
-    before, turned = turn.rotary_offset * size, turn.rotary_dim * size
+    pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
+    before, turned = spec.rotary_offset * size, spec.rotary_dim * size
     aligned = alignment(job.alignment, before, *(s for each in layout.strides() for s in each))
     if layout.copies:
         aligned = alignment(aligned, head_dim * size)
@@ -115,12 +115,12 @@ def plan(
     access, pairs_a_thread = _access(job, size, pairs, aligned, angles_aligned)
     turning = pairs // pairs_a_thread
     lanes = turning + ((head_dim * size - turned) // access if layout.copies else 0)
-    no_axis = Rows(1, (0,) * 7)
+    no_axis = CollapsedDim(1, (0,) * 7)
     inner, outer, *rest = [*rows, no_axis, no_axis][: max(len(rows), 2)]
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * pairs_a_thread * size // access)
     grid, block = _grid(lanes, sum(heads), at_once, inner.length, outer.length)
-    key = Key(job.dtype, *turn.side_by_side, access, job.source, any(job.in_place))
+    key = Key(job.dtype, *spec.interleaved, access, job.source, any(job.in_place))
     steps = []
     for index in product(*(range(row.length) for row in rest)):
         offsets = [0] * 7
@@ -130,14 +130,14 @@ def plan(
             *(outer.length, inner.length, *outer.steps, *inner.steps),
             *(heads[0], sum(heads), *for_both(layout.head_strides)),
             *(angles[0].strides[0] if job.source == COMPONENTS else 0, offsets[6]),
-            *(pairs, before, turned, turning, lanes, job.long_positions, turn.inverse),
+            *(pairs, before, turned, turning, lanes, job.long_positions, spec.inverse),
         )
         words = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers)
         steps.append(Step(key, grid, block, np.array(words, np.int64)))
     return tuple(steps)
 
 
-def _rows(layout: OperandLayout, *, implicit: bool) -> list[Rows]:
+def _rows(layout: OperandLayout, *, implicit: bool) -> list[CollapsedDim]:
     """Return the axes that lead to all rows, the longest first.
 
     Their strides are those of q, k, their results, angles, sines, and implicit positions.
@@ -145,7 +145,7 @@ def _rows(layout: OperandLayout, *, implicit: bool) -> list[Rows]:
     rows, n = [], len(layout.head_strides)
     for length, strides in layout.rows:
         angles = (0, 0, strides[n]) if implicit else (*(*strides[n:], 0)[:2], 0)
-        rows.append(Rows(length, (*for_both(strides[:n]), *angles)))
+        rows.append(CollapsedDim(length, (*for_both(strides[:n]), *angles)))
     return sorted(rows, key=lambda row: -row.length)
 
 
@@ -156,7 +156,7 @@ def for_both(numbers: Ints) -> Ints:
 
 def _access(job: Job, size: int, pairs: int, aligned: int, angles_aligned: int) -> tuple[int, int]:
     """Return the bytes of a load or store, and the pairs of a thread."""
-    both = all(job.turn.side_by_side)
+    both = all(job.spec.interleaved)
     access = ACCESS
     while True:
         each = access // size

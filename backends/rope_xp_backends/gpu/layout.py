@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rope_xp._contract.call import RotationSpec
-from rope_xp._contract.memory import Ints, Rows, StridedLayout, rows
+from rope_xp._core.call import RotationSpec
+from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, collapse_dims
 
 
 class OperandLayout(NamedTuple):
     """Axes and strides of one array or two. Strides are in bytes or elements, as given."""
 
-    rows: list[Rows]
+    rows: list[CollapsedDim]
     """Batch and token axes, collapsed, with strides of arrays, results and angles."""
     heads: Ints
     """Of each array."""
@@ -27,7 +27,7 @@ class OperandLayout(NamedTuple):
 
 
 def collapse_operands(
-    turn: RotationSpec,
+    spec: RotationSpec,
     arrays: Sequence[StridedLayout],
     angles: Sequence[StridedLayout],
     in_place: Sequence[bool],
@@ -36,10 +36,12 @@ def collapse_operands(
 
     No angles stand for implicit positions 0, 1, 2, ...
     """
-    n, axis = len(in_place), turn.axes.heads
+    n, axis = len(in_place), spec.axes.heads
     heads = tuple([1 if axis is None else x.shape[axis] for x in arrays[:n]])
     strides = tuple(
         [0 if axis is None or heads[i % n] == 1 else x.strides[axis] for i, x in enumerate(arrays)]
     )
-    copies = arrays[0].shape[-1] > turn.rotary_dim and not all(in_place)
-    return OperandLayout(rows(turn.axes.rows, arrays, angles), heads, strides, copies)
+    copies = arrays[0].shape[-1] > spec.rotary_dim and not all(in_place)
+    return OperandLayout(
+        collapse_dims(spec.axes.batch_tokens, arrays, angles), heads, strides, copies
+    )

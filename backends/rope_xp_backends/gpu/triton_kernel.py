@@ -16,9 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
 
-from rope_xp._contract.call import DIGIT, DIGIT_BITS, LIMIT
-from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import ACCESS
+from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT
+from rope_xp._core.dtypes import FLOATS
+from rope_xp._core.memory import ACCESS
 from rope_xp._rotation.tables import TOP_DIGIT
 
 from .capture import relaxed_capture

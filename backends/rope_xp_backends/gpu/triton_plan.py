@@ -6,10 +6,10 @@ Nothing here imports triton or reads a tensor, and a plan is made once for each 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from rope_xp._contract.caches import cached
-from rope_xp._contract.call import RotationSpec
-from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import Ints, Rows, StridedLayout, alignment, span
+from rope_xp._core.caches import cached
+from rope_xp._core.call import RotationSpec
+from rope_xp._core.dtypes import FLOATS
+from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, alignment, span
 
 from .layout import collapse_operands
 
@@ -105,7 +105,7 @@ class Plan(NamedTuple):
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
 def plan(
-    operands: tuple[Operand, ...], angles: Angles, dtype: str, turn: RotationSpec
+    operands: tuple[Operand, ...], angles: Angles, dtype: str, spec: RotationSpec
 ) -> Plan | None:
     """Return how to rotate one array or two that share their angles.
 
@@ -117,17 +117,17 @@ def plan(
     angle_layouts = (
         [] if angles.kind == "counted" else [StridedLayout(angles.shape, angles.strides)]
     )
-    layout = collapse_operands(turn, arrays, angle_layouts, in_place)
+    layout = collapse_operands(spec, arrays, angle_layouts, in_place)
     if len(layout.rows) > 2:
         return None
-    no_axis = Rows(1, (0,) * (len(arrays) + 1))
+    no_axis = CollapsedDim(1, (0,) * (len(arrays) + 1))
     layout = layout._replace(rows=[no_axis, no_axis, *layout.rows][-2:])
     batches, tokens = layout.rows
     strides = layout.strides()
     angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
     heads, n = layout.heads, len(operands)
-    head_dim, pairs, size = operands[0].shape[-1], turn.rotary_dim // 2, FLOATS[dtype]
-    interleaved_in, interleaved_out = turn.side_by_side
+    head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
+    interleaved_in, interleaved_out = spec.interleaved
     # What is copied beside a slice counts half, or the slice alone would be in narrow accesses.
     components = head_dim // 2 if layout.copies else 2 * pairs
     heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
@@ -147,10 +147,10 @@ def plan(
         angles=angles.kind,
         head_dim=head_dim,
         pairs=pairs,
-        offset=turn.rotary_offset,
+        offset=spec.rotary_offset,
         interleaved_in=interleaved_in,
         interleaved_out=interleaved_out,
-        inverse=turn.inverse,
+        inverse=spec.inverse,
         both=n == 2,
         q_in_place=in_place[0],
         k_in_place=in_place[-1],

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rope_xp._contract.call import RotationSpec
+from rope_xp._core.call import RotationSpec
 
 
-def rotate(_xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, turn: RotationSpec) -> jax.Array:
+def rotate(_xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, spec: RotationSpec) -> jax.Array:
     """Return x rotated, given what rope_xp._rotation.pairs.rotate is given."""
-    pairs, offset = cos.shape[-1], turn.rotary_offset
+    pairs, offset = cos.shape[-1], spec.rotary_offset
     rotary_dim = 2 * pairs
-    read, write = (-1 if neighbours else -2 for neighbours in turn.side_by_side)
-    if turn.inverse:
+    read, write = (-1 if neighbours else -2 for neighbours in spec.interleaved)
+    if spec.inverse:
         sin = -sin
     # A split has a concatenation for its derivative, where slices would have sums.
     sizes = (offset, rotary_dim, x.shape[-1] - offset - rotary_dim)

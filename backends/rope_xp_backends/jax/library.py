@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from rope_xp._contract.caches import cached
-from rope_xp._contract.call import TableLookup
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import DigitTables, TableKey
+from rope_xp._core.caches import cached
+from rope_xp._core.call import TableLookup
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.tables import host_tables
 
@@ -60,7 +60,7 @@ class Jax(Backend):
         """Stop derivatives."""
         return jax.lax.stop_gradient(x)
 
-    def rows(self, table: jax.Array, indices: jax.Array) -> jax.Array:
+    def take_rows(self, table: jax.Array, indices: jax.Array) -> jax.Array:
         """Index with all axes, as flat indices would have to be gathered from a mesh.
 
         Under explicit sharding the result lies as the indices do.
@@ -100,19 +100,19 @@ class Jax(Backend):
         """Scatter, in place where jit may: x is then donated."""
         return x.at[(*(slice(None),) * axis, rows)].set(values)
 
-    def tables(self, recipe: TableKey, like: jax.Array) -> DigitTables:
+    def tables(self, table_key: TableKey, like: jax.Array) -> DigitTables:
         """Return numpy tables to a trace, which makes constants of them; else arrays."""
-        if recipe.wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        if table_key.double and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
             msg = (
                 f"float64 angles are asked for, by dtype or by an array, and {self.name} computes "
                 "in float32 as it is configured; set jax_enable_x64, or convert to float32"
             )
             raise RopeError(msg)
         if isinstance(like, jax.core.Tracer):
-            return host_tables(recipe)
+            return host_tables(table_key)
         # Another trace may be under way, whose tracers must not get into the cache.
         with jax.ensure_compile_time_eval():
-            return super().tables(recipe, like)
+            return super().tables(table_key, like)
 
 
 @cached(8)

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from rope_xp._contract.call import Call, CosSin, RelativeAngles, TableLookup
-from rope_xp._contract.library import DigitTables
-from rope_xp._contract.path import Path
-from rope_xp._contract.trees import TREES
+from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
+from rope_xp._core.library import DigitTables
+from rope_xp._core.path import Path
+from rope_xp._core.trees import TREES
 from rope_xp._rotation import portable
 
 from . import gpu
@@ -17,13 +17,13 @@ from . import gpu
 # A call is a tree: its arrays are traced, the rest is static and part of jit's cache key. What
 # tables are made of is left out: ropes that differ in numbers alone share what is compiled.
 jax.tree_util.register_dataclass(
-    Call, data_fields=["arrays", "angles", "out"], meta_fields=["backend", "turn"]
+    Call, data_fields=["arrays", "angles", "out"], meta_fields=["backend", "spec"]
 )
 jax.tree_util.register_dataclass(
     TableLookup,
     data_fields=["tables", "whole", "part"],
-    meta_fields=["device", "tokens", "reach", "components"],
-    drop_fields=["recipe"],
+    meta_fields=["device", "tokens", "position_range", "components"],
+    drop_fields=["table_key"],
 )
 jax.tree_util.register_dataclass(
     DigitTables, data_fields=["low", "middle", "high", "frequencies", "component"], meta_fields=[]
@@ -55,9 +55,9 @@ class JitGpu(Jit):
     def __init__(self) -> None:
         self._run = jax.jit(partial(portable.run, rotate=gpu.rotate))
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Leave other devices to others. That of a trace is only guessed, as numbers are alike."""
-        if asked:
+        if forced:
             return None
         device = call.backend.device(call.arrays[0])
         platform = jax.default_backend() if device is None else device.platform

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.call import UNKNOWN, PositionRange
+from rope_xp._core.call import UNKNOWN, PositionRange
 from rope_xp._dispatch.call_cache import CallSignature
 
 Arrays = tuple[jax.Array, ...]
@@ -25,30 +25,30 @@ def signature(
     for x in arrays:
         if type(x.sharding) is not SingleDeviceSharding:
             return None
-    wide, reach, rows = arrays[0].dtype == np.float64, None, tables or ()
+    double, position_range, angle_inputs = arrays[0].dtype == np.float64, None, tables or ()
     if positions is not None:
-        read = _read(positions, arrays[0], wide)
+        read = _read(positions, arrays[0], double)
         if read is None:
             return None
-        rows, reach = read
-    elif any(row.dtype.itemsize != (8 if wide else 4) for row in rows):
+        angle_inputs, position_range = read
+    elif any(row.dtype.itemsize != (8 if double else 4) for row in angle_inputs):
         return None
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # made while jax is imported
-    key: list[Hashable] = [context, reach, x64]
-    for x in (*arrays, *rows):
+    key: list[Hashable] = [context, position_range, x64]
+    for x in (*arrays, *angle_inputs):
         if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
             return None
         key += x.dtype, x.shape, x.sharding, x.committed
-    return CallSignature(tuple(key), arrays, rows, reach, None)
+    return CallSignature(tuple(key), arrays, angle_inputs, position_range, None)
 
 
-def _read(positions: Any, x: jax.Array, wide: bool) -> tuple[Arrays, PositionRange] | None:
+def _read(positions: Any, x: jax.Array, double: bool) -> tuple[Arrays, PositionRange] | None:
     """Return positions, their fractions and range, None for what the slow path reads or refuses."""
     if type(positions) is type(x):
         return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None
-    read = read_rows(positions, np.int32, wide)
+    read = read_rows(positions, np.int32, double)
     if read is None:
         return None
-    rows, reach = read
+    angle_inputs, position_range = read
     device = x.device if x.committed else None
-    return tuple([jax.device_put(row, device) for row in rows]), reach
+    return tuple([jax.device_put(row, device) for row in angle_inputs]), position_range

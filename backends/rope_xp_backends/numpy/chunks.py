@@ -20,8 +20,8 @@ def rotate(
     out: np.ndarray,
     cos: np.ndarray,
     sin: np.ndarray,
-    read_pairs: bool,
-    write_pairs: bool,
+    interleaved_in: bool,
+    interleaved_out: bool,
     offset: int,
 ) -> None:
     """Rotate x, (batch, tokens, heads, head_dim), into out, which is x or lies apart from it.
@@ -41,7 +41,7 @@ def rotate(
     def work(start: int, stop: int) -> None:
         for at in chunks[start:stop]:
             c, s = _part(cos, at), _part(sin, at)
-            _rotate(x[at], out[at], c, s, read_pairs, write_pairs, offset)
+            _rotate(x[at], out[at], c, s, interleaved_in, interleaved_out, offset)
 
     pool.share(work, len(chunks), min(pool.limit(), len(chunks) // CHUNKS_A_THREAD))
 
@@ -59,24 +59,26 @@ def _rotate(
     out: np.ndarray,
     cos: np.ndarray,
     sin: np.ndarray,
-    read_pairs: bool,
-    write_pairs: bool,
+    interleaved_in: bool,
+    interleaved_out: bool,
     offset: int,
 ) -> None:
     end = offset + 2 * cos.shape[-1]
     y = x[..., offset:end]
     if y.dtype != cos.dtype:
         y = y.astype(cos.dtype)
-    x1, x2 = _halves(y, read_pairs)
-    if read_pairs == write_pairs:
+    x1, x2 = _halves(y, interleaved_in)
+    if interleaved_in == interleaved_out:
         # One product over rows twice as long.
-        kept = y * (np.repeat(cos, 2, axis=-1) if read_pairs else np.concatenate([cos, cos], -1))
+        kept = y * (
+            np.repeat(cos, 2, axis=-1) if interleaved_in else np.concatenate([cos, cos], -1)
+        )
     else:
         kept = np.empty(y.shape, y.dtype)
-        for half, place in zip((x1, x2), _halves(kept, write_pairs), strict=True):
+        for half, place in zip((x1, x2), _halves(kept, interleaved_out), strict=True):
             np.multiply(half, cos, out=place)
     crossed = np.empty(y.shape, y.dtype)
-    first, second = _halves(crossed, write_pairs)
+    first, second = _halves(crossed, interleaved_out)
     np.multiply(x2, -sin, out=first)
     np.multiply(x1, sin, out=second)
     # x1 cos + x2 (-sin) has the bits of x1 cos - x2 sin.
@@ -88,9 +90,9 @@ def _rotate(
     out[..., end:] = x[..., end:]
 
 
-def _halves(x: np.ndarray, side_by_side: bool) -> tuple[np.ndarray, np.ndarray]:
+def _halves(x: np.ndarray, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return views of the first and second components of all pairs."""
-    if side_by_side:
+    if interleaved:
         return x[..., 0::2], x[..., 1::2]
     middle = x.shape[-1] // 2
     return x[..., :middle], x[..., middle:]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._contract.call import CosSin, RotationSpec, TableLookup
-from rope_xp._contract.library import DigitTables
-from rope_xp._contract.memory import StridedLayout
+from rope_xp._core.call import CosSin, RotationSpec, TableLookup
+from rope_xp._core.library import DigitTables
+from rope_xp._core.memory import StridedLayout
 from rope_xp_backends.cpu import copies, launch, threads
 from rope_xp_backends.cpu.compiled import Kernel
 from rope_xp_backends.cpu.plan import Angles, Pair
@@ -52,7 +52,7 @@ def rotate(
     arrays: Sequence[np.ndarray],
     outs: Sequence[np.ndarray],
     source: TableLookup | CosSin,
-    turn: RotationSpec,
+    spec: RotationSpec,
 ) -> None:
     """Rotate one array or two of one dtype, which share their angles, into outs."""
     written = [y if copies.readable(y) else copies.empty(y) for y in outs]
@@ -60,9 +60,9 @@ def rotate(
         x if copies.readable(x) else copies.copied(x, y)
         for x, y in zip(arrays, written, strict=True)
     ]
-    rows = rows_of(source)
-    run = prepare(kernel, read, written, rows, source, turn)
-    KernelLaunch(run, True)(tuple(read), tuple(written), tuple(rows))
+    angle_inputs = angle_inputs_of(source)
+    run = prepare(kernel, read, written, angle_inputs, source, spec)
+    KernelLaunch(run, True)(tuple(read), tuple(written), tuple(angle_inputs))
     for y, result in zip(outs, written, strict=True):
         if result is not y:
             y[...] = result
@@ -72,21 +72,21 @@ def prepare(
     kernel: Kernel,
     arrays: Sequence[np.ndarray],
     outs: Sequence[np.ndarray],
-    rows: Sequence[np.ndarray],
+    angle_inputs: Sequence[np.ndarray],
     source: TableLookup | CosSin,
-    turn: RotationSpec,
+    spec: RotationSpec,
 ) -> launch.Launch:
     """Return what rotates all arrays that lie as these by angles that lie as these rows."""
     pairs = [Pair(_laid(x), _laid(y)) for x, y in zip(arrays, outs, strict=True)]
     if isinstance(source, CosSin):
-        angles = Angles(rows[0].shape[-1], tuple(map(_laid, rows)), ())
+        angles = Angles(angle_inputs[0].shape[-1], tuple(map(_laid, angle_inputs)), ())
     else:
-        tables, components = source.tables, source.components if rows else 0
+        tables, components = source.tables, source.components if angle_inputs else 0
         component = () if not components else tuple(tables.component.tolist())  # type: ignore[union-attr]  # there is one
         places = addresses([t for t in tables if t is not None])
-        of_rows = tuple([_components_last(a, components) for a in rows])
-        angles = Angles(tables.frequencies.shape[0], of_rows, tuple(places), component)
-    return launch.prepare(kernel, pairs, angles, turn, arrays[0].itemsize)
+        strides_of_inputs = tuple([_components_last(a, components) for a in angle_inputs])
+        angles = Angles(tables.frequencies.shape[0], strides_of_inputs, tuple(places), component)
+    return launch.prepare(kernel, pairs, angles, spec, arrays[0].itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,11 @@ class KernelLaunch:
     contiguous: bool
 
     def __call__(
-        self, arrays: Arrays, out: Arrays | None, rows: Arrays, _tables: DigitTables | None = None
+        self,
+        arrays: Arrays,
+        out: Arrays | None,
+        angle_inputs: Arrays,
+        _tables: DigitTables | None = None,
     ) -> Arrays:
         """Return results."""
         if out is None:
@@ -114,10 +118,12 @@ class KernelLaunch:
             else:
                 out = tuple([np.empty_like(x) for x in arrays])
         if len(arrays) == 1:
-            q, q_out, *angles = addresses((arrays[0], out[0], *rows))
+            q, q_out, *angles = addresses((arrays[0], out[0], *angle_inputs))
             k = k_out = 0
         else:
-            q, q_out, k, k_out, *angles = addresses((arrays[0], out[0], arrays[1], out[1], *rows))
+            q, q_out, k, k_out, *angles = addresses(
+                (arrays[0], out[0], arrays[1], out[1], *angle_inputs)
+            )
         a, b = angles if len(angles) == 2 else (*angles, 0, 0)[:2]
         self.run(q, q_out, k, k_out, a, b, limit=threads.limit)
         return out
@@ -127,23 +133,23 @@ def specialize(
     kernel: Kernel,
     arrays: Arrays,
     results: Arrays,
-    rows: Arrays,
+    angle_inputs: Arrays,
     source: TableLookup | CosSin,
-    turn: RotationSpec,
+    spec: RotationSpec,
 ) -> KernelLaunch | None:
     """Return what runs a kernel on all arrays that lie as these, None where some are copied."""
     if not all(map(copies.readable, (*arrays, *results))):
         return None
-    if not all(row.flags.aligned for row in rows):
+    if not all(row.flags.aligned for row in angle_inputs):
         return None
     strides = [y.strides for y in results]
     contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
     if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:
         return None
-    return KernelLaunch(prepare(kernel, arrays, results, rows, source, turn), contiguous)
+    return KernelLaunch(prepare(kernel, arrays, results, angle_inputs, source, spec), contiguous)
 
 
-def rows_of(source: TableLookup | CosSin) -> list[np.ndarray]:
+def angle_inputs_of(source: TableLookup | CosSin) -> list[np.ndarray]:
     """Return positions and their fractions, or cos and sin, as kernels read them: plain arrays."""
     if isinstance(source, CosSin):
         return [_aligned(source.cos), _aligned(source.sin)]

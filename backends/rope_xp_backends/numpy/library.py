@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.library import DigitTables, TableKey
-from rope_xp._contract.memory import Memory
+from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.memory import Memory
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 from rope_xp._rotation.tables import host_tables
@@ -40,21 +40,21 @@ class Numpy(Backend):
                 return None
             key += x.dtype, x.shape, x.strides, x.flags.num
         rows: tuple[np.ndarray, ...] = ()
-        reach, wide = None, arrays[0].dtype == np.float64
+        position_range, double = None, arrays[0].dtype == np.float64
         if tables is not None:
             rows = tables
-            dtype = np.float64 if wide else np.float32
+            dtype = np.float64 if double else np.float32
             if any(type(row) is not np.ndarray or row.dtype != dtype for row in rows):
                 return None
         elif positions is not None:
-            read = read_rows(positions, np.int64, wide)
+            read = read_rows(positions, np.int64, double)
             if read is None:
                 return None
-            rows, reach = read
-            key.append(reach)
+            rows, position_range = read
+            key.append(position_range)
         for row in rows:
             key += row.shape, row.strides, row.flags.num
-        return CallSignature(tuple(key), arrays, rows, reach, out)  # type: ignore[arg-type]  # a tuple, if not None
+        return CallSignature(tuple(key), arrays, rows, position_range, out)  # type: ignore[arg-type]  # a tuple, if not None
 
     def are_apart(self, x: np.ndarray, y: np.ndarray) -> bool:
         """Know that what owns its memory shares it with its views only."""
@@ -74,9 +74,9 @@ class Numpy(Backend):
         """Return it as it is."""
         return host
 
-    def tables(self, recipe: TableKey, like: np.ndarray) -> DigitTables:
+    def tables(self, table_key: TableKey, like: np.ndarray) -> DigitTables:
         """Return those of the host."""
-        return host_tables(recipe)
+        return host_tables(table_key)
 
     def integers(self, positions: np.ndarray) -> np.ndarray:
         """In the byte order of the machine: array_api_compat clips no others."""

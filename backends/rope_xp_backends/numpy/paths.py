@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rope_xp._contract.call import Call
-from rope_xp._contract.dtypes import numpy_name
-from rope_xp._contract.path import Path
+from rope_xp._core.call import Call
+from rope_xp._core.dtypes import numpy_name
+from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch, views
@@ -22,27 +22,27 @@ class LLVM(Path):
     name = "llvm"
     makes_tables = True
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline what kernels cannot read."""
-        return KERNELS.objection(*_keys(call)) or _decline_subclasses(call)
+        return KERNELS.decline_reason(*_keys(call)) or _decline_subclasses(call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""
         kernels = [KERNELS.get(key) for key in _keys(call)]  # all of them, before any writes
         outs = call.out or _new(call)
         for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
-            host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.turn)
+            host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.spec)
         return outs
 
     def specialize(
         self, call: Call, signature: CallSignature, results: tuple[np.ndarray, ...]
     ) -> host.KernelLaunch | None:
         """Keep the kernel and its parameters."""
-        arrays, rows = call.arrays, signature.rows
+        arrays, angle_inputs = call.arrays, signature.angle_inputs
         if arrays[0].dtype != arrays[-1].dtype:
             return None
         kernel = KERNELS.get(_keys(call)[0])
-        return host.specialize(kernel, arrays, results, rows, call.angles[0], call.turn)  # type: ignore[arg-type]  # of no other kind
+        return host.specialize(kernel, arrays, results, angle_inputs, call.angles[0], call.spec)  # type: ignore[arg-type]  # of no other kind
 
 
 class Chunked(Path):
@@ -50,7 +50,7 @@ class Chunked(Path):
 
     name = "chunked"
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline arrays of classes that may give operators a meaning of their own."""
         return _decline_subclasses(call)
 
@@ -58,7 +58,7 @@ class Chunked(Path):
         """Rotate by numpy."""
         outs = call.out or _new(call)
         for x, out, cos, sin in _with_tables(call, outs):
-            chunks.rotate(x, out, cos, sin, *call.turn.side_by_side, call.turn.rotary_offset)
+            chunks.rotate(x, out, cos, sin, *call.spec.interleaved, call.spec.rotary_offset)
         return outs
 
 
@@ -68,14 +68,14 @@ def _with_tables(
     """Yield an array, where it goes, cos and the sine with its sign, all in one order of axes."""
     for arrays, group, source in call.groups(outs, one_dtype=False):
         cos, sin = portable.cos_sin(call, source)
-        tables = (cos, -sin if call.turn.inverse else sin)
+        tables = (cos, -sin if call.spec.inverse else sin)
         for each in zip(arrays, group, strict=True):
-            for (x, out), (c, s) in views.in_order(each, tables, call.turn.axes):
+            for (x, out), (c, s) in views.in_order(each, tables, call.spec.axes):
                 yield x, out, c, s
 
 
 def _keys(call: Call) -> list[KernelKey]:
-    return launch.keys(call.turn, [numpy_name(x.dtype) for x in call.arrays])
+    return launch.keys(call.spec, [numpy_name(x.dtype) for x in call.arrays])
 
 
 def _new(call: Call) -> tuple[np.ndarray, ...]:

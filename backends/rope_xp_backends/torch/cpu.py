@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import torch
 
-from rope_xp._contract.library import DigitTables
-from rope_xp._contract.memory import StridedLayout
+from rope_xp._core.library import DigitTables
+from rope_xp._core.memory import StridedLayout
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.launch import Launch
 from rope_xp_backends.cpu.plan import Angles, Pair
 
-from .arguments import OpArgs
 from .library import NAMES
-from .results import like, new, usual, written
+from .op_args import OpArgs
+from .results import bump_versions, like, new, usual
 from .signature import Tensors
 
 _PLAIN = OpArgs._fields.index("axes")
@@ -41,72 +41,72 @@ class KernelLaunch:
         self,
         arrays: Tensors,
         out: Tensors | None,
-        rows: Sequence[torch.Tensor],
+        angle_inputs: Sequence[torch.Tensor],
         _tables: DigitTables | None = None,
     ) -> Tensors:
         """Return results."""
         results = tuple([self.new(x) for x in arrays]) if out is None else out
-        a = rows[0].data_ptr() if rows else 0
-        b = rows[1].data_ptr() if len(rows) > 1 else 0
+        a = angle_inputs[0].data_ptr() if angle_inputs else 0
+        b = angle_inputs[1].data_ptr() if len(angle_inputs) > 1 else 0
         q, q_out = arrays[0].data_ptr(), results[0].data_ptr()
         k = k_out = 0
         if len(arrays) > 1:
             k, k_out = arrays[1].data_ptr(), results[1].data_ptr()
         self.run(q, q_out, k, k_out, a, b, limit=limit)
         if out is not None:
-            written(out)
+            bump_versions(out)
         return results
 
 
-def rotate(out: Tensors | None, arrays: Tensors, how: OpArgs) -> Tensors:
+def rotate(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
-    rows = rows_of(how, arrays[0].dtype)
-    key: list[Hashable] = [rotate, how[_PLAIN:], len(arrays)]
-    for x in (*arrays, *rows, *(out or ())):
+    angle_inputs = angle_inputs_of(op_args, arrays[0].dtype)
+    key: list[Hashable] = [rotate, op_args[_PLAIN:], len(arrays)]
+    for x in (*arrays, *angle_inputs, *(out or ())):
         key += x.dtype, x.shape, x.stride()
-    if how.table_3 is not None:  # the plan has the addresses of tables
-        key += [0 if x is None else x.data_ptr() for x in how.tables]
+    if op_args.table_3 is not None:  # the plan has the addresses of tables
+        key += [0 if x is None else x.data_ptr() for x in op_args.tables]
     run = CALLS.get(tuple(key))
     if run is None:
-        run = prepare(out or tuple(map(like, arrays)), arrays, how, rows)
+        run = prepare(out or tuple(map(like, arrays)), arrays, op_args, angle_inputs)
         CALLS.store(tuple(key), run)
-    return run(arrays, out, rows)
+    return run(arrays, out, angle_inputs)
 
 
 def prepare(
-    out: Tensors, arrays: Tensors, how: OpArgs, rows: Sequence[torch.Tensor]
+    out: Tensors, arrays: Tensors, op_args: OpArgs, angle_inputs: Sequence[torch.Tensor]
 ) -> KernelLaunch:
     """Return what rotates all tensors that lie as these, by angles that lie as these rows."""
-    (key,) = launch.keys(how.turn, [NAMES[arrays[0].dtype]])
+    (key,) = launch.keys(op_args.spec, [NAMES[arrays[0].dtype]])
     kernel = KERNELS.get(key)
     pairs = [Pair(_laid(x), _laid(y)) for x, y in zip(arrays, out, strict=True)]
-    last = [_laid(a) for a in rows]
-    if how.table_3 is None:
-        angles = Angles(rows[0].shape[-1], tuple(last), ())
+    last = [_laid(a) for a in angle_inputs]
+    if op_args.table_3 is None:
+        angles = Angles(angle_inputs[0].shape[-1], tuple(last), ())
     else:
         component = ()
-        if how.components is not None and how.positions is not None:
-            component = tuple(how.components.tolist())
+        if op_args.components is not None and op_args.positions is not None:
+            component = tuple(op_args.components.tolist())
         else:
             last = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in last]
-        addresses = tuple(0 if t is None else t.data_ptr() for t in how.tables)
-        angles = Angles(how.table.shape[-1] // 2, tuple(last), addresses, component)
-    run = launch.prepare(kernel, pairs, angles, how.turn, arrays[0].element_size())
+        addresses = tuple(0 if t is None else t.data_ptr() for t in op_args.tables)
+        angles = Angles(op_args.table.shape[-1] // 2, tuple(last), addresses, component)
+    run = launch.prepare(kernel, pairs, angles, op_args.spec, arrays[0].element_size())
     return KernelLaunch(run, torch.empty_like if all(map(usual, arrays)) else new)
 
 
-def rows_of(how: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:
+def angle_inputs_of(op_args: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return positions and their fractions, or cos and sin, as kernels read them."""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    if how.table_3 is None:
-        return [how.table.to(compute_dtype), how.table_2.to(compute_dtype)]
-    if how.positions is None:
+    if op_args.table_3 is None:
+        return [op_args.table.to(compute_dtype), op_args.table_2.to(compute_dtype)]
+    if op_args.positions is None:
         return []
-    whole = how.positions
+    whole = op_args.positions
     if whole.dtype is not torch.int64:
         whole = whole.to(torch.int64)
-    return [whole] if how.part is None else [whole, how.part.to(compute_dtype)]
+    return [whole] if op_args.part is None else [whole, op_args.part.to(compute_dtype)]
 
 
 def limit() -> int:

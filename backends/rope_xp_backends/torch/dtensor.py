@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._contract.call import Call, CosSin, RelativeAngles, TableLookup
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import DigitTables, TableKey
-from rope_xp._contract.memory import Memory
+from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.memory import Memory
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles
@@ -29,21 +29,21 @@ _LINEAR = (Partial("sum"), Partial("avg"))
 class Distributed(Torch):
     """The glue of DTensor. Tables and positions of the host are plain tensors, on every process."""
 
-    kin = _PLAIN
+    compatible_backend = _PLAIN
 
-    def tables(self, recipe: TableKey, like: Any) -> DigitTables:
+    def tables(self, table_key: TableKey, like: Any) -> DigitTables:
         """Return those of plain tensors, from their cache."""
-        return _PLAIN.tables(recipe, _held(like))
+        return _PLAIN.tables(table_key, _held(like))
 
     def memory(self, x: Any) -> Memory | None:
         """Return where the part of this process lies."""
         return _PLAIN.memory(_held(x))
 
-    def out_objection(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
+    def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
         """Refuse what a compiler would lose: it does not see that a part belongs to a tensor."""
         if self.is_compiling():
             return "a compiler cannot follow out= of DTensors; leave it away"
-        return super().out_objection(out, x)
+        return super().unwritable_reason(out, x)
 
     def cos_sin(self, lookup: TableLookup) -> tuple[torch.Tensor, torch.Tensor]:
         """Look up where the positions lie. Results are sharded as they are."""
@@ -51,9 +51,9 @@ class Distributed(Torch):
         lead = int(lookup.components > 0)
         if not isinstance(whole, DTensor):
             return _PLAIN.cos_sin(lookup)
-        here: Any = whole.placements
-        kept: list[Any] = [p if p.is_shard() and p.dim >= lead else Replicate() for p in here]
-        tables = _PLAIN.cos_sin(dtensor_angles.of_positions(lookup, whole, tuple(kept)))
+        local_call: Any = whole.placements
+        kept: list[Any] = [p if p.is_shard() and p.dim >= lead else Replicate() for p in local_call]
+        tables = _PLAIN.cos_sin(dtensor_angles.local_lookup(lookup, whole, tuple(kept)))
         placed = [Shard(p.dim - lead) if p.is_shard() else p for p in kept]
         shape = torch.Size((*whole.shape[lead:], tables[0].shape[-1]))
         cos, sin = (_from_local(t, whole.device_mesh, placed, shape) for t in tables)
@@ -63,12 +63,12 @@ class Distributed(Torch):
 class OfParts:
     """Runs a call by one on the parts that this process holds."""
 
-    def here(self, call: Call) -> Call:
+    def local_call(self, call: Call) -> Call:
         """Return a call on the parts of this process as they lie, which no process waits for."""
         _check(call)
         arrays = tuple(map(_held, call.arrays))
         out = None if call.out is None else tuple(map(_held, call.out))
-        return Call(_PLAIN, arrays, call.angles, out, call.turn)
+        return Call(_PLAIN, arrays, call.angles, out, call.spec)
 
     def run(self, call: Call, run: Callable[[Call], Tensors]) -> Tensors:
         """Rotate the part of this process."""
@@ -77,12 +77,12 @@ class OfParts:
             return call.out or tuple(x.clone() for x in call.arrays)
         arrays = tuple(map(_with_whole_heads, call.arrays))
         local = tuple(x.to_local() for x in arrays)
-        angles = dtensor_angles.here(call, arrays, local)
+        angles = dtensor_angles.local_angles(call, arrays, local)
         if call.out is not None:
-            run(Call(_PLAIN, local, angles, tuple(map(_held, call.out)), call.turn))
+            run(Call(_PLAIN, local, angles, tuple(map(_held, call.out)), call.spec))
             torch.autograd.graph.increment_version(call.out)  # so far only their parts know
             return call.out
-        results = run(Call(_PLAIN, local, angles, None, call.turn))
+        results = run(Call(_PLAIN, local, angles, None, call.spec))
         whole = (
             _from_local(y, x.device_mesh, x.placements, x.shape)
             for x, y in zip(arrays, results, strict=True)
@@ -203,4 +203,4 @@ def _named_angles(call: Call) -> list[tuple[str, Any]]:
 
 
 BACKEND = Distributed("torch DTensor", _PLAIN.xp, _PLAIN.paths)
-BACKEND.spread = OfParts()
+BACKEND.sharded_executor = OfParts()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._contract.call import (
+from rope_xp._core.call import (
     AngleSource,
     Axes,
     Call,
@@ -35,16 +35,16 @@ class _Placing(NamedTuple):
     gradient: Placements
 
 
-def here(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[AngleSource, ...]:
+def local_angles(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[AngleSource, ...]:
     """Return the angles of each part; a single source where all can share it."""
     shared = len(call.angles) < len(arrays) and _alike(call, *arrays)
     return tuple(
-        _of_part(call.angles[min(i, len(call.angles) - 1)], x, local[i], call.turn.axes)
+        _of_part(call.angles[min(i, len(call.angles) - 1)], x, local[i], call.spec.axes)
         for i, x in enumerate(arrays[:1] if shared else arrays)
     )
 
 
-def of_positions(lookup: TableLookup, whole: DTensor, placements: Placements) -> TableLookup:
+def local_lookup(lookup: TableLookup, whole: DTensor, placements: Placements) -> TableLookup:
     """Return a lookup of this process's part of the positions, placed like this."""
     if whole.device_mesh.get_coordinate() is None:
         # No part of it lies here, and torch ignores what is computed; but it is to have the axes.
@@ -59,7 +59,7 @@ def _alike(call: Call, q: Any, k: Any) -> bool:
     """Return whether the parts of q and k have the same angles."""
     if angles_need_gradient(call):
         return bool(q.placements == k.placements)  # else it is a sum over other processes
-    heads = call.turn.axes.heads
+    heads = call.spec.axes.heads
     cut = [
         [p.dim if p.is_shard() and p.dim != heads else None for p in x.placements] for x in (q, k)
     ]

@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-from rope_xp._contract.caches import cached, pin
-from rope_xp._contract.library import DigitTables
-from rope_xp._contract.memory import alignment
+from rope_xp._core.caches import cached, pin
+from rope_xp._core.library import DigitTables
+from rope_xp._core.memory import alignment
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu.triton_plan import LARGEST_ROW, Angles, Operand, Plan, Variant, plan
 
 from . import streams
-from .arguments import OpArgs
 from .library import NAMES
-from .results import new, written
+from .op_args import OpArgs
+from .results import bump_versions, new
 from .signature import Tensors
 
 DEVICES = {"cuda"}
@@ -65,48 +65,48 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def rotate(out: Tensors | None, arrays: Tensors, how: OpArgs) -> Tensors:
+def rotate(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
     """Rotate arrays into out, or raise Unavailable before anything is written."""
     results = tuple(map(new, arrays)) if out is None else out
     arrays = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in arrays)
     if is_current(arrays[0]):
-        _rotate(results, arrays, how)
+        _rotate(results, arrays, op_args)
     else:
         with torch.cuda.device(arrays[0].device):
-            _rotate(results, arrays, how)
+            _rotate(results, arrays, op_args)
     if out is not None:
-        written(out)
+        bump_versions(out)
     return results
 
 
-def _rotate(out: Tensors, arrays: Tensors, how: OpArgs) -> None:
-    launches = _launches(out, arrays, how)
+def _rotate(out: Tensors, arrays: Tensors, op_args: OpArgs) -> None:
+    launches = _launches(out, arrays, op_args)
     # The driver may load no kernel while a CUDA graph is captured, and loads it at other times.
     device = arrays[0].device
     capturing = streams.is_capturing(device)
     ready = [
         KERNELS.get((made.variant, device.index), give_up=not capturing) for made, _ in launches
     ]
-    if capturing and how.table_3 is not None:  # of a compiled call, or saved for its gradient
-        pin((how.table, how.table_2, how.table_3, how.components))
+    if capturing and op_args.table_3 is not None:  # of a compiled call, or saved for its gradient
+        pin((op_args.table, op_args.table_2, op_args.table_3, op_args.components))
     for run, (made, tensors) in zip(ready, launches, strict=True):
         run(made.grid, tensors, made.numbers)
 
 
-def _launches(out: Tensors, arrays: Tensors, how: OpArgs) -> list[tuple[Plan, Tensors]]:
+def _launches(out: Tensors, arrays: Tensors, op_args: OpArgs) -> list[tuple[Plan, Tensors]]:
     """Return what is launched, with the tensors of each launch."""
     if not any(x.numel() for x in arrays):
         return []
-    positions, components = how.positions, how.components
-    table, table_2, table_3 = how.table, how.table_2, how.table_3
+    positions, components = op_args.positions, op_args.components
+    table, table_2, table_3 = op_args.table, op_args.table_2, op_args.table_3
     if table_3 is None:
         table, table_2, angles = _given(table, table_2)
     else:
         angles = _angles_of(positions, components)
     operands = tuple([_operand(x, y) for x, y in zip(arrays, out, strict=True)])
-    made = plan(operands, angles, NAMES[arrays[0].dtype], how.turn)
+    made = plan(operands, angles, NAMES[arrays[0].dtype], op_args.spec)
     if made is None:
-        return [launch for part in _split(out, arrays, how) for launch in _launches(*part)]
+        return [launch for part in _split(out, arrays, op_args) for launch in _launches(*part)]
     # A kernel reads nothing from those that there are not, but wants an address.
     others = [table if x is None else x for x in (table_3, positions, components)]
     return [(made, (arrays[0], out[0], arrays[-1], out[-1], table, table_2, *others))]
@@ -147,24 +147,24 @@ class KernelLaunch:
         operands = arrays[0], results[0], arrays[-1], results[-1]
         self.run(self.plan.grid, (*operands, *read), self.plan.numbers)
         if out is not None:
-            written(out)
+            bump_versions(out)
         return results
 
 
-def prepare(out: Tensors, arrays: Tensors, how: OpArgs) -> KernelLaunch | None:
+def prepare(out: Tensors, arrays: Tensors, op_args: OpArgs) -> KernelLaunch | None:
     """Return what rotates all tensors that lie like these, None where one launch does not do."""
     if not is_current(arrays[0]) or (
-        how.table_3 is None and not _read_in_place(how.table, how.table_2)
+        op_args.table_3 is None and not _read_in_place(op_args.table, op_args.table_2)
     ):
         return None
-    launches = _launches(out, arrays, how)
+    launches = _launches(out, arrays, op_args)
     if len(launches) != 1:
         return None
     ((made, _),) = launches
     key = made.variant, arrays[0].device.index
     if not KERNELS.ready(key):
         return None
-    return KernelLaunch(KERNELS.get(key), made, how.components is not None)
+    return KernelLaunch(KERNELS.get(key), made, op_args.components is not None)
 
 
 def is_current(x: torch.Tensor) -> bool:
@@ -202,22 +202,22 @@ def _given(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return cos, sin, Angles("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)
 
 
-def _split(out: Tensors, arrays: Tensors, how: OpArgs) -> list[tuple[Tensors, Tensors, OpArgs]]:
+def _split(out: Tensors, arrays: Tensors, op_args: OpArgs) -> list[tuple[Tensors, Tensors, OpArgs]]:
     """Return one call for each index of the first batch axis."""
-    where = how.turn.axes
+    where = op_args.spec.axes
     axis, ndim = where.batch[0], len(where.batch) + 1
-    names = how.axes[:axis] + how.axes[axis + 1 :]
-    looked_up = how.table_3 is not None
-    own = ndim if how.components is None else ndim + 1
+    names = op_args.axes[:axis] + op_args.axes[axis + 1 :]
+    looked_up = op_args.table_3 is not None
+    own = ndim if op_args.components is None else ndim + 1
     return [
         (
             tuple([x.select(axis, i) for x in out]),
             tuple([x.select(axis, i) for x in arrays]),
-            how._replace(
+            op_args._replace(
                 axes=names,
-                positions=None if how.positions is None else _at(i, how.positions, own),
-                table=how.table if looked_up else _at(i, how.table, ndim + 1),
-                table_2=how.table_2 if looked_up else _at(i, how.table_2, ndim + 1),
+                positions=None if op_args.positions is None else _at(i, op_args.positions, own),
+                table=op_args.table if looked_up else _at(i, op_args.table, ndim + 1),
+                table_2=op_args.table_2 if looked_up else _at(i, op_args.table_2, ndim + 1),
             ),
         )
         for i in range(arrays[0].shape[axis])

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from rope_xp._contract.call import Call, RelativeAngles, TableLookup
-from rope_xp._contract.library import DigitTables
+from rope_xp._core.call import Call, RelativeAngles, TableLookup
+from rope_xp._core.library import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 
 from . import cpu, gpu, op
-from .arguments import OpArgs, arguments
+from .op_args import OpArgs, build_op_args
 from .signature import Tensors
 
 Launch: TypeAlias = cpu.KernelLaunch | gpu.KernelLaunch
@@ -34,36 +34,36 @@ class AutogradLaunch:
 
     launch: Launch
     components: bool
-    spec: tuple[Any, ...]
+    plain_args: tuple[Any, ...]
 
     def __call__(
-        self, arrays: Tensors, _out: None, rows: Tensors, tables: DigitTables | None
+        self, arrays: Tensors, _out: None, angle_inputs: Tensors, tables: DigitTables | None
     ) -> Tensors | None:
         """Return results."""
         if isinstance(self.launch, gpu.KernelLaunch) and not gpu.is_current(arrays[0]):
             return None
 
         def run(xs: Tensors) -> Tensors:
-            return self.launch(xs, None, rows, tables)  # type: ignore[return-value]  # not None here
+            return self.launch(xs, None, angle_inputs, tables)  # type: ignore[return-value]  # not None here
 
-        saved = rows
+        saved = angle_inputs
         if tables is not None:
             if arrays[0].device.type != "cpu":  # a signature has copies of those on a CPU
-                saved = tuple([row.clone() for row in rows])
+                saved = tuple([row.clone() for row in angle_inputs])
             if self.components:
                 saved = tuple([row.movedim(0, -1) for row in saved])
-        return op.recorded(run, saved, partial(self._how, tables), arrays)
+        return op.recorded(run, saved, partial(self._op_args, tables), arrays)
 
-    def _how(self, tables: DigitTables | None, rows: Tensors) -> OpArgs:
+    def _op_args(self, tables: DigitTables | None, angle_inputs: Tensors) -> OpArgs:
         """Return the operator's arguments."""
         if tables is None:
-            cos, sin = rows
-            return OpArgs(None, None, cos, sin, None, None, None, *self.spec)
-        positions, part = (*rows, None, None)[:2]
+            cos, sin = angle_inputs
+            return OpArgs(None, None, cos, sin, None, None, None, *self.plain_args)
+        positions, part = (*angle_inputs, None, None)[:2]
         low, middle, high, frequencies, component = tables
         frequencies = None if part is None else frequencies
         component = component if self.components else None
-        return OpArgs(positions, part, low, middle, high, frequencies, component, *self.spec)
+        return OpArgs(positions, part, low, middle, high, frequencies, component, *self.plain_args)
 
 
 def specialize(
@@ -73,21 +73,23 @@ def specialize(
     prepare: Callable[[Tensors, Tensors, OpArgs], Launch | None],
 ) -> Launch | AutogradLaunch | None:
     """Return what launches a kernel on calls of a signature, None where it takes more than that."""
-    arrays, source, rows = call.arrays, call.angles[0], signature.rows
+    arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
     if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
         return None
     if any(x.stride(-1) != 1 for x in (*arrays, *results)):
         return None
-    components = isinstance(source, TableLookup) and bool(rows) and source.components > 0
+    components = isinstance(source, TableLookup) and bool(angle_inputs) and source.components > 0
     if isinstance(source, TableLookup):
-        if rows and rows[0].ndim == components:
+        if angle_inputs and angle_inputs[0].ndim == components:
             return None  # components of a single token, without an axis for it
-        source = replace(source, whole=(*rows, None)[0], part=(*rows, None, None)[1])
+        source = replace(
+            source, whole=(*angle_inputs, None)[0], part=(*angle_inputs, None, None)[1]
+        )
     needs_grad = {torch.is_grad_enabled() and x.requires_grad for x in arrays}
     if len(needs_grad) > 1:
         return None
-    how = arguments(source, call.turn)
-    launch = prepare(results, arrays, how)
+    op_args = build_op_args(source, call.spec)
+    launch = prepare(results, arrays, op_args)
     if launch is None or needs_grad == {False}:
         return launch
-    return AutogradLaunch(launch, components, how[OpArgs._fields.index("axes") :])
+    return AutogradLaunch(launch, components, op_args[OpArgs._fields.index("axes") :])

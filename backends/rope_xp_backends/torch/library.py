@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from rope_xp._contract.call import LIMIT
-from rope_xp._contract.dtypes import FLOATS, INTEGERS
-from rope_xp._contract.library import DigitTables, TableKey
-from rope_xp._contract.memory import Memory
+from rope_xp._core.call import LIMIT
+from rope_xp._core.dtypes import FLOATS, INTEGERS
+from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.memory import Memory
 from rope_xp._dispatch.backend import Backend, put_tables
 
 from . import private, tables
@@ -84,7 +84,7 @@ class Torch(Backend):
         """Detach, which transforms and forward derivatives heed too."""
         return x.detach()
 
-    def rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def take_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Select without a look at sizes, which a compiler may hold as symbols."""
         rows = table.index_select(0, indices.reshape(-1))
         return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
@@ -105,13 +105,13 @@ class Torch(Backend):
         """Write these alone."""
         x.index_copy_(axis, rows.long(), values)
 
-    def tables(self, recipe: TableKey, like: torch.Tensor) -> DigitTables:
+    def tables(self, table_key: TableKey, like: torch.Tensor) -> DigitTables:
         """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
-            return tables.in_graph(recipe, like.device)
+            return tables.in_graph(table_key, like.device)
         if type(like) not in PLAIN and tables.is_traced(like):
-            return put_tables(self, recipe, like.device)
-        made = tables.on_device((recipe, like.device))
+            return put_tables(self, table_key, like.device)
+        made = tables.on_device((table_key, like.device))
         if like.device.type == "cuda":
             tables.outlive(made)
         return made
@@ -132,7 +132,7 @@ class Torch(Backend):
             return None
         return Memory(pointer, tuple(x.shape), strides, x.element_size(), True)
 
-    def out_objection(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
+    def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
         """Refuse what autograd would refuse, before anything is written."""
         if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
             return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"

@@ -13,14 +13,14 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from rope_xp._contract.call import Call
-from rope_xp._contract.path import PathUnavailable
+from rope_xp._core.call import Call
+from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import choose
 from rope_xp._rotation import portable
 
 from . import cpu, gpu, private
-from .arguments import OpArgs
 from .library import Torch
+from .op_args import OpArgs
 from .results import like, new
 from .signature import Tensors, is_plain
 
@@ -28,81 +28,86 @@ from .signature import Tensors, is_plain
 # The tables are (low, middle, high), or (cos, sin) and nothing. Positions and what they have after
 # the point are (batch..., tokens), or (batch..., tokens, components) where ``components``, (r/2,),
 # says which one a frequency reads.
-_HOW = (
+_OP_ARGS = (
     "Tensor? positions, Tensor? part, Tensor table, Tensor table_2, Tensor? table_3, "
     "Tensor? frequencies, Tensor? components, str axes, str layout, int offset, bool inverse"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _library = torch.library.Library("rope_xp", "FRAGMENT")
-_library.define(f"rotate(Tensor x, {_HOW}) -> Tensor", tags=_TAGS)
-_library.define(f"rotate_pair(Tensor q, Tensor k, {_HOW}) -> (Tensor, Tensor)", tags=_TAGS)
-_library.define(f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_HOW}) -> ()", tags=_TAGS)
+_library.define(f"rotate(Tensor x, {_OP_ARGS}) -> Tensor", tags=_TAGS)
+_library.define(f"rotate_pair(Tensor q, Tensor k, {_OP_ARGS}) -> (Tensor, Tensor)", tags=_TAGS)
+_library.define(f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_OP_ARGS}) -> ()", tags=_TAGS)
 _rotate = torch.ops.rope_xp.rotate.default
 _rotate_pair = torch.ops.rope_xp.rotate_pair.default
 _rotate_out = torch.ops.rope_xp.rotate_out.default
 
-_N_TENSORS, _N_HOW = OpArgs._fields.index("axes"), len(OpArgs._fields)
+_N_TENSORS, _N_OP_ARGS = OpArgs._fields.index("axes"), len(OpArgs._fields)
 
 _PORTABLE = Torch("torch", xp)
 
 
-def apply(arrays: Tensors, how: OpArgs) -> Tensors:
+def apply(arrays: Tensors, op_args: OpArgs) -> Tensors:
     """Return arrays rotated, in a way that derivatives can follow where there are any to take."""
     if arrays[0].requires_grad != arrays[-1].requires_grad:
         # All results of one autograd.Function would require a gradient, and one have none to give.
-        return apply(arrays[:1], how) + apply(arrays[1:], how)
+        return apply(arrays[:1], op_args) + apply(arrays[1:], op_args)
     needs_grad = torch.is_grad_enabled() and arrays[0].requires_grad
     transformed = private.are_transforms_active()
     if not needs_grad and not transformed:
-        return _plain(arrays, how)
+        return _plain(arrays, op_args)
     if transformed or torch.compiler.is_compiling():
-        return tuple(_Rotate.apply(*how, *arrays))
-    how = how.with_own_rows(arrays[0])
-    return recorded(lambda xs: _plain(xs, how), how.rows, how.with_rows(()).with_rows, arrays)
+        return tuple(_Rotate.apply(*op_args, *arrays))
+    op_args = op_args.with_own_angle_inputs(arrays[0])
+    return recorded(
+        lambda xs: _plain(xs, op_args),
+        op_args.angle_inputs,
+        op_args.with_angle_inputs(()).with_angle_inputs,
+        arrays,
+    )
 
 
 def recorded(
     run: Callable[[Tensors], Tensors],
-    rows: Tensors,
-    how_by: Callable[[Tensors], OpArgs],
+    angle_inputs: Tensors,
+    op_args_for: Callable[[Tensors], OpArgs],
     arrays: Tensors,
 ) -> Tensors:
-    """Return arrays rotated by ``run`` such that autograd records it, and saves ``rows`` alone.
+    """Return arrays rotated by ``run``; autograd records it and saves ``angle_inputs`` alone.
 
-    ``how_by`` returns the operator's arguments given rows. Cached calls and the slow path come
+    ``op_args_for`` returns the operator's arguments given rows. Cached calls and the slow path come
     here, so both save the same tensors in the same order, as activation checkpointing demands.
     """
-    return tuple(_EagerRotate.apply(run, rows, how_by, *arrays))
+    return tuple(_EagerRotate.apply(run, angle_inputs, op_args_for, *arrays))
 
 
 def gradients(
     grads: tuple[torch.Tensor | None, ...],
-    how: OpArgs,
+    op_args: OpArgs,
     rotate: Callable[[Tensors, OpArgs], Tensors] = apply,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return gradients rotated, and none for what a loss does not use."""
     used = tuple([g for g in grads if g is not None])
-    rotated = iter(rotate(used, how) if used else ())
+    rotated = iter(rotate(used, op_args) if used else ())
     return tuple([None if g is None else next(rotated) for g in grads])
 
 
-def write(out: Tensors, arrays: Tensors, how: OpArgs) -> None:
+def write(out: Tensors, arrays: Tensors, op_args: OpArgs) -> None:
     """Rotate arrays into out."""
-    _rotate_out(out, arrays, *how)
+    _rotate_out(out, arrays, *op_args)
 
 
-def _plain(arrays: Tensors, how: OpArgs | tuple[Any, ...]) -> Tensors:
+def _plain(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
     if len(arrays) == 1:
-        return (_rotate(*arrays, *how),)
-    return tuple(_rotate_pair(*arrays, *how))
+        return (_rotate(*arrays, *op_args),)
+    return tuple(_rotate_pair(*arrays, *op_args))
 
 
-def _direct(arrays: Tensors, how: OpArgs) -> Tensors:
+def _direct(arrays: Tensors, op_args: OpArgs) -> Tensors:
     """Do the same past the dispatcher, which would only come back to us 10 us later."""
     plain = all(is_plain(x) and private.has_storage(x) for x in arrays)
     if torch.is_grad_enabled() or private.is_observed() or not plain:
-        return apply(arrays, how)
-    return _run(None, arrays, how)
+        return apply(arrays, op_args)
+    return _run(None, arrays, op_args)
 
 
 # --- derivatives ---------------------------------------------------------------------------------
@@ -117,12 +122,12 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Tensors:
-        return _plain(arguments[_N_HOW:], arguments[:_N_HOW])
+        return _plain(arguments[_N_OP_ARGS:], arguments[:_N_OP_ARGS])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
         ctx.save_for_backward(*inputs[:_N_TENSORS])
-        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[_N_TENSORS:_N_HOW]
+        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[_N_TENSORS:_N_OP_ARGS]
         if not torch.compiler.is_compiling():  # which cannot trace it
             ctx.set_materialize_grads(False)
 
@@ -130,29 +135,29 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
-            return *(None,) * _N_HOW, *_plain(grads, back)
-        return *(None,) * _N_HOW, *gradients(grads, OpArgs(*back))
+            return *(None,) * _N_OP_ARGS, *_plain(grads, back)
+        return *(None,) * _N_OP_ARGS, *gradients(grads, OpArgs(*back))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
         """Make the mapped axis one more batch axis, the first."""
-        how = OpArgs(*arguments[:_N_HOW])
-        names = how.axes
+        op_args = OpArgs(*arguments[:_N_OP_ARGS])
+        names = op_args.axes
         batch = len(set(names) - set("shd"))
         letter = next(c for c in string.ascii_letters if c not in names + "shd")
-        own = 2 if how.components is None else 3  # axes of positions, with the mapped one
+        own = 2 if op_args.components is None else 3  # axes of positions, with the mapped one
         axes = (own, own, 3, 3, 3)
         angles = [
             _mapped_angles(x, at, batch + n)
-            for x, at, n in zip(how[: len(axes)], in_dims[: len(axes)], axes, strict=True)
+            for x, at, n in zip(op_args[: len(axes)], in_dims[: len(axes)], axes, strict=True)
         ]
         arrays = [
             x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
-            for x, at in zip(arguments[_N_HOW:], in_dims[_N_HOW:], strict=True)
+            for x, at in zip(arguments[_N_OP_ARGS:], in_dims[_N_OP_ARGS:], strict=True)
         ]
         mapped = dict(zip(OpArgs._fields, angles, strict=False))
-        how = how._replace(**mapped, axes=letter + names)
-        return apply(tuple(arrays), how), (0,) * len(arrays)
+        op_args = op_args._replace(**mapped, axes=letter + names)
+        return apply(tuple(arrays), op_args), (0,) * len(arrays)
 
 
 def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
@@ -173,19 +178,24 @@ class _EagerRotate(torch.autograd.Function):
     def forward(
         ctx: Any,
         run: Callable[[Tensors], Tensors],
-        rows: Tensors,
-        how_by: Callable[[Tensors], OpArgs],
+        angle_inputs: Tensors,
+        op_args_for: Callable[[Tensors], OpArgs],
         *arrays: torch.Tensor,
     ) -> Tensors:
-        ctx.save_for_backward(*rows)
+        ctx.save_for_backward(*angle_inputs)
         ctx.set_materialize_grads(False)
-        ctx.how_by = how_by
+        ctx.op_args_for = op_args_for
         return run(arrays)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        how = ctx.how_by(ctx.saved_tensors)
-        return None, None, None, *gradients(grads, how._replace(inverse=not how.inverse), _direct)
+        op_args = ctx.op_args_for(ctx.saved_tensors)
+        return (
+            None,
+            None,
+            None,
+            *gradients(grads, op_args._replace(inverse=not op_args.inverse), _direct),
+        )
 
 
 # --- what runs -----------------------------------------------------------------------------------
@@ -194,23 +204,23 @@ RUNS: dict[str, Callable[[Tensors | None, Tensors, OpArgs], Tensors]] = {
     "cpu": cpu.rotate,
     "cuda": gpu.rotate,
 }
-"""What rotates on a kind of device: ``run(out, arrays, how)`` returns out, or new results where it
-is None, or raises Unavailable."""
+"""What rotates on a kind of device: ``run(out, arrays, op_args)`` returns out, or new
+results where it is None, or raises PathUnavailable."""
 
 
 @torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
-def _rotate_here(x: torch.Tensor, *how: Any) -> torch.Tensor:
-    return _run(None, (x,), OpArgs(*how))[0]
+def _rotate_here(x: torch.Tensor, *op_args: Any) -> torch.Tensor:
+    return _run(None, (x,), OpArgs(*op_args))[0]
 
 
 @torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
-def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Tensors:
-    return _run(None, (q, k), OpArgs(*how))
+def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *op_args: Any) -> Tensors:
+    return _run(None, (q, k), OpArgs(*op_args))
 
 
 @torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
-def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *how: Any) -> None:
-    _run(tuple(out), tuple(arrays), OpArgs(*how))
+def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *op_args: Any) -> None:
+    _run(tuple(out), tuple(arrays), OpArgs(*op_args))
 
 
 torch.library.register_fake("rope_xp::rotate", lambda x, *_: like(x), lib=_library)
@@ -220,13 +230,13 @@ torch.library.register_fake(
 torch.library.register_fake("rope_xp::rotate_out", lambda *_: None, lib=_library)
 
 
-def _run(out: Tensors | None, arrays: Tensors, how: OpArgs) -> Tensors:
+def _run(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
     try:
-        return RUNS[arrays[0].device.type](out, arrays, how)
+        return RUNS[arrays[0].device.type](out, arrays, op_args)
     except PathUnavailable as reason:
         choose.refuse_if_asked_for(reason)
         # Here a compiled graph ends up too, in a process where kernels fail.
         out = tuple(map(new, arrays)) if out is None else out
-        source = how.source(arrays[0].shape[how.turn.axes.tokens])
-        portable.run(Call(_PORTABLE, arrays, (source,), out, how.turn))
+        source = op_args.source(arrays[0].shape[op_args.spec.axes.tokens])
+        portable.run(Call(_PORTABLE, arrays, (source,), out, op_args.spec))
         return out

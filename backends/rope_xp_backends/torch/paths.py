@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from rope_xp._contract.call import Call, TableLookup, leaves
-from rope_xp._contract.path import Path
+from rope_xp._core.call import Call, TableLookup, leaves
+from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu import launch
@@ -14,8 +14,8 @@ from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.plan import KernelKey
 
 from . import cpu, gpu, launches, op, private
-from .arguments import OpArgs, arguments
 from .library import NAMES
+from .op_args import OpArgs, build_op_args
 from .signature import PLAIN, Tensors
 
 FUSED = {False: 1 << 18, True: 1 << 14}
@@ -30,22 +30,22 @@ class Triton(Path):
 
     name = "triton"
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline what kernels cannot read and what an operator's derivative cannot follow."""
         return (
             _first(call, _not_for_gpu)
-            or gpu.KERNELS.objection()
+            or gpu.KERNELS.decline_reason()
             or gpu.too_old(call.arrays[0])
             or _first(call, gpu.too_large)
             or _not_for_operator(call, _not_for_gpu)
-            or (None if asked else _exported())
+            or (None if forced else _exported())
         )
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
         """Call the operator, once for each source of angles."""
         if not torch.compiler.is_compiling():
             gpu.KERNELS.load()
-        return _rotated(call, parts=False, wide=False)
+        return _rotated(call, parts=False, double=False)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         """Keep the launch, but for angles that are computed before it."""
@@ -61,13 +61,13 @@ class LLVM(Path):
     name = "llvm"
     makes_tables = True
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline the same for CPUs."""
         return (
-            KERNELS.objection(*_keys(call))
+            KERNELS.decline_reason(*_keys(call))
             or _first(call, _not_for_cpu)
             or _not_for_operator(call, _not_for_cpu)
-            or (None if asked else _exported() or _fused(call))
+            or (None if forced else _exported() or _fused(call))
         )
 
     def run(self, call: Call) -> tuple[torch.Tensor, ...]:
@@ -82,12 +82,12 @@ class LLVM(Path):
         return launches.specialize(call, signature, results, _prepare)
 
 
-def _prepare(out: Tensors, arrays: Tensors, how: OpArgs) -> cpu.KernelLaunch:
-    return cpu.prepare(out, arrays, how, cpu.rows_of(how, arrays[0].dtype))
+def _prepare(out: Tensors, arrays: Tensors, op_args: OpArgs) -> cpu.KernelLaunch:
+    return cpu.prepare(out, arrays, op_args, cpu.angle_inputs_of(op_args, arrays[0].dtype))
 
 
 def _keys(call: Call) -> list[KernelKey]:
-    return launch.keys(call.turn, [NAMES[x.dtype] for x in call.arrays])
+    return launch.keys(call.spec, [NAMES[x.dtype] for x in call.arrays])
 
 
 def _exported() -> str | None:
@@ -99,7 +99,7 @@ def _fused(call: Call) -> str | None:
     """Return why what is known to be small is left to the compiler of a graph."""
     if not torch.compiler.is_compiling():
         return None
-    most = FUSED[any(call.turn.side_by_side)]
+    most = FUSED[any(call.spec.interleaved)]
     few = statically_known_true(sum([x.numel() for x in call.arrays]) <= most)
     return "inductor makes one loop of it and its neighbours" if few else None
 
@@ -108,16 +108,16 @@ def _rotated(call: Call, **known: bool) -> tuple[torch.Tensor, ...]:
     results: tuple[torch.Tensor, ...] = ()
     for arrays, out, source in call.groups(call.out or (), one_dtype=True):
         found = portable.for_kernel(call, source, **known)
-        how = arguments(found, call.turn)
+        op_args = build_op_args(found, call.spec)
         if out:
-            op.write(out, arrays, how)
+            op.write(out, arrays, op_args)
         else:
-            results += op.apply(arrays, how)
+            results += op.apply(arrays, op_args)
     return call.out or results
 
 
-def _first(call: Call, objection: Any) -> str | None:
-    return next(filter(None, map(objection, call.arrays)), None)
+def _first(call: Call, decline_reason: Any) -> str | None:
+    return next(filter(None, map(decline_reason, call.arrays)), None)
 
 
 def _not_for_cpu(x: torch.Tensor) -> str | None:

@@ -55,7 +55,7 @@ def _advise_huge(address: int, size: int) -> None:
         _libc.madvise(address + whole, size - whole & -mmap.PAGESIZE, _HUGE)
 
 
-def written(out: Tensors) -> None:
+def bump_versions(out: Tensors) -> None:
     """Have autograd know that tensors were written over."""
     for x in out:
         if not x.is_inference():

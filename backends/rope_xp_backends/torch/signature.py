@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from rope_xp._arguments.positions import read_rows
-from rope_xp._contract.call import UNKNOWN, PositionRange
-from rope_xp._contract.memory import ACCESS
+from rope_xp._core.call import UNKNOWN, PositionRange
+from rope_xp._core.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 
 from . import private, streams
@@ -48,18 +48,18 @@ def signature(
     read = _read(positions, arrays[0]) if tables is None else _given(tables, arrays[0])
     if operands is None or read is None:
         return None
-    rows, reach = read
-    key: list[Hashable] = [context, found[1], reach, *operands]  # type: ignore[index]  # it was found
-    for row in rows:
+    angle_inputs, position_range = read
+    key: list[Hashable] = [context, found[1], position_range, *operands]  # type: ignore[index]  # it was found
+    for row in angle_inputs:
         key += row.dtype, row.shape, row.stride()
     device = arrays[0].device
     if device.type != "cpu":
         if streams.is_capturing(device):
             return None  # the slow path pins what a graph will read
         # Kernels for GPUs are compiled for the alignment of addresses.
-        key += [x.data_ptr() % ACCESS for x in (*found[0], *rows)]  # type: ignore[index]  # likewise
+        key += [x.data_ptr() % ACCESS for x in (*found[0], *angle_inputs)]  # type: ignore[index]  # likewise
         key.append(streams.current(device))  # tables must know all streams that read them
-    return CallSignature(tuple(key), arrays, rows, reach, out)
+    return CallSignature(tuple(key), arrays, angle_inputs, position_range, out)
 
 
 def _described(operands: Tensors, written: bool) -> list[Hashable] | None:
@@ -106,7 +106,7 @@ def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | Non
     read = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None
     if read is None:
         return None
-    rows, reach = read
-    if rows[0] is host and host is not positions and not torch.is_grad_enabled():
-        return (positions,), reach
-    return tuple([torch.from_numpy(row.copy()) for row in rows]), reach
+    angle_inputs, position_range = read
+    if angle_inputs[0] is host and host is not positions and not torch.is_grad_enabled():
+        return (positions,), position_range
+    return tuple([torch.from_numpy(row.copy()) for row in angle_inputs]), position_range

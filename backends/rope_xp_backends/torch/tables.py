@@ -12,9 +12,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rope_xp._contract.caches import BoundedCache, cached_tables, pin
-from rope_xp._contract.library import DigitTables, TableKey
-from rope_xp._contract.numbers import held_by
+from rope_xp._core.caches import BoundedCache, cached_tables, pin
+from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.numbers import held_by
 from rope_xp._rotation.tables import host_tables
 
 from . import private, streams
@@ -34,9 +34,9 @@ def _lasting() -> Iterator[None]:
 @cached_tables
 def on_device(key: tuple[TableKey, torch.device]) -> DigitTables:
     """Return the tables of a rope on a device, from a bounded cache. Those of CPUs are numpy's."""
-    recipe, device = key
+    table_key, device = key
     with _lasting():
-        tables = [None if t is None else torch.from_numpy(t.base) for t in host_tables(recipe)]
+        tables = [None if t is None else torch.from_numpy(t.base) for t in host_tables(table_key)]
         if device.type != "cpu":
             tables = [None if t is None else t.to(device) for t in tables]
     return DigitTables(*tables)
@@ -73,16 +73,16 @@ def _read_on_current(made: DigitTables, device: torch.device) -> None:
             table.record_stream(torch.cuda.current_stream(device))
 
 
-def in_graph(recipe: TableKey, device: torch.device) -> DigitTables:
+def in_graph(table_key: TableKey, device: torch.device) -> DigitTables:
     """Return tables as constants of the graph that a compiler makes."""
-    rope = recipe.rope
+    rope = table_key.rope
     # A rule that is no dataclass can only be handed over by itself, not within a tuple.
     rule = None if dataclasses.is_dataclass(rope.scaling) else rope.scaling
-    head_dim, wide = guard_scalar(recipe.head_dim), recipe.wide
+    head_dim, double = guard_scalar(table_key.head_dim), table_key.double
     flat = _flat(rope, rule)
     made = []
-    for which in range(5 if recipe.components else 4):
-        name = _reader(flat, rule, head_dim, recipe.inverse, wide, device, which)  # type: ignore[arg-type]  # an integer
+    for which in range(5 if table_key.components else 4):
+        name = _reader(flat, rule, head_dim, table_key.inverse, double, device, which)  # type: ignore[arg-type]  # an integer
         made.append(getattr(_readers, name)())
     return DigitTables(*(*made, None)[:5])
 
@@ -123,14 +123,14 @@ def _reader(
     rule: Any,
     head_dim: int,
     inverse: bool,
-    wide: bool,
+    double: bool,
     device: torch.device,
     which: int,
 ) -> str:
     rope = _built(flat)
     if rule is not None:
         object.__setattr__(rope, "scaling", rule)
-    key = TableKey(rope, head_dim, inverse, wide), device, which
+    key = TableKey(rope, head_dim, inverse, double), device, which
     name: str | None = _NAMES.get(key)
     if name is None:
         name = f"table_{next(_numbers)}"  # Dynamo tells constants apart by the names of code
@@ -142,10 +142,10 @@ def _reader(
 
 
 def _reading(
-    name: str, recipe: TableKey, device: torch.device, which: int
+    name: str, table_key: TableKey, device: torch.device, which: int
 ) -> Callable[[], torch.Tensor]:
     def read() -> torch.Tensor:
-        table: torch.Tensor = list(on_device((recipe, device)))[which]
+        table: torch.Tensor = list(on_device((table_key, device)))[which]
         if private.is_exporting():
             return table.clone()  # or a program is saved with the memory of all tables
         private.mark_static(table)  # or dynamic=True has symbols for its sizes, shared with others

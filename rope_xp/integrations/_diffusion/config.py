@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp import positions
-from rope_xp._contract.errors import RopeConfigError, RopeError
-from rope_xp._contract.typing import Array, Device, Namespace
+from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp.hf import _keys
 from rope_xp.integrations._diffusion.grids import Grid
 from rope_xp.integrations._diffusion.models import MODELS, UNSUPPORTED, Model

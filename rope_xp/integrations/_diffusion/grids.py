@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 
 Config: TypeAlias = Mapping[str, Any]
 

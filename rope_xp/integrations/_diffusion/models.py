@@ -7,7 +7,7 @@ the keys of a configuration that override them, with the defaults of the class.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rope_xp._contract.typing import Layout
+from rope_xp._core.typing import Layout
 from rope_xp.integrations._diffusion import grids
 from rope_xp.integrations._diffusion.grids import Config, Lines, Text
 

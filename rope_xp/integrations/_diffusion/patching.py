@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from rope_xp._contract.caches import cached
-from rope_xp._contract.errors import RopeConfigError, RopeError
+from rope_xp._core.caches import cached
+from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp.integrations import _classes
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rope_xp._contract import numbers
+from rope_xp._core import numbers
 from rope_xp.papers.analysis import _distances
 from rope_xp.rope import RoPE
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._arguments import fields
 from rope_xp._arguments.slices import slice_of
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
 _BLOCK = 2**19

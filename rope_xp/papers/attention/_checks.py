@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 from rope_xp._arguments import fields, messages
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp.papers import _heads
@@ -26,7 +26,7 @@ class CheckedArrays(NamedTuple):
 def check(q: Any, k: Any, *values: Any) -> CheckedArrays:
     """Check q, k and optionally v, and convert them to the dtype of the arithmetic."""
     arrays = dict(zip(("q", "k", "v"), (q, k, *values), strict=False))
-    backend = find.backend_of(q, "q")
+    backend = find.require_backend(q, "q")
     dtypes = [_heads.check_array(backend, "q", q, name, x) for name, x in arrays.items()]
     _heads.check_shapes(q, k)
     for v in values:

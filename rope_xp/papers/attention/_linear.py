@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from rope_xp._arguments import messages
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, ArrayT, Namespace
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp.papers import _heads
@@ -121,7 +121,7 @@ def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, 
 def _apply_map(backend: Backend, name: str, function: _Map, x: Array) -> Array:
     """Return a feature map of x, checked and in the dtype of x."""
     result = function(x)
-    owner = find.backend_of(result, f"what {name} returned")
+    owner = find.require_backend(result, f"what {name} returned")
     if owner is not backend:
         raise messages.different_libraries("q", backend, f"what {name} returned", owner)
     if tuple(result.shape[:-1]) != tuple(x.shape[:-1]):

@@ -2,7 +2,7 @@
 
 import math
 
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core.typing import Array, Namespace
 from rope_xp._dispatch.backend import Backend
 from rope_xp.papers._heads import repeat_heads, swap_tokens_and_heads
 

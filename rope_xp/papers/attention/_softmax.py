@@ -2,7 +2,7 @@
 
 import math
 
-from rope_xp._contract.typing import ArrayT
+from rope_xp._core.typing import ArrayT
 from rope_xp.papers import _heads
 from rope_xp.papers.attention import _checks, _products
 from rope_xp.rope import Positions, RoPE

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import read
-from rope_xp._contract import numbers
-from rope_xp._contract.dtypes import INTEGERS
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, ArrayT
+from rope_xp._arguments import parse
+from rope_xp._core import numbers
+from rope_xp._core.dtypes import INTEGERS
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp.papers import _heads
@@ -58,10 +58,10 @@ def t5_buckets(
     [15, 10, 2, 0, 18, 26]
     """
     starts, offset = _starts(num_buckets, max_distance, bidirectional)
-    backend = read.owner_of(relative)
+    backend = parse.find_owner(relative)
     if backend is None:
         relative = np.asarray(relative)
-        backend = find.backend_of(relative, "relative")
+        backend = find.require_backend(relative, "relative")
     dtype = backend.dtype_name(relative)
     if dtype not in INTEGERS:
         msg = f"relative must hold integers (tokens); got {dtype}"

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import ArrayT
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import ArrayT
 from rope_xp.papers import _heads
 from rope_xp.papers.encodings import _operands
 

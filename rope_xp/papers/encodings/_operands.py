@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rope_xp._arguments import messages, read
+from rope_xp._arguments import messages, parse
 from rope_xp._arguments.positions import resolve_positions
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, Namespace
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
@@ -91,7 +91,7 @@ class Operands:
         """Return entries of a table, (*index.shape, *table.shape[1:])."""
         # Not -1, which says nothing where there are no heads.
         flat = self.xp.reshape(table, (table.shape[0], math.prod(table.shape[1:])))
-        entries = self.backend.rows(flat, index)
+        entries = self.backend.take_rows(flat, index)
         return self.xp.reshape(entries, (*index.shape, *table.shape[1:]))
 
     def take_clipped(self, name: str, table: Array, *, odd: bool) -> Array:
@@ -144,7 +144,7 @@ def check_weights(weights: Any, v: Any, positions: Any, k_positions: Any) -> Ope
 
 
 def _check_dtypes(first: str, x: Any, second: str, y: Any) -> Backend:
-    backend = find.backend_of(x, first)
+    backend = find.require_backend(x, first)
     dtype = _heads.check_array(backend, first, x, first, x)
     other = _heads.check_array(backend, first, x, second, y)
     if dtype != other:
@@ -202,7 +202,7 @@ def _resolve(
     """Return integer positions that broadcast to a shape; None counts from 0."""
     if positions is None:
         return backend.arange(shape[-1], backend.device(like))
-    owner = read.owner_of(positions)
+    owner = parse.find_owner(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
         raise messages.different_libraries(name, backend, argument, owner)
     integers, fraction, _ = resolve_positions(backend, positions, owner, like, False, argument)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from rope_xp._contract import numbers
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.typing import Array, ArrayT, Device, Namespace
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, ArrayT, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.angles import with_axes
 from rope_xp.papers import _heads
@@ -56,7 +56,7 @@ def sinusoidal(
     """
     _check_dim("dim", dim)
     cos, sin = RoPE(base=base).cos_sin(positions, dim, xp=xp, device=device, dtype=dtype)
-    namespace = find.backend_of(cos, "cos").xp
+    namespace = find.require_backend(cos, "cos").xp
     return namespace.reshape(namespace.stack([sin, cos], axis=-1), (*cos.shape[:-1], dim))
 
 

@@ -43,7 +43,7 @@ MISSING = re.compile(r"__(?:extend|trunc)\w+|__gnu\w+")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -> None:
     """No product is fused with a sum, and no conversion is a function that a process may lack."""
-    code = assembly(KernelKey(dtype, read_pairs=True, write_pairs=False), MACHINES[machine])
+    code = assembly(KernelKey(dtype, interleaved_in=True, interleaved_out=False), MACHINES[machine])
     assert "fmul" in code or "vmulp" in code
     assert not FUSED.search(code)
     assert not MISSING.search(code)
@@ -54,7 +54,7 @@ def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -
 def test_pointers_have_no_types(dtype: str) -> None:
     """As LLVM dropped them, and llvmlite will."""
     kernel = importlib.import_module("rope_xp_backends.cpu.kernel")
-    text = str(kernel.written(KernelKey(dtype, read_pairs=True, write_pairs=False)))
+    text = str(kernel.build_ir(KernelKey(dtype, interleaved_in=True, interleaved_out=False)))
     assert ", ptr " in text
     assert "*" not in text
 

@@ -57,7 +57,7 @@ def python(script: Path, code: str, *arguments: str, **environment: str) -> str:
 FORKS = """
 import multiprocessing, os, sys, threading, warnings
 import numpy as np, rope_xp
-from rope_xp._contract import forks
+from rope_xp._core import forks
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.numpy import chunks
 
@@ -328,8 +328,8 @@ def test_kernels_that_nobody_uses_are_deleted(
 CHANGES: dict[str, Callable[[Any], tuple[object, str, object]]] = {
     "a constant": lambda machine: (
         machine,
-        "written",
-        lambda form, write=machine.written: str(write(form)).replace("ret i64 1", "ret i64 2"),
+        "build_ir",
+        lambda form, write=machine.build_ir: str(write(form)).replace("ret i64 1", "ret i64 2"),
     ),
     "LLVM": lambda machine: (
         machine.llvm,
@@ -352,7 +352,7 @@ def test_files_are_named_for_all_that_code_depends_on(
 ) -> None:
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
-    form = KernelKey("float32", read_pairs=True, write_pairs=True)
+    form = KernelKey("float32", interleaved_in=True, interleaved_out=True)
     machine.compile_kernel(form)
     machine.compile_kernel(form)
     assert len(kept(tmp_path)) == 1

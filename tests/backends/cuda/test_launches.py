@@ -16,10 +16,10 @@ from support.targets import truth
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._arguments import read
+from rope_xp._arguments import parse
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import UNKNOWN, RotationSpec
-from rope_xp._contract.memory import StridedLayout
+from rope_xp._core.call import UNKNOWN, RotationSpec
+from rope_xp._core.memory import StridedLayout
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 # Rows are q's and k's shape, axes, and how many launches take both.
@@ -135,9 +135,9 @@ def test_positions_that_nobody_checked(dtype: str, rng: np.random.Generator) -> 
     inside = [(1 << 31) - 1, 1 - (1 << 31), 0, -1, 2047, -2048, 1 << 22]
     positions = np.array(outside + inside, dtype)
     q, k = sample(rng, len(positions), 3, 64), sample(rng, len(positions), 1, 64)
-    call = read.pair(RoPE(), q, k, np.zeros(len(positions), int), None, None, None)
+    call = parse.apply(RoPE(), q, k, np.zeros(len(positions), int), None, None, None)
     (lookup,) = call.angles
-    lookup.whole, lookup.reach = positions, UNKNOWN
+    lookup.whole, lookup.position_range = positions, UNKNOWN
     for got, x in zip(cuda_on_cpu.PATH.run(call), (q, k), strict=True):
         assert np.isnan(got[: len(outside)]).all()
         same(got[len(outside) :], truth(RoPE().rotate, x[len(outside) :], inside))

@@ -17,11 +17,11 @@ from support.targets import TARGETS, missing, numpy_dtype
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._arguments import given as _given
-from rope_xp._arguments import read as _read
-from rope_xp._contract import caches
-from rope_xp._contract.caches import TableCache
-from rope_xp._contract.path import PathUnavailable
+from rope_xp._arguments import parse as _parse
+from rope_xp._arguments import parse_tables as _parse_tables
+from rope_xp._core import caches
+from rope_xp._core.caches import TableCache
+from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import backend as dispatch
 from rope_xp._dispatch import call_cache, find
 from rope_xp._dispatch.backend import Backend
@@ -45,7 +45,7 @@ def test_the_glue_imports_without_a_gpu() -> None:
 def test_the_row_of_the_table() -> None:
     (row,) = [library for library in find.libraries if library.name == "cupy"]
     assert row.load() is glue.BACKEND
-    assert find.backend_of_namespace(cupy) is row.load()
+    assert find.require_backend_of_namespace(cupy) is row.load()
     assert all(hasattr(cupy, name) for name, _ in row.arrays)
     assert row.paths == tuple(path.name for path in glue.BACKEND.paths)
 
@@ -151,9 +151,9 @@ def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[An
     first = call()
     with monkeypatch.context() as patch:
         for module, name in (
-            (_read, "pair"),
-            (_read, "single"),
-            (_given, "pair"),
+            (_parse, "apply"),
+            (_parse, "rotate"),
+            (_parse_tables, "apply"),
             (cuda, "launches"),
         ):
             patch.setattr(module, name, lambda *_: pytest.fail("it went the long way"))
@@ -313,8 +313,8 @@ def test_a_kernel_that_cannot_be_compiled(
     kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
     monkeypatch.setattr(kernels, "compile_kernel", broken)
     path = paths.Cuda()
-    call = _read.single(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
-    assert path.objection(call, asked=False) is None
+    call = _parse.rotate(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
+    assert path.decline_reason(call, forced=False) is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without a kernel of cupy.*no "),
         pytest.raises(PathUnavailable, match="cannot compile its kernel: no "),

@@ -9,7 +9,7 @@ from support.targets import ALL_FLOATS
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._arguments import read
+from rope_xp._arguments import parse
 
 pytest.importorskip("dask", reason="dask is not installed")
 da = pytest.importorskip("dask.array", reason="dask is installed without its arrays")
@@ -133,8 +133,8 @@ def test_blocks_of_another_library_than_their_positions() -> None:
     from rope_xp_backends.dask import blocks
 
     x = sample(2, 9, 4, 8)
-    call = read.single(RoPE(), x, np.arange(9), None, None, False)
-    turn = blocks.Rotation(call.turn, blocks.emptied(call.angles[0]), ((1,),))
+    call = parse.rotate(RoPE(), x, np.arange(9), None, None, False)
+    turn = blocks.Rotation(call.spec, blocks.emptied(call.angles[0]), ((1,),))
     got = turn(torch.from_numpy(x), np.arange(9))
     np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
     with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):

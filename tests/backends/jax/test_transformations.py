@@ -9,7 +9,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract.library import TableKey
+from rope_xp._core.library import TableKey
 from rope_xp._rotation.tables import host_tables
 
 jax = pytest.importorskip("jax")
@@ -26,7 +26,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     from rope_xp_backends import jax as glue
 
     reason = None if request.param == "jit-gpu" else "it is the other one's turn"
-    monkeypatch.setattr(glue.JitGpu, "objection", lambda *_, **__: reason)
+    monkeypatch.setattr(glue.JitGpu, "decline_reason", lambda *_, **__: reason)
     return request.param
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._arguments import read
-from rope_xp._contract import caches
+from rope_xp._arguments import parse
+from rope_xp._core import caches
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +27,7 @@ def test_a_default_device_is_no_mode_to_fear(monkeypatch: pytest.MonkeyPatch) ->
     torch.set_default_device("cpu")
     try:
         HALF.rotate(x, positions)
-        monkeypatch.setattr(read, "single", lambda *_: pytest.fail("it took the slow path"))
+        monkeypatch.setattr(parse, "rotate", lambda *_: pytest.fail("it took the slow path"))
         assert torch.equal(HALF.rotate(x, positions), expected)
     finally:
         torch.set_default_device(None if before.type == "cpu" else before)
@@ -53,12 +53,12 @@ def test_a_subclass_uses_the_tables_that_there_are() -> None:
 def test_tables_on_a_cpu_are_the_memory_of_the_host() -> None:
     from rope_xp_backends.torch import tables
 
-    from rope_xp._contract.library import TableKey
+    from rope_xp._core.library import TableKey
     from rope_xp._rotation.tables import host_tables
 
-    recipe = TableKey(RoPE(base=1234.5), 32, False, False)
-    shared = tables.on_device((recipe, torch.device("cpu")))
-    assert shared.low.data_ptr() == host_tables(recipe).low.ctypes.data
+    table_key = TableKey(RoPE(base=1234.5), 32, False, False)
+    shared = tables.on_device((table_key, torch.device("cpu")))
+    assert shared.low.data_ptr() == host_tables(table_key).low.ctypes.data
 
 
 def best(call: Callable[[], Any], of: int = 7) -> float:

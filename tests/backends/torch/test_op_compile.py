@@ -20,7 +20,7 @@ from support.torch_op import (
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._contract.path import PathUnavailable
+from rope_xp._core.path import PathUnavailable
 
 torch = pytest.importorskip("torch")
 

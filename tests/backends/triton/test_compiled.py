@@ -17,9 +17,9 @@ from support.occupancy import REGISTERS
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import RotationSpec
-from rope_xp._contract.dtypes import FLOATS
-from rope_xp._contract.memory import ACCESS
+from rope_xp._core.call import RotationSpec
+from rope_xp._core.dtypes import FLOATS
+from rope_xp._core.memory import ACCESS
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")

@@ -16,7 +16,7 @@ from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract import caches
+from rope_xp._core import caches
 from rope_xp._dispatch.kernels import Kernels
 
 torch = pytest.importorskip("torch")

@@ -25,7 +25,7 @@ from support.tensors import (
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._contract.path import PathUnavailable
+from rope_xp._core.path import PathUnavailable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")

@@ -14,8 +14,8 @@ from support.targets import truth
 import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import RotationSpec
-from rope_xp._contract.path import PathUnavailable
+from rope_xp._core.call import RotationSpec
+from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch.kernels import Kernels
 
 torch = pytest.importorskip("torch")
@@ -209,10 +209,10 @@ def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
     if capturing:
         with pytest.raises(error, match="no"):
             gpu._rotate(x, x, GIVEN)
-        assert kernels.objection((None, None)) is None
+        assert kernels.decline_reason((None, None)) is None
     else:
         with pytest.warns(RuntimeWarning, match="its kernel: no"), pytest.raises(PathUnavailable):
             gpu._rotate(x, x, GIVEN)
-        assert kernels.objection() is None  # others may do better
+        assert kernels.decline_reason() is None  # others may do better
         (key,) = kernels._failed
-        assert kernels.objection(key) == "triton cannot compile its kernel: no"
+        assert kernels.decline_reason(key) == "triton cannot compile its kernel: no"

@@ -35,11 +35,11 @@ def left_out(library: Library, seed: int) -> bool:
 
 
 def table_error(
-    positions: np.ndarray, frequencies: np.ndarray, axes: Any, wide: bool
+    positions: np.ndarray, frequencies: np.ndarray, axes: Any, double: bool
 ) -> np.ndarray:
     """Return how far off cos and sin may be, (batch..., tokens, r/2), before any factor."""
     each = np.abs(oracle.angles(positions, frequencies, axes))
-    if wide:
+    if double:
         return WIDE(2.0**-52) * (1 + each)
     far = np.abs(positions).max(initial=0) >= 1 << 22
     error = np.full(each.shape, WIDE(4e-7 if far else 2.4e-7))
@@ -50,7 +50,7 @@ def table_error(
 
 
 def looked_up(
-    rope: RoPE, head_dim: int, positions: np.ndarray, wide: bool
+    rope: RoPE, head_dim: int, positions: np.ndarray, double: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return cos, sin and how far off they may be, without the attention factor."""
     r = rope.rotary_dim or head_dim
@@ -59,7 +59,7 @@ def looked_up(
         # The float64 numbers of a rule are its frequencies by definition. They have a test.
         turned = rope.frequencies(head_dim).astype(WIDE)
     angles = oracle.angles(positions, turned, rope.position_axes)
-    error = table_error(positions, turned, rope.position_axes, wide)
+    error = table_error(positions, turned, rope.position_axes, double)
     return np.cos(angles), np.sin(angles), error
 
 
@@ -90,13 +90,13 @@ def turned(
 
 def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: Any) -> Result:
     """Return x, rotated by a rope, as if it had been rotated by another."""
-    tokens, wide = x.shape[shape.axes.index("s")], x.itemsize == 8
-    c, s, before = looked_up(rope, x.shape[-1], counted(old, tokens, rope), wide)
-    cos, sin, after = looked_up(to, x.shape[-1], counted(new, tokens, to), wide)
+    tokens, double = x.shape[shape.axes.index("s")], x.itemsize == 8
+    c, s, before = looked_up(rope, x.shape[-1], counted(old, tokens, rope), double)
+    cos, sin, after = looked_up(to, x.shape[-1], counted(new, tokens, to), double)
     factor = WIDE(to.attention_factor) / WIDE(rope.attention_factor)
     cos, sin = cos * c + sin * s, sin * c - cos * s
     # Either error is one of both coordinates; then two products and their sum.
-    error = 1.5 * (before + after) + 6 * ROUNDING["float64" if wide else "float32"]
+    error = 1.5 * (before + after) + 6 * ROUNDING["float64" if double else "float32"]
     layout = "interleaved" if rope.layout == "interleaved" else "half"
     scaled = (cos * factor, sin * factor, error * factor)
     return _by(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)

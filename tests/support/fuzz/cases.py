@@ -69,8 +69,8 @@ class Positions:
             view = library.view(view, dtype)
         numbers = self.numbers(dtype)
         if self.kind == "list":
-            wide = numbers.astype(np.float64 if numbers.dtype.kind not in "iu" else np.int64)
-            return wide.tolist(), wide
+            double = numbers.astype(np.float64 if numbers.dtype.kind not in "iu" else np.int64)
+            return double.tolist(), double
         _, x = lay(self.shape, view, numbers)
         exact = x.astype(np.longdouble)
         return (library.make(x) if self.kind == "library" else x), exact

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from rope_xp._contract.errors import RopeError
+from rope_xp._core.errors import RopeError
 
 ROTATED = "the array to rotate"
 """How messages call it where several arguments may be meant."""

@@ -7,14 +7,14 @@ tested against.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rope_xp._contract.call import Call
-from rope_xp._contract.typing import Array
+from rope_xp._core.call import Call
+from rope_xp._core.typing import Array
 
 
 class PathUnavailable(Exception):  # noqa: N818  # no error: the next path runs
     """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
 
-    Only for what cannot be known without importing or compiling; ``objection`` tells all else.
+    Only for what cannot be known without importing or compiling; ``decline_reason`` tells all else.
     """
 
 
@@ -26,10 +26,10 @@ class Path:
     makes_tables = False
     """Whether it makes cos and sin sooner than a library's own operations do."""
 
-    def objection(self, call: Call, *, asked: bool) -> str | None:
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Return why the path does not take the call, or None if it does.
 
-        It must not import or build. Where it was ``asked`` for by name, only what it cannot do
+        It must not import or build. Where it was ``forced`` for by name, only what it cannot do
         counts, and not that another path is better.
         """
         return None
@@ -50,7 +50,7 @@ class Path:
 class ShardedExecutor(Protocol):
     """The one way to run a call on arrays that lie on several devices: by calls on their parts."""
 
-    def here(self, call: Call) -> Call:
+    def local_call(self, call: Call) -> Call:
         """Return a call like that which ``run`` will run, moving nothing between devices."""
         ...
 

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 
-from rope_xp._contract.errors import BROKEN
+from rope_xp._core.errors import BROKEN
 
 QUICK = threading.RLock()
 """For a few steps on dicts."""

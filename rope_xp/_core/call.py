@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from rope_xp._contract.library import ArrayLibrary, DigitTables, TableKey
-from rope_xp._contract.typing import Array, Device, Layout
+from rope_xp._core.library import ArrayLibrary, DigitTables, TableKey
+from rope_xp._core.typing import Array, Device, Layout
 
 LIMIT = 1 << 31
 """Positions have a modulus below this."""
@@ -58,7 +58,7 @@ class Axes(NamedTuple):
         return hash(self.names)
 
     @property
-    def rows(self) -> tuple[int, ...]:
+    def batch_tokens(self) -> tuple[int, ...]:
         """The axes that positions have: batch, then tokens."""
         return (*self.batch, self.tokens)
 
@@ -77,7 +77,7 @@ class RotationSpec(NamedTuple):
     """Whether arrays turn by the negative angle, with the layouts read and written swapped."""
 
     @property
-    def side_by_side(self) -> tuple[bool, bool]:
+    def interleaved(self) -> tuple[bool, bool]:
         """Whether the two of a pair are neighbours where they are read, and where written."""
         read, written = self.layout != "half", self.layout == "interleaved"
         return (written, read) if self.inverse else (read, written)
@@ -117,9 +117,9 @@ class TableLookup:
     part: Array | None
     device: Device
     tokens: int
-    reach: PositionRange
+    position_range: PositionRange
     components: int
-    recipe: TableKey | None = None
+    table_key: TableKey | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -204,7 +204,7 @@ class Call:
     arrays: tuple[Array, ...]
     angles: tuple[AngleSource, ...]
     out: tuple[Array, ...] | None
-    turn: RotationSpec
+    spec: RotationSpec
 
     def groups(
         self, out: tuple[Array, ...] = (), *, one_dtype: bool

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rope_xp._contract.caches import cached
+from rope_xp._core.caches import cached
 
 FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """What can be rotated, and the bytes of an element."""

@@ -9,7 +9,7 @@ from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_components, check_positions_shape, resolve_positions
 from rope_xp._arguments.slices import check_rerotation, slice_of
-from rope_xp._contract.call import (
+from rope_xp._core.call import (
     COUNTED,
     Axes,
     Call,
@@ -18,33 +18,33 @@ from rope_xp._contract.call import (
     TableLookup,
     range_of,
 )
-from rope_xp._contract.library import Rope, TableKey
-from rope_xp._contract.typing import Array, Layout
+from rope_xp._core.library import Rope, TableKey
+from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 _PYTHON = (int, float, list, tuple, range)
 
 
-def owner_of(positions: Any) -> Backend | None:
+def find_owner(positions: Any) -> Backend | None:
     """Return the backend of positions, None for Python numbers and sequences of them."""
-    return None if type(positions) in _PYTHON else find.find(positions)
+    return None if type(positions) in _PYTHON else find.find_backend(positions)
 
 
-def owner_beside(positions: Any) -> Backend | None:
+def find_owner_of_array(positions: Any) -> Backend | None:
     """Return the backend of positions of an array, None for what is read on the host anyway.
 
     numpy's are too: a compiler that meets the first array of it here cannot look at its class.
     """
-    return None if type(positions) is np.ndarray else owner_of(positions)
+    return None if type(positions) is np.ndarray else find_owner(positions)
 
 
 def _lookup(
-    backend: Backend, recipe: TableKey, x: Array, axes: Axes, positions: Any, argument: str
+    backend: Backend, table_key: TableKey, x: Array, axes: Axes, positions: Any, argument: str
 ) -> TableLookup:
     shape = x.shape
     tokens = shape[axes.tokens]
-    components = recipe.components
+    components = table_key.components
     whole = part = None
     if positions is None:
         if tokens is None:
@@ -52,10 +52,12 @@ def _lookup(
         # Compilers have symbols for lengths, which cannot be compared, or split the graph by it.
         # Dynamo's look like an int.
         known = type(tokens) is int and not backend.is_compiling()
-        reach = range_of(0, tokens) if known else COUNTED
+        position_range = range_of(0, tokens) if known else COUNTED
     else:
-        owner = owner_beside(positions)
-        whole, part, reach = resolve_positions(backend, positions, owner, x, recipe.wide, argument)
+        owner = find_owner_of_array(positions)
+        whole, part, position_range = resolve_positions(
+            backend, positions, owner, x, table_key.double, argument
+        )
         given = whole.shape
         if len(given) != 1 or given[0] != tokens or components:
             batch = tuple([shape[i] for i in axes.batch])
@@ -63,42 +65,46 @@ def _lookup(
             if len(given) == (1 if components else 0):
                 whole = whole[..., None]
                 part = None if part is None else part[..., None]
-    tables = backend.tables(recipe, x)
-    return TableLookup(tables, whole, part, backend.device(x), tokens, reach, components, recipe)
+    tables = backend.tables(table_key, x)
+    return TableLookup(
+        tables, whole, part, backend.device(x), tokens, position_range, components, table_key
+    )
 
 
-def pair(
+def apply(
     rope: Rope, q: Array, k: Array, positions: Any, axes: str | None, k_positions: Any, out: Any
 ) -> Call:
     """Return the call that rotates q and k."""
-    backend, where, wide, k_wide = two(q, k, axes, k_positions is not None)
+    backend, where, double, k_double = check_pair(q, k, axes, k_positions is not None)
     head_dim = q.shape[-1]
     r, offset = slice_of(rope, head_dim)
-    recipe = TableKey(rope, head_dim, inverse=False, wide=wide)
-    angles: tuple[TableLookup, ...] = (_lookup(backend, recipe, q, where, positions, "positions"),)
-    if k_positions is not None or wide != k_wide:
+    table_key = TableKey(rope, head_dim, inverse=False, double=double)
+    angles: tuple[TableLookup, ...] = (
+        _lookup(backend, table_key, q, where, positions, "positions"),
+    )
+    if k_positions is not None or double != k_double:
         own, argument = (positions, "positions")
         if k_positions is not None:
             own, argument = (k_positions, "k_positions")
-        angles += (_lookup(backend, recipe._replace(wide=k_wide), k, where, own, argument),)
+        angles += (_lookup(backend, table_key._replace(double=k_double), k, where, own, argument),)
     arrays = (q, k)
     if out is not None:
         out = check_out(backend, ("q", "k"), arrays, out)
     return Call(backend, arrays, angles, out, RotationSpec(where, rope.layout, r, offset, False))
 
 
-def single(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
+def rotate(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
     """Return the call that rotates x."""
-    backend, where, wide = one(x, axes)
+    backend, where, double = check_array(x, axes)
     r, offset = slice_of(rope, x.shape[-1])
-    recipe = TableKey(rope, x.shape[-1], inverse, wide)
-    angles = _lookup(backend, recipe, x, where, positions, "positions")
+    table_key = TableKey(rope, x.shape[-1], inverse, double)
+    angles = _lookup(backend, table_key, x, where, positions, "positions")
     if out is not None:
         out = check_out(backend, ("x",), (x,), out)
     return Call(backend, (x,), (angles,), out, RotationSpec(where, rope.layout, r, offset, inverse))
 
 
-def between(
+def rerotate(
     rope: Rope,
     to: Rope,
     x: Array,
@@ -108,13 +114,13 @@ def between(
     out: Any,
 ) -> Call:
     """Return the call that takes x from its old rotation to a new one, at once."""
-    backend, where, wide = one(x, axes)
+    backend, where, double = check_array(x, axes)
     head_dim = x.shape[-1]
     r, offset = slice_of(rope, head_dim)
     check_rerotation(rope, to, head_dim)
-    undone = TableKey(rope, head_dim, inverse=True, wide=wide)
+    undone = TableKey(rope, head_dim, inverse=True, double=double)
     old = _lookup(backend, undone, x, where, old_positions, "old_positions")
-    done = TableKey(to, head_dim, inverse=False, wide=wide)
+    done = TableKey(to, head_dim, inverse=False, double=double)
     new = _lookup(backend, done, x, where, new_positions, "new_positions")
     if out is not None:
         out = check_out(backend, ("x",), (x,), out)
@@ -124,61 +130,63 @@ def between(
     return Call(backend, (x,), (angles,), out, RotationSpec(where, layout, r, offset, False))
 
 
-def tables(
+def cos_sin(
     rope: Rope, positions: Any, head_dim: int, xp: Any, device: Any, dtype: Any
 ) -> tuple[TableLookup, Backend]:
     """Return the lookup of cos and sin for positions of any shape, and its backend."""
-    owner = owner_of(positions)
+    owner = find_owner(positions)
     if xp is not None:
-        backend = find.backend_of_namespace(xp)
-        if owner is not None and owner.kin is backend:
+        backend = find.require_backend_of_namespace(xp)
+        if owner is not None and owner.compatible_backend is backend:
             backend = owner
     else:
-        backend = owner or find.backend_of_namespace(np)
-    wide = dtype is not None and bool(dtype == backend.xp.float64)
+        backend = owner or find.require_backend_of_namespace(np)
+    double = dtype is not None and bool(dtype == backend.xp.float64)
     if dtype is not None and backend.numpy_dtypes:
-        wide = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"
+        double = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"
     like = positions
     if owner is not backend or device is not None:
         put = backend.traced if backend.is_compiling() else backend.asarray
-        like = put(np.zeros((), np.float64 if wide else np.float32), device)
-    recipe = TableKey(rope, head_dim, inverse=False, wide=wide)
-    return alone(backend, recipe, positions, owner, like), backend
+        like = put(np.zeros((), np.float64 if double else np.float32), device)
+    table_key = TableKey(rope, head_dim, inverse=False, double=double)
+    return position_lookup(backend, table_key, positions, owner, like), backend
 
 
-def alone(
-    backend: Backend, recipe: TableKey, positions: Any, owner: Backend | None, like: Array
+def position_lookup(
+    backend: Backend, table_key: TableKey, positions: Any, owner: Backend | None, like: Array
 ) -> TableLookup:
     """Return the lookup of positions of any shape, which belong to no array."""
-    whole, part, reach = resolve_positions(
-        backend, positions, owner, like, recipe.wide, "positions"
+    whole, part, position_range = resolve_positions(
+        backend, positions, owner, like, table_key.double, "positions"
     )
-    if recipe.components:
-        check_components("positions", tuple(whole.shape), recipe.components)
-    tables, device = backend.tables(recipe, like), backend.device(like)
-    return TableLookup(tables, whole, part, device, 0, reach, recipe.components, recipe)
+    if table_key.components:
+        check_components("positions", tuple(whole.shape), table_key.components)
+    tables, device = backend.tables(table_key, like), backend.device(like)
+    return TableLookup(
+        tables, whole, part, device, 0, position_range, table_key.components, table_key
+    )
 
 
-def two(
+def check_pair(
     q: Array, k: Array, axes: str | None, own_positions: bool
 ) -> tuple[Backend, Axes, bool, bool]:
     """Return the backend and axes of q and k, and whether each is of float64."""
-    backend = find.backend_of(q, "q")
-    other = find.backend_of(k, "k")
+    backend = find.require_backend(q, "q")
+    other = find.require_backend(k, "k")
     if other is not backend:
         raise messages.different_libraries("q", backend, "k", other)
-    wide = messages.check_float(backend, "q", q) == "float64"
-    k_wide = messages.check_float(backend, "k", k) == "float64"
+    double = messages.check_float(backend, "q", q) == "float64"
+    k_double = messages.check_float(backend, "k", k) == "float64"
     shape, k_shape = q.shape, k.shape  # which an array of the wrong kind may not have
     where = parse_axes(axes, len(shape), "q")
     check_fit(where, "k", len(k_shape))
     messages.check_same_device(backend, "q", q, "k", k)
     messages.check_pair(where, shape, k_shape, own_positions)
-    return backend, where, wide, k_wide
+    return backend, where, double, k_double
 
 
-def one(x: Array, axes: str | None) -> tuple[Backend, Axes, bool]:
+def check_array(x: Array, axes: str | None) -> tuple[Backend, Axes, bool]:
     """Return the backend and axes of x, and whether it is of float64."""
-    backend = find.backend_of(x, "x")
-    wide = messages.check_float(backend, "x", x) == "float64"
-    return backend, parse_axes(axes, len(x.shape), "x"), wide
+    backend = find.require_backend(x, "x")
+    double = messages.check_float(backend, "x", x) == "float64"
+    return backend, parse_axes(axes, len(x.shape), "x"), double

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
-from rope_xp._contract.forks import QUICK
+from rope_xp._core.forks import QUICK
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

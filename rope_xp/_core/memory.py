@@ -92,7 +92,7 @@ class StridedLayout(NamedTuple):
     strides: Ints
 
 
-class Rows(NamedTuple):
+class CollapsedDim(NamedTuple):
     """An axis that leads to rows: to tokens, of one batch or of many."""
 
     length: int
@@ -100,9 +100,9 @@ class Rows(NamedTuple):
     """Of each array, then of each array of angles."""
 
 
-def rows(
+def collapse_dims(
     axes: Ints, arrays: Sequence[StridedLayout], angles: Sequence[StridedLayout]
-) -> list[Rows]:
+) -> list[CollapsedDim]:
     """Return as few axes as lead to all rows of all arrays, the outermost first.
 
     Parameters
@@ -122,15 +122,17 @@ def rows(
         steps.append([0] * (len(axes) - len(own)) + own)
     if not angles:
         steps.append([0] * (len(axes) - 1) + [1])
-    found = [Rows(n, tuple([step[i] for step in steps])) for i, n in enumerate(lengths) if n != 1]
+    found = [
+        CollapsedDim(n, tuple([step[i] for step in steps])) for i, n in enumerate(lengths) if n != 1
+    ]
     while (pair := _foldable(found)) is not None:
         outer, inner = (found[i] for i in pair)
-        found[pair[1]] = Rows(outer.length * inner.length, inner.steps)
+        found[pair[1]] = CollapsedDim(outer.length * inner.length, inner.steps)
         del found[pair[0]]
     return found
 
 
-def _foldable(found: list[Rows]) -> tuple[int, int] | None:
+def _foldable(found: list[CollapsedDim]) -> tuple[int, int] | None:
     """Return two axes of which the second, as long as both, leads where they lead."""
     for i, outer in enumerate(found):
         for j, inner in enumerate(found):

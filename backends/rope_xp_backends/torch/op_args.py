@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._contract.call import UNKNOWN, CosSin, RotationSpec, TableLookup
-from rope_xp._contract.library import DigitTables
-from rope_xp._contract.typing import Layout
+from rope_xp._core.call import UNKNOWN, CosSin, RotationSpec, TableLookup
+from rope_xp._core.library import DigitTables
+from rope_xp._core.typing import Layout
 
 from .signature import Tensors
 
@@ -33,7 +33,7 @@ class OpArgs(NamedTuple):
         return self.table, self.table_2, self.table_3, self.frequencies, self.components
 
     @property
-    def rows(self) -> tuple[torch.Tensor, ...]:
+    def angle_inputs(self) -> tuple[torch.Tensor, ...]:
         """Positions and their fractions, or cos and sin."""
         given = (self.positions, self.part) if self.is_lookup else (self.table, self.table_2)
         return tuple([x for x in given if x is not None])
@@ -43,14 +43,14 @@ class OpArgs(NamedTuple):
         """Whether cos and sin are looked up, and not given."""
         return self.table_3 is not None
 
-    def with_rows(self, rows: Tensors) -> "OpArgs":
+    def with_angle_inputs(self, angle_inputs: Tensors) -> "OpArgs":
         """Return the same with other rows, or with none."""
-        first, second = (*rows, None, None)[:2]
+        first, second = (*angle_inputs, None, None)[:2]
         if self.is_lookup:
             return self._replace(positions=first, part=second)
         return self._replace(table=first, table_2=second)  # type: ignore[arg-type]  # none, only to save none
 
-    def with_own_rows(self, x: torch.Tensor) -> "OpArgs":
+    def with_own_angle_inputs(self, x: torch.Tensor) -> "OpArgs":
         """Return the same with copies of positions, as kernels for the device of x read them.
 
         The caller may write to his own before a gradient is computed. Cos and sin stay his, as
@@ -60,14 +60,14 @@ class OpArgs(NamedTuple):
             return self
         on_cpu = x.device.type == "cpu"
         dtype = torch.int64 if on_cpu else self.positions.dtype
-        how = self._replace(positions=self.positions.to(dtype, copy=True))
+        op_args = self._replace(positions=self.positions.to(dtype, copy=True))
         if self.part is None:
-            return how
+            return op_args
         compute_dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        return how._replace(part=self.part.to(compute_dtype, copy=True))
+        return op_args._replace(part=self.part.to(compute_dtype, copy=True))
 
     @property
-    def turn(self) -> RotationSpec:
+    def spec(self) -> RotationSpec:
         """What is done to each tensor."""
         components = self.table.shape[-1] * (1 if self.is_lookup else 2)
         axes = parse_axes(self.axes, len(self.axes), "x")
@@ -86,9 +86,9 @@ class OpArgs(NamedTuple):
         return TableLookup(tables, whole, part, low.device, tokens, UNKNOWN, count)
 
 
-def arguments(source: TableLookup | CosSin, turn: RotationSpec) -> OpArgs:
+def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:
     """Return the arguments of an operator."""
-    rest = turn.axes.names, turn.layout, turn.rotary_offset, turn.inverse
+    rest = spec.axes.names, spec.layout, spec.rotary_offset, spec.inverse
     if isinstance(source, CosSin):
         return OpArgs(None, None, source.cos, source.sin, None, None, None, *rest)
     low, middle, high, frequencies, component = source.tables

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import fields, messages, read
+from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.columns import check_one_per_pair
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.slices import (
@@ -16,15 +16,15 @@ from rope_xp._arguments.slices import (
     resolve_slice,
     slice_of,
 )
-from rope_xp._contract.call import Axes, Call, CosSin, RotationSpec, TableLookup
-from rope_xp._contract.errors import RopeError
-from rope_xp._contract.library import Rope, TableKey
-from rope_xp._contract.typing import Array, Layout
+from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
+from rope_xp._core.errors import RopeError
+from rope_xp._core.library import Rope, TableKey
+from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 
-def with_tables(
+def apply_tables(
     x: Array,
     cos: Any,
     sin: Any,
@@ -37,38 +37,38 @@ def with_tables(
     """Return the call that rotates x by the caller's tables."""
     fields.check_layout(layout)
     rotary_offset = fields.check_rotary_offset(rotary_offset)
-    backend, where, wide = read.one(x, axes)
+    backend, where, double = parse.check_array(x, axes)
     if not backend.is_compiling():
         check_one_per_pair(cos, sin)
-    cos, sin = _tables(backend, "x", x, where, cos, sin, wide)
+    cos, sin = _tables(backend, "x", x, where, cos, sin, double)
     slice_ = resolve_slice(x.shape[-1], 2 * cos.shape[-1], rotary_offset, None)
-    turn = RotationSpec(where, layout, *slice_, inverse)
-    return _call(backend, {"x": x}, cos, sin, (wide,), turn, out)
+    spec = RotationSpec(where, layout, *slice_, inverse)
+    return _call(backend, {"x": x}, cos, sin, (double,), spec, out)
 
 
-def pair(rope: Rope, q: Array, k: Array, cos: Any, sin: Any, axes: str | None, out: Any) -> Call:
+def apply(rope: Rope, q: Array, k: Array, cos: Any, sin: Any, axes: str | None, out: Any) -> Call:
     """Return the call that rotates q and k by angles that are held."""
-    backend, where, wide, k_wide = read.two(q, k, axes, False)
-    cos, sin = _tables(backend, "q", q, where, cos, sin, wide or k_wide)
-    turn = RotationSpec(where, rope.layout, *_slice_held(rope, q, where, cos), False)
-    widths = (wide,) if wide == k_wide else (wide, k_wide)
-    return _call(backend, {"q": q, "k": k}, cos, sin, widths, turn, out)
+    backend, where, double, k_double = parse.check_pair(q, k, axes, False)
+    cos, sin = _tables(backend, "q", q, where, cos, sin, double or k_double)
+    spec = RotationSpec(where, rope.layout, *_slice_held(rope, q, where, cos), False)
+    widths = (double,) if double == k_double else (double, k_double)
+    return _call(backend, {"q": q, "k": k}, cos, sin, widths, spec, out)
 
 
-def single(
+def rotate(
     rope: Rope, x: Array, cos: Any, sin: Any, axes: str | None, out: Any, inverse: bool
 ) -> Call:
     """Return the call that rotates x by angles that are held."""
-    backend, where, wide = read.one(x, axes)
-    cos, sin = _tables(backend, "x", x, where, cos, sin, wide)
-    turn = RotationSpec(where, rope.layout, *_slice_held(rope, x, where, cos), inverse)
-    return _call(backend, {"x": x}, cos, sin, (wide,), turn, out)
+    backend, where, double = parse.check_array(x, axes)
+    cos, sin = _tables(backend, "x", x, where, cos, sin, double)
+    spec = RotationSpec(where, rope.layout, *_slice_held(rope, x, where, cos), inverse)
+    return _call(backend, {"x": x}, cos, sin, (double,), spec, out)
 
 
-def check(rope: Rope, cos: Any, sin: Any) -> None:
+def check_tables_of(rope: Rope, cos: Any, sin: Any) -> None:
     """Check what can be of tables before there is an array that a rope turns by them."""
     for argument, table in (("cos", cos), ("sin", sin)):
-        messages.check_float(find.backend_of(table, argument), argument, table)
+        messages.check_float(find.require_backend(table, argument), argument, table)
     check_alike(tuple(cos.shape), tuple(sin.shape))
     if rope.rotary_dim is None or cos.shape[-1] == rope.rotary_dim:
         check_one_per_pair(cos, sin)
@@ -76,26 +76,30 @@ def check(rope: Rope, cos: Any, sin: Any) -> None:
         check_pairs(cos.shape[-1], rope.rotary_dim)
 
 
-def at(rope: Rope, positions: Any, like: Array) -> tuple[Backend, TableLookup, TableLookup | None]:
+def angles(
+    rope: Rope, positions: Any, like: Array
+) -> tuple[Backend, TableLookup, TableLookup | None]:
     """Return the lookup of angles for arrays such as ``like``, and that of what undoes them.
 
     None where it is the same.
     """
-    backend = find.backend_of(like, "like")
-    wide = messages.check_float(backend, "like", like) == "float64"
+    backend = find.require_backend(like, "like")
+    double = messages.check_float(backend, "like", like) == "float64"
     if not like.shape:
         msg = "like is a single number; give an array such as q, whose last axis is head_dim"
         raise RopeError(msg)
-    recipe = TableKey(rope, like.shape[-1], inverse=False, wide=wide)
-    slice_of(rope, recipe.head_dim)
-    lookup = read.alone(backend, recipe, positions, read.owner_beside(positions), like)
-    if len(lookup.whole.shape) == (1 if recipe.components else 0):  # type: ignore[union-attr]  # given
+    table_key = TableKey(rope, like.shape[-1], inverse=False, double=double)
+    slice_of(rope, table_key.head_dim)
+    lookup = parse.position_lookup(
+        backend, table_key, positions, parse.find_owner_of_array(positions), like
+    )
+    if len(lookup.whole.shape) == (1 if table_key.components else 0):  # type: ignore[union-attr]  # given
         part = None if lookup.part is None else lookup.part[..., None]
         lookup = replace(lookup, whole=lookup.whole[..., None], part=part)  # type: ignore[index]  # likewise
     if rope.attention_factor == 1.0:
         return backend, lookup, None
-    inverse = recipe._replace(inverse=True)
-    return backend, lookup, replace(lookup, tables=backend.tables(inverse, like), recipe=inverse)
+    inverse = table_key._replace(inverse=True)
+    return backend, lookup, replace(lookup, tables=backend.tables(inverse, like), table_key=inverse)
 
 
 def _slice_held(rope: Rope, x: Array, axes: Axes, cos: Array) -> tuple[int, int]:
@@ -106,25 +110,25 @@ def _slice_held(rope: Rope, x: Array, axes: Axes, cos: Array) -> tuple[int, int]
 
 
 def _tables(
-    backend: Backend, name: str, x: Array, axes: Axes, cos: Any, sin: Any, wide: bool
+    backend: Backend, name: str, x: Array, axes: Axes, cos: Any, sin: Any, double: bool
 ) -> tuple[Array, Array]:
     """Return tables as arrays of the library that x belongs to."""
-    cos = _table(backend, name, x, cos, wide, "cos")
-    sin = _table(backend, name, x, sin, wide, "sin")
+    cos = _table(backend, name, x, cos, double, "cos")
+    sin = _table(backend, name, x, sin, double, "sin")
     batch = tuple([x.shape[i] for i in axes.batch])
     check_tables(tuple(cos.shape), tuple(sin.shape), x.shape[-1], batch, x.shape[axes.tokens])
     return cos, sin
 
 
-def _table(backend: Backend, name: str, x: Array, table: Any, wide: bool, argument: str) -> Array:
-    owner = find.backend_of(table, argument)
+def _table(backend: Backend, name: str, x: Array, table: Any, double: bool, argument: str) -> Array:
+    owner = find.require_backend(table, argument)
     messages.check_float(owner, argument, table)
-    if owner is backend or owner is backend.kin:
+    if owner is backend or owner is backend.compatible_backend:
         messages.check_same_device(backend, name, x, argument, table)
         return table
     if owner.host:
         # Here, as numpy knows dtypes and orders of bytes that the other library may not.
-        host = table.astype(np.float64 if wide else np.float32, copy=False)
+        host = table.astype(np.float64 if double else np.float32, copy=False)
         return backend.asarray(host, backend.device(x))
     raise messages.different_libraries(name, backend, argument, owner)
 
@@ -135,13 +139,13 @@ def _call(
     cos: Array,
     sin: Array,
     widths: tuple[bool, ...],
-    turn: RotationSpec,
+    spec: RotationSpec,
     out: Any,
 ) -> Call:
     arrays = tuple(named.values())
     if out is not None:
         out = check_out(backend, tuple(named), arrays, out, (cos, sin))
     xp = backend.xp
-    dtypes = [xp.float64 if wide else xp.float32 for wide in widths]
+    dtypes = [xp.float64 if double else xp.float32 for double in widths]
     angles = [CosSin(*(xp.astype(t, dtype, copy=False) for t in (cos, sin))) for dtype in dtypes]
-    return Call(backend, arrays, tuple(angles), out, turn)
+    return Call(backend, arrays, tuple(angles), out, spec)
