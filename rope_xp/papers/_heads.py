@@ -6,13 +6,11 @@ from typing import Any
 from rope_xp._arguments import messages
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._core.typing import Array, Namespace
+from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 AXES = "(batch..., tokens, heads, head_dim)"
-
-# --- checks --------------------------------------------------------------------------------------
 
 
 def check_array(backend: Backend, first: str, like: Array, argument: str, x: Any) -> str:
@@ -44,12 +42,10 @@ def check_shapes(q: Array, k: Array) -> None:
     check_axes("q", q)
     check_axes("k", k)
     q_shape, k_shape = tuple(q.shape), tuple(k.shape)
-    fix = None
-    if q_shape[:-3] != k_shape[:-3]:
+    if q_shape[:-3] != k_shape[:-3] or q_shape[-1] != k_shape[-1]:
         fix = f"batch axes of {AXES}; broadcast one of them"
-    elif q_shape[-1] != k_shape[-1]:
-        fix = "head_dim, the last axis, whose products are summed; project both to one size"
-    if fix is not None:
+        if q_shape[:-3] == k_shape[:-3]:
+            fix = "head_dim, the last axis, whose products are summed; project both to one size"
         msg = f"q of shape {q_shape} and k of shape {k_shape} must have equal {fix}"
         raise RopeError(msg)
     check_head_dim("q", q)
@@ -76,18 +72,21 @@ def check_scale(scale: float) -> float:
 
 
 def can_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Return whether an array of one shape broadcasts to another, which stays as it is."""
+    """Return whether an array of one shape broadcasts to another, which does not change."""
     return len(shape) <= len(to) and all(
         n in {1, m} for n, m in zip(shape[::-1], to[::-1], strict=False)
     )
 
 
-# --- arithmetic ----------------------------------------------------------------------------------
-
-
 def compute_dtype(xp: Namespace, dtypes: Iterable[str]) -> Any:
     """Return the dtype of the arithmetic: float64 if one array is float64, else float32."""
     return xp.float64 if "float64" in dtypes else xp.float32
+
+
+def cast_like(xp: Namespace, x: Array, like: ArrayT) -> ArrayT:
+    """Return a result in the dtype of the array that the caller passed."""
+    dtype = like.dtype  # type: ignore[attr-defined]  # an array
+    return xp.astype(x, dtype, copy=False)  # type: ignore[no-any-return]  # of the same library
 
 
 def swap_tokens_and_heads(xp: Namespace, x: Array) -> Array:

@@ -10,7 +10,6 @@ import pytest
 
 from rope_xp import RoPE, scaling
 from rope_xp.papers import analysis
-from rope_xp.papers.analysis import _distances
 
 RULED = {
     "none": RoPE(),
@@ -139,7 +138,7 @@ def test_shapes_and_blocks(curve, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_once.shape == (3, 4, 5)
     assert at_once.dtype == np.float64
     assert curve(RoPE(), HEAD_DIM, []).shape == (0,)
-    monkeypatch.setattr(_distances, "_BLOCK", 7 * HEAD_DIM // 2)
+    monkeypatch.setattr(analysis, "_BLOCK", 7 * HEAD_DIM // 2)
     # BLAS adds in an order that depends on the size of the block.
     np.testing.assert_allclose(curve(RoPE(), HEAD_DIM, distances), at_once, rtol=0, atol=1e-13)
 
@@ -189,9 +188,9 @@ def test_the_limit_is_looked_at_and_no_further() -> None:
 
 
 def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_distances, "_BLOCK", 64 * 1707)
+    monkeypatch.setattr(analysis, "_BLOCK", 64 * 1707)
     assert analysis.max_distance(RoPE(), 128) == 1707
-    monkeypatch.setattr(_distances, "_BLOCK", 64 * 1706)
+    monkeypatch.setattr(analysis, "_BLOCK", 64 * 1706)
     assert analysis.max_distance(RoPE(), 128) == 1707
 
 
@@ -203,7 +202,7 @@ def test_sums_that_rounding_could_turn_are_summed_again(monkeypatch: pytest.Monk
     for f in (math.pi / (2 * m), math.nextafter(math.pi / (2 * m), 1)):
         with mpmath.workdps(40):
             expected = mpmath.cos(m * mpmath.mpf(f))
-        got = _distances.sum_cosines_exactly(m, np.array([f]))
+        got = analysis._sum_cosines_exactly(m, np.array([f]))
         assert abs(got - float(expected)) < 2e-16
         assert (got < 0) == (expected < 0)
         rope = RoPE(scaling=Fixed(f))

@@ -19,11 +19,9 @@ class CheckedArrays(NamedTuple):
     k: Array
     v: Array
     """k again where a function takes no v."""
-    dtype: Any
-    """That of q as the caller passed it, and so that of the result."""
 
 
-def check(q: Any, k: Any, *values: Any) -> CheckedArrays:
+def check_arrays(q: Any, k: Any, *values: Any) -> CheckedArrays:
     """Check q, k and optionally v, and convert them to the dtype of the arithmetic."""
     arrays = dict(zip(("q", "k", "v"), (q, k, *values), strict=False))
     backend = find.require_backend(q, "q")
@@ -31,19 +29,16 @@ def check(q: Any, k: Any, *values: Any) -> CheckedArrays:
     _heads.check_shapes(q, k)
     for v in values:
         _heads.check_axes("v", v)
-        _check_values(tuple(k.shape), tuple(v.shape))
+        if tuple(k.shape[:-1]) != tuple(v.shape[:-1]):
+            msg = (
+                f"k of shape {tuple(k.shape)} and v of shape {tuple(v.shape)} must have equal "
+                f"batch, tokens and heads: the axes are {_heads.AXES}, and head_dim alone may "
+                "differ. Pass the v of the same tokens"
+            )
+            raise RopeError(msg)
     dtype = _heads.compute_dtype(backend.xp, dtypes)
     converted = [backend.xp.astype(x, dtype, copy=False) for x in arrays.values()]
-    return CheckedArrays(backend, converted[0], converted[1], converted[-1], q.dtype)
-
-
-def _check_values(k: tuple[int, ...], v: tuple[int, ...]) -> None:
-    if k[:-1] != v[:-1]:
-        msg = (
-            f"k of shape {k} and v of shape {v} must have equal batch, tokens and heads: the axes "
-            f"are {_heads.AXES}, and head_dim alone may differ. Pass the v of the same tokens"
-        )
-        raise RopeError(msg)
+    return CheckedArrays(backend, converted[0], converted[1], converted[-1])
 
 
 def check_same_tokens(function: str, q: Array, k: Array) -> None:

@@ -65,7 +65,7 @@ def linear_attention(
     >>> attention.linear_attention(x, x, x, rope=RoPE(), causal=True)[:2, 0].round(3).tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.126, 0.538, 0.0, 0.0]]
     """
-    arrays = _checks.check(q, k, v)
+    arrays = _checks.check_arrays(q, k, v)
     _checks.check_same_tokens("linear_attention", arrays.q, arrays.k)
     backend, xp = arrays.backend, arrays.backend.xp
     phi, varphi = _feature_maps(xp, feature_map, causal)
@@ -84,7 +84,7 @@ def linear_attention(
     )
     result = _attend_causal(backend, *operands) if causal else _attend_all(xp, *operands)
     result = _heads.swap_tokens_and_heads(xp, result)
-    return xp.astype(result, arrays.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
+    return _heads.cast_like(xp, result, q)
 
 
 def _elu_plus_one(xp: Namespace, x: Array) -> Array:

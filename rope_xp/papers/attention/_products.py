@@ -30,15 +30,6 @@ def divide(xp: Namespace, x: Array, by: Array) -> Array:
     return x / keep(xp, by != 0.0, by, math.inf)
 
 
-def scores(xp: Namespace, q: Array, k: Array, scale: float) -> Array:
-    """Return the scaled inner products, (batch..., heads, q tokens, k tokens)."""
-    heads = q.shape[-2]
-    # Scaled before they are multiplied, so that nothing overflows that would fit after scaling.
-    return xp.matmul(
-        heads_first(xp, q * scale, heads), xp.matrix_transpose(heads_first(xp, k, heads))
-    )
-
-
 def softmax(xp: Namespace, x: Array, axis: int) -> Array:
     """Return the softmax along an axis; zeros along lines that hold nothing but -inf."""
     if x.shape[axis] == 0:

@@ -1,8 +1,9 @@
 """Scores, their softmax, and span logits. Public in :mod:`rope_xp.papers.attention`."""
 
 import math
+from typing import Any
 
-from rope_xp._core.typing import ArrayT
+from rope_xp._core.typing import Array, ArrayT
 from rope_xp.papers import _heads
 from rope_xp.papers.attention import _checks, _products
 from rope_xp.rope import Positions, RoPE
@@ -39,12 +40,11 @@ def scores(
 
     Notes
     -----
-    Su et al., arXiv 2104.09864, eq. 16, and the scale of eq. 2.
+    Su et al., arXiv 2104.09864, eq. 16, and the scale of eq. 2. Scores depend on the distance of
+    two tokens, not on their positions.
 
     Examples
     --------
-    Scores depend on the distance of two tokens, not on their positions:
-
     >>> import numpy as np
     >>> from rope_xp import RoPE
     >>> from rope_xp.papers import attention
@@ -52,11 +52,9 @@ def scores(
     >>> attention.scores(q, k, [10, 11, 12], RoPE()).round(3).tolist()
     [[[2.0, 1.54, 0.584], [1.54, 2.0, 1.54], [0.584, 1.54, 2.0]]]
     """
-    arrays = _checks.check(q, k)
-    xp = arrays.backend.xp
-    rotated_q, rotated_k = _checks.rotate(rope, arrays.q, arrays.k, positions, k_positions)
-    result = _products.scores(xp, rotated_q, rotated_k, _scale(scale, rope, arrays))
-    return xp.astype(result, arrays.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
+    arrays = _checks.check_arrays(q, k)
+    result = _scaled_products(arrays, rope, positions, k_positions, scale)
+    return _heads.cast_like(arrays.backend.xp, result, q)
 
 
 def attention(
@@ -105,14 +103,13 @@ def attention(
     >>> attention.attention(x, x, x, rope=RoPE(), causal=True)[:2, 0].round(3).tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.285, 0.715, 0.0, 0.0]]
     """
-    arrays = _checks.check(q, k, v)
+    arrays = _checks.check_arrays(q, k, v)
     backend, xp = arrays.backend, arrays.backend.xp
     (rows, heads), columns = arrays.q.shape[-3:-1], arrays.k.shape[-3]
     if mask is not None:
         shape = (*arrays.q.shape[:-3], heads, rows, columns)
         _checks.check_mask(arrays, mask, shape, "(batch..., heads, tokens, k tokens)")
-    rotated_q, rotated_k = _checks.rotate(rope, arrays.q, arrays.k, positions, k_positions)
-    logits = _products.scores(xp, rotated_q, rotated_k, _scale(scale, rope, arrays))
+    logits = _scaled_products(arrays, rope, positions, k_positions, scale)
     if mask is not None:
         logits = _products.keep(xp, mask, logits, -math.inf)
     if causal:
@@ -121,7 +118,7 @@ def attention(
     weights = _products.softmax(xp, logits, -1)
     result = xp.matmul(weights, _products.heads_first(xp, arrays.v, heads))
     result = _heads.swap_tokens_and_heads(xp, result)
-    return xp.astype(result, arrays.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
+    return _heads.cast_like(xp, result, q)
 
 
 def global_pointer(
@@ -156,8 +153,8 @@ def global_pointer(
 
     Notes
     -----
-    Su et al., "Global Pointer", arXiv 2208.03054: the score of a span, with RoPE. It is eq. 16 of
-    arXiv 2104.09864 for each kind of entity; there is no softmax.
+    Su et al., "Global Pointer", arXiv 2208.03054: eq. 16 of arXiv 2104.09864 for each kind of
+    entity, without a softmax.
 
     Examples
     --------
@@ -172,27 +169,37 @@ def global_pointer(
     >>> (spans > -1e12).tolist()
     [[True, True, False], [False, True, False], [False, False, False]]
     """
-    arrays = _checks.check(q, k)
+    arrays = _checks.check_arrays(q, k)
     _checks.check_same_tokens("global_pointer", arrays.q, arrays.k)
     backend, xp, tokens = arrays.backend, arrays.backend.xp, arrays.q.shape[-3]
+    shape = tuple(arrays.q.shape[:-2])
     if mask is not None:
-        _checks.check_mask(arrays, mask, arrays.q.shape[:-2], "(batch..., tokens)")
-        mask = xp.broadcast_to(mask, tuple(arrays.q.shape[:-2]))
-    rotated_q, rotated_k = _checks.rotate(rope, arrays.q, arrays.k, positions)
-    factor = 1.0 / math.sqrt(arrays.q.shape[-1]) if scale else 1.0
-    logits = _products.scores(xp, rotated_q, rotated_k, factor)
+        _checks.check_mask(arrays, mask, shape, "(batch..., tokens)")
+    factor = 1.0 / math.sqrt(arrays.q.shape[-1]) if scale else 1.0  # without rope.softmax_scale
+    logits = _scaled_products(arrays, rope, positions, None, factor)
     no_span = -65504.0 if backend.dtype_name(q) == "float16" else -1e12
     if mask is not None:
-        logits = _products.keep(xp, mask[..., None, :, None], logits, no_span)  # type: ignore[index]  # an array
-        logits = _products.keep(xp, mask[..., None, None, :], logits, no_span)  # type: ignore[index]  # an array
+        real = xp.broadcast_to(mask, shape)
+        both = real[..., None, :, None] & real[..., None, None, :]
+        logits = _products.keep(xp, both, logits, no_span)
     if upper_triangular:
         spans = xp.matrix_transpose(_products.causal_mask(backend, logits, tokens, tokens))
         logits = _products.keep(xp, spans, logits, no_span)
-    return xp.astype(logits, arrays.dtype, copy=False)  # type: ignore[no-any-return]  # same kind
+    return _heads.cast_like(xp, logits, q)
 
 
-def _scale(scale: float | None, rope: RoPE | None, arrays: _checks.CheckedArrays) -> float:
-    if scale is not None:
-        return _heads.check_scale(scale)
-    factor = 1.0 if rope is None else rope.softmax_scale
-    return factor / math.sqrt(arrays.q.shape[-1])
+def _scaled_products(
+    arrays: _checks.CheckedArrays,
+    rope: RoPE | None,
+    positions: Any,
+    k_positions: Any,
+    scale: float | None,
+) -> Array:
+    """Return scaled products of rotated heads, (batch..., heads, q tokens, k tokens)."""
+    xp, (heads, head_dim) = arrays.backend.xp, arrays.q.shape[-2:]
+    q, k = _checks.rotate(rope, arrays.q, arrays.k, positions, k_positions)
+    if scale is None:
+        scale = (1.0 if rope is None else rope.softmax_scale) / math.sqrt(head_dim)
+    # Scaled before they are multiplied, so that nothing overflows that would fit after scaling.
+    q = _products.heads_first(xp, q * _heads.check_scale(scale), heads)
+    return xp.matmul(q, xp.matrix_transpose(_products.heads_first(xp, k, heads)))

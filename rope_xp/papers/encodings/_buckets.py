@@ -38,18 +38,11 @@ def t5_buckets(
         Integers from 0 to num_buckets - 1; of the library and device of relative, numpy for Python
         numbers.
 
-    Raises
-    ------
-    RopeError
-        If num_buckets is too small, or max_distance lies within the buckets of one distance each.
-    TypeError
-        If relative does not hold integers.
-
     Notes
     -----
     Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-    Transformer", arXiv 1910.10683, section 2.1, and its code. Where buckets begin is found in
-    integers, without the logarithms that the code rounds.
+    Transformer", arXiv 1910.10683, section 2.1, and its code. Buckets begin where integers say,
+    not at the logarithms that the code rounds.
 
     Examples
     --------
@@ -57,7 +50,7 @@ def t5_buckets(
     >>> encodings.t5_buckets([-200, -20, -2, 0, 2, 20]).tolist()
     [15, 10, 2, 0, 18, 26]
     """
-    starts, offset = _starts(num_buckets, max_distance, bidirectional)
+    edges, offset = _bucket_edges(num_buckets, max_distance, bidirectional)
     backend = parse.find_owner(relative)
     if backend is None:
         relative = np.asarray(relative)
@@ -66,7 +59,7 @@ def t5_buckets(
     if dtype not in INTEGERS:
         msg = f"relative must hold integers (tokens); got {dtype}"
         raise TypeError(msg)
-    return _buckets(backend, backend.integers(relative), starts, offset)
+    return _assign_buckets(backend, backend.integers(relative), edges, offset)
 
 
 def t5_bias(
@@ -88,20 +81,10 @@ def t5_bias(
         As for :func:`shaw`.
     bias : array, (num_buckets, heads)
         b, as T5 keeps it in ``relative_attention_bias.weight``; see :func:`t5_buckets`.
-    max_distance : int, default 128
-        In tokens; see :func:`t5_buckets`.
-    bidirectional : bool, default True
-        As in T5's encoder; False as in its decoder.
+    max_distance, bidirectional
+        Of :func:`t5_buckets`. T5's encoder is bidirectional, its decoder is not.
     scale : float, default 1.0
         q . k is multiplied by it, b is not; T5 has 1.
-
-    Returns
-    -------
-    array, (batch..., heads, q tokens, k tokens)
-
-    Notes
-    -----
-    RoFormer, arXiv 2104.09864, eq. 8; Raffel et al., arXiv 1910.10683, section 2.1.
 
     Examples
     --------
@@ -113,9 +96,9 @@ def t5_bias(
     [[[0.0, 3.0, 3.0], [1.0, 0.0, 3.0], [1.0, 1.0, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    operands = _operands.check(q, k, positions, k_positions)
+    operands = _operands.check_queries(q, k, positions, k_positions)
     added = _bias(operands, bias, max_distance, bidirectional)
-    return operands.result(operands.content() * scale + added)  # type: ignore[no-any-return]  # as q
+    return _heads.cast_like(operands.xp, operands.content() * scale + added, q)
 
 
 def tupe(
@@ -143,19 +126,14 @@ def tupe(
     bias : array, (num_buckets, heads), optional
         b, as for :func:`t5_bias`. None: TUPE-A, without it.
     max_distance, bidirectional
-        Of the buckets; see :func:`t5_buckets`.
+        Of :func:`t5_buckets`.
     scale : float, default 1.0
         Both products are multiplied by it, b is not; the paper has ``(2 * head_dim) ** -0.5``.
 
-    Returns
-    -------
-    array, (batch..., heads, q tokens, k tokens)
-
     Notes
     -----
-    RoFormer, arXiv 2104.09864, eq. 9; Ke et al., "Rethinking Positional Encoding in Language
-    Pre-training", arXiv 2006.15595, section 3.1. Resetting the terms of the [CLS] token (their
-    section 3.2), which is no part of eq. 9, is left to the caller.
+    Ke et al., "Rethinking Positional Encoding in Language Pre-training", arXiv 2006.15595, section
+    3.1. Resetting the terms of the [CLS] token (their section 3.2) is left to the caller.
 
     Examples
     --------
@@ -167,31 +145,33 @@ def tupe(
     [[[1.0, 2.0], [2.0, 4.0]]]
     """
     scale = _heads.check_scale(scale)
-    operands = _operands.check(q, k, positions, k_positions)
+    operands = _operands.check_queries(q, k, positions, k_positions)
     xp, axes = operands.xp, "(tokens, heads, head_dim), with the batch axes of q or without"
-    places, k_places = (
+    embedded_q, embedded_k = (
         _heads.swap_tokens_and_heads(xp, operands.parameter(name, value, axes, shape[-3:], shape))
         for name, value, shape in (
             ("position_q", position_q, tuple(operands.q.shape)),
             ("position_k", position_k, tuple(operands.k.shape)),
         )
     )
-    scores = (operands.content() + xp.matmul(places, xp.matrix_transpose(k_places))) * scale
+    scores = (operands.content() + xp.matmul(embedded_q, xp.matrix_transpose(embedded_k))) * scale
     if bias is not None:
         scores = scores + _bias(operands, bias, max_distance, bidirectional)
-    return operands.result(scores)  # type: ignore[no-any-return]  # as q
+    return _heads.cast_like(operands.xp, scores, q)
 
 
 def _bias(operands: _operands.Operands, bias: Any, max_distance: int, bidirectional: bool) -> Array:
     """Return b of each query and key, (..., heads, q tokens, k tokens)."""
-    b = operands.parameter("bias", bias, "(num_buckets, heads)", (None, operands.heads))
-    starts, offset = _starts(b.shape[0], max_distance, bidirectional)
+    b = operands.parameter("bias", bias, "(num_buckets, heads)", (None, operands.head_shape[0]))
+    edges, offset = _bucket_edges(b.shape[0], max_distance, bidirectional)
     # T5 counts key less query, RoFormer query less key.
-    bucket = _buckets(operands.backend, -operands.distances, starts, offset)
+    bucket = _assign_buckets(operands.backend, -operands.distances, edges, offset)
     return operands.xp.moveaxis(operands.take(b, bucket), -1, -3)
 
 
-def _starts(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[list[int], int]:
+def _bucket_edges(
+    num_buckets: int, max_distance: int, bidirectional: bool
+) -> tuple[list[int], int]:
     """Return the least distance of each bucket of one direction but the first, and an offset.
 
     The offset is where the buckets of keys after the query begin, 0 where they have none.
@@ -217,13 +197,13 @@ def _starts(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[l
     if max_distance >= 2**31:
         msg = f"max_distance must be below 2**31, as distances are; got {max_distance}"
         raise RopeError(msg)
-    starts = [*range(1, e + 1), *(_reach(e, max_distance, i, steps) for i in range(1, steps))]
-    return starts, buckets if bidirectional else 0
+    far = [_far_edge(e, max_distance, i, steps) for i in range(1, steps)]
+    return [*range(1, e + 1), *far], buckets if bidirectional else 0
 
 
-def _reach(e: int, far: int, i: int, steps: int) -> int:
+def _far_edge(e: int, far: int, i: int, steps: int) -> int:
     """Return the least n with ``(n / e)**steps >= (far / e)**i``; the guess may be off by one."""
-    n: int = round(e * (far / e) ** (i / steps))
+    n: int = round(e * (far / e) ** (i / steps))  # not bisect, which Dynamo cannot trace
     while (n - 1) ** steps * e**i >= far**i * e**steps:
         n -= 1
     while n**steps * e**i < far**i * e**steps:
@@ -231,13 +211,13 @@ def _reach(e: int, far: int, i: int, steps: int) -> int:
     return n
 
 
-def _buckets(backend: Backend, relative: Array, starts: list[int], offset: int) -> Array:
+def _assign_buckets(backend: Backend, relative: Array, edges: list[int], offset: int) -> Array:
     """Return buckets; those of keys after the query begin at ``offset``, 0 if they have none."""
     xp = backend.xp
     # Clipped first: the lowest integer has no negative.
-    relative = xp.clip(relative, -starts[-1], starts[-1])
+    relative = xp.clip(relative, -edges[-1], edges[-1])
     distance = xp.abs(relative) if offset else xp.clip(-relative, 0, None)
-    edges = xp.asarray(starts, dtype=distance.dtype, device=backend.device(distance))
-    flat = xp.searchsorted(edges, xp.reshape(distance, (-1,)), side="right")
+    starts = xp.asarray(edges, dtype=distance.dtype, device=backend.device(distance))
+    flat = xp.searchsorted(starts, xp.reshape(distance, (-1,)), side="right")
     bucket = xp.reshape(flat, tuple(relative.shape))
     return bucket + xp.astype(relative > 0, bucket.dtype) * offset if offset else bucket

@@ -38,10 +38,9 @@ def shaw(
 
     Notes
     -----
-    RoFormer, arXiv 2104.09864, eq. 5; Shaw et al., "Self-Attention with Relative Position
-    Representations", arXiv 1803.02155, eq. 4. Shaw et al. count key less query: their table is
-    this one from its last row to its first. RoFormer's eq. 5 projects p together with the key;
-    pass W_k p for that.
+    Shaw et al., "Self-Attention with Relative Position Representations", arXiv 1803.02155, eq. 4.
+    They count key less query: their table is this one from its last row to its first. RoFormer's
+    eq. 5 projects p together with the key; pass W_k p for that.
 
     Examples
     --------
@@ -52,12 +51,11 @@ def shaw(
     [[[0.0, -1.0, -1.0], [1.0, 0.0, -1.0], [1.0, 1.0, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    operands = _operands.check(q, k, positions, k_positions)
-    p = operands.parameter("relative_keys", relative_keys, _SHARED_AXES, (None, operands.head_dim))
-    relative = operands.multiply_rows(
-        operands.q, operands.take_clipped("relative_keys", p, odd=True)
-    )
-    return operands.result((operands.content() + relative) * scale)  # type: ignore[no-any-return]  # as q
+    operands = _operands.check_queries(q, k, positions, k_positions)
+    shape = (None, operands.head_shape[1])
+    rows = operands.take_clipped("relative_keys", relative_keys, _SHARED_AXES, shape)
+    scores = operands.content() + operands.multiply_rows(operands.q, rows)
+    return _heads.cast_like(operands.xp, scores * scale, q)
 
 
 def shaw_values(
@@ -68,7 +66,7 @@ def shaw_values(
     positions: Any = None,
     k_positions: Any = None,
 ) -> ArrayT:
-    """Return the output of Shaw et al.'s attention: the sum over n of ``a_mn (v_n + p(r))``.
+    """Return the output of Shaw et al. (eq. 3): the sum over n of ``a_mn (v_n + p(r))``.
 
     Parameters
     ----------
@@ -77,18 +75,13 @@ def shaw_values(
     v : array, (batch..., k tokens, heads, head_dim)
         Values; the heads of weights may be a multiple of theirs.
     relative_values : array, (2 * clip + 1, head_dim)
-        p, for all heads, as for :func:`shaw`.
+        p, for all heads.
     positions, k_positions
         As for :func:`shaw`.
 
     Returns
     -------
     array, (batch..., q tokens, heads, head_dim)
-        With the dtype of v, computed in float32, in float64 for float64 v.
-
-    Notes
-    -----
-    RoFormer, arXiv 2104.09864, eq. 5; Shaw et al., arXiv 1803.02155, eq. 3.
 
     Examples
     --------
@@ -99,14 +92,11 @@ def shaw_values(
     [[[0.0]], [[1.5]]]
     """
     operands = _operands.check_weights(weights, v, positions, k_positions)
-    xp = operands.xp
-    p = operands.parameter(
-        "relative_values", relative_values, _SHARED_AXES, (None, operands.head_dim)
-    )
-    rows = operands.take_clipped("relative_values", p, odd=True)
+    xp, shape = operands.xp, (None, operands.head_shape[1])
+    rows = operands.take_clipped("relative_values", relative_values, _SHARED_AXES, shape)
     content = xp.matmul(operands.q, _heads.swap_tokens_and_heads(xp, operands.k))
     relative = xp.matmul(_heads.swap_tokens_and_heads(xp, operands.q), rows)
-    return operands.result(_heads.swap_tokens_and_heads(xp, content) + relative)  # type: ignore[no-any-return]  # as v
+    return _heads.cast_like(operands.xp, _heads.swap_tokens_and_heads(xp, content) + relative, v)
 
 
 def deberta(
@@ -131,15 +121,11 @@ def deberta(
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``(3 * head_dim) ** -0.5``.
 
-    Returns
-    -------
-    array, (batch..., heads, q tokens, k tokens)
-
     Notes
     -----
-    RoFormer, arXiv 2104.09864, eq. 10; He et al., "DeBERTa", arXiv 2006.03654, eq. 4. He et al.
-    print n - m for relative_q; their code and that of transformers read the entry of m - n for
-    both, as RoFormer has it. The released weights are of that code.
+    He et al., "DeBERTa", arXiv 2006.03654, eq. 4, prints n - m for relative_q; their code, which
+    trained the released weights, and that of transformers read the entry of m - n for both, as
+    RoFormer's eq. 10.
 
     Examples
     --------
@@ -151,28 +137,24 @@ def deberta(
     [[[0.0, -1.0, -1.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    operands = _operands.check(q, k, positions, k_positions)
-    xp, axes, shape = (
-        operands.xp,
-        "(2 * clip, heads, head_dim)",
-        (None, operands.heads, operands.head_dim),
+    operands = _operands.check_queries(q, k, positions, k_positions)
+    xp, shape = operands.xp, (None, *operands.head_shape)
+    tables: dict[str, Any] = {"relative_q": relative_q, "relative_k": relative_k}
+    to_keys, to_queries = (
+        operands.take_clipped(name, table, "(2 * clip, heads, head_dim)", shape, symmetric=False)
+        for name, table in tables.items()
     )
-    to_keys = operands.parameter("relative_q", relative_q, axes, shape)
-    to_queries = operands.parameter("relative_k", relative_k, axes, shape)
-    if to_keys.shape != to_queries.shape:
+    entries, k_entries = (table.shape[0] for table in tables.values())
+    if entries != k_entries:
         msg = (
-            f"relative_q has {to_keys.shape[0]} entries and relative_k {to_queries.shape[0]}; both "
-            "must have one for each distance"
+            f"relative_q has {entries} entries and relative_k {k_entries}; both must have one for "
+            "each distance"
         )
         raise RopeError(msg)
-    by_key = operands.k[..., None, :, :, :] * operands.take_clipped(
-        "relative_q", to_keys, odd=False
-    )
-    by_query = operands.q[..., :, None, :, :] * operands.take_clipped(
-        "relative_k", to_queries, odd=False
-    )
-    relative = xp.moveaxis(xp.sum(by_query, axis=-1) + xp.sum(by_key, axis=-1), -1, -3)
-    return operands.result((operands.content() + relative) * scale)  # type: ignore[no-any-return]  # as q
+    by_key = xp.sum(operands.k[..., None, :, :, :] * to_keys, axis=-1)
+    by_query = xp.sum(operands.q[..., :, None, :, :] * to_queries, axis=-1)
+    scores = operands.content() + xp.moveaxis(by_query + by_key, -1, -3)
+    return _heads.cast_like(operands.xp, scores * scale, q)
 
 
 def multiplicative(
@@ -193,15 +175,11 @@ def multiplicative(
     factors : array, (2 * clip + 1,) or (2 * clip + 1, heads)
         a: entry ``clip + r`` is for keys r tokens before the query, r clipped.
 
-    Returns
-    -------
-    array, (batch..., heads, q tokens, k tokens)
-
     Notes
     -----
-    No equation of RoFormer, arXiv 2104.09864, whose eq. 3 to 10 are sums. Huang et al., "Improve
-    Transformer Models with Better Relative Position Embeddings", arXiv 2009.13658: method 2, and
-    method 1 where the factors of r and -r are equal.
+    Huang et al., "Improve Transformer Models with Better Relative Position Embeddings", arXiv
+    2009.13658: method 2, and method 1 where the factors of r and -r are equal. No equation of
+    RoFormer, whose eq. 3 to 10 are sums.
 
     Examples
     --------
@@ -212,9 +190,11 @@ def multiplicative(
     [[[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]]]
     """
     scale = _heads.check_scale(scale)
-    operands = _operands.check(q, k, positions, k_positions)
+    operands = _operands.check_queries(q, k, positions, k_positions)
+    shapes = ((None,), (None, operands.head_shape[0]))
     axes = "(2 * clip + 1,) or (2 * clip + 1, heads)"
-    a = operands.parameter("factors", factors, axes, (None,), (None, operands.heads))
-    entries = operands.take_clipped("factors", a if a.ndim == 2 else a[:, None], odd=True)
+    entries = operands.take_clipped("factors", factors, axes, *shapes)
+    if entries.ndim == operands.distances.ndim:  # of all heads
+        entries = entries[..., None]
     scores = operands.content() * operands.xp.moveaxis(entries, -1, -3)
-    return operands.result(scores * scale)  # type: ignore[no-any-return]  # as q
+    return _heads.cast_like(operands.xp, scores * scale, q)

@@ -19,29 +19,19 @@ FARTHEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Operands:
-    """Queries and keys of equal heads in the dtype of the arithmetic, and their distances.
+    """Queries and keys in the dtype of the arithmetic, and their distances.
 
-    Parameters
-    ----------
-    backend : Backend
-        That of the library of all arrays.
-    q, k : array, (batch..., tokens, heads, head_dim)
-        float32 or float64. Grouped keys are repeated, one for each head of q. Instead of queries
-        and keys they may be attention weights (batch..., heads, q tokens, k tokens) and values.
-    distances : array, broadcastable to (batch..., q tokens, k tokens)
-        Integers, the position of the query less that of the key. In int32 those beyond ``FARTHEST``
-        in modulus, which it cannot hold, are that.
-    first : array
-        q as the caller passed it; results have its dtype.
-    first_name : str
-        The caller's name of it.
+    Attention weights (batch..., heads, q tokens, k tokens) and values may take their places.
     """
 
     backend: Backend
     q: Array
     k: Array
+    """Grouped keys are repeated, one for each head of q."""
     distances: Array
+    """Positions of queries less those of keys; int32 distances saturate at ``FARTHEST``."""
     first: Array
+    """q as the caller passed it."""
     first_name: str
 
     @property
@@ -50,14 +40,9 @@ class Operands:
         return self.backend.xp
 
     @property
-    def heads(self) -> int:
-        """Heads of q, and of k once repeated."""
-        return int(self.k.shape[-2])
-
-    @property
-    def head_dim(self) -> int:
-        """Components of a head."""
-        return int(self.k.shape[-1])
+    def head_shape(self) -> tuple[int, int]:
+        """Heads of q, and components of each."""
+        return self.k.shape[-2], self.k.shape[-1]
 
     def parameter(self, name: str, value: Any, axes: str, *shapes: tuple[int | None, ...]) -> Array:
         """Return a parameter in the dtype of the arithmetic, checked to have one of the shapes.
@@ -65,10 +50,10 @@ class Operands:
         None stands for any length but 0.
         """
         _heads.check_array(self.backend, self.first_name, self.first, name, value)
-        has = tuple(value.shape)
-        if not any(_has_shape(has, shape) for shape in shapes):
-            wanted = " or ".join(str(shape).replace("None", "any") for shape in shapes)
-            msg = f"{name} has shape {has}; it must be {axes}, here {wanted}"
+        shape = tuple(value.shape)
+        if not any(_matches(shape, expected) for expected in shapes):
+            fits = " or ".join(str(expected).replace("None", "any") for expected in shapes)
+            msg = f"{name} has shape {shape}; it must be {axes}, here {fits}"
             raise RopeError(msg)
         return self.xp.astype(value, self.k.dtype, copy=False)
 
@@ -79,49 +64,49 @@ class Operands:
         return self.xp.matmul(q, self.xp.matrix_transpose(k))
 
     def multiply_rows(self, q: Array, rows: Array) -> Array:
-        """Return q . row for the rows (..., q tokens, k tokens, components) that all heads share.
+        """Return q . row, (batch..., heads, q tokens, k tokens).
 
-        Its axes are (batch..., heads, q tokens, k tokens).
+        All heads share the rows (..., q tokens, k tokens, components).
         """
-        return _heads.swap_tokens_and_heads(
-            self.xp, self.xp.matmul(q, self.xp.matrix_transpose(rows))
-        )
+        products = self.xp.matmul(q, self.xp.matrix_transpose(rows))
+        return _heads.swap_tokens_and_heads(self.xp, products)
 
     def take(self, table: Array, index: Array) -> Array:
         """Return entries of a table, (*index.shape, *table.shape[1:])."""
-        # Not -1, which says nothing where there are no heads.
+        # Not -1, which has no value where there are no heads.
         flat = self.xp.reshape(table, (table.shape[0], math.prod(table.shape[1:])))
         entries = self.backend.take_rows(flat, index)
         return self.xp.reshape(entries, (*index.shape, *table.shape[1:]))
 
-    def take_clipped(self, name: str, table: Array, *, odd: bool) -> Array:
-        """Return the entry of each distance from a table of clipped distances.
+    def take_clipped(
+        self,
+        name: str,
+        table: Any,
+        axes: str,
+        *shapes: tuple[int | None, ...],
+        symmetric: bool = True,
+    ) -> Array:
+        """Return the entry of each distance from a parameter with an entry a clipped distance.
 
-        ``odd``: entries are for -clip to clip; else for -clip to clip - 1.
+        Entries are for -clip to clip, or -clip to clip - 1 if not symmetric.
         """
+        table = self.parameter(name, table, axes, *shapes)
         entries = table.shape[0]
-        if entries % 2 != odd or entries < 1:
-            expected = (
-                "2 * clip + 1 entries, an odd number" if odd else "2 * clip entries, an even number"
-            )
-            msg = f"{name} has {entries} entries on its first axis; it must have {expected}"
+        if entries % 2 != symmetric:
+            count = "2 * clip + 1 entries, an odd" if symmetric else "2 * clip entries, an even"
+            msg = f"{name} has {entries} entries on its first axis; it must have {count} number"
             raise RopeError(msg)
         clip = entries // 2
-        index = self.xp.clip(self.distances, -clip, clip if odd else clip - 1) + clip
+        index = self.xp.clip(self.distances, -clip, entries - 1 - clip) + clip
         return self.take(table, index)
 
-    def result(self, x: Array) -> Array:
-        """Return x in the dtype of the caller's queries."""
-        return self.xp.astype(x, self.first.dtype, copy=False)
 
-
-def check(q: Any, k: Any, positions: Any, k_positions: Any) -> Operands:
+def check_queries(q: Any, k: Any, positions: Any, k_positions: Any) -> Operands:
     """Check queries and keys and return them with their distances."""
     backend = _check_dtypes("q", q, "k", k)
     _heads.check_shapes(q, k)
-    tokens, batch = (q.shape[-3], k.shape[-3]), tuple(q.shape[:-3])
-    distances = _distances(backend, "q", q, batch, tokens, (positions, k_positions))
-    return _convert(backend, "q", q, k, q.shape[-2], distances)
+    tokens, heads = q.shape[-3:-1]
+    return _build(backend, "q", q, k, tokens, heads, positions, k_positions)
 
 
 def check_weights(weights: Any, v: Any, positions: Any, k_positions: Any) -> Operands:
@@ -129,18 +114,18 @@ def check_weights(weights: Any, v: Any, positions: Any, k_positions: Any) -> Ope
     backend = _check_dtypes("weights", weights, "v", v)
     _heads.check_axes("v", v)
     _heads.check_head_dim("v", v)
-    batch, (tokens, heads, _) = tuple(v.shape[:-3]), v.shape[-3:]
-    has = tuple(weights.shape)
-    if len(has) < 3 or has[:-3] != batch or heads == 0 or has[-3] % heads or has[-1] != tokens:
+    *batch, k_tokens, k_heads, _ = v.shape
+    shape = tuple(weights.shape)
+    fits = len(shape) >= 3 and shape[:-3] == tuple(batch) and shape[-1] == k_tokens
+    if not fits or k_heads == 0 or shape[-3] % k_heads:
+        expected = ", ".join(map(str, (*batch, f"{k_heads} or a multiple", "any", k_tokens)))
         msg = (
-            f"weights has shape {has} and v {tuple(v.shape)}; weights must be (batch..., heads, q "
-            f"tokens, k tokens), here ({', '.join(map(str, batch))}{', ' if batch else ''}{heads} "
-            f"or a multiple, any, {tokens})"
+            f"weights has shape {shape} and v {tuple(v.shape)}; weights must be (batch..., heads, "
+            f"q tokens, k tokens), here ({expected})"
         )
         raise RopeError(msg)
-    lengths = (has[-2], tokens)
-    distances = _distances(backend, "weights", weights, batch, lengths, (positions, k_positions))
-    return _convert(backend, "weights", weights, v, has[-3], distances)
+    heads, tokens = shape[-3:-1]
+    return _build(backend, "weights", weights, v, tokens, heads, positions, k_positions)
 
 
 def _check_dtypes(first: str, x: Any, second: str, y: Any) -> Backend:
@@ -153,55 +138,49 @@ def _check_dtypes(first: str, x: Any, second: str, y: Any) -> Backend:
     return backend
 
 
-def _convert(
-    backend: Backend, name: str, q: Array, k: Array, heads: int, distances: Array
+def _build(
+    backend: Backend,
+    name: str,
+    q: Array,
+    k: Array,
+    tokens: int,
+    heads: int,
+    positions: Any,
+    k_positions: Any,
 ) -> Operands:
-    xp = backend.xp
+    xp, batch, k_tokens = backend.xp, tuple(k.shape[:-3]), k.shape[-3]
+    if k_positions is None and tokens != k_tokens:
+        msg = (
+            f"there are {tokens} query tokens and {k_tokens} key tokens, so where the queries "
+            "lie among the keys must be said; give positions and k_positions"
+        )
+        raise RopeError(msg)
+    m = _resolve(backend, name, q, "positions", positions, (*batch, tokens))
+    n = m
+    if k_positions is not None:
+        n = _resolve(backend, name, q, "k_positions", k_positions, (*batch, k_tokens))
+    m, n = m[..., :, None], n[..., None, :]
+    distances = m - n
+    counted = positions is None and k_positions is None
+    if not counted and backend.dtype_name(distances) == "int32":
+        # The difference of halves does not wrap around, and shows where that of the wholes does.
+        halves = (m >> 1) - (n >> 1)
+        distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
+        distances = xp.where(halves <= -(2**30), xp.full_like(distances, -FARTHEST), distances)
     dtype = _heads.compute_dtype(xp, (backend.dtype_name(q),))
     keys = _heads.repeat_heads(xp, xp.astype(k, dtype, copy=False), heads)
     return Operands(backend, xp.astype(q, dtype, copy=False), keys, distances, q, name)
 
 
-def _distances(
-    backend: Backend,
-    name: str,
-    like: Array,
-    batch: tuple[int, ...],
-    tokens: tuple[int, int],
-    positions: tuple[Any, Any],
-) -> Array:
-    """Return distances; ``tokens`` and ``positions`` are of queries and of keys."""
-    has_k_positions = positions[1] is not None
-    if not has_k_positions and tokens[0] != tokens[1]:
-        msg = (
-            f"there are {tokens[0]} query tokens and {tokens[1]} key tokens, so where the queries "
-            "lie among the keys must be said; give positions and k_positions"
-        )
-        raise RopeError(msg)
-
-    def resolve(argument: str, i: int) -> Array:
-        shape = (*batch, tokens[i])
-        return with_axes(_resolve(backend, name, like, argument, positions[i], shape), len(shape))
-
-    q_positions = resolve("positions", 0)
-    k_positions = resolve("k_positions", 1) if has_k_positions else q_positions
-    m, n = q_positions[..., :, None], k_positions[..., None, :]
-    distances = m - n
-    implicit = positions[0] is None and not has_k_positions
-    if implicit or backend.dtype_name(distances) != "int32":
-        return distances
-    # The difference of the halves does not wrap around, and shows where that of the wholes does.
-    xp, halves = backend.xp, (m >> 1) - (n >> 1)
-    distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
-    return xp.where(halves <= -(2**30), xp.full_like(distances, -FARTHEST), distances)
-
-
 def _resolve(
     backend: Backend, name: str, like: Array, argument: str, positions: Any, shape: tuple[int, ...]
 ) -> Array:
-    """Return integer positions that broadcast to a shape; None counts from 0."""
+    """Return integer positions with as many axes as a shape, to which they broadcast.
+
+    The last axis is whole. None counts from 0.
+    """
     if positions is None:
-        return backend.arange(shape[-1], backend.device(like))
+        return with_axes(backend.arange(shape[-1], backend.device(like)), len(shape))
     owner = parse.find_owner(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
         raise messages.different_libraries(name, backend, argument, owner)
@@ -209,18 +188,20 @@ def _resolve(
     if fraction is not None:
         msg = f"{argument} must hold integers (tokens), as tables are read by distance; round them"
         raise TypeError(msg)
-    has = tuple(integers.shape)
-    if not _heads.can_broadcast(has, shape) or (not has and shape[-1] != 1):
+    lengths = tuple(integers.shape)
+    if not _heads.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):
         msg = (
-            f"{argument} has shape {has}; it must be (tokens,) = {shape[-1:]}, or broadcast to "
+            f"{argument} has shape {lengths}; it must be (tokens,) = {shape[-1:]}, or broadcast to "
             f"(batch..., tokens) = {shape}"
         )
         raise RopeError(msg)
-    wanted = (*has[:-1], shape[-1])
-    return integers if has == wanted else backend.xp.broadcast_to(integers, wanted)
+    whole = (*lengths[:-1], shape[-1])
+    if lengths != whole:
+        integers = backend.xp.broadcast_to(integers, whole)
+    return with_axes(integers, len(shape))
 
 
-def _has_shape(has: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
-    return len(has) == len(shape) and all(
-        n == m or (m is None and n > 0) for n, m in zip(has, shape, strict=True)
+def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        n == m or (m is None and n > 0) for n, m in zip(shape, expected, strict=True)
     )

@@ -44,9 +44,8 @@ def sinusoidal(
 
     Notes
     -----
-    RoFormer, arXiv 2104.09864, eq. 4; Vaswani et al., "Attention Is All You Need", arXiv
-    1706.03762, section 3.5. tensor2tensor and Transformer-XL's code put all sines before all
-    cosines instead, which is this with its columns in another order.
+    Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, section 3.5. tensor2tensor and
+    Transformer-XL's code put all sines before all cosines: the same columns in another order.
 
     Examples
     --------
@@ -84,19 +83,15 @@ def transformer_xl(
         W, which projects the sinusoidal encoding p of dim columns; see :func:`sinusoidal`.
     base : float, default 10000.0
         Of the encoding p.
-    positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
-        Integers, in tokens, less than 2**31 - 1 apart. Default: 0, 1, ...; for k those of q.
-
-    Returns
-    -------
-    array, (batch..., heads, q tokens, k tokens)
-        NaN for positions farther apart, where they lie on a device and are not read.
+    positions, k_positions
+        As for :func:`shaw`, less than 2**31 - 1 apart: scores of positions farther apart are NaN
+        where the positions lie on a device and are not read.
 
     Notes
     -----
-    RoFormer, arXiv 2104.09864, eq. 7; Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3.
-    RoFormer leaves W_q in the products with u and v; Dai et al. put u and v in the place of the
-    whole projected position, as is done here. With ``u' = W_q u`` the two are the same.
+    Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3, where u and v replace the whole
+    projected position. RoFormer's eq. 7 leaves W_q in the products with u and v: with
+    ``u' = W_q u`` the two are the same.
 
     Examples
     --------
@@ -108,8 +103,8 @@ def transformer_xl(
     [[[0.0, -0.84, -0.91], [0.84, 0.0, -0.84], [0.91, 0.84, 0.0]]]
     """
     scale = _heads.check_scale(scale)
-    operands = _operands.check(q, k, positions, k_positions)
-    shape = (operands.heads, operands.head_dim)
+    operands = _operands.check_queries(q, k, positions, k_positions)
+    shape = operands.head_shape
     to_content, to_position = (
         with_axes(operands.parameter(name, x, "(heads, head_dim)", shape), len(operands.q.shape))
         for name, x in (("u", u), ("v", v))
@@ -120,17 +115,16 @@ def transformer_xl(
     # W is applied to the query, which spares projecting the encoding for every head.
     projected = operands.xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
     scores = operands.content(operands.q + to_content) + operands.multiply_rows(projected, encoding)
-    return operands.result(scores * scale)  # type: ignore[no-any-return]  # as q
+    return _heads.cast_like(operands.xp, scores * scale, q)
 
 
 def _angle_distances(operands: _operands.Operands) -> Array:
-    """Return the distances, out of the range of angles where they are more than int32 holds."""
+    """Return the distances; those that saturated lie out of the range of angles, for a NaN."""
     distances, xp = operands.distances, operands.xp
     if operands.backend.dtype_name(distances) != "int32":
         return distances
-    farthest = _operands.FARTHEST
-    outside = xp.full_like(distances, -farthest - 1)
-    return xp.where(xp.abs(distances) == farthest, outside, distances)
+    is_farthest = xp.abs(distances) == _operands.FARTHEST
+    return xp.where(is_farthest, xp.full_like(distances, -_operands.FARTHEST - 1), distances)
 
 
 def _check_dim(name: str, dim: int) -> None:

@@ -1,13 +1,30 @@
-"""Curves over distance. Public in :mod:`rope_xp.papers.analysis`."""
+"""What a rotary embedding does to scores over distance, in numpy float64.
+
+A distance is the position of the query less that of the key, in tokens; all components of a
+position differ by it, as between two tokens of a text. Angles are float64 products, off by at most
+``distance * frequency * 2**-52`` and the rounding of the frequency. All functions raise RopeError
+where a value is out of range or not finite, and as :meth:`rope_xp.RoPE.frequencies`; TypeError
+where an argument is no number.
+"""
 
 import math
+from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_xp._arguments import fields
+from rope_xp._arguments.slices import slice_of
 from rope_xp._core import numbers
-from rope_xp.papers.analysis import _distances
+from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
+
+__all__ = ["decay_bound", "max_distance", "score_curve", "turns"]
+
+_BLOCK = 2**19
+"""Angles at once: 4 MiB, and some copies of that."""
+_TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
 
 
 def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.float64]:
@@ -35,8 +52,7 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
     ``h_i exp(1j * distance * frequencies[i])``, h_i the product of pair i of the query and the
     conjugate of that of the key (eq. 35). Summed by parts (eq. 36) it is at most the largest
     ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37), with h_(r/2) = 0. Figure 2 shows
-    the mean that is returned here. The attention factor and components that pass through are left
-    out.
+    the mean. The attention factor and components that pass through are left out.
 
     Examples
     --------
@@ -45,10 +61,10 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
     >>> analysis.decay_bound(RoPE(), 128, [0, 10, 100, 250]).round(2).tolist()
     [32.5, 17.95, 10.23, 6.55]
     """
-    frequencies = _distances.check_frequencies(rope, head_dim)
-    distances = _distances.check_finite(distances)
+    frequencies = _check_frequencies(rope, head_dim)
+    distances = _check_finite("distances", distances)
     bound = np.empty(distances.size)
-    for part, angles in _distances.iterate_angles(distances, frequencies):
+    for part, angles in _iterate_angles(distances, frequencies):
         units = np.cos(angles) + 1j * np.sin(angles)
         bound[part] = np.abs(np.cumsum(units, axis=1)).mean(axis=1)
     return bound.reshape(distances.shape)
@@ -61,14 +77,12 @@ def score_curve(
     q: ArrayLike | None = None,
     k: ArrayLike | None = None,
 ) -> NDArray[np.float64]:
-    """Return the score of a query and a key at each distance.
+    """Return the score of a query and a key at each distance (RoFormer, eq. 35).
 
     Parameters
     ----------
-    rope, head_dim
-        As for :func:`decay_bound`.
-    distances : array_like, any shape
-        As for :func:`decay_bound`. Positive where the key comes before the query.
+    rope, head_dim, distances
+        As for :func:`decay_bound`. Distances are positive where the key comes before the query.
     q, k : array_like, (head_dim,), optional
         Query and key before rotation. Default: all ones.
 
@@ -76,13 +90,9 @@ def score_curve(
     -------
     numpy.ndarray
         Of the shape of distances, float64: the dot product of the rotated q and k, not normalised
-        and before any softmax scale. The attention factor is in it, squared, as it is after
-        :func:`rope_xp.apply`. With all ones, no scaling and no components that pass through it is
-        twice the sum of ``cos(distance * frequencies[i])``, and head_dim at distance 0.
-
-    Notes
-    -----
-    RoFormer, arXiv 2104.09864, eq. 35.
+        and before any softmax scale, times the squared attention factor, as after
+        :func:`rope_xp.apply`. Of all ones, without scaling and with no components that pass
+        through, it is twice the sum of ``cos(distance * frequencies[i])``.
 
     Examples
     --------
@@ -91,16 +101,13 @@ def score_curve(
     >>> analysis.score_curve(RoPE(), 128, [0, 1, 1000, 1707]).round(2).tolist()
     [128.0, 124.19, 20.36, -1.0]
     """
-    frequencies = _distances.check_frequencies(rope, head_dim)
-    distances = _distances.check_finite(distances)
-    q, k = _distances.check_vector("q", q, head_dim), _distances.check_vector("k", k, head_dim)
-    products = (
-        _distances.complex_pairs(rope, head_dim, q)
-        * _distances.complex_pairs(rope, head_dim, k).conj()
-    )
+    frequencies = _check_frequencies(rope, head_dim)
+    distances = _check_finite("distances", distances)
+    q, k = _check_vector("q", q, head_dim), _check_vector("k", k, head_dim)
+    products = _complex_pairs(rope, q) * _complex_pairs(rope, k).conj()
     constant = float(q @ k - products.real.sum())  # of the components that pass through
     score = np.empty(distances.size)
-    for part, angles in _distances.iterate_angles(distances, frequencies):
+    for part, angles in _iterate_angles(distances, frequencies):
         score[part] = np.cos(angles) @ products.real
         if products.imag.any():  # not for ones, nor for any q along k; it takes half the time
             score[part] -= np.sin(angles) @ products.imag
@@ -139,20 +146,17 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
     (1707, 18438)
     """
     numbers.check_positive_int("limit", limit)
-    frequencies = _distances.check_frequencies(rope, head_dim)
-    length = _distances.block_length(len(frequencies))
+    frequencies = _check_frequencies(rope, head_dim)
+    pairs, length = len(frequencies), _block_length(frequencies)
     for start in range(1, limit + 1, length):
         distances = np.arange(start, min(start + length, limit + 1))
         sums = np.cos(np.multiply.outer(distances, frequencies)).sum(axis=1)
         # Twice what rounding the angles, the cosines and their sum may cost.
-        terms = len(frequencies)
-        doubt = (distances * np.abs(frequencies).sum() + terms * (terms + 8)) * 2.0**-52
+        doubt = (distances * np.abs(frequencies).sum() + pairs * (pairs + 8)) * 2.0**-52
         for i in np.flatnonzero(sums < doubt):
-            if (
-                sums[i] < -doubt[i]
-                or _distances.sum_cosines_exactly(int(distances[i]), frequencies) < 0
-            ):
-                return int(distances[i])
+            distance = int(distances[i])
+            if sums[i] < -doubt[i] or _sum_cosines_exactly(distance, frequencies) < 0:
+                return distance
     return None
 
 
@@ -170,8 +174,8 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     -------
     numpy.ndarray
         Shape (r/2,), float64: ``tokens`` divided by :meth:`rope_xp.RoPE.wavelengths`; 0 where the
-        frequency is zero. Of a pair below 1 a model that was trained on that context has not seen
-        all angles.
+        frequency is zero. A model that was trained on that context has not seen all angles of a
+        pair below 1.
 
     Notes
     -----
@@ -181,9 +185,65 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     --------
     >>> from rope_xp import RoPE
     >>> from rope_xp.papers import analysis
-    >>> turned = analysis.turns(RoPE(), 128, 4096)
-    >>> int((turned >= 1).sum()), len(turned)
+    >>> turns = analysis.turns(RoPE(), 128, 4096)
+    >>> int((turns >= 1).sum()), len(turns)
     (46, 64)
     """
     numbers.check_positive("tokens", tokens)
-    return tokens * _distances.check_frequencies(rope, head_dim) / (2.0 * math.pi)
+    return tokens * _check_frequencies(rope, head_dim) / (2.0 * math.pi)
+
+
+def _check_frequencies(rope: RoPE, head_dim: int) -> NDArray[np.float64]:
+    fields.check_rope(rope, RoPE)
+    return rope.frequencies(head_dim)
+
+
+def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iuf" and array.size:  # an empty list has no dtype of its own
+        msg = f"{name} must hold integers or floats; got {array.dtype}"
+        raise TypeError(msg)
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        msg = f"{name} must be finite; got {array[~np.isfinite(array)][0]} among them"
+        raise RopeError(msg)
+    return array
+
+
+def _check_vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray[np.float64]:
+    if values is None:
+        return np.ones(head_dim)
+    components = _check_finite(name, values)
+    if components.shape != (head_dim,):
+        msg = f"{name} must have the shape (head_dim,) = ({head_dim},); got {components.shape}"
+        raise RopeError(msg)
+    return components
+
+
+def _complex_pairs(rope: RoPE, x: NDArray[np.float64]) -> NDArray[np.complex128]:
+    """Return the rotated pairs of a vector as complex numbers."""
+    r, offset = slice_of(rope, len(x))
+    rotated = x[offset : offset + r]
+    first, second = rotated.reshape(2, -1) if rope.layout == "half" else rotated.reshape(-1, 2).T
+    return np.asarray(first + 1j * second)
+
+
+def _block_length(frequencies: NDArray[np.float64]) -> int:
+    """Return how many distances to take at once, so that memory does not grow with them."""
+    return max(1, _BLOCK // len(frequencies))
+
+
+def _iterate_angles(
+    distances: NDArray[np.float64], frequencies: NDArray[np.float64]
+) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Yield slices of the flat distances, and their angles (distances, pairs)."""
+    flat, length = distances.ravel(), _block_length(frequencies)
+    for start in range(0, len(flat), length):
+        part = slice(start, start + length)
+        yield part, np.multiply.outer(flat[part], frequencies)
+
+
+def _sum_cosines_exactly(distance: int, frequencies: NDArray[np.float64]) -> float:
+    """Return the sum of cosines with angles reduced exactly: off by 1e-15 a pair at most."""
+    angles = (distance * Fraction(f) % _TURN for f in frequencies.tolist())
+    return math.fsum(math.cos(float(angle)) for angle in angles)
