@@ -45,11 +45,12 @@ def combinations() -> Iterator[Any]:
             continue
         found = list(enumerate(itertools.product(*benchmark._params)))
         here = [(i, values) for i, values in found if not on_gpu(*values)]
-        short = covering({str(i): {str(j): v for j, v in enumerate(values)} for i, values in here})
+        kept = covering([dict(enumerate(values)) for _, values in here])
+        short = {here[i][0] for i in kept}
         for i, values in found:
             marks = on_gpu(*values)
             compiles = any(word in benchmark.name for word in ("TorchCompile", "InGraph", "Graphs"))
-            if (str(i) not in short or compiles) and not marks:
+            if (i not in short or compiles) and not marks:
                 marks = [pytest.mark.exhaustive]
             yield pytest.param(
                 benchmark, i, id="-".join([benchmark.name, *map(str, values)]), marks=marks

@@ -7,7 +7,6 @@ the mark ``covering`` of a test, whose cases are then chosen here.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -27,63 +26,50 @@ def leave_out(items: list[pytest.Item]) -> None:
     runs few cases on those backends that compile each case anew, and on one library of them: the
     tests of a file take the libraries in turn. What needs a GPU is left as it is.
     """
-    marked: dict[tuple[str, int], dict[pytest.Item, dict[str, Any]]] = defaultdict(dict)
-    compiled: dict[str, dict[str, dict[pytest.Item, dict[str, Any]]]] = defaultdict(dict)
+    chosen, compiled = defaultdict(list), defaultdict(lambda: defaultdict(list))
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
         if item.get_closest_marker("gpu") or item.get_closest_marker("exhaustive"):
             continue
-        test, values = item.nodeid.partition("[")[0], dict(item.callspec.params)
-        backend = values.get("backend")
+        test, backend = (item.parent, item.originalname), item.callspec.params.get("backend")
         if mark := item.get_closest_marker("covering"):
-            marked[test, mark.args[0] if mark.args else 1][item] = values
+            chosen[test, *mark.args].append(item)
         elif isinstance(backend, Target) and backend.compiles:
-            compiled[test.partition("::")[0]].setdefault(test, {})[item] = values
-    for (_, at_once), cases in marked.items():
-        _mark_rest(cases, cases, at_once)
+            compiled[item.path][test].append(item)
+    for (_, *at_once), cases in chosen.items():
+        _mark_rest(cases, cases, covering([item.callspec.params for item in cases], *at_once))
     for tests in compiled.values():
         for turn, cases in enumerate(tests.values()):
-            libraries = sorted({values["backend"].module for values in cases.values()})
-            library = libraries[turn % len(libraries)]
-            of_one = {
-                item: {**values, "backend": None}
-                for item, values in cases.items()
-                if values["backend"].module == library
-            }
-            _mark_rest(cases, of_one, 1)
+            modules = [item.callspec.params["backend"].module for item in cases]
+            library = sorted(set(modules))[turn % len(set(modules))]
+            own = [item for item, module in zip(cases, modules, strict=True) if module == library]
+            kept = covering([item.callspec.params | {"backend": None} for item in own])
+            _mark_rest(cases, own, kept)
 
 
-def _mark_rest(
-    cases: Iterable[pytest.Item], chosen: dict[pytest.Item, dict[str, Any]], at_once: int
-) -> None:
-    """Mark all cases but those that cover the values of the chosen ones."""
-    kept = covering({item.nodeid: values for item, values in chosen.items()}, at_once)
-    for item in cases:
-        if item.nodeid not in kept:
-            item.add_marker(pytest.mark.exhaustive)
+def _mark_rest(cases: list[pytest.Item], choice: list[pytest.Item], kept: set[int]) -> None:
+    """Mark all cases but those of a choice that are kept."""
+    for item in set(cases) - {choice[i] for i in kept}:
+        item.add_marker(pytest.mark.exhaustive)
 
 
-def covering(cases: dict[str, dict[str, Any]], at_once: int = 1) -> set[str]:
-    """Return names of few cases in which all values occur that occur in any, so many at once.
+def covering(cases: list[dict[Any, Any]], at_once: int = 1) -> set[int]:
+    """Return indices of few cases in which all values occur that occur in any, so many at once.
 
     The case with the most new values comes next; of several the one whose values are the rarest so
-    far, and of those the first. So the choice depends on the order of the parameters alone.
+    far, and of those the first.
     """
     # Values need have neither an order nor a hash. Those of one parameter are the same objects.
-    marked = {case: {n: id(v) for n, v in values.items()} for case, values in cases.items()}
-    tuples = {
-        case: set(combinations(sorted(values.items()), min(at_once, len(values))))
-        for case, values in marked.items()
-    }
-    left, kept, used = set().union(*tuples.values()), set(), Counter()
-
-    def gain(case: str) -> tuple[int, int]:
-        return len(tuples[case] & left), -sum(used[value] for value in marked[case].items())
-
+    values = [[(name, id(value)) for name, value in case.items()] for case in cases]
+    tuples = [set(combinations(sorted(v), min(at_once, len(v)))) for v in values]
+    left, kept, used = set().union(*tuples), set(), Counter()
     while left:
-        best = max(cases, key=gain)
+        best = max(
+            range(len(cases)),
+            key=lambda i: (len(tuples[i] & left), -sum(used[value] for value in values[i])),
+        )
         kept.add(best)
         left -= tuples[best]
-        used.update(marked[best].items())
+        used.update(values[best])
     return kept
