@@ -20,8 +20,7 @@ FEW = np.ones((2, 1, 12, 12), bool)
 FEW[0, 0, 3] = False  # a token that may attend to nothing
 CALLS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "scores": (attention.scores, 2, {}),
-    "causal": (attention.attention, 3, {"causal": True}),
-    "mask": (attention.attention, 3, {"mask": FEW}),
+    "attention": (attention.attention, 3, {"mask": FEW, "causal": True}),
     "linear": (attention.linear_attention, 3, {}),
     "linear, causal": (attention.linear_attention, 3, {"causal": True}),
     "linear, softmax": (attention.linear_attention, 3, {"feature_map": "softmax"}),
@@ -32,7 +31,7 @@ CALLS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 # --- softmax attention ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "both", "cross", "rope", "scale"])
+@pytest.mark.parametrize("kind", ["causal", "mask", "both", "cross", "rope", "scale"])
 def test_against_torch(kind: str) -> None:
     torch = pytest.importorskip("torch")
     q, k, v = some(t=9 if kind == "cross" else 12)
@@ -48,13 +47,13 @@ def test_against_torch(kind: str) -> None:
         theirs["attn_mask"] = torch.tensor(mask & np.tril(mask | True) if kind == "both" else mask)
     if kind == "scale":
         options["scale"] = theirs["scale"] = 0.3
-    turned = (q, k)
+    rotated = (q, k)
     if kind == "rope":
         options["positions"], options["rope"] = np.arange(12) * 5, RoPE(layout="half")
-        turned = options["rope"].apply(q, k, options["positions"])
+        rotated = options["rope"].apply(q, k, options["positions"])
     got = attention.attention(q, k, v, **options)
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(torch.tensor(x).transpose(1, 2) for x in (*turned, v)), **theirs
+        *(torch.tensor(x).transpose(1, 2) for x in (*rotated, v)), **theirs
     )
     np.testing.assert_allclose(got, expected.transpose(1, 2).numpy(), **CLOSE)
 
@@ -104,26 +103,24 @@ def test_large_scores_do_not_overflow() -> None:
 @pytest.mark.covering
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
-    "backend", rows(("array-api-strict", "torch", "jax", "torch-compile", "jax-jit", "dask"))
+    "backend", rows(("array-api-strict", "torch", "torch-compile", "jax-jit", "dask"))
 )
 def test_every_library_has_the_numbers_of_numpy(backend: Target, name: str) -> None:
     function, n, options = CALLS[name]
     tokens = 12 if "mask" in options else 150  # of linear attention, more than a chunk
     arrays = some(s=tokens, t=tokens)[:n]
-    made = {key: backend.make(x) if key == "mask" else x for key, x in options.items()}
-    found = backend.run(lambda *a: function(*a, rope=RoPE(), **made), *map(backend.make, arrays))
-    assert type(found) is type(backend.make(arrays[0]))
-    np.testing.assert_allclose(
-        backend.back(found), function(*arrays, rope=RoPE(), **options), **CLOSE
-    )
+    given = {key: backend.make(x) if key == "mask" else x for key, x in options.items()}
+    got = backend.run(lambda *a: function(*a, rope=RoPE(), **given), *map(backend.make, arrays))
+    assert type(got) is type(backend.make(arrays[0]))
+    expected = function(*arrays, rope=RoPE(), **options)
+    np.testing.assert_allclose(backend.back(got), expected, **CLOSE)
 
 
 # Computed in float32, as CLOSE is, and then rounded once: half a step of the dtype.
 ROUNDED = {"float64": 1e-13, "float32": 1e-5, "float16": 2**-11, "bfloat16": 2**-8}
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("backend", rows(("numpy", "torch", "jax")))
+@pytest.mark.parametrize("backend", rows(("numpy", "torch")))
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 def test_few_bits_are_computed_in_float32(backend: Target, function: Any, n: int) -> None:
     for dtype in backend.floats:
@@ -133,8 +130,8 @@ def test_few_bits_are_computed_in_float32(backend: Target, function: Any, n: int
         exact = function(*(x.astype(np.float64) for x in arrays), rope=RoPE())
         exact = np.where(exact == -1e12, -65504.0 if dtype == "float16" else -1e12, exact)
         rtol, atol = 1.05 * ROUNDED[dtype], min(1e-5, ROUNDED[dtype])
-        found = backend.back(got).astype(np.float64)
-        np.testing.assert_allclose(found, exact, rtol=rtol, atol=atol)
+        numbers = backend.back(got).astype(np.float64)
+        np.testing.assert_allclose(numbers, exact, rtol=rtol, atol=atol)
 
 
 def test_one_float64_makes_the_computation_float64() -> None:
@@ -144,7 +141,7 @@ def test_one_float64_makes_the_computation_float64() -> None:
     np.testing.assert_array_equal(got, exact.astype(np.float32))
 
 
-@pytest.mark.parametrize("version", ["2022.12", "2023.12", "2024.12", "2025.12"])
+@pytest.mark.parametrize("version", ["2022.12", "2025.12"])
 def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None:
     xp = pytest.importorskip("array_api_strict")
     with xp.ArrayAPIStrictFlags(
@@ -155,8 +152,8 @@ def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None
     ):
         for function, n, options in CALLS.values():
             arrays = [xp.asarray(x) for x in some()[:n]]
-            made = {key: xp.asarray(x) if key == "mask" else x for key, x in options.items()}
-            assert function(*arrays, rope=RoPE(), **made).dtype == xp.float32
+            given = {key: xp.asarray(x) if key == "mask" else x for key, x in options.items()}
+            assert function(*arrays, rope=RoPE(), **given).dtype == xp.float32
 
 
 def test_batch_axes_are_any_number() -> None:
@@ -176,6 +173,39 @@ def test_the_softmax_scale_of_a_rope_is_in_the_default_scale() -> None:
     np.testing.assert_allclose(attention.scores(q, k, rope=rope), expected, rtol=1e-12, atol=1e-12)
 
 
+# --- rotation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", oracles.FORMS)
+def test_scores_are_products_of_rotated_heads(form: str) -> None:
+    q, k, _ = some()
+    positions = np.arange(12) * 91
+    rotate = oracles.FORMS[form]
+    expected = oracles.scores(*(rotate(x.astype(np.float64), positions) for x in (q, k)))
+    rope = RoPE(layout=oracles.LAYOUTS[form])
+    np.testing.assert_allclose(attention.scores(q, k, positions, rope), expected / 4, **CLOSE)
+    scaled = attention.scores(q, k, positions, rope, scale=1.0)
+    np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=4e-5)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
+def test_scores_depend_on_distance_alone(layout: str) -> None:
+    """One q and one k at all places: each diagonal holds one number."""
+    q, k = (np.broadcast_to(normal(16, seed=i), (30, 1, 16)) for i in (1, 2))
+    (scores,) = attention.scores(q, k, rope=RoPE(layout=layout))
+    for offset in range(-29, 30):
+        diagonal = np.diagonal(scores, offset)
+        np.testing.assert_allclose(diagonal, diagonal[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [1000, 1_000_000])
+@pytest.mark.parametrize(("function", "n"), FUNCTIONS)
+def test_a_shift_of_all_positions_changes_nothing(function: Any, n: int, shift: int) -> None:
+    arrays = some()[:n]
+    here, there = (function(*arrays, np.arange(12) + start, RoPE()) for start in (0, shift))
+    np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-5)
+
+
 # --- shapes --------------------------------------------------------------------------------------
 
 
@@ -192,3 +222,28 @@ def test_shapes(b: int, s: int, t: int, kv: int, g: int, half: int, dv: int, cau
     same, values = normal(b, s, kv, 2 * half), normal(b, s, kv, dv)
     assert attention.linear_attention(q, same, values, causal=causal).shape == (b, s, kv * g, dv)
     assert attention.global_pointer(q, same).shape == (b, kv * g, s, s)
+
+
+# --- spans ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upper", [True, False])
+@pytest.mark.parametrize("scale", [True, False])
+def test_global_pointer(upper: bool, scale: bool) -> None:
+    q, k, _ = some(fewer=4)
+    real = np.arange(12) < np.array([[12], [7]])
+    got = attention.global_pointer(
+        q, k, rope=RoPE(), mask=real, upper_triangular=upper, scale=scale
+    )
+    rotated = (oracles.paper(x.astype(np.float64), np.arange(12)) for x in (q, k))
+    expected = oracles.scores(*rotated) / (4 if scale else 1)
+    is_span = (
+        real[:, None, :, None] & real[:, None, None, :] & (np.tri(12).T > 0 if upper else True)
+    )
+    np.testing.assert_allclose(got, np.where(is_span, expected, -1e12), rtol=1e-5, atol=4e-5)
+
+
+def test_a_mask_of_one_value_is_for_all_tokens() -> None:
+    x = np.ones((1, 3, 1, 4), np.float32)
+    got = attention.global_pointer(x, x, mask=np.array(False))
+    assert (got == np.float32(-1e12)).all()

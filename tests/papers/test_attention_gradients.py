@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import attention_oracles as oracles
+from support.exhaustive import exhaustive
 
 from rope_xp import RoPE
 from rope_xp.papers import attention
@@ -26,12 +27,9 @@ MASK[1, 0, 2] = False  # a row with nothing to attend to, whose gradient must no
 PADDING = np.arange(7) < np.array([[7], [5]])
 
 
-def masked(xp: Any, q: Any, k: Any, v: Any) -> Any:
-    return attention.attention(q, k, v, rope=RoPE(), mask=xp.asarray(MASK))
-
-
-def causal(xp: Any, q: Any, k: Any, v: Any) -> Any:
-    return attention.attention(q, k, v, rope=RoPE(layout="half"), causal=True)
+def softmax(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    mask = xp.asarray(MASK)
+    return attention.attention(q, k, v, rope=RoPE(layout="half"), mask=mask, causal=True)
 
 
 def linear(xp: Any, q: Any, k: Any, v: Any) -> Any:
@@ -47,7 +45,7 @@ def spans(xp: Any, q: Any, k: Any, v: Any) -> Any:
     return xp.exp(logits)  # a loss such as GlobalPointer's; what is no span adds nothing
 
 
-CASES = [masked, causal, linear, linear_causal, spans]
+CASES = [softmax, exhaustive(linear), linear_causal, spans]
 
 
 def from_torch(function: Callable[..., Any], dtype: Any) -> list[np.ndarray]:
@@ -72,8 +70,8 @@ def test_torch_and_jax_agree(function: Callable[..., Any]) -> None:
         assert np.isfinite(jitted).all()
         # float32 throughout, with sums of 56 terms; relative to the largest gradient.
         atol = 2e-5 * max(1.0, np.abs(exact).max())
-        for found in (jitted, single):
-            np.testing.assert_allclose(found, exact, rtol=0, atol=atol)
+        for gradient in (jitted, single):
+            np.testing.assert_allclose(gradient, exact, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("function", CASES)
@@ -86,11 +84,11 @@ def test_against_finite_differences(function: Callable[..., Any]) -> None:
     gradients = from_torch(function, torch.float64)
     for i, gradient in enumerate(gradients):
         direction, step = normal(*gradient.shape, seed=9), 1e-6
-        ends = []
+        losses = []
         for sign in (1, -1):
             arrays = [Q, K, V]
             arrays[i] = arrays[i] + sign * step * direction
-            ends.append(loss(arrays))
-        slope = (ends[0] - ends[1]) / (2 * step)
+            losses.append(loss(arrays))
+        slope = (losses[0] - losses[1]) / (2 * step)
         # Rounding of the loss, of order 100 eps / step = 2e-8, and curvature of order step**2.
         assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-5, abs=1e-6)

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support import attention_oracles as oracles
 from support.exhaustive import exhaustive
 
@@ -32,31 +30,29 @@ MAPS = {
 # All to all, and causal with numbers of tokens on both sides of the edges of chunks.
 CASES = [
     *((name, False, 40) for name in MAPS),
-    *((name, True, n) for name in ("elu", "functions") for n in (1, 128, 129, 300)),
+    *((name, True, n) for name in ("elu", "functions") for n in (1, 128, 300)),
 ]
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize(("name", "causal", "tokens"), CASES)
-def test_against_the_quadratic_form(name: str, turned: bool, causal: bool, tokens: int) -> None:
+def test_against_the_quadratic_form(name: str, rotated: bool, causal: bool, tokens: int) -> None:
     q, k, v = (normal(2, tokens, 4, 8), normal(2, tokens, 2, 8, seed=1), normal(2, tokens, 2, 5))
     positions = np.arange(tokens) * 7
-    rotate = (lambda x: oracles.paper(x, positions)) if turned else (lambda x: x)
+    rotate = (lambda x: oracles.paper(x, positions)) if rotated else (lambda x: x)
     expected = oracles.linear_attention(q, k, v, *MAPS[name], rotate, causal)
-    options: dict[str, Any] = {"rope": RoPE(), "positions": positions} if turned else {}
+    options: dict[str, Any] = {"rope": RoPE(), "positions": positions} if rotated else {}
     feature_map = MAPS[name] if name == "functions" else name
     got = attention.linear_attention(q, k, v, feature_map=feature_map, causal=causal, **options)
     # Sums over 300 tokens; the denominators are sums of numbers above zero, and cancel nothing.
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
-@given(st.integers(0, 2), st.integers(0, 300), st.integers(1, 2), st.integers(1, 2))
-def test_a_prefix_knows_nothing_of_what_follows(b: int, tokens: int, kv: int, g: int) -> None:
-    q, k, v = normal(b, 300, kv * g, 4), normal(b, 300, kv, 4, seed=1), normal(b, 300, kv, 3)
-    whole = attention.linear_attention(q, k, v, rope=RoPE(), causal=True)
-    prefix = attention.linear_attention(
-        *(x[:, :tokens] for x in (q, k, v)), rope=RoPE(), causal=True
-    )
+@pytest.mark.parametrize("tokens", [0, 1, 127, 128, 129])
+def test_a_prefix_knows_nothing_of_what_follows(tokens: int) -> None:
+    arrays = normal(2, 300, 4, 4), normal(2, 300, 2, 4, seed=1), normal(2, 300, 2, 3)
+    whole = attention.linear_attention(*arrays, rope=RoPE(), causal=True)
+    prefix = attention.linear_attention(*(x[:, :tokens] for x in arrays), rope=RoPE(), causal=True)
     np.testing.assert_allclose(prefix, whole[:, :tokens], rtol=0, atol=1e-13)
 
 
