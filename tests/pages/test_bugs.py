@@ -22,17 +22,12 @@ THREAD = re.compile(
 
 
 @pytest.mark.parametrize("title", ENTRIES)
-def test_tests_exist(title: str) -> None:
-    named = TEST.findall(ENTRIES[title])
+def test_an_entry_names_tests_and_links_threads(title: str) -> None:
+    named, threads = TEST.findall(ENTRIES[title]), THREAD.findall(ENTRIES[title])
     assert named
     for path, name in named:
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-@pytest.mark.parametrize("title", ENTRIES)
-def test_threads_are_linked_by_their_names(title: str) -> None:
-    threads = THREAD.findall(ENTRIES[title])
     assert threads
     assert ENTRIES[title].count("https://") == len(threads)
     for name, number, linked, number_linked in threads:

@@ -22,6 +22,7 @@ FETCHING = (
     f'<style>@import "{AFAR}";</style>',
     f"<p style=\"background: url('{AFAR}')\"></p>",
 )
+STYLES = (f'@import "{AFAR}";', f"a {{ b: url( '{AFAR}' ) }}")
 NOT_FETCHING = (
     f'<a href="{AFAR}">words</a>',
     f'<link rel="canonical" href="{AFAR}">',
@@ -32,26 +33,21 @@ NOT_FETCHING = (
 )
 
 
-def written(folder: Path, text: str, suffix: str = "html") -> str:
-    (folder / "index.html").write_text("<p>", "utf-8")
-    (folder / f"x.{suffix}").write_text(text, "utf-8")
-    return str(folder)
-
-
-@pytest.mark.parametrize("text", FETCHING)
-def test_what_is_fetched(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_html.main(written(tmp_path, text)) == 1
-    assert "x.html fetches" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("text", NOT_FETCHING)
-def test_what_is_not_fetched(text: str, tmp_path: Path) -> None:
-    assert check_html.main(written(tmp_path, text)) == 0
-
-
-@pytest.mark.parametrize("text", [f'@import "{AFAR}";', f"a {{ b: url( '{AFAR}' ) }}"])
-def test_style_sheets(text: str, tmp_path: Path) -> None:
-    assert check_html.main(written(tmp_path, text, "css")) == 1
+@pytest.mark.parametrize(
+    ("text", "suffix", "status"),
+    [
+        *((text, "html", 1) for text in FETCHING),
+        *((text, "html", 0) for text in NOT_FETCHING),
+        *((text, "css", 1) for text in STYLES),
+    ],
+)
+def test_what_is_fetched(
+    text: str, suffix: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "index.html").write_text("<p>", "utf-8")
+    (tmp_path / f"x.{suffix}").write_text(text, "utf-8")
+    assert check_html.main(str(tmp_path)) == status
+    assert (f"x.{suffix} fetches" in capsys.readouterr().out) == bool(status)
 
 
 def test_a_folder_without_pages_is_no_success(tmp_path: Path) -> None:

@@ -141,34 +141,40 @@ def test_the_layer_of_jax_by_the_formula() -> None:
     """Its loss and gradients, at positions where products in float32 are right too."""
     example = load("decoder_jax")
     import jax
-    import jax.numpy as jnp
 
-    weights = example["initial"](jax.random.key(0))
-    x, positions = jax.random.normal(jax.random.key(1), (2, 16, 64)), 3 + jnp.arange(16)
-    angles = jnp.outer(positions, 500_000.0 ** (-jnp.arange(8) / 8))[:, None]
+    rng, positions = np.random.default_rng(0), 3 + np.arange(16)
+    shapes = jax.eval_shape(example["initial"], jax.random.key(0))
+    arrays = {name: rng.standard_normal(w.shape, np.float32) / 8 for name, w in shapes.items()}
+    x = rng.standard_normal((2, 16, 64), np.float32)
+    angles = np.outer(positions, 500_000.0 ** (-np.arange(8) / 8))[:, None]
+    cos, sin = np.cos(angles), np.sin(angles)
 
-    def turned(t: Any) -> Any:
+    def rotate(t: np.ndarray) -> np.ndarray:
         a, b = t[..., :8], t[..., 8:]
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
-        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
-    def loss(weights: Any) -> Any:
-        normed = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-        q, k, v = (jnp.einsum("bsm,mhd->bhsd", normed, weights[n]) for n in "qkv")
-        q, k = (turned(t.swapaxes(1, 2)).swapaxes(1, 2) for t in (q, k))
-        scores = jnp.einsum("bhsd,bhtd->bhst", q, jnp.repeat(k, 2, axis=1)) / 4.0
-        chances = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((16, 16))) > 0, scores, -jnp.inf), -1)
-        y = jnp.einsum("bhst,bhtd->bshd", chances, jnp.repeat(v, 2, axis=1))
-        h = x + jnp.einsum("bshd,hdm->bsm", y, weights["out"])
-        inner = (h / jnp.sqrt((h**2).mean(-1, keepdims=True) + 1e-6)) @ weights["up"]
-        return jnp.mean((h + inner * jax.nn.sigmoid(inner) @ weights["down"]) ** 2)
+    def norm(x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
-    expected, wanted = jax.jit(jax.value_and_grad(loss))(weights)
-    got, gradients = example["step"](weights, x, positions)
-    assert float(got) == pytest.approx(float(expected), rel=1e-5)
-    for name in weights:
-        size = float(abs(wanted[name]).max())
-        np.testing.assert_allclose(gradients[name], wanted[name], rtol=0, atol=1e-4 * size)
+    def loss(weights: dict[str, np.ndarray]) -> float:
+        h = x.astype(np.float64)
+        q, k, v = (np.einsum("bsm,mhd->bshd", norm(h), weights[n]) for n in "qkv")
+        k, v = (np.repeat(t, 2, axis=2) for t in (k, v))
+        scores = np.exp(np.einsum("bshd,bthd->bhst", rotate(q), rotate(k)) / 4.0) * np.tri(16)
+        y = np.einsum("bhst,bthd->bshd", scores / scores.sum(-1, keepdims=True), v)
+        h = h + np.einsum("bshd,hdm->bsm", y, weights["out"])
+        inner = norm(h) @ weights["up"]
+        return float(((h + inner / (1 + np.exp(-inner)) @ weights["down"]) ** 2).mean())
+
+    got, gradients = example["step"](arrays, x, positions)
+    weights = {name: w.astype(np.float64) for name, w in arrays.items()}
+    assert float(got) == pytest.approx(loss(weights), rel=1e-5)
+    for name, w in weights.items():
+        direction = rng.standard_normal(w.shape)
+        up, down = (loss(weights | {name: w + step * direction}) for step in (1e-5, -1e-5))
+        slope = float((np.asarray(gradients[name]) * direction).sum())
+        size = float(np.linalg.norm(gradients[name]))
+        assert slope == pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * size)
 
 
 def test_the_layer_of_numpy_is_gpt_neox() -> None:

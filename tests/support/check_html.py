@@ -9,33 +9,11 @@ from pathlib import Path
 
 AFAR = re.compile(r"\s*(?:https?:|wss?:|ftp:)?//", re.IGNORECASE)
 IN_STYLE = re.compile(r"""(?:url\(\s*|@import\s+)["']?((?:https?:)?//[^"')\s;]+)""", re.IGNORECASE)
-# Words about a page, which a browser does not fetch.
-ONLY_TOLD = {
-    "alternate",
-    "author",
-    "canonical",
-    "help",
-    "index",
-    "license",
-    "next",
-    "prev",
-    "search",
-}
-FETCHED = {
-    "audio": ("src",),
-    "embed": ("src",),
-    "feimage": ("href", "xlink:href"),
-    "iframe": ("src",),
-    "image": ("href", "xlink:href"),
-    "img": ("src", "srcset"),
-    "input": ("src",),
-    "object": ("data",),
-    "script": ("src", "href", "xlink:href"),
-    "source": ("src", "srcset"),
-    "track": ("src",),
-    "use": ("href", "xlink:href"),
-    "video": ("src", "poster"),
-}
+FETCHED = {"src", "srcset", "poster", "data", "href", "xlink:href"}
+# What a browser fetches when it is followed, or not at all.
+NOT_FETCHED = {"a", "area", "base"}
+ONLY_TOLD = {"alternate", "author", "canonical", "help", "index", "license"}
+ONLY_TOLD |= {"next", "prev", "search"}
 
 
 class Fetched(HTMLParser):
@@ -47,15 +25,13 @@ class Fetched(HTMLParser):
         self._styles = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        names = FETCHED.get(tag, ())
-        if tag == "link" and not set(given.get("rel", "").lower().split()) <= ONLY_TOLD:
-            names = ("href",)
-        for name in names:
-            values = given.get(name, "")
-            parts = values.split(",") if name == "srcset" else [values]
+        values = {name: value or "" for name, value in attrs}
+        relations = set(values.get("rel", "").lower().split())
+        is_fetched = tag not in NOT_FETCHED and not (tag == "link" and relations <= ONLY_TOLD)
+        for name in FETCHED & set(values) if is_fetched else ():
+            parts = values[name].split(",") if name == "srcset" else [values[name]]
             self.found += [part.strip() for part in parts if AFAR.match(part)]
-        self.found += in_style(given.get("style", ""))
+        self.found += in_style(values.get("style", ""))
         self._styles += tag == "style"
 
     def handle_endtag(self, tag: str) -> None:

@@ -39,8 +39,8 @@ class Case:
 
         self.q = random(*self.batch, self.n, self.heads, d)
         self.k = random(*self.batch, self.m, k_heads, d)
-        self.at = rng.integers(0, 40, (*self.batch, self.n))
-        self.k_at = rng.integers(0, 40, (self.m,))
+        self.positions = rng.integers(0, 40, (*self.batch, self.n))
+        self.k_positions = rng.integers(0, 40, (self.m,))
         self.weights = random(*self.batch, self.heads, self.n, self.m)
         self.shared = random(2 * CLIP + 1, d)
         self.u, self.v = random(self.heads, d), random(self.heads, d)
@@ -55,19 +55,16 @@ class Case:
 
 
 def double_loop(
-    case: Case, score: Callable[[np.ndarray, np.ndarray, int, int, int, int], float]
+    case: Case, score: Callable[[np.ndarray, np.ndarray, int, int], float]
 ) -> np.ndarray:
-    """Return score(q, k, distance, head, i, j) for every pair of tokens, in float64."""
+    """Return score(q, k, distance, head) for every pair of tokens, in float64."""
     out = np.empty((*case.batch, case.heads, case.n, case.m))
     group = case.heads // case.k.shape[-2]
-    for b in np.ndindex(*case.batch):
-        for h in range(case.heads):
-            for i in range(case.n):
-                for j in range(case.m):
-                    q = case.q[(*b, i, h)].astype(np.float64)
-                    k = case.k[(*b, j, h // group)].astype(np.float64)
-                    apart = int(case.at[(*b, i)] - case.k_at[j])
-                    out[(*b, h, i, j)] = score(q, k, apart, h, i, j)
+    for *b, h, i, j in np.ndindex(*out.shape):
+        q = case.q[(*b, i, h)].astype(np.float64)
+        k = case.k[(*b, j, h // group)].astype(np.float64)
+        distance = int(case.positions[(*b, i)] - case.k_positions[j])
+        out[(*b, h, i, j)] = score(q, k, distance, h)
     return out
 
 
@@ -75,16 +72,9 @@ def clip(r: int) -> int:
     return max(-CLIP, min(CLIP, r)) + CLIP
 
 
-def entry(r: int) -> int:
-    return max(0, min(2 * CLIP - 1, r + CLIP))
-
-
 def wave(p: int) -> np.ndarray:
-    out = []
-    for t in range(DIM // 2):
-        angle = p * 10000.0 ** (-2 * t / DIM)
-        out += [np.sin(angle), np.cos(angle)]
-    return np.array(out)
+    angles = p * 10000.0 ** (-np.arange(0, DIM, 2) / DIM)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
 
 
 def bucket(r: int, bidirectional: bool) -> int:
@@ -99,20 +89,13 @@ def bucket(r: int, bidirectional: bool) -> int:
     return first + min(own - 1, near + int(far + 1e-12))  # 1e-12: where the logarithm is whole
 
 
+FAR = {"max_distance": 20}
 SCORES: dict[str, tuple[Callable[..., Any], Callable[[Case], tuple[Any, ...]], dict[str, Any]]] = {
     "shaw": (encodings.shaw, lambda c: (c.shared,), {}),
     "transformer_xl": (encodings.transformer_xl, lambda c: (c.u, c.v, c.w), {}),
-    "t5": (encodings.t5_bias, lambda c: (c.bias,), {"max_distance": 20}),
-    "t5-decoder": (
-        encodings.t5_bias,
-        lambda c: (c.bias,),
-        {"max_distance": 20, "bidirectional": False},
-    ),
-    "tupe": (
-        encodings.tupe,
-        lambda c: (c.position_q, c.position_k, c.bias),
-        {"max_distance": 20},
-    ),
+    "t5": (encodings.t5_bias, lambda c: (c.bias,), FAR),
+    "t5-decoder": (encodings.t5_bias, lambda c: (c.bias,), FAR | {"bidirectional": False}),
+    "tupe": (encodings.tupe, lambda c: (c.position_q, c.position_k, c.bias), FAR),
     "tupe-absolute": (encodings.tupe, lambda c: (c.position_q, c.position_k), {}),
     "deberta": (encodings.deberta, lambda c: (c.relative_q, c.relative_k), {}),
     "multiplicative": (encodings.multiplicative, lambda c: (c.factors,), {}),
@@ -123,10 +106,7 @@ SCALE = 0.625  # a power of two times 5: exact in float32
 
 
 def expected(name: str, c: Case) -> np.ndarray:
-    def absolute(h: int, i: int, j: int, b: tuple[int, ...]) -> float:
-        return float(c.position_q[i, h].astype(np.float64) @ c.position_k[(*b, j, h)])
-
-    def score(q: np.ndarray, k: np.ndarray, r: int, h: int, i: int, j: int) -> float:
+    def score(q: np.ndarray, k: np.ndarray, r: int, h: int) -> float:
         match name:
             case "shaw":
                 return SCALE * (q @ (k + c.shared[clip(r)]))
@@ -139,17 +119,26 @@ def expected(name: str, c: Case) -> np.ndarray:
             case "tupe-absolute":
                 return SCALE * (q @ k)
             case "deberta":
-                at = entry(r)
-                return SCALE * (q @ k + q @ c.relative_k[at, h] + c.relative_q[at, h] @ k)
+                n = max(0, min(2 * CLIP - 1, r + CLIP))
+                return SCALE * (q @ k + q @ c.relative_k[n, h] + c.relative_q[n, h] @ k)
             case "multiplicative":
                 return SCALE * (q @ k) * c.factors[clip(r)]
         return SCALE * (q @ k) * c.factors_by_head[clip(r), h]
 
     out = double_loop(c, score)
     if name.startswith("tupe"):
-        for index in np.ndindex(*out.shape):
-            *b, h, i, j = index
-            out[index] += SCALE * absolute(h, i, j, tuple(b))
+        embedded = (x.astype(np.float64) for x in (c.position_q, c.position_k))
+        out += SCALE * np.einsum("ihd,...jhd->...hij", *embedded)
+    return out
+
+
+def expected_values(c: Case) -> np.ndarray:
+    out = np.zeros((*c.batch, c.n, c.heads, c.k.shape[-1]))
+    group = c.heads // c.k.shape[-2]
+    for *b, i, h, j in np.ndindex(*out.shape[:-1], c.m):
+        value = c.k[(*b, j, h // group)].astype(np.float64)
+        distance = int(c.positions[(*b, i)] - c.k_positions[j])
+        out[(*b, i, h)] += c.weights[(*b, h, i, j)] * (value + c.shared[clip(distance)])
     return out
 
 
@@ -158,5 +147,11 @@ def run(
 ) -> Any:
     function, parameters, own = SCORES[name]
     arrays = [make(x) for x in (case.q, case.k, *parameters(case))]
-    where = {"positions": case.at, "k_positions": case.k_at, "scale": SCALE}
-    return function(*arrays, **{**where, **own, **options})
+    options = {
+        "positions": case.positions,
+        "k_positions": case.k_positions,
+        "scale": SCALE,
+        **own,
+        **options,
+    }
+    return function(*arrays, **options)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 FENCE = re.compile(r"^( *)(`{3,})(.*)\n(?:.*\n)*?\1\2 *$", re.MULTILINE)
 CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
-LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]*)\)")
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]*)\)")
 ROLE = re.compile(r"\{[a-z][\w:.-]*\}`")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 
 
 class Link(NamedTuple):
-    """A link or, with an exclamation mark before it, a picture."""
+    """A link or a picture."""
 
-    picture: bool
     words: str
     target: str
 
@@ -41,21 +41,16 @@ def roles(text: str) -> list[str]:
 def links(text: str) -> list[Link]:
     """Return the links and pictures of a page. Words that are code count as words."""
     plain = CODE.sub(lambda code: "x" * len(code[0]), without_blocks(text))
-    return [Link(bool(found[1]), found[2].strip(), found[3]) for found in LINK.finditer(plain)]
+    return [Link(m[1].strip(), m[2]) for m in LINK.finditer(plain)]
 
 
 def anchors(text: str) -> set[str]:
     """Return what forges call the headings of a page."""
-    names: set[str] = set()
+    names: Counter[str] = Counter()
     for heading in HEADING.findall(without_blocks(text)):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-        name = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
-        again = sum(
-            other == name or re.fullmatch(rf"{re.escape(name)}-\d+", other) is not None
-            for other in names
-        )
-        names.add(f"{name}-{again}" if again else name)
-    return names
+        names[re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")] += 1
+    return {f"{name}-{i}" if i else name for name, count in names.items() for i in range(count)}
 
 
 def problem(link: Link, page: Path, text: str) -> str | None:
