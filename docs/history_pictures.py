@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,3 @@ def draw(path: Path) -> None:
             axes.legend(fontsize=8)
             axes.set_xticks(range(1, count + 1))
         grid[-1].set_xlabel("landmark, as numbered below")
-
-
-if __name__ == "__main__":
-    draw(Path(sys.argv[1]))

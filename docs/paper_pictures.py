@@ -1,14 +1,7 @@
-"""Draw the pictures of the page that runs the paper.
-
-    python docs/paper_pictures.py [FOLDER]
-
-Writes paper_decay_near.svg, paper_decay_far.svg and paper_linear.svg, by default
-to docs/drawn.
-"""
+"""Draw the pictures of the page that runs the paper."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -76,10 +69,5 @@ def linear(folder: Path) -> None:
 
 def write(folder: Path) -> None:
     """Write every picture to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     decay(folder)
     linear(folder)
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

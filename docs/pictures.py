@@ -1,16 +1,12 @@
-"""Draw the pictures of the conventions page.
+"""Draw layouts.svg, slices.svg and sections.svg.
 
-    python docs/pictures.py [FOLDER]
-
-Writes layouts.svg, slices.svg and sections.svg, by default to docs/drawn. Which components a
-pair has is found by rotating one-hot vectors, so that the pictures cannot differ from the code. The
-colours are those of Okabe and Ito, which people with any common colour blindness tell apart; what a
-colour means is also written in every box.
+Which components a pair has is found by rotating one-hot vectors, so that the pictures cannot differ
+from the code. The colours are those of Okabe and Ito, which people with any common colour blindness
+can distinguish; what a colour means is also written in every box.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,10 +179,5 @@ PICTURES = {"layouts": layouts, "slices": slices, "sections": sections}
 
 def write(folder: Path) -> None:
     """Write every picture to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, draw in PICTURES.items():
         plots.save(draw(), folder / f"{name}.svg")
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

@@ -1,13 +1,7 @@
-"""Draw what the builders of ``rope_xp.positions`` return.
-
-    python docs/position_pictures.py [FOLDER]
-
-Writes positions.svg, by default to docs/drawn.
-"""
+"""Draw what the builders of ``rope_xp.positions`` return."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +31,6 @@ def title(axes: Axes, y: float, text: str) -> None:
 
 def write(folder: Path) -> None:
     """Draw all builders in one picture."""
-    folder.mkdir(parents=True, exist_ok=True)
     first, second, third, _ = pictures.COLOURS
     drawing, axes = pictures.figure(6.6, LEFT + 12 * SIDE + 0.1)
     y = 5.85
@@ -63,7 +56,3 @@ def write(folder: Path) -> None:
     ):
         y = row(axes, y, name, component, colours)
     plots.save(drawing, folder / "positions.svg")
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

@@ -71,12 +71,12 @@ def files() -> dict[Path, bytes]:
     """Return what each file that is made should hold."""
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder))
-        found = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        held = {DRAWN / path.name: path.read_bytes() for path in Path(folder).iterdir()}
     for page in sorted(HERE.glob("*.md")):
         text = page.read_text("utf-8")
         if MADE.search(text):
-            found[page] = with_made(text).encode()
-    return found
+            held[page] = with_made(text).encode()
+    return held
 
 
 def main(*, check: bool) -> int:

@@ -1,11 +1,8 @@
 """Draw the folders of the library, and the way of one call through their files.
 
-    python docs/rooms_picture.py [FOLDER]
-
-Writes rooms.svg, by default to docs/drawn. Nothing of it is typed in: a process of its own
-makes its first call under sys.setprofile, and the order of the core's folders is that of the
-contract in pyproject.toml which import-linter holds. What is entered only because a module is
-imported does not count.
+Nothing of it is typed in: a process of its own makes its first call under sys.setprofile, and the
+order of the core's folders is that of the contract in pyproject.toml which import-linter holds.
+What is entered only because a module is imported does not count.
 """
 
 from __future__ import annotations
@@ -105,7 +102,7 @@ def first_call() -> list[Entry]:
     # As on a machine that never made a call, whatever this one has kept and how many cores it has.
     environment |= {"ROPE_XP_KERNEL_CACHE": "0", "ROPE_XP_NUM_THREADS": "2"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, __file__, "--trace"]
+    command = [sys.executable, __file__]
     ran = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)  # noqa: S603  # this file
     return [Entry(*each) for each in json.loads(ran.stdout)]
 
@@ -229,12 +226,8 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], wid
 
 def write(folder: Path) -> None:
     """Write the picture to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     draw(folder / "rooms.svg")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--trace"]:
-        print(json.dumps(traced()))
-    else:
-        write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")
+    print(json.dumps(traced()))

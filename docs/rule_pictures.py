@@ -1,14 +1,10 @@
-"""Draw the wavelengths of each scaling rule beside those of no rule.
+"""Draw the wavelengths of each scaling beside those of none.
 
-    python docs/rule_pictures.py [FOLDER]
-
-Writes one picture a rule, by default to docs/drawn. The examples are those of real models
-where there are some.
+The examples are those of real models where there are some.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from rope_xp import RoPE
@@ -52,7 +48,6 @@ PICTURES = {
 
 def write(folder: Path) -> None:
     """Write every picture to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, (base, head_dim, rules, lengths) in PICTURES.items():
         ropes = {"no rule": RoPE(base=base)} | {
             title: RoPE(base=base, scaling=rule) for title, rule in rules.items()
@@ -60,7 +55,3 @@ def write(folder: Path) -> None:
         contexts = dict(zip(("trained context", "extended"), lengths, strict=False))
         title = f"base {base:g}, {head_dim} components"
         write_wavelengths(folder / f"rule_{name}.svg", {title: (ropes, head_dim, contexts)})
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "drawn")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +56,6 @@ def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(DOCS / "examples" / "start" / f"{name}.py")
     runpy.run_path(path, run_name="__main__")
     assert capsys.readouterr().out
-
-
-def test_a_file_is_a_program() -> None:
-    path = str(DOCS / "examples" / "start" / "neox_numpy.py")
-    done = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("RoPE(base=10000")
 
 
 def test_heads_first_is_llama() -> None:
