@@ -176,13 +176,12 @@ def test_the_softmax_scale_of_a_rope_is_in_the_default_scale() -> None:
 # --- rotation ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", oracles.FORMS)
-def test_scores_are_products_of_rotated_heads(form: str) -> None:
+@pytest.mark.parametrize("layout", oracles.FORMS)
+def test_scores_are_products_of_rotated_heads(layout: Any) -> None:
     q, k, _ = some()
-    positions = np.arange(12) * 91
-    rotate = oracles.FORMS[form]
+    positions, rotate = np.arange(12) * 91, oracles.FORMS[layout]
     expected = oracles.scores(*(rotate(x.astype(np.float64), positions) for x in (q, k)))
-    rope = RoPE(layout=oracles.LAYOUTS[form])
+    rope = RoPE(layout=layout)
     np.testing.assert_allclose(attention.scores(q, k, positions, rope), expected / 4, **CLOSE)
     scaled = attention.scores(q, k, positions, rope, scale=1.0)
     np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=4e-5)
@@ -202,8 +201,8 @@ def test_scores_depend_on_distance_alone(layout: str) -> None:
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 def test_a_shift_of_all_positions_changes_nothing(function: Any, n: int, shift: int) -> None:
     arrays = some()[:n]
-    here, there = (function(*arrays, np.arange(12) + start, RoPE()) for start in (0, shift))
-    np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-5)
+    plain, shifted = (function(*arrays, np.arange(12) + i, RoPE()) for i in (0, shift))
+    np.testing.assert_allclose(shifted, plain, rtol=1e-5, atol=1e-5)
 
 
 # --- shapes --------------------------------------------------------------------------------------

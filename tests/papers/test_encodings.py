@@ -111,9 +111,9 @@ def test_every_library_and_its_positions(
 def test_gradients_in_torch(name: str, rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     case = Case(rng, ((1,), 2, 3, 2, 1, 2), "float64")
-    function, parameters, own = SCORES[name]
+    function, parameters, settings = SCORES[name]
     arrays = [torch.tensor(x, requires_grad=True) for x in (case.q, case.k, *parameters(case))]
-    options = {"positions": case.positions, "k_positions": case.k_positions, **own}
+    options = {"positions": case.positions, "k_positions": case.k_positions, **settings}
     assert torch.autograd.gradcheck(lambda *a: function(*a, **options), arrays)
 
 
@@ -128,8 +128,13 @@ compiled_names = pytest.mark.parametrize(
 def test_under_jit(name: str, rng: np.random.Generator) -> None:
     jax = pytest.importorskip("jax")
     case = Case(rng, SIZES[3], "float32")
-    function, parameters, own = SCORES[name]
-    options = {"positions": case.positions, "k_positions": case.k_positions, "scale": SCALE, **own}
+    function, parameters, settings = SCORES[name]
+    options = {
+        "positions": case.positions,
+        "k_positions": case.k_positions,
+        "scale": SCALE,
+        **settings,
+    }
     jitted = jax.jit(lambda *a: function(*a, **options))
     scores = jitted(*map(jax.numpy.asarray, (case.q, case.k, *parameters(case))))
     np.testing.assert_allclose(scores, expected(name, case), rtol=0, atol=ATOL)
@@ -140,7 +145,7 @@ def test_compiled_by_torch(name: str, rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
     case = Case(rng, SIZES[4], "float32")
-    function, parameters, own = SCORES[name]
+    function, parameters, settings = SCORES[name]
     arrays = [torch.asarray(x) for x in (case.q, case.k, *parameters(case))]
-    compiled = torch.compile(lambda *a: function(*a, **own), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*arrays), function(*arrays, **own), rtol=0, atol=0)
+    compiled = torch.compile(lambda *a: function(*a, **settings), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*arrays), function(*arrays, **settings), rtol=0, atol=0)

@@ -17,18 +17,18 @@ from rope_xp.papers import encodings
 @pytest.mark.parametrize("backend", LIBRARIES)
 def test_sinusoidal_against_mpmath(backend: Target) -> None:
     mpmath = pytest.importorskip("mpmath")
-    at, dim = [0, 7, 1_000_000], 10
+    positions, dim = [0, 7, 1_000_000], 10
     mpmath.mp.prec = 120
     exact = np.empty((3, dim))
-    for i, p in enumerate(at):
+    for i, p in enumerate(positions):
         for t in range(dim // 2):
             angle = p * mpmath.mpf(10000) ** (-mpmath.mpf(2 * t) / dim)
             exact[i, 2 * t : 2 * t + 2] = mpmath.sin(angle), mpmath.cos(angle)
-    got = encodings.sinusoidal(backend.make(np.array(at, np.int32)), dim)
+    got = encodings.sinusoidal(backend.make(np.array(positions, np.int32)), dim)
     assert type(got) is type(backend.make(np.zeros(1, np.float32)))
     # The bound that RoPE.cos_sin states below position 2**22.
     np.testing.assert_allclose(backend.back(got), exact, rtol=0, atol=2.4e-7)
-    wide = encodings.sinusoidal(at, dim, dtype=np.float64)
+    wide = encodings.sinusoidal(positions, dim, dtype=np.float64)
     # float64 angles of 10**6 radians are off by 10**6 * 2**-52.
     np.testing.assert_allclose(wide, exact, rtol=0, atol=2.3e-10)
 

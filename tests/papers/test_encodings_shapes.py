@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.encoded import ATOL, DIM, SCALE, SCORES, Case, expected, run
+from support import encoded
+from support.encoded import ATOL, SCORES, Case, expected, expected_values, run
 from support.targets import Target, rows
 
 from rope_xp import RopeError
@@ -15,7 +16,7 @@ from rope_xp.papers import encodings
 FAR = 2**31 - 1
 every_score = pytest.mark.parametrize("name", SCORES)
 # dask's own reshape takes no empty arrays, and jax compiles each shape.
-takes_nothing = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch")))
+empty_backends = pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch")))
 
 
 # --- positions that a batch shares ---------------------------------------------------------------
@@ -27,22 +28,19 @@ takes_nothing = pytest.mark.parametrize("backend", rows(("numpy", "array-api-str
 @every_score
 def test_positions_broadcast(name: str, batch: Any, shape: Any, rng: np.random.Generator) -> None:
     case = Case(rng, (batch, 4, 9, 2, 1, 3), "float32")
-    at = rng.integers(0, 40, shape)
-    case.positions = np.broadcast_to(at, (*batch, 4))
-    found = run(name, case, positions=at)
-    np.testing.assert_allclose(found, expected(name, case), rtol=0, atol=ATOL)
+    positions = rng.integers(0, 40, shape)
+    case.positions = np.broadcast_to(positions, (*batch, 4))
+    scores = run(name, case, positions=positions)
+    np.testing.assert_allclose(scores, expected(name, case), rtol=0, atol=ATOL)
 
 
 def test_positions_of_values_broadcast(rng: np.random.Generator) -> None:
     case = Case(rng, ((3,), 4, 9, 2, 1, 3), "float64")
-    given = (case.weights, case.k, case.shared)
-    at, k_at = case.positions[:1], case.k_positions[None]
-    found = encodings.shaw_values(*given, positions=at, k_positions=k_at)
-    for i in range(3):
-        one = (case.weights[i], case.k[i], case.shared)
-        alone = encodings.shaw_values(*one, positions=at[0], k_positions=k_at[0])
-        # BLAS may sum a batch in another order.
-        np.testing.assert_allclose(found[i], alone, rtol=0, atol=1e-14)
+    shared, arrays = case.positions[:1], (case.weights, case.k, case.shared)
+    case.positions = np.broadcast_to(shared, (3, 4))
+    k_positions = case.k_positions[None]
+    values = encodings.shaw_values(*arrays, positions=shared, k_positions=k_positions)
+    np.testing.assert_allclose(values, expected_values(case), rtol=0, atol=1e-13)
 
 
 def test_one_number_is_the_position_of_one_token(rng: np.random.Generator) -> None:
@@ -60,12 +58,12 @@ def test_one_number_is_the_position_of_one_token(rng: np.random.Generator) -> No
     ids=str,
 )
 @every_score
-@takes_nothing
+@empty_backends
 def test_no_tokens(backend: Target, name: str, size: Any, rng: np.random.Generator) -> None:
     case = Case(rng, size, "float32")
-    found = backend.back(run(name, case, backend.make))
-    assert found.shape == expected(name, case).shape
-    assert found.dtype == np.float32
+    scores = backend.back(run(name, case, backend.make))
+    assert scores.shape == expected(name, case).shape
+    assert scores.dtype == np.float32
 
 
 @every_score
@@ -79,12 +77,12 @@ def test_no_heads(name: str, rng: np.random.Generator) -> None:
     assert run(name, case).shape == (2, 0, 3, 5)
 
 
-@takes_nothing
+@empty_backends
 def test_values_of_no_keys_are_zero(backend: Target, rng: np.random.Generator) -> None:
     case = Case(rng, ((2,), 3, 0, 4, 2, 5), "float32")
     arrays = map(backend.make, (case.weights, case.k, case.shared))
-    found = backend.back(encodings.shaw_values(*arrays, positions=case.positions, k_positions=[]))
-    np.testing.assert_array_equal(found, np.zeros((2, 3, 4, 5), np.float32))
+    scores = backend.back(encodings.shaw_values(*arrays, positions=case.positions, k_positions=[]))
+    np.testing.assert_array_equal(scores, np.zeros((2, 3, 4, 5), np.float32))
 
 
 # --- the farthest distances ----------------------------------------------------------------------
@@ -97,30 +95,26 @@ def test_distances_do_not_wrap(backend: Target, name: str, rng: np.random.Genera
     case = Case(rng, ((), 6, 6, 2, 1, 3), "float32")
     case.positions = np.array([-FAR, -FAR + 1, -3, 0, 2, FAR])
     case.k_positions = np.array([FAR, 2, 1, -1, -(2**30), -FAR])
-    at, k_at = (backend.make(x.astype(np.int32)) for x in (case.positions, case.k_positions))
-    wanted = expected(name, case)
+    positions, k_positions = (
+        backend.make(x.astype(np.int32)) for x in (case.positions, case.k_positions)
+    )
+    exact = expected(name, case)
     if name == "transformer_xl":
         beyond = np.abs(case.positions[:, None] - case.k_positions) >= FAR
-        wanted = np.where(beyond, np.nan, wanted)
+        exact = np.where(beyond, np.nan, exact)
         assert 0 < beyond.sum() < beyond.size
         if backend.name in ("numpy", "torch"):  # whose positions are read, and refused
             with pytest.raises(RopeError, match="of modulus below 2147483648"):
-                run(name, case, backend.make, positions=at, k_positions=k_at)
+                run(name, case, backend.make, **positions)
             return
-    found = backend.back(run(name, case, backend.make, positions=at, k_positions=k_at))
+    scores = backend.back(run(name, case, backend.make, **positions))
     # Angles up to 2**31 are good to 4e-7 in place of some 2**-24, in 6 columns.
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=2 * ATOL)
+    np.testing.assert_allclose(scores, exact, rtol=0, atol=2 * ATOL)
 
 
-def test_base_of_transformer_xl(rng: np.random.Generator) -> None:
+def test_base_of_transformer_xl(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(rng, ((2,), 4, 5, 2, 1, 3), "float32")
-    found = run("transformer_xl", case, base=50.0)
-    wide = {name: getattr(case, name).astype(np.float64) for name in ("q", "k", "u", "v", "w")}
-    angles = (case.positions[..., None] - case.k_positions)[..., None] * 50.0 ** (
-        -np.arange(0, DIM, 2) / DIM
-    )
-    wave = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(*angles.shape[:-1], DIM)
-    content = np.einsum("bihd,bjd->bhij", wide["q"] + wide["u"], wide["k"][:, :, 0])
-    place = np.einsum("bihd,hdp,bijp->bhij", wide["q"] + wide["v"], wide["w"], wave)
-    np.testing.assert_allclose(found, SCALE * (content + place), rtol=0, atol=ATOL)
-    assert np.abs(found - run("transformer_xl", case)).max() > 0.01
+    monkeypatch.setattr(encoded, "BASE", 50.0)
+    scores = run("transformer_xl", case, base=50.0)
+    np.testing.assert_allclose(scores, expected("transformer_xl", case), rtol=0, atol=ATOL)
+    assert np.abs(scores - run("transformer_xl", case)).max() > 0.01

@@ -26,29 +26,27 @@ from . import peers
 TOKENS = 5
 
 
-def _ours() -> dict[str, Any]:
-    return {
-        "rope_xp": rope_xp,
-        "RoPE": RoPE,
-        "Linear": Linear,
-        "NTK": NTK,
-        "apply_rotary_transformers": apply_rotary_transformers,
-        "torch": torch,
-        "np": np,
-    }
+OURS = {
+    "rope_xp": rope_xp,
+    "RoPE": RoPE,
+    "Linear": Linear,
+    "NTK": NTK,
+    "apply_rotary_transformers": apply_rotary_transformers,
+    "torch": torch,
+    "np": np,
+}
 
 
 def _arrays(axes: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(heads: int) -> torch.Tensor:
-        x = torch.randn(1, TOKENS, heads, 64, generator=generator)
-        return x if axes == "bshd" else x.transpose(1, 2)
+    q, k = (torch.randn(1, TOKENS, heads, 64, generator=generator) for heads in (8, 2))
+    if axes == "bhsd":
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    return {"q": q, "k": k, "positions": 7 + torch.arange(TOKENS)}
 
-    return {"q": drawn(8), "k": drawn(2), "positions": 7 + torch.arange(TOKENS)}
 
-
-def _found(module: str) -> Any:
+def _import_module(module: str) -> Any:
     """Return a module, or nothing where it, or what it needs, is not installed."""
     with contextlib.suppress(ImportError):
         return importlib.import_module(module)
@@ -70,9 +68,9 @@ def torchtune() -> dict[str, Any]:
 
         return rotate
 
-    theirs = _found("torchtune.modules.position_embeddings")
-    made = theirs.RotaryPositionalEmbeddings if theirs else formula
-    return _arrays("bshd") | {"RotaryPositionalEmbeddings": made}
+    theirs = _import_module("torchtune.modules.position_embeddings")
+    rotary = theirs.RotaryPositionalEmbeddings if theirs else formula
+    return _arrays("bshd") | {"RotaryPositionalEmbeddings": rotary}
 
 
 def transformers() -> dict[str, Any]:
@@ -126,9 +124,9 @@ def keras_hub() -> dict[str, Any]:
 
         return rotate
 
-    theirs = _found("keras_hub")
-    made = theirs.layers.RotaryEmbedding if theirs else formula
-    return _arrays("bshd") | {"RotaryEmbedding": made}
+    theirs = _import_module("keras_hub")
+    rotary = theirs.layers.RotaryEmbedding if theirs else formula
+    return _arrays("bshd") | {"RotaryEmbedding": rotary}
 
 
 def equinox() -> dict[str, Any]:
@@ -142,11 +140,11 @@ def equinox() -> dict[str, Any]:
 
 def meta() -> dict[str, Any]:
     def formula(q: Any, k: Any, freqs_cis: Any) -> Any:
-        def turned(x: Any) -> Any:
+        def rotate(x: Any) -> Any:
             pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
             return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(3)
 
-        return turned(q), turned(k)
+        return rotate(q), rotate(k)
 
     angles = torch.outer(torch.arange(float(TOKENS)), peers._inverse(64, 5e5))
     turns = torch.polar(torch.ones_like(angles), angles)
@@ -166,4 +164,4 @@ LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
 
 def names(library: str) -> dict[str, Any]:
     """Return what the two cells of a row of a library may name."""
-    return _ours() | LIBRARIES[library]()
+    return OURS | LIBRARIES[library]()

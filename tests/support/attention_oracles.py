@@ -32,8 +32,7 @@ def some(*, s: int = 12, t: int = 12, heads: int = 4, fewer: int = 2) -> tuple[n
     return normal(2, s, heads, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
 
 
-# --- three ways to write the rotation, as three families of models have it -----------------------
-# Each takes x (..., tokens, heads, d), positions (tokens,) and a base, and has its own layout.
+# --- the rotation, x (..., tokens, heads, d) at positions (tokens,) -------------------------------
 
 
 def paper(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.ndarray:
@@ -55,16 +54,8 @@ def llama(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.nda
     return x * np.cos(both) + rotate_half * np.sin(both)
 
 
-def mistral(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.ndarray:
-    """View as complex, times freqs_cis: Meta's Llama and Mistral; interleaved."""
-    d = x.shape[-1]
-    freqs_cis = np.exp(1j * np.outer(positions, base ** (-np.arange(0, d, 2) / d)))
-    turned = np.ascontiguousarray(x).view(np.complex128) * freqs_cis[:, None, :]
-    return turned.view(np.float64)
-
-
-FORMS: dict[str, Callable[..., np.ndarray]] = {"paper": paper, "llama": llama, "mistral": mistral}
-LAYOUTS = {"paper": "interleaved", "llama": "half", "mistral": "interleaved"}
+FORMS: dict[str, Callable[..., np.ndarray]] = {"interleaved": paper, "half": llama}
+"""By layout."""
 
 # --- attention -----------------------------------------------------------------------------------
 
@@ -93,9 +84,9 @@ def linear_attention(
 ) -> np.ndarray:
     """Eq. 19 as it stands: a square of weights, summed over n."""
     plain = scores(phi(q), varphi(k))
-    turned = scores(rotate(phi(q)), rotate(varphi(k)))
+    rotated = scores(rotate(phi(q)), rotate(varphi(k)))
     allowed = np.tril(np.ones(plain.shape[-2:])) if causal else np.ones(plain.shape[-2:])
-    weights = turned * allowed / (plain * allowed).sum(-1, keepdims=True)
+    weights = rotated * allowed / (plain * allowed).sum(-1, keepdims=True)
     heads = [
         np.einsum("...st,...td->...sd", weights[..., h, :, :], v[..., g, :])
         for h, g in head_pairs(q, k)

@@ -25,7 +25,7 @@ SIZES = [
     ((1,), 1, 11, 4, 2, 8),
     ((3,), 13, 13, 1, 1, 5),
 ]
-CLIP, DIM, BUCKETS = 3, 6, 8
+CLIP, DIM, BUCKETS, BASE = 3, 6, 8, 10000.0
 
 
 class Case:
@@ -73,20 +73,20 @@ def clip(r: int) -> int:
 
 
 def wave(p: int) -> np.ndarray:
-    angles = p * 10000.0 ** (-np.arange(0, DIM, 2) / DIM)
+    angles = p * BASE ** (-np.arange(0, DIM, 2) / DIM)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
 
 
 def bucket(r: int, bidirectional: bool) -> int:
     """Bucket of BUCKETS by T5's definition with max_distance 20, r the query less the key."""
-    own = BUCKETS // 2 if bidirectional else BUCKETS
-    first = own if bidirectional and r < 0 else 0
+    directed = BUCKETS // 2 if bidirectional else BUCKETS
+    first = directed if bidirectional and r < 0 else 0
     n = abs(r) if bidirectional else max(r, 0)
-    near = own // 2
+    near = directed // 2
     if n < near:
         return first + n
-    far = np.log(n / near) / np.log(20 / near) * (own - near)
-    return first + min(own - 1, near + int(far + 1e-12))  # 1e-12: where the logarithm is whole
+    far = np.log(n / near) / np.log(20 / near) * (directed - near)
+    return first + min(directed - 1, near + int(far + 1e-12))  # 1e-12: where the logarithm is whole
 
 
 FAR = {"max_distance": 20}
@@ -145,13 +145,13 @@ def expected_values(c: Case) -> np.ndarray:
 def run(
     name: str, case: Case, make: Callable[[np.ndarray], Any] = lambda x: x, **options: Any
 ) -> Any:
-    function, parameters, own = SCORES[name]
+    function, parameters, settings = SCORES[name]
     arrays = [make(x) for x in (case.q, case.k, *parameters(case))]
     options = {
         "positions": case.positions,
         "k_positions": case.k_positions,
         "scale": SCALE,
-        **own,
+        **settings,
         **options,
     }
     return function(*arrays, **options)
