@@ -95,9 +95,10 @@ def test_distances_do_not_wrap(backend: Target, name: str, rng: np.random.Genera
     case = Case(rng, ((), 6, 6, 2, 1, 3), "float32")
     case.positions = np.array([-FAR, -FAR + 1, -3, 0, 2, FAR])
     case.k_positions = np.array([FAR, 2, 1, -1, -(2**30), -FAR])
-    positions, k_positions = (
-        backend.make(x.astype(np.int32)) for x in (case.positions, case.k_positions)
-    )
+    positions = {
+        name: backend.make(getattr(case, name).astype(np.int32))
+        for name in ("positions", "k_positions")
+    }
     exact = expected(name, case)
     if name == "transformer_xl":
         beyond = np.abs(case.positions[:, None] - case.k_positions) >= FAR
