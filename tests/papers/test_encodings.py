@@ -9,7 +9,6 @@ import pytest
 from support.encoded import (
     ATOL,
     LIBRARIES,
-    SCALE,
     SCORES,
     SIZES,
     Case,
@@ -64,7 +63,8 @@ def test_16_bit_scores_are_rounded_once(
 def test_values_of_shaw(backend: Target, size: Any, rng: np.random.Generator) -> None:
     c = Case(rng, size, "float32")
     arrays = map(backend.make, (c.weights, c.k, c.shared))
-    values = encodings.shaw_values(*arrays, positions=c.positions, k_positions=c.k_positions)
+    positions = {"positions": c.positions, "k_positions": c.k_positions}
+    values = backend.run(lambda *a: encodings.shaw_values(*a, **positions), *arrays)
     np.testing.assert_allclose(backend.back(values), expected_values(c), rtol=0, atol=ATOL)
 
 
@@ -99,10 +99,11 @@ def test_every_library_and_its_positions(
     backend: Target, name: str, rng: np.random.Generator
 ) -> None:
     case = Case(rng, SIZES[1], "float32")
-    positions, k_positions = (
-        backend.make(x.astype(np.int32)) for x in (case.positions, case.k_positions)
-    )
-    scores = run(name, case, backend.make, positions=positions, k_positions=k_positions)
+    positions = {
+        argument: backend.make(getattr(case, argument).astype(np.int32))
+        for argument in ("positions", "k_positions")
+    }
+    scores = run(name, case, backend.make, backend.run, **positions)
     assert type(scores) is type(backend.make(case.q))
     np.testing.assert_allclose(backend.back(scores), expected(name, case), rtol=0, atol=ATOL)
 
@@ -118,29 +119,9 @@ def test_gradients_in_torch(name: str, rng: np.random.Generator) -> None:
 
 
 # The others make the same calls, with fewer arrays.
-compiled_names = pytest.mark.parametrize(
-    "name",
-    [x if x in ("transformer_xl", "tupe", "deberta") else exhaustive(x) for x in SCORES],
+@pytest.mark.parametrize(
+    "name", [x if x in ("transformer_xl", "tupe", "deberta") else exhaustive(x) for x in SCORES]
 )
-
-
-@compiled_names
-def test_under_jit(name: str, rng: np.random.Generator) -> None:
-    jax = pytest.importorskip("jax")
-    case = Case(rng, SIZES[3], "float32")
-    function, parameters, settings = SCORES[name]
-    options = {
-        "positions": case.positions,
-        "k_positions": case.k_positions,
-        "scale": SCALE,
-        **settings,
-    }
-    jitted = jax.jit(lambda *a: function(*a, **options))
-    scores = jitted(*map(jax.numpy.asarray, (case.q, case.k, *parameters(case))))
-    np.testing.assert_allclose(scores, expected(name, case), rtol=0, atol=ATOL)
-
-
-@compiled_names
 def test_compiled_by_torch(name: str, rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()

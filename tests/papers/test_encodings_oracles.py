@@ -24,7 +24,8 @@ def test_sinusoidal_against_mpmath(backend: Target) -> None:
         for t in range(dim // 2):
             angle = p * mpmath.mpf(10000) ** (-mpmath.mpf(2 * t) / dim)
             exact[i, 2 * t : 2 * t + 2] = mpmath.sin(angle), mpmath.cos(angle)
-    got = encodings.sinusoidal(backend.make(np.array(positions, np.int32)), dim)
+    array = backend.make(np.array(positions, np.int32))
+    got = backend.run(lambda p: encodings.sinusoidal(p, dim), array)
     assert type(got) is type(backend.make(np.zeros(1, np.float32)))
     # The bound that RoPE.cos_sin states below position 2**22.
     np.testing.assert_allclose(backend.back(got), exact, rtol=0, atol=2.4e-7)
@@ -64,7 +65,8 @@ def test_buckets_against_transformers(buckets: int, max_distance: int, bidirecti
 def test_buckets_of_any_library(backend: Target, bidirectional: bool) -> None:
     relative = np.arange(-60, 60, dtype=np.int32).reshape(2, 3, 20)
     relative[0, 0, :2] = -(2**31), 2**31 - 1  # the first has no negative
-    got = encodings.t5_buckets(backend.make(relative), BUCKETS, 20, bidirectional)
+    options = {"num_buckets": BUCKETS, "max_distance": 20, "bidirectional": bidirectional}
+    got = backend.run(lambda r: encodings.t5_buckets(r, **options), backend.make(relative))
     assert type(got) is type(backend.make(relative))
     expected = [bucket(-r, bidirectional) for r in relative.reshape(-1).tolist()]
     assert backend.back(got).reshape(-1).tolist() == expected

@@ -10,7 +10,9 @@ import numpy as np
 from rope_xp.papers import encodings
 from support.targets import rows
 
-LIBRARIES = rows(("numpy", "array-api-strict", "array-api-strict:device1", "torch", "jax", "dask"))
+LIBRARIES = rows(
+    ("numpy", "array-api-strict", "array-api-strict:device1", "torch", "jax-jit", "dask")
+)
 
 # float32 sums of some 20 products of numbers that stay below 10: each rounds by 2**-24 of the sum
 # so far, at most 20 * 10 * 2**-24 = 1.2e-5 in all.
@@ -143,15 +145,14 @@ def expected_values(c: Case) -> np.ndarray:
 
 
 def run(
-    name: str, case: Case, make: Callable[[np.ndarray], Any] = lambda x: x, **options: Any
+    name: str,
+    case: Case,
+    make: Callable[[np.ndarray], Any] = lambda x: x,
+    call: Callable[..., Any] = lambda function, *arrays: function(*arrays),
+    **options: Any,
 ) -> Any:
     function, parameters, settings = SCORES[name]
     arrays = [make(x) for x in (case.q, case.k, *parameters(case))]
-    options = {
-        "positions": case.positions,
-        "k_positions": case.k_positions,
-        "scale": SCALE,
-        **settings,
-        **options,
-    }
-    return function(*arrays, **options)
+    positions = {"positions": case.positions, "k_positions": case.k_positions}
+    options = {"scale": SCALE, **positions, **settings, **options}
+    return call(lambda *a: function(*a, **options), *arrays)
