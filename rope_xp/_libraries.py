@@ -50,6 +50,12 @@ def _dask() -> Backend:
     return glue.BACKEND
 
 
+def _mlx() -> Backend:
+    from rope_xp_backends import mlx as glue
+
+    return glue.BACKEND
+
+
 LIBRARIES = (
     Library("numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("llvm", "chunked")),
     Library(
@@ -60,6 +66,7 @@ LIBRARIES = (
     ),
     Library("jax", (("Array", _jax),), "jax", ("jit-gpu", "jit")),
     Library("cupy", (("ndarray", _cupy),), "cupy-cuda13x", ("cuda",)),
+    Library("mlx", (("core.array", _mlx),), "mlx", ()),
     Library("ndonnx", (("Array", _ndonnx),), "ndonnx", ()),
     Library("dask", (("array.Array", _dask),), "dask", ("blockwise",)),
 )

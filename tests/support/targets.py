@@ -50,6 +50,24 @@ def _jitted_for_gpus(function: Callable[..., Any], *arrays: Any) -> Any:
         return _jitted(function, *arrays)
 
 
+def _compiled_by_mlx(function: Callable[..., Any], *arrays: Any) -> Any:
+    return importlib.import_module("mlx.core").compile(function)(*arrays)
+
+
+def _put_mlx(x: np.ndarray) -> Any:
+    mx = importlib.import_module("mlx.core")
+    if x.dtype.name == "bfloat16":  # of ml_dtypes, which mlx does not read
+        return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
+    return mx.array(x.copy(), getattr(mx, x.dtype.name.replace("bool", "bool_")))
+
+
+def _fetch_mlx(x: Any) -> np.ndarray:
+    mx = importlib.import_module("mlx.core")
+    if x.dtype == mx.bfloat16:
+        return np.asarray(x.astype(mx.float32)).astype(numpy_dtype("bfloat16"))
+    return np.array(x)
+
+
 def _copy(x: np.ndarray) -> np.ndarray:
     return x.copy()
 
@@ -136,6 +154,8 @@ JAX = {
     "compiles": True,
 }
 
+MLX = {"put": _put_mlx, "fetch": _fetch_mlx}
+
 TRITON = {"path": "triton", "needs": "triton"}
 
 TARGETS = (
@@ -166,6 +186,8 @@ TARGETS = (
     Target("jax", "jax", "jax:cpu", **JAX),
     Target("jax-jit", "jax", "jax:cpu", run=_jitted, **JAX),
     Target("jax-jit-gpu", "jax", "jax:cpu", run=_jitted_for_gpus, **JAX),
+    Target("mlx", "mlx", **MLX),
+    Target("mlx-compile", "mlx", **MLX, run=_compiled_by_mlx, compiles=True),
     Target("dask", "dask", "dask:cpu", compiles=True),
     Target("dask-portable", "dask", "dask:cpu", path="portable", compiles=True),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, path="portable"),
@@ -226,7 +248,8 @@ def lent(path: Path | None) -> Iterator[None]:
 
 def namespace(target: Target) -> Any:
     """Return the functions of the array API standard for arrays of a target."""
-    return importlib.import_module({"jax": "jax.numpy"}.get(target.module, target.module))
+    spelled = {"jax": "jax.numpy", "mlx": "mlx.core"}
+    return importlib.import_module(spelled.get(target.module, target.module))
 
 
 @lru_cache

@@ -1,0 +1,64 @@
+"""mlx: derivatives, vmap, compile, and its own rotation beside ours."""
+
+import numpy as np
+import pytest
+from support.targets import truth
+
+import rope_xp
+from rope_xp import RoPE
+
+mx = pytest.importorskip("mlx.core")
+
+ROPE = RoPE(layout="half")
+
+
+@pytest.fixture
+def q(rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((2, 7, 3, 16)).astype(np.float32)
+
+
+def test_gradients(q: np.ndarray) -> None:
+    """The transpose of a rotation is its inverse, in the layout and for positions of any kind."""
+    weights = q[::-1].copy()
+    for positions in (mx.arange(7), mx.arange(7) + 0.25, None):
+        turn = mx.grad(lambda x, p=positions: (ROPE.rotate(x, p) * mx.array(weights)).sum())
+        expected = ROPE.unrotate(mx.array(weights), positions)
+        np.testing.assert_array_equal(turn(mx.array(q)), expected)
+
+
+def test_vmap_over_sequences(q: np.ndarray) -> None:
+    positions = np.arange(14).reshape(2, 7)
+    got = mx.vmap(ROPE.rotate)(mx.array(q), mx.array(positions))
+    np.testing.assert_array_equal(got, truth(ROPE.rotate, q, positions))
+
+
+def test_angles_of_a_compiled_model(q: np.ndarray) -> None:
+    @mx.compile
+    def model(x: mx.array, positions: mx.array) -> mx.array:
+        angles = ROPE.at(positions, like=x)
+        for _ in range(2):
+            x = angles.rotate(x)
+        return x
+
+    positions = np.arange(1_000_000, 1_000_007)
+    got = model(mx.array(q), mx.array(positions))
+    expected = truth(lambda x: ROPE.rotate(ROPE.rotate(x, positions), positions), q)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_its_own_rotation_is_the_same_nearby(q: np.ndarray, layout: str) -> None:
+    """``mx.fast.rope`` takes (batch, heads, tokens, head_dim), and an offset for positions."""
+    x = mx.array(q.swapaxes(1, 2).copy())
+    theirs = mx.fast.rope(x, 16, traditional=layout == "interleaved", base=1e4, scale=1.0, offset=5)
+    ours = RoPE(layout=layout).rotate(x, np.arange(5, 12), axes="bhsd")
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_errors_name_the_cure(q: np.ndarray) -> None:
+    x = mx.array(q)
+    with pytest.raises(TypeError, match="mlx arrays are values"):
+        ROPE.rotate(x, out=x)
+    with pytest.raises(TypeError, match="numpy"):
+        ROPE.apply(x, q)
+    assert rope_xp.explain(x, x).path == "portable"
