@@ -85,19 +85,19 @@ def what_does_not_fit_is_refused(mesh: DeviceMesh) -> None:
 def a_wrong_slice_is_noticed(mesh: DeviceMesh) -> None:
     from rope_xp_backends.torch import dtensor_angles
 
-    right = dtensor_angles._part
+    right = dtensor_angles._slice_leaf
 
     def wrong(t: Any, like: Any, placing: Any) -> Any:
         got = right(t, like, placing)
         return right(t.flip(0), like, placing) if got.shape != t.shape else got
 
-    dtensor_angles._part = wrong
+    dtensor_angles._slice_leaf = wrong
     try:
         with refuses(AssertionError, "not equal"):
             check(mesh, [Shard(1)], POSITIONS, POSITIONS)
         check(mesh, [Shard(2)], POSITIONS, POSITIONS)
     finally:
-        dtensor_angles._part = right
+        dtensor_angles._slice_leaf = right
 
 
 @case(2)

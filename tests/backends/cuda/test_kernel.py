@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rope_xp_backends.gpu import cuda_plan
-from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, Key
+from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, CudaKey
 from support import cuda_on_cpu
 from support.cuda_arrays import keys_of_last_call, placed, same, sample
 from support.targets import numpy_dtype, truth
@@ -22,7 +21,7 @@ from rope_xp import RoPE
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
-ACCESSES = sorted({(key.dtype, key.access) for key in cuda_plan.every_key()})
+ACCESSES = sorted({(key.dtype, key.access) for key in cuda_on_cpu.every_key()})
 
 
 @pytest.mark.parametrize(("dtype", "access"), ACCESSES)
@@ -57,7 +56,7 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
             for out in (placed(x, access), in_place):
                 turn(in_place if out is in_place else x, out=out)
                 (key,) = keys_of_last_call()
-                assert key == Key(dtype, read, write, access, source, out is in_place)
+                assert key == CudaKey(dtype, read, write, access, source, out is in_place)
                 seen.add(key)
                 same(out, expected)
     expected = truth(rope.apply, q, k, POSITIONS)
@@ -71,7 +70,7 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
     pairs = {(read, write), (write, read)}
     assert seen == {
         key
-        for key in cuda_plan.every_key()
+        for key in cuda_on_cpu.every_key()
         if (key.dtype, key.access) == (dtype, access) and key[1:3] in pairs
     }
 

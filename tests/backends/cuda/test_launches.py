@@ -88,7 +88,7 @@ def test_counted_positions_of_several_components(rng: np.random.Generator) -> No
 
 def step_of(
     tokens: int, heads: tuple[int, int], head_dim: int = 128, axes: str = "bshd"
-) -> cuda_plan.Step:
+) -> cuda_plan.CudaStep:
     """Return the launch for q and k of bfloat16."""
     laid = []
     for n in heads:
@@ -97,7 +97,7 @@ def step_of(
         strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
         laid.append(StridedLayout(shape, strides))
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
-    job = cuda_plan.Job("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
+    job = cuda_plan.CudaJob("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
     (step,) = cuda_plan.plan(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
     return step
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import capture, cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, every_key
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
 from support.targets import TARGETS, missing, numpy_dtype
 
@@ -88,16 +88,15 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, where it needs no stand-in")
 
-    def compiled(expression: str) -> Any:
-        (key,) = [key for key in every_key() if key.expression == expression]
+    def compiled(_source: str, expression: str) -> Any:
+        (key,) = [key for key in cuda_on_cpu.every_key() if key.expression == expression]
 
         def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any]) -> None:
             cuda_on_cpu.launch(key, grid, block, *arguments)
 
         return launch
 
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    monkeypatch.setattr(kernels, "compile_kernel", compiled)
+    monkeypatch.setattr(paths, "compile_kernel", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(STREAM, "capturing", False)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: STREAM)
@@ -154,10 +153,10 @@ def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[An
             (_parse, "apply"),
             (_parse, "rotate"),
             (_parse_tables, "apply"),
-            (cuda, "launches"),
+            (cuda, "build_launches"),
         ):
             patch.setattr(module, name, lambda *_: pytest.fail("it went the long way"))
-        patch.setattr(cuda, "launches", lambda *_: pytest.fail("it made a plan"))
+        patch.setattr(cuda, "build_launches", lambda *_: pytest.fail("it made a plan"))
         return first, call()
 
 
@@ -236,13 +235,12 @@ def test_graphs_keep_the_tables_that_they_read(
 def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
     host: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(expression: str) -> Any:
+    def refused(_source: str, expression: str) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
     x = on_host(np.ones((3, 2, 8), np.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(kernels, "compile_kernel", refused)
+        patched.setattr(paths, "compile_kernel", refused)
         patched.setattr(STREAM, "capturing", True)
         patched.setattr(caches, "PINNED", {})
         with pytest.raises(RuntimeError, match="not permitted"):
@@ -267,8 +265,7 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> 
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
     monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
     monkeypatch.setattr(cupy, "RawModule", load)
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    assert kernels.compile_kernel("rotate<float>") == "loaded"
+    assert paths.compile_kernel("", "rotate<float>") == "loaded"
     assert loaded_in == [2]
     assert modes == [0]  # as it was before
 
@@ -307,11 +304,10 @@ def test_a_kernel_that_cannot_be_compiled(
 ) -> None:
     """Its path warns once, and leaves this call and all others to the portable one."""
 
-    def broken(expression: str) -> Any:
+    def broken(_source: str, expression: str) -> Any:
         raise error
 
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    monkeypatch.setattr(kernels, "compile_kernel", broken)
+    monkeypatch.setattr(paths, "compile_kernel", broken)
     path = paths.Cuda()
     call = _parse.rotate(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
     assert path.decline_reason(call, forced=False) is None

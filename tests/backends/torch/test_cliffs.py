@@ -42,7 +42,7 @@ def test_a_subclass_uses_the_tables_that_there_are() -> None:
 
     x = torch.ones(1, 3, 2, 16).as_subclass(Wrapped)
     expected = HALF.rotate(torch.ones(1, 3, 2, 16), [1, 2, 3])
-    on_device = tables.on_device.__self__
+    on_device = tables.tables_on_device.__self__
     built = on_device.built
     for _ in range(3):
         got = HALF.rotate(x, [1, 2, 3])
@@ -57,7 +57,7 @@ def test_tables_on_a_cpu_are_the_memory_of_the_host() -> None:
     from rope_xp._rotation.tables import host_tables
 
     table_key = TableKey(RoPE(base=1234.5), 32, False, False)
-    shared = tables.on_device((table_key, torch.device("cpu")))
+    shared = tables.tables_on_device((table_key, torch.device("cpu")))
     assert shared.low.data_ptr() == host_tables(table_key).low.ctypes.data
 
 

@@ -15,7 +15,7 @@ ADVISED = """
 import torch
 from rope_xp_backends.torch import results
 
-result = results.new(torch.empty(1 << 23))
+result = results.allocate_result(torch.empty(1 << 23))
 result.zero_()
 middle, inside = result.data_ptr() + result.nbytes // 2, False
 for line in open("/proc/self/smaps"):

@@ -106,7 +106,7 @@ def test_two_streams() -> None:
 @pytest.mark.unsanitized
 def test_a_graph_is_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is the first to need a kernel: that of calls in place is loaded within."""
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load))
+    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load_compiler))
     q, k, positions = layer()
     RoPE().apply(q, k, positions)  # brings the tables to the device
     graph = torch.cuda.CUDAGraph()
