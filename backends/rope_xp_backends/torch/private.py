@@ -29,7 +29,7 @@ def _resolve(name: str, module: str = "") -> Any:
 
 
 _transforms_active: Callable[[], bool] | None = _resolve("_C._are_functorch_transforms_active")
-_transforms: Callable[[], list[Any]] | None = _resolve("_C._functorch.get_interpreter_stack")
+_transforms: Callable[[], list[Any] | None] | None = _resolve("_C._functorch.get_interpreter_stack")
 _transform_type: Callable[[Any], Any] | None = _resolve("_C._functorch.CInterpreter.key")
 _grad_type: Any = _resolve("_C._functorch.TransformType.Grad")
 _vmap_type: Any = _resolve("_C._functorch.TransformType.Vmap")
@@ -64,7 +64,7 @@ def are_transforms_reverse() -> bool:
     """Return whether all active transforms are gradients in reverse mode, and vmap."""
     if _transforms is None or _transform_type is None:
         return False
-    types = {_transform_type(level) for level in _transforms()}
+    types = {_transform_type(level) for level in _transforms() or ()}
     return types <= {_grad_type, _vmap_type}
 
 

@@ -160,22 +160,6 @@ def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
         np.testing.assert_array_equal(np.signbit(turn(x, [0, -3, 70_000])), np.signbit(expected))
 
 
-def test_the_barrier_is_needed(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else in-place results of interleaved_to_half would be right by chance of the order."""
-    rope, x = RoPE(layout="interleaved_to_half"), sample(rng, 3, 2, 64)
-    expected = truth(rope.rotate, x, POSITIONS[:3])
-    wrong = x.copy()
-    numbers = cuda_on_cpu._numbers()
-    monkeypatch.setattr(
-        cuda_on_cpu, "_numbers", lambda: {k: numbers[k._replace(in_place=False)] for k in numbers}
-    )
-    rope.rotate(wrong, POSITIONS[:3], out=wrong)
-    assert (wrong != expected).any()
-    monkeypatch.undo()
-    rope.rotate(x, POSITIONS[:3], out=x)
-    same(x, expected)
-
-
 def test_what_the_path_declines(rng: np.random.Generator) -> None:
     x = sample(rng, 3, 2, 64)
     for view, reason in ((x[..., ::2], "not contiguous"), (x[..., ::-1], "not contiguous")):

@@ -8,7 +8,7 @@ import mmap
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import cuda_plan
-from rope_xp_backends.gpu.cuda_plan import COMPONENTS, TABLE_LOOKUP
+from rope_xp_backends.gpu.cuda_plan import TABLE_LOOKUP
 from support import cuda_on_cpu
 from support.cuda_arrays import keys_of_last_call, same, sample
 from support.occupancy import waves
@@ -73,13 +73,6 @@ def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Ge
     cuda_plan.plan.cache_clear()
 
 
-def test_many_components(rng: np.random.Generator) -> None:
-    x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1, 2, 3, 4, 5, 0, 1))
-    positions = rng.integers(0, 1 << 20, (6, 5))
-    same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
-    assert keys_of_last_call()[0].source == COMPONENTS
-
-
 def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
     x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
     same(rope.rotate(x), truth(rope.rotate, x))
@@ -120,12 +113,6 @@ def test_blocks_of_whole_warps(heads: tuple[int, int], head_dim: int) -> None:
         assert (grid[0] - 1) * z < tokens <= grid[0] * z
         turns = -(-sum(heads) // (2 * y))  # of two heads each
         assert 2 * y * turns <= 1.25 * sum(heads)
-
-
-def test_one_token_is_shared_out() -> None:
-    """In one turn: who waits for a single token waits for nothing else."""
-    step = step_of(1, (32, 8))
-    assert step.block == (8, 20, 1)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

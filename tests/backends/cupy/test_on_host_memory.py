@@ -23,7 +23,7 @@ from rope_xp._core import caches
 from rope_xp._core.caches import TableCache
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import backend as dispatch
-from rope_xp._dispatch import call_cache, find
+from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
 
 cupy = pytest.importorskip("cupy")
@@ -40,14 +40,6 @@ def test_the_glue_imports_without_a_gpu() -> None:
     assert isinstance(glue.BACKEND, Backend)
     for name in ("take", "where", "stack", "concat", "astype", "full_like", "permute_dims"):
         assert callable(getattr(glue.BACKEND.xp, name))
-
-
-def test_the_row_of_the_table() -> None:
-    (row,) = [library for library in find.libraries if library.name == "cupy"]
-    assert row.load() is glue.BACKEND
-    assert find.require_backend_of_namespace(cupy) is row.load()
-    assert all(hasattr(cupy, name) for name, _ in row.arrays)
-    assert row.paths == tuple(path.name for path in glue.BACKEND.paths)
 
 
 def on_host(x: np.ndarray) -> Any:
@@ -192,17 +184,6 @@ def test_calls_of_a_kind_that_was_run(
         for made in _twice(call, monkeypatch):
             for g, e in zip(made, right, strict=True):
                 np.testing.assert_array_equal(read(g), e)
-
-
-def test_a_known_kind_overlaps_no_less(host: list[int]) -> None:
-    x = np.ones((2, 3, 2, 8), np.float32)
-    q, k = on_host(x[0]), on_host(x[1])
-    for _ in range(2):
-        RoPE().apply(q, k, out=(q, k))
-    with pytest.raises(rope_xp.RopeError, match="overlap"):
-        RoPE().apply(q, q[:], out=(q, q[:]))
-    with pytest.raises(rope_xp.RopeError, match="without being q itself"):
-        RoPE().apply(q, k, out=(k, q))
 
 
 def test_results_lie_as_their_inputs_do(host: list[int], rng: np.random.Generator) -> None:

@@ -20,7 +20,6 @@ from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.call import RotationSpec
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import ACCESS
-from rope_xp._dispatch import call_cache
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -232,20 +231,6 @@ def test_rows_of_one_axis_take_no_division(planned: list[KernelVariant]) -> None
     (whole, first), (of_batches, first_of_batches) = counts
     assert whole < 0.9 * of_batches
     assert first < 0.75 * first_of_batches
-
-
-def test_two_tiles_of_a_program_are_pipelined(
-    planned: list[KernelVariant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
-    monkeypatch.setattr(triton_plan, "TILES", 2)
-    assert "LDGSTS" not in compiled(layer(planned), CUDA[1]).asm["sass"]
-    monkeypatch.setattr(triton_plan, "BARRIER", 0)
-    triton_plan.plan.cache_clear()
-    call_cache.CALLS.cache_clear()
-    kernel = compiled(layer(planned), CUDA[1])
-    assert kernel.asm["sass"].count("LDGSTS.E.BYPASS") >= 2 * 4
-    assert resources(kernel, tmp_path) <= REGISTERS
 
 
 def test_what_is_written_in_place_is_read_first_whatever_is_tuned(

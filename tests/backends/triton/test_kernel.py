@@ -43,18 +43,11 @@ if not INTERPRETED:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("head_dim", [2, 6, 72, 80, 96])
+@pytest.mark.parametrize("head_dim", [2, 6, 80, 96, 512, 1024])
 def test_every_width_of_heads(head_dim: int, layout: str) -> None:
     for dtype in DTYPES:
         q, k = (sample(2, 5, n, head_dim, dtype=dtype, seed=n) for n in (3, 1))
         check(rotation(RoPE(layout=layout), POSITIONS), q, k)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_heads_wider_than_a_warp(dtype: torch.dtype, layout: str) -> None:
-    check(rotation(RoPE(layout=layout), POSITIONS), sample(1, 5, 2, 512, dtype=dtype))
-    check(rotation(RoPE(layout=layout), POSITIONS), sample(1, 5, 1, 1024, dtype=dtype))
 
 
 @pytest.mark.usefixtures("_offsets")
@@ -185,10 +178,6 @@ def test_constants_that_can_be_tuned(
         q, k = sample(2, 19, 5, 24), sample(2, 19, 2, 24, seed=1)
         check(rotation(rope, None), q, k)
         check(rotation(rope, np.arange(38).reshape(2, 19) * 70_000), q, k)
-
-
-def test_more_programs_than_processors() -> None:
-    check(rotation(RoPE(), None), sample(1, 1500, 2, 64), sample(1, 1500, 1, 64, seed=1))
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, of infinities
