@@ -12,6 +12,7 @@ import types
 from typing import Any
 
 import pytest
+from support.exhaustive import exhaustive
 
 from asv_benchmarks import gpu_measure, gpu_rivals
 from rope_xp._bench import targets
@@ -124,7 +125,7 @@ def test_a_package_that_is_absent_says_what_to_carry(monkeypatch: pytest.MonkeyP
     assert missing[gpu_rivals.USUAL_COMPILED] == "left out by --no-compile"
 
 
-@pytest.mark.parametrize("library", ["torch", "jax"])
+@pytest.mark.parametrize("library", ["torch", exhaustive("jax")])
 def test_gradients_are_those_of_the_rotation(library: str) -> None:
     """What is timed is what is meant: the gradient of a rotation turns back."""
     target = targets.find(f"{library}:cpu")

@@ -15,7 +15,16 @@ from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._rotation import portable
 
-from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaJob, CudaKey, CudaStep, plan
+from .cuda_plan import (
+    COMPONENTS,
+    COS_SIN,
+    TABLE_LOOKUP,
+    THREADS,
+    CudaJob,
+    CudaKey,
+    CudaStep,
+    plan_steps,
+)
 
 Contiguous: TypeAlias = Callable[[Array], Array]
 """Copies an array of the library to contiguous memory."""
@@ -170,7 +179,7 @@ def _launch_group(
     )
     layouts = tuple(StridedLayout(m.shape, m.strides) for m in memories)
     launches = []
-    for step in plan(job, layouts, angles.layouts):
+    for step in plan_steps(job, layouts, angles.layouts):
         words = step.words.copy()
         words[:ADDRESSES] += read_addresses(backend, arrays, outs, angles.arrays)
         words[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables

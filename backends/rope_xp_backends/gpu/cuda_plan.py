@@ -76,7 +76,7 @@ class CudaStep(NamedTuple):
 
 
 @cached(256)
-def plan(
+def plan_steps(
     job: CudaJob, arrays: tuple[StridedLayout, ...], angles: tuple[StridedLayout, ...]
 ) -> tuple[CudaStep, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.

@@ -103,7 +103,7 @@ class TritonPlan(NamedTuple):
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
-def plan(
+def plan_launch(
     operands: tuple[OperandStrides, ...], angles: AngleLayout, dtype: str, spec: RotationSpec
 ) -> TritonPlan | None:
     """Return how to rotate one array or two that share their angles.

@@ -21,7 +21,7 @@ from rope_xp_backends.gpu.triton_plan import (
     KernelVariant,
     OperandStrides,
     TritonPlan,
-    plan,
+    plan_launch,
 )
 
 from . import streams
@@ -183,7 +183,7 @@ def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> Trito
 def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> TritonPlan | None:
     """Return the plan of one launch, None where batch axes do not collapse."""
     operands = tuple([_describe_operand(x, y) for x, y in zip(arrays, out, strict=True)])
-    return plan(operands, _describe_angles(op_args), NAMES[arrays[0].dtype], op_args.spec)
+    return plan_launch(operands, _describe_angles(op_args), NAMES[arrays[0].dtype], op_args.spec)
 
 
 def _has_elements(arrays: Tensors) -> bool:

@@ -58,7 +58,7 @@ class Triton(Path):
         return specialize_launch(call, signature, results, gpu.prepare_triton_launch)
 
 
-class LLVM(Path):
+class TorchLLVM(Path):
     """Kernels compiled by LLVM, on the tensors' own memory."""
 
     name = "llvm"

@@ -66,11 +66,11 @@ def test_batch_axes_that_do_not_fold_take_launches(counted: bool, rng: np.random
 
 def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(cuda_plan, "MAX_GRID_Y", 2)
-    cuda_plan.plan.cache_clear()
+    cuda_plan.plan_steps.cache_clear()
     x = sample(rng, 5, 7, 3, 8)
     same(RoPE().rotate(x, POSITIONS[:7]), truth(RoPE().rotate, x, POSITIONS[:7]))
     assert cuda_on_cpu.PATH.ran[0].grid == (1, 2)
-    cuda_plan.plan.cache_clear()
+    cuda_plan.plan_steps.cache_clear()
 
 
 def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
@@ -91,7 +91,7 @@ def step_of(
         laid.append(StridedLayout(shape, strides))
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
     job = cuda_plan.CudaJob("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
-    (step,) = cuda_plan.plan(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
+    (step,) = cuda_plan.plan_steps(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
     return step
 
 

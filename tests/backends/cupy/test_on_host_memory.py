@@ -30,7 +30,6 @@ cupy = pytest.importorskip("cupy")
 
 glue = importlib.import_module("rope_xp_backends.cupy")
 paths = importlib.import_module("rope_xp_backends.cupy.paths")
-KINDS = call_cache.CALLS
 HEADS = (slice(4), slice(4, None))
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
@@ -112,33 +111,10 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("axes", VIEWS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_on_host_memory(
-    host: list[int], layout: str, dtype: str, axes: str, rng: np.random.Generator
-) -> None:
-    """Arrays, glue and launches are cupy's own; only who computes is not."""
-    fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
-    q, k = fused[:, :, :4], fused[:, :, 4:]
-    rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
-    expected = rope.apply(q, k, POSITIONS)
-    arrays = tuple(VIEWS[axes](on_host(x)) for x in (q, k))
-    for positions in (POSITIONS, on_host(POSITIONS), on_host(POSITIONS.astype(np.int32))):
-        assert rope_xp.explain(*arrays, positions, rope, axes=axes).path == "cuda"
-        got = rope.apply(*arrays, positions, axes=axes)
-        for g, e in zip(got, expected, strict=True):
-            assert type(g) is cupy.ndarray
-            np.testing.assert_array_equal(read(g), VIEWS[axes](e))
-    rope.apply(*arrays, POSITIONS, axes=axes, out=arrays)
-    np.testing.assert_array_equal(q, expected[0])
-    np.testing.assert_array_equal(k, expected[1])
-
-
 def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Return what a call returns at first, and once it is known, by one launch without a plan."""
+    """Return what a call returns at first, and once it is cached, by one launch without a plan."""
     call()  # of a class of arrays that may be new
-    KINDS.cache_clear()
+    call_cache.CALLS.cache_clear()
     first = call()
     with monkeypatch.context() as patch:
         for module, name in (
@@ -147,43 +123,50 @@ def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[An
             (_parse_tables, "apply"),
             (cuda, "build_launches"),
         ):
-            patch.setattr(module, name, lambda *_: pytest.fail("it went the long way"))
-        patch.setattr(cuda, "build_launches", lambda *_: pytest.fail("it made a plan"))
+            patch.setattr(module, name, lambda *_: pytest.fail("it took the slow path"))
         return first, call()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.covering
 @pytest.mark.parametrize("axes", VIEWS)
-def test_calls_of_a_kind_that_was_run(
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_path_on_host_memory(
     host: list[int],
-    axes: str,
+    layout: str,
     dtype: str,
+    axes: str,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Arrays, glue and launches are cupy's own; only who computes is not."""
     fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
-    rope = RoPE(layout="half", rotary_dim=12, rotary_offset=2)
-    whole = np.concatenate([np.full(16, 7), POSITIONS])[-5:]
-    expected = [VIEWS[axes](e) for e in rope.apply(fused[:, :, :4], fused[:, :, 4:], whole)]
+    rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
+    parts = [fused[:, :, part] for part in HEADS]
+    expected = [VIEWS[axes](e) for e in rope.apply(*parts, POSITIONS)]
+    counted = [VIEWS[axes](e) for e in rope.apply(*parts)]
+    angles = rope.with_tables(*map(on_host, rope.cos_sin(POSITIONS, 16)))
 
     def arrays() -> tuple[Any, ...]:
         return tuple(VIEWS[axes](on_host(fused.copy())[:, :, part]) for part in HEADS)
 
     def in_place() -> Any:
         q, k = arrays()
-        return rope.apply(q, k, on_host(whole.copy()), axes=axes, out=(q, k))
+        return rope.apply(q, k, on_host(POSITIONS.copy()), axes=axes, out=(q, k))
 
-    counted = [VIEWS[axes](e) for e in rope.apply(fused[:, :, :4], fused[:, :, 4:])]
-    angles = rope.with_tables(*map(on_host, rope.cos_sin(whole, 16)))
     for call, right in (
-        (lambda: rope.apply(*arrays(), on_host(whole.copy()), axes=axes), expected),
+        (lambda: rope.apply(*arrays(), on_host(POSITIONS.astype(np.int32)), axes=axes), expected),
         (lambda: rope.apply(*arrays(), axes=axes), counted),
         (lambda: angles.apply(*arrays(), axes=axes), expected),
         (in_place, expected),
     ):
-        for made in _twice(call, monkeypatch):
-            for g, e in zip(made, right, strict=True):
+        for results in _twice(call, monkeypatch):
+            for g, e in zip(results, right, strict=True):
+                assert type(g) is cupy.ndarray
                 np.testing.assert_array_equal(read(g), e)
+    assert rope_xp.explain(*arrays(), POSITIONS, rope, axes=axes).path == "cuda"
+    for g, e in zip(rope.apply(*arrays(), POSITIONS, axes=axes), expected, strict=True):
+        np.testing.assert_array_equal(read(g), e)
 
 
 def test_results_lie_as_their_inputs_do(host: list[int], rng: np.random.Generator) -> None:

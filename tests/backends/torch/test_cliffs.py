@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE
@@ -107,7 +108,7 @@ class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch may b
         return q, k
 
 
-@pytest.mark.parametrize("path", [None, "llvm"])
+@pytest.mark.parametrize("path", [exhaustive(None), "llvm"])
 def test_a_graph_of_many_layers_holds_tables_once(path: str | None) -> None:
     torch._dynamo.reset()
     graphs: list[Any] = []

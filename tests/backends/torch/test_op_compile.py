@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rope_xp_backends.torch import cpu, gpu
+from support.exhaustive import exhaustive
 from support.targets import KERNELS
 from support.torch_op import (
     POSITIONS,
@@ -51,7 +52,7 @@ def turned(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
 
 
-@pytest.mark.parametrize(("path", "first"), [(KERNELS, 5), (None, 4096)])
+@pytest.mark.parametrize(("path", "first"), [(KERNELS, 5), exhaustive(None, 4096)])
 def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first: int) -> None:
     torch._dynamo.reset()
     graphs: list[set[str]] = []
@@ -85,7 +86,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         given(*tables)
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", [exhaustive(True), False])
 def test_exported_programs_need_no_rope_xp(strict: bool) -> None:
     arguments = sample(2, 5, 4, 16), sample(2, 5, 2, 16), POSITIONS
     with rope_xp.use_path(None):

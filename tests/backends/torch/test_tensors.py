@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -27,7 +28,7 @@ class Attention(torch.nn.Module):
         return self.rope.apply(q, k, positions)
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", [exhaustive(True), False])
 def test_export(strict: bool) -> None:
     tokens = torch.export.Dim("tokens", min=2, max=4096)
     q, k, p = sample(1, 8, 4, 16), sample(1, 8, 2, 16), torch.arange(8)

@@ -16,7 +16,7 @@ from rope_xp._dispatch.kernels import Kernels
 
 def clear_plans() -> None:
     """Forget plans and cached calls, made before a constant or function was replaced."""
-    triton_plan.plan.cache_clear()
+    triton_plan.plan_launch.cache_clear()
     call_cache.CALLS.cache_clear()
 
 

@@ -204,7 +204,7 @@ def test_more_elements_than_32_bits_count(planned: list[KernelVariant], tmp_path
         operand = triton_plan.OperandStrides(shape, strides, strides, False, 16)
         angles = triton_plan.AngleLayout("implicit", (), (), "int64")
         turn = RotationSpec(parse_axes("bshd", 4, "x"), "half", 128, 0, inverse=False)
-        plan = triton_plan.plan((operand,), angles, "bfloat16", turn)
+        plan = triton_plan.plan_launch((operand,), angles, "bfloat16", turn)
         assert plan is not None
         assert plan.variant.int64_offsets == wide
         check(plan.variant, CUDA[1], tmp_path)

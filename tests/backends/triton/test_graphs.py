@@ -168,7 +168,7 @@ def test_a_second_backward_makes_no_plan(
     with rope_xp.use_path("triton"):
         train()
         train()
-        monkeypatch.setattr(gpu, "plan", lambda *_: pytest.fail("it made a plan"))
+        monkeypatch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it made a plan"))
         monkeypatch.setattr(streams, "is_capturing", lambda _: capturing)
         read.clear()
         train()

@@ -33,7 +33,7 @@ def plan_of(q: tuple[int, ...], k: tuple[int, ...], axes: str = "bshd") -> Any:
 
     angles = triton_plan.AngleLayout("positions", (q[axes.index("s")],), (1,), "int64")
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
-    return triton_plan.plan((operand(q), operand(k)), angles, "bfloat16", turn)
+    return triton_plan.plan_launch((operand(q), operand(k)), angles, "bfloat16", turn)
 
 
 def test_every_row_is_rotated_once() -> None:
