@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import triton_plan
+from support.exhaustive import exhaustive
 from support.targets import INTERPRETED, truth
 from support.tensors import (
     DEVICE,
@@ -43,7 +44,7 @@ if not INTERPRETED:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("head_dim", [2, 6, 80, 96, 512, 1024])
+@pytest.mark.parametrize("head_dim", [2, 6, 80, 96, exhaustive(512), exhaustive(1024)])
 def test_every_width_of_heads(head_dim: int, layout: str) -> None:
     for dtype in DTYPES:
         q, k = (sample(2, 5, n, head_dim, dtype=dtype, seed=n) for n in (3, 1))
@@ -155,7 +156,7 @@ def test_views(view: str) -> None:
     same(RoPE().rotate(x, POSITIONS), expected)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (32, 8), (33, 1), (28, 4), (71, 1), (9, 3)])
+@pytest.mark.parametrize("heads", [(1, 1), (9, 3), *map(exhaustive, [(33, 1), (28, 4), (71, 1)])])
 def test_any_number_of_heads(heads: tuple[int, int]) -> None:
     for tokens in (1, 9):
         for batch in (1, 2):
@@ -163,7 +164,10 @@ def test_any_number_of_heads(heads: tuple[int, int]) -> None:
             check(rotation(RoPE(), POSITIONS[-tokens:] if tokens == 1 else None), q, k)
 
 
-TUNED = [{"TILES": 2, "BARRIER": 0}, {"TILES": 3}, {"BARRIER": 0, "EVICT_FIRST": 0}]
+TUNED = [
+    *map(exhaustive, [{"TILES": 2, "BARRIER": 0}, {"TILES": 3}]),
+    {"BARRIER": 0, "EVICT_FIRST": 0},
+]
 
 
 @pytest.mark.parametrize("constants", TUNED, ids=str)
@@ -180,6 +184,7 @@ def test_constants_that_can_be_tuned(
         check(rotation(rope, np.arange(38).reshape(2, 19) * 70_000), q, k)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, of infinities
 def test_all_numbers_of_16_bits() -> None:
     x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
