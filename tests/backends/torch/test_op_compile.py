@@ -58,7 +58,7 @@ def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first:
     graphs: list[set[str]] = []
     with rope_xp.use_path(path):
         compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
-        for tokens in (first, 9, 33, 700):
+        for tokens in (first, 9, 700):
             p = torch.arange(tokens) + 70_000
             same(turned(compiled, tokens, p), turned(Attention(), tokens, p))
     assert len(graphs) == 4  # forward and backward, of one length and of all

@@ -185,6 +185,7 @@ def test_fully_sharded_and_data_parallel(tmp_path: Any) -> None:
     assert printed(program) == "trained\n"
 
 
+@pytest.mark.exhaustive
 def test_compiled_layers_train_under_checkpointing() -> None:
     torch._dynamo.reset()
     layers = [Layer() for _ in range(2)]

@@ -48,7 +48,7 @@ def test_in_the_interpreter(files: list[str], chosen: str, marks: str, least: in
         check=False,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         # Not the options of the outer run, which may ask for processes of its own.
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
     )
