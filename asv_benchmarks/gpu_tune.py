@@ -28,7 +28,7 @@ from . import gpu_bars, gpu_clock, gpu_measure, gpu_rivals
 from .gpu_measure import Case
 
 MODULES = {
-    "torch": ("gpu.triton_plan", "gpu.triton_kernel", "torch.gpu"),
+    "torch": ("gpu.triton_plan", "gpu.triton_compile", "torch.gpu"),
     "cupy": ("gpu.cuda_plan", "gpu.cuda"),
 }
 KERNELS = {"torch": "triton", "cupy": "cuda"}

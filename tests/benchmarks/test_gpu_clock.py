@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from asv_benchmarks import gpu_clock
@@ -79,35 +78,7 @@ def test_a_host_that_is_too_slow_is_told_of(name: str) -> None:
     assert queue.reads <= 4 * gpu_clock.MOST_READS  # it gives up
 
 
-def test_more_reads_are_kept_for_the_next_call() -> None:
-    queue = Queue()
-    seconds = clocks(queue)["events"]
-    slow = queue.call(0.9e-3, 31e-6)
-    seconds(slow)
-    before = queue.reads
-    assert seconds(slow).hidden
-    assert queue.reads - before == 4
-
-
-def test_contenders_take_turns() -> None:
-    seen: list[str] = []
-    actions = {name: lambda name=name: (seen.append(name), ())[1] for name in "abc"}
-
-    def seconds(action: Callable[[], Any]) -> gpu_clock.Timing:
-        action()
-        return gpu_clock.Timing(1.0, hidden=True)
-
-    target = targets.find("numpy:cpu")
-    timings, failed = gpu_clock.in_turns(target, seconds, actions, 5)
-    assert {name: len(taken) for name, taken in timings.items()} == dict.fromkeys("abc", 5)
-    assert not failed
-    assert seen[:6] == list("abcabc")  # to warm up, off the clock
-    turns = np.array(seen[6:]).reshape(5, 3)
-    assert all(set(turn) == set("abc") for turn in turns)
-    assert len({tuple(turn) for turn in turns}) > 1
-
-
-@pytest.mark.parametrize("fails_after", [0, 1, 4])
+@pytest.mark.parametrize("fails_after", [0, 4])
 def test_a_contender_that_fails_ends_no_other(fails_after: int) -> None:
     """Neither while it warms up nor between two timings."""
     calls = []
@@ -127,9 +98,3 @@ def test_a_contender_that_fails_ends_no_other(fails_after: int) -> None:
     assert failed == {"fragile": "an illegal memory access was encountered"}
     assert {name: len(taken) for name, taken in timings.items()} == {"sound": 5}
     assert len(calls) == fails_after + 1  # it is not tried again
-
-
-def test_a_cpu_is_timed_by_the_wall() -> None:
-    how, seconds = gpu_clock.clock_of(targets.find("numpy:cpu"))
-    assert how == "wall clock"
-    assert seconds(lambda: (np.ones(10),)).seconds > 0

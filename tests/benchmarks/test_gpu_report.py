@@ -19,8 +19,6 @@ import pytest
 from asv_benchmarks import (
     gpu_bars,
     gpu_clock,
-    gpu_facts,
-    gpu_measure,
     gpu_picture,
     gpu_report,
     gpu_rivals,
@@ -52,14 +50,9 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> 
     expected_rows = {(*name, tokens) for name in names for tokens in (3, 16)}
     assert set(rows) == expected_rows | {("forward", FLAT_COPY, 3)}  # of one array it is the copy
     assert len(found["speed"]) == len(rows)  # those of rope_xp alone have made way
-    for (direction, name, tokens), row in rows.items():
-        assert row["bytes"] == (2 * 3 * 40 * 128 * 2 if tokens == 3 else 16 * 64 * 2)
+    for row in rows.values():
         assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
         assert row["timed_by"] == "wall clock"
-        limit = (1 if direction == "forward" else 2) * rows[direction, COPY, tokens]["median_us"]
-        times = (row["median_us"], row["max_us"], row["min_us"])
-        expected = None if name == COPY else pytest.approx([limit / t for t in times])
-        assert row["share_of_copy"] == expected
     own = found["targets"]["torch:cpu"]
     assert (
         own["largest_error_at_1M"]["rope_xp"] <= 4e-7 < 1e-2 < own["largest_error_at_1M"]["usual"]
@@ -69,44 +62,6 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> 
     printed = capsys.readouterr().out
     assert "| rope_xp is times as fast as | 1 x 16, one head of 64 | 2 x 3 |" in printed
     assert "missing: torch:cpu liger: " in printed
-
-
-def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(targets, "find", lambda name: "no accelerator found")
-    out = tmp_path / "report.json"
-    assert gpu_report.main(["--out", str(out)]) == 1
-    assert not out.exists()
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "torch:gpu: no accelerator found" in printed.err
-    assert "nothing was measured" in printed.err
-
-
-def test_libraries_are_added_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_report.CASES, "cpu", [Case(1, 1)])
-    out = tmp_path / "report.json"
-    before = made_up()
-    out.write_text(json.dumps(before))
-    options = ["--device", "cpu", "--repeat", "1", "--no-compile", "--add", "--out", str(out)]
-    for _ in range(2):  # the second time in place of the first
-        assert gpu_report.main([*options, "--libraries", "torch"]) == 0
-    found = json.loads(out.read_text())
-    assert set(found["targets"]) == {"torch:gpu", "cupy:gpu", "jax:gpu", "torch:cpu"}
-    assert [row for row in found["speed"] if gpu_bars.is_gpu(row)] == before["speed"]
-    copies = [
-        row for row in found["speed"] if row["contender"] == COPY and not gpu_bars.is_gpu(row)
-    ]
-    assert [row["direction"] for row in copies] == ["forward", BOTH]
-    assert found["missing"].items() >= before["missing"].items()
-
-
-def test_sizes_are_those_of_the_bars() -> None:
-    sizes = [case.bytes for case in gpu_report.CASES["gpu"]]
-    assert any(gpu_bars.LARGE <= size < 1.001 * gpu_bars.LARGE for size in sizes)
-    assert max(sizes) >= 2 * gpu_bars.LARGE
-    pairs = [case.bytes for case in gpu_report.CASES["gpu"] if len(case.heads) > 1]
-    assert pairs == sorted(pairs, reverse=True)  # what bars ask for is measured first
-    assert Case(1, 65536, (1,), 64) in gpu_report.CASES["gpu"]
 
 
 # --- what is made of figures that are made up ----------------------------------------------------
@@ -173,10 +128,6 @@ def verdicts(found: dict[str, Any]) -> dict[str, str]:
     return {words: verdict for words, _, _, verdict in cells}
 
 
-def test_all_bars_are_reached() -> None:
-    assert set(verdicts(made_up()).values()) == {"yes"}
-
-
 @pytest.mark.parametrize(
     ("changed", "fails"),
     [
@@ -204,86 +155,29 @@ def test_a_bar_that_is_missed_is_named(changed: dict[str, float], fails: list[st
         assert words.startswith(start)
 
 
-def test_what_was_not_measured_is_no_success() -> None:
-    found = {"targets": {}, "speed": [], "missing": {}}
-    assert set(verdicts(found).values()) == {"not measured"}
-
-
-def test_larger_is_better_in_every_ratio() -> None:
+def test_the_report_in_words() -> None:
     found = made_up()
     (ratio,) = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "usual compiled").values()
     assert ratio == pytest.approx(0.95 / 0.5)
-    ratio, _ = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "liger").values()
-    assert ratio == pytest.approx(0.96 / 0.8)  # both in place
-    said = gpu_bars.markdown(found)
-    assert "NVIDIA H200; torch 2.11.0" in said
-    assert "| rope_xp | 0.70 [0.63, 0.77] | 0.95 [0.85, 1.04] |" in said
-    assert "| copy | 31.0 us [30.0, 33.0] |" in said
-    assert "Not only the device was timed" not in said
-
-
-def test_a_slow_host_is_told_of() -> None:
-    found = made_up()
     found["speed"][1]["host_hidden"] = 0.0
     said = gpu_bars.markdown(found)
+    assert "| rope_xp | 0.70 [0.63, 0.77] | 0.95 [0.85, 1.04] |" in said
     assert "the host was slower: torch:gpu rope_xp, forward and backward, 1 x 6554" in said
-    ((size, *_),) = gpu_picture.series(found, "torch:gpu", BOTH)["rope_xp"]
-    assert size == Case(1, 16384).bytes  # that of 6554 tokens is left out
 
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    found = made_up()
-    smaller = [r | {"tokens": 1024, "bytes": r["bytes"] // 4} for r in found["speed"]]
-    found["speed"] += smaller
     path = tmp_path / "report.svg"
-    gpu_picture.draw(found, path)
+    gpu_picture.draw(made_up(), path)
     words = {text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")}
     assert {"torch:gpu, forward", f"torch:gpu, {BOTH}", "jax:gpu, forward", "64 MiB"} <= words
     assert {"rope_xp", "rope_xp in place", "usual compiled", "liger", "rope_xp in jit"} <= words
-    gpu_picture.draw(found, tmp_path / "again.svg")
-    assert path.read_bytes() == (tmp_path / "again.svg").read_bytes()
-    points = gpu_picture.series(found, "torch:gpu", "forward")
-    sizes = [6554 * 40 * 128 * 2 // 4, 6554 * 40 * 128 * 2]
-    assert [size for size, *_ in points["flash-attn"]] == sizes
-    assert FLAT_COPY not in points
-
-
-def test_colours_are_legible_on_white_and_on_black() -> None:
-    def light(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    def contrast(a: float, b: float) -> float:
-        return (max(a, b) + 0.05) / (min(a, b) + 0.05)
-
-    for colour in (*gpu_picture.OURS, *gpu_picture.THEIRS):  # WCAG 2: 3 for lines, 4.5 for words
-        assert min(contrast(light(colour), at) for at in (0.0, 1.0)) >= 3, colour
-    assert min(contrast(light(gpu_picture.INK), at) for at in (0.0, 1.0)) >= 4.5
-
-
-def test_readings_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "nvidia-smi" in gpu_facts.readings()
-    values = ["NVIDIA H200", "580.1", "143771 MiB", "1980 MHz", "3201 MHz", *["7"] * 5]
-    script = tmp_path / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\necho '{', '.join(values)}'\n")
-    script.chmod(0o755)
-    (found,) = gpu_facts.readings()
-    assert (found["name"], found["clocks.sm"]) == ("NVIDIA H200", "1980 MHz")
-    assert list(found) == list(gpu_facts.READINGS)
 
 
 def test_the_contenders_of_a_gpu_are_those_of_the_bars() -> None:
     """A bar about a contender of another name would never be measured."""
-    names = {bar.words for bar in gpu_bars.BARS}
-    assert len(names) == len(gpu_bars.BARS)
-    assert all(math.isfinite(bar.wanted) for bar in gpu_bars.BARS)
-    jax = targets.find("jax:cpu")
-    assert gpu_rivals.IN_JIT in gpu_rivals.contenders(jax, False)[0]
-    torch = targets.find("torch:cpu")
-    made, missing = gpu_rivals.contenders(torch, False)
+    assert gpu_rivals.IN_JIT in gpu_rivals.contenders(targets.find("jax:cpu"), False)[0]
+    made, missing = gpu_rivals.contenders(targets.find("torch:cpu"), False)
     assert {gpu_rivals.USUAL_COMPILED, *gpu_bars.OTHERS, gpu_rivals.LIGER} <= {*made, *missing}
 
 
@@ -356,53 +250,6 @@ def test_torch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_jax_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_report.CASES, "gpu", [Case(1, 1)])
-    found = gpu_report.report("gpu", ["jax"], 1, False, lambda _: None)
-    (how,) = {row["timed_by"] for row in found["speed"]}
-    assert how == "host, 10 calls behind reads"
-    assert {"rope_xp", "rope_xp in jit", "usual"} < {row["contender"] for row in found["speed"]}
-    assert found["targets"]["jax:gpu"]["peak"]["rope_xp"] is None
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails_at_one(arrays: Any, positions: Any) -> Any:
-        if len(arrays) == 1:
-            msg = "out of memory"
-            raise RuntimeError(msg)
-        return gpu_rivals._ours(arrays, positions)
-
-    def no_clock(*_: Any) -> float:
-        msg = "no clock"
-        raise OSError(msg)
-
-    def made_for_many(positions: Any, arrays: Any) -> Any:
-        if arrays and arrays[0].shape[1] == 1:
-            msg = "no kernel for one token"
-            raise RuntimeError(msg)
-        return gpu_rivals._ours
-
-    made = {name: gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True) for name in ("rope_xp",)}
-    made["fragile"] = gpu_rivals.Contender(lambda *_: fails_at_one, alone=True)
-    made["of many"] = gpu_rivals.Contender(made_for_many)
-    monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (made, {}))
-    monkeypatch.setattr(gpu_facts, "host_microseconds", no_clock)
-    found = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
-    assert found["missing"] == {
-        "torch:gpu fragile, 1 x 16, one head of 64": "out of memory",
-        "torch:gpu of many, 1 x 1": "no kernel for one token",
-        "torch:gpu of many": "no kernel for one token",
-        "torch:gpu rope_xp host_us": "no clock",
-        "torch:gpu fragile host_us": "no clock",
-    }
-    timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
-    assert {("fragile", 1), ("rope_xp", 16)} <= timed
-    assert ("fragile", 16) not in timed
-    assert "not measured" in gpu_bars.markdown(found)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_rivals_that_end_all_of_cuda_leave_what_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -426,19 +273,3 @@ def test_rivals_that_end_all_of_cuda_leave_what_was_measured(
     assert found["missing"]["torch:gpu 1 x 1"] == "an illegal memory access was encountered"
     timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
     assert timed >= {(gpu_rivals.US, 1), (gpu_rivals.US, 16), (COPY, 1)}
-
-
-def test_dynamo_forgets_once_for_all_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each throws away what another has compiled for the same shapes."""
-    import torch
-
-    events: list[str] = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
-    monkeypatch.setattr(torch, "compile", lambda f, dynamic: events.append("compile") or f)
-    monkeypatch.setattr(gpu_rivals, "RIVALS", {})
-    target = targets.find("torch:cpu")
-    contenders, _ = gpu_rivals.contenders(target, compile_too=True)
-    assert {gpu_rivals.COMPILED, gpu_rivals.USUAL_COMPILED} <= set(contenders)
-    arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
-    gpu_measure.actions_of(target, contenders, arrays, positions)
-    assert events == ["reset", "compile", "compile"]

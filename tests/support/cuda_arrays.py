@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from rope_xp_backends.gpu.cuda_plan import Key
+from rope_xp_backends.gpu.cuda_plan import CudaKey
 
 from support import cuda_on_cpu
 from support.targets import numpy_dtype
@@ -27,5 +27,5 @@ def same(got: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def keys_of_last_call() -> list[Key]:
+def keys_of_last_call() -> list[CudaKey]:
     return [launch.key for launch in cuda_on_cpu.PATH.ran]

@@ -10,15 +10,19 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rope_xp_backends.gpu import cuda, cuda_plan
+from rope_xp_backends.gpu.cuda_plan import CudaKey
 from rope_xp_backends.numpy import paths as glue
 
 from rope_xp._core.call import Call
+from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.path import Path as _Path
 
 NVRTC = "libnvrtc.so.13"
@@ -56,7 +60,7 @@ def decline_reason() -> str | None:
 def _library() -> ctypes.CDLL:
     """Compile the kernel for every key, which takes seconds."""
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for i, key in enumerate(cuda_plan.every_key()):
+    for i, key in enumerate(every_key()):
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
@@ -75,14 +79,12 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def together(key: cuda_plan.Key) -> bool:
+def together(key: CudaKey) -> bool:
     """Return whether threads wait for each other between reading a head and writing it."""
     return key.in_place and key.interleaved_in != key.interleaved_out
 
 
-def launch(
-    key: cuda_plan.Key, grid: tuple[int, ...], block: tuple[int, ...], words: np.ndarray
-) -> None:
+def launch(key: CudaKey, grid: tuple[int, ...], block: tuple[int, ...], words: np.ndarray) -> None:
     """Run a kernel; ``words`` is its argument as cupy gets it."""
     assert words.size == 1  # cupy passes no other array by value
     assert words.itemsize == _library().size()
@@ -93,9 +95,19 @@ def launch(
     assert aligned, f"{key} reads or writes where an access of its width may not"
 
 
+def every_key() -> Iterator[CudaKey]:
+    """Yield every key that a launch can have."""
+    flags = (True, False)
+    for (dtype, size), pairs_in, pairs_out in product(FLOATS.items(), flags, flags):
+        sources = range(1 if dtype == "float64" else 3)  # float64 is given cos and sin
+        accesses = [access for access in (16, 8, 4, 2) if access >= size]
+        for access, source, in_place in product(accesses, sources, flags):
+            yield CudaKey(dtype, pairs_in, pairs_out, access, source, in_place)
+
+
 @lru_cache
-def _numbers() -> dict[cuda_plan.Key, int]:
-    return {key: i for i, key in enumerate(cuda_plan.every_key())}
+def _numbers() -> dict[CudaKey, int]:
+    return {key: i for i, key in enumerate(every_key())}
 
 
 class Cuda(_Path):
@@ -104,14 +116,14 @@ class Cuda(_Path):
     name = "cuda"
 
     def __init__(self) -> None:
-        self.ran: list[cuda.Launch] = []
+        self.ran: list[cuda.CudaLaunch] = []
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         return cuda.decline_reason(call)
 
     def run(self, call: Call) -> tuple[Any, ...]:
         outs = call.out or glue._new(call)
-        self.ran = cuda.launches(call, outs, lambda x: np.array(x, order="C"))
+        self.ran = cuda.build_launches(call, outs, lambda x: np.array(x, order="C"))
         for key, grid, block, words, _ in self.ran:
             launch(key, grid, block, words.view(cuda_plan.ARGUMENTS))
         return outs

@@ -195,16 +195,3 @@ def gradients_only_where_inputs_need_one(mesh: DeviceMesh) -> None:
             with rope_xp.use_path("llvm"):
                 results = ROPE.apply(*arrays, POSITIONS)
             assert tuple(y.requires_grad for y in results) == needed
-
-
-@case(2)
-def second_derivatives(mesh: DeviceMesh) -> None:
-    x = distribute_tensor(Q, mesh, [Shard(1)]).requires_grad_()
-    y = ROPE.rotate(x, POSITIONS)
-    (gradient,) = torch.autograd.grad(y, x, y * y, create_graph=True)
-    (again,) = torch.autograd.grad(gradient, x, torch.ones_like(gradient))
-    plain = Q.clone().requires_grad_()
-    z = ROPE.rotate(plain, POSITIONS)
-    (expected,) = torch.autograd.grad(z, plain, z * z, create_graph=True)
-    (expected,) = torch.autograd.grad(expected, plain, torch.ones_like(expected))
-    same(again, expected, [Shard(1)])

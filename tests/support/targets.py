@@ -225,7 +225,7 @@ def give_cpu_to_triton() -> None:
     from rope_xp_backends.torch import op
 
     _gpu.DEVICES.add("cpu")
-    op.RUNS["cpu"] = _gpu.rotate
+    op.RUNS["cpu"] = _gpu.rotate_on_gpu
 
 
 def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

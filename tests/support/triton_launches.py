@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rope_xp_backends.gpu import triton_kernel
+from rope_xp_backends.gpu import triton_compile
 from rope_xp_backends.torch.library import Torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
@@ -59,7 +59,7 @@ stand_in = loaded()
 driver.set_active(Driver())
 give_cpu_to_triton()
 Torch.host_view = lambda *_: None  # type: ignore[method-assign]  # nobody reads positions on a GPU
-load, found = triton_kernel.load_kernel, []
+load, found = triton_compile.load_kernel, []
 
 
 def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
@@ -70,7 +70,7 @@ def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
 def watched(variant: Any) -> Any:
     """Return the launch of a kernel, with a note of what goes in and what the driver gets."""
     launch = load(variant)
-    ptx = triton_kernel.compile_kernel(variant, H100).asm["ptx"]
+    ptx = triton_compile.compile_kernel(variant, H100).asm["ptx"]
     sizes = [int(bits) // 8 for bits in re.findall(r"\.param \.u(\d+)", ptx[: ptx.index(")")])]
 
     def run(grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ def watched(variant: Any) -> Any:
 
 
 def main() -> None:
-    triton_kernel.load_kernel = watched
+    triton_compile.load_kernel = watched
     q, k = torch.ones(2, 7, 8, 64, dtype=torch.bfloat16), torch.ones(2, 7, 2, 64).bfloat16()
     at, rope = torch.arange(7) + 1_000_000, RoPE(layout="half")
     tables = rope.cos_sin(at, 64)

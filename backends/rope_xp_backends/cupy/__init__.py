@@ -1,4 +1,4 @@
-"""cupy, and what its arrays are rotated by."""
+"""cupy: its glue and its fast path."""
 
 import array_api_compat.cupy as xp
 

@@ -7,12 +7,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from rope_xp._core.call import UNKNOWN, Call
+from rope_xp._core.call import UNKNOWN
 from rope_xp._core.library import ArrayLibrary, DigitTables
 from rope_xp._core.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, operands_of
 from rope_xp_backends.gpu import cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaStep
 
 Arrays = tuple[Any, ...]
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
@@ -22,10 +22,10 @@ def signature(
     context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
 ) -> CallSignature | None:
     """Return the signature of a call on arrays in the memory of a device."""
-    found = operands_of(arrays, out)
-    if found is None:
+    checked = operands_of(arrays, out)
+    if checked is None:
         return None
-    operands, in_place = found
+    operands, in_place = checked
     dtype = np.dtype(np.float64 if arrays[0].dtype == np.float64 else np.float32)
     angle_inputs: Arrays = tables or ()
     allowed: tuple[Any, ...] = (dtype,)
@@ -42,25 +42,17 @@ def signature(
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLaunch:
-    """Launches a kernel by the plan of a signature.
-
-    Parameters
-    ----------
-    function : callable
-        The kernel, loaded on the device.
-    again : cuda.Again
-        Its launch, but for addresses.
-    new : callable
-        From an array to memory for its result.
-    backend : ArrayLibrary
-        It tells where arrays lie.
-    """
+class CupyLaunch:
+    """Launches a kernel by the plan of a signature."""
 
     function: Callable[..., None]
-    again: cuda.Again
+    """The kernel, loaded on the device."""
+    step: CudaStep
+    """Its launch, but for addresses."""
     new: Callable[[Any], Any]
+    """From an array to memory for its result."""
     backend: ArrayLibrary
+    """It reads addresses."""
 
     def __call__(
         self, arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _tables: DigitTables | None
@@ -70,19 +62,8 @@ class KernelLaunch:
             if cupy.cuda.get_current_stream().is_capturing():
                 return None
             results = tuple([self.new(x) for x in arrays]) if out is None else out
-            words = self.again.words.copy()
-            words[: cuda.ADDRESSES] += cuda.addresses(self.backend, arrays, results, angle_inputs)
-            self.function(self.again.grid, self.again.block, (words.view(ARGUMENTS),))
+            words = self.step.words.copy()
+            addresses = cuda.read_addresses(self.backend, arrays, results, angle_inputs)
+            words[: cuda.ADDRESSES] += addresses
+            self.function(self.step.grid, self.step.block, (words.view(ARGUMENTS),))
         return results
-
-
-def specialize(
-    call: Call,
-    signature: CallSignature,
-    results: Arrays,
-    function: Callable[[Any], Any],
-    new: Callable[[Any], Any],
-) -> KernelLaunch | None:
-    """Return what launches a kernel on calls of a signature, None where it is several launches."""
-    again = cuda.again(call, results, signature.angle_inputs)
-    return None if again is None else KernelLaunch(function(again.key), again, new, call.backend)

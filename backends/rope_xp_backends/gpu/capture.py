@@ -10,7 +10,7 @@ _RELAXED = 2
 
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Let the driver load a module, which it refuses a thread that captures in any other mode.
+    """Let the driver load a module, which it refuses in any other capture mode.
 
     Loading touches no stream, so the graph stays whole; torch allocates in captures the same way.
     """

@@ -5,7 +5,7 @@ it on the CPU, from the same source.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,18 +15,33 @@ from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._rotation import portable
 
-from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, Job, Key, Step, plan
+from .cuda_plan import (
+    COMPONENTS,
+    COS_SIN,
+    TABLE_LOOKUP,
+    THREADS,
+    CudaJob,
+    CudaKey,
+    CudaStep,
+    plan_steps,
+)
+
+Contiguous: TypeAlias = Callable[[Array], Array]
+"""Copies an array of the library to contiguous memory."""
+
+ADDRESSES = 6
+"""The first words of a launch: of q, k and their results, and of positions, or of cos and sin."""
 
 
-class Launch(NamedTuple):
+class CudaLaunch(NamedTuple):
     """One launch of a kernel."""
 
-    key: Key
+    key: CudaKey
     grid: tuple[int, int]
     block: tuple[int, int, int]
     words: np.ndarray
     """int64; as ARGUMENTS it is the kernel's one argument."""
-    holds: tuple[Array, ...]
+    pinned: tuple[Array, ...]
     """Arrays that the launch reads beside q and k, which must outlive it."""
 
 
@@ -36,52 +51,46 @@ def decline_reason(call: Call) -> str | None:
         memory = call.backend.memory(x)
         if memory is None:
             return f"{call.backend.name} does not tell where its arrays lie"
-        if not _contiguous_rows(memory) and 0 not in memory.shape:
+        if not _has_contiguous_rows(memory) and 0 not in memory.shape:
             return "the last axis of an array is not contiguous"
-        if not _whole_elements(memory):
+        if not _has_aligned_elements(memory):
             return "an array is not aligned to its elements"
     return None
 
 
-def launches(
-    call: Call, outs: tuple[Array, ...], contiguous: Callable[[Array], Array]
-) -> list[Launch]:
+def build_launches(call: Call, outs: tuple[Array, ...], contiguous: Contiguous) -> list[CudaLaunch]:
     """Return the launches that run a call into ``outs``.
 
-    ``contiguous`` copies an array of the library. Arrays and results must have a contiguous last
-    axis and elements where their size divides the address.
+    Arrays and results must have a contiguous last axis and addresses aligned to their elements.
     """
     return [
         launch
         for arrays, out, source in call.groups(outs, one_dtype=True)
-        for launch in _launches(call, arrays, out, _angles(call, source, contiguous), contiguous)
+        for launch in _launch_group(
+            call, arrays, out, _locate_angles(call, source, contiguous), contiguous
+        )
     ]
 
 
-Again = Step
-"""The launch of a call signature: to the first ``ADDRESSES`` words each call adds its own."""
-
-ADDRESSES = 6
-"""Of q, k and their results, and of positions, or of cosines and sines."""
-
-
-def again(call: Call, outs: tuple[Array, ...], rows: tuple[Array, ...]) -> Again | None:
-    """Return the launch of all calls like one that was run, with positions or tables ``rows``.
+def relocatable_launch(
+    call: Call, outs: tuple[Array, ...], rows: tuple[Array, ...]
+) -> CudaStep | None:
+    """Return the launch of a call's signature, without the addresses of arrays and ``rows``.
 
     None where there are several launches, or where arrays have to be copied for them.
     """
     # A view stands in for each copy, and is no array of the call.
-    every_launch = launches(call, outs, lambda x: x[...])
-    if len(every_launch) != 1:
+    launches = build_launches(call, outs, lambda x: x[...])
+    if len(launches) != 1:
         return None
-    ((key, grid, block, words, holds),) = every_launch
-    if len(holds) != len(rows) or any(a is not b for a, b in zip(holds, rows, strict=True)):
+    ((key, grid, block, words, pinned),) = launches
+    if len(pinned) != len(rows) or any(a is not b for a, b in zip(pinned, rows, strict=True)):
         return None
-    words[:ADDRESSES] -= addresses(call.backend, call.arrays, outs, rows)
-    return Again(key, grid, block, words)
+    words[:ADDRESSES] -= read_addresses(call.backend, call.arrays, outs, rows)
+    return CudaStep(key, grid, block, words)
 
 
-def addresses(
+def read_addresses(
     backend: ArrayLibrary,
     arrays: tuple[Array, ...],
     outs: tuple[Array, ...],
@@ -94,20 +103,19 @@ def addresses(
     return pointers
 
 
-def _whole_elements(memory: Memory) -> bool:
-    """Return whether a kernel can read elements at their addresses."""
+def _has_aligned_elements(memory: Memory) -> bool:
     return not any(n % memory.itemsize for n in (memory.pointer, *memory.strides))
 
 
-def _contiguous_rows(memory: Memory) -> bool:
+def _has_contiguous_rows(memory: Memory) -> bool:
     return memory.shape[-1] <= 1 or memory.strides[-1] == memory.itemsize
 
 
 def _memory(backend: ArrayLibrary, x: Array) -> Memory:
-    return backend.memory(x)  # type: ignore[return-value]  # not None, or objection() has declined
+    return backend.memory(x)  # type: ignore[return-value]  # decline_reason refuses None
 
 
-class _Angles(NamedTuple):
+class _AngleMemory(NamedTuple):
     source: int
     arrays: tuple[Array, ...]
     """Positions, or cos and sin; none for implicit positions."""
@@ -118,24 +126,25 @@ class _Angles(NamedTuple):
     alignment: int
 
 
-def _angles(call: Call, source: AngleSource, contiguous: Callable[[Array], Array]) -> _Angles:
+def _locate_angles(call: Call, source: AngleSource, contiguous: Contiguous) -> _AngleMemory:
     backend = call.backend
-    found = portable.for_kernel(call, source, parts=False, double=False)
-    if isinstance(found, CosSin):
-        kind, arrays, tables = COS_SIN, [found.cos, found.sin], (None,) * 4
+    angles = portable.for_kernel(call, source, parts=False, double=False)
+    if isinstance(angles, CosSin):
+        kind, arrays, tables = COS_SIN, [angles.cos, angles.sin], (None,) * 4
     else:
-        kind, arrays = TABLE_LOOKUP, [] if found.whole is None else [found.whole]
-        digits = found.tables
+        kind, arrays = TABLE_LOOKUP, [] if angles.whole is None else [angles.whole]
+        digits = angles.tables
         tables = (digits.low, digits.middle, digits.high, digits.component)
-        if arrays and found.components == 1:  # an axis of one component, as good as none
+        if arrays and angles.components == 1:  # an axis of one component, as good as none
             arrays = [arrays[0][0, ...]]
-        elif arrays and found.components:
+        elif arrays and angles.components:
             kind = COMPONENTS
     for i, memory in enumerate([_memory(backend, x) for x in arrays]):
-        if not _whole_elements(memory) or (kind == COS_SIN and not _contiguous_rows(memory)):
+        contiguous_rows = kind != COS_SIN or _has_contiguous_rows(memory)
+        if not (contiguous_rows and _has_aligned_elements(memory)):
             arrays[i] = contiguous(arrays[i])
     memories = [_memory(backend, x) for x in arrays]
-    return _Angles(
+    return _AngleMemory(
         kind,
         tuple(arrays),
         tuple(StridedLayout(memory.shape, memory.strides) for memory in memories),
@@ -145,46 +154,41 @@ def _angles(call: Call, source: AngleSource, contiguous: Callable[[Array], Array
     )
 
 
-def _launches(
+def _launch_group(
     call: Call,
     arrays: tuple[Array, ...],
     outs: tuple[Array, ...],
-    angles: _Angles,
-    contiguous: Callable[[Array], Array],
-) -> list[Launch]:
+    angles: _AngleMemory,
+    contiguous: Contiguous,
+) -> list[CudaLaunch]:
     backend, spec = call.backend, call.spec
     interleaved_in, interleaved_out = spec.interleaved
-    holds, n = angles.arrays, len(arrays)
+    pinned, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
     moves = interleaved_in != interleaved_out
-    if moves and any(in_place) and not _fits_a_block(call, all(in_place)):
+    if moves and any(in_place) and not _fits_in_block(call, all(in_place)):
         arrays = tuple(contiguous(x) for x in arrays)
-        holds += arrays
+        pinned += arrays
         in_place = (False,) * n
         memories[:n] = [_memory(backend, x) for x in arrays]
-    job = Job(
-        backend.dtype_name(arrays[0]),
-        spec,
-        in_place,
-        angles.source,
-        angles.long_positions,
-        alignment(*(memory.pointer for memory in memories)),
-        angles.alignment,
+    aligned = alignment(*(memory.pointer for memory in memories))
+    dtype = backend.dtype_name(arrays[0])
+    job = CudaJob(
+        dtype, spec, in_place, angles.source, angles.long_positions, aligned, angles.alignment
     )
-    found = []
-    for step in plan(
-        job, tuple(StridedLayout(m.shape, m.strides) for m in memories), angles.layouts
-    ):
+    layouts = tuple(StridedLayout(m.shape, m.strides) for m in memories)
+    launches = []
+    for step in plan_steps(job, layouts, angles.layouts):
         words = step.words.copy()
-        words[:ADDRESSES] += addresses(backend, arrays, outs, angles.arrays)
+        words[:ADDRESSES] += read_addresses(backend, arrays, outs, angles.arrays)
         words[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables
-        found.append(Launch(step.key, step.grid, step.block, words, holds))
-    return found
+        launches.append(CudaLaunch(step.key, step.grid, step.block, words, pinned))
+    return launches
 
 
-def _fits_a_block(call: Call, all_in_place: bool) -> bool:
+def _fits_in_block(call: Call, all_in_place: bool) -> bool:
     """Return whether one block has all threads of a head, which wait for each other there."""
-    turned = call.spec.rotary_dim
-    passing = 0 if all_in_place else call.arrays[0].shape[-1] - turned
-    return turned // 2 + passing <= THREADS
+    rotary_dim = call.spec.rotary_dim
+    copied = 0 if all_in_place else call.arrays[0].shape[-1] - rotary_dim
+    return rotary_dim // 2 + copied <= THREADS

@@ -1,9 +1,5 @@
-"""Launch plans of the kernel in rotate.cu: its template arguments, grid and parameters, as numbers.
+"""Launch plans of the kernel in rotate.cu: plain numbers, from shapes, strides and alignments."""
 
-Everything here depends on shapes, strides and alignment, and on no pointer and no library.
-"""
-
-from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -37,7 +33,7 @@ ARGUMENTS = np.dtype([("words", np.int64, (POINTERS + 31,))])
 """``Arguments`` of the kernel. One array element, as cupy passes no more than one by value."""
 
 
-class Key(NamedTuple):
+class CudaKey(NamedTuple):
     """Template arguments of a kernel."""
 
     dtype: str
@@ -56,18 +52,8 @@ class Key(NamedTuple):
         return f"rotate<{TYPES[self.dtype]}, {', '.join(numbers)}>"
 
 
-def every_key() -> Iterator[Key]:
-    """Yield every key that a launch can have."""
-    flags = (True, False)
-    for (dtype, size), pairs_in, pairs_out in product(FLOATS.items(), flags, flags):
-        sources = (COS_SIN,) if dtype == "float64" else (COS_SIN, TABLE_LOOKUP, COMPONENTS)
-        accesses = [access for access in (16, 8, 4, 2) if access >= size]
-        for access, source, in_place in product(accesses, sources, flags):
-            yield Key(dtype, pairs_in, pairs_out, access, source, in_place)
-
-
-class Job(NamedTuple):
-    """All that a plan depends on but the layout of arrays of one dtype."""
+class CudaJob(NamedTuple):
+    """What a plan depends on beside the layouts of arrays of one dtype."""
 
     dtype: str
     spec: RotationSpec
@@ -79,10 +65,10 @@ class Job(NamedTuple):
     angles_alignment: int
 
 
-class Step(NamedTuple):
-    """A launch, but for pointers."""
+class CudaStep(NamedTuple):
+    """A launch without pointers."""
 
-    key: Key
+    key: CudaKey
     grid: tuple[int, int]
     block: tuple[int, int, int]
     words: np.ndarray
@@ -90,9 +76,9 @@ class Step(NamedTuple):
 
 
 @cached(256)
-def plan(
-    job: Job, arrays: tuple[StridedLayout, ...], angles: tuple[StridedLayout, ...]
-) -> tuple[Step, ...]:
+def plan_steps(
+    job: CudaJob, arrays: tuple[StridedLayout, ...], angles: tuple[StridedLayout, ...]
+) -> tuple[CudaStep, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
@@ -103,24 +89,24 @@ def plan(
     row_axes = slice(int(job.source == COMPONENTS), -1 if job.source == COS_SIN else None)
     angle_layouts = [StridedLayout(a.shape[row_axes], a.strides[row_axes]) for a in angles]
     layout = collapse_operands(spec, arrays, angle_layouts, job.in_place)
-    rows, heads = _rows(layout, implicit=not angles), layout.heads
+    rows, heads = _order_rows(layout, implicit=not angles), layout.heads
     if sum(heads) == 0 or any(row.length == 0 for row in rows):
         return ()
     pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
-    before, turned = spec.rotary_offset * size, spec.rotary_dim * size
+    before, rotated = spec.rotary_offset * size, spec.rotary_dim * size
     aligned = alignment(job.alignment, before, *(s for each in layout.strides() for s in each))
     if layout.copies:
         aligned = alignment(aligned, head_dim * size)
     angles_aligned = alignment(job.angles_alignment, *(s for row in rows for s in row.steps[4:6]))
-    access, pairs_a_thread = _access(job, size, pairs, aligned, angles_aligned)
-    turning = pairs // pairs_a_thread
-    lanes = turning + ((head_dim * size - turned) // access if layout.copies else 0)
+    access, pairs_a_thread = _choose_access(job, size, pairs, aligned, angles_aligned)
+    rotating = pairs // pairs_a_thread
+    lanes = rotating + ((head_dim * size - rotated) // access if layout.copies else 0)
     no_axis = CollapsedDim(1, (0,) * 7)
     inner, outer, *rest = [*rows, no_axis, no_axis][: max(len(rows), 2)]
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * pairs_a_thread * size // access)
-    grid, block = _grid(lanes, sum(heads), at_once, inner.length, outer.length)
-    key = Key(job.dtype, *spec.interleaved, access, job.source, any(job.in_place))
+    grid, block = _choose_grid(lanes, sum(heads), at_once, inner.length, outer.length)
+    key = CudaKey(job.dtype, *spec.interleaved, access, job.source, any(job.in_place))
     steps = []
     for index in product(*(range(row.length) for row in rest)):
         offsets = [0] * 7
@@ -128,51 +114,53 @@ def plan(
             offsets = [a + i * b for a, b in zip(offsets, row.steps, strict=True)]
         numbers = (
             *(outer.length, inner.length, *outer.steps, *inner.steps),
-            *(heads[0], sum(heads), *for_both(layout.head_strides)),
+            *(heads[0], sum(heads), *_pad_for_k(layout.head_strides)),
             *(angles[0].strides[0] if job.source == COMPONENTS else 0, offsets[6]),
-            *(pairs, before, turned, turning, lanes, job.long_positions, spec.inverse),
+            *(pairs, before, rotated, rotating, lanes, job.long_positions, spec.inverse),
         )
         words = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers)
-        steps.append(Step(key, grid, block, np.array(words, np.int64)))
+        steps.append(CudaStep(key, grid, block, np.array(words, np.int64)))
     return tuple(steps)
 
 
-def _rows(layout: OperandLayout, *, implicit: bool) -> list[CollapsedDim]:
+def _order_rows(layout: OperandLayout, *, implicit: bool) -> list[CollapsedDim]:
     """Return the axes that lead to all rows, the longest first.
 
-    Their strides are those of q, k, their results, angles, sines, and implicit positions.
+    Their strides are those of q, k, their results, positions or cos, sin, and implicit positions.
     """
     rows, n = [], len(layout.head_strides)
     for length, strides in layout.rows:
         angles = (0, 0, strides[n]) if implicit else (*(*strides[n:], 0)[:2], 0)
-        rows.append(CollapsedDim(length, (*for_both(strides[:n]), *angles)))
+        rows.append(CollapsedDim(length, (*_pad_for_k(strides[:n]), *angles)))
     return sorted(rows, key=lambda row: -row.length)
 
 
-def for_both(numbers: Ints) -> Ints:
-    """Return numbers of q, k and their results, with zeros for k where there is none."""
+def _pad_for_k(numbers: Ints) -> Ints:
+    """Return numbers of q, k and their results, with zeros for an absent k."""
     return numbers if len(numbers) == 4 else (numbers[0], 0, numbers[1], 0)
 
 
-def _access(job: Job, size: int, pairs: int, aligned: int, angles_aligned: int) -> tuple[int, int]:
+def _choose_access(
+    job: CudaJob, size: int, pairs: int, aligned: int, angles_aligned: int
+) -> tuple[int, int]:
     """Return the bytes of a load or store, and the pairs of a thread."""
     both = all(job.spec.interleaved)
     access = ACCESS
     while True:
-        each = access // size
-        if both and each > 1:
-            each //= 2
+        count = access // size
+        if both and count > 1:
+            count //= 2
         # cos and sin are read by up to 16 bytes too; digit tables are as well aligned as rows.
-        angles = min(each * max(size, 4), ACCESS) if job.source == COS_SIN else 1
-        if access == size or not (aligned % access or pairs % each or angles_aligned % angles):
-            return access, each
+        angles = min(count * max(size, 4), ACCESS) if job.source == COS_SIN else 1
+        if access == size or not (aligned % access or pairs % count or angles_aligned % angles):
+            return access, count
         access //= 2
 
 
-def _grid(
+def _choose_grid(
     lanes: int, heads: int, at_once: int, inner: int, outer: int
 ) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """Return a grid, and the block whose lanes idle least: preferably whole warps."""
+    """Return a grid, and the block with the fewest idle lanes: preferably whole warps."""
     x = min(lanes, THREADS)
     blocks = [
         (x, y, z)
@@ -182,8 +170,8 @@ def _grid(
 
     def score(block: tuple[int, int, int]) -> tuple[float, float, float, int]:
         _, y, z = block
-        warps, turns = -(-x * y * z // WARP), -(-heads // (y * at_once))
-        busy = x * y * z / (warps * WARP) * heads / (turns * y * at_once)
+        warps, rounds = -(-x * y * z // WARP), -(-heads // (y * at_once))
+        busy = x * y * z / (warps * WARP) * heads / (rounds * y * at_once)
         spread = min(-(-inner // z) * outer / PROCESSORS, BLOCKS_A_PROCESSOR)
         return busy, spread, -abs(heads / y - HEADS_A_THREAD), x * y * z
 

@@ -1,4 +1,4 @@
-"""Where q, k and their results lie, for both planners."""
+"""Collapsed layouts of q, k and their results, for both planners."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class OperandLayout(NamedTuple):
     """Whether components beside the rotated slice go to new memory."""
 
     def strides(self) -> list[Ints]:
-        """Return those of each array, then of each result: along all rows, then along heads."""
+        """Return the strides of arrays, then of results: along all rows, then along heads."""
         return [
             (*(row.steps[i] for row in self.rows), head) for i, head in enumerate(self.head_strides)
         ]

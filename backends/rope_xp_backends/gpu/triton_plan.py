@@ -1,6 +1,6 @@
-"""Launch plans of the Triton kernel: plain numbers, from shapes, strides and addresses.
+"""Launch plans of the Triton kernel: plain numbers, from shapes, strides and alignments.
 
-Nothing here imports triton or reads a tensor, and a plan is made once for each call signature.
+Nothing here imports triton or reads a tensor.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ TILE_BYTES = 1 << 13
 TILE_HEADS = 8
 """Heads of a token in a tile, at most; they share its angles."""
 TILE_HEADS_APART = 2
-"""The same where the tokens of a head are contiguous, of which a tile then has more."""
+"""The same where the tokens of a head are contiguous; a tile then has more tokens."""
 TILE_PAIRS = 1 << 10
 """Angles that a program holds, at most: eight for each thread."""
 TILES = 1
@@ -34,15 +34,15 @@ LARGEST_ROW = 1 << 13
 """Bytes of head_dim beyond which a tile no longer fits in registers."""
 _INT32 = 1 << 31
 
-Kind = Literal["counted", "positions", "components", "tables"]
+AngleKind = Literal["implicit", "positions", "components", "tables"]
 
 
-class Variant(NamedTuple):
+class KernelVariant(NamedTuple):
     """What a kernel is compiled for."""
 
     dtype: str
     position_dtype: str
-    angles: Kind
+    angles: AngleKind
     head_dim: int
     pairs: int
     offset: int
@@ -58,7 +58,7 @@ class Variant(NamedTuple):
     """Whether rows have two axes, which takes a division for each."""
     int64_offsets: bool
     unit: int
-    """Elements of q and k by which all their rows are aligned."""
+    """Elements of q and k to which all their rows are aligned."""
     table_unit: int
     """The same of cos and sin."""
     tile_tokens: int
@@ -68,7 +68,7 @@ class Variant(NamedTuple):
     evict_first: bool
 
 
-class Operand(NamedTuple):
+class OperandStrides(NamedTuple):
     """Shape and strides of an array and its result, in elements."""
 
     shape: Ints
@@ -76,13 +76,13 @@ class Operand(NamedTuple):
     out_strides: Ints
     in_place: bool
     alignment: int
-    """A number that the addresses of both are multiples of, at most ACCESS, in bytes."""
+    """Of both addresses, at most ACCESS, in bytes."""
 
 
-class Angles(NamedTuple):
+class AngleLayout(NamedTuple):
     """Layout of positions, without their components, or of cos and sin, without pairs."""
 
-    kind: Kind
+    kind: AngleKind
     shape: Ints
     strides: Ints
     dtype: str
@@ -90,23 +90,22 @@ class Angles(NamedTuple):
     alignment: int = 1
     """Of cos and sin, in bytes."""
     components: int = 1
-    """How many positions have."""
     component_stride: int = 0
 
 
-class Plan(NamedTuple):
-    """One launch: what to compile, how many programs, and the kernel's numeric arguments."""
+class TritonPlan(NamedTuple):
+    """One launch: the kernel variant, how many programs, and the numeric arguments."""
 
-    variant: Variant
+    variant: KernelVariant
     grid: tuple[int, int, int]
     numbers: Ints
 
 
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
-def plan(
-    operands: tuple[Operand, ...], angles: Angles, dtype: str, spec: RotationSpec
-) -> Plan | None:
+def plan_launch(
+    operands: tuple[OperandStrides, ...], angles: AngleLayout, dtype: str, spec: RotationSpec
+) -> TritonPlan | None:
     """Return how to rotate one array or two that share their angles.
 
     None where batch axes do not collapse: no two strides lead to all rows.
@@ -114,9 +113,8 @@ def plan(
     arrays = [StridedLayout(x.shape, x.strides) for x in operands]
     arrays += [StridedLayout(x.shape, x.out_strides) for x in operands]
     in_place = [x.in_place for x in operands]
-    angle_layouts = (
-        [] if angles.kind == "counted" else [StridedLayout(angles.shape, angles.strides)]
-    )
+    implicit = angles.kind == "implicit"
+    angle_layouts = [] if implicit else [StridedLayout(angles.shape, angles.strides)]
     layout = collapse_operands(spec, arrays, angle_layouts, in_place)
     if len(layout.rows) > 2:
         return None
@@ -128,20 +126,20 @@ def plan(
     heads, n = layout.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
     interleaved_in, interleaved_out = spec.interleaved
-    # What is copied beside a slice counts half, or the slice alone would be in narrow accesses.
+    # Copied components beside a slice count half, or the slice would move in narrow accesses.
     components = head_dim // 2 if layout.copies else 2 * pairs
     heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
     most_heads = TILE_HEADS_APART if heads_first else TILE_HEADS
-    tile_tokens, tile_heads = _tile(heads, components, pairs, size, most_heads)
+    tile_tokens, tile_heads = _choose_tile(heads, components, pairs, size, most_heads)
     count, tokens_of_program = batches.length * tokens.length, tile_tokens * TILES
-    unit = _aligned(size, [x.alignment for x in operands], strides)
+    unit = _aligned_elements(size, [x.alignment for x in operands], strides)
     table_unit = 1
     if angles.kind == "tables":
-        table_unit = _aligned(max(size, 4), [angles.alignment], [angle_strides])
+        table_unit = _aligned_elements(max(size, 4), [angles.alignment], [angle_strides])
     lengths = (batches.length, tokens.length)
     spans = [span((*lengths, heads[i % n]), each) + head_dim for i, each in enumerate(strides)]
     spans += [span((*lengths, angles.components), angle_strides) + pairs, count + tokens_of_program]
-    variant = Variant(
+    variant = KernelVariant(
         dtype=dtype,
         position_dtype=angles.dtype,
         angles=angles.kind,
@@ -166,29 +164,31 @@ def plan(
         evict_first=bool(EVICT_FIRST) and not any(in_place),
     )
     programs = -(-count // tokens_of_program) * sum(-(-n // tile_heads) for n in heads)
-    numbers = [step // unit for i in (0, n, n - 1, 2 * n - 1) for step in strides[i]]
+    numbers = [count, tokens.length, heads[0], heads[-1]]
+    numbers += [step // unit for i in (0, n, n - 1, 2 * n - 1) for step in strides[i]]
     numbers += [step // table_unit for step in angle_strides]
-    return Plan(variant, (programs, 1, 1), (count, tokens.length, heads[0], heads[-1], *numbers))
+    return TritonPlan(variant, (programs, 1, 1), tuple(numbers))
 
 
-def _tile(
+def _choose_tile(
     heads: Sequence[int], components: int, pairs: int, size: int, most_heads: int
 ) -> tuple[int, int]:
-    """Return the tokens and heads of a tile, powers of two as Triton wants."""
-    rows = max(TILE_BYTES // (_power_of_two(components) * size), 1)
+    """Return the tokens and heads of a tile, powers of two as Triton requires."""
+    rows = max(TILE_BYTES // (_next_power_of_two(components) * size), 1)
     tile_heads = min(most_heads, rows)
-    # As many heads as leave a fifth of the lanes without work, at most.
+    # As many heads as leave a fifth of the lanes idle, at most.
     while tile_heads > 1 and 4 * sum(-n % tile_heads for n in heads) > sum(heads):
         tile_heads //= 2
-    tile_tokens = min(rows // tile_heads, TILE_PAIRS // _power_of_two(pairs))
+    tile_tokens = min(rows // tile_heads, TILE_PAIRS // _next_power_of_two(pairs))
     return max(tile_tokens, 1), tile_heads
 
 
-def _power_of_two(n: int) -> int:
-    """Return the next one."""
+def _next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _aligned(size: int, alignments: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """Return the elements, at most those of an access, by which all rows are aligned."""
+def _aligned_elements(
+    size: int, alignments: Sequence[int], strides: Sequence[Sequence[int]]
+) -> int:
+    """Return the elements, at most those of an access, to which all rows are aligned."""
     return max(alignment(*alignments, *(n * size for each in strides for n in each)) // size, 1)

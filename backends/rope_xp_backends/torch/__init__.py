@@ -1,8 +1,8 @@
-"""torch, and what its tensors are rotated by."""
+"""torch: its glue and its fast paths."""
 
 import array_api_compat.torch as xp
 
 from .library import Torch
-from .paths import LLVM, Triton
+from .paths import TorchLLVM, Triton
 
-BACKEND = Torch("torch", xp, (Triton(), LLVM()))
+BACKEND = Torch("torch", xp, (Triton(), TorchLLVM()))

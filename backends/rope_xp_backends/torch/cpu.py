@@ -1,4 +1,4 @@
-"""torch's operator on CPUs: from tensors to kernels on their own memory."""
+"""torch's operator on CPUs: from tensors to LLVM kernels on the tensors' own memory."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -14,28 +14,19 @@ from rope_xp_backends.cpu.launch import Launch
 from rope_xp_backends.cpu.plan import Angles, Pair
 
 from .library import NAMES
-from .op_args import OpArgs
-from .results import bump_versions, like, new, usual
+from .op_args import N_TENSORS, OpArgs
+from .results import allocate_result, bump_versions, empty_result, has_default_allocation
 from .signature import Tensors
-
-_PLAIN = OpArgs._fields.index("axes")
-"""From here on the operator's arguments are plain values."""
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLaunch:
-    """Runs a kernel by the plan of a signature, on tensors that lie alike.
-
-    Parameters
-    ----------
-    run : Launch
-        The kernel and its parameters.
-    new : callable
-        From a tensor to memory for its result.
-    """
+class LLVMLaunch:
+    """Runs a kernel by the plan of a signature, on tensors of its layouts."""
 
     run: Launch
-    new: Callable[[torch.Tensor], torch.Tensor]
+    """The kernel and its parameters."""
+    allocate: Callable[[torch.Tensor], torch.Tensor]
+    """Returns memory for the result of a tensor."""
 
     def __call__(
         self,
@@ -45,61 +36,63 @@ class KernelLaunch:
         _tables: DigitTables | None = None,
     ) -> Tensors:
         """Return results."""
-        results = tuple([self.new(x) for x in arrays]) if out is None else out
+        results = tuple([self.allocate(x) for x in arrays]) if out is None else out
         a = angle_inputs[0].data_ptr() if angle_inputs else 0
         b = angle_inputs[1].data_ptr() if len(angle_inputs) > 1 else 0
         q, q_out = arrays[0].data_ptr(), results[0].data_ptr()
         k = k_out = 0
         if len(arrays) > 1:
             k, k_out = arrays[1].data_ptr(), results[1].data_ptr()
-        self.run(q, q_out, k, k_out, a, b, limit=limit)
+        self.run(q, q_out, k, k_out, a, b, limit=limit_threads)
         if out is not None:
             bump_versions(out)
         return results
 
 
-def rotate(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
-    """Rotate arrays into out, or raise Unavailable before anything is written."""
+def rotate_on_cpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
+    """Rotate arrays into out, or raise PathUnavailable before anything is written."""
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
-    angle_inputs = angle_inputs_of(op_args, arrays[0].dtype)
-    key: list[Hashable] = [rotate, op_args[_PLAIN:], len(arrays)]
+    angle_inputs = cast_angle_inputs(op_args, arrays[0].dtype)
+    key: list[Hashable] = [rotate_on_cpu, op_args[N_TENSORS:], len(arrays)]
     for x in (*arrays, *angle_inputs, *(out or ())):
         key += x.dtype, x.shape, x.stride()
-    if op_args.table_3 is not None:  # the plan has the addresses of tables
+    if op_args.is_lookup:  # the plan has the addresses of tables
         key += [0 if x is None else x.data_ptr() for x in op_args.tables]
     run = CALLS.get(tuple(key))
     if run is None:
-        run = prepare(out or tuple(map(like, arrays)), arrays, op_args, angle_inputs)
+        results = out or tuple(map(empty_result, arrays))
+        run = prepare_llvm_launch(results, arrays, op_args, angle_inputs)
         CALLS.store(tuple(key), run)
     return run(arrays, out, angle_inputs)
 
 
-def prepare(
+def prepare_llvm_launch(
     out: Tensors, arrays: Tensors, op_args: OpArgs, angle_inputs: Sequence[torch.Tensor]
-) -> KernelLaunch:
-    """Return what rotates all tensors that lie as these, by angles that lie as these rows."""
+) -> LLVMLaunch:
+    """Return the launch of all tensors with these layouts."""
     (key,) = launch.keys(op_args.spec, [NAMES[arrays[0].dtype]])
     kernel = KERNELS.get(key)
-    pairs = [Pair(_laid(x), _laid(y)) for x, y in zip(arrays, out, strict=True)]
-    last = [_laid(a) for a in angle_inputs]
-    if op_args.table_3 is None:
-        angles = Angles(angle_inputs[0].shape[-1], tuple(last), ())
+    pairs = [Pair(_byte_layout(x), _byte_layout(y)) for x, y in zip(arrays, out, strict=True)]
+    layouts = [_byte_layout(a) for a in angle_inputs]
+    if not op_args.is_lookup:
+        angles = Angles(angle_inputs[0].shape[-1], tuple(layouts), ())
     else:
         component = ()
         if op_args.components is not None and op_args.positions is not None:
             component = tuple(op_args.components.tolist())
         else:
-            last = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in last]
+            layouts = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in layouts]
         addresses = tuple(0 if t is None else t.data_ptr() for t in op_args.tables)
-        angles = Angles(op_args.table.shape[-1] // 2, tuple(last), addresses, component)
+        angles = Angles(op_args.table.shape[-1] // 2, tuple(layouts), addresses, component)
     run = launch.prepare(kernel, pairs, angles, op_args.spec, arrays[0].element_size())
-    return KernelLaunch(run, torch.empty_like if all(map(usual, arrays)) else new)
+    default = all(map(has_default_allocation, arrays))
+    return LLVMLaunch(run, torch.empty_like if default else allocate_result)
 
 
-def angle_inputs_of(op_args: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return positions and their fractions, or cos and sin, as kernels read them."""
+def cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return positions and their fractions, or cos and sin, in the dtypes that kernels read."""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    if op_args.table_3 is None:
+    if not op_args.is_lookup:
         return [op_args.table.to(compute_dtype), op_args.table_2.to(compute_dtype)]
     if op_args.positions is None:
         return []
@@ -109,11 +102,11 @@ def angle_inputs_of(op_args: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:
     return [whole] if op_args.part is None else [whole, op_args.part.to(compute_dtype)]
 
 
-def limit() -> int:
-    """Return how many threads may work: torch's own limit holds too, which obeys OpenMP's."""
+def limit_threads() -> int:
+    """Return how many threads may run: torch's own limit holds too, which obeys OpenMP's."""
     return min(threads.limit(openmp=False), torch.get_num_threads())
 
 
-def _laid(x: torch.Tensor) -> StridedLayout:
+def _byte_layout(x: torch.Tensor) -> StridedLayout:
     size = x.element_size()
     return StridedLayout(tuple(x.shape), tuple([n * size for n in x.stride()]))

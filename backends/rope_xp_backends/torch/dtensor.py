@@ -1,10 +1,9 @@
-"""torch DTensor: a call on distributed tensors becomes one on the parts that this process holds.
+"""torch DTensor: a call on distributed tensors becomes a call on this process's shards.
 
-A rotation mixes nothing but the components of a head, so each part is rotated by itself, by the
-paths of plain tensors, given the angles of its own tokens (`dtensor_angles.py`). Autograd follows
-through ``to_local`` and ``from_local``.
+A rotation mixes only the components of a head, so the paths of plain tensors rotate each shard by
+the angles of its tokens (`dtensor_angles.py`). Autograd records ``to_local`` and ``from_local``.
 
-Dynamo knows placements by their methods and ``==`` alone, so there is no ``isinstance`` of them.
+Dynamo supports methods and ``==`` of placements, but no ``isinstance``.
 """
 
 from collections.abc import Callable
@@ -27,60 +26,62 @@ _LINEAR = (Partial("sum"), Partial("avg"))
 
 
 class Distributed(Torch):
-    """The glue of DTensor. Tables and positions of the host are plain tensors, on every process."""
+    """The glue of DTensor. Tables and host positions are plain tensors, on every process."""
 
     compatible_backend = _PLAIN
 
     def tables(self, table_key: TableKey, like: Any) -> DigitTables:
         """Return those of plain tensors, from their cache."""
-        return _PLAIN.tables(table_key, _held(like))
+        return _PLAIN.tables(table_key, _detach_local(like))
 
     def memory(self, x: Any) -> Memory | None:
-        """Return where the part of this process lies."""
-        return _PLAIN.memory(_held(x))
+        """Return where the shard of this process lies."""
+        return _PLAIN.memory(_detach_local(x))
 
     def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
-        """Refuse what a compiler would lose: it does not see that a part belongs to a tensor."""
+        """Refuse out= under a compiler, which does not see that a shard belongs to a DTensor."""
         if self.is_compiling():
             return "a compiler cannot follow out= of DTensors; leave it away"
         return super().unwritable_reason(out, x)
 
     def cos_sin(self, lookup: TableLookup) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up where the positions lie. Results are sharded as they are."""
+        """Look up the positions of this process. Results are sharded as positions are."""
         whole: Any = lookup.whole
         lead = int(lookup.components > 0)
         if not isinstance(whole, DTensor):
             return _PLAIN.cos_sin(lookup)
-        local_call: Any = whole.placements
-        kept: list[Any] = [p if p.is_shard() and p.dim >= lead else Replicate() for p in local_call]
-        tables = _PLAIN.cos_sin(dtensor_angles.local_lookup(lookup, whole, tuple(kept)))
-        placed = [Shard(p.dim - lead) if p.is_shard() else p for p in kept]
+        places: Any = whole.placements
+        placements: list[Any] = [
+            p if p.is_shard() and p.dim >= lead else Replicate() for p in places
+        ]
+        tables = _PLAIN.cos_sin(dtensor_angles.local_lookup(lookup, whole, tuple(placements)))
+        placements = [Shard(p.dim - lead) if p.is_shard() else p for p in placements]
         shape = torch.Size((*whole.shape[lead:], tables[0].shape[-1]))
-        cos, sin = (_from_local(t, whole.device_mesh, placed, shape) for t in tables)
+        cos, sin = (_from_local(t, whole.device_mesh, placements, shape) for t in tables)
         return cos, sin
 
 
-class OfParts:
-    """Runs a call by one on the parts that this process holds."""
+class DTensorExecutor:
+    """Runs a call by one on the shards of this process."""
 
     def local_call(self, call: Call) -> Call:
-        """Return a call on the parts of this process as they lie, which no process waits for."""
-        _check(call)
-        arrays = tuple(map(_held, call.arrays))
-        out = None if call.out is None else tuple(map(_held, call.out))
+        """Return a call on the shards of this process as they lie, without communication."""
+        _check_call(call)
+        arrays = tuple(map(_detach_local, call.arrays))
+        out = None if call.out is None else tuple(map(_detach_local, call.out))
         return Call(_PLAIN, arrays, call.angles, out, call.spec)
 
     def run(self, call: Call, run: Callable[[Call], Tensors]) -> Tensors:
-        """Rotate the part of this process."""
-        _check(call)
-        if _outside(call.arrays[0]):
+        """Rotate the shard of this process."""
+        _check_call(call)
+        if _is_outside_mesh(call.arrays[0]):
             return call.out or tuple(x.clone() for x in call.arrays)
-        arrays = tuple(map(_with_whole_heads, call.arrays))
+        arrays = tuple(map(_gather_heads, call.arrays))
         local = tuple(x.to_local() for x in arrays)
         angles = dtensor_angles.local_angles(call, arrays, local)
         if call.out is not None:
-            run(Call(_PLAIN, local, angles, tuple(map(_held, call.out)), call.spec))
-            torch.autograd.graph.increment_version(call.out)  # so far only their parts know
+            run(Call(_PLAIN, local, angles, tuple(map(_detach_local, call.out)), call.spec))
+            torch.autograd.graph.increment_version(call.out)  # so far that of the shards alone
             return call.out
         results = run(Call(_PLAIN, local, angles, None, call.spec))
         whole = (
@@ -88,49 +89,49 @@ class OfParts:
             for x, y in zip(arrays, results, strict=True)
         )
         return tuple(
-            y.redistribute(placements=x.placements) if _heads_are_cut(x) else y
+            y.redistribute(placements=x.placements) if _has_split_heads(x) else y
             for x, y in zip(call.arrays, whole, strict=True)
         )
 
 
-def _held(x: Any) -> Any:
-    """Return the part of this process, detached."""
+def _detach_local(x: Any) -> Any:
+    """Return the shard of this process, detached."""
     if not isinstance(x, DTensor):
         return x
     with torch.no_grad():
         return x.to_local()
 
 
-def _outside(x: Any) -> bool:
-    """Return whether this process has no part of x, for it is not in the mesh."""
+def _is_outside_mesh(x: Any) -> bool:
+    """Return whether this process is not in the mesh of x."""
     return x.device_mesh.get_coordinate() is None
 
 
-def _with_whole_heads(x: Any) -> Any:
+def _gather_heads(x: Any) -> Any:
     """Return x with head_dim on every process, as pairs may be half a head apart."""
-    if not _heads_are_cut(x):
+    if not _has_split_heads(x):
         return x
     last = x.ndim - 1
     return x.redistribute(placements=[Replicate() if p.is_shard(last) else p for p in x.placements])
 
 
-def _heads_are_cut(x: Any) -> bool:
+def _has_split_heads(x: Any) -> bool:
     return any(p.is_shard(x.ndim - 1) for p in x.placements)
 
 
 def _from_local(y: torch.Tensor, mesh: Any, placements: Any, shape: torch.Size) -> DTensor:
-    return DTensor.from_local(y, mesh, placements, shape=shape, stride=_strides(y, shape))
+    return DTensor.from_local(y, mesh, placements, shape=shape, stride=_nested_strides(y, shape))
 
 
-def _strides(part: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a dense tensor of this shape whose axes nest as those of its part."""
+def _nested_strides(part: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a dense tensor of this shape whose axes nest as those of its shard."""
     # Where strides are equal an axis has length 1, and the order is that of a contiguous tensor.
     order: list[int] = []
-    for axis in range(len(shape)):  # to sort, spelled so that a compiler takes it with symbols
-        at = len(order)
-        while at > 0 and part.stride(order[at - 1]) < part.stride(axis):
-            at -= 1
-        order.insert(at, axis)
+    for axis in range(len(shape)):  # insertion sort, as a compiler sorts no symbols
+        place = len(order)
+        while place > 0 and part.stride(order[place - 1]) < part.stride(axis):
+            place -= 1
+        order.insert(place, axis)
     strides, step = [0] * len(shape), 1
     for axis in reversed(order):
         strides[axis] = step
@@ -138,10 +139,10 @@ def _strides(part: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
     return tuple(strides)
 
 
-# --- what cannot be taken ------------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------------
 
 
-def _check(call: Call) -> None:
+def _check_call(call: Call) -> None:
     names = ("q", "k") if len(call.arrays) == 2 else ("x",)
     mesh = call.arrays[0].device_mesh
     for name, x in zip(names, call.arrays, strict=True):
@@ -164,7 +165,7 @@ def _check_mesh(name: str, x: Any, first: str, mesh: Any) -> None:
 
 
 def _check_placement(name: str, placement: Placement) -> None:
-    # A strided shard holds other tokens than its dimension says; torch may come to call it a Shard.
+    # A strided shard has other tokens than its dimension implies, and may become a Shard in torch.
     strided = hasattr(placement, "split_factor")
     if (placement.is_shard() and not strided) or placement.is_replicate():
         return
@@ -185,22 +186,22 @@ def _check_out(label: str, out: Any, name: str, x: Any) -> None:
             "they must be equal"
         )
         raise RopeError(msg)
-    if _heads_are_cut(x):
+    if _has_split_heads(x):
         msg = f"{label}: {name} is sharded over head_dim and gathered first; leave out= away"
         raise RopeError(msg)
 
 
 def _named_angles(call: Call) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    named: list[tuple[str, Any]] = []
     for angles, name in zip(call.angles, ("positions", "k_positions"), strict=False):
         if isinstance(angles, CosSin):
-            found += [("cos", angles.cos), ("sin", angles.sin)]
+            named += [("cos", angles.cos), ("sin", angles.sin)]
         elif isinstance(angles, RelativeAngles):
-            found += [("old_positions", angles.old.whole), ("new_positions", angles.new.whole)]
+            named += [("old_positions", angles.old.whole), ("new_positions", angles.new.whole)]
         else:
-            found.append((name, angles.whole))
-    return found
+            named.append((name, angles.whole))
+    return named
 
 
 BACKEND = Distributed("torch DTensor", _PLAIN.xp, _PLAIN.paths)
-BACKEND.sharded_executor = OfParts()
+BACKEND.sharded_executor = DTensorExecutor()

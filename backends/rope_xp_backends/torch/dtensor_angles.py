@@ -1,8 +1,7 @@
-"""The angles of the tokens in one process's part of a DTensor.
+"""The angles of the tokens in one process's shard of a DTensor.
 
-torch cuts them out. What every process knows is a replicated DTensor, and to shard that along
-tokens and batch, as the array to rotate is, takes a local slice: torch's own, so uneven and empty
-parts and several mesh dimensions come out as they do for the array.
+Plain positions become a replicated DTensor, sharded along tokens and batch as the array is. That
+is a local slice by torch itself, so uneven and empty shards and several mesh dimensions agree.
 """
 
 from dataclasses import replace
@@ -29,47 +28,47 @@ Placements: TypeAlias = tuple[Placement, ...]
 
 
 class _Placing(NamedTuple):
-    """How angles are placed for the part of an array, and how their gradient comes from there."""
+    """Placements of angles for an array, and of the gradient of angles."""
 
     angles: Placements
     gradient: Placements
 
 
 def local_angles(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[AngleSource, ...]:
-    """Return the angles of each part; a single source where all can share it."""
-    shared = len(call.angles) < len(arrays) and _alike(call, *arrays)
+    """Return the angles of each local array; a single source where all can share it."""
+    shared = len(call.angles) < len(arrays) and _share_angles(call, *arrays)
     return tuple(
-        _of_part(call.angles[min(i, len(call.angles) - 1)], x, local[i], call.spec.axes)
+        _slice_source(call.angles[min(i, len(call.angles) - 1)], x, local[i], call.spec.axes)
         for i, x in enumerate(arrays[:1] if shared else arrays)
     )
 
 
 def local_lookup(lookup: TableLookup, whole: DTensor, placements: Placements) -> TableLookup:
-    """Return a lookup of this process's part of the positions, placed like this."""
+    """Return a lookup of this process's shard of the positions."""
     if whole.device_mesh.get_coordinate() is None:
-        # No part of it lies here, and torch ignores what is computed; but it is to have the axes.
-        some = torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
-        return replace(lookup, whole=some, part=None)
+        # torch ignores the result in processes outside the mesh, but it must have the axes.
+        zeros = torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
+        return replace(lookup, whole=zeros, part=None)
     placing = _Placing(placements, placements)
-    parts = [_part(leaf.array, whole, placing) for leaf in leaves(lookup)]
+    parts = [_slice_leaf(leaf.array, whole, placing) for leaf in leaves(lookup)]
     return with_leaves(lookup, parts)  # type: ignore[return-value]  # of a Lookup, a Lookup
 
 
-def _alike(call: Call, q: Any, k: Any) -> bool:
-    """Return whether the parts of q and k have the same angles."""
+def _share_angles(call: Call, q: Any, k: Any) -> bool:
+    """Return whether the shards of q and k have the same angles."""
     if angles_need_gradient(call):
         return bool(q.placements == k.placements)  # else it is a sum over other processes
     heads = call.spec.axes.heads
-    cut = [
+    q_dims, k_dims = (
         [p.dim if p.is_shard() and p.dim != heads else None for p in x.placements] for x in (q, k)
-    ]
-    return cut[0] == cut[1]
+    )
+    return q_dims == k_dims
 
 
-def _of_part(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) -> AngleSource:
-    """Return the angles of the tokens in this process's part of x."""
+def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) -> AngleSource:
+    """Return the angles of the tokens in this process's shard of x."""
     if isinstance(source, RelativeAngles):
-        new, old = (_of_part(lookup, x, local, axes) for lookup in (source.new, source.old))
+        new, old = (_slice_source(lookup, x, local, axes) for lookup in (source.new, source.old))
         return RelativeAngles(new, old)  # type: ignore[arg-type]  # of Lookups, Lookups
     if isinstance(source, TableLookup):
         if source.whole is None and any(p.is_shard(axes.tokens) for p in x.placements):
@@ -81,31 +80,31 @@ def _of_part(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) -> An
             return source
         source = replace(source, tokens=local.shape[axes.tokens])
     parts = [
-        _part(leaf.array, x, _placing(leaf.array.shape, x, axes, leaf.lead, leaf.trail))
+        _slice_leaf(leaf.array, x, _place_angles(leaf.array.shape, x, axes, leaf.lead, leaf.trail))
         for leaf in leaves(source)
     ]
     return with_leaves(source, parts)
 
 
-def _placing(shape: torch.Size, x: Any, axes: Axes, lead: int, trail: int) -> _Placing:
-    """Return the placing of angles (lead..., batch..., tokens, trail...) that follow x."""
+def _place_angles(shape: torch.Size, x: Any, axes: Axes, lead: int, trail: int) -> _Placing:
+    """Return the placements of angles (lead..., batch..., tokens, trail...) sharded as x is."""
     order = (*axes.batch, axes.tokens)
     first = len(shape) - trail - len(order)  # of the axis of angles for order[0]
     angles: list[Placement] = []
     gradient: list[Placement] = []
     for p in x.placements:
-        at = first + order.index(p.dim) if p.is_shard() and p.dim in order else -1
-        if at >= lead and shape[at] == x.shape[p.dim]:
-            angles.append(Shard(at))
-            gradient.append(Shard(at))
+        axis = first + order.index(p.dim) if p.is_shard() and p.dim in order else -1
+        if axis >= lead and shape[axis] == x.shape[p.dim]:
+            angles.append(Shard(axis))
+            gradient.append(Shard(axis))
         else:
-            # The same angles serve other parts of x elsewhere: each gives a part of the gradient.
+            # Other processes use the same angles, so the gradient is the sum over all of them.
             angles.append(Replicate())
             gradient.append(Partial() if p.is_shard() else p)
     return _Placing(tuple(angles), tuple(gradient))
 
 
-def _part(t: Any, like: Any, placing: _Placing) -> Any:
+def _slice_leaf(t: Any, like: Any, placing: _Placing) -> Any:
     if not isinstance(t, DTensor):
         if not (t.requires_grad or any(p.is_shard() for p in placing.angles)):
             return t

@@ -11,36 +11,30 @@ from rope_xp._core.call import Call, RelativeAngles, TableLookup
 from rope_xp._core.library import DigitTables
 from rope_xp._dispatch.call_cache import CallSignature
 
-from . import cpu, gpu, op
-from .op_args import OpArgs, build_op_args
+from . import op
+from .cpu import LLVMLaunch
+from .gpu import TritonLaunch, is_current
+from .op_args import N_TENSORS, OpArgs, build_op_args
 from .signature import Tensors
 
-Launch: TypeAlias = cpu.KernelLaunch | gpu.KernelLaunch
+TensorLaunch: TypeAlias = LLVMLaunch | TritonLaunch
 
 
 @dataclass(frozen=True, slots=True)
 class AutogradLaunch:
-    """Runs a launch that autograd records.
+    """Runs a launch that autograd records."""
 
-    Parameters
-    ----------
-    launch : Launch
-        Runs where autograd does not record.
-    components : bool
-        Whether positions have a leading axis of components.
-    spec : tuple
-        The operator's arguments after tensors.
-    """
-
-    launch: Launch
+    launch: TensorLaunch
     components: bool
+    """Whether positions have a leading axis of components."""
     plain_args: tuple[Any, ...]
+    """The operator's arguments after tensors."""
 
     def __call__(
         self, arrays: Tensors, _out: None, angle_inputs: Tensors, tables: DigitTables | None
     ) -> Tensors | None:
         """Return results."""
-        if isinstance(self.launch, gpu.KernelLaunch) and not gpu.is_current(arrays[0]):
+        if isinstance(self.launch, TritonLaunch) and not is_current(arrays[0]):
             return None
 
         def run(xs: Tensors) -> Tensors:
@@ -52,9 +46,9 @@ class AutogradLaunch:
                 saved = tuple([row.clone() for row in angle_inputs])
             if self.components:
                 saved = tuple([row.movedim(0, -1) for row in saved])
-        return op.recorded(run, saved, partial(self._op_args, tables), arrays)
+        return op.record_rotation(run, saved, partial(self._build_args, tables), arrays)
 
-    def _op_args(self, tables: DigitTables | None, angle_inputs: Tensors) -> OpArgs:
+    def _build_args(self, tables: DigitTables | None, angle_inputs: Tensors) -> OpArgs:
         """Return the operator's arguments."""
         if tables is None:
             cos, sin = angle_inputs
@@ -66,13 +60,13 @@ class AutogradLaunch:
         return OpArgs(positions, part, low, middle, high, frequencies, component, *self.plain_args)
 
 
-def specialize(
+def specialize_launch(
     call: Call,
     signature: CallSignature,
     results: Tensors,
-    prepare: Callable[[Tensors, Tensors, OpArgs], Launch | None],
-) -> Launch | AutogradLaunch | None:
-    """Return what launches a kernel on calls of a signature, None where it takes more than that."""
+    prepare: Callable[[Tensors, Tensors, OpArgs], TensorLaunch | None],
+) -> TensorLaunch | AutogradLaunch | None:
+    """Return the launch of a signature, None where its calls take more than one launch."""
     arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
     if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
         return None
@@ -82,9 +76,8 @@ def specialize(
     if isinstance(source, TableLookup):
         if angle_inputs and angle_inputs[0].ndim == components:
             return None  # components of a single token, without an axis for it
-        source = replace(
-            source, whole=(*angle_inputs, None)[0], part=(*angle_inputs, None, None)[1]
-        )
+        whole, part = (*angle_inputs, None, None)[:2]
+        source = replace(source, whole=whole, part=part)
     needs_grad = {torch.is_grad_enabled() and x.requires_grad for x in arrays}
     if len(needs_grad) > 1:
         return None
@@ -92,4 +85,4 @@ def specialize(
     launch = prepare(results, arrays, op_args)
     if launch is None or needs_grad == {False}:
         return launch
-    return AutogradLaunch(launch, components, op_args[OpArgs._fields.index("axes") :])
+    return AutogradLaunch(launch, components, op_args[N_TENSORS:])

@@ -1,4 +1,4 @@
-"""torch: its tensors eager and traced, their memory, and what may be written over them."""
+"""The glue of torch: eager and traced tensors, their memory, in-place writes."""
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ class Torch(Backend):
 
     def traced(self, host: object, device: torch.device) -> torch.Tensor:
         """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
-        made = torch.as_tensor(host, device=device)
-        if made.dtype.is_floating_point and isinstance(host, (int, float, list, tuple)):
-            made = torch.as_tensor(host, dtype=torch.float64, device=device)
-        return made
+        x = torch.as_tensor(host, device=device)
+        if x.dtype.is_floating_point and isinstance(host, (int, float, list, tuple)):
+            x = torch.as_tensor(host, dtype=torch.float64, device=device)
+        return x
 
     def dtype_name(self, x: torch.Tensor) -> str:
         """Name the usual dtypes by a dict."""
@@ -38,7 +38,7 @@ class Torch(Backend):
         return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
     def unreadable(self, x: torch.Tensor) -> str | None:
-        """Nested, sparse and blocked tensors have dense kin, which alone can be rotated."""
+        """Refuse nested, sparse and blocked tensors."""
         if x.is_nested:
             return (
                 "a nested tensor, and dense ones are taken; give those in it, one by one, or padded"
@@ -52,8 +52,11 @@ class Torch(Backend):
         return x.device
 
     def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
-        """Copy."""
-        return tables.tensor(host, device)
+        """Copy: torch warns of read-only memory, and takes no negative strides.
+
+        Not even those of an axis of length 1, which numpy calls contiguous.
+        """
+        return torch.tensor(host.copy(), device=device)
 
     def arange(self, n: int, device: torch.device) -> torch.Tensor:
         """Take n as it is: torch.compile passes a symbol."""
@@ -70,7 +73,7 @@ class Torch(Backend):
         return positions.to(torch.int32)
 
     def host_view(self, positions: torch.Tensor) -> np.ndarray | None:
-        """Read what lies in CPU memory, and nobody follows."""
+        """Read plain tensors in CPU memory, outside transforms."""
         if (
             torch.compiler.is_compiling()
             or private.are_transforms_active()
@@ -81,11 +84,11 @@ class Torch(Backend):
         return host_view(positions)
 
     def constant(self, x: torch.Tensor) -> torch.Tensor:
-        """Detach, which transforms and forward derivatives heed too."""
+        """Detach, also for transforms and derivatives in forward mode."""
         return x.detach()
 
     def take_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Select without a look at sizes, which a compiler may hold as symbols."""
+        """Select without branching on sizes, which may be a compiler's symbols."""
         rows = table.index_select(0, indices.reshape(-1))
         return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
 
@@ -108,17 +111,18 @@ class Torch(Backend):
     def tables(self, table_key: TableKey, like: torch.Tensor) -> DigitTables:
         """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
-            return tables.in_graph(table_key, like.device)
-        if type(like) not in PLAIN and tables.is_traced(like):
+            return tables.tables_in_graph(table_key, like.device)
+        is_traced = type(like) not in PLAIN and tables.must_copy_tables(like)
+        if is_traced or not private.can_make_plain_tensors():
             return put_tables(self, table_key, like.device)
-        made = tables.on_device((table_key, like.device))
+        cached = tables.tables_on_device((table_key, like.device))
         if like.device.type == "cuda":
-            tables.outlive(made)
-        return made
+            tables.extend_lifetime(cached)
+        return cached
 
     def are_apart(self, x: torch.Tensor, y: torch.Tensor) -> bool:
         """Compare addresses alone; torch has no negative strides."""
-        (start, end), (other_start, other_end) = _span(x), _span(y)
+        (start, end), (other_start, other_end) = _byte_range(x), _byte_range(y)
         return end <= other_start or other_end <= start
 
     def memory(self, x: torch.Tensor) -> Memory | None:
@@ -148,7 +152,7 @@ class Torch(Backend):
         out.copy_(result)
 
 
-def _span(x: torch.Tensor) -> tuple[int, int]:
+def _byte_range(x: torch.Tensor) -> tuple[int, int]:
     """Return the first address of a tensor, and the one behind its last."""
     start = x.data_ptr()
     if x.is_contiguous():

@@ -1,9 +1,9 @@
-"""The rotation as one operator of torch, which autograd, torch.func and compilers can follow.
+"""The rotation as one operator of torch, for autograd, torch.func and compilers.
 
-The operator itself knows nothing of derivatives; :class:`_Rotate` around it does. Of the ways to
-tell torch of a derivative, this alone survives gradcheck, torch.func, ``torch.compile`` with
-``fullgraph`` and export together: an operator with ``register_autograd`` fails under torch.func
-(https://github.com/pytorch/pytorch/issues/168393) and has silent zeros for forward-mode tangents.
+The operator has no derivative; :class:`_Rotate` around it has. No other way passes gradcheck,
+torch.func, ``torch.compile`` with ``fullgraph`` and export together: an operator with
+``register_autograd`` fails under torch.func (https://github.com/pytorch/pytorch/issues/168393) and
+has silent zeros for forward-mode tangents.
 """
 
 import string
@@ -18,21 +18,24 @@ from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import choose
 from rope_xp._rotation import portable
 
-from . import cpu, gpu, private
+from . import private
+from .cpu import rotate_on_cpu
+from .gpu import rotate_on_gpu
 from .library import Torch
-from .op_args import OpArgs
-from .results import like, new
+from .op_args import N_TENSORS, OpArgs
+from .results import allocate_result, empty_result
 from .signature import Tensors, is_plain
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
-# The tables are (low, middle, high), or (cos, sin) and nothing. Positions and what they have after
-# the point are (batch..., tokens), or (batch..., tokens, components) where ``components``, (r/2,),
-# says which one a frequency reads.
+# The tables are (low, middle, high), or (cos, sin, None). Positions and their fractional parts are
+# (batch..., tokens), or (batch..., tokens, components) where ``components``, (r/2,), holds the one
+# that a frequency reads.
 _OP_ARGS = (
     "Tensor? positions, Tensor? part, Tensor table, Tensor table_2, Tensor? table_3, "
     "Tensor? frequencies, Tensor? components, str axes, str layout, int offset, bool inverse"
 )
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_STRIDES_TAG = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+_TAGS = (torch.Tag.pt2_compliant_tag, _STRIDES_TAG)
 _library = torch.library.Library("rope_xp", "FRAGMENT")
 _library.define(f"rotate(Tensor x, {_OP_ARGS}) -> Tensor", tags=_TAGS)
 _library.define(f"rotate_pair(Tensor q, Tensor k, {_OP_ARGS}) -> (Tensor, Tensor)", tags=_TAGS)
@@ -41,32 +44,31 @@ _rotate = torch.ops.rope_xp.rotate.default
 _rotate_pair = torch.ops.rope_xp.rotate_pair.default
 _rotate_out = torch.ops.rope_xp.rotate_out.default
 
-_N_TENSORS, _N_OP_ARGS = OpArgs._fields.index("axes"), len(OpArgs._fields)
-
+_N_OP_ARGS = len(OpArgs._fields)
 _PORTABLE = Torch("torch", xp)
 
 
-def apply(arrays: Tensors, op_args: OpArgs) -> Tensors:
-    """Return arrays rotated, in a way that derivatives can follow where there are any to take."""
+def apply_op(arrays: Tensors, op_args: OpArgs) -> Tensors:
+    """Return arrays rotated, recorded by autograd and transforms where these are active."""
     if arrays[0].requires_grad != arrays[-1].requires_grad:
         # All results of one autograd.Function would require a gradient, and one have none to give.
-        return apply(arrays[:1], op_args) + apply(arrays[1:], op_args)
+        return apply_op(arrays[:1], op_args) + apply_op(arrays[1:], op_args)
     needs_grad = torch.is_grad_enabled() and arrays[0].requires_grad
     transformed = private.are_transforms_active()
     if not needs_grad and not transformed:
-        return _plain(arrays, op_args)
+        return _call_op(arrays, op_args)
     if transformed or torch.compiler.is_compiling():
         return tuple(_Rotate.apply(*op_args, *arrays))
     op_args = op_args.with_own_angle_inputs(arrays[0])
-    return recorded(
-        lambda xs: _plain(xs, op_args),
+    return record_rotation(
+        lambda xs: _call_op(xs, op_args),
         op_args.angle_inputs,
         op_args.with_angle_inputs(()).with_angle_inputs,
         arrays,
     )
 
 
-def recorded(
+def record_rotation(
     run: Callable[[Tensors], Tensors],
     angle_inputs: Tensors,
     op_args_for: Callable[[Tensors], OpArgs],
@@ -74,40 +76,41 @@ def recorded(
 ) -> Tensors:
     """Return arrays rotated by ``run``; autograd records it and saves ``angle_inputs`` alone.
 
-    ``op_args_for`` returns the operator's arguments given rows. Cached calls and the slow path come
-    here, so both save the same tensors in the same order, as activation checkpointing demands.
+    ``op_args_for`` returns the operator's arguments for angle inputs. Cached calls and the slow
+    path share this, so both save the same tensors in the same order, as activation checkpointing
+    demands.
     """
     return tuple(_EagerRotate.apply(run, angle_inputs, op_args_for, *arrays))
 
 
-def gradients(
+def rotate_gradients(
     grads: tuple[torch.Tensor | None, ...],
     op_args: OpArgs,
-    rotate: Callable[[Tensors, OpArgs], Tensors] = apply,
+    rotate: Callable[[Tensors, OpArgs], Tensors] = apply_op,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return gradients rotated, and none for what a loss does not use."""
+    """Return gradients rotated, and None for results that the loss does not use."""
     used = tuple([g for g in grads if g is not None])
     rotated = iter(rotate(used, op_args) if used else ())
     return tuple([None if g is None else next(rotated) for g in grads])
 
 
-def write(out: Tensors, arrays: Tensors, op_args: OpArgs) -> None:
+def write_op(out: Tensors, arrays: Tensors, op_args: OpArgs) -> None:
     """Rotate arrays into out."""
     _rotate_out(out, arrays, *op_args)
 
 
-def _plain(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
+def _call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
     if len(arrays) == 1:
         return (_rotate(*arrays, *op_args),)
     return tuple(_rotate_pair(*arrays, *op_args))
 
 
-def _direct(arrays: Tensors, op_args: OpArgs) -> Tensors:
-    """Do the same past the dispatcher, which would only come back to us 10 us later."""
+def _bypass_dispatcher(arrays: Tensors, op_args: OpArgs) -> Tensors:
+    """Run the operator without the dispatcher, which takes 10 us."""
     plain = all(is_plain(x) and private.has_storage(x) for x in arrays)
     if torch.is_grad_enabled() or private.is_observed() or not plain:
-        return apply(arrays, op_args)
-    return _run(None, arrays, op_args)
+        return apply_op(arrays, op_args)
+    return _run_kernel(None, arrays, op_args)
 
 
 # --- derivatives ---------------------------------------------------------------------------------
@@ -116,18 +119,17 @@ def _direct(arrays: Tensors, op_args: OpArgs) -> Tensors:
 class _Rotate(torch.autograd.Function):
     """A rotation is linear and its transpose is its inverse, so nothing but angles is saved.
 
-    Its arguments are those of How, each by itself, and the arrays: torch.compile takes a tuple for
-    its elements.
+    Its arguments are the fields of OpArgs, then the arrays: torch.compile flattens tuples.
     """
 
     @staticmethod
     def forward(*arguments: Any) -> Tensors:
-        return _plain(arguments[_N_OP_ARGS:], arguments[:_N_OP_ARGS])
+        return _call_op(arguments[_N_OP_ARGS:], arguments[:_N_OP_ARGS])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
-        ctx.save_for_backward(*inputs[:_N_TENSORS])
-        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[_N_TENSORS:_N_OP_ARGS]
+        ctx.save_for_backward(*inputs[:N_TENSORS])
+        ctx.axes, ctx.layout, ctx.offset, ctx.inverse = inputs[N_TENSORS:_N_OP_ARGS]
         if not torch.compiler.is_compiling():  # which cannot trace it
             ctx.set_materialize_grads(False)
 
@@ -135,8 +137,8 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
-            return *(None,) * _N_OP_ARGS, *_plain(grads, back)
-        return *(None,) * _N_OP_ARGS, *gradients(grads, OpArgs(*back))
+            return *(None,) * _N_OP_ARGS, *_call_op(grads, back)
+        return *(None,) * _N_OP_ARGS, *rotate_gradients(grads, OpArgs(*back))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
@@ -145,33 +147,33 @@ class _Rotate(torch.autograd.Function):
         names = op_args.axes
         batch = len(set(names) - set("shd"))
         letter = next(c for c in string.ascii_letters if c not in names + "shd")
-        own = 2 if op_args.components is None else 3  # axes of positions, with the mapped one
-        axes = (own, own, 3, 3, 3)
+        ndim = 2 if op_args.components is None else 3  # of positions, with the mapped axis
+        ndims = (ndim, ndim, 3, 3, 3)
         angles = [
-            _mapped_angles(x, at, batch + n)
-            for x, at, n in zip(op_args[: len(axes)], in_dims[: len(axes)], axes, strict=True)
+            _move_mapped_axis(x, axis, batch + n)
+            for x, axis, n in zip(op_args[:5], in_dims[:5], ndims, strict=True)
         ]
         arrays = [
-            x.expand(info.batch_size, *x.shape) if at is None else x.movedim(at, 0)
-            for x, at in zip(arguments[_N_OP_ARGS:], in_dims[_N_OP_ARGS:], strict=True)
+            x.expand(info.batch_size, *x.shape) if axis is None else x.movedim(axis, 0)
+            for x, axis in zip(arguments[_N_OP_ARGS:], in_dims[_N_OP_ARGS:], strict=True)
         ]
         mapped = dict(zip(OpArgs._fields, angles, strict=False))
         op_args = op_args._replace(**mapped, axes=letter + names)
-        return apply(tuple(arrays), op_args), (0,) * len(arrays)
+        return apply_op(tuple(arrays), op_args), (0,) * len(arrays)
 
 
-def _mapped_angles(angles: Any, at: int | None, ndim: int) -> Any:
+def _move_mapped_axis(angles: Any, axis: int | None, ndim: int) -> Any:
     """Return angles with the mapped axis first, then all axes that angles can have."""
-    if angles is None or at is None:
+    if angles is None or axis is None:
         return angles
-    angles = angles.movedim(at, 0)
+    angles = angles.movedim(axis, 0)
     return angles.reshape(angles.shape[0], *(1,) * (ndim - angles.ndim), *angles.shape[1:])
 
 
 class _EagerRotate(torch.autograd.Function):
-    """The same where no transform is active and nothing is traced: it takes a third of the time.
+    """The same outside transforms and tracing, in a third of the time.
 
-    Saved are positions, or cos and sin. Tables are the library's own, and stay with the context.
+    Positions, or cos and sin, are saved tensors. Digit tables are no caller's and stay in ctx.
     """
 
     @staticmethod
@@ -190,53 +192,49 @@ class _EagerRotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         op_args = ctx.op_args_for(ctx.saved_tensors)
-        return (
-            None,
-            None,
-            None,
-            *gradients(grads, op_args._replace(inverse=not op_args.inverse), _direct),
-        )
+        inverse = op_args._replace(inverse=not op_args.inverse)
+        return None, None, None, *rotate_gradients(grads, inverse, _bypass_dispatcher)
 
 
-# --- what runs -----------------------------------------------------------------------------------
+# --- implementations -----------------------------------------------------------------------------
 
 RUNS: dict[str, Callable[[Tensors | None, Tensors, OpArgs], Tensors]] = {
-    "cpu": cpu.rotate,
-    "cuda": gpu.rotate,
+    "cpu": rotate_on_cpu,
+    "cuda": rotate_on_gpu,
 }
-"""What rotates on a kind of device: ``run(out, arrays, op_args)`` returns out, or new
-results where it is None, or raises PathUnavailable."""
+"""By device type: ``run(out, arrays, op_args)`` returns out, or new results where it is None, or
+raises PathUnavailable."""
 
 
 @torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
-def _rotate_here(x: torch.Tensor, *op_args: Any) -> torch.Tensor:
-    return _run(None, (x,), OpArgs(*op_args))[0]
+def _rotate_impl(x: torch.Tensor, *op_args: Any) -> torch.Tensor:
+    return _run_kernel(None, (x,), OpArgs(*op_args))[0]
 
 
 @torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
-def _rotate_pair_here(q: torch.Tensor, k: torch.Tensor, *op_args: Any) -> Tensors:
-    return _run(None, (q, k), OpArgs(*op_args))
+def _rotate_pair_impl(q: torch.Tensor, k: torch.Tensor, *op_args: Any) -> Tensors:
+    return _run_kernel(None, (q, k), OpArgs(*op_args))
 
 
 @torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
-def _rotate_out_here(out: list[torch.Tensor], arrays: list[torch.Tensor], *op_args: Any) -> None:
-    _run(tuple(out), tuple(arrays), OpArgs(*op_args))
+def _rotate_out_impl(out: list[torch.Tensor], arrays: list[torch.Tensor], *op_args: Any) -> None:
+    _run_kernel(tuple(out), tuple(arrays), OpArgs(*op_args))
 
 
-torch.library.register_fake("rope_xp::rotate", lambda x, *_: like(x), lib=_library)
+torch.library.register_fake("rope_xp::rotate", lambda x, *_: empty_result(x), lib=_library)
 torch.library.register_fake(
-    "rope_xp::rotate_pair", lambda q, k, *_: (like(q), like(k)), lib=_library
+    "rope_xp::rotate_pair", lambda q, k, *_: (empty_result(q), empty_result(k)), lib=_library
 )
 torch.library.register_fake("rope_xp::rotate_out", lambda *_: None, lib=_library)
 
 
-def _run(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
+def _run_kernel(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
     try:
         return RUNS[arrays[0].device.type](out, arrays, op_args)
     except PathUnavailable as reason:
         choose.refuse_if_asked_for(reason)
-        # Here a compiled graph ends up too, in a process where kernels fail.
-        out = tuple(map(new, arrays)) if out is None else out
+        # A compiled graph runs this too, in a process where kernels fail.
+        out = tuple(map(allocate_result, arrays)) if out is None else out
         source = op_args.source(arrays[0].shape[op_args.spec.axes.tokens])
         portable.run(Call(_PORTABLE, arrays, (source,), out, op_args.spec))
         return out

@@ -1,4 +1,4 @@
-"""The arguments of torch's operator: angles and a turn as tensors and plain values."""
+"""The arguments of torch's operator: angles and rotation spec as tensors and plain values."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from .signature import Tensors
 
 
 class OpArgs(NamedTuple):
-    """How an operator rotates: its arguments after the tensors to rotate."""
+    """The operator's arguments after the tensors to rotate."""
 
     positions: torch.Tensor | None
     part: torch.Tensor | None
@@ -29,14 +29,14 @@ class OpArgs(NamedTuple):
 
     @property
     def tables(self) -> tuple[torch.Tensor | None, ...]:
-        """What Digits holds, where angles are looked up."""
+        """The fields of DigitTables, where angles are looked up."""
         return self.table, self.table_2, self.table_3, self.frequencies, self.components
 
     @property
     def angle_inputs(self) -> tuple[torch.Tensor, ...]:
         """Positions and their fractions, or cos and sin."""
-        given = (self.positions, self.part) if self.is_lookup else (self.table, self.table_2)
-        return tuple([x for x in given if x is not None])
+        inputs = (self.positions, self.part) if self.is_lookup else (self.table, self.table_2)
+        return tuple([x for x in inputs if x is not None])
 
     @property
     def is_lookup(self) -> bool:
@@ -44,7 +44,7 @@ class OpArgs(NamedTuple):
         return self.table_3 is not None
 
     def with_angle_inputs(self, angle_inputs: Tensors) -> "OpArgs":
-        """Return the same with other rows, or with none."""
+        """Return the same with other angle inputs, or with none."""
         first, second = (*angle_inputs, None, None)[:2]
         if self.is_lookup:
             return self._replace(positions=first, part=second)
@@ -53,8 +53,8 @@ class OpArgs(NamedTuple):
     def with_own_angle_inputs(self, x: torch.Tensor) -> "OpArgs":
         """Return the same with copies of positions, as kernels for the device of x read them.
 
-        The caller may write to his own before a gradient is computed. Cos and sin stay his, as
-        those of any formula.
+        The caller may overwrite positions before backward runs. Cos and sin are not copied, as
+        autograd copies no operand of a product.
         """
         if not self.is_lookup or self.positions is None:
             return self
@@ -68,13 +68,13 @@ class OpArgs(NamedTuple):
 
     @property
     def spec(self) -> RotationSpec:
-        """What is done to each tensor."""
+        """The rotation of each tensor, but for angles."""
         components = self.table.shape[-1] * (1 if self.is_lookup else 2)
         axes = parse_axes(self.axes, len(self.axes), "x")
         return RotationSpec(axes, self.layout, components, self.offset, self.inverse)
 
     def source(self, tokens: int) -> TableLookup | CosSin:
-        """Return where angles come from, positions with their components in front."""
+        """Return the angle source, with the components of positions in front."""
         low, middle, high = self.table, self.table_2, self.table_3
         if high is None:
             return CosSin(low, middle)
@@ -84,6 +84,10 @@ class OpArgs(NamedTuple):
             part = None if part is None else part.movedim(-1, 0)
         tables = DigitTables(low, middle, high, self.frequencies, self.components)
         return TableLookup(tables, whole, part, low.device, tokens, UNKNOWN, count)
+
+
+N_TENSORS = OpArgs._fields.index("axes")
+"""How many of the arguments are tensors; those that follow are plain values."""
 
 
 def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:

@@ -1,6 +1,6 @@
-"""Private names of torch, resolved once. Where a version lacks one, calls take the slow path.
+"""Private and experimental names of torch, resolved once: torch has no public ones for these.
 
-torch has no public way to ask any of this: its own autograd and compiler ask by these names.
+Where a version lacks a name, calls take the slow path.
 """
 
 import contextlib
@@ -12,36 +12,40 @@ from typing import Any, TypeVar
 import torch
 import torch.autograd.forward_ad
 
-for _name in ("torch.utils._device", "torch.utils._python_dispatch"):
-    with contextlib.suppress(ImportError):
-        importlib.import_module(_name)
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def _find(name: str) -> Any:
-    """Return what a dotted name behind ``torch`` stands for, None if there is nothing."""
+def _resolve(name: str, module: str = "") -> Any:
+    """Return the value of a dotted name in torch or a module of it, None if there is none."""
     value: Any = torch
+    if module:
+        try:
+            value = importlib.import_module(f"torch.{module}")
+        except ImportError:
+            return None
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
 
 
-_transforms_active: Callable[[], bool] | None = _find("_C._are_functorch_transforms_active")
-_transforms: Callable[[], list[Any]] | None = _find("_C._functorch.get_interpreter_stack")
-_transform_types: Any = _find("_C._functorch.TransformType")
-_dispatch_modes: Callable[[], int] | None = _find("_C._len_torch_dispatch_stack")
-_function_modes: Callable[[], int] | None = _find("_C._len_torch_function_stack")
-_function_mode_at: Callable[[int], object] | None = _find("_C._get_function_stack_at")
-_tracing_state: Callable[[], object] | None = _find("_C._get_tracing_state")
-_is_profiled: Callable[[], bool] | None = _find("_C._autograd._profiler_enabled")
-_default_device: Any = _find("utils._device.DeviceContext")
-_forward_ad: Any = torch.autograd.forward_ad
-_without_transforms: Any = _find("_C._DisableFuncTorch")
-_without_modes: Any = _find("utils._python_dispatch._disable_current_modes")
-_fake_tensor: Any = _find("_subclasses.FakeTensor")
-_has_storage: Callable[[torch.Tensor], bool] | None = _find("_C._has_storage")
-current_stream: Callable[[int], int] | None = _find("_C._cuda_getCurrentRawStream")
+_transforms_active: Callable[[], bool] | None = _resolve("_C._are_functorch_transforms_active")
+_transforms: Callable[[], list[Any] | None] | None = _resolve("_C._functorch.get_interpreter_stack")
+_transform_type: Callable[[Any], Any] | None = _resolve("_C._functorch.CInterpreter.key")
+_grad_type: Any = _resolve("_C._functorch.TransformType.Grad")
+_vmap_type: Any = _resolve("_C._functorch.TransformType.Vmap")
+_dispatch_modes: Callable[[], int] | None = _resolve("_C._len_torch_dispatch_stack")
+_function_modes: Callable[[], int] | None = _resolve("_C._len_torch_function_stack")
+_function_mode_at: Callable[[int], object] | None = _resolve("_C._get_function_stack_at")
+_tracing_state: Callable[[], object] | None = _resolve("_C._get_tracing_state")
+_is_profiled: Callable[[], bool] | None = _resolve("_C._autograd._profiler_enabled")
+_default_device: Any = _resolve("DeviceContext", "utils._device")
+_without_transforms: Any = _resolve("_C._DisableFuncTorch")
+_without_modes: Any = _resolve("_disable_current_modes", "utils._python_dispatch")
+_fake_tensor: Any = _resolve("_subclasses.FakeTensor")
+_has_storage: Callable[[torch.Tensor], bool] | None = _resolve("_C._has_storage")
+_guard_scalar: Any = _resolve("guard_scalar", "fx.experimental.symbolic_shapes")
+_known_true: Any = _resolve("statically_known_true", "fx.experimental.symbolic_shapes")
+current_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 
 
@@ -52,16 +56,16 @@ def are_transforms_active() -> bool:
 
 def is_forward_mode() -> bool:
     """Return whether derivatives in forward mode are followed, or may be."""
-    level: int = getattr(_forward_ad, "_current_level", 0)
+    level: int = getattr(torch.autograd.forward_ad, "_current_level", 0)
     return level >= 0
 
 
 def are_transforms_reverse() -> bool:
     """Return whether all active transforms are gradients in reverse mode, and vmap."""
-    if _transforms is None or _transform_types is None:
+    if _transforms is None or _transform_type is None:
         return False
-    kinds = {level.key() for level in _transforms()}
-    return kinds <= {_transform_types.Grad, _transform_types.Vmap}
+    types = {_transform_type(level) for level in _transforms() or ()}
+    return types <= {_grad_type, _vmap_type}
 
 
 def has_storage(x: torch.Tensor) -> bool:
@@ -70,8 +74,8 @@ def has_storage(x: torch.Tensor) -> bool:
 
 
 def is_fake(x: torch.Tensor) -> bool:
-    """Return whether a tensor has a shape and a device, and no memory."""
-    return _fake_tensor is not None and isinstance(x, _fake_tensor)
+    """Return whether a tensor has a shape and a device and no memory, or may have none."""
+    return _fake_tensor is None or isinstance(x, _fake_tensor)
 
 
 def has_dispatch_modes() -> bool:
@@ -80,7 +84,7 @@ def has_dispatch_modes() -> bool:
 
 
 def is_observed() -> bool:
-    """Return whether a mode, transform or profiler sees or changes what is done to tensors.
+    """Return whether a mode, transform or profiler sees or changes operations on tensors.
 
     A default device does not: nothing here makes a tensor without naming its device.
     """
@@ -103,12 +107,22 @@ def is_observed() -> bool:
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export traces the call.
+    """Return whether torch.export traces the call, or may do so.
 
     torch.compiler.is_exporting() of torch 2.11 is True in all that torch.compile traces:
     https://github.com/pytorch/pytorch/issues/176347
     """
-    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+    return bool(getattr(torch.compiler, "_is_exporting_flag", torch.compiler.is_compiling()))
+
+
+def is_known_true(condition: Any) -> bool:
+    """Return whether a condition holds for all values of a compiler's symbols."""
+    return bool(_known_true is not None and _known_true(condition))
+
+
+def guard_scalar(number: Any) -> Any:
+    """Return the number that a compiler's symbol stands for."""
+    return number if _guard_scalar is None else _guard_scalar(number)
 
 
 def mark_static(x: Any) -> None:
@@ -120,6 +134,13 @@ def mark_constant(function: FunctionT) -> FunctionT:
     """Do what torch.compiler.assume_constant_result does, which imports all of Dynamo for it."""
     vars(function)["_dynamo_marked_constant"] = True
     return function
+
+
+def can_make_plain_tensors() -> bool:
+    """Return whether :func:`unobserved` leaves all transforms and modes."""
+    if _without_transforms is not None and _without_modes is not None:
+        return True
+    return not (are_transforms_active() or has_dispatch_modes())
 
 
 def unobserved() -> AbstractContextManager[object]:

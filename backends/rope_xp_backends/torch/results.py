@@ -1,9 +1,9 @@
-"""Memory of results, and what autograd is told of it.
+"""Memory of results, in huge pages where they are large, and versions of what is written over.
 
-The system maps a large result and sets it to zero when it is first written to, which is most of the
-time that filling it takes. In pages of 2 MB that takes a third of the time of pages of 4 KB. numpy
-asks for them by itself; torch only where its environment variable THP_MEM_ALLOC_ENABLE is set. The
-memory stays torch's own; a tensor around numpy's could not be resized.
+Most of the time that it takes to fill a large result goes into mapping its pages: with pages of
+2 MB a third of that with pages of 4 KB. numpy requests them by itself, torch only where its
+environment variable THP_MEM_ALLOC_ENABLE is set. The memory stays torch's own, as a tensor around
+numpy's could not be resized.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import torch
 from .signature import Tensors
 
 HUGE_FROM_BYTES = 1 << 22
-"""As numpy has it: smaller memory is reused by the allocator, and mapped already."""
+"""numpy's threshold: the allocator reuses smaller memory, which is mapped already."""
 
 _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 """Only Linux has it."""
@@ -25,38 +25,34 @@ if _HUGE is not None and os.environ.get("ROPE_XP_HUGE_PAGES") != "0":
     _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def new(x: torch.Tensor) -> torch.Tensor:
-    """Return memory for a result, on the CPU in pages of 2 MB where it is large."""
-    made = like(x)
-    if x.device.type == "cpu" and made.nbytes >= HUGE_FROM_BYTES:
-        _advise_huge(made.data_ptr(), made.nbytes)
-    return made
+def allocate_result(x: torch.Tensor) -> torch.Tensor:
+    """Return memory for a result, on the CPU in huge pages where it is large."""
+    result = empty_result(x)
+    if _libc is not None and x.device.type == "cpu" and result.nbytes >= HUGE_FROM_BYTES:
+        address, size = result.data_ptr(), result.nbytes
+        offset = -address % mmap.PAGESIZE
+        # Where the system refuses, nothing changes.
+        _libc.madvise(address + offset, size - offset & -mmap.PAGESIZE, _HUGE)
+    return result
 
 
-def like(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty result: with the strides of x, but head_dim is contiguous."""
+def empty_result(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty result with the strides of x, but a contiguous head_dim."""
     if x.stride(-1) == 1:
-        made = torch.empty_like(x)
+        result = torch.empty_like(x)
         # Beside an axis of length 1 and stride 1, torch may put one of stride 0 behind head_dim.
-        if made.stride(-1) == 1:
-            return made
+        if result.stride(-1) == 1:
+            return result
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def usual(x: torch.Tensor) -> bool:
-    """Return whether :func:`new` gives what torch itself would, for all that lie as x."""
-    return x.nbytes < HUGE_FROM_BYTES and torch.empty_like(x).stride() == like(x).stride()
-
-
-def _advise_huge(address: int, size: int) -> None:
-    """Ask for huge pages, unless the user wants none. Where that is refused, nothing changes."""
-    if _libc is not None:
-        whole = -address % mmap.PAGESIZE
-        _libc.madvise(address + whole, size - whole & -mmap.PAGESIZE, _HUGE)
+def has_default_allocation(x: torch.Tensor) -> bool:
+    """Return whether torch.empty_like is :func:`allocate_result` for all tensors laid out as x."""
+    return x.nbytes < HUGE_FROM_BYTES and torch.empty_like(x).stride() == empty_result(x).stride()
 
 
 def bump_versions(out: Tensors) -> None:
-    """Have autograd know that tensors were written over."""
+    """Bump version counters after an in-place write, so that autograd notices it."""
     for x in out:
         if not x.is_inference():
             torch.autograd.graph.increment_version(x)

@@ -1,4 +1,4 @@
-"""Signatures of eager calls on plain tensors, which no transform or mode follows."""
+"""Signatures of eager calls on plain tensors, outside transforms and modes."""
 
 from collections.abc import Hashable
 from typing import Any, TypeAlias
@@ -15,17 +15,17 @@ from . import private, streams
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Classes of tensors that are memory, and nothing else."""
+"""Tensor classes without behaviour of their own."""
 _INTEGERS = (torch.int64, torch.int32)
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Return whether a tensor is what it has in memory."""
+    """Return whether the elements of a tensor are those in its memory."""
     return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_neg()
 
 
 def host_view(positions: torch.Tensor) -> np.ndarray | None:
-    """Return a plain tensor in CPU memory as a numpy array, None where autograd follows it."""
+    """Return a plain tensor in CPU memory as a numpy array, None where autograd records it."""
     if positions.requires_grad and torch.is_grad_enabled():
         return None
     if positions.dtype is torch.bfloat16:
@@ -43,13 +43,19 @@ def signature(
     """Return the signature of a call, None if it cannot be cached."""
     if torch.compiler.is_compiling() or private.is_observed():
         return None
-    found = operands_of(arrays, out)
-    operands = None if found is None else _described(found[0], out is not None)
-    read = _read(positions, arrays[0]) if tables is None else _given(tables, arrays[0])
-    if operands is None or read is None:
+    checked = operands_of(arrays, out)
+    if checked is None:
         return None
-    angle_inputs, position_range = read
-    key: list[Hashable] = [context, found[1], position_range, *operands]  # type: ignore[index]  # it was found
+    operands, in_place = checked
+    operand_key = _describe_operands(operands, out is not None)
+    if tables is None:
+        angles = _read_positions(positions, arrays[0])
+    else:
+        angles = (tables, None) if _can_read_tables(tables, arrays[0]) else None
+    if operand_key is None or angles is None:
+        return None
+    angle_inputs, position_range = angles
+    key: list[Hashable] = [context, in_place, position_range, *operand_key]
     for row in angle_inputs:
         key += row.dtype, row.shape, row.stride()
     device = arrays[0].device
@@ -57,13 +63,13 @@ def signature(
         if streams.is_capturing(device):
             return None  # the slow path pins what a graph will read
         # Kernels for GPUs are compiled for the alignment of addresses.
-        key += [x.data_ptr() % ACCESS for x in (*found[0], *angle_inputs)]  # type: ignore[index]  # likewise
-        key.append(streams.current(device))  # tables must know all streams that read them
+        key += [x.data_ptr() % ACCESS for x in (*operands, *angle_inputs)]
+        key.append(streams.current_stream(device))  # tables must know all streams that read them
     return CallSignature(tuple(key), arrays, angle_inputs, position_range, out)
 
 
-def _described(operands: Tensors, written: bool) -> list[Hashable] | None:
-    """Return what a key has of operands, None where some must not be read or written so."""
+def _describe_operands(operands: Tensors, written: bool) -> list[Hashable] | None:
+    """Return the key of operands, None where the slow path must check them."""
     recorded, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     key: list[Hashable] = []
     for x in operands:
@@ -76,22 +82,22 @@ def _described(operands: Tensors, written: bool) -> list[Hashable] | None:
     return key
 
 
-def _given(tables: Tensors, x: torch.Tensor) -> tuple[Tensors, None] | None:
-    """Return cos and sin, None where they are to be cast, or where autograd follows them."""
+def _can_read_tables(tables: Tensors, x: torch.Tensor) -> bool:
+    """Return whether a kernel reads cos and sin as they are, and autograd records neither."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     recorded = torch.is_grad_enabled()
     for row in tables:
         if not is_plain(row) or row.dtype is not dtype or row.device != x.device:
-            return None
+            return False
         if recorded and row.requires_grad:
-            return None
-    return tables, None
+            return False
+    return True
 
 
-def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | None] | None:
+def _read_positions(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | None] | None:
     """Return positions and their fractions as kernels read them, and their range.
 
-    Where autograd records, those on a CPU are tensors of our own, which it may save.
+    Where autograd records, positions on a CPU are copied, so that it may save them.
     """
     if positions is None:
         return (), None
@@ -102,11 +108,11 @@ def _read(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | Non
         if not on_cpu:
             return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None
         host = host_view(positions)
-    # They are copied to other devices in each call.
-    read = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None
-    if read is None:
+    # Host positions of a call on another device are copied there by the slow path.
+    rows = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None
+    if rows is None:
         return None
-    angle_inputs, position_range = read
+    angle_inputs, position_range = rows
     if angle_inputs[0] is host and host is not positions and not torch.is_grad_enabled():
         return (positions,), position_range
     return tuple([torch.from_numpy(row.copy()) for row in angle_inputs]), position_range

@@ -159,9 +159,9 @@ TORCH = """
 import torch
 from rope_xp_backends.torch import cpu
 
-first = cpu.limit()
+first = cpu.limit_threads()
 torch.set_num_threads(2)
-print(first, cpu.limit())
+print(first, cpu.limit_threads())
 """
 
 

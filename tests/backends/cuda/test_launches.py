@@ -8,7 +8,7 @@ import mmap
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import cuda_plan
-from rope_xp_backends.gpu.cuda_plan import COMPONENTS, TABLE_LOOKUP
+from rope_xp_backends.gpu.cuda_plan import TABLE_LOOKUP
 from support import cuda_on_cpu
 from support.cuda_arrays import keys_of_last_call, same, sample
 from support.occupancy import waves
@@ -66,18 +66,11 @@ def test_batch_axes_that_do_not_fold_take_launches(counted: bool, rng: np.random
 
 def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(cuda_plan, "MAX_GRID_Y", 2)
-    cuda_plan.plan.cache_clear()
+    cuda_plan.plan_steps.cache_clear()
     x = sample(rng, 5, 7, 3, 8)
     same(RoPE().rotate(x, POSITIONS[:7]), truth(RoPE().rotate, x, POSITIONS[:7]))
     assert cuda_on_cpu.PATH.ran[0].grid == (1, 2)
-    cuda_plan.plan.cache_clear()
-
-
-def test_many_components(rng: np.random.Generator) -> None:
-    x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1, 2, 3, 4, 5, 0, 1))
-    positions = rng.integers(0, 1 << 20, (6, 5))
-    same(rope.rotate(x, positions), truth(rope.rotate, x, positions))
-    assert keys_of_last_call()[0].source == COMPONENTS
+    cuda_plan.plan_steps.cache_clear()
 
 
 def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
@@ -88,7 +81,7 @@ def test_counted_positions_of_several_components(rng: np.random.Generator) -> No
 
 def step_of(
     tokens: int, heads: tuple[int, int], head_dim: int = 128, axes: str = "bshd"
-) -> cuda_plan.Step:
+) -> cuda_plan.CudaStep:
     """Return the launch for q and k of bfloat16."""
     laid = []
     for n in heads:
@@ -97,8 +90,8 @@ def step_of(
         strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
         laid.append(StridedLayout(shape, strides))
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
-    job = cuda_plan.Job("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
-    (step,) = cuda_plan.plan(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
+    job = cuda_plan.CudaJob("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
+    (step,) = cuda_plan.plan_steps(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
     return step
 
 
@@ -120,12 +113,6 @@ def test_blocks_of_whole_warps(heads: tuple[int, int], head_dim: int) -> None:
         assert (grid[0] - 1) * z < tokens <= grid[0] * z
         turns = -(-sum(heads) // (2 * y))  # of two heads each
         assert 2 * y * turns <= 1.25 * sum(heads)
-
-
-def test_one_token_is_shared_out() -> None:
-    """In one turn: who waits for a single token waits for nothing else."""
-    step = step_of(1, (32, 8))
-    assert step.block == (8, 20, 1)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

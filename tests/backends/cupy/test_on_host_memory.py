@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import capture, cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, every_key
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
 from support.targets import TARGETS, missing, numpy_dtype
 
@@ -23,14 +23,13 @@ from rope_xp._core import caches
 from rope_xp._core.caches import TableCache
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import backend as dispatch
-from rope_xp._dispatch import call_cache, find
+from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
 
 cupy = pytest.importorskip("cupy")
 
 glue = importlib.import_module("rope_xp_backends.cupy")
 paths = importlib.import_module("rope_xp_backends.cupy.paths")
-KINDS = call_cache.CALLS
 HEADS = (slice(4), slice(4, None))
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
@@ -40,14 +39,6 @@ def test_the_glue_imports_without_a_gpu() -> None:
     assert isinstance(glue.BACKEND, Backend)
     for name in ("take", "where", "stack", "concat", "astype", "full_like", "permute_dims"):
         assert callable(getattr(glue.BACKEND.xp, name))
-
-
-def test_the_row_of_the_table() -> None:
-    (row,) = [library for library in find.libraries if library.name == "cupy"]
-    assert row.load() is glue.BACKEND
-    assert find.require_backend_of_namespace(cupy) is row.load()
-    assert all(hasattr(cupy, name) for name, _ in row.arrays)
-    assert row.paths == tuple(path.name for path in glue.BACKEND.paths)
 
 
 def on_host(x: np.ndarray) -> Any:
@@ -88,16 +79,15 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, where it needs no stand-in")
 
-    def compiled(expression: str) -> Any:
-        (key,) = [key for key in every_key() if key.expression == expression]
+    def compiled(_source: str, expression: str) -> Any:
+        (key,) = [key for key in cuda_on_cpu.every_key() if key.expression == expression]
 
         def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any]) -> None:
             cuda_on_cpu.launch(key, grid, block, *arguments)
 
         return launch
 
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    monkeypatch.setattr(kernels, "compile_kernel", compiled)
+    monkeypatch.setattr(paths, "compile_kernel", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(STREAM, "capturing", False)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: STREAM)
@@ -121,89 +111,62 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("axes", VIEWS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_on_host_memory(
-    host: list[int], layout: str, dtype: str, axes: str, rng: np.random.Generator
-) -> None:
-    """Arrays, glue and launches are cupy's own; only who computes is not."""
-    fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
-    q, k = fused[:, :, :4], fused[:, :, 4:]
-    rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
-    expected = rope.apply(q, k, POSITIONS)
-    arrays = tuple(VIEWS[axes](on_host(x)) for x in (q, k))
-    for positions in (POSITIONS, on_host(POSITIONS), on_host(POSITIONS.astype(np.int32))):
-        assert rope_xp.explain(*arrays, positions, rope, axes=axes).path == "cuda"
-        got = rope.apply(*arrays, positions, axes=axes)
-        for g, e in zip(got, expected, strict=True):
-            assert type(g) is cupy.ndarray
-            np.testing.assert_array_equal(read(g), VIEWS[axes](e))
-    rope.apply(*arrays, POSITIONS, axes=axes, out=arrays)
-    np.testing.assert_array_equal(q, expected[0])
-    np.testing.assert_array_equal(k, expected[1])
-
-
 def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Return what a call returns at first, and once it is known, by one launch without a plan."""
+    """Return what a call returns at first, and once it is cached, by one launch without a plan."""
     call()  # of a class of arrays that may be new
-    KINDS.cache_clear()
+    call_cache.CALLS.cache_clear()
     first = call()
     with monkeypatch.context() as patch:
         for module, name in (
             (_parse, "apply"),
             (_parse, "rotate"),
             (_parse_tables, "apply"),
-            (cuda, "launches"),
+            (cuda, "build_launches"),
         ):
-            patch.setattr(module, name, lambda *_: pytest.fail("it went the long way"))
-        patch.setattr(cuda, "launches", lambda *_: pytest.fail("it made a plan"))
+            patch.setattr(module, name, lambda *_: pytest.fail("it took the slow path"))
         return first, call()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.covering
 @pytest.mark.parametrize("axes", VIEWS)
-def test_calls_of_a_kind_that_was_run(
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_path_on_host_memory(
     host: list[int],
-    axes: str,
+    layout: str,
     dtype: str,
+    axes: str,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Arrays, glue and launches are cupy's own; only who computes is not."""
     fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
-    rope = RoPE(layout="half", rotary_dim=12, rotary_offset=2)
-    whole = np.concatenate([np.full(16, 7), POSITIONS])[-5:]
-    expected = [VIEWS[axes](e) for e in rope.apply(fused[:, :, :4], fused[:, :, 4:], whole)]
+    rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
+    parts = [fused[:, :, part] for part in HEADS]
+    expected = [VIEWS[axes](e) for e in rope.apply(*parts, POSITIONS)]
+    counted = [VIEWS[axes](e) for e in rope.apply(*parts)]
+    angles = rope.with_tables(*map(on_host, rope.cos_sin(POSITIONS, 16)))
 
     def arrays() -> tuple[Any, ...]:
         return tuple(VIEWS[axes](on_host(fused.copy())[:, :, part]) for part in HEADS)
 
     def in_place() -> Any:
         q, k = arrays()
-        return rope.apply(q, k, on_host(whole.copy()), axes=axes, out=(q, k))
+        return rope.apply(q, k, on_host(POSITIONS.copy()), axes=axes, out=(q, k))
 
-    counted = [VIEWS[axes](e) for e in rope.apply(fused[:, :, :4], fused[:, :, 4:])]
-    angles = rope.with_tables(*map(on_host, rope.cos_sin(whole, 16)))
     for call, right in (
-        (lambda: rope.apply(*arrays(), on_host(whole.copy()), axes=axes), expected),
+        (lambda: rope.apply(*arrays(), on_host(POSITIONS.astype(np.int32)), axes=axes), expected),
         (lambda: rope.apply(*arrays(), axes=axes), counted),
         (lambda: angles.apply(*arrays(), axes=axes), expected),
         (in_place, expected),
     ):
-        for made in _twice(call, monkeypatch):
-            for g, e in zip(made, right, strict=True):
+        for results in _twice(call, monkeypatch):
+            for g, e in zip(results, right, strict=True):
+                assert type(g) is cupy.ndarray
                 np.testing.assert_array_equal(read(g), e)
-
-
-def test_a_known_kind_overlaps_no_less(host: list[int]) -> None:
-    x = np.ones((2, 3, 2, 8), np.float32)
-    q, k = on_host(x[0]), on_host(x[1])
-    for _ in range(2):
-        RoPE().apply(q, k, out=(q, k))
-    with pytest.raises(rope_xp.RopeError, match="overlap"):
-        RoPE().apply(q, q[:], out=(q, q[:]))
-    with pytest.raises(rope_xp.RopeError, match="without being q itself"):
-        RoPE().apply(q, k, out=(k, q))
+    assert rope_xp.explain(*arrays(), POSITIONS, rope, axes=axes).path == "cuda"
+    for g, e in zip(rope.apply(*arrays(), POSITIONS, axes=axes), expected, strict=True):
+        np.testing.assert_array_equal(read(g), e)
 
 
 def test_results_lie_as_their_inputs_do(host: list[int], rng: np.random.Generator) -> None:
@@ -236,13 +199,12 @@ def test_graphs_keep_the_tables_that_they_read(
 def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
     host: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(expression: str) -> Any:
+    def refused(_source: str, expression: str) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
     x = on_host(np.ones((3, 2, 8), np.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(kernels, "compile_kernel", refused)
+        patched.setattr(paths, "compile_kernel", refused)
         patched.setattr(STREAM, "capturing", True)
         patched.setattr(caches, "PINNED", {})
         with pytest.raises(RuntimeError, match="not permitted"):
@@ -267,8 +229,7 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> 
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
     monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
     monkeypatch.setattr(cupy, "RawModule", load)
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    assert kernels.compile_kernel("rotate<float>") == "loaded"
+    assert paths.compile_kernel("", "rotate<float>") == "loaded"
     assert loaded_in == [2]
     assert modes == [0]  # as it was before
 
@@ -307,11 +268,10 @@ def test_a_kernel_that_cannot_be_compiled(
 ) -> None:
     """Its path warns once, and leaves this call and all others to the portable one."""
 
-    def broken(expression: str) -> Any:
+    def broken(_source: str, expression: str) -> Any:
         raise error
 
-    kernels = importlib.import_module("rope_xp_backends.cupy.kernel")
-    monkeypatch.setattr(kernels, "compile_kernel", broken)
+    monkeypatch.setattr(paths, "compile_kernel", broken)
     path = paths.Cuda()
     call = _parse.rotate(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
     assert path.decline_reason(call, forced=False) is None

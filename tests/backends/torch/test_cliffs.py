@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE
@@ -42,7 +43,7 @@ def test_a_subclass_uses_the_tables_that_there_are() -> None:
 
     x = torch.ones(1, 3, 2, 16).as_subclass(Wrapped)
     expected = HALF.rotate(torch.ones(1, 3, 2, 16), [1, 2, 3])
-    on_device = tables.on_device.__self__
+    on_device = tables.tables_on_device.__self__
     built = on_device.built
     for _ in range(3):
         got = HALF.rotate(x, [1, 2, 3])
@@ -57,7 +58,7 @@ def test_tables_on_a_cpu_are_the_memory_of_the_host() -> None:
     from rope_xp._rotation.tables import host_tables
 
     table_key = TableKey(RoPE(base=1234.5), 32, False, False)
-    shared = tables.on_device((table_key, torch.device("cpu")))
+    shared = tables.tables_on_device((table_key, torch.device("cpu")))
     assert shared.low.data_ptr() == host_tables(table_key).low.ctypes.data
 
 
@@ -102,12 +103,12 @@ def test_fractions_below_zero_in_float64() -> None:
 
 class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch may be missing
     def forward(self, q: Any, k: Any, positions: Any) -> Any:
-        for _ in range(32):
+        for _ in range(8):
             q, k = HALF.apply(q, k, positions)
         return q, k
 
 
-@pytest.mark.parametrize("path", [None, "llvm"])
+@pytest.mark.parametrize("path", [exhaustive(None), "llvm"])
 def test_a_graph_of_many_layers_holds_tables_once(path: str | None) -> None:
     torch._dynamo.reset()
     graphs: list[Any] = []

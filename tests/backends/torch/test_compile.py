@@ -44,7 +44,7 @@ def numpy_positions(q, k, p):
 
 @pytest.mark.parametrize(
     "function",
-    [options_inside, rope_outside, no_positions, numpy_positions],
+    [options_inside, exhaustive(rope_outside), no_positions, numpy_positions],
     ids=lambda f: f.__name__,
 )
 def test_compile_without_warning_in_two_graphs(function) -> None:
@@ -59,7 +59,7 @@ def test_compile_without_warning_in_two_graphs(function) -> None:
     compiled = torch.compile(function, fullgraph=True, backend=count)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for tokens in (5, 9, 33, 700, 2049, 3000):
+        for tokens in (5, 9, 700, 2049):
             q, k = sample(3, tokens, 4, 16), sample(3, tokens, 2, 16)
             p = torch.arange(tokens) + 70_000
             for got, expected in zip(compiled(q, k, p), function(q, k, p), strict=True):
@@ -157,9 +157,7 @@ class Layer(torch.nn.Module):
 
 
 @torch._dynamo.config.patch(recompile_limit=64)  # far more ropes than a model has
-@pytest.mark.parametrize(
-    ("dynamic", "every"), [(None, 3), exhaustive(None, 1), exhaustive(True, 1)]
-)
+@pytest.mark.parametrize(("dynamic", "every"), [(None, 4), exhaustive(True, 1)])
 def test_layers_with_ropes_of_their_own(dynamic: bool | None, every: int) -> None:
     """One forward function, many ropes and sizes: numbers that Dynamo would make symbols of."""
     torch._dynamo.reset()
@@ -186,7 +184,6 @@ def test_generated_code_gives_nan_out_of_range() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda p: RoPE().cos_sin(p, 64), fullgraph=True)
     for outside in (
-        torch.full((1,), float("nan")),
         torch.full((1,), 2.0**31),
         torch.full((1,), -(2**31), dtype=torch.int32),
         torch.tensor([2**31, -(2**63)]),
@@ -195,6 +192,7 @@ def test_generated_code_gives_nan_out_of_range() -> None:
             assert table.isnan().all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     "options",
     [{}, {"device": "cpu"}, {"device": torch.device("cpu"), "dtype": torch.float64}],
@@ -202,7 +200,7 @@ def test_generated_code_gives_nan_out_of_range() -> None:
 )
 @pytest.mark.parametrize(
     "positions",
-    [POSITIONS, POSITIONS // 7 + 0.25, POSITIONS.tolist(), [1_000_000.25, 2.5], range(3), 7],
+    [POSITIONS, POSITIONS // 7 + 0.25, POSITIONS.tolist(), [1, 16_777_217.7], range(3), 7],
     ids=lambda p: type(p).__name__,
 )
 def test_compiled_tables_of_any_positions(positions, options) -> None:
@@ -218,18 +216,6 @@ def test_compiled_tables_of_any_positions(positions, options) -> None:
     got, columns = torch.compile(tables, fullgraph=True, backend="aot_eager")(positions)
     for table, e in zip((*got, columns), (*expected, encoded), strict=True):
         torch.testing.assert_close(table, e, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    "positions", [[16_777_217.0, 33_554_433.5], [1, 5_000_000.7], (1_000_000.3, 2.0)]
-)
-def test_compiled_python_floats_keep_their_digits(positions) -> None:
-    torch._dynamo.reset()
-    x = sample(2, 1, 8)
-    compiled = torch.compile(
-        lambda x: RoPE().rotate(x, positions), fullgraph=True, backend="aot_eager"
-    )
-    torch.testing.assert_close(compiled(x), RoPE().rotate(x, positions), rtol=0, atol=1e-6)
 
 
 def test_compiled_inverse_and_rerotation() -> None:
@@ -259,26 +245,16 @@ def test_compiled_in_place() -> None:
     torch.testing.assert_close(x * 2, expected, rtol=0, atol=0)
 
 
-def test_a_choice_of_path_reaches_compiled_code() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: RoPE().rotate(x), fullgraph=True, backend="aot_eager")
-    x = sample(5, 2, 8)
-    with rope_xp.use_path("portable"):
-        got = compiled(x)
-    torch.testing.assert_close(got, RoPE().rotate(x), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("layout", "tokens", "dynamic", "fused"),
     [
-        ("half", 1, None, True),
         ("half", 2048, None, True),  # 2**18 numbers in both
         ("half", 2049, None, False),
-        ("interleaved", 128, None, True),
+        exhaustive("interleaved", 128, None, True),
         ("interleaved", 129, None, False),
-        ("interleaved_to_half", 129, None, False),
+        exhaustive("interleaved_to_half", 129, None, False),
         ("half", 2, {}, False),  # a graph for all lengths
-        ("half", 2, {"min": 2, "max": 2048}, True),
+        exhaustive("half", 2, {"min": 2, "max": 2048}, True),
         ("half", 2, {"min": 2, "max": 2049}, False),
     ],
 )
@@ -303,7 +279,7 @@ def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynam
     assert any("rope_xp.rotate_pair" in name for name in graph) is not fused
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [exhaustive(torch.float32), torch.bfloat16])
 def test_a_small_rotation_in_generated_code_has_the_bits_of_eager(dtype) -> None:
     torch._dynamo.reset()
     rope = RoPE(layout="half")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 from support.targets import numpy_dtype, truth
 from support.torch_op import (
     HALVES,
@@ -28,7 +29,7 @@ ops = torch.ops.rope_xp
 pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
-@pytest.mark.parametrize("looked_up", [True, False])
+@pytest.mark.parametrize("looked_up", [True, exhaustive(False)])
 def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:

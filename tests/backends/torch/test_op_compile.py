@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rope_xp_backends.torch import cpu, gpu
+from support.exhaustive import exhaustive
 from support.targets import KERNELS
 from support.torch_op import (
     POSITIONS,
@@ -51,24 +52,17 @@ def turned(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
     return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
 
 
-@pytest.mark.parametrize(("path", "first"), [(KERNELS, 5), (None, 4096)])
+@pytest.mark.parametrize(("path", "first"), [(KERNELS, 5), exhaustive(None, 4096)])
 def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first: int) -> None:
     torch._dynamo.reset()
     graphs: list[set[str]] = []
     with rope_xp.use_path(path):
         compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
-        for tokens in (first, 9, 33, 700):
+        for tokens in (first, 9, 700):
             p = torch.arange(tokens) + 70_000
             same(turned(compiled, tokens, p), turned(Attention(), tokens, p))
     assert len(graphs) == 4  # forward and backward, of one length and of all
     assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
-
-
-def test_generated_code_has_the_bits_of_eager() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    same(turned(torch.compile(Attention()), 5, POSITIONS), turned(Attention(), 5, POSITIONS))
-    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +86,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         given(*tables)
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", [exhaustive(True), False])
 def test_exported_programs_need_no_rope_xp(strict: bool) -> None:
     arguments = sample(2, 5, 4, 16), sample(2, 5, 2, 16), POSITIONS
     with rope_xp.use_path(None):

@@ -96,17 +96,6 @@ def test_no_gradient_is_made_of_what_a_loss_does_not_use(monkeypatch: pytest.Mon
     assert not gradients[1].any()
 
 
-def test_results_need_a_gradient_where_angles_do() -> None:
-    q, k = sample(5, 2, 6), sample(5, 1, 6, grad=True)
-    positions = (POSITIONS % 9).float().requires_grad_()
-    with rope_xp.use_path(None):
-        assert all(y.requires_grad for y in rope_xp.apply(q, k, positions))
-        cos, sin = RoPE().cos_sin(positions.detach(), 6)
-        for tables in ((cos.clone().requires_grad_(), sin), (cos, sin.clone().requires_grad_())):
-            assert rope_xp.apply_tables(q, *tables).requires_grad
-        assert not rope_xp.apply_tables(q, cos, sin).requires_grad
-
-
 def test_second_derivatives_need_a_gradient_where_the_first_do() -> None:
     q, k = (sample(5, n, 6, grad=True) for n in (2, 1))
     results = rope_xp.apply(q, k, POSITIONS)
@@ -151,14 +140,6 @@ def test_positions_have_gradients() -> None:
         fixed, moved = positions.detach() + 3, RoPE().rerotate
         assert torch.autograd.gradcheck(lambda p: moved(x, p, fixed), positions)
         assert torch.autograd.gradcheck(lambda p: moved(x, fixed, p), positions)
-
-
-@pytest.mark.parametrize("of", [(True, False), (False, True)], ids=["cos", "sin"])
-def test_either_table_has_gradients_alone(of: tuple[bool, bool]) -> None:
-    x, tables = sample(5, 2, 8, dtype=torch.float64), RoPE().cos_sin(POSITIONS, 8)
-    cos, sin = (t.double().requires_grad_(n) for t, n in zip(tables, of, strict=True))
-    with rope_xp.use_path(None):
-        assert torch.autograd.gradcheck(rope_xp.apply_tables, (x, cos, sin))
 
 
 def test_vmap() -> None:

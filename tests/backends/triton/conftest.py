@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
-from rope_xp_backends.gpu.triton_plan import Variant
+from rope_xp_backends.gpu.triton_plan import KernelVariant
 
 import rope_xp
 from rope_xp._dispatch import call_cache
+from rope_xp._dispatch.kernels import Kernels
+
+
+def clear_plans() -> None:
+    """Forget plans and cached calls, made before a constant or function was replaced."""
+    triton_plan.plan_launch.cache_clear()
+    call_cache.CALLS.cache_clear()
 
 
 @pytest.fixture(autouse=True)
-def nothing_bound() -> None:
-    """Let no call do what it was bound to before something was replaced."""
-    call_cache.CALLS.cache_clear()
+def no_plans() -> Iterator[None]:
+    clear_plans()
+    yield
+    clear_plans()
 
 
 @pytest.fixture
@@ -27,30 +34,22 @@ def _by_the_kernel() -> Iterator[None]:
 
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
-def _offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once more as if every tensor had more than 2**31 elements."""
     if request.param:
         monkeypatch.setattr(triton_plan, "_INT32", 0)
-    triton_plan.plan.cache_clear()
-    yield
-    triton_plan.plan.cache_clear()
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Variant]]:
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[KernelVariant]]:
     """Variants that calls with tensors of the CPU would launch. All but the launch takes place."""
-    from rope_xp_backends.torch import gpu, op, results  # they need torch
+    from rope_xp_backends.torch import gpu, op  # they need torch
 
-    found: list[Variant] = []
-
-    def plan(out: Any, arrays: Any, how: Any) -> Any:
-        out = out or tuple(map(results.new, arrays))
-        found.extend(launch.variant for launch, _ in gpu._launches(out, arrays, how))
-        return out
-
-    monkeypatch.setitem(op.RUNS, "cpu", plan)
-    monkeypatch.setattr(gpu, "prepare", lambda *_: None)  # there is nothing to be bound to
+    variants: list[KernelVariant] = []
+    note = Kernels("triton", lambda: lambda key: lambda *_: variants.append(key[0]))
+    monkeypatch.setattr(gpu, "KERNELS", note)
+    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with rope_xp.use_path("triton"):
-        yield found
+        yield variants

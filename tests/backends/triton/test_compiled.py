@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
-from rope_xp_backends.gpu.triton_plan import Variant
+from rope_xp_backends.gpu.triton_plan import KernelVariant
 from support.exhaustive import exhaustive
 from support.occupancy import REGISTERS
 
@@ -36,10 +36,10 @@ OLD = triton.__version__.startswith("3.6.")
 NEW = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 
 
-def compiled(variant: Variant, target: GPUTarget) -> Any:
-    from rope_xp_backends.gpu import triton_kernel
+def compiled(variant: KernelVariant, target: GPUTarget) -> Any:
+    from rope_xp_backends.gpu import triton_compile
 
-    return triton_kernel.compile_kernel(variant, target)
+    return triton_compile.compile_kernel(variant, target)
 
 
 def resources(kernel: Any, path: Path) -> int:
@@ -53,7 +53,9 @@ def resources(kernel: Any, path: Path) -> int:
     return int(found[1])
 
 
-def inspect(variant: Variant, target: GPUTarget, path: Path) -> tuple[Counter[str], Counter[str]]:
+def inspect(
+    variant: KernelVariant, target: GPUTarget, path: Path
+) -> tuple[Counter[str], Counter[str]]:
     """Return how often a kernel loads and stores by each instruction.
 
     Check that it keeps no numbers but in registers, and fuses no multiply-add.
@@ -83,7 +85,7 @@ def inspect(variant: Variant, target: GPUTarget, path: Path) -> tuple[Counter[st
 TILE = re.compile(r"tensor<\d+x\d+x\d+x!tt\.ptr<\w+>, (#\w+)>")
 
 
-def check_that_rows_are_read_before_they_are_written(variant: Variant, code: str) -> None:
+def check_that_rows_are_read_before_they_are_written(variant: KernelVariant, code: str) -> None:
     """Check what the interpreter cannot show: no thread reads what another has written.
 
     All threads of a program wait for each other in between. And where results lie as what they come
@@ -123,7 +125,7 @@ def widest(instructions: Counter[str]) -> int:
     return sum(n for name, n in instructions.items() if name in WIDEST)
 
 
-def check(variant: Variant, target: GPUTarget, path: Path) -> None:
+def check(variant: KernelVariant, target: GPUTarget, path: Path) -> None:
     """Check that all of q and k moves in accesses of 16 bytes."""
     loads, stores = inspect(variant, target, path)
     assert widest(stores) == stores.total() > 0, stores
@@ -136,7 +138,7 @@ def check(variant: Variant, target: GPUTarget, path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", [*CUDA, ROCM], ids=lambda t: f"{t.backend}:{t.arch}")
 def test_accesses_are_of_16_bytes(
-    target: GPUTarget, layout: str, dtype: str, planned: list[Variant], tmp_path: Path
+    target: GPUTarget, layout: str, dtype: str, planned: list[KernelVariant], tmp_path: Path
 ) -> None:
     q, k = (torch.empty(1, 16, n, 128, dtype=getattr(torch, dtype)) for n in (32, 8))
     RoPE(layout=layout).apply(q, k, torch.arange(16))
@@ -164,7 +166,7 @@ SHORT = ("heads of 80", "in the other layout")
 
 
 @pytest.mark.parametrize("case", [c if c in SHORT else exhaustive(c) for c in CASES])
-def test_slices_and_widths(case: str, planned: list[Variant], tmp_path: Path) -> None:
+def test_slices_and_widths(case: str, planned: list[KernelVariant], tmp_path: Path) -> None:
     fields, shape = CASES[case]
     rope = RoPE(**fields)
     x = torch.empty(shape, dtype=torch.bfloat16)
@@ -176,7 +178,7 @@ def test_slices_and_widths(case: str, planned: list[Variant], tmp_path: Path) ->
 
 
 def test_other_angles_heads_first_and_parts_of_one_projection(
-    planned: list[Variant], tmp_path: Path
+    planned: list[KernelVariant], tmp_path: Path
 ) -> None:
     q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
     rope_xp.apply_tables(q, *RoPE().cos_sin(torch.arange(16), 128), axes="bhsd")
@@ -194,15 +196,15 @@ def test_other_angles_heads_first_and_parts_of_one_projection(
         check(variant, CUDA[1], tmp_path)
 
 
-def test_more_elements_than_32_bits_count(planned: list[Variant], tmp_path: Path) -> None:
+def test_more_elements_than_32_bits_count(planned: list[KernelVariant], tmp_path: Path) -> None:
     x = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16)
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
         shape, strides = (b, 1 << 10, 1, 128), (1 << 17, 128, 128, 1)
         # Nothing is read or written, so there need be no memory behind the numbers.
-        operand = triton_plan.Operand(shape, strides, strides, False, 16)
-        angles = triton_plan.Angles("counted", (), (), "int64")
+        operand = triton_plan.OperandStrides(shape, strides, strides, False, 16)
+        angles = triton_plan.AngleLayout("implicit", (), (), "int64")
         turn = RotationSpec(parse_axes("bshd", 4, "x"), "half", 128, 0, inverse=False)
-        plan = triton_plan.plan((operand,), angles, "bfloat16", turn)
+        plan = triton_plan.plan_launch((operand,), angles, "bfloat16", turn)
         assert plan is not None
         assert plan.variant.int64_offsets == wide
         check(plan.variant, CUDA[1], tmp_path)
@@ -210,14 +212,14 @@ def test_more_elements_than_32_bits_count(planned: list[Variant], tmp_path: Path
     assert not planned[0].int64_offsets
 
 
-def layer(planned: list[Variant], batch: int = 1) -> Variant:
+def layer(planned: list[KernelVariant], batch: int = 1) -> KernelVariant:
     """Return the variant of q and k in bfloat16, 4096 tokens at positions that are the same."""
     q, k = (torch.empty(batch, 4096, n, 128, dtype=torch.bfloat16) for n in (32, 8))
     RoPE(layout="half").apply(q, k, torch.arange(4096))
     return planned[-1]
 
 
-def test_rows_of_one_axis_take_no_division(planned: list[Variant]) -> None:
+def test_rows_of_one_axis_take_no_division(planned: list[KernelVariant]) -> None:
     """It is a seventh of all instructions, and a third of those before the first load."""
     counts = []
     for batch in (1, 2):
@@ -231,35 +233,18 @@ def test_rows_of_one_axis_take_no_division(planned: list[Variant]) -> None:
     assert first < 0.75 * first_of_batches
 
 
-def test_two_tiles_of_a_program_are_pipelined(
-    planned: list[Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
-    monkeypatch.setattr(triton_plan, "TILES", 2)
-    triton_plan.plan.cache_clear()
-    assert "LDGSTS" not in compiled(layer(planned), CUDA[1]).asm["sass"]
-    monkeypatch.setattr(triton_plan, "BARRIER", 0)
-    triton_plan.plan.cache_clear()
-    kernel = compiled(layer(planned), CUDA[1])
-    triton_plan.plan.cache_clear()
-    assert kernel.asm["sass"].count("LDGSTS.E.BYPASS") >= 2 * 4
-    assert resources(kernel, tmp_path) <= REGISTERS
-
-
 def test_what_is_written_in_place_is_read_first_whatever_is_tuned(
-    planned: list[Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: list[KernelVariant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_plan, "BARRIER", 0)
-    triton_plan.plan.cache_clear()
     x = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
     RoPE(layout="interleaved_to_half").rotate(x, out=x)
-    triton_plan.plan.cache_clear()
     check(planned[0], CUDA[1], tmp_path)
 
 
 @pytest.mark.parametrize("start", [1, 2, 4])
 def test_rows_that_lie_askew_are_read_as_they_can_be(
-    start: int, planned: list[Variant], tmp_path: Path
+    start: int, planned: list[KernelVariant], tmp_path: Path
 ) -> None:
     """No access is wider than its address allows: a GPU stops at the first that is."""
     memory = torch.empty(start + 16 * 8 * 136, dtype=torch.bfloat16)

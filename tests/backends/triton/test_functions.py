@@ -37,7 +37,7 @@ def test_tables_are_read_where_they_lie(
 
     def rotate(*arguments: Any) -> Any:
         long.append(None)
-        return gpu.rotate(*arguments)
+        return gpu.rotate_on_gpu(*arguments)
 
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: lambda _: run))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,17 +35,26 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: lambda _: run))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
+    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
     monkeypatch.setattr(caches, "PINNED", {})
-    own = tables.on_device
+    own = tables.tables_on_device
 
     def on_device(key: Any) -> Any:
         made = own(key)
-        tables.outlive(made)  # as on a GPU
+        tables.extend_lifetime(made)  # as on a GPU
         return made
 
-    monkeypatch.setattr(tables, "on_device", on_device)
+    monkeypatch.setattr(tables, "tables_on_device", on_device)
     return seen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> Iterator[None]:
+    """Have collections pass over what was imported, of which each would take half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def forget() -> None:
@@ -135,15 +144,32 @@ def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyP
     """The allocator then lends their memory to nobody before that stream is done."""
     stream = [1]
     monkeypatch.setattr(streams, "is_capturing", lambda _: False)
-    monkeypatch.setattr(streams, "current", lambda _: stream[0])
+    monkeypatch.setattr(streams, "current_stream", lambda _: stream[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream[0])
     made = [tables.DigitTables(*(Table() for _ in range(4)), None) for _ in range(2)]  # type: ignore[arg-type]  # as far as they are asked
     for number in (1, 2, 1, 2):
         stream[0] = number
         for each in made:
-            tables.outlive(each)
+            tables.extend_lifetime(each)
     assert [table.read_on for each in made for table in tuple(each)[:4]] == [[1, 2]] * 8
-    before = len(tables._read_on)
-    del made, each
-    gc.collect()
-    assert len(tables._read_on) == before - 2
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_second_backward_makes_no_plan(
+    capturing: bool, read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward look their launches up, by positions and by tables of the caller."""
+    given = RoPE().with_tables(*RoPE().cos_sin(torch.arange(5), 8))
+
+    def train() -> None:
+        backward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
+        given.rotate(torch.ones(5, 2, 8, requires_grad=True)).sum().backward()
+
+    with rope_xp.use_path("triton"):
+        train()
+        train()
+        monkeypatch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it made a plan"))
+        monkeypatch.setattr(streams, "is_capturing", lambda _: capturing)
+        read.clear()
+        train()
+    assert len(read) == 4

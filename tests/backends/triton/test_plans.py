@@ -29,11 +29,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it nee
 def plan_of(q: tuple[int, ...], k: tuple[int, ...], axes: str = "bshd") -> Any:
     def operand(shape: tuple[int, ...]) -> Any:
         strides = torch.empty(shape, device="meta").stride()
-        return triton_plan.Operand(shape, strides, strides, False, 16)
+        return triton_plan.OperandStrides(shape, strides, strides, False, 16)
 
-    angles = triton_plan.Angles("positions", (q[axes.index("s")],), (1,), "int64")
+    angles = triton_plan.AngleLayout("positions", (q[axes.index("s")],), (1,), "int64")
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
-    return triton_plan.plan((operand(q), operand(k)), angles, "bfloat16", turn)
+    return triton_plan.plan_launch((operand(q), operand(k)), angles, "bfloat16", turn)
 
 
 def test_every_row_is_rotated_once() -> None:
@@ -104,7 +104,7 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason(x) == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     assert rope_xp.explain(x, x).path == "triton"
-    monkeypatch.setattr(gpu, "_capability", lambda _: (7, 5))
+    monkeypatch.setattr(gpu, "_read_capability", lambda _: (7, 5))
     assert reason(x) == "its kernels need compute capability 8.0, and cpu has 7.5"
     monkeypatch.undo()
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
@@ -127,8 +127,8 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(5, 2, 8)
     expected = RoPE().rotate(x)
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
+    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load_compiler))
+    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. triton cannot compile "):
         got = RoPE().rotate(x.clone(), out=x)
     assert torch.equal(got, expected)
@@ -151,7 +151,7 @@ def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: load))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate)
+    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
     x = torch.randn(5, 2, 8)
     with rope_xp.use_path("portable"):
         expected = RoPE(base=77.0).rotate(x)
@@ -164,30 +164,27 @@ def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch
     assert len(ran) == 2
 
 
-def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
+def load(device: str) -> Any:
+    """Load the kernel of a launch on a device that need not be there."""
+    with FakeTensorMode():
+        arrays = (torch.ones(5, 2, 8, device=device),)
+    planned: Any = SimpleNamespace(variant=None)
+    return gpu._load_launch(planned, arrays, SimpleNamespace(components=None))
 
-    def load(key: tuple[Any, int]) -> Any:
+
+def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(key: tuple[Any, int]) -> str:
         if key[1] == 1:
             raise RuntimeError("no kernel image is available for execution on the device")
-        return lambda *launch: ran.append(launch)
+        return "kernel"
 
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: load))
-    monkeypatch.setattr(
-        gpu, "_launches", lambda *_: [(SimpleNamespace(variant="v", grid=(), numbers=()), ())]
-    )
+    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: compiled))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    with FakeTensorMode():
-        first, second = ((torch.ones(5, 2, 8, device=f"cuda:{i}"),) for i in range(2))
     with pytest.warns(RuntimeWarning, match="no kernel image"), pytest.raises(PathUnavailable):
-        gpu._rotate(second, second, GIVEN)
-    gpu._rotate(first, first, GIVEN)
+        load("cuda:1")
+    assert load("cuda:0").run == "kernel"
     with pytest.raises(PathUnavailable):  # without another warning, which would be an error
-        gpu._rotate(second, second, GIVEN)
-    assert len(ran) == 1
-
-
-GIVEN: Any = SimpleNamespace(table_3=None)
+        load("cuda:1")
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -202,17 +199,14 @@ def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
 
     kernels: Any = Kernels("triton", lambda: fail)
     monkeypatch.setattr(gpu, "KERNELS", kernels)
-    monkeypatch.setattr(gpu, "_launches", lambda *_: [(SimpleNamespace(variant=None), ())])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    with FakeTensorMode():
-        x = (torch.ones(5, 2, 8, device="cuda"),)
     if capturing:
         with pytest.raises(error, match="no"):
-            gpu._rotate(x, x, GIVEN)
-        assert kernels.decline_reason((None, None)) is None
+            load("cuda:0")
+        assert kernels.decline_reason((None, 0)) is None
     else:
         with pytest.warns(RuntimeWarning, match="its kernel: no"), pytest.raises(PathUnavailable):
-            gpu._rotate(x, x, GIVEN)
+            load("cuda:0")
         assert kernels.decline_reason() is None  # others may do better
         (key,) = kernels._failed
         assert kernels.decline_reason(key) == "triton cannot compile its kernel: no"
