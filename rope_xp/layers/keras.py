@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from rope_xp.layers import _held, _saved
+from rope_xp.layers import _common, _serialize
 from rope_xp.rope import RoPE
 
 
@@ -13,15 +13,8 @@ class Rotary(keras.layers.Layer):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
     It has no weights. q and k keep their dtypes under any policy, and positions are never cast.
-
-    Parameters
-    ----------
-    rope : RoPE
-        Such as :func:`rope_xp.from_hf_config` returns.
-    axes : str, optional
-        Names of the axes of q and k; see :func:`rope_xp.apply`.
-    **options
-        Those of every layer, such as ``name``.
+    Arguments are those of :class:`rope_xp.layers.torch.Rotary`, without ``learn``, and ``options``
+    of every layer, such as ``name``.
 
     Examples
     --------
@@ -37,21 +30,21 @@ class Rotary(keras.layers.Layer):
 
     def __init__(self, rope: RoPE, *, axes: str | None = None, **options: Any) -> None:
         super().__init__(**{"autocast": False, **options})
-        self.rope = _held.check_rope(rope)
+        self.rope = _common.check_rope(rope)
         self.axes = axes
 
-    call = _held.rotate
-    at = _held.at
+    call = _common.rotate
+    at = _common.at
 
     def compute_output_spec(self, q: Any, k: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Return what a functional model knows of the results: they are as q and k."""
+        """Return the shapes and dtypes of the results, those of q and k."""
         return keras.KerasTensor(q.shape, q.dtype), keras.KerasTensor(k.shape, k.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what ``from_config`` makes the layer of again."""
-        return {**super().get_config(), "rope": _saved.to_data(self.rope), "axes": self.axes}
+        """Return the configuration for ``from_config``."""
+        return {**super().get_config(), "rope": _serialize.to_data(self.rope), "axes": self.axes}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Rotary":
-        """Return the layer that a configuration was made of."""
-        return cls(**{**config, "rope": _saved.from_data(config["rope"])})
+        """Return the layer of a configuration."""
+        return cls(**{**config, "rope": _serialize.from_data(config["rope"])})

@@ -4,17 +4,18 @@ from typing import Any
 
 import torch
 
+from rope_xp._core.errors import RopeError
 from rope_xp.angles import Angles
-from rope_xp.layers import _learned, _loaded
+from rope_xp.layers import _checkpoint, _learnable
 from rope_xp.rope import Positions, RoPE
 
 
-class Rotary(_learned.Learner):
+class Rotary(_learnable.LearnableRotary):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
-    It has no parameters and no buffers. So casts of a model leave its angles exact, and nothing is
-    to be sharded, saved, or made anew after ``to_empty``. A checkpoint that holds ``inv_freq`` of
-    another module at its place can be loaded, if these are the frequencies of the RoPE.
+    It has no parameters and no buffers. So casts of a model leave its angles exact, and there is
+    nothing to shard, to save, or to initialise after ``to_empty``. It loads a checkpoint that has
+    ``inv_freq`` of another module in its place, if these are the frequencies of the RoPE.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ class Rotary(_learned.Learner):
         rope: RoPE,
         *,
         axes: str | None = None,
-        learn: _learned.Learn = None,
+        learn: _learnable.Learn = None,
         head_dim: int | None = None,
         heads: int | None = None,
     ) -> None:
@@ -59,7 +60,7 @@ class Rotary(_learned.Learner):
         *,
         k_positions: Positions = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate queries and keys; the arguments are those of :func:`rope_xp.apply`."""
+        """Rotate queries and keys; see :func:`rope_xp.apply`."""
         if self.learn is not None:
             return self._rotate(q, k, positions, k_positions)
         return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
@@ -67,14 +68,17 @@ class Rotary(_learned.Learner):
     def at(self, positions: Positions, *, like: torch.Tensor) -> Angles:
         """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
         if self.learn is not None:
-            raise _learned.no_angles()
+            raise RopeError(
+                "at computes angles for all layers of a forward pass, and each layer that learns "
+                "its frequencies has its own; call the layer, rotary(q, k, positions)"
+            )
         return self.rope.at(positions, like=like)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        *_, error_msgs = rest
-        # A buffer of other modules, which follows from the rope here.
-        if (saved := state_dict.pop(f"{prefix}inv_freq", None)) is not None:
-            error_msgs.extend(_loaded.mismatches(self.rope, f"{prefix}inv_freq", saved))
-            if self.learn is not None:  # the other module learned none: start from the rope's
+        *_, errors = rest
+        key = f"{prefix}inv_freq"  # a buffer of other modules, which the RoPE determines here
+        if (saved := state_dict.pop(key, None)) is not None:
+            errors.extend(_checkpoint.find_mismatches(self.rope, key, saved))
+            if self.learn is not None:  # the other module learned none: start from the RoPE's
                 state_dict.setdefault(f"{prefix}frequencies", self._initial_frequencies())
         super()._load_from_state_dict(state_dict, prefix, *rest)
