@@ -66,7 +66,7 @@ def test_gradients() -> None:
     np.testing.assert_allclose(gradients.weight, expected.weight, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.exhaustive  # test_vmap and test_it_is_saved_and_loaded run a block
+@pytest.mark.exhaustive  # test_vmap transforms the same layer
 def test_scan_over_layers() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     make = eqx.filter_vmap(lambda key: Block(jax.random.normal(key, (16, 16)) / 4, Rotary(ROPE)))
@@ -92,10 +92,3 @@ def test_equal_layers_are_equal_trees() -> None:
     assert jax.tree.structure(one) == jax.tree.structure(two)
     assert jax.tree.structure(one) != jax.tree.structure(Rotary(ROPE, axes="bshd"))
     assert "scaling=YaRN(factor=4.0" in repr(Rotary(ROPE))
-
-
-def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
-    eqx.tree_serialise_leaves(tmp_path / "block.eqx", block())
-    like = Block(jax.numpy.zeros((16, 16)), Rotary(ROPE))
-    loaded = eqx.tree_deserialise_leaves(tmp_path / "block.eqx", like)
-    assert_same([loaded(Q, POSITIONS)], [block()(Q, POSITIONS)])

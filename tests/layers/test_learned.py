@@ -134,24 +134,6 @@ def test_a_cast_takes_the_gradient_along() -> None:
     assert model[1].weight.dtype == torch.bfloat16
 
 
-def test_one_that_learns_nothing_has_no_parameters() -> None:
-    layer = Rotary(ROPES["half"]).bfloat16()
-    layer.reset_parameters()
-    assert layer.frequencies is None
-    assert not layer.state_dict()
-
-
-def test_a_checkpoint_of_frequencies() -> None:
-    trained = torch.nn.Sequential(learner())
-    with torch.no_grad():
-        trained[0].frequencies *= 1.5
-    other = torch.nn.Sequential(learner())
-    other.load_state_dict(trained.state_dict(), strict=True)
-    assert torch.equal(other[0].frequencies, trained[0].frequencies)
-    with pytest.raises(RuntimeError, match="Missing key.*0.frequencies"):
-        other.load_state_dict({}, strict=True)
-
-
 @pytest.mark.parametrize("learn", SIZES)
 @pytest.mark.parametrize("name", ["half", "sections"])
 def test_a_checkpoint_with_inv_freq(name: str, learn: str) -> None:

@@ -84,14 +84,6 @@ def with_frequencies(block: Block, frequencies: Any) -> dict[str, Any]:
     return block.state_dict() | {"rotary.inv_freq": torch.as_tensor(frequencies)}
 
 
-def test_a_state_without_frequencies() -> None:
-    block, x, positions = block_and_input()
-    assert not [key for key in block.state_dict() if "rotary" in key]
-    other = Block(ROPE)
-    other.load_state_dict(block.state_dict(), strict=True)
-    assert_same([other(x, positions)], [block(x, positions)])
-
-
 @pytest.mark.parametrize("name", ["half", "slice", "yarn", "llama3", "dynamic", "axial"])
 def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
     rope = ROPES[name]

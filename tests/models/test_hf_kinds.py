@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rope_xp
 from rope_xp import RoPE, RopeConfigError, RopeError, from_hf_config
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp.scaling import Linear
@@ -125,10 +124,3 @@ def test_llama_4_scout_has_a_step_for_a_ramp() -> None:
     turns = 8192 / RoPE(base=5e5).wavelengths(128)
     # Products and quotients of float64 by powers of two are exact.
     np.testing.assert_array_equal(ratio, np.where(turns >= 1.0, 1.0, 16.0))
-
-
-def test_the_result_is_used_like_any_other(rng: np.random.Generator) -> None:
-    ropes = from_hf_config({**PLAIN, "model_type": "cohere2"})
-    q = rng.standard_normal((1, 3, 2, 64))
-    (rotated, _) = ropes["sliding_attention"].apply(q, q)
-    np.testing.assert_array_equal(rotated, rope_xp.apply(q, q, layout="interleaved")[0])

@@ -42,5 +42,6 @@ def get_rope_index(ids: Any, inputs: Mapping[str, Any], config: object) -> np.nd
         tokens = mask[row]
         row_positions = indexer.index_row(i, token_ids[row][tokens], types[row][tokens])
         positions[(slice(None), *row, tokens)] = row_positions
-    indexer.check_all_taken()
+    for queue in indexer.queues:
+        queue.check_all_taken()
     return positions

@@ -29,10 +29,7 @@ class HunYuanIndexer(Indexer):
         merge = need_key(need_vision(keys), "spatial_merge_size")
         grids = read_grids(inputs, "image_grid_thw", merge)
         self._grids = GridQueue("image_grid_thw", enumerate(grids))
-
-    def check_all_taken(self) -> None:
-        """Check that each grid had its tokens."""
-        self._grids.check_all_taken()
+        self.queues = (self._grids,)
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
         """Return the positions (components, tokens) of a sequence."""

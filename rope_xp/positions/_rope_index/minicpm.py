@@ -35,11 +35,7 @@ class MiniCPMIndexer(Indexer):
             token_type: GridQueue(name, read_grids(inputs, name, merge, axes=2))
             for token_type, name in ((IMAGE, "target_sizes"), (VIDEO, "target_sizes_videos"))
         }
-
-    def check_all_taken(self) -> None:
-        """Check that each grid had its tokens."""
-        for grids in self._grids.values():
-            grids.check_all_taken()
+        self.queues = (*self._grids.values(),)
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
         """Return the positions (3, tokens) of a sequence."""

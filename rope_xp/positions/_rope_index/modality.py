@@ -1,8 +1,10 @@
-"""Types of tokens, and the base class of what counts their positions."""
+"""Types of tokens, and the base class of indexers, which count their positions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+from rope_xp.positions._rope_index.grids import GridQueue
 
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3
 """Values of ``mm_token_type_ids``."""
@@ -15,6 +17,8 @@ class Indexer:
     padding: int = 0
     """The position of padding."""
     dtype: type = np.int64
+    queues: Sequence[GridQueue] = ()
+    """The grids of which each must have its tokens."""
     image_token_id: int | None = None
     video_token_id: int | None = None
 
@@ -27,10 +31,6 @@ class Indexer:
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
         """Return the positions (components, tokens) of a sequence."""
-        raise NotImplementedError
-
-    def check_all_taken(self) -> None:
-        """Check that each grid had its tokens."""
         raise NotImplementedError
 
 

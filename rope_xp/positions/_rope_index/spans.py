@@ -61,6 +61,8 @@ class SpanIndexer(Indexer):
         self._images = [Span(grid) for grid in read_grids(inputs, "image_grid_thw", merge)]
         self._images_of_rows = self._split_images(inputs.get("images_per_sample"), rows)
         self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])
+        if not self._is_glm_image:  # which has more, for images to be generated
+            self.queues = (*self._images_of_rows, self._videos)
 
     def _split_images(self, counts: Any, rows: int) -> list[GridQueue]:
         """Return the images of each row: those of the batch, or in GLM-Image its own."""
@@ -77,12 +79,6 @@ class SpanIndexer(Indexer):
             )
         ends = zip(np.cumsum(counts), counts, strict=True)
         return [GridQueue(name, images[end - n : end]) for end, n in ends]
-
-    def check_all_taken(self) -> None:
-        """Check that each grid had its tokens; GLM-Image has more, for images to be generated."""
-        if not self._is_glm_image:
-            for grids in (*self._images_of_rows, self._videos):
-                grids.check_all_taken()
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
         """Return the type of each token."""
