@@ -7,8 +7,8 @@ import numpy as np
 
 from rope_xp._core.errors import RopeError
 from rope_xp.positions._rope_index.hunyuan import HunYuanIndexer
+from rope_xp.positions._rope_index.indexer import Indexer
 from rope_xp.positions._rope_index.minicpm import MiniCPMIndexer
-from rope_xp.positions._rope_index.modality import Indexer
 from rope_xp.positions._rope_index.models import find_model
 from rope_xp.positions._rope_index.spans import SpanIndexer
 from rope_xp.positions._values import to_host

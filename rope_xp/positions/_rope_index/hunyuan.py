@@ -7,8 +7,7 @@ import numpy as np
 
 from rope_xp._core.errors import RopeConfigError
 from rope_xp.hf._files import read_mapping
-from rope_xp.positions._rope_index.grids import GridQueue, read_grids
-from rope_xp.positions._rope_index.modality import IMAGE, Indexer, split_runs
+from rope_xp.positions._rope_index.indexer import IMAGE, GridQueue, Indexer, read_grids, split_runs
 from rope_xp.positions._rope_index.models import need_key, need_vision
 
 

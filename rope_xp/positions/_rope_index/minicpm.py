@@ -7,8 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.positions._rope_index.grids import GridQueue, read_grids
-from rope_xp.positions._rope_index.modality import IMAGE, TEXT, VIDEO, Indexer, split_runs
+from rope_xp.positions._rope_index.indexer import (
+    IMAGE,
+    TEXT,
+    VIDEO,
+    GridQueue,
+    Indexer,
+    read_grids,
+    split_runs,
+)
 from rope_xp.positions._rope_index.models import need_key
 
 _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")

@@ -1,14 +1,22 @@
 """Positions of models that count span by span: text, images, videos and audio."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.positions._rope_index.audio import interleave_audio
-from rope_xp.positions._rope_index.grids import GridQueue, read_grids
-from rope_xp.positions._rope_index.modality import AUDIO, IMAGE, TEXT, VIDEO, Indexer, split_runs
+from rope_xp.positions._rope_index.indexer import (
+    AUDIO,
+    IMAGE,
+    TEXT,
+    VIDEO,
+    GridQueue,
+    Indexer,
+    read_grids,
+    split_runs,
+)
 from rope_xp.positions._rope_index.models import OMNI, SEPARATE_FRAMES, need_key, need_vision
 from rope_xp.positions._values import index_span
 
@@ -104,7 +112,7 @@ class SpanIndexer(Indexer):
             cells, length = index_span(span.grid, span.interval, self._keep_fractions)
             positions = (start + cells).astype(self.dtype)  # rounds each sum, as transformers does
             if span.audio_tokens:
-                parts += interleave_audio(positions, span.audio_tokens, self._chunk)
+                parts += _interleave_audio(positions, span.audio_tokens, self._chunk)
             else:
                 parts.append(positions)
             start = parts[-1].max() + 1 if self._is_omni else start + length
@@ -178,3 +186,36 @@ def _read_videos(
             yield Span(grid, (second * float(need_key(vision, "tokens_per_second")),))
         else:
             yield Span(grid)
+
+
+def _interleave_audio(video: np.ndarray, audio_tokens: int, chunk: int | None) -> list[np.ndarray]:
+    """Return the positions of a video, (3, tokens), and of its audio, as parts in their order.
+
+    Audio has a position a token, from the start of the video. Video and audio alternate after
+    ``chunk`` positions; None sorts them by time.
+    """
+    audio = np.tile(video[0, 0] + np.arange(audio_tokens), (3, 1)).astype(video.dtype)
+    if chunk is None:
+        return _sort_by_time(video, audio)
+    chunks = itertools.zip_longest(_split_chunks(video, chunk), _split_chunks(audio, chunk))
+    return [part for pair in chunks for part in pair if part is not None]
+
+
+def _sort_by_time(video: np.ndarray, audio: np.ndarray) -> list[np.ndarray]:
+    """Return the part until video or audio ends, and the rest of the other."""
+    both = np.concatenate([video, audio], axis=1)
+    order = np.argsort(both[0], kind="stable")  # the video first where times are equal
+    is_video = order < video.shape[1]
+    split = 1 + min(np.flatnonzero(tokens)[-1] for tokens in (is_video, ~is_video))
+    parts = (both[:, order[:split]], both[:, order[split:]])
+    return [part for part in parts if part.size]
+
+
+def _split_chunks(positions: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
+    """Yield chunks. After a time that skips chunks, each next one has a single token."""
+    start, end = 0, chunk
+    for i, time in enumerate(positions[0] - positions[0, :1]):
+        if time >= end:
+            yield positions[:, start:i]
+            start, end = i, end + chunk
+    yield positions[:, start:]
