@@ -29,18 +29,11 @@ def _build_rope(
 ) -> RoPE:
     try:
         scaling = _scaling.read_scaling(_scaling.Source(config, model, parameters, label))
-        part = _slices.find_slice(config, model, parameters)
-        rope = RoPE(
-            base=part.base,
-            layout=model.layout,
-            rotary_dim=part.rotary_dim,
-            rotary_offset=part.rotary_offset,
-            scaling=scaling,
-            position_axes=part.position_axes,
-        )
-        if part.components is not None:
+        slice_fields, components = _slices.find_slice(config, model, parameters)
+        rope = RoPE(layout=model.layout, scaling=scaling, **slice_fields)
+        if components is not None:
             for length in (1, 1 << 40):  # raises unless both lists of LongRoPE have r/2 entries
-                rope.for_length(length).frequencies(part.components)
+                rope.for_length(length).frequencies(components)
     except RopeConfigError:
         raise
     except (RopeError, TypeError, OverflowError) as error:

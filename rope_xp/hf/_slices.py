@@ -1,7 +1,6 @@
 """Find the rotated components of a head, and the component of positions that each pair reads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rope_xp._core import numbers
@@ -10,20 +9,10 @@ from rope_xp.hf import _keys
 from rope_xp.hf._model import Model, Parameters
 
 
-@dataclass(frozen=True)
-class Slice:
-    """The fields of a RoPE about components; an odd number of them changes the base."""
-
-    base: float
-    rotary_dim: int | None
-    rotary_offset: int
-    position_axes: tuple[int, ...] | None
-    components: int | None
-    """The number of rotated components; None if it is unknown."""
-
-
-def find_slice(config: Mapping[str, Any], model: Model, parameters: Parameters) -> Slice:
-    """Return the slice of a head that the parameters rotate."""
+def find_slice(
+    config: Mapping[str, Any], model: Model, parameters: Parameters
+) -> tuple[dict[str, Any], int | None]:
+    """Return fields of the RoPE, and the number of rotated components, None if it is unknown."""
     base = float(numbers.check_positive("rope_theta", parameters["rope_theta"]))
     head_dim, rotary_dim = _read_dims(config, model, parameters)
     if rotary_dim is not None and rotary_dim % 2:
@@ -36,7 +25,9 @@ def find_slice(config: Mapping[str, Any], model: Model, parameters: Parameters) 
         raise RopeError(f"{count} components cannot be rotated in pairs in a head of {head_dim}")
     trailing = model.trailing or config.get("qk_rope_head_dim") is not None
     offset = -rotary_dim if trailing and rotary_dim is not None else 0
-    return Slice(base, rotary_dim, offset, _find_position_axes(parameters, model, count), count)
+    axes = _find_position_axes(parameters, model, count)
+    fields = {"base": base, "rotary_dim": rotary_dim, "rotary_offset": offset}
+    return {**fields, "position_axes": axes}, count
 
 
 def _read_dims(

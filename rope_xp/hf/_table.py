@@ -52,7 +52,13 @@ def _find_row(config: Mapping[str, Any]) -> Model | None:
         if candidate in _vision_models.UNSUPPORTED:
             raise RopeConfigError(f"model_type {name!r}: {_vision_models.UNSUPPORTED[candidate]}")
         if candidate in MODELS:
-            return _check_flag(name, MODELS[candidate], config)
+            flag = MODELS[candidate].rotary_if
+            if flag is not None and config.get(flag[0]) != flag[1]:
+                raise RopeConfigError(
+                    f"model_type {name!r} rotates only with {flag[0]} = {flag[1]!r}; got "
+                    f"{config.get(flag[0])!r}, and so it has no rotary embedding"
+                )
+            return MODELS[candidate]
     if not _text_models.PLAIN.isdisjoint(names):
         return Model()
     if not any(key in config for key in _keys.ROTARY_KEYS):
@@ -96,15 +102,3 @@ def _check_rotary(name: str, config: Mapping[str, Any]) -> None:
             raise RopeConfigError(msg)
     if config.get("alibi"):
         raise RopeConfigError(f"model_type {name!r} has alibi, and so no rotary embedding")
-
-
-def _check_flag(name: str, model: Model, config: Mapping[str, Any]) -> Model:
-    """Return the row; raise if the configuration lacks the flag that the rotation needs."""
-    if model.rotary_if is not None:
-        key, value = model.rotary_if
-        if config.get(key) != value:
-            raise RopeConfigError(
-                f"model_type {name!r} rotates only with {key} = {value!r}; got "
-                f"{config.get(key)!r}, and so it has no rotary embedding"
-            )
-    return model

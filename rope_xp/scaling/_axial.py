@@ -28,13 +28,13 @@ class Axial(Scaling):
     axes : int, default 2
         Components, a. Without sections, they divide the r/2 pairs evenly.
     order : {"blocks", "alternating", "strided"}, default "blocks"
-        "blocks": each component has a series of frequencies of its own, one after the other
-        (vision towers of Qwen-VL, diffusion transformers). "alternating": the same, but the pairs
-        of the components take turns, as long as they have any (Kimi). "strided": component c
-        has every a-th frequency of one series of r/2, from the c-th on (Pixtral).
+        "blocks": each component has its own series of frequencies, one after the other (vision
+        towers of Qwen-VL, diffusion transformers). "alternating": the same, but the pairs of the
+        components alternate (Kimi). "strided": component c has every a-th frequency of one series
+        of r/2, from the c-th on (Pixtral).
     sections : tuple of int, optional
-        How many of the r rotated components of a head each component of a position has, even
-        numbers, such as (16, 56, 56). Then axes is their number. None: all as many.
+        The number of rotated components of a head for each component of a position, even numbers
+        such as (16, 56, 56). Then axes is their number. None: equal shares.
     bases : tuple of float, optional
         A base for each component. None: that of the RoPE for all.
 
@@ -118,8 +118,8 @@ def assign_pairs(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
     blocks = [[(axis, j) for j in range(n // 2)] for axis, n in enumerate(sections)]
     if order == "blocks":
         return [pair for block in blocks for pair in block]
-    turns = itertools.zip_longest(*blocks)
-    return [pair for turn in turns for pair in turn if pair is not None]
+    rounds = itertools.zip_longest(*blocks)
+    return [pair for pairs in rounds for pair in pairs if pair is not None]
 
 
 def _check_per_axis(name: str, values: object, check: Callable[[str, Any], Any]) -> tuple[Any, ...]:

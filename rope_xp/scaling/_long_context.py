@@ -29,8 +29,8 @@ class YaRN(Scaling):
         Turns within L above which a pair is left, and below which it is divided. Positive, the
         first not below the second.
     attention_factor : float, optional
-        Multiplies cos and sin. None: ``g(mscale) / g(mscale_all_dim)`` if both are
-        given and not 0, else ``g(1)``, where g(m) = 0.1 m ln s + 1, and 1 for s <= 1.
+        Multiplies cos and sin. None: ``g(mscale) / g(mscale_all_dim)`` if both are given and not
+        0, else ``g(1)``, where g(m) = 0.1 m ln s + 1, and 1 for s <= 1.
     mscale, mscale_all_dim : float, optional
         As in DeepSeek's configurations.
     truncate : bool, default True
@@ -133,8 +133,7 @@ class LongRoPE(Scaling):
     max_position_embeddings : int, optional
         Tokens of the extended context.
     length : int, optional
-        Tokens of the present context, fixed by :meth:`for_length`. All keys of one attention must
-        be rotated for the same length; see :meth:`rope_xp.RoPE.rerotate` for cached ones.
+        As in :class:`DynamicNTK`.
 
     Raises
     ------

@@ -21,7 +21,6 @@ def test_the_other_backend_of_keras() -> None:
     pytest.importorskip(backend)
     files = [str(HERE / name) for name in ("test_layers.py", "test_keras.py")]
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "exhaustive or not exhaustive"]
     done = subprocess.run(
         [*command, "-k", "keras", *files],
         check=False,
