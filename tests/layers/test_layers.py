@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import importlib
+import itertools
 import pickle
 import sys
 from pathlib import Path
@@ -24,10 +25,14 @@ from support.layers import (
 import rope_xp
 from rope_xp import Angles, RoPE, RopeError, scaling
 
+# A layer hands its RoPE on: each RoPE is tested once, and each framework several times.
+DEALT = [
+    pytest.param(framework, rope, id=f"{framework.name}-{name}")
+    for framework, (name, rope) in zip(itertools.cycle(FRAMEWORKS), ROPES.items(), strict=False)
+]
 
-@pytest.mark.covering
-@every_framework
-@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+
+@pytest.mark.parametrize(("framework", "rope"), DEALT)
 def test_it_rotates_as_its_rope_does(framework: Framework, rope: RoPE) -> None:
     q, k, positions = inputs(framework, rope)
     layer = framework.layer(rope, axes="bshd")
