@@ -121,7 +121,7 @@ def _read_layers(
 ) -> Layers:
     given = parameters or {}
     so_far = Layers(label, given, rope, _read_head_dim(part, model, label), None, None)
-    source = _scaling.Source(part, model, given, label)
+    source = _scaling.Source(part, model, given, so_far.where)
     # Perhaps no rule read them, and so nothing checked them yet.
     extended = _keys.read_size({EXTENDED: source.extended}, EXTENDED) or model.sizes.get(EXTENDED)
     trained = _keys.read_size({TRAINED: read_trained_length(part, so_far)}, TRAINED)

@@ -143,7 +143,7 @@ def _read_keys(reading: Reading, layers: Layers) -> set[str]:
     """Return the keys that were read, found by reading them once more."""
     watched = _Watched(layers.parameters)
     if layers.rope is not None:
-        _scaling.read_scaling(_scaling.Source(reading.part, reading.model, watched, layers.label))
+        _scaling.read_scaling(_scaling.Source(reading.part, reading.model, watched, layers.where))
         _slices.find_slice(reading.part, reading.model, watched)
         # The one in the configuration itself goes first; _contradictions tells if they differ.
         if reading.part.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):

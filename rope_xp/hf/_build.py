@@ -27,8 +27,9 @@ def read_ropes(config: object, layout: Layout | None = None) -> RoPE | dict[str,
 def _build_rope(
     config: Mapping[str, Any], model: Model, parameters: Parameters, label: str
 ) -> RoPE:
+    where = _keys.parameters_key(config) + (f".{label}" if label else "")
     try:
-        scaling = _scaling.read_scaling(_scaling.Source(config, model, parameters, label))
+        scaling = _scaling.read_scaling(_scaling.Source(config, model, parameters, where))
         slice_fields, components = _slices.find_slice(config, model, parameters)
         rope = RoPE(layout=model.layout, scaling=scaling, **slice_fields)
         if components is not None:
@@ -37,6 +38,5 @@ def _build_rope(
     except RopeConfigError:
         raise
     except (RopeError, TypeError, OverflowError) as error:
-        where = _keys.parameters_key(config) + (f".{label}" if label else "")
         raise RopeConfigError(f"{where}: {error}") from error
     return rope

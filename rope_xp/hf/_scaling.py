@@ -20,7 +20,8 @@ class Source:
     config: Mapping[str, Any]
     model: Model
     parameters: Parameters
-    label: str
+    where: str
+    """The place of the parameters, such as ``rope_parameters.full_attention``."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value of the parameters; the default if it is missing or None."""
@@ -44,7 +45,7 @@ class Source:
     @property
     def original(self) -> Any:
         """Tokens of the trained context; None if they are missing."""
-        length = None if self.label else self.config.get(TRAINED)
+        length = None if "." in self.where else self.config.get(TRAINED)
         return self.get(TRAINED) if length is None else length
 
     @property
