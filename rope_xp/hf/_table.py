@@ -30,8 +30,8 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model
         name = config.get("model_type")
         problem = f"model_type {name!r} is not known" if name else "model_type is missing"
         raise RopeConfigError(
-            f"{problem}, and only its code says how components pair up: give layout=, or --layout "
-            "of inspect, such as 'half' for most that derive from Llama; or set "
+            f"{problem}, and only the code of a model says how components pair up: give layout=, "
+            "or --layout of inspect, such as 'half' for most that derive from Llama; or set "
             "model_type to that of the model it derives from"
         )
     name = str(config.get("model_type"))
