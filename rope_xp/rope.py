@@ -20,7 +20,7 @@ from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp._tables import made
 from rope_xp.angles import Angles, at, with_tables
 from rope_xp.scaling import Axial, Scaling, _checks
-from rope_xp.scaling._axial import places
+from rope_xp.scaling._axial import assign_pairs
 
 Positions = Any
 """Integers or floats: an array of the same library, a numpy array, or Python numbers."""
@@ -165,7 +165,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         return cls(
             rotary_dim=sum(rule.sections or ()),
             scaling=rule,
-            position_axes=tuple(axis for axis, _ in places(rule.sections or (), order)),
+            position_axes=tuple(axis for axis, _ in assign_pairs(rule.sections or (), order)),
             **fields,
         )
 

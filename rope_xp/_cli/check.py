@@ -25,7 +25,7 @@ from typing import Any
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import arguments, check_model, plots, terminal
 from rope_xp._core.errors import BROKEN, RopeError
-from rope_xp.hf import _hub, from_hf_config
+from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES, CallError
@@ -123,7 +123,7 @@ def _check_function(options: argparse.Namespace) -> int:
 def _import_target(target: str) -> Callable[..., Any]:
     """Return what package.module:function names."""
     module, colon, name = target.partition(":")
-    advice = _hub.download_advice(target)
+    advice = _files.download_advice(target)
     if advice is not None:
         raise RopeError(advice)
     if not colon:

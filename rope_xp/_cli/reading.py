@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _keys, _rules, _table, from_hf_config
+from rope_xp.hf import _files, _keys, _scaling, _table, from_hf_config
 from rope_xp.hf._model import FLAT, Model, Parameters
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
@@ -61,7 +61,7 @@ class Reading:
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration, given as to :func:`rope_xp.from_hf_config`."""
-    whole = _keys.read(config)
+    whole = _files.read_mapping(config)
     result = from_hf_config(whole, layout=layout)
     part = _keys.find_language_part(whole)
     model = _with_default_sizes(part, _table.find_model(part, layout))
@@ -121,7 +121,7 @@ def _read_layers(
 ) -> Layers:
     given = parameters or {}
     so_far = Layers(label, given, rope, _read_head_dim(part, model, label), None, None)
-    source = _rules.Source(part, model, given, so_far.where)
+    source = _scaling.Source(part, model, given, so_far.where)
     # Perhaps no rule read them, and so nothing checked them yet.
     extended = _keys.read_size({EXTENDED: source.extended}, EXTENDED) or model.sizes.get(EXTENDED)
     trained = _keys.read_size({TRAINED: read_trained_length(part, so_far)}, TRAINED)

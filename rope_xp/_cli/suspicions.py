@@ -13,7 +13,7 @@ from rope_xp._cli.reading import (
     lengths_to_show,
     read_trained_length,
 )
-from rope_xp.hf import _build, _keys, _rules, _slices, _table, _text_models
+from rope_xp.hf import _build, _keys, _scaling, _slices, _table, _text_models
 from rope_xp.hf._model import Model
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
@@ -113,7 +113,7 @@ def _find_unread_keys(reading: Reading) -> Iterator[str]:
     """Yield the keys beside the dictionary that sound as if they were about positions."""
     watched = _Watched(reading.part)
     _build.read_ropes(watched, reading.layout)
-    watched.read |= _table.not_heeded(reading.part)
+    watched.read |= _table.find_ignored_keys(reading.part)
     for key, value in reading.part.items():
         unread = key not in watched.read and key not in _REPORTED
         if unread and _ROTARY.search(key) and value not in (None, False):
@@ -143,8 +143,8 @@ def _read_keys(reading: Reading, layers: Layers) -> set[str]:
     """Return the keys that were read, found by reading them once more."""
     watched = _Watched(layers.parameters)
     if layers.rope is not None:
-        _rules.read_scaling(_rules.Source(reading.part, reading.model, watched, layers.where))
-        _slices.find_slice(reading.part, reading.model, watched, layers.where)
+        _scaling.read_scaling(_scaling.Source(reading.part, reading.model, watched, layers.where))
+        _slices.find_slice(reading.part, reading.model, watched)
         # The one in the configuration itself goes first; _contradictions tells if they differ.
         if reading.part.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):
             watched.read.add(TRAINED)

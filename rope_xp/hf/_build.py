@@ -1,4 +1,4 @@
-"""From a configuration to the RoPE of each layer type."""
+"""Build the RoPE of each layer type of a Hugging Face configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,43 +6,35 @@ from typing import Any
 from rope_xp._arguments import fields
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _keys, _rules, _slices, _table
+from rope_xp.hf import _files, _keys, _scaling, _slices, _table
 from rope_xp.hf._model import FLAT, Model, Parameters
 from rope_xp.rope import RoPE
 
-_LONG = 1 << 40
-"""More tokens than any model was trained for."""
-
 
 def read_ropes(config: object, layout: Layout | None = None) -> RoPE | dict[str, RoPE | None]:
-    """Return what :func:`rope_xp.from_hf_config` promises."""
+    """Implement :func:`rope_xp.from_hf_config`."""
     if layout is not None:
         fields.check_layout(layout)
-    part = _keys.find_language_part(_keys.read(config))
+    part = _keys.find_language_part(_files.read_mapping(config))
     model = _table.find_model(part, layout)
     ropes = {
-        label: None if parameters is None else _rope(part, model, parameters, label)
+        label: None if parameters is None else _build_rope(part, model, parameters, label)
         for label, parameters in _keys.read_layers(part, model).items()
     }
     return ropes.get(FLAT) or ropes
 
 
-def _rope(config: Mapping[str, Any], model: Model, parameters: Parameters, label: str) -> RoPE:
+def _build_rope(
+    config: Mapping[str, Any], model: Model, parameters: Parameters, label: str
+) -> RoPE:
     where = _keys.parameters_key(config) + (f".{label}" if label else "")
     try:
-        rule = _rules.read_scaling(_rules.Source(config, model, parameters, where))
-        part = _slices.find_slice(config, model, parameters, where)
-        rope = RoPE(
-            base=part.base,
-            layout=model.layout,
-            rotary_dim=part.rotary_dim,
-            rotary_offset=part.rotary_offset,
-            scaling=rule,
-            position_axes=part.position_axes,
-        )
-        if part.components is not None:
-            for length in (1, _LONG):  # whether both lists of LongRoPE have r/2 entries
-                rope.for_length(length).frequencies(part.components)
+        scaling = _scaling.read_scaling(_scaling.Source(config, model, parameters, where))
+        slice_fields, components = _slices.find_slice(config, model, parameters)
+        rope = RoPE(layout=model.layout, scaling=scaling, **slice_fields)
+        if components is not None:
+            for length in (1, 1 << 40):  # raises unless both lists of LongRoPE have r/2 entries
+                rope.for_length(length).frequencies(components)
     except RopeConfigError:
         raise
     except (RopeError, TypeError, OverflowError) as error:

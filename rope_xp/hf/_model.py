@@ -1,4 +1,4 @@
-"""What the code of a model type fixes and its configuration does not say."""
+"""Properties that the code of a model type fixes, and its configuration leaves out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from rope_xp._core.typing import Layout
 Parameters = Mapping[str, Any]
 
 FLAT = ""
-"""The label of parameters that are for all layers."""
+"""The label of parameters for all layers."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What models of one type have in common."""
+    """The row of a model type."""
 
     layout: Layout = "half"
     base: float = 10000.0
@@ -22,31 +22,31 @@ class Model:
     trailing: bool = False
     """Whether the rotated slice lies at the end of the head."""
     sections: tuple[int, ...] = ()
-    """mrope_section, where the configuration has none: how many pairs read each component."""
+    """The default of mrope_section: how many pairs read each component."""
     section_order: Literal["contiguous", "interleaved", "ernie", "across", "rows and columns"] = (
         "contiguous"
     )
     axial: str = ""
-    """Order of :class:`rope_xp.scaling.Axial`; empty for models that read one position."""
+    """Order of :class:`rope_xp.scaling.Axial`; empty for other models."""
     components: tuple[int, ...] = (0, 1)
-    """The components of a position in the order in which an axial rule takes them."""
+    """The components of a position in the order of the axes of an axial scaling."""
     width: tuple[str, ...] = ("hidden_size", "num_attention_heads")
-    """Keys that give head_dim where it is not there: the first divided by the others."""
+    """Keys that determine a missing head_dim: the first divided by the others."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Of head_dim, if it does not follow from the width, and other keys that may be missing."""
+    """Defaults of head_dim, if it does not follow from the width, and of other sizes."""
     layers: Mapping[str, Parameters | None] = field(default_factory=dict)
-    """Parameters of each layer type where the configuration has none."""
+    """Default parameters of each layer type."""
     base_keys: Mapping[str, str] = field(default_factory=dict)
-    """Top-level key of the base of a layer type, where it is not rope_theta."""
+    """Top-level key of the base of a layer type."""
     unrotated: tuple[str, ...] = ()
-    """Layer types that the code does not rotate, though the configuration does not say so."""
+    """Layer types that the code does not rotate."""
     rotated_without_window: bool = False
-    """Whether those are rotated after all where sliding_window is null."""
+    """Whether it rotates them if sliding_window is null."""
     unrotated_every: int | None = None
-    """Which layer of each so many the code does not rotate, if no list says so: the last."""
+    """The code does not rotate the last of each so many layers, unless a list says otherwise."""
     rotary_dim: int | None = None
-    """Rotated components where the configuration gives neither a number nor a share."""
+    """Default number of rotated components."""
     rotary_if: tuple[str, Any] | None = None
-    """A key and the value without which the model does not rotate at all."""
+    """A key, and the value without which the model does not rotate."""
     scaled: tuple[str, ...] = ()
-    """Layer types that a flat dictionary of parameters is for."""
+    """Layer types that flat parameters are for."""

@@ -1,9 +1,8 @@
 """Rows of the models that read text or sound.
 
-The layout of the pairs, and the values of keys that a configuration leaves out: transformers writes
-only what differs from the defaults of its classes. One row for models that are alike; most are
-plain, with half layout, base 10000 and the whole head rotated. ``tests/support/census.py`` compares
-every row with the code of transformers.
+transformers writes only keys that differ from the defaults of its classes, and no layout. Models
+with half layout, base 10000 and the whole head rotated are plain. ``tests/support/census.py``
+compares every row with the code of transformers.
 """
 
 from dataclasses import replace
@@ -12,17 +11,12 @@ from typing import Any
 from rope_xp.hf._model import FLAT, Model, Parameters
 
 
-def _default(base: float, partial: float = 1.0) -> Parameters:
+def _default(base: float, partial: float = 1.0) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": partial}
 
 
-def _two(full: Parameters, sliding: Parameters, **more: Any) -> Model:
+def _two(full: Parameters | None, sliding: Parameters, **more: Any) -> Model:
     return Model(layers={"full_attention": full, "sliding_attention": sliding}, **more)
-
-
-def _proportional(partial: float) -> Model:
-    full = _default(1e6, partial) | {"rope_type": "proportional"}  # type: ignore[operator]  # a dict
-    return _two(full, _default(1e4))
 
 
 def _scaled(rope_type: str, base: float, **more: Any) -> Model:
@@ -34,36 +28,38 @@ def _llama3(base: float, factor: float, trained: int, low: float, high: float) -
     return _scaled("llama3", base, factor=factor, original_max_position_embeddings=trained, **more)
 
 
-_GPT_OSS = _scaled(
-    "yarn", 1.5e5, factor=32.0, original_max_position_embeddings=4096, truncate=False
-)
-_MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0}
-_LOCAL = {
-    "base_keys": {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
-    "scaled": ("full_attention",),
-}
-_SAME = {"full_attention": "rope_theta", "sliding_attention": "rope_theta"}
-_FULL = ("full_attention",)
-_BOTH = ("full_attention", "sliding_attention")
-_MODERN = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
+def _yarn(base: float, factor: float, trained: int, **more: Any) -> Model:
+    return _scaled("yarn", base, factor=factor, original_max_position_embeddings=trained, **more)
 
-# The part "_text" of a model type may be missing in the first column.
+
+def _base_keys(full: str, sliding: str, first: str = "full_attention") -> dict[str, str]:
+    return {first: full, "sliding_attention": sliding}
+
+
+_PROPORTIONAL = {"rope_type": "proportional"}
+_GPT_OSS = _yarn(1.5e5, 32.0, 4096, truncate=False)
+_MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_SAME_KEY = _base_keys("rope_theta", "rope_theta")
+_MOONSHINE = ("hidden_size", "decoder_num_attention_heads")
+_FULL = ("full_attention",)
+_CONTIGUOUS = Model(base=1e6, sections=(16, 24, 24))
+_INTERLEAVED = Model(sections=(24, 20, 20), section_order="interleaved")
+
+# "_text" at the end of a model type may be missing in the first column.
 ROWS: tuple[tuple[str, Model], ...] = (
     # --- layout ---
     ("blt_patcher deepseek_v2 roformer", Model("interleaved")),
     ("codegen gptj", Model("interleaved", rotary_dim=64)),
     ("cohere2 cohere2_moe", Model("interleaved", unrotated=_FULL)),
-    ("cohere ernie4_5 ernie4_5_moe", Model("interleaved", base=5e5)),
     ("llama4", Model("interleaved", base=5e5, unrotated_every=4)),
-    ("blt_local_encoder blt_local_decoder", Model("interleaved", base=5e5)),
-    ("blt_global_transformer", Model("interleaved", base=5e5)),
+    (
+        "blt_global_transformer blt_local_decoder blt_local_encoder cohere ernie4_5 ernie4_5_moe",
+        Model("interleaved", base=5e5),
+    ),
     ("helium", Model("interleaved", base=1e5)),
     ("pe_audio_encoder pe_audio_video_encoder pe_video_encoder", Model("interleaved", base=2e4)),
     ("glm glm4", Model("interleaved", partial=0.5)),
-    (
-        "moonshine",
-        Model("interleaved", partial=0.9, width=("hidden_size", "decoder_num_attention_heads")),
-    ),
+    ("moonshine", Model("interleaved", partial=0.9, width=_MOONSHINE)),
     ("moonshine_streaming", Model("interleaved", partial=0.8)),
     (
         "deepseek_v4",
@@ -71,7 +67,7 @@ ROWS: tuple[tuple[str, Model], ...] = (
             *("interleaved", 1e4, 0.125, True),
             layers={
                 "main": _default(1e4, 0.125),
-                "compress": {**_default(1.6e5, 0.125), "attention_factor": 1.0},  # even of YaRN
+                "compress": _default(1.6e5, 0.125) | {"attention_factor": 1.0},  # with YaRN too
             },
             base_keys={"main": "rope_theta", "compress": "compress_rope_theta"},
             scaled=("compress",),
@@ -83,10 +79,7 @@ ROWS: tuple[tuple[str, Model], ...] = (
     ("longcat_flash", Model("interleaved_to_half", base=1e7)),
     # --- rotated in part ---
     ("afmoe flint", Model(unrotated=_FULL)),
-    (
-        "exaone4 exaone_moe kolibri1",
-        Model(unrotated=_FULL, rotated_without_window=True),
-    ),
+    ("exaone4 exaone_moe kolibri1", Model(unrotated=_FULL, rotated_without_window=True)),
     ("granitemoehybrid", Model(rotary_if=("position_embedding_type", "rope"))),
     ("zamba2", Model(rotary_if=("use_mem_rope", True))),
     (
@@ -109,96 +102,79 @@ ROWS: tuple[tuple[str, Model], ...] = (
     ("nemotron3_5_transcribe_asr_audio", Model(partial=0.5)),
     ("nemotron3_5_transcribe_word_timestamp", Model(partial=0.5)),
     ("gpt_neox qwen3_next stablelm", Model(partial=0.25)),
-    # --- rule ---
+    # --- scaling ---
     ("apertus", _llama3(1.2e7, 8.0, 8192, 1.0, 4.0)),
     ("cwm", _llama3(1e6, 16.0, 8192, 1.0, 4.0)),
     ("higgs_audio_v2", _llama3(5e5, 32.0, 1024, 0.125, 0.5)),
     ("gpt_oss", _GPT_OSS),
     ("openai_privacy_filter", replace(_GPT_OSS, layout="interleaved")),
-    (
-        "ministral3",
-        _scaled("yarn", 1e6, factor=16.0, original_max_position_embeddings=16384, **_MISTRAL),
-    ),
+    ("ministral3", _yarn(1e6, 16.0, 16384, **_MISTRAL)),
     (
         "mistral4",
-        Model(
-            "interleaved_to_half",
-            layers={
-                FLAT: {
-                    **_default(1e4, 0.5),
-                    "rope_type": "yarn",
-                    "factor": 128.0,
-                    **_MISTRAL,
-                    "original_max_position_embeddings": 8192,
-                }
-            },
+        replace(
+            _yarn(1e4, 128.0, 8192, partial_rotary_factor=0.5, **_MISTRAL),
+            layout="interleaved_to_half",
         ),
     ),
     # --- layer types ---
-    ("gemma3 gemma3n t5gemma2 t5gemma2_decoder", _two(_default(1e6), _default(1e4), **_LOCAL)),
+    (
+        "gemma3 gemma3n t5gemma2 t5gemma2_decoder",
+        _two(
+            *(_default(1e6), _default(1e4)),
+            base_keys=_base_keys("rope_theta", "rope_local_base_freq"),
+            scaled=_FULL,
+        ),
+    ),
     ("embedding_gemma2", _two(_default(1e6), _default(1e4))),
-    ("diffusion_gemma gemma4 gemma4_unified", _proportional(0.25)),
-    ("lfm3", _proportional(0.5)),
-    ("olmo3", _two(_default(5e5), _default(5e5), base_keys=_SAME, scaled=("full_attention",))),
+    (
+        "diffusion_gemma gemma4 gemma4_unified",
+        _two(_default(1e6, 0.25) | _PROPORTIONAL, _default(1e4)),
+    ),
+    ("lfm3", _two(_default(1e6, 0.5) | _PROPORTIONAL, _default(1e4))),
+    ("olmo3", _two(_default(5e5), _default(5e5), base_keys=_SAME_KEY, scaled=_FULL)),
     (
         "modernbert modernbert-decoder",
-        _two(_default(1.6e5), _default(1e4), base_keys=_MODERN, scaled=_BOTH),
+        _two(
+            *(_default(1.6e5), _default(1e4)),
+            base_keys=_base_keys("global_rope_theta", "local_rope_theta"),
+            scaled=("full_attention", "sliding_attention"),
+        ),
     ),
-    ("ultrabert", _two(_default(2.56e6), _default(1e4), base_keys=_SAME)),
-    (
-        "step3p5",
-        _two({"rope_theta": 1e4}, {"rope_theta": 1e4}, base_keys=_SAME, scaled=("full_attention",)),
-    ),
+    ("ultrabert", _two(_default(2.56e6), _default(1e4), base_keys=_SAME_KEY)),
+    ("step3p5", _two(*[{"rope_theta": 1e4}] * 2, base_keys=_SAME_KEY, scaled=_FULL)),
     ("mellum", _two(_default(5e5), _default(1e4))),
     ("laguna", _two(_default(5e5, 0.5), _default(1e4))),
     (
         "mimo_v2_flash",
         _two(
             *(_default(5e6, 0.334), _default(1e4, 0.334)),
-            base_keys={"full_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
+            base_keys=_base_keys("rope_theta", "swa_rope_theta"),
         ),
     ),
-    ("beam", Model(layers={"full_attention": None, "sliding_attention": _default(1e4)})),
+    ("beam", _two(None, _default(1e4))),
     ("zaya", Model(layers={"hybrid": _default(5e6, 0.5), "hybrid_sliding": _default(1e4, 0.5)})),
     (
         "dots3_note",
         Model(
             "interleaved_to_half",
             layers={"indexed_attention": _default(8e7), "sliding_attention": _default(5e4)},
-            base_keys={"indexed_attention": "rope_theta", "sliding_attention": "swa_rope_theta"},
+            base_keys=_base_keys("rope_theta", "swa_rope_theta", "indexed_attention"),
             scaled=("indexed_attention", "sliding_attention"),
         ),
     ),
     # --- M-RoPE: positions of time, height and width ---
-    ("qwen2_vl qwen2_5_vl qwen2_5_omni", Model(base=1e6, sections=(16, 24, 24))),
-    ("qwen2_5_omni_talker", Model(base=1e6, sections=(16, 24, 24))),
-    ("paddleocr_vl", Model(base=5e5, sections=(16, 24, 24))),
+    ("qwen2_vl qwen2_5_vl qwen2_5_omni qwen2_5_omni_talker", _CONTIGUOUS),
+    ("paddleocr_vl", replace(_CONTIGUOUS, base=5e5)),
     ("glm4v glm_ocr", Model("interleaved", sections=(8, 12, 12))),
     ("glm_image", Model(sections=(8, 12, 12))),
     ("glm4v_moe", Model(partial=0.5, sections=(8, 12, 12))),
-    (
-        "qwen3_vl qwen3_vl_moe",
-        Model(base=5e5, sections=(24, 20, 20), section_order="interleaved"),
-    ),
-    (
-        "qwen3_omni_moe",
-        Model(base=1e6, sections=(24, 20, 20), section_order="interleaved"),
-    ),
-    (
-        "qwen3_omni_moe_talker",
-        Model(sections=(24, 20, 20), section_order="interleaved"),
-    ),
-    ("cosmos3_edge", Model(base=1e8, sections=(24, 20, 20), section_order="interleaved")),
-    ("cohere_compass", Model(sections=(24, 20, 20), section_order="interleaved")),
-    (
-        "qwen3_5 qwen3_5_moe",
-        Model(partial=0.25, sections=(11, 11, 10), section_order="interleaved"),
-    ),
-    ("qwen4_exp", Model(sections=(11, 11, 10), section_order="interleaved")),
-    (
-        "ernie4_5_vl_moe",
-        Model("interleaved", base=5e5, sections=(22, 22, 20), section_order="ernie"),
-    ),
+    ("cohere_compass qwen3_omni_moe_talker", _INTERLEAVED),
+    ("qwen3_vl qwen3_vl_moe", replace(_INTERLEAVED, base=5e5)),
+    ("qwen3_omni_moe", replace(_INTERLEAVED, base=1e6)),
+    ("cosmos3_edge", replace(_INTERLEAVED, base=1e8)),
+    ("qwen4_exp", replace(_INTERLEAVED, sections=(11, 11, 10))),
+    ("qwen3_5 qwen3_5_moe", replace(_INTERLEAVED, partial=0.25, sections=(11, 11, 10))),
+    ("ernie4_5_vl_moe", Model("interleaved", 5e5, sections=(22, 22, 20), section_order="ernie")),
     ("hunyuan_vl", Model(section_order="across")),
 )
 
@@ -215,7 +191,7 @@ _PLAIN = """
     voxtral_realtime_encoder xcodec2
 """
 PLAIN = frozenset(_PLAIN.split())
-"""Model types that have been checked and need no row."""
+"""Model types that were checked and need no row."""
 
 _SIZES = """
     bamba=4096/32 cohere_compass=8192/64 cosmos3_edge=128 ernie4_5_vl_moe=2560/20 glm=128
@@ -237,7 +213,4 @@ def _sizes(text: str) -> dict[str, int]:
 
 
 SIZES = {name: _sizes(text) for name, text in (row.split("=") for row in _SIZES.split())}
-"""Components of a head, or the width and the heads, where the rotation depends on them.
-
-Those of the classes of transformers, for configurations that leave them out.
-"""
+"""Default head_dim, or width and heads, of models whose rotation depends on them."""

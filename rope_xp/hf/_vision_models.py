@@ -1,6 +1,6 @@
 """Rows of the models that read images, whose positions have a row and a column.
 
-Their configurations in transformers 5 say ``rope_type`` "axial"; older files say nothing at all.
+Their configurations in transformers 5 have ``rope_type`` "axial"; older files have none.
 Component 0 of a position is the row (height), component 1 the column (width).
 """
 
@@ -63,7 +63,7 @@ UNSUPPORTED = {
     "musicflamingo": "its angles are products of two positions",
     "kimi_linear": "it has no rotary embedding, though its keys are named for one",
     "nemotron_h": "it has no rotary embedding, though its keys are named for one",
-    "nanochat": "it turns by the negative angle; use RoPE(layout='half') and unrotate",
+    "nanochat": "it rotates by the negative angle; use RoPE(layout='half') and unrotate",
     "clvp_encoder": "it rotates v as well, by components that projection_dim gives",
 }
 """Model types that no RoPE can express, and what to do."""

@@ -2,7 +2,7 @@
 
 import equinox
 
-from rope_xp.layers import _held
+from rope_xp.layers import _common
 from rope_xp.rope import RoPE
 
 
@@ -10,13 +10,7 @@ class Rotary(equinox.Module):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
     It is a pytree without leaves: the RoPE is part of its structure.
-
-    Parameters
-    ----------
-    rope : RoPE
-        Such as :func:`rope_xp.from_hf_config` returns.
-    axes : str, optional
-        Names of the axes of q and k; see :func:`rope_xp.apply`.
+    Arguments are those of :class:`rope_xp.layers.torch.Rotary`, without ``learn``.
 
     Examples
     --------
@@ -35,8 +29,8 @@ class Rotary(equinox.Module):
     axes: str | None = equinox.field(static=True)
 
     def __init__(self, rope: RoPE, *, axes: str | None = None) -> None:
-        self.rope = _held.check_rope(rope)
+        self.rope = _common.check_rope(rope)
         self.axes = axes
 
-    __call__ = _held.rotate
-    at = _held.at
+    __call__ = _common.rotate
+    at = _common.at

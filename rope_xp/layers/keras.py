@@ -1,11 +1,16 @@
 """A RoPE as a layer of Keras 3, on its backends torch, jax and numpy."""
 
+from dataclasses import fields
 from typing import Any
 
 import keras
 
-from rope_xp.layers import _held, _saved
+from rope_xp import scaling
+from rope_xp._core.errors import RopeError
+from rope_xp.layers import _common
 from rope_xp.rope import RoPE
+
+_CLASS = "class_name"
 
 
 @keras.saving.register_keras_serializable(package="rope_xp")
@@ -13,15 +18,8 @@ class Rotary(keras.layers.Layer):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
     It has no weights. q and k keep their dtypes under any policy, and positions are never cast.
-
-    Parameters
-    ----------
-    rope : RoPE
-        Such as :func:`rope_xp.from_hf_config` returns.
-    axes : str, optional
-        Names of the axes of q and k; see :func:`rope_xp.apply`.
-    **options
-        Those of every layer, such as ``name``.
+    Arguments are those of :class:`rope_xp.layers.torch.Rotary`, without ``learn``, and ``options``
+    of every layer, such as ``name``.
 
     Examples
     --------
@@ -37,21 +35,54 @@ class Rotary(keras.layers.Layer):
 
     def __init__(self, rope: RoPE, *, axes: str | None = None, **options: Any) -> None:
         super().__init__(**{"autocast": False, **options})
-        self.rope = _held.check_rope(rope)
+        self.rope = _common.check_rope(rope)
         self.axes = axes
 
-    call = _held.rotate
-    at = _held.at
+    call = _common.rotate
+    at = _common.at
 
     def compute_output_spec(self, q: Any, k: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Return what a functional model knows of the results: they are as q and k."""
+        """Return the shapes and dtypes of the results, those of q and k."""
         return keras.KerasTensor(q.shape, q.dtype), keras.KerasTensor(k.shape, k.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what ``from_config`` makes the layer of again."""
-        return {**super().get_config(), "rope": _saved.to_data(self.rope), "axes": self.axes}
+        """Return the configuration for ``from_config``."""
+        return {**super().get_config(), "rope": _to_data(self.rope), "axes": self.axes}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Rotary":
-        """Return the layer that a configuration was made of."""
-        return cls(**{**config, "rope": _saved.from_data(config["rope"])})
+        """Return the layer of a configuration."""
+        return cls(**{**config, "rope": _from_data(config["rope"])})
+
+
+def _to_data(rope: RoPE) -> dict[str, Any]:
+    """Return the fields of a RoPE and of its scaling as numbers, strings and lists."""
+    return {f.name: _value_to_data(getattr(rope, f.name)) for f in fields(rope)}
+
+
+def _value_to_data(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [*value]
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    name = type(value).__name__
+    if getattr(scaling, name, None) is not type(value):
+        raise RopeError(
+            f"cannot save scaling = {value!r}: only classes of rope_xp.scaling are found by their "
+            "names when a model is loaded"
+        )
+    return {_CLASS: name, **{f.name: _value_to_data(getattr(value, f.name)) for f in fields(value)}}
+
+
+def _from_data(data: dict[str, Any]) -> RoPE:
+    """Return the RoPE of such data."""
+    return RoPE(**{name: _value_from_data(value) for name, value in data.items()})
+
+
+def _value_from_data(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, dict):
+        return value
+    values = {name: _value_from_data(v) for name, v in value.items() if name != _CLASS}
+    return getattr(scaling, value[_CLASS])(**values)

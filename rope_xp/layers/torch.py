@@ -1,20 +1,26 @@
 """A RoPE as a module of torch."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 import torch
 
+from rope_xp._core import numbers
+from rope_xp._core.errors import RopeError
+from rope_xp._frequencies import apply_frequencies, initial_frequencies
 from rope_xp.angles import Angles
-from rope_xp.layers import _learned, _loaded
+from rope_xp.layers import _checkpoint, _common
 from rope_xp.rope import Positions, RoPE
 
+Learn: TypeAlias = Literal["shared", "head"] | None
 
-class Rotary(_learned.Learner):
+
+class Rotary(torch.nn.Module):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
-    It has no parameters and no buffers. So casts of a model leave its angles exact, and nothing is
-    to be sharded, saved, or made anew after ``to_empty``. A checkpoint that holds ``inv_freq`` of
-    another module at its place can be loaded, if these are the frequencies of the RoPE.
+    It has no parameters and no buffers. So casts of a model leave its angles exact, and there is
+    nothing to shard, to save, or to initialise after ``to_empty``. It loads a checkpoint that has
+    ``inv_freq`` of another module in its place, if these are the frequencies of the RoPE.
 
     Parameters
     ----------
@@ -40,16 +46,26 @@ class Rotary(_learned.Learner):
     >>> q_rotated, k_rotated = rotary(q, k, 1000 + torch.arange(5))
     """
 
+    frequencies: torch.nn.Parameter | None
+
     def __init__(
         self,
         rope: RoPE,
         *,
         axes: str | None = None,
-        learn: _learned.Learn = None,
+        learn: Learn = None,
         head_dim: int | None = None,
         heads: int | None = None,
     ) -> None:
-        super().__init__(rope, axes, learn, head_dim, heads)
+        super().__init__()
+        self.rope, self.axes = _common.check_rope(rope), axes
+        self.learn, self._sizes = learn, _check_sizes(learn, head_dim, heads)
+        # A plain None without learning: attributes are found faster than parameters.
+        self.frequencies = None
+        if learn is not None:
+            self.frequencies = torch.nn.Parameter(
+                self._initial_frequencies().to(torch.get_default_device())
+            )
 
     def forward(
         self,
@@ -59,22 +75,87 @@ class Rotary(_learned.Learner):
         *,
         k_positions: Positions = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate queries and keys; the arguments are those of :func:`rope_xp.apply`."""
+        """Rotate queries and keys; see :func:`rope_xp.apply`."""
         if self.learn is not None:
-            return self._rotate(q, k, positions, k_positions)
+            return self._rotate_by_learned(q, k, positions, k_positions)
         return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
 
     def at(self, positions: Positions, *, like: torch.Tensor) -> Angles:
         """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
         if self.learn is not None:
-            raise _learned.no_angles()
+            raise RopeError(
+                "at computes angles for all layers of a forward pass, and each layer that learns "
+                "its frequencies has its own; call the layer, rotary(q, k, positions)"
+            )
         return self.rope.at(positions, like=like)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        *_, error_msgs = rest
-        # A buffer of other modules, which follows from the rope here.
-        if (saved := state_dict.pop(f"{prefix}inv_freq", None)) is not None:
-            error_msgs.extend(_loaded.mismatches(self.rope, f"{prefix}inv_freq", saved))
-            if self.learn is not None:  # the other module learned none: start from the rope's
+        *_, errors = rest
+        key = f"{prefix}inv_freq"  # a buffer of other modules, which the RoPE determines here
+        if (saved := state_dict.pop(key, None)) is not None:
+            errors.extend(_checkpoint.find_mismatches(self.rope, key, saved))
+            if self.learn is not None:  # the other module learned none: start from the RoPE's
                 state_dict.setdefault(f"{prefix}frequencies", self._initial_frequencies())
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def reset_parameters(self) -> None:
+        """Start again from the RoPE, after ``to_empty`` too."""
+        if self.frequencies is not None:
+            with torch.no_grad():
+                self.frequencies.copy_(self._initial_frequencies())
+
+    def extra_repr(self) -> str:
+        """Return what ``print(model)`` shows."""
+        learned = f"learn={self.learn!r}, " if self.learn else ""
+        return f"{learned}{_common.describe(self.rope, self.axes)}".removesuffix(", ")
+
+    def _rotate_by_learned(
+        self, q: torch.Tensor, k: torch.Tensor, positions: Positions, k_positions: Positions
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if k_positions is not None:
+            raise RopeError(
+                "k_positions was given to a layer that learns its frequencies, which rotates q and "
+                "k by the same positions; leave it out"
+            )
+        rope, frequencies = self.rope, self.frequencies
+        return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)
+
+    def _initial_frequencies(self) -> torch.Tensor:
+        head_dim, heads = self._sizes
+        host = initial_frequencies(self.rope, head_dim, heads or 1)  # type: ignore[arg-type]  # checked
+        initial, like = torch.from_numpy(host).float(), self.frequencies
+        if like is None or not hasattr(like, "device_mesh"):
+            return initial
+        from torch.distributed.tensor import distribute_tensor  # exists, as like is a DTensor
+
+        return distribute_tensor(initial.to(like.device), like.device_mesh, like.placements)  # type: ignore[attr-defined]  # checked above
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        # Positions multiply the error of a frequency: of one rounded to bfloat16, angles are off by
+        # up to 2 radians at position 1,000. So a cast moves parameters, and leaves them float32.
+        def move(x: torch.Tensor) -> torch.Tensor:
+            moved = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        return super()._apply(move if self.learn else fn, *args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+def _check_sizes(learn: Any, head_dim: Any, heads: Any) -> tuple[int | None, int | None]:
+    """Check that the sizes that a layer learns by are given, and no others; return them."""
+    if learn is not None:
+        numbers.check_one_of("learn", learn, ("shared", "head"))
+    for name, size, is_needed, meaning in (
+        ("head_dim", head_dim, learn is not None, "components of a head"),
+        ("heads", heads, learn == "head", "heads of k"),
+    ):
+        if size is None and is_needed:
+            raise RopeError(
+                f"learn={learn!r} needs {name}=, {meaning}: learned frequencies are created before "
+                "the layer sees q and k"
+            )
+        if size is not None and not is_needed:
+            raise RopeError(f"{name}={size!r} was given, and learn={learn!r} has no use for it")
+    return (
+        None if head_dim is None else numbers.check_positive_int("head_dim", head_dim),
+        None if heads is None else numbers.check_positive_int("heads", heads),
+    )

@@ -1,4 +1,4 @@
-"""Positions of text, images and videos in one sequence, as in M-RoPE."""
+"""Positions of text, images and videos in one sequence, for M-RoPE."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +24,8 @@ def mrope(
     Parameters
     ----------
     spans : sequence
-        A number of text tokens, or (frames, height, width) of an image or video, in merged patches,
-        as the language model sees them. An image has one frame. A single image is
-        ``[(1, height, width)]``.
+        A number of text tokens, or (frames, height, width) of an image or video, in merged patches.
+        An image has one frame.
     start : int, default 0
         Position of the first token.
     interval : float, default 1.0
@@ -59,20 +58,20 @@ def mrope(
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
     """
     numbers.check_positive("interval", interval)
-    start = values.index("start", start)
+    start = values.to_int("start", start)
     parts = [np.empty((3, 0), np.int64)]
     for i, span in enumerate(spans):
         if not isinstance(span, Sequence | np.ndarray):
-            tokens = values.count(f"spans[{i}]", span)
+            tokens = values.check_count(f"spans[{i}]", span)
             parts.append(np.tile(start + np.arange(tokens), (3, 1)))
             start += tokens
             continue
         if len(span) != 3:
             msg = f"spans[{i}] must be a number of tokens or (frames, height, width); got {span!r}"
             raise RopeError(msg)
-        cells, length = _span_cells((span[0], span[1], span[2]), (interval,), floors=True)
+        cells, length = values.index_span((span[0], span[1], span[2]), (interval,))
         parts.append(start + cells)
-        start += int(length)
+        start += length
     return values.to_library(np.concatenate(parts, axis=1), xp, device)
 
 
@@ -91,13 +90,13 @@ def mrope_from_ids(
     ids : array or sequence, (tokens,) or (batch, tokens)
         Integers in host memory: token ids, ``input_ids``.
     grids : mapping
-        The other outputs of the processor; its whole result will do. Each may be missing:
+        The output of the processor. Of its entries these are read, if they are there:
         ``image_grid_thw`` and ``video_grid_thw``, (n, 3) integers, frames, height and width in
         patches before merging, of all images and videos of the batch in order;
         ``second_per_grid_ts`` or ``video_second_per_grid``, (videos,), for models that count time;
         ``attention_mask``, like ids, 0 for padding; ``mm_token_type_ids``, like ids, if token ids
-        do not tell the types; ``images_per_sample`` for GLM-Image; ``target_sizes``,
-        ``target_sizes_videos`` and, if the call has its own, ``downsample_mode`` for MiniCPM-V 4.7.
+        do not determine the types; ``images_per_sample`` for GLM-Image; ``target_sizes``,
+        ``target_sizes_videos`` and ``downsample_mode`` for MiniCPM-V 4.7.
     config : dict, path or object with ``to_dict()``
         The whole configuration of the model, as in :func:`rope_xp.from_hf_config`.
     xp, device : optional
@@ -114,7 +113,7 @@ def mrope_from_ids(
     Raises
     ------
     RopeConfigError
-        If the model counts in another way, or is not known.
+        If the model is not known, or has no M-RoPE.
     RopeError
         If grids and tokens do not match.
 
@@ -122,8 +121,8 @@ def mrope_from_ids(
     -----
     Equal to ``get_rope_index`` of transformers 5, for all models that have it: the Qwen-VL,
     Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, GLM-Image,
-    HunYuan-VL and MiniCPM-V 4.7. Sound among the tokens of a Qwen-Omni video counts as the video's
-    own, and its tokens give its length.
+    HunYuan-VL and MiniCPM-V 4.7. Audio among the tokens of a Qwen-Omni video belongs to the video,
+    and the number of its tokens is its length.
 
     Examples
     --------
@@ -139,76 +138,6 @@ def mrope_from_ids(
     >>> positions.mrope_from_ids(ids, {"image_grid_thw": [[1, 4, 4]]}, config).tolist()
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
     """
-    from rope_xp.hf import _canvas, _counting, _ordinals, _spans  # most programs need none of them
+    from rope_xp.positions import _rope_index  # few programs need it
 
-    name, keys = _counting.part(config)
-    token_ids = values.on_host("ids", ids)
-    shape = token_ids.shape
-    if len(shape) not in (1, 2):
-        raise RopeError(f"ids must be (tokens,) or (batch, tokens); got shape {shape}")
-    special = {"hunyuan_vl": _ordinals.Counter, "minicpmv4_7": _canvas.Counter}.get(name)
-    rule: Any = _counting.rule(name, keys) if special is None else special(keys, grids)
-    types = grids.get("mm_token_type_ids")
-    if types is None:
-        types = _spans.types(token_ids, rule)
-    mask = grids.get("attention_mask")
-    mask = np.ones(shape, bool) if mask is None else values.on_host("attention_mask", mask) != 0
-    types = values.on_host("mm_token_type_ids", types)
-    if types.shape != shape or mask.shape != shape:
-        msg = (
-            f"mm_token_type_ids and attention_mask must have the shape of ids, {shape}; got "
-            f"{types.shape} and {mask.shape}"
-        )
-        raise RopeError(msg)
-    rows = list(np.ndindex(shape[:-1]))
-    if special is not None:
-        positions = np.zeros((rule.components, *shape), np.int64)
-        for row in rows:
-            tokens = mask[row]
-            positions[(slice(None), *row, tokens)] = rule.row(
-                token_ids[row][tokens], types[row][tokens]
-            )
-        rule.check_all_taken()
-        return values.to_library(positions, xp, device)
-    positions = np.full((3, *shape), rule.padding, np.int64 if rule.floors else np.float32)
-    grids_of_rows = _spans.by_row(grids, rule, len(rows))
-    for row, row_grids in zip(rows, grids_of_rows, strict=True):
-        spans = _spans.spans(types[row][mask[row]], row_grids)
-        positions[(slice(None), *row, mask[row])] = _join(spans, rule, positions.dtype)
-    for row_grids in grids_of_rows:
-        row_grids.check_all_taken()
-    return values.to_library(positions, xp, device)
-
-
-def _join(spans: Any, rule: Any, dtype: np.dtype) -> np.ndarray:
-    """Return the positions of the spans of a sequence, (3, tokens)."""
-    from rope_xp.hf._sound import woven
-
-    parts = [np.empty((3, 0), dtype)]
-    start: Any = 0
-    for span in spans:
-        cells, length = _span_cells(span.tokens, span.interval, rule.floors)
-        # Each sum is rounded, as in transformers.
-        span_parts = [(start + cells).astype(dtype)]
-        if span.sound:
-            span_parts = woven(span_parts[0], span.sound, rule.chunk)
-        parts += span_parts
-        start = span_parts[-1].max() + 1 if rule.by_time else start + length
-    return np.concatenate(parts, axis=1)
-
-
-def _span_cells(
-    tokens: int | tuple[int, int, int], interval: tuple[float, ...], floors: bool
-) -> tuple[np.ndarray, int]:
-    """Return the cells of a span, counted from 0, and the positions it takes, except for frames."""
-    if isinstance(tokens, int):
-        return np.tile(np.arange(tokens), (3, 1)), tokens
-    frames, height, width = tokens
-    cells = values.cells(frames=frames, height=height, width=width)
-    time = cells[0].astype(np.float32)
-    for factor in interval:  # in float32 as in transformers, where 3 * (25 * 2 / 3) is 50
-        time = time * np.float32(factor)
-    if floors:
-        cells[0] = np.floor(time)
-        return cells, max(height, width)
-    return np.concatenate([time[None], cells[1:].astype(np.float32)]), max(height, width)
+    return values.to_library(_rope_index.get_rope_index(ids, grids, config), xp, device)

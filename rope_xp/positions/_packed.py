@@ -16,10 +16,9 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     Parameters
     ----------
     cu_seqlens : array or sequence, (sequences + 1,)
-        Integers: cumulative lengths in tokens, beginning with 0, as in flash-attention's functions
-        for sequences of different lengths.
+        Integers: cumulative lengths in tokens from 0, as in flash-attention.
     total : int, optional
-        Number of tokens, ``cu_seqlens[-1]`` or more. Required under a compiler, which does not know
+        Number of tokens, ``cu_seqlens[-1]`` or more. Required under a compiler, which has no
         values; on a GPU it avoids a synchronisation. Tokens beyond the last sequence are counted
         from 0 too.
 
@@ -41,10 +40,9 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     >>> positions.packed([0, 3, 7]).tolist()
     [0, 1, 2, 0, 1, 2, 3]
     """
-    backend, ends = read_ends(cu_seqlens)
-    known = isinstance(ends, np.ndarray)
-    total = count_tokens(ends) if total is None else values.count("total", total, 0)
-    if known and total < ends[-1]:
+    backend, ends = parse_ends(cu_seqlens)
+    total = count_tokens(ends) if total is None else values.check_count("total", total, 0)
+    if isinstance(ends, np.ndarray) and total < ends[-1]:
         raise RopeError(f"total = {total} is less than cu_seqlens[-1] = {ends[-1]}")
     xp = backend.xp
     tokens = xp.arange(total, dtype=ends.dtype, device=backend.device(ends))
@@ -52,9 +50,9 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     return tokens - xp.take(ends, sequence, axis=0)
 
 
-def read_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
-    """Return the ends of packed sequences, with their values checked if they are in host memory."""
-    backend, ends = values.integers("cu_seqlens", cu_seqlens)
+def parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
+    """Return the ends of packed sequences; values in host memory are checked."""
+    backend, ends = values.to_integers("cu_seqlens", cu_seqlens)
     if ends.shape[0] == 0:
         raise RopeError("cu_seqlens is empty; it starts with 0")
     if isinstance(ends, np.ndarray) and (ends[0] != 0 or (ends[1:] < ends[:-1]).any()):
@@ -79,13 +77,12 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
     lengths : array or sequence, (batch,)
         Integers: number of cached tokens of each sequence.
     new_tokens : int, default 1
-        Number of new tokens, equal for all sequences.
+        Number of new tokens of each sequence.
 
     Returns
     -------
     array, (batch, new_tokens)
-        In the library and on the device of lengths, signed with at least 32 bits; numpy for Python
-        numbers.
+        Of library, device and dtype as in :func:`packed`.
 
     Raises
     ------
@@ -98,8 +95,8 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
     >>> positions.offsets([17, 4], new_tokens=2).tolist()
     [[17, 18], [4, 5]]
     """
-    backend, lengths = values.integers("lengths", lengths)
-    new_tokens = values.count("new_tokens", new_tokens)
+    backend, lengths = values.to_integers("lengths", lengths)
+    new_tokens = values.check_count("new_tokens", new_tokens)
     device = backend.device(lengths)
     steps = backend.xp.arange(new_tokens, dtype=lengths.dtype, device=device)
     return lengths[:, None] + steps[None, :]

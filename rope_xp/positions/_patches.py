@@ -1,4 +1,4 @@
-"""Rows, columns and frames of images and videos, and of the text beside them."""
+"""Positions of patches of images and videos, and of text beside them."""
 
 from collections.abc import Sequence
 
@@ -21,25 +21,7 @@ def grid(
 ) -> Array:
     """Return the row and column of each patch of an image, row by row.
 
-    Parameters
-    ----------
-    height, width : int
-        Patches.
-    start, step, centre
-        As in :func:`video`, for two axes.
-    xp, device : optional
-        Library and device of the result; numpy by default.
-
-    Returns
-    -------
-    array, (2, height * width)
-        int64, in jax int32: components (row, column), for a RoPE with ``position_axes``. Floats as
-        in :func:`video`.
-
-    Raises
-    ------
-    RopeError
-        As in :func:`video`.
+    It is :func:`video` for two axes: an array (2, height * width) of components (row, column).
 
     Examples
     --------
@@ -50,7 +32,7 @@ def grid(
     [[-0.5, -0.5, 0.5, 0.5], [-0.5, 0.0, -0.5, 0.0]]
     """
     lengths = {"height": height, "width": width}
-    return values.to_library(_lattice(lengths, start, step, (centre, centre)), xp, device)
+    return values.to_library(_space_grid(lengths, start, step, (centre, centre)), xp, device)
 
 
 def video(
@@ -101,7 +83,7 @@ def video(
     [[7, 7, 7, 7, 7, 7], [-1, -1, -1, 0, 0, 0], [-2, -1, 0, -2, -1, 0]]
     """
     lengths = {"frames": frames, "height": height, "width": width}
-    return values.to_library(_lattice(lengths, start, step, (False, centre, centre)), xp, device)
+    return values.to_library(_space_grid(lengths, start, step, (False, centre, centre)), xp, device)
 
 
 def text(
@@ -134,11 +116,6 @@ def text(
     array, (components, tokens)
         With the dtypes of :func:`video`. Concatenate it with others along the last axis.
 
-    Raises
-    ------
-    RopeError
-        If a number is out of range.
-
     Examples
     --------
     >>> import numpy as np
@@ -149,11 +126,11 @@ def text(
     >>> np.concatenate([class_token, patches], axis=1).tolist()
     [[0, 0, 0], [0, 0, 1]]
     """
-    tokens = values.count("tokens", tokens, 0)
-    components = values.count("components", components)
+    tokens = values.check_count("tokens", tokens, 0)
+    components = values.check_count("components", components)
     steps = np.zeros((components, 1), np.int64)
     for axis in range(components) if along is None else along:
-        if not 0 <= values.index("along", axis) < components:
+        if not 0 <= values.to_int("along", axis) < components:
             msg = f"along names component {axis}; a position has {components}, counted from 0"
             raise RopeError(msg)
         steps[axis] = 1
@@ -161,13 +138,12 @@ def text(
     return values.to_library(starts + steps * np.arange(tokens), xp, device)
 
 
-def _lattice(
+def _space_grid(
     lengths: dict[str, int], start: values.Numbers, step: values.Numbers, centred: tuple[bool, ...]
 ) -> np.ndarray:
-    cells = values.cells(**lengths)
+    cells = values.index_cells(**lengths)
     middle = [
-        (length - length // 2) if centre else 0
-        for length, centre in zip(lengths.values(), centred, strict=True)
+        n - n // 2 if centre else 0 for n, centre in zip(lengths.values(), centred, strict=True)
     ]
     starts = values.per_axis("start", start, len(lengths))
     steps = values.per_axis("step", step, len(lengths))

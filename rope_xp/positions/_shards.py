@@ -1,4 +1,4 @@
-"""The tokens of a sequence on each of several devices, for context parallelism."""
+"""Split the tokens of a sequence over devices, for context parallelism."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp.positions import _values as values
-from rope_xp.positions._packed import count_tokens, read_ends
+from rope_xp.positions._packed import count_tokens, parse_ends
 
 
 def zigzag(
@@ -20,15 +20,14 @@ def zigzag(
 ) -> Array:
     """Return the tokens of each device, which balance the load of causal attention.
 
-    A sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
-    i from the back. With ``cu_seqlens`` each packed sequence is cut in this way, and a device holds
-    its chunks of all sequences, one sequence after the other.
+    Each sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
+    i from the back, for packed sequences one sequence after the other.
 
     Parameters
     ----------
     tokens : int, optional
         Number of tokens, a multiple of ``2 * shards``. With cu_seqlens it is required only under a
-        compiler, which does not know values.
+        compiler, which has no values.
     shards : int
         Number of devices.
     cu_seqlens : array or sequence, (sequences + 1,), optional
@@ -65,38 +64,24 @@ def zigzag(
     >>> positions.packed([0, 4, 12])[tokens[0]].tolist()
     [0, 3, 0, 1, 6, 7]
     """
-    shards = values.count("shards", shards)
-    if cu_seqlens is not None:
-        return _zigzag_packed(tokens, shards, cu_seqlens, xp, device)
-    if tokens is None:
-        raise RopeError("zigzag needs tokens, the number of tokens, or cu_seqlens")
-    tokens = values.count("tokens", tokens)
-    if tokens % (2 * shards):
-        msg = f"tokens = {tokens} must be a multiple of 2 * shards = {2 * shards}"
-        raise RopeError(msg)
-    chunks = np.arange(tokens).reshape(2 * shards, -1)
-    return values.to_library(
-        np.concatenate([chunks[:shards], chunks[: shards - 1 : -1]], axis=1), xp, device
-    )
-
-
-def _zigzag_packed(
-    tokens: int | None, shards: int, cu_seqlens: Any, xp: Namespace | None, device: Device | None
-) -> Array:
-    backend, ends = read_ends(cu_seqlens)
-    known = isinstance(ends, np.ndarray)
-    if known and (np.diff(ends) % (2 * shards)).any():
-        msg = (
+    shards = values.check_count("shards", shards)
+    if cu_seqlens is None:
+        if tokens is None:
+            raise RopeError("zigzag needs tokens, the number of tokens, or cu_seqlens")
+        cu_seqlens = [0, values.check_count("tokens", tokens)]
+    backend, ends = parse_ends(cu_seqlens)
+    total = count_tokens(ends) if tokens is None else values.check_count("tokens", tokens, 0)
+    on_host = isinstance(ends, np.ndarray)
+    if total % (2 * shards) or (on_host and total != ends[-1]):
+        raise RopeError(
+            f"tokens = {total} must be a multiple of 2 * shards = {2 * shards}, and must "
+            "be cu_seqlens[-1]"
+        )
+    if on_host and (np.diff(ends) % (2 * shards)).any():
+        raise RopeError(
             f"each sequence of cu_seqlens must be a multiple of 2 * shards = {2 * shards} long; "
             f"pad it; got lengths {np.diff(ends)}"
         )
-        raise RopeError(msg)
-    total = count_tokens(ends) if tokens is None else values.count("tokens", tokens, 0)
-    if total % (2 * shards) or (known and total != ends[-1]):
-        msg = (
-            f"tokens = {total} must be cu_seqlens[-1], and a multiple of 2 * shards = {2 * shards}"
-        )
-        raise RopeError(msg)
     array_xp, array_device = backend.xp, backend.device(ends)
     shard = array_xp.arange(shards, dtype=ends.dtype, device=array_device)[:, None]
     slot = array_xp.arange(total // shards, dtype=ends.dtype, device=array_device)
@@ -108,7 +93,7 @@ def _zigzag_packed(
     front = (start + within)[None, :] + shard * chunk[None, :]
     back = front + ((2 * shards - 2) * chunk)[None, :] - 2 * shard * chunk[None, :]
     tokens_of_shards = array_xp.where((within < chunk)[None, :], front, back)
-    if known:
+    if on_host:
         return values.to_library(tokens_of_shards.astype(np.int64), xp, device)
     if xp is not None or device is not None:
         raise RopeError(

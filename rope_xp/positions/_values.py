@@ -16,7 +16,7 @@ Numbers: TypeAlias = float | Sequence[float]
 """One number for all axes, or one for each axis."""
 
 
-def on_host(name: str, values: Any) -> np.ndarray:
+def to_host(name: str, values: Any) -> np.ndarray:
     """Return integers or booleans as a numpy array."""
     try:
         array = np.asarray(values)
@@ -28,7 +28,7 @@ def on_host(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def index(name: str, value: Any) -> int:
+def to_int(name: str, value: Any) -> int:
     """Return an integer of Python or numpy as Python's."""
     try:
         return operator.index(value)
@@ -36,19 +36,37 @@ def index(name: str, value: Any) -> int:
         raise RopeError(f"{name} must be an integer; got {value!r}") from error
 
 
-def count(name: str, value: Any, least: int = 1) -> int:
-    """Return an integer of at least 1, or 0."""
-    number = index(name, value)
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return an integer that is not less than ``least``, which is 0 or 1."""
+    number = to_int(name, value)
     if number < least:
         bound = "be positive" if least else "not be negative"
         raise RopeError(f"{name} must {bound}; got {number}")
     return number
 
 
-def cells(**sizes: int) -> np.ndarray:
+def index_cells(**sizes: int) -> np.ndarray:
     """Return the indices (axes, cells) of a grid."""
-    lengths = tuple(count(name, size) for name, size in sizes.items())
+    lengths = tuple(check_count(name, size) for name, size in sizes.items())
     return np.indices(lengths).reshape(len(lengths), -1)
+
+
+def index_span(
+    grid: int | tuple[int, ...], interval: tuple[float, ...], keep_fractions: bool = False
+) -> tuple[np.ndarray, int]:
+    """Return positions of a text or video from 0, (3, tokens), and where the next span starts.
+
+    Positions of frames are multiplied by all factors of ``interval``.
+    """
+    if isinstance(grid, int):
+        return np.tile(np.arange(grid), (3, 1)), grid
+    frames, height, width = grid
+    cells = index_cells(frames=frames, height=height, width=width)
+    time = cells[0].astype(np.float32)
+    for factor in interval:  # in float32 as in transformers, where 3 * (25 * 2 / 3) is 50
+        time = time * np.float32(factor)
+    time = time if keep_fractions else np.floor(time).astype(np.int64)
+    return np.stack([time, *cells[1:].astype(time.dtype)]), max(height, width)
 
 
 def per_axis(name: str, values: Numbers, axes: int) -> np.ndarray:
@@ -74,7 +92,7 @@ def to_library(array: np.ndarray, xp: Namespace | None, device: Device | None) -
     return find.require_backend_of_namespace(xp).asarray(array, device)
 
 
-def integers(name: str, values: Any) -> tuple[Backend, Any]:
+def to_integers(name: str, values: Any) -> tuple[Backend, Any]:
     """Return integers with one axis as an array, and its backend."""
     backend = parse.find_owner(values)
     if backend is None:

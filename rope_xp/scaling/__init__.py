@@ -1,17 +1,18 @@
-"""Rules that change the frequencies of a rotary embedding, in numpy float64.
+"""Scalings change the frequencies of a rotary embedding, in numpy float64.
 
-A rule is any hashable object with the members of :class:`Scaling`, given as ``RoPE(scaling=...)``.
-Fields of the rules here have the names of their keys in Hugging Face configurations.
+A scaling is any hashable object with the members of :class:`Scaling`, passed as
+``RoPE(scaling=...)``. Fields have the names of their keys in Hugging Face configurations. A field
+that is out of range raises RopeError, and TypeError if it has the wrong type.
 
 In all formulae r is rotary_dim, the even number of rotated components, i = 0 ... r/2 - 1, and
-w_i = base ** (-2 i / r) the frequency without a rule.
+w_i = base ** (-2 i / r) the unscaled frequency.
 """
 
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.scaling._axial import Axial
+from rope_xp.scaling._base import Scaling
 from rope_xp.scaling._long_context import LongRoPE, YaRN
 from rope_xp.scaling._riflex import RIFLEx
-from rope_xp.scaling._rule import Scaling
 from rope_xp.scaling._simple import NTK, DynamicNTK, Linear, Llama3, Proportional
 
 __all__ = [

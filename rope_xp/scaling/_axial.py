@@ -1,4 +1,4 @@
-"""The rule of positions with several components. Public in :mod:`rope_xp.scaling`."""
+"""The scaling of positions with several components. Public in :mod:`rope_xp.scaling`."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling._rule import Scaling
+from rope_xp.scaling._base import Scaling
 
 ORDERS = ("blocks", "alternating", "strided")
 
@@ -28,22 +28,21 @@ class Axial(Scaling):
     axes : int, default 2
         Components, a. Without sections, they divide the r/2 pairs evenly.
     order : {"blocks", "alternating", "strided"}, default "blocks"
-        "blocks": each component has a series of frequencies of its own, one after the other
-        (vision towers of Qwen-VL, diffusion transformers). "alternating": the same, but the pairs
-        of the components take turns, as long as they have any (Kimi). "strided": component c
-        has every a-th frequency of one series of r/2, from the c-th on (Pixtral).
+        "blocks": each component has its own series of frequencies, one after the other (vision
+        towers of Qwen-VL, diffusion transformers). "alternating": the same, but the pairs of the
+        components alternate (Kimi). "strided": component c has every a-th frequency of one series
+        of r/2, from the c-th on (Pixtral).
     sections : tuple of int, optional
-        How many of the r rotated components of a head each component of a position has, even
-        numbers, such as (16, 56, 56). Then axes is their number. None: all as many.
+        The number of rotated components of a head for each component of a position, even numbers
+        such as (16, 56, 56). Then axes is their number. None: equal shares.
     bases : tuple of float, optional
         A base for each component. None: that of the RoPE for all.
 
     Raises
     ------
     RopeError
-        If axes is not positive, order is none of the three, sections are not even and positive,
-        "strided" has sections or bases, or there are not as many bases as components; in
-        ``frequencies``, where axes does not divide the pairs, or sections do not sum to r.
+        If "strided" has sections or bases, or the number of bases is not that of components; in
+        ``frequencies``, if axes does not divide the pairs, or sections do not sum to r.
 
     Notes
     -----
@@ -55,14 +54,14 @@ class Axial(Scaling):
     Examples
     --------
     >>> import rope_xp
-    >>> rule = rope_xp.scaling.Axial(axes=2)
-    >>> rope = rope_xp.RoPE(scaling=rule, position_axes=(0, 0, 1, 1))
+    >>> scaling = rope_xp.scaling.Axial(axes=2)
+    >>> rope = rope_xp.RoPE(scaling=scaling, position_axes=(0, 0, 1, 1))
     >>> rope.frequencies(8).tolist()
     [1.0, 0.01, 1.0, 0.01]
     >>> rope_xp.scaling.Axial(order="strided").frequencies(10000.0, 8).tolist()
     [1.0, 0.01, 0.1, 0.001]
-    >>> rule = rope_xp.scaling.Axial(sections=(2, 4), bases=(100.0, 256.0))
-    >>> rule.frequencies(10000.0, 6).tolist()
+    >>> scaling = rope_xp.scaling.Axial(sections=(2, 4), bases=(100.0, 256.0))
+    >>> scaling.frequencies(10000.0, 6).tolist()
     [1.0, 1.0, 0.0625]
     """
 
@@ -75,24 +74,23 @@ class Axial(Scaling):
         self._check(numbers.check_positive_int, "axes")
         numbers.check_one_of("Axial.order", self.order, ORDERS)
         if self.sections is not None:
-            sections = _numbers("Axial.sections", self.sections, _check_section)
+            sections = _check_per_axis("Axial.sections", self.sections, _check_section)
             if self.axes not in (type(self).axes, len(sections)):
                 msg = f"Axial.axes = {self.axes} contradicts sections = {sections}; leave axes out"
                 raise RopeError(msg)
             object.__setattr__(self, "sections", sections)
             object.__setattr__(self, "axes", len(sections))
         if self.bases is not None:
-            bases = _numbers("Axial.bases", self.bases, numbers.check_positive)
+            bases = _check_per_axis("Axial.bases", self.bases, numbers.check_positive)
             if len(bases) != self.axes:
                 msg = f"Axial.bases must be {self.axes} numbers, one for each axis; got {bases}"
                 raise RopeError(msg)
             object.__setattr__(self, "bases", bases)
         if self.order == "strided" and (self.sections, self.bases) != (None, None):
-            msg = (
+            raise RopeError(
                 "Axial.order = 'strided' has one series for all axes; it takes neither sections "
                 f"nor bases, got {self.sections} and {self.bases}"
             )
-            raise RopeError(msg)
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the series of all components, in order."""
@@ -106,26 +104,25 @@ class Axial(Scaling):
                 return inverse_frequencies(base, rotary_dim).reshape(-1, self.axes).T.ravel()
             sections = (rotary_dim // self.axes,) * self.axes
         elif sum(sections) != rotary_dim:
-            msg = (
+            raise RopeError(
                 f"Axial.sections = {sections} sum to {sum(sections)} components; rotary_dim is "
                 f"{rotary_dim}"
             )
-            raise RopeError(msg)
         bases = (base,) * self.axes if self.bases is None else self.bases
-        series = [inverse_frequencies(*each) for each in zip(bases, sections, strict=True)]
-        return np.array([series[axis][j] for axis, j in places(sections, self.order)])
+        series = [inverse_frequencies(b, n) for b, n in zip(bases, sections, strict=True)]
+        return np.array([series[axis][j] for axis, j in assign_pairs(sections, self.order)])
 
 
-def places(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
-    """Return the axis and the place in its series of each pair, in the order of the pairs."""
+def assign_pairs(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
+    """Return for each pair its axis and its index in the series of that axis."""
     blocks = [[(axis, j) for j in range(n // 2)] for axis, n in enumerate(sections)]
     if order == "blocks":
         return [pair for block in blocks for pair in block]
-    turns = itertools.zip_longest(*blocks)
-    return [pair for turn in turns for pair in turn if pair is not None]
+    rounds = itertools.zip_longest(*blocks)
+    return [pair for pairs in rounds for pair in pairs if pair is not None]
 
 
-def _numbers(name: str, values: object, check: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+def _check_per_axis(name: str, values: object, check: Callable[[str, Any], Any]) -> tuple[Any, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a tuple of numbers, one for each axis; got {values!r}")
     checked = tuple([check(name, value) for value in values])
@@ -137,5 +134,5 @@ def _numbers(name: str, values: object, check: Callable[[str, Any], Any]) -> tup
 def _check_section(name: str, section: object) -> int:
     components = numbers.check_positive_int(name, section)
     if components % 2:
-        raise RopeError(f"{name} must be even, as components turn in pairs; got {components}")
+        raise RopeError(f"{name} must be even, as pairs are rotated; got {components}")
     return components

@@ -1,4 +1,4 @@
-"""YaRN and LongRoPE: rules that also make q and k longer. Public in :mod:`rope_xp.scaling`."""
+"""YaRN and LongRoPE, which also scale cos and sin. Public in :mod:`rope_xp.scaling`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling._rule import Scaling, no_length
+from rope_xp.scaling._base import Scaling, no_length
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,12 @@ class YaRN(Scaling):
         Turns within L above which a pair is left, and below which it is divided. Positive, the
         first not below the second.
     attention_factor : float, optional
-        What cos and sin are multiplied by. None: ``g(mscale) / g(mscale_all_dim)`` if both are
-        given and not 0, else ``g(1)``, where g(m) = 0.1 m ln s + 1, and 1 for s <= 1.
+        Multiplies cos and sin. None: ``g(mscale) / g(mscale_all_dim)`` if both are given and not
+        0, else ``g(1)``, where g(m) = 0.1 m ln s + 1, and 1 for s <= 1.
     mscale, mscale_all_dim : float, optional
         As in DeepSeek's configurations.
     truncate : bool, default True
         Whether the ends of the ramp are rounded to whole pairs, outwards.
-
-    Raises
-    ------
-    RopeError
-        If a field is out of range.
 
     Notes
     -----
@@ -52,8 +47,8 @@ class YaRN(Scaling):
     Examples
     --------
     >>> import rope_xp
-    >>> rule = rope_xp.scaling.YaRN(factor=4.0, original_max_position_embeddings=4096)
-    >>> rope = rope_xp.RoPE(scaling=rule)
+    >>> scaling = rope_xp.scaling.YaRN(factor=4.0, original_max_position_embeddings=4096)
+    >>> rope = rope_xp.RoPE(scaling=scaling)
     >>> (rope.frequencies(16) / rope_xp.RoPE().frequencies(16)).round(3).tolist()
     [1.0, 1.0, 1.0, 0.812, 0.625, 0.438, 0.25, 0.25]
     >>> round(rope.attention_factor, 4)
@@ -84,17 +79,17 @@ class YaRN(Scaling):
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return slow, fast and intermediate frequencies."""
         if base == 1:
-            raise RopeError("base must not be 1 with YaRN, as all pairs then turn alike")
+            raise RopeError("base must not be 1 with YaRN, as all pairs then have one frequency")
 
         plain = inverse_frequencies(base, rotary_dim)
 
-        def pair(turns: float) -> float:
+        def pair_index(turns: float) -> float:
             length = self.original_max_position_embeddings / (2.0 * math.pi * turns)
-            numbers.check_positive(f"the wavelength that YaRN asks to turn {turns!r} times", length)
+            numbers.check_positive(f"the wavelength of pairs that turn {turns!r} times", length)
             return rotary_dim * math.log(length) / (2.0 * math.log(base))
 
-        low: float = pair(self.beta_fast)
-        high: float = pair(self.beta_slow)
+        low: float = pair_index(self.beta_fast)
+        high: float = pair_index(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary_dim - 1)
@@ -106,7 +101,7 @@ class YaRN(Scaling):
 
     @property
     def effective_attention_factor(self) -> float:
-        """``attention_factor``, or what follows from the factor where that is None."""
+        """``attention_factor``; if it is None, computed from the factor."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -114,15 +109,15 @@ class YaRN(Scaling):
         return self._magnitude(1.0)
 
     @property
-    def softmax_scale(self) -> float:  # type: ignore[override]  # which follows from the fields
-        """``g(mscale_all_dim)**2``; 1.0 where that is not given."""
+    def softmax_scale(self) -> float:  # type: ignore[override]  # derived from fields
+        """``g(mscale_all_dim)**2``; 1.0 without it."""
         magnitude = self._magnitude(self.mscale_all_dim) if self.mscale_all_dim else 1.0
         return magnitude * magnitude
 
 
 @dataclass(frozen=True)
 class LongRoPE(Scaling):
-    """Every pair divided by a factor of its own, of two lists: for short contexts and long ones.
+    """Each pair divided by its own factor, from a list for short contexts or one for long ones.
 
     Parameters
     ----------
@@ -134,18 +129,17 @@ class LongRoPE(Scaling):
         How many times longer the context is than the trained one, s. Given, or else
         ``max_position_embeddings / L``. It enters only the attention factor.
     attention_factor : float, optional
-        What cos and sin are multiplied by. None: sqrt(1 + ln s / ln L), and 1 for s <= 1.
+        Multiplies cos and sin. None: sqrt(1 + ln s / ln L), and 1 for s <= 1.
     max_position_embeddings : int, optional
         Tokens of the extended context.
     length : int, optional
-        Tokens of the present context, fixed by :meth:`for_length`. All keys of one attention must
-        be rotated for the same length; see :meth:`rope_xp.RoPE.rerotate` for cached ones.
+        As in :class:`DynamicNTK`.
 
     Raises
     ------
     RopeError
-        If a field is out of range, none of factor, attention_factor and max_position_embeddings is
-        given; in ``frequencies``, where no length is fixed or the lists do not have r/2 entries.
+        If none of factor, attention_factor and max_position_embeddings is given; in
+        ``frequencies``, if no length is fixed or the lists do not have r/2 entries.
 
     Notes
     -----
@@ -155,8 +149,8 @@ class LongRoPE(Scaling):
     Examples
     --------
     >>> import rope_xp
-    >>> rule = rope_xp.scaling.LongRoPE([1.0, 1.0], [1.0, 4.0], 4096, factor=32.0)
-    >>> rope = rope_xp.RoPE(scaling=rule)
+    >>> scaling = rope_xp.scaling.LongRoPE([1.0, 1.0], [1.0, 4.0], 4096, factor=32.0)
+    >>> rope = rope_xp.RoPE(scaling=scaling)
     >>> rope.for_length(4096).frequencies(4).tolist(), rope.for_length(4097).frequencies(4).tolist()
     ([1.0, 0.01], [1.0, 0.0025])
     >>> round(rope.attention_factor, 4)
@@ -173,7 +167,7 @@ class LongRoPE(Scaling):
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
-            object.__setattr__(self, name, _numbers(f"LongRoPE.{name}", getattr(self, name)))
+            object.__setattr__(self, name, _check_factors(f"LongRoPE.{name}", getattr(self, name)))
         trained = "original_max_position_embeddings"
         self._check(numbers.check_positive_int, trained, "max_position_embeddings", "length")
         numbers.check_greater(f"LongRoPE.{trained}", getattr(self, trained), "", 1)
@@ -182,17 +176,16 @@ class LongRoPE(Scaling):
 
     @property
     def effective_attention_factor(self) -> float:
-        """``attention_factor``, or what follows from the factor where that is None."""
+        """``attention_factor``; if it is None, computed from the factor."""
         if self.attention_factor is not None:
             return self.attention_factor
         trained, factor = self.original_max_position_embeddings, self.factor
         if factor is None:
             if self.max_position_embeddings is None:
-                msg = (
+                raise RopeError(
                     "LongRoPE needs factor, max_position_embeddings or attention_factor to know "
                     "by how much the context was extended"
                 )
-                raise RopeError(msg)
             factor = self.max_position_embeddings / trained
         return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(trained))
 
@@ -204,23 +197,21 @@ class LongRoPE(Scaling):
         divisors = self.long_factor if long else self.short_factor
         name = "LongRoPE.long_factor" if long else "LongRoPE.short_factor"
         if len(divisors) != rotary_dim // 2:
-            msg = (
+            raise RopeError(
                 f"{name} has {len(divisors)} entries; {rotary_dim} rotated components have "
                 f"{rotary_dim // 2} pairs. Set RoPE.rotary_dim if only a part of head_dim is "
                 "rotated"
             )
-            raise RopeError(msg)
         return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors))
 
     def for_length(self, n: int) -> LongRoPE:
-        """Return the rule fixed for a context of n tokens."""
+        """Return the scaling fixed for a context of n tokens."""
         return replace(self, length=n)
 
 
-def _numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
+def _check_factors(name: str, values: Sequence[float]) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence):
-        msg = f"{name} must be a sequence of r/2 numbers; got {type(values).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"{name} must be a sequence of r/2 numbers; got {type(values).__name__}")
     for i, value in enumerate(values):
         numbers.check_positive(f"{name}[{i}]", value)
     return tuple(float(value) for value in values)

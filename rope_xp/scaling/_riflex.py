@@ -1,4 +1,4 @@
-"""The rule for longer videos. Public in :mod:`rope_xp.scaling`."""
+"""The scaling for longer videos. Public in :mod:`rope_xp.scaling`."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp.scaling._axial import Axial, places
-from rope_xp.scaling._rule import Scaling
+from rope_xp.scaling._axial import Axial, assign_pairs
+from rope_xp.scaling._base import Scaling
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,17 @@ class RIFLEx(Scaling):
         the frames at which the model repeats itself. Positive.
     length : int
         Frames of the video at hand, as patches, L. Positive.
-    rule : Axial, optional
-        That of a RoPE of several components. None: all pairs read the frame.
+    scaling : Axial, optional
+        The frequencies to change, those of several components. None: all pairs read the frame.
     axis : int, default 0
-        The component of positions that is the frame.
+        The component of positions that counts frames.
     share : float, default 0.9
-        Of a whole turn, how much the video makes. Positive.
+        The share of a whole turn that the video makes. Positive.
 
     Raises
     ------
     RopeError
-        If a field is out of range; in ``frequencies``, where the frames have fewer than k pairs.
-    TypeError
-        If rule is no Axial.
+        In ``frequencies``, if the frames have fewer than k pairs.
 
     Notes
     -----
@@ -49,14 +47,14 @@ class RIFLEx(Scaling):
     Examples
     --------
     >>> import rope_xp
-    >>> rule = rope_xp.scaling.RIFLEx(k=2, length=42)
-    >>> rope_xp.RoPE(scaling=rule).frequencies(8).round(4).tolist()
+    >>> scaling = rope_xp.scaling.RIFLEx(k=2, length=42)
+    >>> rope_xp.RoPE(scaling=scaling).frequencies(8).round(4).tolist()
     [1.0, 0.1346, 0.01, 0.001]
     """
 
     k: int
     length: int
-    rule: Axial | None = None
+    scaling: Axial | None = None
     axis: int = 0
     share: float = 0.9
 
@@ -64,31 +62,30 @@ class RIFLEx(Scaling):
         self._check(numbers.check_positive_int, "k", "length")
         self._check(numbers.check_positive, "share")
         self._check(numbers.check_int, "axis")
-        if self.rule is not None and not isinstance(self.rule, Axial):
-            raise TypeError(f"RIFLEx.rule must be a rope_xp.scaling.Axial; got {self.rule!r}")
+        if self.scaling is not None and not isinstance(self.scaling, Axial):
+            raise TypeError(f"RIFLEx.scaling must be a rope_xp.scaling.Axial; got {self.scaling!r}")
         if not 0 <= self.axis < self.axes:
             msg = f"RIFLEx.axis must be one of {self.axes} components, from 0; got {self.axis!r}"
             raise RopeError(msg)
-        if self.rule is not None and self.rule.order == "strided":
-            msg = "RIFLEx.rule must have a series for each axis; order 'strided' has one for all"
+        if self.scaling is not None and self.scaling.order == "strided":
+            msg = "RIFLEx.scaling must have a series for each axis; order 'strided' has one for all"
             raise RopeError(msg)
 
     @property
     def axes(self) -> int:
-        """How many components of a position have frequencies of their own."""
-        return 1 if self.rule is None else self.rule.axes
+        """The number of components of a position."""
+        return 1 if self.scaling is None else self.scaling.axes
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
-        """Return those of the rule, and the slow one among them."""
-        rule = Axial(1) if self.rule is None else self.rule
-        found = rule.frequencies(base, rotary_dim)
-        sections = rule.sections or (rotary_dim // rule.axes,) * rule.axes
+        """Return the frequencies of ``scaling``, one of them slowed down."""
+        scaling = Axial(1) if self.scaling is None else self.scaling
+        frequencies = scaling.frequencies(base, rotary_dim)
+        sections = scaling.sections or (rotary_dim // scaling.axes,) * scaling.axes
         if self.k > sections[self.axis] // 2:
-            msg = (
+            raise RopeError(
                 f"RIFLEx.k = {self.k} names no pair: axis {self.axis} has "
                 f"{sections[self.axis] // 2} of the {rotary_dim // 2} pairs"
             )
-            raise RopeError(msg)
-        pair = places(sections, rule.order).index((self.axis, self.k - 1))
-        found[pair] = self.share * 2.0 * math.pi / self.length
-        return found
+        pair = assign_pairs(sections, scaling.order).index((self.axis, self.k - 1))
+        frequencies[pair] = self.share * 2.0 * math.pi / self.length
+        return frequencies

@@ -1,4 +1,4 @@
-"""Rules that need no more than a factor or a few. Public in :mod:`rope_xp.scaling`."""
+"""Scalings by one factor or a few. Public in :mod:`rope_xp.scaling`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp.scaling._rule import Scaling, no_length
+from rope_xp.scaling._base import Scaling, no_length
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,6 @@ class Linear(Scaling):
     ----------
     factor : float
         How many times longer the context is than the trained one. Positive.
-
-    Raises
-    ------
-    RopeError
-        If factor is not a positive finite number.
 
     Notes
     -----
@@ -63,7 +58,7 @@ class NTK(Scaling):
     Raises
     ------
     RopeError
-        If factor is not a positive finite number, or only two components are rotated.
+        In ``frequencies``, if only two components are rotated.
 
     Notes
     -----
@@ -85,7 +80,7 @@ class NTK(Scaling):
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies of the larger base."""
-        return inverse_frequencies(_stretched("NTK", base, self.factor, rotary_dim), rotary_dim)
+        return _stretch("NTK", base, self.factor, rotary_dim)
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ class DynamicNTK(Scaling):
     Raises
     ------
     RopeError
-        If a field is not positive and finite; in ``frequencies``, where no length is fixed.
+        In ``frequencies``, if no length is fixed.
 
     Notes
     -----
@@ -116,8 +111,8 @@ class DynamicNTK(Scaling):
     Examples
     --------
     >>> import rope_xp
-    >>> rule = rope_xp.scaling.DynamicNTK(factor=2.0, max_position_embeddings=4096)
-    >>> rope = rope_xp.RoPE(scaling=rule).for_length(8192)
+    >>> scaling = rope_xp.scaling.DynamicNTK(factor=2.0, max_position_embeddings=4096)
+    >>> rope = rope_xp.RoPE(scaling=scaling).for_length(8192)
     >>> (rope.frequencies(8) / rope_xp.RoPE().frequencies(8)).round(3).tolist()
     [1.0, 0.693, 0.481, 0.333]
     """
@@ -136,23 +131,22 @@ class DynamicNTK(Scaling):
             raise no_length("DynamicNTK")
         trained = self.max_position_embeddings
         factor = float(self.factor) * max(self.length, trained) / trained - (self.factor - 1)
-        return inverse_frequencies(_stretched("DynamicNTK", base, factor, rotary_dim), rotary_dim)
+        return _stretch("DynamicNTK", base, factor, rotary_dim)
 
     def for_length(self, n: int) -> DynamicNTK:
-        """Return the rule fixed for a context of n tokens."""
+        """Return the scaling fixed for a context of n tokens."""
         return replace(self, length=n)
 
 
-def _stretched(rule: str, base: float, factor: float, rotary_dim: int) -> float:
+def _stretch(name: str, base: float, factor: float, rotary_dim: int) -> NDArray[np.float64]:
     if rotary_dim < 4:
-        msg = f"{rule} needs two pairs or more; {rotary_dim} components are rotated"
-        raise RopeError(msg)
+        raise RopeError(f"{name} needs two pairs or more; {rotary_dim} components are rotated")
     try:
         stretched = float(base * factor ** (rotary_dim / (rotary_dim - 2)))
     except OverflowError:
         stretched = math.inf
-    numbers.check_positive(f"the base that {rule} makes of base = {base!r}", stretched)
-    return stretched
+    numbers.check_positive(f"the base that {name} makes of base = {base!r}", stretched)
+    return inverse_frequencies(stretched, rotary_dim)
 
 
 @dataclass(frozen=True)
@@ -166,26 +160,21 @@ class Llama3(Scaling):
     low_freq_factor, high_freq_factor : float
         Pairs that turn fewer than ``low_freq_factor`` times within the trained context are slow,
         those that turn more than ``high_freq_factor`` times are fast. Positive, the second not
-        below the first; where they are alike there is a step, as in Llama 4 Scout.
+        below the first; equal factors make a step, as in Llama 4 Scout.
     original_max_position_embeddings : int
         Tokens of the trained context, L. Positive.
-
-    Raises
-    ------
-    RopeError
-        If a field is not positive and finite, or high_freq_factor is below low_freq_factor.
 
     Notes
     -----
     With t_i = (L w_i / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clipped to
     [0, 1]: ``(1 - t_i) * w_i / factor + t_i * w_i``. From Meta's code for Llama 3.1; Dubey et al.,
-    "The Llama 3 Herd of Models", arXiv 2407.21783, tells of the model.
+    "The Llama 3 Herd of Models", arXiv 2407.21783, describe the model.
 
     Examples
     --------
     >>> import rope_xp
-    >>> rule = rope_xp.scaling.Llama3(8.0, 1.0, 4.0, original_max_position_embeddings=8192)
-    >>> rope = rope_xp.RoPE(base=500000.0, scaling=rule)
+    >>> scaling = rope_xp.scaling.Llama3(8.0, 1.0, 4.0, 8192)
+    >>> rope = rope_xp.RoPE(base=500000.0, scaling=scaling)
     >>> (rope.frequencies(8) / rope_xp.RoPE(base=500000.0).frequencies(8)).round(3).tolist()
     [1.0, 1.0, 0.371, 0.125]
     """
@@ -210,13 +199,13 @@ class Llama3(Scaling):
         turns = self.original_max_position_embeddings * plain / (2.0 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         above = turns - self.low_freq_factor
-        kept = np.clip(above / width, 0.0, 1.0) if width else np.asarray(above >= 0.0, np.float64)
-        return (1.0 - kept) * plain / self.factor + kept * plain
+        ramp = np.clip(above / width, 0.0, 1.0) if width else np.asarray(above >= 0.0, np.float64)
+        return (1.0 - ramp) * plain / self.factor + ramp * plain
 
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """Only the fastest share of pairs turns, the others stand still. Gemma 4.
+    """Only the fastest share of pairs turns; the others have frequency 0. Gemma 4.
 
     Unlike a smaller ``rotary_dim``, the pairs and their frequencies are those of the whole head.
 
@@ -225,12 +214,7 @@ class Proportional(Scaling):
     partial_rotary_factor : float, default 1.0
         Share of pairs that turn, in (0, 1].
     factor : float, default 1.0
-        What all frequencies are divided by. Positive.
-
-    Raises
-    ------
-    RopeError
-        If a field is out of range.
+        Divisor of all frequencies. Positive.
 
     Notes
     -----

@@ -119,7 +119,7 @@ def test_components_need_position_axes() -> None:
         lambda: RoPE(scaling=Axial(sections=(4, 12)), rotary_dim=16),
         lambda: dataclasses.replace(RoPE.axial((4, 4)), position_axes=None),
         lambda: rope_xp.apply(np.ones((2, 8)), np.ones((2, 8)), scaling=Axial()),
-        lambda: RoPE(scaling=RIFLEx(1, 42, rule=Axial())),
+        lambda: RoPE(scaling=RIFLEx(1, 42, scaling=Axial())),
     ):
         with pytest.raises(RopeError, match=r"2 components.*position_axes is None.*RoPE.axial"):
             make()

@@ -12,27 +12,27 @@ from rope_xp import RopeError, positions
 
 def cells(lines: list[list[float]]) -> list[list[float]]:
     """Return the components of all cells of a grid of such lines, the last axis fastest."""
-    found: list[tuple[float, ...]] = [()]
+    points: list[tuple[float, ...]] = [()]
     for line in lines:
-        found = [(*cell, value) for cell in found for value in line]
-    return [list(component) for component in zip(*found, strict=True)]
+        points = [(*point, value) for point in points for value in line]
+    return [list(component) for component in zip(*points, strict=True)]
 
 
 def test_a_frame_rate() -> None:
     # Cosmos: the frame in units of 1/24 s of a video of 16 frames a second.
     expected = cells([[i / 16 * 24 for i in range(5)], [0, 1], [0, 1, 2]])
-    found = positions.video(5, 2, 3, step=(24 / 16, 1, 1))
-    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    result = positions.video(5, 2, 3, step=(24 / 16, 1, 1))
+    np.testing.assert_allclose(result, expected, rtol=1e-15)
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 3), (1, 1)])
 def test_counted_from_the_middle(height: int, width: int) -> None:
     # Qwen-Image: negative rows first, one more than of the others where their number is odd.
     rows, columns = ([*range(-(n - n // 2), 0), *range(n // 2)] for n in (height, width))
-    found = positions.video(1, height, width, start=(2, 0, 0), centre=True)
-    assert found.dtype == np.int64
-    assert found.tolist() == cells([[2], rows, columns])
-    assert positions.grid(height, width, centre=True).tolist() == found[1:].tolist()
+    result = positions.video(1, height, width, start=(2, 0, 0), centre=True)
+    assert result.dtype == np.int64
+    assert result.tolist() == cells([[2], rows, columns])
+    assert positions.grid(height, width, centre=True).tolist() == result[1:].tolist()
 
 
 def test_a_grid_stretched_to_another() -> None:
@@ -41,15 +41,15 @@ def test_a_grid_stretched_to_another() -> None:
     rows = np.linspace(top, bottom * 9 / 10, 10).tolist()
     columns = np.linspace(left, right * 14 / 15, 15).tolist()
     step = ((bottom * 9 / 10 - top) / 9, (right * 14 / 15 - left) / 14)
-    found = positions.video(2, 10, 15, start=(0, top, left), step=(1, *step))
-    np.testing.assert_allclose(found, cells([[0, 1], rows, columns]), rtol=1e-14)
+    result = positions.video(2, 10, 15, start=(0, top, left), step=(1, *step))
+    np.testing.assert_allclose(result, cells([[0, 1], rows, columns]), rtol=1e-14)
 
 
 def test_patches_of_dinov3() -> None:
     # The middles of patches, from -1 to 1.
     rows, columns = ([2 * (i + 0.5) / n - 1 for i in range(n)] for n in (4, 6))
-    found = positions.grid(4, 6, start=(-1 + 1 / 4, -1 + 1 / 6), step=(2 / 4, 2 / 6))
-    np.testing.assert_allclose(found, cells([rows, columns]), atol=1e-15)
+    result = positions.grid(4, 6, start=(-1 + 1 / 4, -1 + 1 / 6), step=(2 / 4, 2 / 6))
+    np.testing.assert_allclose(result, cells([rows, columns]), atol=1e-15)
 
 
 def test_text_beside_an_image() -> None:
@@ -66,9 +66,9 @@ def test_text_beside_an_image() -> None:
 
 def test_floats_of_other_libraries_are_narrow() -> None:
     torch = pytest.importorskip("torch")
-    found = positions.grid(2, 2, step=0.5, xp=torch)
-    assert found.dtype == torch.float32
-    assert found.tolist() == positions.grid(2, 2, step=0.5).tolist()
+    result = positions.grid(2, 2, step=0.5, xp=torch)
+    assert result.dtype == torch.float32
+    assert result.tolist() == positions.grid(2, 2, step=0.5).tolist()
 
 
 WRONG: tuple[tuple[str, Any], ...] = (
@@ -83,7 +83,7 @@ WRONG: tuple[tuple[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("said", "make"), WRONG)
-def test_errors(said: str, make: Any) -> None:
-    with pytest.raises(RopeError, match=said):
+@pytest.mark.parametrize(("message", "make"), WRONG)
+def test_errors(message: str, make: Any) -> None:
+    with pytest.raises(RopeError, match=message):
         make()

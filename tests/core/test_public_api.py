@@ -58,7 +58,7 @@ SIGNATURES = {
     "scaling.Llama3": "factor, low_freq_factor, high_freq_factor, original_max_position_embeddings",
     "scaling.Proportional": "partial_rotary_factor=1.0, factor=1.0",
     "scaling.Axial": "axes=2, order='blocks', sections=None, bases=None",
-    "scaling.RIFLEx": "k, length, rule=None, axis=0, share=0.9",
+    "scaling.RIFLEx": "k, length, scaling=None, axis=0, share=0.9",
     "from_hf_config": "config, *, layout=None",
     "scaling.inverse_frequencies": "base, rotary_dim",
 }

@@ -1,4 +1,4 @@
-"""The scaling rules: against transformers, against their papers' properties, and their errors."""
+"""Scalings against transformers, properties of their papers, and their errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEAD_DIM, BASE = 64, 500_000.0
 SHORT = tuple(1.0 + 0.01 * i for i in range(HEAD_DIM // 2))
 LONG = tuple(1.0 + 1.5 * i for i in range(HEAD_DIM // 2))
 
-# What transformers calls the rule, its keys besides rope_theta, a length, and the rule.
+# rope_type of transformers, its keys besides rope_theta, a length, and the scaling.
 CASES: list[tuple[str, dict[str, Any], int | None, Scaling]] = [
     ("linear", {"factor": 3.5}, None, Linear(3.5)),
     *(
@@ -76,11 +76,11 @@ CASES: list[tuple[str, dict[str, Any], int | None, Scaling]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "keys", "length", "rule"), CASES)
+@pytest.mark.parametrize(("name", "keys", "length", "scaling"), CASES)
 def test_against_transformers(
-    name: str, keys: dict[str, Any], length: int | None, rule: Scaling
+    name: str, keys: dict[str, Any], length: int | None, scaling: Scaling
 ) -> None:
-    assert_as_transformers(name, keys, length, rule, BASE)
+    assert_as_transformers(name, keys, length, scaling, BASE)
 
 
 # Ends of the ramp beyond the pairs, beyond all components, before the first pair, and both there.
@@ -92,7 +92,7 @@ def test_ramps_of_yarn_that_leave_the_head(base: float, trained: int, truncate: 
 
 
 def assert_as_transformers(
-    name: str, keys: dict[str, Any], length: int | None, rule: Scaling, base: float
+    name: str, keys: dict[str, Any], length: int | None, scaling: Scaling, base: float
 ) -> None:
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
@@ -106,7 +106,7 @@ def assert_as_transformers(
         rope_parameters={"rope_type": name, "rope_theta": base, **keys},
     )
     theirs, factor = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
-    ours = RoPE(base=base, scaling=rule)
+    ours = RoPE(base=base, scaling=scaling)
     # float32 powers, products and quotients of transformers: a few units of 6e-8
     np.testing.assert_allclose(ours.frequencies(HEAD_DIM), theirs.numpy(), rtol=5e-7, atol=0)
     assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
@@ -122,15 +122,15 @@ def test_ntk_changes_the_slowest_pair_by_the_factor() -> None:
 
 
 def test_deepseeks_softmax_scale_is_never_folded_in() -> None:
-    rule = YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
-    assert rule.effective_attention_factor == 1.0
-    assert RoPE(scaling=rule).softmax_scale == pytest.approx((0.1 * math.log(40.0) + 1.0) ** 2)
+    scaling = YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert scaling.effective_attention_factor == 1.0
+    assert RoPE(scaling=scaling).softmax_scale == pytest.approx((0.1 * math.log(40.0) + 1.0) ** 2)
     assert YaRN(40.0, 4096).softmax_scale == 1.0
 
 
-@pytest.mark.parametrize("rule", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
-def test_rules_that_need_a_length_say_so(rule: Scaling) -> None:
-    rope, x = RoPE(scaling=rule), np.ones((3, 2, HEAD_DIM), np.float32)
+@pytest.mark.parametrize("scaling", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
+def test_scalings_that_need_a_length_say_so(scaling: Scaling) -> None:
+    rope, x = RoPE(scaling=scaling), np.ones((3, 2, HEAD_DIM), np.float32)
     for use in (lambda: rope.rotate(x), lambda: rope.frequencies(HEAD_DIM)):
         with pytest.raises(RopeError, match=r"depend on the length .* rope.for_length\(n\)"):
             use()
@@ -141,13 +141,12 @@ def test_rules_that_need_a_length_say_so(rule: Scaling) -> None:
         rope.for_length(0)
 
 
-@pytest.mark.parametrize("rule", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
-@pytest.mark.parametrize("layout", ["half", "interleaved", "interleaved_to_half"])
+@pytest.mark.parametrize("scaling", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
 def test_cached_keys_migrate_when_the_context_outgrows_the_trained_one(
-    rule: Scaling, layout: str, rng: np.random.Generator
+    scaling: Scaling, rng: np.random.Generator
 ) -> None:
     raw, p = rng.standard_normal((300, 2, HEAD_DIM)).astype(np.float32), np.arange(300) + 213
-    rope = RoPE(base=BASE, layout=layout, scaling=rule)
+    rope = RoPE(base=BASE, layout="half", scaling=scaling)
     short, long = rope.for_length(512), rope.for_length(2048)
     cached = short.rotate(raw, p)
     assert np.abs(cached - long.rotate(raw, p)).max() > 0.1  # what mixing regimes would cost
@@ -156,14 +155,14 @@ def test_cached_keys_migrate_when_the_context_outgrows_the_trained_one(
     np.testing.assert_allclose(moved, long.rotate(raw, p), rtol=0, atol=4e-6)
 
 
-def test_rules_are_values() -> None:
-    for _, _, _, rule in CASES:
-        assert isinstance(rule, Scaling)
-        again = pickle.loads(pickle.dumps(rule))
-        assert again == rule
-        assert hash(again) == hash(rule)
-        assert eval(repr(rule), vars(rope_xp.scaling)) == rule
-        assert dataclasses.replace(rule) == rule
+def test_scalings_are_values() -> None:
+    for _, _, _, scaling in CASES:
+        assert isinstance(scaling, Scaling)
+        again = pickle.loads(pickle.dumps(scaling))
+        assert again == scaling
+        assert hash(again) == hash(scaling)
+        assert eval(repr(scaling), vars(rope_xp.scaling)) == scaling
+        assert dataclasses.replace(scaling) == scaling
     assert LongRoPE(list(SHORT), list(LONG), 512, 4.0) == LongRoPE(SHORT, LONG, 512, 4.0)
 
 
@@ -214,22 +213,15 @@ def test_things_that_are_no_numbers() -> None:
             make()
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Linear(2.0),
-        NTK(2.0),
-        DynamicNTK(2.0, 4096),
-        YaRN(8.0, 4096),
-        YaRN(8.0, 4096, attention_factor=1.5),
-        LongRoPE((1.0,) * 4, (2.0,) * 4, 4096, factor=4.0),
-        Llama3(8.0, 1.0, 4.0, 8192),
-        Proportional(0.5),
-        Axial(2),
-        RoPE(base=5e5),
-    ],
-    ids=lambda rule: type(rule).__name__,
+SCALINGS = (
+    *(Linear(2.0), NTK(2.0), DynamicNTK(2.0, 4096), YaRN(8.0, 4096)),
+    YaRN(8.0, 4096, attention_factor=1.5),
+    LongRoPE((1.0,) * 4, (2.0,) * 4, 4096, factor=4.0),
+    *(Llama3(8.0, 1.0, 4.0, 8192), Proportional(0.5), Axial(2)),
 )
-def test_our_own_classes_say_what_they_hold(rule: Any) -> None:
-    """torch.compile hands that on, and what it does not know it leaves out without a word."""
-    assert held_by(rule) == vars(rule)
+
+
+@pytest.mark.parametrize("scaling", [*SCALINGS, RoPE(base=5e5)], ids=lambda s: type(s).__name__)
+def test_fields_are_all_attributes(scaling: Any) -> None:
+    """torch.compile lists the fields of our own classes alone."""
+    assert held_by(scaling) == vars(scaling)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from support.layers import FRAMEWORKS, ROPES, inputs, same
+from support.layers import FRAMEWORKS, ROPES, assert_same, inputs, to_numpy
 
 from rope_xp import RoPE, RopeError
 from rope_xp.scaling import Scaling
@@ -21,54 +20,47 @@ from rope_xp.layers.keras import Rotary  # noqa: E402  # needs keras
 KERAS = FRAMEWORKS[3]
 
 
-def numbers(variable: Any) -> np.ndarray:
-    value = variable.value
-    return value.detach().numpy().copy() if hasattr(value, "detach") else np.array(value)
-
-
-@pytest.mark.parametrize("name", ROPES)
-def test_a_configuration_holds_all(name: str) -> None:
-    layer = Rotary(ROPES[name], axes="bshd", name="turn")
-    text = json.dumps(layer.get_config())
-    again = Rotary.from_config(json.loads(text))
-    assert (again.rope, again.axes, again.name) == (ROPES[name], "bshd", "turn")
-    assert repr(again.rope) == repr(ROPES[name])
+def test_a_configuration_holds_all() -> None:
+    rope = ROPES["sections"]
+    layer = Rotary(rope, axes="bshd", name="rotary")
+    copied = Rotary.from_config(json.loads(json.dumps(layer.get_config())))
+    assert (copied.rope, copied.axes, copied.name) == (rope, "bshd", "rotary")
     data = keras.saving.serialize_keras_object(layer)
     assert data["registered_name"] == "rope_xp>Rotary"
-    assert keras.saving.deserialize_keras_object(data).rope == ROPES[name]
+    assert keras.saving.deserialize_keras_object(data).rope == rope
 
 
 @dataclass(frozen=True)
 class Own(Scaling):
-    """A rule of somebody else's."""
+    """A scaling of a user."""
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return np.ones(rotary_dim // 2)
 
 
-def test_rules_of_others_are_not_saved() -> None:
-    with pytest.raises(RopeError, match=r"cannot save the scaling rule Own\(\): only those of"):
+def test_other_scalings_are_not_saved() -> None:
+    with pytest.raises(RopeError, match=r"cannot save scaling = Own\(\): only classes of"):
         Rotary(RoPE(scaling=Own())).get_config()
 
 
-@pytest.mark.parametrize("name", ["plain", "slice", "yarn", "longrope", "sections"])
+@pytest.mark.parametrize("name", ["slice", "sections"])
 def test_a_functional_model_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     rope = ROPES[name]
     q, k, positions = inputs(KERAS, rope)
     if positions.ndim == 3:  # Keras batches the first axis of all that goes in
         positions = positions[:, 0]
-    given = [
+    arguments = [
         keras.Input((None, 4, 16), name="q"),
         keras.Input((None, 2, 16), name="k"),
         keras.Input(batch_shape=(None,) * positions.ndim, dtype="int32", name="positions"),
     ]
-    model = keras.Model(given, Rotary(rope, name="turn")(*given))
+    model = keras.Model(arguments, Rotary(rope, name="rotary")(*arguments))
     assert [tuple(t.shape) for t in model.outputs] == [(None, None, 4, 16), (None, None, 2, 16)]
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.get_layer("turn").rope == rope
-    for made in (model, loaded):
-        same(made([q, k, positions]), rope.apply(q, k, positions))
+    assert loaded.get_layer("rotary").rope == rope
+    for each in (model, loaded):
+        assert_same(each([q, k, positions]), rope.apply(q, k, positions))
     assert loaded.weights == []
 
 
@@ -82,33 +74,38 @@ def test_a_model_trains_and_predicts_as_before_it_was_saved(tmp_path: Path) -> N
     model = keras.Model([x, positions], keras.layers.Dense(1)(keras.layers.Flatten()(q)))
     model.compile("sgd", "mse")
     rng = np.random.default_rng(0)
-    given = [rng.standard_normal((8, 6, 32)).astype("float32"), np.tile(np.arange(6), (8, 1))]
-    before = [numbers(w) for w in model.weights]
-    model.fit(given, np.ones((8, 1), "float32"), verbose=0)
-    assert all(np.abs(numbers(w) - b).max() > 0 for w, b in zip(model.weights, before, strict=True))
+    data = [rng.standard_normal((8, 6, 32)).astype("float32"), np.tile(np.arange(6), (8, 1))]
+    before = [to_numpy(w.value).copy() for w in model.weights]
+    model.fit(data, np.ones((8, 1), "float32"), verbose=0)
+    after = [to_numpy(w.value) for w in model.weights]
+    assert all(np.abs(a - b).max() > 0 for a, b in zip(after, before, strict=True))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    ours, theirs = (m.predict(given, verbose=0) for m in (loaded, model))
+    ours, theirs = (m.predict(data, verbose=0) for m in (loaded, model))
     np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16", "float16"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "float16"])
 def test_policies_cast_neither_arrays_nor_positions(policy: str) -> None:
     rope = ROPES["half"]
     q, k, _ = inputs(KERAS, rope)
     at = KERAS.array(np.full((2, 5), 65_536.25, np.float32))  # 65536 in bfloat16
-    same(Rotary(rope, dtype=policy)(q, k, at), rope.apply(q, k, at))
+    assert_same(Rotary(rope, dtype=policy)(q, k, at), rope.apply(q, k, at))
     narrow = [keras.ops.cast(x, "bfloat16") for x in (q, k)]
-    same(Rotary(rope, dtype=policy)(*narrow, at), rope.apply(*narrow, at))
+    assert_same(Rotary(rope, dtype=policy)(*narrow, at), rope.apply(*narrow, at))
 
 
 def test_float_positions_within_a_mixed_model() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        given = keras.Input((5, 4, 16)), keras.Input((5, 2, 16)), keras.Input((5,), dtype="float32")
-        model = keras.Model(given, Rotary(ROPES["half"])(*given))
+        arguments = (
+            keras.Input((5, 4, 16)),
+            keras.Input((5, 2, 16)),
+            keras.Input((5,), dtype="float32"),
+        )
+        model = keras.Model(arguments, Rotary(ROPES["half"])(*arguments))
         q, k, _ = inputs(KERAS, ROPES["half"])
         at = KERAS.array(np.full((2, 5), 65_536.25, np.float32))
-        same(model([q, k, at]), ROPES["half"].apply(q, k, at))
+        assert_same(model([q, k, at]), ROPES["half"].apply(q, k, at))
     finally:
         keras.config.set_dtype_policy("float32")

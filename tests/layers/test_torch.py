@@ -1,4 +1,4 @@
-"""The layer of torch: casts, devices, checkpoints, compilers, and processes that share a model."""
+"""The layer of torch: casts, devices, checkpoints, compilers, and sharded models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.layers import FRAMEWORKS, ROPES, inputs, same
+from support.layers import FRAMEWORKS, ROPES, assert_same, inputs
 from support.programs import HERE, ROOT, environment
 
 import rope_xp
@@ -17,6 +17,8 @@ from rope_xp.scaling import LongRoPE
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.testing import CompileCounter  # noqa: E402  # needs torch
+
 from rope_xp.layers.torch import Rotary  # noqa: E402  # needs torch
 
 ROPE = ROPES["yarn"]
@@ -24,7 +26,7 @@ TORCH = FRAMEWORKS[0]
 
 
 class Block(torch.nn.Module):
-    """Projections, a rotation, and what a loss can be taken of."""
+    """Projections, a rotation, and attention scores."""
 
     def __init__(self, rope: RoPE) -> None:
         super().__init__()
@@ -57,19 +59,16 @@ ROUND_TRIPS = {
 }
 
 
-@pytest.mark.covering(2)
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
-@pytest.mark.parametrize("name", ["yarn", "longrope", "sections"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-def test_round_trips_change_no_bit(trip: str, name: str, dtype: str) -> None:
-    rope = ROPES[name]
-    with torch.device("meta" if trip == "meta from the start" else "cpu"):
-        model = torch.nn.Sequential(Rotary(rope))
-    layer = ROUND_TRIPS[trip](model)[0]
-    q, k, positions = inputs(TORCH, rope)
-    q, k = q.to(getattr(torch, dtype)), k.to(getattr(torch, dtype))
-    same(layer(q, k, positions), rope.apply(q, k, positions))
-    same(layer.at(positions, like=q).apply(q, k), rope.apply(q, k, positions))
+def test_round_trips_change_no_bit(trip: str) -> None:
+    for name, dtype in (("yarn", torch.bfloat16), ("sections", torch.float32)):
+        rope = ROPES[name]
+        with torch.device("meta" if trip == "meta from the start" else "cpu"):
+            model = torch.nn.Sequential(Rotary(rope))
+        layer = ROUND_TRIPS[trip](model)[0]
+        q, k, positions = inputs(TORCH, rope)
+        q, k = q.to(dtype), k.to(dtype)
+        assert_same(layer(q, k, positions), rope.apply(q, k, positions))
 
 
 def test_repr() -> None:
@@ -85,28 +84,19 @@ def with_frequencies(block: Block, frequencies: Any) -> dict[str, Any]:
     return block.state_dict() | {"rotary.inv_freq": torch.as_tensor(frequencies)}
 
 
-def test_a_state_without_frequencies() -> None:
-    block, x, positions = block_and_input()
-    assert not [key for key in block.state_dict() if "rotary" in key]
-    other = Block(ROPE)
-    other.load_state_dict(block.state_dict(), strict=True)
-    same([other(x, positions)], [block(x, positions)])
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["plain", "half", "slice", "yarn", "llama3", "dynamic", "axial"])
-def test_frequencies_of_a_checkpoint_are_compared(name: str, dtype: str) -> None:
+@pytest.mark.parametrize("name", ["half", "slice", "yarn", "llama3", "dynamic", "axial"])
+def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
     rope = ROPES[name]
     block = Block(rope)
-    saved = torch.from_numpy(rope.frequencies(16)).to(getattr(torch, dtype))
-    state = with_frequencies(block, saved)
-    assert str(block.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
-    assert "rotary.inv_freq" in state  # which is the caller's
-    wrong = saved.clone()
-    wrong[-1] *= 1.05  # as a factor would, and beyond what bfloat16 rounds
-    for strict in (True, False):
-        with pytest.raises(RuntimeError, match="rotary.inv_freq holds the frequencies"):
-            block.load_state_dict(with_frequencies(block, wrong), strict=strict)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        saved = torch.from_numpy(rope.frequencies(16)).to(dtype)
+        state = with_frequencies(block, saved)
+        assert str(block.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
+        assert "rotary.inv_freq" in state  # the caller's dictionary is unchanged
+        saved[-1] *= 1.05  # more than bfloat16 rounds
+        for strict in (True, False):
+            with pytest.raises(RuntimeError, match="rotary.inv_freq holds the frequencies"):
+                block.load_state_dict(with_frequencies(block, saved), strict=strict)
 
 
 def test_frequencies_that_transformers_saved() -> None:
@@ -149,42 +139,36 @@ def test_frequencies_on_meta_are_none() -> None:
 
 
 def test_activation_checkpointing() -> None:
-    made = []
-    for again in (False, True):
+    gradients = []
+    for use_checkpoint in (False, True):
         block, x, positions = block_and_input()
-        if again:
+        if use_checkpoint:
             out = torch.utils.checkpoint.checkpoint(block, x, positions, use_reentrant=False)
         else:
             out = block(x, positions)
         out.square().sum().backward()
-        made.append([p.grad for p in block.parameters()])
-    same(*made)
-    assert all(g.abs().max() > 0 for g in made[0])
+        gradients.append([p.grad for p in block.parameters()])
+    assert_same(*gradients)
+    assert all(g.abs().max() > 0 for g in gradients[0])
 
 
-def test_one_recompilation_serves_ten_lengths() -> None:
+def test_one_recompilation_serves_all_lengths() -> None:
     torch._dynamo.reset()
-    graphs: list[Any] = []
-
-    def count(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    layer = Rotary(ROPE)
-    compiled = torch.compile(layer, fullgraph=True, backend=count)
-    for tokens in (5, 6, 9, 17, 33, 64, 65, 128, 500, 700):
+    counter = CompileCounter()
+    compiled = torch.compile(Rotary(ROPE), fullgraph=True, backend=counter)
+    for tokens in (5, 6, 64, 700):
         q, k, positions = inputs(TORCH, ROPE, tokens)
-        same(compiled(q, k, positions), ROPE.apply(q, k, positions))
-    assert len(graphs) <= 2
+        assert_same(compiled(q, k, positions), ROPE.apply(q, k, positions))
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.exhaustive
-def test_two_layers_of_one_class_share_no_graph_by_mistake() -> None:
+def test_layers_of_one_class_share_no_graph_by_mistake() -> None:
     torch._dynamo.reset()
     q, k, positions = inputs(TORCH, ROPE)
-    for name in ("yarn", "half", "llama3"):
-        compiled = torch.compile(Rotary(ROPES[name]), fullgraph=True, backend="aot_eager")
-        same(compiled(q, k, positions), ROPES[name].apply(q, k, positions))
+    for name in ("yarn", "half"):
+        compiled = torch.compile(Rotary(ROPES[name]), fullgraph=True, backend="eager")
+        assert_same(compiled(q, k, positions), ROPES[name].apply(q, k, positions))
 
 
 def test_export() -> None:
@@ -193,27 +177,26 @@ def test_export() -> None:
     program = torch.export.export(Rotary(ROPE), inputs(TORCH, ROPE), dynamic_shapes=shapes)
     assert not program.state_dict
     q, k, positions = inputs(TORCH, ROPE, 700)
-    same(program.module()(q, k, positions), ROPE.apply(q, k, positions))
+    assert_same(program.module()(q, k, positions), ROPE.apply(q, k, positions))
 
 
 # --- processes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive  # calls on DTensors are in tests/backends/torch, and it holds nothing
 def test_fsdp_and_dtensor(tmp_path: Path) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without distributed or gloo")
-    few = environment(OMP_NUM_THREADS="1")
     command = [sys.executable, str(HERE / "layer_shards.py"), str(tmp_path)]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank)], env=few, cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
+    options: Any = {"env": environment(OMP_NUM_THREADS="1"), "cwd": ROOT, "text": True}
+    processes = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, **options)
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=300)[1] for process in started]
+        errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0], said
+    assert [process.returncode for process in processes] == [0, 0], errors
     assert sorted(p.name for p in tmp_path.glob("done*")) == ["done0", "done1"]

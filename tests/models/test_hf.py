@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.configs import BASE, CONTEXT, LLAMA, RULES, SIZES, YARN, longrope, spelled
+from support.configs import BASE, CONTEXT, LLAMA, SCALINGS, SIZES, YARN, list_spellings, longrope
 
 from rope_xp import RoPE, from_hf_config
+from rope_xp.hf import _text_models
 from rope_xp.scaling import NTK, DynamicNTK, Linear, LongRoPE, Proportional, YaRN
 
 
@@ -38,8 +39,8 @@ def rope_of(keys: dict[str, Any]) -> RoPE | dict[str, RoPE | None]:
 def test_a_layer_type_without_positions_is_none() -> None:
     full = {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}
     nested = {"full_attention": full, "sliding_attention": None}
-    found = rope_of({"layer_types": list(nested), "rope_parameters": nested})
-    assert found == {
+    ropes = rope_of({"layer_types": list(nested), "rope_parameters": nested})
+    assert ropes == {
         "full_attention": RoPE(base=777.0, layout="half", scaling=Linear(2.0)),
         "sliding_attention": None,
     }
@@ -89,8 +90,8 @@ def test_an_odd_share_of_the_head_has_one_more_component_and_its_own_series() ->
 def test_the_magnitude_of_phimoe() -> None:
     keys = {**longrope(32), "original_max_position_embeddings": 1024}
     equal = {"type": "longrope", **keys, "short_mscale": 1.25, "long_mscale": 1.25}
-    found = from_hf_config({**LLAMA, "model_type": "phimoe", "rope_scaling": equal})
-    assert found.attention_factor == 1.25
+    rope = from_hf_config({**LLAMA, "model_type": "phimoe", "rope_scaling": equal})
+    assert rope.attention_factor == 1.25
 
 
 def test_an_alpha_is_a_factor_for_every_length() -> None:
@@ -112,9 +113,9 @@ def test_what_a_configuration_may_be(tmp_path: Path) -> None:
         assert from_hf_config(config) == RoPE(base=BASE, layout="half")
 
 
-@pytest.mark.parametrize(("name", "keys"), RULES)
+@pytest.mark.parametrize(("name", "keys"), SCALINGS)
 def test_results_are_values_and_the_input_is_left_alone(name: str, keys: dict[str, Any]) -> None:
-    for spelling in spelled(name, keys).values():
+    for spelling in list_spellings(name, keys).values():
         raw = {**copy.deepcopy(LLAMA), **copy.deepcopy(spelling)}
         before = copy.deepcopy(raw)
         rope = from_hf_config(raw)
@@ -126,10 +127,23 @@ def test_results_are_values_and_the_input_is_left_alone(name: str, keys: dict[st
 
 
 def test_a_dictionary_is_read_without_torch_and_transformers() -> None:
-    code = """
-import sys, rope_xp
-rope_xp.from_hf_config({"model_type": "llama", "rope_theta": 1e4})
-found = {"torch", "transformers", "jax"} & set(sys.modules)
-assert not found, found
-"""
+    code = (
+        "import sys, rope_xp; rope_xp.from_hf_config({'model_type': 'llama', 'rope_theta': 1e4})\n"
+        "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sizes_are_those_of_transformers() -> None:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    for name, sizes in _text_models.SIZES.items():
+        model_type = next(n for n in (f"{name}_text", name) if n in auto.CONFIG_MAPPING)
+        defaults = auto.CONFIG_MAPPING[model_type]().to_dict()
+        assert {key: defaults[key] for key in sizes} == sizes, name
+
+
+def test_a_head_that_is_missing() -> None:
+    sparse = {"model_type": "glm4", "hidden_size": 5120, "num_attention_heads": 64}
+    assert from_hf_config(sparse) == RoPE(base=1e4, layout="interleaved", rotary_dim=64)
+    assert from_hf_config({**sparse, "head_dim": 80}).rotary_dim == 40
+    assert from_hf_config({"model_type": "phi", "hidden_size": 2560}).rotary_dim == 40  # 2560 / 32

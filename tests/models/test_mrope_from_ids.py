@@ -8,97 +8,101 @@ import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rope_xp import RopeConfigError, RopeError, positions
-from rope_xp.hf import _counting
+from rope_xp.positions._rope_index import minicpm, models
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-MODELS = Path(transformers.__file__).parent / "models"
-TEXT = 11  # no number that stands for anything
-COUNTED = (*_counting.WHOLE, *_counting.BY_FRAME)
+TEXT = 11  # no token id with a meaning
+OMNI_CLASSES = {"qwen2_5_omni": "Qwen2_5Omni", "qwen3_omni_moe": "Qwen3OmniMoe"}
 
 
-def test_every_model_is_counted_or_said_not_to_be() -> None:
-    own = {
+def test_every_model_is_counted() -> None:
+    folder = Path(transformers.__file__).parent / "models"
+    names = {
         path.parent.name
-        for path in MODELS.glob("*/modeling_*.py")
+        for path in folder.glob("*/modeling_*.py")
         if "def get_rope_index" in path.read_text(encoding="utf-8")
     }
-    assert own == {*COUNTED, *_counting.BY_TIME, *_counting.TO_IMAGE, *_counting.ALONE}
+    assert names == {*models.MODELS}
 
 
-def model(name: str) -> Any:
-    """Return the class of a model that counts positions, and its configuration."""
+def load(name: str) -> tuple[Any, Any]:
+    """Return get_rope_index of a model without building the model, and its configuration."""
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    found = [
-        kind
-        for kind in vars(module).values()
-        if inspect.isclass(kind) and "get_rope_index" in vars(kind)
-    ]
-    return found[0], found[0].config_class()
+    if name in OMNI_CLASSES:
+        stem = OMNI_CLASSES[name]
+        cls = getattr(module, f"{stem}PreTrainedModelForConditionalGeneration")
+        config = getattr(module, f"{stem}ThinkerForConditionalGeneration").config_class()
+    else:
+        classes = [c for c in vars(module).values() if inspect.isclass(c)]
+        cls = next(c for c in classes if "get_rope_index" in vars(c))
+        config = cls.config_class()
+    stand_in = SimpleNamespace(config=config, spatial_merge_size=2)
+    for helper in (
+        *("get_vision_position_ids", "_group_visual_frames", "_frame_end_idx"),
+        *("get_llm_pos_ids_for_vision", "get_chunked_index"),
+    ):
+        if hasattr(cls, helper):
+            function = getattr(cls, helper)
+            is_static = isinstance(inspect.getattr_static(cls, helper), staticmethod)
+            setattr(stand_in, helper, function if is_static else function.__get__(stand_in))
+    return functools.partial(cls.get_rope_index, stand_in), config
 
 
-class Prompt(NamedTuple):
-    """A batch as a processor makes it, and what each token is."""
+def pad(rows: list[list[int]], value: int = 0) -> tuple[list[list[int]], Any]:
+    """Return rows padded in front to one length, and their attention mask."""
+    longest = max(map(len, rows))
+    ids = [[value] * (longest - len(row)) + row for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return ids, torch.tensor(mask)
 
-    ids: list[list[int]]
-    kinds: list[list[int]]
-    inputs: dict[str, Any]
+
+def assert_equal(ids: Any, inputs: dict[str, Any], config: Any, expected: Any) -> None:
+    result = positions.mrope_from_ids(ids, inputs, config)
+    np.testing.assert_array_equal(result, expected.numpy())
 
 
-def prompt(name: str, config: Any, parts: list[list[Any]]) -> Prompt:
-    """Return sequences of texts, ``n``, and images and videos, (frames, height, width) merged."""
-    keys = config.to_dict()
-    merge = config.vision_config.spatial_merge_size
-    frames_merged = config.vision_config.temporal_merge_size if name.startswith("ernie") else 1
+# --- images and videos ---------------------------------------------------------------------------
+
+
+def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return ids, types and inputs of rows of n text tokens or merged (frames, height, width)."""
+    merge, keys = config.vision_config.spatial_merge_size, config.to_dict()
+    temporal = config.vision_config.temporal_merge_size if name.startswith("ernie") else 1
     video = config.image_token_id if name.startswith("glm") else config.video_token_id
     marks = keys.get("video_start_token_id", TEXT), keys.get("video_end_token_id", TEXT)
-    ids, kinds, images, videos = [], [], [], []
-    for sequence in parts:
-        tokens: list[tuple[int, int]] = []
-        for part in sequence:
+    grids: dict[str, list[list[int]]] = {"image_grid_thw": [], "video_grid_thw": []}
+    rows = []
+    for row_parts in parts:
+        row: list[tuple[int, int]] = []
+        for part in row_parts:
             if isinstance(part, int):
-                tokens += [(TEXT, 0)] * part
+                row += [(TEXT, 0)] * part
                 continue
             frames, height, width = part
-            grid = [frames * (frames_merged if frames > 1 else 1), merge * height, merge * width]
             if frames == 1:
-                images.append(grid)
-                tokens += [(config.image_token_id, 1)] * (height * width)
+                grids["image_grid_thw"].append([1, merge * height, merge * width])
+                row += [(config.image_token_id, 1)] * (height * width)
                 continue
-            videos.append(grid)
-            between = [(TEXT, 0)] * 2 if name in _counting.BY_FRAME else []
-            each = [*between, *[(video, 2)] * (height * width)]
-            tokens += [(marks[0], 0), *each * frames, (marks[1], 0)]
-        ids.append([number for number, _ in tokens])
-        kinds.append([kind for _, kind in tokens])
-    longest = max(map(len, ids))
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in ids]
-    ids = [[0] * (longest - len(row)) + row for row in ids]  # padded in front
-    kinds = [[0] * (longest - len(row)) + row for row in kinds]
-    inputs = {
-        "image_grid_thw": torch.tensor(images) if images else None,
-        "video_grid_thw": torch.tensor(videos) if videos else None,
-        "attention_mask": torch.tensor(mask),
-    }
-    if name == "qwen2_5_vl" and videos:
-        inputs["second_per_grid_ts"] = torch.tensor([25 / 12, 0.5, 1.0][: len(videos)])
-    return Prompt(ids, kinds, inputs)
-
-
-def theirs(kind: type, config: Any, given: Prompt) -> Any:
-    """Return what the model's own code counts, without building the model."""
-    stand_in = SimpleNamespace(config=config)
-    stand_in.get_vision_position_ids = functools.partial(kind.get_vision_position_ids, stand_in)
-    ids, kinds = torch.tensor(given.ids), torch.tensor(given.kinds)
-    found, _ = kind.get_rope_index(stand_in, ids, mm_token_type_ids=kinds, **given.inputs)
-    return found.numpy()
+            grids["video_grid_thw"].append([frames * temporal, merge * height, merge * width])
+            between = [(TEXT, 0)] * 2 if name in models.SEPARATE_FRAMES else []
+            frame = [*between, *[(video, 2)] * (height * width)]
+            row += [(marks[0], 0), *frame * frames, (marks[1], 0)]
+        rows.append(row)
+    ids, mask = pad([[token for token, _ in row] for row in rows])
+    types, _ = pad([[token_type for _, token_type in row] for row in rows])
+    inputs = {key: torch.tensor(grid) if grid else None for key, grid in grids.items()}
+    if name == "qwen2_5_vl" and grids["video_grid_thw"]:
+        seconds = [25 / 12, 0.5, 1.0][: len(grids["video_grid_thw"])]
+        inputs["second_per_grid_ts"] = torch.tensor(seconds)
+    return ids, types, inputs | {"attention_mask": mask}
 
 
 PROMPTS: list[list[list[Any]]] = [
@@ -109,109 +113,295 @@ PROMPTS: list[list[list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", [*models.WHOLE_VIDEOS, *models.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
-def test_equal_to_transformers(name: str, parts: list[list[Any]]) -> None:
-    kind, config = model(name)
-    given = prompt(name, config, parts)
-    expected = theirs(kind, config, given)
-    found = positions.mrope_from_ids(given.ids, given.inputs, config)
-    np.testing.assert_array_equal(found, expected)
-    told = given.inputs | {"mm_token_type_ids": given.kinds}
-    other = positions.mrope_from_ids(torch.tensor(given.ids), told, config.to_dict())
-    np.testing.assert_array_equal(other, expected)
-
-
-@pytest.mark.parametrize("name", _counting.BY_TIME)
-@pytest.mark.parametrize("seconds", [1.0, 0.5, 2 / 3, 2 / 25])
-def test_equal_to_transformers_by_time(name: str, seconds: float) -> None:
-    """Images, videos and sound, each between marks, as processors of Qwen-Omni write them."""
-    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    stem = {"qwen2_5_omni": "Qwen2_5Omni", "qwen3_omni_moe": "Qwen3OmniMoe"}[name]
-    kind = getattr(module, f"{stem}PreTrainedModelForConditionalGeneration")
-    whole = getattr(module, f"{stem}ThinkerForConditionalGeneration").config_class()
-    image, video, sound = whole.image_token_id, whole.video_token_id, whole.audio_token_id
-    vision, audio = 77, whole.audio_start_token_id
-    whole.vision_start_token_id = vision
-    rows = [
-        [TEXT] * 3 + [vision] + [image] * 6 + [TEXT] * 2,
-        [TEXT] + [vision] + [video] * 24 + [TEXT] * 3 + [audio] + [sound] * 5 + [TEXT] * 2,
-    ]
-    longest = max(map(len, rows))
-    ids = [[0] * (longest - len(row)) + row for row in rows]
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
-    inputs = {
-        "image_grid_thw": torch.tensor([[1, 4, 6]]),
-        "video_grid_thw": torch.tensor([[4, 4, 6]]),
-        "attention_mask": torch.tensor(mask),
-    }
-    per_grid = torch.tensor([seconds])
-    stand_in = SimpleNamespace(config=whole, spatial_merge_size=2)
-    stand_in.get_llm_pos_ids_for_vision = functools.partial(
-        kind.get_llm_pos_ids_for_vision, stand_in
-    )
-    lengths = torch.tensor([20 if name == "qwen2_5_omni" else 34])  # which make 5 tokens
-    expected, _ = kind.get_rope_index(
-        *(stand_in, torch.tensor(ids)),
-        **inputs,
-        audio_seqlens=lengths,
-        second_per_grids=per_grid,
-    )
-    found = positions.mrope_from_ids(ids, inputs | {"second_per_grid_ts": per_grid}, whole)
-    np.testing.assert_array_equal(found, expected.numpy())
+def test_images_and_videos(name: str, parts: list[list[Any]]) -> None:
+    get_rope_index, config = load(name)
+    ids, types, inputs = build_prompt(name, config, parts)
+    expected, _ = get_rope_index(torch.tensor(ids), mm_token_type_ids=torch.tensor(types), **inputs)
+    assert_equal(ids, inputs, config, expected)
+    typed = inputs | {"mm_token_type_ids": types}
+    assert_equal(torch.tensor(ids), typed, config.to_dict(), expected)
 
 
 def test_one_sequence_and_another_library() -> None:
-    kind, config = model("qwen2_vl")
-    given = prompt("qwen2_vl", config, [[2, (1, 2, 3), 4]])
-    expected = theirs(kind, config, given)[:, 0]
-    mine = {"image_grid_thw": given.inputs["image_grid_thw"].tolist()}
-    found = positions.mrope_from_ids(given.ids[0], mine, config, xp=torch)
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_array_equal(found.numpy(), expected)
+    _, config = load("qwen2_vl")
+    ids, _, inputs = build_prompt("qwen2_vl", config, [[2, (1, 2, 3), 4]])
+    lists = {"image_grid_thw": inputs["image_grid_thw"].tolist()}
+    result = positions.mrope_from_ids(ids[0], lists, config, xp=torch)
+    assert isinstance(result, torch.Tensor)
+    np.testing.assert_array_equal(result.numpy(), positions.mrope([2, (1, 2, 3), 4]))
 
 
-def test_two_images_side_by_side() -> None:
-    """No text is between them: their grids say where one ends. transformers takes it for one."""
-    _, config = model("qwen2_vl")
-    given = prompt("qwen2_vl", config, [[1, (1, 2, 2), (1, 1, 2), 1]])
-    found = positions.mrope_from_ids(given.ids, given.inputs, config)[:, 0]
-    np.testing.assert_array_equal(found, positions.mrope([1, (1, 2, 2), (1, 1, 2), 1]))
+def test_two_adjacent_images() -> None:
+    """Without text between them, their grids determine where one ends, unlike in transformers."""
+    _, config = load("qwen2_vl")
+    spans = [1, (1, 2, 2), (1, 1, 2), 1]
+    ids, _, inputs = build_prompt("qwen2_vl", config, [spans])
+    result = positions.mrope_from_ids(ids, inputs, config)[:, 0]
+    np.testing.assert_array_equal(result, positions.mrope(spans))
 
+
+# --- videos by time, with audio ------------------------------------------------------------------
+
+
+def audio_length(name: str, tokens: int) -> int:
+    """Return a length of features that makes as many tokens, by the model's own formula."""
+    if name == "qwen2_5_omni":
+        return 4 * tokens
+    module = importlib.import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    return next(n for n in range(2000) if module._get_feat_extract_output_lengths(n) == tokens)
+
+
+@pytest.mark.parametrize("name", models.OMNI)
+@pytest.mark.parametrize("seconds", [1.0, 2 / 3, 5.0, 2 / 25])
+@pytest.mark.parametrize("audio_tokens", [0, 1, 7, 160])
+@pytest.mark.parametrize("grid", [(4, 4, 6), (2, 100, 4), (1, 2, 2)], ids=str)
+def test_qwen_omni(
+    name: str, seconds: float, audio_tokens: int, grid: tuple[int, int, int]
+) -> None:
+    get_rope_index, config = load(name)
+    image, video, audio = config.image_token_id, config.video_token_id, config.audio_token_id
+    vision_mark, audio_mark = 77, config.audio_start_token_id
+    config.vision_start_token_id = vision_mark
+    # A processor alternates chunks of both, the video first; positions do not depend on the place
+    # of the change.
+    film = [video] * (grid[0] * grid[1] * grid[2] // 4)
+    film[max(len(film) - 1, 1) : len(film) - 1] = [audio] * audio_tokens
+    film = [vision_mark, *([audio_mark] if audio_tokens else []), *film, TEXT + 1, TEXT + 2]
+    rows = [
+        [*[TEXT] * 3, vision_mark, *[image] * 6, *[TEXT] * 3, *film, *[TEXT] * 2],
+        [TEXT, *film, *[TEXT] * 2, audio_mark, *[audio] * 5, *[TEXT] * 3, *film, TEXT],
+    ]
+    ids, mask = pad(rows)
+    inputs = {
+        "image_grid_thw": torch.tensor([[1, 4, 6]]),
+        "video_grid_thw": torch.tensor([grid] * 3),
+        "attention_mask": mask,
+    }
+    per_grid = torch.tensor([seconds, 2 * seconds, seconds])
+    lengths = [audio_tokens, audio_tokens, 5, audio_tokens] if audio_tokens else [5]
+    expected, _ = get_rope_index(
+        torch.tensor(ids),
+        **inputs,
+        use_audio_in_video=bool(audio_tokens),
+        audio_seqlens=torch.tensor([audio_length(name, n) for n in lengths]),
+        second_per_grids=per_grid,
+    )
+    assert_equal(ids, inputs | {"second_per_grid_ts": per_grid}, config, expected)
+
+
+# --- GLM-Image, HunYuan-VL, MiniCPM-V 4.7 --------------------------------------------------------
+
+
+@pytest.mark.parametrize("images", [[], [(2, 3)], [(4, 2), (1, 5)]], ids=str)
+def test_glm_image(images: list[tuple[int, int]]) -> None:
+    get_rope_index, config = load("glm_image")
+
+    def build_row(sizes: list[tuple[int, int]]) -> list[int]:
+        row = [TEXT] * 3
+        for h, w in sizes:
+            inside = [config.image_token_id] * (h * w)
+            row += [config.image_start_token_id, *inside, config.image_end_token_id, TEXT]
+        return [*row, TEXT, config.image_start_token_id]  # of the image to be generated
+
+    counts = [len(images) + 2, len(images) + 1]
+    rows = [build_row(images), [TEXT, *build_row([(w, h) for h, w in images])]]
+    grids = [(1, h, w) for h, w in images] + [(1, 6, 4), (1, 3, 2)]
+    grids += [(1, w, h) for h, w in images] + [(1, 4, 4)]
+    ids, mask = pad(rows, config.text_config.pad_token_id)
+    inputs = {
+        "image_grid_thw": torch.tensor(grids),
+        "images_per_sample": torch.tensor(counts),
+        "attention_mask": mask,
+    }
+    expected, _ = get_rope_index(torch.tensor(ids), **inputs)
+    assert_equal(ids, inputs, config, expected)
+    single = {"image_grid_thw": inputs["image_grid_thw"][: counts[0]]}
+    expected, _ = get_rope_index(torch.tensor(rows[:1]), **single)
+    assert_equal(rows[0], single, config.to_dict(), expected[:, 0])
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("marks", [0, 2])
+def test_hunyuan_vl(axes: int, marks: int) -> None:
+    get_rope_index, config = load("hunyuan_vl")
+    head_dim = config.text_config.hidden_size // config.text_config.num_attention_heads
+    sections = [head_dim // 2 - 16 * (axes - 1), *[16] * (axes - 1)]
+    config.text_config.rope_parameters = {
+        "rope_type": "default", "rope_theta": 1e4, "mrope_section": sections
+    }  # fmt: skip
+    image, merge = config.image_token_id, config.vision_config.spatial_merge_size
+    parts: list[list[Any]] = [[2, (2, 3), 1, (1, 4), 3], [(3, 1), 1], [5]]
+    rows, grids = [], []
+    for row_parts in parts:
+        row: list[int] = []
+        for part in row_parts:
+            if isinstance(part, int):
+                row += [TEXT] * part
+            else:
+                grids.append((1, merge * part[0], merge * part[1]))
+                row += [image] * (part[0] * (part[1] + 1) + marks)
+        rows.append(row)
+    ids, mask = pad(rows)
+    types = (torch.tensor(ids) == image).long()
+    inputs = {"image_grid_thw": torch.tensor(grids), "attention_mask": mask}
+    expected, _ = get_rope_index(torch.tensor(ids), mm_token_type_ids=types, **inputs)
+    assert expected.shape == (axes, 3, len(ids[0]))
+    assert_equal(ids, inputs, config, expected)
+    assert_equal(ids, inputs | {"mm_token_type_ids": types}, config, expected)
+
+
+MARKS = {
+    "slice_start_id": 21,
+    "slice_end_id": 22,
+    "image_start_id": 23,
+    "image_end_id": 24,
+    "newline_id": 25,
+    "image_token_id": 26,
+    "video_token_id": 27,
+}
+
+
+class MiniCPMPrompt:
+    """A random row of tokens and the grids of its images, as the processor writes them."""
+
+    def __init__(self, rng: np.random.Generator, merge: int) -> None:
+        self.rng, self.merge = rng, merge
+        self.ids: list[int] = []
+        self.grids: dict[int, list[tuple[int, int]]] = {26: [], 27: []}
+        for _ in range(rng.integers(1, 5)):
+            self.add_text()
+            rows, columns = rng.integers(0, 4, 2).tolist()
+            frames = int(rng.integers(1, 4))
+            for _ in range(frames):
+                self.add_image(26 if frames == 1 else 27, rows, columns)
+        self.add_text()
+
+    def add_text(self) -> None:
+        texts = ([], [TEXT], [TEXT, 25, TEXT, TEXT], [25], [25, 25])
+        self.ids += texts[self.rng.integers(len(texts))]
+
+    def draw_size(self) -> tuple[int, int]:
+        h, w = self.rng.integers(1, 9, 2).tolist()
+        return h, w
+
+    def add_crop(self, token: int, size: tuple[int, int], marks: tuple[int, int]) -> None:
+        self.ids += [marks[0], *[token] * (size[0] * size[1]), marks[1]]
+        self.grids[token].append((self.merge * size[0], self.merge * size[1]))
+
+    def add_image(self, token: int, rows: int, columns: int) -> None:
+        self.add_crop(token, self.draw_size(), (23, 24))
+        size, are_equal = self.draw_size(), self.rng.integers(2)
+        for row in range(rows):
+            for _ in range(columns):
+                self.add_crop(token, size if are_equal else self.draw_size(), (21, 22))
+            self.ids += [25] * (row < rows - 1)
+
+
+@pytest.mark.parametrize("mode", ["16x", "4x"])
+@pytest.mark.parametrize("seed", range(8))
+def test_minicpm(seed: int, mode: str) -> None:
+    rng = np.random.default_rng(seed)
+    get_rope_index, config = load("minicpmv4_7")
+    vars(config).update(MARKS)
+    prompts = [MiniCPMPrompt(rng, 2 if mode == "4x" else 4) for _ in range(2)]
+    ids, mask = pad([prompt.ids for prompt in prompts])
+    sizes = [[size for prompt in prompts for size in prompt.grids[token]] for token in (26, 27)]
+    types = np.select([np.array(ids) == 26, np.array(ids) == 27], [1, 2])
+    inputs = {
+        "target_sizes": torch.tensor(sizes[0]) if sizes[0] else None,
+        "target_sizes_videos": torch.tensor(sizes[1]) if sizes[1] else None,
+        "attention_mask": mask,
+        "downsample_mode": mode,
+    }
+    expected, _ = get_rope_index(
+        torch.tensor(ids), mm_token_type_ids=torch.from_numpy(types), **inputs
+    )
+    assert_equal(ids, inputs, config, expected)
+    config.downsample_mode = inputs.pop("downsample_mode")
+    typed = inputs | {"mm_token_type_ids": types}
+    assert_equal(torch.tensor(ids), typed, config.to_dict(), expected)
+
+
+def test_halves_are_rounded_as_torch_does() -> None:
+    for n in range(1, 64):
+        for length in range(1, 120, 1 if n < 20 else 7):
+            expected = torch.linspace(0, length - 1, n).round().long().numpy()
+            np.testing.assert_array_equal(minicpm._round_linspace(n, length), expected)
+
+
+# --- errors --------------------------------------------------------------------------------------
 
 QWEN = {
     "model_type": "qwen2_vl",
     "image_token_id": 9,
     "vision_config": {"spatial_merge_size": 2},
 }
-ONE = {"image_grid_thw": [[1, 4, 4]]}
-ERRORS: dict[str, tuple[Any, Any, Any]] = {
-    "has fewer grids than ids": ([9] * 5, ONE, QWEN),
-    "has more grids than ids": ([1], ONE, QWEN),
-    "4 tokens, where ids have 3": ([9] * 3, ONE, QWEN),
-    "must be positive, in patches of which 2 by 2": ([9], {"image_grid_thw": [[1, 3, 4]]}, QWEN),
-    "must be integers (frames, height, width)": ([9], {"image_grid_thw": [1, 4, 4]}, QWEN),
-    "ids must hold integers": ([0.5], {}, QWEN),
-    "ids must be (tokens,) or (batch, tokens)": ([[[1]]], {}, QWEN),
-    "must have the shape of ids": ([1, 2], {"attention_mask": [1]}, QWEN),
-    "must be 0 (text), 1 (image) or 2": ([1], {"mm_token_type_ids": [3]}, QWEN),
-    "second_per_grid_ts has 1 numbers for 0 videos": ([1], {"second_per_grid_ts": [1.0]}, QWEN),
+GLM = {"model_type": "glm_image", "image_start_token_id": 1, "image_end_token_id": 2}
+HUNYUAN = {
+    **QWEN,
+    "model_type": "hunyuan_vl",
+    "text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}},
 }
+MINICPM = {"model_type": "minicpmv4_7", **MARKS}
+OMNI = {
+    **QWEN,
+    "model_type": "qwen2_5_omni",
+    "video_token_id": 8,
+    "audio_token_id": 9,
+    "position_id_per_seconds": 25,
+}
+IMAGE, VIDEO = {"image_grid_thw": [[1, 4, 4]]}, {"video_grid_thw": [[1, 4, 4]]}
+CROP, SIZES = [23, 26, 24], {"target_sizes": [[4, 4]]}
+ERRORS: list[tuple[str, Any, Any, Any]] = [
+    ("has fewer grids than ids", [9] * 5, IMAGE, QWEN),
+    ("has more grids than ids", [1], IMAGE, QWEN),
+    ("4 tokens, where ids have 3", [9] * 3, IMAGE, QWEN),
+    ("must be positive, in patches of which 2 by 2", [9], {"image_grid_thw": [[1, 3, 4]]}, QWEN),
+    ("must be integers (frames, height, width)", [9], {"image_grid_thw": [1, 4, 4]}, QWEN),
+    ("ids must hold integers", [0.5], {}, QWEN),
+    ("ids must be (tokens,) or (batch, tokens)", [[[1]]], {}, QWEN),
+    ("must have the shape of ids", [1, 2], {"attention_mask": [1]}, QWEN),
+    ("must be 0 (text), 1 (image) or 2", [1], {"mm_token_type_ids": [3]}, QWEN),
+    ("second_per_grid_ts has 1 numbers for 0 videos", [1], {"second_per_grid_ts": [1.0]}, QWEN),
+    ("16 tokens, where ids have 2", [1, 5, 5, 2], IMAGE, GLM),
+    ("a number for each of 1 rows", [1], IMAGE | {"images_per_sample": [2]}, GLM),
+    ("6 tokens, where ids have 5; a newline", [9] * 5, IMAGE, HUNYUAN),
+    ("has fewer grids than ids", [9] * 6, {}, HUNYUAN),
+    ("image_grid_thw has more grids", [1], IMAGE, HUNYUAN),
+    ("has fewer grids than ids", CROP, {}, MINICPM),
+    ("target_sizes has more grids", [1], SIZES, MINICPM),
+    ("2 tokens, where ids have 1; downsample_mode", CROP, {"target_sizes": [[8, 4]]}, MINICPM),
+    ("of which 4 by 4 are merged", CROP, {"target_sizes": [[2, 2]]}, MINICPM),
+    ("must be integers (height, width)", CROP, {"target_sizes": [4, 4]}, MINICPM),
+    ("ids begin with an image", [26, 24], SIZES, MINICPM),
+    ("mm_token_type_ids must be 0, 1 or 2", [5, 1], {"mm_token_type_ids": [0, 3]}, MINICPM),
+    ("4 tokens, where ids have 3", [1, 2, 8, 8, 9, 3, 4], VIDEO, OMNI),
+    ("ids lack the two marks", [2, 8, 8, 8, 8, 9, 3, 4], VIDEO, OMNI),
+]
 
 
-@pytest.mark.parametrize("words", ERRORS)
-def test_errors(words: str) -> None:
-    with pytest.raises(RopeError, match=re.escape(words)):
-        positions.mrope_from_ids(*ERRORS[words])
+@pytest.mark.parametrize(("message", "ids", "inputs", "config"), ERRORS)
+def test_errors(message: str, ids: Any, inputs: Any, config: Any) -> None:
+    with pytest.raises(RopeError, match=re.escape(message)):
+        positions.mrope_from_ids(ids, inputs, config)
 
 
-@pytest.mark.parametrize("name", ["llama", None])
-def test_models_that_count_otherwise(name: str | None) -> None:
-    with pytest.raises(RopeConfigError, match="is none whose positions are counted here"):
-        positions.mrope_from_ids([1], {}, QWEN | {"model_type": name})
+BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("'llama' is none whose positions are counted", {**QWEN, "model_type": "llama"}),
+    ("None is none whose positions are counted", {**QWEN, "model_type": None}),
+    ("vision_config is missing", {**QWEN, "vision_config": None}),
+    ("spatial_merge_size is missing", {**QWEN, "vision_config": {}}),
+    ("video_start_token_id is missing", {**QWEN, "model_type": "glm4v"}),
+    ("image_end_token_id is missing", {**GLM, "image_end_token_id": None}),
+    ("vision_config is missing", {**HUNYUAN, "vision_config": None}),
+    ("mrope_section of rope_parameters must have three", {**HUNYUAN, "text_config": {}}),
+    ("newline_id is missing", {**MINICPM, "newline_id": None}),
+]
 
 
-def test_a_configuration_that_lacks_something() -> None:
-    for lacking in ({"vision_config": None}, {"vision_config": {}}, {"model_type": "glm4v"}):
-        with pytest.raises(RopeConfigError, match="missing"):
-            positions.mrope_from_ids([1], {}, QWEN | lacking)
+@pytest.mark.parametrize(("message", "config"), BAD_CONFIGS)
+def test_configurations_that_lack_a_key(message: str, config: dict[str, Any]) -> None:
+    with pytest.raises(RopeConfigError, match=re.escape(message)):
+        positions.mrope_from_ids(CROP, SIZES, config)

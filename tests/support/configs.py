@@ -1,4 +1,4 @@
-"""Configurations of transformers: the sizes of a small model, and every rule in every spelling."""
+"""Configurations of transformers: sizes of a small model, scalings and their spellings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def longrope(pairs: int) -> dict[str, Any]:
     return {"short_factor": short, "long_factor": [1.5 * factor for factor in short]}
 
 
-RULES: list[tuple[str, dict[str, Any]]] = [
+SCALINGS: list[tuple[str, dict[str, Any]]] = [
     ("default", {}),
     ("linear", {"factor": 3.5}),
     ("dynamic", {"factor": 2.5}),
@@ -46,7 +46,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def spelled(name: str, keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def list_spellings(name: str, keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the same parameters as transformers 5 and as two versions of 4 wrote them."""
     return {
         "rope_parameters": {"rope_parameters": {"rope_type": name, "rope_theta": BASE, **keys}},

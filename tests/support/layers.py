@@ -1,4 +1,4 @@
-"""The layers of rope_xp, one row a framework, and what tests ask of all of them."""
+"""The layers of rope_xp, one row a framework, and inputs of their tests."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Framework:
     name: str
     arrays: str
     """The library whose arrays it takes."""
-    held: Callable[[Any], list[Any]]
-    """What a layer holds of what could be cast, trained or saved."""
+    state: Callable[[Any], list[Any]]
+    """Returns the arrays of a layer that could be cast, trained or saved."""
     reloaded: Callable[[Any, Path], Any]
-    """A layer that was saved in a folder as its framework does, and loaded again."""
+    """Returns a layer after its framework saved it in a folder and loaded it."""
 
     def layer(self, rope: Any, **options: Any) -> Any:
         pytest.importorskip(self.name)
@@ -52,42 +52,42 @@ class Framework:
         return importlib.import_module("jax.numpy").asarray(x)
 
 
-def _of_torch(layer: Any) -> list[Any]:
+def _torch_state(layer: Any) -> list[Any]:
     return [*layer.parameters(), *layer.buffers(), *layer.state_dict().values()]
 
 
-def _of_flax(layer: Any) -> list[Any]:
+def _flax_state(layer: Any) -> list[Any]:
     import jax
     from flax import nnx
 
     return jax.tree.leaves(nnx.state(layer))
 
 
-def _of_equinox(layer: Any) -> list[Any]:
+def _equinox_state(layer: Any) -> list[Any]:
     import jax
 
     return jax.tree.leaves(layer)
 
 
-def _of_keras(layer: Any) -> list[Any]:
+def _keras_state(layer: Any) -> list[Any]:
     return [*layer.weights, *layer.losses]
 
 
-def _by_torch(layer: Any, folder: Path) -> Any:
+def _reload_torch(layer: Any, folder: Path) -> Any:
     import torch
 
     torch.save(layer, folder / "layer.pt")
     return torch.load(folder / "layer.pt", weights_only=False)
 
 
-def _by_flax(layer: Any, folder: Path) -> Any:
+def _reload_flax(layer: Any, folder: Path) -> Any:
     from flax import nnx
 
     (folder / "layer").write_bytes(pickle.dumps(nnx.split(layer)))
     return nnx.merge(*pickle.loads((folder / "layer").read_bytes()))
 
 
-def _by_equinox(layer: Any, folder: Path) -> Any:
+def _reload_equinox(layer: Any, folder: Path) -> Any:
     import equinox
 
     equinox.tree_serialise_leaves(folder / "layer.eqx", layer)
@@ -95,19 +95,19 @@ def _by_equinox(layer: Any, folder: Path) -> Any:
     return equinox.tree_deserialise_leaves(folder / "layer.eqx", copied)
 
 
-def _by_keras(layer: Any, folder: Path) -> Any:
+def _reload_keras(layer: Any, folder: Path) -> Any:
     import keras
 
-    given = [keras.Input((None, heads, 16)) for heads in (4, 2)]
-    keras.Model(given, layer(*given)).save(folder / "model.keras")
+    shapes = [keras.Input((None, heads, 16)) for heads in (4, 2)]
+    keras.Model(shapes, layer(*shapes)).save(folder / "model.keras")
     return keras.saving.load_model(folder / "model.keras").get_layer(layer.name)
 
 
 FRAMEWORKS = (
-    Framework("torch", "torch", _of_torch, _by_torch),
-    Framework("flax", "jax", _of_flax, _by_flax),
-    Framework("equinox", "jax", _of_equinox, _by_equinox),
-    Framework("keras", os.environ["KERAS_BACKEND"], _of_keras, _by_keras),
+    Framework("torch", "torch", _torch_state, _reload_torch),
+    Framework("flax", "jax", _flax_state, _reload_flax),
+    Framework("equinox", "jax", _equinox_state, _reload_equinox),
+    Framework("keras", os.environ["KERAS_BACKEND"], _keras_state, _reload_keras),
 )
 
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda f: f.name)
@@ -128,7 +128,7 @@ ROPES = {
 
 
 AXIAL = RoPE.axial((8, 4, 4), bases=(1e2, 1e3, 1e4))
-RULES = {
+SCALED = {
     **{name: rope for name, rope in ROPES.items() if rope.scaling is not None},
     "linear": RoPE(scaling=Linear(2.0)),
     "ntk": RoPE(scaling=NTK(2.0)),
@@ -137,7 +137,7 @@ RULES = {
     "riflex of axial": replace(AXIAL, scaling=RIFLEx(2, 42, AXIAL.scaling, axis=1)),
     "strided": RoPE(scaling=Axial(2, "strided"), position_axes=(0,) * 4 + (1,) * 4),
 }
-"""Every rule of rope_xp.scaling, in a rope of 16 components."""
+"""Every scaling of rope_xp.scaling, in a RoPE of 16 components."""
 
 
 def inputs(framework: Framework, rope: RoPE, tokens: int = 5) -> tuple[Any, Any, Any]:
@@ -151,14 +151,13 @@ def inputs(framework: Framework, rope: RoPE, tokens: int = 5) -> tuple[Any, Any,
     return framework.array(q), framework.array(k), framework.array(positions)
 
 
-def same(found: Any, expected: Any) -> None:
+def assert_same(result: Any, expected: Any) -> None:
     """Require the same bits of two tuples of arrays."""
-    for pair in zip(found, expected, strict=True):
-        ours, theirs = pair
+    for ours, theirs in zip(result, expected, strict=True):
         assert type(ours) is type(theirs)
         assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(*map(_numbers, pair))
+        np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
 
 
-def _numbers(x: Any) -> np.ndarray:
+def to_numpy(x: Any) -> np.ndarray:
     return x.detach().double().numpy() if hasattr(x, "detach") else np.asarray(x)

@@ -9,7 +9,7 @@ import numpy as np
 from rope_xp import positions
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Array, Device, Namespace
-from rope_xp.hf import _keys
+from rope_xp.hf import _files
 from rope_xp.integrations._diffusion.grids import Grid
 from rope_xp.integrations._diffusion.models import MODELS, UNSUPPORTED, Model
 from rope_xp.positions import _values
@@ -72,10 +72,10 @@ class Positions:
             If a length is not positive, or one that the model does not have.
         """
         grid = Grid(
-            _values.count("frames", frames),
-            _values.count("height", height),
-            _values.count("width", width),
-            _values.count("text", text, 0),
+            _values.check_count("frames", frames),
+            _values.check_count("height", height),
+            _values.check_count("width", width),
+            _values.check_count("text", text, 0),
             fps,
         )
         rule = MODELS[self._name].text
@@ -96,7 +96,7 @@ def from_config(config: object) -> RotaryConfig:
     name = None
     if not isinstance(config, Mapping | str | os.PathLike) and hasattr(config, "config"):
         name, config = type(config).__name__, config.config  # a model and its configuration
-    values = _keys.read(config)
+    values = _files.read_mapping(config)
     name = values.get("_class_name", name)
     if not isinstance(name, str):
         msg = "_class_name is missing: the class of the model, which diffusers writes there"

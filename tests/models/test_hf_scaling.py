@@ -1,4 +1,4 @@
-"""from_hf_config against the code of transformers: every rule, every spelling, every old name."""
+"""from_hf_config against the code of transformers: scalings, spellings and old names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.configs import BASE, CONTEXT, LLAMA, RULES, SIZES, YARN, longrope, spelled
+from support.configs import BASE, CONTEXT, LLAMA, SCALINGS, SIZES, YARN, list_spellings, longrope
 
 from rope_xp import from_hf_config
 
 
 @pytest.fixture
 def _silent() -> Iterator[None]:
-    """Have transformers keep to itself that these numbers are odd."""
+    """Silence the warnings of transformers about these numbers."""
     logging = pytest.importorskip("transformers").logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -32,8 +32,8 @@ def rotary_module(raw: dict[str, Any]) -> tuple[Any, Any]:
     config = CONFIG_MAPPING[raw["model_type"]](**copy.deepcopy(raw))  # it changes what it is given
     file = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
     for name, member in inspect.getmembers(file, inspect.isclass):
-        own = member.__module__ == file.__name__
-        if own and name.endswith("RotaryEmbedding") and "Vision" not in name:
+        is_defined = member.__module__ == file.__name__
+        if is_defined and name.endswith("RotaryEmbedding") and "Vision" not in name:
             return member(config), file
     raise LookupError(raw["model_type"])
 
@@ -41,9 +41,9 @@ def rotary_module(raw: dict[str, Any]) -> tuple[Any, Any]:
 def assert_as_transformers(raw: dict[str, Any]) -> None:
     import torch
 
-    found = from_hf_config(raw)
+    result = from_hf_config(raw)
     module, _ = rotary_module(raw)
-    for label, rope in found.items() if isinstance(found, dict) else [("", found)]:
+    for label, rope in result.items() if isinstance(result, dict) else [("", result)]:
         prefix = f"{label}_" if label else ""
         for length in (10, CONTEXT, 3 * CONTEXT):
             more = {"layer_type": label} if label else {}
@@ -63,16 +63,16 @@ def assert_as_transformers(raw: dict[str, Any]) -> None:
     [
         (model, name, keys)
         for model in ("llama", "qwen2", "deepseek_v3")
-        for name, keys in RULES
+        for name, keys in SCALINGS
         if (model, name) != ("deepseek_v3", "proportional")  # its head_dim has two meanings
     ],
 )
-def test_every_rule_in_every_spelling(model: str, name: str, keys: dict[str, Any]) -> None:
+def test_every_scaling_in_every_spelling(model: str, name: str, keys: dict[str, Any]) -> None:
     raw = {"model_type": model, **SIZES}
     if model == "deepseek_v3":
         raw["qk_rope_head_dim"] = 64
     ropes = []
-    for spelling in spelled(name, keys).values():
+    for spelling in list_spellings(name, keys).values():
         assert_as_transformers({**raw, **spelling})
         ropes.append(from_hf_config({**raw, **spelling}))
     assert ropes[1:] == ropes[:-1]
@@ -140,11 +140,11 @@ OLD = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 999.0},
     },
     "apertus, a base elsewhere": {"model_type": "apertus", "rope_theta": 777.0},
-    "gemma3, a rule without a base": {
+    "gemma3, a scaling without a base": {
         "model_type": "gemma3_text", **LAYERS,
         "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
     },
-    "gemma3, a rule without a base, which is elsewhere": {
+    "gemma3, a scaling whose base is elsewhere": {
         "model_type": "gemma3_text", **LAYERS, "rope_theta": 7e5, "rope_local_base_freq": 3e4,
         "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
     },
@@ -191,6 +191,6 @@ def test_positions_of_three_components(model: str, sections: list[int]) -> None:
     positions = torch.randint(48, (3, 2, 20), generator=generator)
     q = torch.randn((2, 3, 20, 64), generator=generator)
     expected, _ = file.apply_rotary_pos_emb(q, q, *module(torch.zeros(1), positions))
-    found = from_hf_config(raw).rotate(q, positions, axes="bhsd")
+    result = from_hf_config(raw).rotate(q, positions, axes="bhsd")
     # float32 angles below 48, good to 48 * 6e-8, and |x| below 5
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)
+    torch.testing.assert_close(result, expected, rtol=0, atol=5e-5)

@@ -1,0 +1,45 @@
+"""Methods and checks that the layers of all frameworks share."""
+
+from dataclasses import fields
+from typing import Any
+
+from rope_xp._arguments.fields import check_rope as check_type
+from rope_xp._core.errors import RopeError
+from rope_xp.angles import Angles
+from rope_xp.rope import Positions, RoPE
+
+
+def rotate(
+    layer: Any, q: Any, k: Any, positions: Positions = None, *, k_positions: Positions = None
+) -> tuple[Any, Any]:
+    """Rotate queries and keys; see :func:`rope_xp.apply`."""
+    rotated: tuple[Any, Any] = layer.rope.apply(
+        q, k, positions, axes=layer.axes, k_positions=k_positions
+    )
+    return rotated
+
+
+def at(layer: Any, positions: Positions, *, like: Any) -> Angles:
+    """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
+    angles: Angles = layer.rope.at(positions, like=like)
+    return angles
+
+
+def check_rope(rope: Any) -> RoPE:
+    """Return the RoPE of a layer; :func:`rope_xp.from_hf_config` may return several in a dict."""
+    if isinstance(rope, dict):
+        listed = ", ".join(map(repr, rope))
+        raise RopeError(
+            f"rope holds a RoPE for each of {listed}; give a layer its own, rope[layer_type]"
+        )
+    check_type(rope, RoPE)
+    return rope
+
+
+def describe(rope: RoPE, axes: str | None) -> str:
+    """Return the fields that differ from their defaults, for people to read."""
+    values = {f.name: getattr(rope, f.name) for f in fields(rope)}
+    shown = {f.name: values[f.name] for f in fields(rope) if values[f.name] != f.default}
+    if axes is not None:
+        shown["axes"] = axes
+    return ", ".join(f"{name}={value!r}" for name, value in shown.items())
