@@ -39,7 +39,7 @@ class Ndonnx(Backend):
         """Make a constant of the graph."""
         return ndonnx.asarray(host)
 
-    def length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
+    def axis_length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
         """Return the length that the axis has once the graph runs."""
         return x.dynamic_shape[axis]
 

@@ -61,7 +61,7 @@ def _may_be_unhashable(value: object) -> bool:
     """
     held: Any = value if isinstance(value, tuple) else ()
     if dataclasses.is_dataclass(value):
-        held = numbers.held_by(value).values()
+        held = numbers.get_attributes(value).values()
     return type(value).__hash__ is None or any(map(_may_be_unhashable, held))
 
 

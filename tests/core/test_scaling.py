@@ -12,7 +12,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._core.numbers import held_by
+from rope_xp._core.numbers import get_attributes
 from rope_xp.scaling import (
     NTK,
     Axial,
@@ -232,4 +232,4 @@ def test_things_that_are_no_numbers() -> None:
 )
 def test_our_own_classes_say_what_they_hold(rule: Any) -> None:
     """torch.compile hands that on, and what it does not know it leaves out without a word."""
-    assert held_by(rule) == vars(rule)
+    assert get_attributes(rule) == vars(rule)

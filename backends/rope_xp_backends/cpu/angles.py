@@ -109,7 +109,7 @@ def add_fraction(
     """Advance cos and sin by the fractional part of a position, then negate the sine or not."""
     part = broadcast(v.builder, fraction.load(v.element, v.size), v.lanes)
     step = v.builder.fmul(part, v.load(frequencies, first))
-    turn = v.cosm1_sin(step, fractions.WIDE if v.double else fractions.NARROW)
+    turn = v.cosm1_sin(step, fractions.DOUBLE if v.double else fractions.SINGLE)
     angle = v.compose((v.load(rows[0], first), v.load(rows[1], first)), turn, less_1=True)
     v.store(angle[0], rows[0], first)
     v.store(v.negate_if(negative, angle[1]), rows[1], first)

@@ -8,9 +8,10 @@ import cupy
 import numpy as np
 
 from rope_xp._core.call import UNKNOWN, Call
-from rope_xp._core.library import ArrayLibrary, DigitTables
+from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import ACCESS
-from rope_xp._dispatch.call_cache import CallSignature, operands_of
+from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 
@@ -22,7 +23,7 @@ def signature(
     context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
 ) -> CallSignature | None:
     """Return the signature of a call on arrays in the memory of a device."""
-    found = operands_of(arrays, out)
+    found = collect_operands(arrays, out)
     if found is None:
         return None
     operands, in_place = found
@@ -53,14 +54,14 @@ class KernelLaunch:
         Its launch, but for addresses.
     new : callable
         From an array to memory for its result.
-    backend : ArrayLibrary
+    backend : Backend
         It tells where arrays lie.
     """
 
     function: Callable[..., None]
     again: cuda.Again
     new: Callable[[Any], Any]
-    backend: ArrayLibrary
+    backend: Backend
 
     def __call__(
         self, arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _tables: DigitTables | None

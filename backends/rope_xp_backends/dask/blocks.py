@@ -119,12 +119,16 @@ def integers(positions: Array) -> Array:
 
 def whole(positions: Array) -> Array:
     """Return the whole part of a block of float positions."""
-    return find.require_backend(positions, "a block of positions").parts(positions, False)[0]
+    return find.require_backend(positions, "a block of positions").split_positions(
+        positions, False
+    )[0]
 
 
 def part(positions: Array, double: bool) -> Array:
     """Return the fractional part of a block of float positions."""
-    return find.require_backend(positions, "a block of positions").parts(positions, double)[1]
+    return find.require_backend(positions, "a block of positions").split_positions(
+        positions, double
+    )[1]
 
 
 def table(which: int, *table_key: object) -> np.ndarray:

@@ -47,13 +47,13 @@ class Dask(Backend):
             return positions
         return _on_blocks(blocks.integers, positions, np.dtype(np.int32))
 
-    def parts(self, positions: Array, double: bool) -> tuple[Array, Array]:
+    def split_positions(self, positions: Array, double: bool) -> tuple[Array, Array]:
         """Split block by block."""
         dtype = np.dtype(np.float64 if double or positions.dtype == np.float64 else np.float32)
         whole = _on_blocks(blocks.whole, positions, np.dtype(np.int32))
         return whole, _on_blocks(partial(blocks.part, double=double), positions, dtype)
 
-    def with_rows(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
+    def replace_slots(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
         """Take them from both. Numbers of rows are computed, as all blocks follow from them."""
         source = np.arange(known_length(x.shape[axis]))
         source[np.asarray(rows)] = len(source) + np.arange(values.shape[axis])

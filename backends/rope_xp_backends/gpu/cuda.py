@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp._core.call import AngleSource, Call, CosSin
-from rope_xp._core.library import ArrayLibrary
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
+from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import portable
 
 from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, Job, Key, Step, plan
@@ -82,7 +82,7 @@ def again(call: Call, outs: tuple[Array, ...], rows: tuple[Array, ...]) -> Again
 
 
 def addresses(
-    backend: ArrayLibrary,
+    backend: Backend,
     arrays: tuple[Array, ...],
     outs: tuple[Array, ...],
     rows: tuple[Array, ...],
@@ -103,7 +103,7 @@ def _contiguous_rows(memory: Memory) -> bool:
     return memory.shape[-1] <= 1 or memory.strides[-1] == memory.itemsize
 
 
-def _memory(backend: ArrayLibrary, x: Array) -> Memory:
+def _memory(backend: Backend, x: Array) -> Memory:
     return backend.memory(x)  # type: ignore[return-value]  # not None, or objection() has declined
 
 

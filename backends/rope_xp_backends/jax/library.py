@@ -49,14 +49,14 @@ class Jax(Backend):
         """Leave the device to jit."""
         return jnp.arange(n, dtype=jnp.int32)
 
-    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+    def multiply_exactly(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """XLA fuses a * b + c, past optimization_barrier too; a maximum in between it cannot fold.
 
         With it the tables have the bits of all other libraries. float64 needs no such care.
         """
         return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
 
-    def constant(self, x: jax.Array) -> jax.Array:
+    def stop_gradient(self, x: jax.Array) -> jax.Array:
         """Stop derivatives."""
         return jax.lax.stop_gradient(x)
 
@@ -71,7 +71,7 @@ class Jax(Backend):
         where = NamedSharding(axes.mesh, spec) if explicit else None
         return jnp.asarray(table).at[indices].get(mode="promise_in_bounds", out_sharding=where)
 
-    def computed_once(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def materialize(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Write them to memory, where XLA on a CPU would fuse the lookup into the rotation.
 
         That takes 1.7 times as long in bfloat16. It fuses past optimization_barrier, but not past
@@ -96,7 +96,9 @@ class Jax(Backend):
         """Return whether jax_enable_x64 is set."""
         return bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
 
-    def with_rows(self, x: jax.Array, axis: int, rows: jax.Array, values: jax.Array) -> jax.Array:
+    def replace_slots(
+        self, x: jax.Array, axis: int, rows: jax.Array, values: jax.Array
+    ) -> jax.Array:
         """Scatter, in place where jit may: x is then donated."""
         return x.at[(*(slice(None),) * axis, rows)].set(values)
 

@@ -9,7 +9,7 @@ from rope_xp._arguments.positions import read_rows
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.call_cache import CallSignature, operands_of
+from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 from rope_xp._rotation.tables import host_tables
 
 
@@ -30,7 +30,7 @@ class Numpy(Backend):
         """Take plain arrays, whose flags tell order, alignment and who may write."""
         operands, in_place = arrays, None
         if out is not None:
-            found = operands_of(arrays, out)
+            found = collect_operands(arrays, out)
             if found is None:
                 return None
             operands, in_place = found
@@ -56,7 +56,7 @@ class Numpy(Backend):
             key += row.shape, row.strides, row.flags.num
         return CallSignature(tuple(key), arrays, rows, position_range, out)  # type: ignore[arg-type]  # a tuple, if not None
 
-    def are_apart(self, x: np.ndarray, y: np.ndarray) -> bool:
+    def are_disjoint(self, x: np.ndarray, y: np.ndarray) -> bool:
         """Know that what owns its memory shares it with its views only."""
         return (x.base is None is y.base) or not np.may_share_memory(x, y)
 
@@ -83,15 +83,15 @@ class Numpy(Backend):
         found: np.ndarray = super().integers(positions)
         return found.astype(found.dtype.newbyteorder("="), copy=False)
 
-    def with_rows(
+    def replace_slots(
         self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray
     ) -> np.ndarray:
         """Copy once."""
         made = x.copy()
-        self.put_rows(made, axis, rows, values)
+        self.write_slots(made, axis, rows, values)
         return made
 
-    def put_rows(self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray) -> None:
+    def write_slots(self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray) -> None:
         """Write these alone."""
         where: tuple[Any, ...] = (*(slice(None),) * axis, rows)
         x[where] = values

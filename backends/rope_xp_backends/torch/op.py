@@ -234,7 +234,7 @@ def _run(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
     try:
         return RUNS[arrays[0].device.type](out, arrays, op_args)
     except PathUnavailable as reason:
-        choose.refuse_if_asked_for(reason)
+        choose.raise_if_forced(reason)
         # Here a compiled graph ends up too, in a process where kernels fail.
         out = tuple(map(new, arrays)) if out is None else out
         source = op_args.source(arrays[0].shape[op_args.spec.axes.tokens])

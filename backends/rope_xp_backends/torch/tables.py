@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from rope_xp._core.caches import BoundedCache, cached_tables, pin
 from rope_xp._core.library import DigitTables, TableKey
-from rope_xp._core.numbers import held_by
+from rope_xp._core.numbers import get_attributes
 from rope_xp._rotation.tables import host_tables
 
 from . import private, streams
@@ -94,7 +94,7 @@ def _flat(value: Any, without: Any = None) -> Any:
     hands a constant function one with default fields, without a word.
     """
     if dataclasses.is_dataclass(value):
-        held = held_by(value).items()
+        held = get_attributes(value).items()
         kept = [(name, _flat(v)) for name, v in held if v is None or v is not without]
         return (type(value), *kept)
     if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -176,7 +176,7 @@ def test_a_second_kernel_that_fails_finds_nothing_written(
         match="without a kernel of llvmlite. llvmlite cannot compile its kernel: float16",
     ):
         rope_xp.apply(q, k, POSITIONS, out=(q, k))
-    assert len(paths.KERNELS._made) == 1
+    assert len(paths.KERNELS._compiled) == 1
     np.testing.assert_array_equal(q, expected[0])
     np.testing.assert_array_equal(k, expected[1])
 
@@ -184,9 +184,9 @@ def test_a_second_kernel_that_fails_finds_nothing_written(
 def test_the_first_call_compiles_however_small(nothing_compiled: None) -> None:
     small = np.ones((1, 1, 3, 16), np.float32)
     assert rope_xp.explain(small, small).path == "llvm"
-    assert not paths.KERNELS._made
+    assert not paths.KERNELS._compiled
     RoPE().rotate(small)
-    assert list(paths.KERNELS._made) == [KernelKey("float32", True, True)]
+    assert list(paths.KERNELS._compiled) == [KernelKey("float32", True, True)]
 
 
 def test_import_imports_no_compiler(tmp_path: Path) -> None:
