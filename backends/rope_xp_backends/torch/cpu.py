@@ -10,8 +10,8 @@ from rope_xp._core.memory import StridedLayout
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.cpu.compiled import KERNELS
-from rope_xp_backends.cpu.launch import Launch
-from rope_xp_backends.cpu.plan import Angles, Pair
+from rope_xp_backends.cpu.launch import CpuLaunch
+from rope_xp_backends.cpu.plan import AngleLayouts, InOut, build_plan
 
 from .library import NAMES
 from .op_args import OpArgs
@@ -28,13 +28,13 @@ class KernelLaunch:
 
     Parameters
     ----------
-    run : Launch
+    run : CpuLaunch
         The kernel and its parameters.
     new : callable
         From a tensor to memory for its result.
     """
 
-    run: Launch
+    run: CpuLaunch
     new: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(
@@ -78,12 +78,12 @@ def prepare(
     out: Tensors, arrays: Tensors, op_args: OpArgs, angle_inputs: Sequence[torch.Tensor]
 ) -> KernelLaunch:
     """Return what rotates all tensors that lie as these, by angles that lie as these rows."""
-    (key,) = launch.keys(op_args.spec, [NAMES[arrays[0].dtype]])
+    (key,) = launch.get_kernel_keys(op_args.spec, [NAMES[arrays[0].dtype]])
     kernel = KERNELS.get(key)
-    pairs = [Pair(_laid(x), _laid(y)) for x, y in zip(arrays, out, strict=True)]
+    pairs = [InOut(_laid(x), _laid(y)) for x, y in zip(arrays, out, strict=True)]
     last = [_laid(a) for a in angle_inputs]
     if op_args.table_3 is None:
-        angles = Angles(angle_inputs[0].shape[-1], tuple(last), ())
+        angles = AngleLayouts(angle_inputs[0].shape[-1], tuple(last), ())
     else:
         component = ()
         if op_args.components is not None and op_args.positions is not None:
@@ -91,9 +91,11 @@ def prepare(
         else:
             last = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in last]
         addresses = tuple(0 if t is None else t.data_ptr() for t in op_args.tables)
-        angles = Angles(op_args.table.shape[-1] // 2, tuple(last), addresses, component)
-    run = launch.prepare(kernel, pairs, angles, op_args.spec, arrays[0].element_size())
-    return KernelLaunch(run, torch.empty_like if all(map(usual, arrays)) else new)
+        angles = AngleLayouts(op_args.table.shape[-1] // 2, tuple(last), addresses, component)
+    plan = build_plan(pairs, angles, op_args.spec, arrays[0].element_size())
+    return KernelLaunch(
+        CpuLaunch(kernel, plan), torch.empty_like if all(map(usual, arrays)) else new
+    )
 
 
 def angle_inputs_of(op_args: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -87,7 +87,7 @@ def _prepare(out: Tensors, arrays: Tensors, op_args: OpArgs) -> cpu.KernelLaunch
 
 
 def _keys(call: Call) -> list[KernelKey]:
-    return launch.keys(call.spec, [NAMES[x.dtype] for x in call.arrays])
+    return launch.get_kernel_keys(call.spec, [NAMES[x.dtype] for x in call.arrays])
 
 
 def _exported() -> str | None:

@@ -150,8 +150,8 @@ def test_arrays_that_are_laid_out_in_another_way(
     host = importlib.import_module("rope_xp_backends.numpy.host")
     arrays = [sample(rng, 3, 2, 8), sample(rng, 3, 2, 16)[:, ::-1, 3:11]]
     expected = [x.ctypes.data for x in arrays]
-    for is_read in (True, False):
-        monkeypatch.setattr(host, "_IS_READ", is_read)
+    for has_pointer in (True, False):
+        monkeypatch.setattr(host, "_HAS_POINTER", has_pointer)
         assert host.addresses(arrays) == expected
     with pytest.raises(TypeError, match=r"reads a numpy.ndarray; got float64"):
         host.addresses([np.float64(5.5)])
