@@ -1,4 +1,4 @@
-"""jax: an eager call runs one cached jitted function; under a transformation it traces."""
+"""Paths of jax: the portable path under ``jax.jit``, which inlines it inside another jit."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +14,8 @@ from rope_xp._rotation import portable
 
 from . import gpu
 
-# A call is a tree: its arrays are traced, the rest is static and part of jit's cache key. What
-# tables are made of is left out: ropes that differ in numbers alone share what is compiled.
+# A call is a pytree: arrays are traced, the rest is static and part of jit's cache key. Table keys
+# are dropped, so that ropes that differ in numbers alone share compiled functions.
 jax.tree_util.register_dataclass(
     Call, data_fields=["arrays", "angles", "out"], meta_fields=["backend", "spec"]
 )
@@ -35,7 +35,7 @@ for tree in TREES:
 
 
 class Jit(Path):
-    """The portable path, compiled. Inside another jit it is inlined."""
+    """The portable path, compiled."""
 
     name = "jit"
 
@@ -48,7 +48,7 @@ class Jit(Path):
 
 
 class JitGpu(Jit):
-    """The same, with the rotation spelled for GPUs."""
+    """The same with the rotation of gpu.py."""
 
     name = "jit-gpu"
 
@@ -56,7 +56,7 @@ class JitGpu(Jit):
         self._run = jax.jit(partial(portable.run, rotate=gpu.rotate))
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Leave other devices to others. That of a trace is only guessed, as numbers are alike."""
+        """Decline other devices. That of a trace is a guess, as numbers are the same."""
         if forced:
             return None
         device = call.backend.device(call.arrays[0])

@@ -272,10 +272,10 @@ def test_kernels_that_cannot_be_kept(tmp_path: Path) -> None:
 
 def test_folders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
-    files.keep("kernel", b"code")
-    assert files.read("kernel") == b"code"
+    files.write_kernel("kernel", b"code")
+    assert files.read_kernel("kernel") == b"code"
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert files.read("kernel") is None
+    assert files.read_kernel("kernel") is None
 
 
 def test_folders_outside_the_profile_where_files_have_no_owner(
@@ -286,13 +286,13 @@ def test_folders_outside_the_profile_where_files_have_no_owner(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for folder in (inside, outside):
         monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(folder))
-        files.keep("kernel", b"code")
+        files.write_kernel("kernel", b"code")
     monkeypatch.delattr(os, "geteuid")
-    assert files.read("kernel") is None
-    files.keep("another", b"code")
+    assert files.read_kernel("kernel") is None
+    files.write_kernel("another", b"code")
     assert len(kept(outside)) == 1
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(outside / ".." / "home" / "kernels"))
-    assert files.read("kernel") == b"code"
+    assert files.read_kernel("kernel") == b"code"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems name other folders")
@@ -303,7 +303,7 @@ def test_a_relative_folder_for_caches_is_ignored(
     monkeypatch.delenv("ROPE_XP_KERNEL_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-    files.keep("kernel", b"code")
+    files.write_kernel("kernel", b"code")
     assert [file.parent for file in kept(tmp_path)] == [tmp_path / "home" / ".cache" / "rope_xp"]
 
 
@@ -313,14 +313,14 @@ def test_kernels_that_nobody_uses_are_deleted(
     """By whoever keeps a new one; what is not a kernel stays, however old."""
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     for name in ("unused", "used", *map(str, range(40))):
-        files.keep(name, b"code")
+        files.write_kernel(name, b"code")
     (tmp_path / "letter").write_text("")
     long_ago = time.time() - 40 * 24 * 60 * 60
     for file in kept(tmp_path):
         os.utime(file, (long_ago, long_ago))
-    assert files.read("used") == b"code"
+    assert files.read_kernel("used") == b"code"
     with ThreadPoolExecutor(8) as pool:  # which all find the same files to delete
-        list(pool.map(files.keep, map("new{}".format, range(8)), [b"code"] * 8))
+        list(pool.map(files.write_kernel, map("new{}".format, range(8)), [b"code"] * 8))
     names = {file.stem for file in kept(tmp_path)}
     assert names == {"letter", "used", *(f"new{i}" for i in range(8))}
 

@@ -134,7 +134,7 @@ def test_blocks_of_another_library_than_their_positions() -> None:
 
     x = sample(2, 9, 4, 8)
     call = parse.rotate(RoPE(), x, np.arange(9), None, None, False)
-    turn = blocks.Rotation(call.spec, blocks.emptied(call.angles[0]), ((1,),))
+    turn = blocks.Rotation(call.spec, blocks.remove_arrays(call.angles[0]), ((1,),))
     got = turn(torch.from_numpy(x), np.arange(9))
     np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
     with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):
