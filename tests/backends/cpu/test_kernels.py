@@ -17,7 +17,7 @@ LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
 
 # Infinity times zero is among them.
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("pairs", [32, 1])  # whole vectors, and what is left beside them
@@ -50,7 +50,7 @@ def test_sizes_that_fill_no_vector_and_no_block(
             same(y, expected)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("offset", [0, 2, 16])  # to 2 no vector of any dtype is aligned
