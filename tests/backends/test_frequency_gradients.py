@@ -94,18 +94,3 @@ def test_jax_jit_and_vmap() -> None:
     together = jax.jit(jax.vmap(turned))(many)
     for found, own in zip(together, many, strict=True):
         np.testing.assert_allclose(found, turned(own), rtol=0, atol=2e-6)
-
-
-def test_a_frequency_is_learned() -> None:
-    """From the scores of a known frequency, by gradient descent; it would not move otherwise."""
-    torch = pytest.importorskip("torch")
-    x = torch.ones(16, 1, 2)
-    wanted, _ = apply_frequencies(x, x, None, torch.tensor([0.3]), layout="half")
-    learned = torch.tensor([0.28], requires_grad=True)
-    descent = torch.optim.Adam([learned], lr=1e-3)
-    for _ in range(60):
-        descent.zero_grad()
-        found, _ = apply_frequencies(x, x, None, learned, layout="half")
-        ((found - wanted) ** 2).sum().backward()
-        descent.step()
-    assert abs(learned.item() - 0.3) < 1e-3

@@ -50,15 +50,6 @@ def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -
     assert all(name in code for name in CONVERSIONS[machine]) or dtype != "float16"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_pointers_have_no_types(dtype: str) -> None:
-    """As LLVM dropped them, and llvmlite will."""
-    kernel = importlib.import_module("rope_xp_backends.cpu.kernel")
-    text = str(kernel.build_ir(KernelKey(dtype, interleaved_in=True, interleaved_out=False)))
-    assert ", ptr " in text
-    assert "*" not in text
-
-
 @pytest.mark.parametrize("machine", OTHERS)
 def test_bfloat16_needs_no_instruction_of_its_own(machine: str) -> None:
     bfloat16, float16 = (KernelKey(dtype, True, True) for dtype in ("bfloat16", "float16"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import compileall
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -354,35 +352,6 @@ def test_files_are_named_for_all_that_code_depends_on(
             patch.setattr(*change)
             assert compile_one() == 1, change[1]
     assert len(list_files(tmp_path)) == 1 + len(changes)
-
-
-@pytest.mark.exhaustive
-def test_packages_without_sources(tmp_path: Path) -> None:
-    """Of .pyc files alone, and in a zip: they find the same code, and another version its own."""
-    script, cache, copy = tmp_path / "rotate.py", tmp_path / "cache", tmp_path / "copy"
-    for package in (rope_xp, importlib.import_module("rope_xp_backends")):
-        folder = Path(str(package.__file__)).parent
-        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
-
-    def run(place: Path) -> int:
-        places = {"PYTHONPATH": str(place), "ROPE_XP_KERNEL_CACHE": str(cache)}
-        file = python(tmp_path / "where.py", "import rope_xp; print(rope_xp.__file__)", **places)
-        assert file.startswith(str(place))
-        return count_compiled(script, **places)
-
-    assert run(copy) == 2
-    assert run(Path(shutil.make_archive(str(tmp_path / "zipped"), "zip", copy))) == 0
-    kernel = copy / "rope_xp_backends" / "cpu" / "kernel.py"
-    text = kernel.read_text()
-    for new, expected in (("_NO_MEMORY = 1", 0), ("_NO_MEMORY = 2", 2)):
-        assert "_NO_MEMORY = 1" in text
-        kernel.write_text(text.replace("_NO_MEMORY = 1", new))
-        compiled_copy = tmp_path / new
-        shutil.copytree(copy, compiled_copy)
-        assert compileall.compile_dir(compiled_copy, quiet=1, legacy=True)
-        for source in compiled_copy.rglob("*.py"):
-            source.unlink()
-        assert run(compiled_copy) == expected
 
 
 SHARED_MEMORY = """
