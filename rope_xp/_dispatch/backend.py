@@ -53,8 +53,6 @@ class Backend:
     def __repr__(self) -> str:
         return f"<backend {self.name}>"
 
-    # --- recognition and dispatch ----------------------------------------------------------------
-
     def recognises(self, x: object) -> bool:
         """Return whether x is an array of this library. Called on third-party backends only."""
         return False
@@ -85,8 +83,6 @@ class Backend:
     def asarray_in_trace(self, host: object, device: Device) -> Array:
         """Return numpy or Python numbers as an array, while a compiler traces."""
         return self.xp.asarray(host, device=device)
-
-    # --- dtypes, devices, memory -----------------------------------------------------------------
 
     def dtype_name(self, x: Array) -> str:
         """Return the name of the dtype of x as numpy would spell it, such as "bfloat16"."""
@@ -137,8 +133,6 @@ class Backend:
         """Copy result into out."""
         out[...] = result
 
-    # --- positions -------------------------------------------------------------------------------
-
     def axis_length(self, x: Array, axis: int) -> Array:
         """Return the length of an axis that is None in the shape, as ``arange`` takes it."""
         raise NotImplementedError
@@ -174,8 +168,6 @@ class Backend:
         floor = xp.floor(positions)
         return xp.astype(floor, xp.int32), positions - floor
 
-    # --- arithmetic ------------------------------------------------------------------------------
-
     def multiply_exactly(self, a: Array, b: Array) -> Array:
         """Return a * b rounded to its dtype, also where a compiler would fuse multiply-add."""
         return a * b
@@ -187,8 +179,6 @@ class Backend:
     def materialize(self, cos: Array, sin: Array) -> tuple[Array, Array]:
         """Return cos and sin such that no compiler recomputes them for every head."""
         return cos, sin
-
-    # --- tables and slots ------------------------------------------------------------------------
 
     def tables(self, table_key: TableKey, like: Array) -> DigitTables:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""

@@ -67,10 +67,9 @@ class Kernels(Generic[Key, Kernel]):
                         self._compile = self._load()
                 # A broken compiler raises anything, and other paths need none.
                 except Exception as error:  # see above
-                    reason = f"{self._package} cannot be imported: {_describe(error)}"
+                    reason = _warn("", self._package, "cannot be imported", error)
                     if not _is_out_of_memory(error):
                         self._decline_reason = reason
-                    _warn(f"without {self._package}", reason)
                     raise PathUnavailable(reason) from error
             return self._compile
 
@@ -90,10 +89,9 @@ class Kernels(Generic[Key, Kernel]):
             except Exception as error:  # as in load
                 if not give_up:
                     raise
-                reason = f"{self._package} cannot compile its kernel: {_describe(error)}"
+                reason = _warn("a kernel of ", self._package, "cannot compile its kernel", error)
                 if not _is_out_of_memory(error):
                     self._failed[key] = reason
-                _warn(f"without a kernel of {self._package}", reason)
                 raise PathUnavailable(reason) from error
             while len(self._compiled) >= MAX_KERNELS:
                 del self._compiled[next(iter(self._compiled))]
@@ -126,9 +124,9 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 
-def _describe(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _warn(without: str, reason: str) -> None:
-    warnings.warn(f"rope_xp goes on {without}. {reason}", RuntimeWarning, stacklevel=2)
+def _warn(kernel: str, package: str, failure: str, error: Exception) -> str:
+    """Warn, and return the reason."""
+    reason = f"{package} {failure}: {' '.join(str(error).split()) or type(error).__name__}"
+    msg = f"rope_xp goes on without {kernel}{package}. {reason}"
+    warnings.warn(msg, RuntimeWarning, stacklevel=2)
+    return reason

@@ -16,22 +16,16 @@ from . import gpu
 
 # A call is a pytree: arrays are traced, the rest is static and part of jit's cache key. Table keys
 # are dropped, so that ropes that differ in numbers alone share compiled functions.
-jax.tree_util.register_dataclass(
-    Call, data_fields=["arrays", "angles", "out"], meta_fields=["backend", "spec"]
-)
-jax.tree_util.register_dataclass(
-    TableLookup,
-    data_fields=["tables", "whole", "part"],
-    meta_fields=["device", "tokens", "position_range", "components"],
-    drop_fields=["table_key"],
-)
-jax.tree_util.register_dataclass(
-    DigitTables, data_fields=["low", "middle", "high", "frequencies", "component"], meta_fields=[]
-)
-jax.tree_util.register_dataclass(CosSin, data_fields=["cos", "sin"], meta_fields=[])
-jax.tree_util.register_dataclass(RelativeAngles, data_fields=["new", "old"], meta_fields=[])
-for tree in TREES:
-    jax.tree_util.register_dataclass(tree.kind, [*tree.arrays], [*tree.plain])
+_LOOKUP = ["device", "tokens", "position_range", "components"]
+for kind, arrays, plain, dropped in (
+    (Call, ["arrays", "angles", "out"], ["backend", "spec"], []),
+    (TableLookup, ["tables", "whole", "part"], _LOOKUP, ["table_key"]),
+    (DigitTables, [*DigitTables.__match_args__], [], []),
+    (CosSin, ["cos", "sin"], [], []),
+    (RelativeAngles, ["new", "old"], [], []),
+    *((tree.kind, [*tree.arrays], [*tree.plain], []) for tree in TREES),
+):
+    jax.tree_util.register_dataclass(kind, arrays, plain, dropped)
 
 
 class Jit(Path):
