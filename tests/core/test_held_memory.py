@@ -17,7 +17,7 @@ MIB = 100
     ("kind", "library"),
     [
         *(("ropes", "numpy"), ("ropes", "torch"), ("lengths", "torch"), ("angles", "torch")),
-        *(("mixed", "numpy"), ("mixed", "torch"), ("ropes", "jax")),
+        *(("gradients", "torch"), ("mixed", "numpy"), ("mixed", "torch"), ("ropes", "jax")),
     ],
 )
 def test_calls_hold_little(kind: str, library: str) -> None:
