@@ -130,7 +130,7 @@ class Choice:
         if backend.is_compiling():  # a compiler knows no dtypes of numpy
             owner, which = parse.find_owner(self.which), self.which
             if owner is None or owner.host:
-                which = backend.traced(which, backend.device(like))
+                which = backend.asarray_in_trace(which, backend.device(like))
             owner = backend
         else:
             owner, which = self._check_which()

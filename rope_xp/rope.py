@@ -108,7 +108,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         # A rope is a cache key, and a scaling rule of another class has other frequencies.
         if type(other) is not type(self):
             return NotImplemented
-        return vars(self) == vars(other) and numbers.alike(self.scaling, other.scaling)
+        return vars(self) == vars(other) and numbers.is_identical(self.scaling, other.scaling)
 
     @classmethod
     def axial(

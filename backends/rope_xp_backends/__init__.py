@@ -1,4 +1,1 @@
-"""The fast paths of rope_xp and the glue of each array library. See backends/README.md.
-
-Nothing is imported here: rope_xp imports the module of a library when it first meets its arrays.
-"""
+"""The glue of each array library and its fast paths, imported on first use: backends/README.md."""

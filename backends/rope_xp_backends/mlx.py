@@ -42,7 +42,7 @@ class Mlx(Backend):
     def device(self, x: mx.array) -> None:
         """Return None, as arrays belong to no device."""
 
-    def constant(self, x: mx.array) -> mx.array:
+    def stop_gradient(self, x: mx.array) -> mx.array:
         """Stop derivatives."""
         return mx.stop_gradient(x)
 

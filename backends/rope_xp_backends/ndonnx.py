@@ -10,7 +10,7 @@ from rope_xp._dispatch.backend import Backend
 
 
 class _Namespace:
-    """What ndonnx offers, with a reshape that knows axes of unknown length."""
+    """ndonnx, with a reshape that takes axes of unknown length."""
 
     __name__ = "ndonnx"
 
@@ -19,7 +19,7 @@ class _Namespace:
 
     @staticmethod
     def reshape(x: ndonnx.Array, shape: tuple[int | None, ...]) -> ndonnx.Array:
-        """Take None for the length of the same axis of x. ONNX writes 0 for it."""
+        """Accept None for an axis that keeps its length, which is 0 in ONNX."""
         known = tuple(n for n in shape if n is not None)
         if len(known) == len(shape):
             return ndonnx.reshape(x, known)
@@ -39,7 +39,7 @@ class Ndonnx(Backend):
         """Make a constant of the graph."""
         return ndonnx.asarray(host)
 
-    def length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
+    def axis_length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
         """Return the length that the axis has once the graph runs."""
         return x.dynamic_shape[axis]
 
@@ -48,10 +48,10 @@ class Ndonnx(Backend):
         return ndonnx.arange(n, dtype=ndonnx.int64)
 
     def take_rows(self, table: ndonnx.Array, indices: ndonnx.Array) -> ndonnx.Array:
-        """Gather as they are: two unknown lengths that became one could not be taken apart."""
-        at = ndonnx.astype(indices, ndonnx.int64, copy=False)
-        found = op.gather(table.unwrap_spox(), at.unwrap_spox(), axis=0)  # type: ignore[attr-defined]  # spox has it, and does not say so
-        return ndonnx.asarray(found)
+        """Gather without a reshape, which could not split an unknown length again."""
+        indices = ndonnx.astype(indices, ndonnx.int64, copy=False)
+        rows = op.gather(table.unwrap_spox(), indices.unwrap_spox(), axis=0)  # type: ignore[attr-defined]  # spox has it, and does not say so
+        return ndonnx.asarray(rows)
 
 
 BACKEND = Ndonnx("ndonnx", _Namespace())

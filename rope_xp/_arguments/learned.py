@@ -71,7 +71,7 @@ def _frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     elif not owner.host:
         raise messages.different_libraries("q", backend, "frequencies", owner)
     if owner.host and backend.is_compiling():
-        return backend.traced(frequencies, backend.device(q))
+        return backend.asarray_in_trace(frequencies, backend.device(q))
     if owner.host:
         largest = float(np.abs(np.asarray(frequencies, np.float64)).max())
         if not largest < products.LARGEST:
@@ -112,12 +112,12 @@ def _positions(backend: Backend, q: Array, axes: Axes, positions: Any, component
     """Return positions as an array of numpy or of the library of q."""
     tokens = q.shape[axes.tokens]
     if positions is None:
-        length = backend.length(q, axes.tokens) if tokens is None else tokens
+        length = backend.axis_length(q, axes.tokens) if tokens is None else tokens
         indices = backend.arange(length, backend.device(q))
         return backend.xp.stack([indices] * components) if components else indices
     owner = parse.find_owner_of_array(positions)
     if (owner is None or owner.host) and backend.is_compiling():
-        positions, owner = backend.traced(positions, backend.device(q)), backend
+        positions, owner = backend.asarray_in_trace(positions, backend.device(q)), backend
     elif owner is None or owner.host:
         read_host(positions, np.int64, True, "positions")
         positions = np.asarray(positions)
@@ -163,7 +163,7 @@ def _terms(
 ) -> list[products.Term]:
     """Return a term for each component, the leading axis of positions and frequencies."""
     backend, device, double = like
-    base = products.WIDE if double else products.NARROW
+    base = products.DOUBLE if double else products.SINGLE
 
     def place(x: Array, owner: Backend, align: Callable[[Array], Array]) -> Array:
         """Return x on the device of the arrays, in the width of the angles."""
@@ -175,9 +175,9 @@ def _terms(
         find.require_backend(positions, "positions"),
         find.require_backend(frequencies, "it"),
     )
-    still, fixed = of_p.constant(positions), of_f.constant(frequencies)
-    digits = products.digits(of_p, still, base)
-    factors = products.multipliers(of_f, fixed, digits.weights, base)
+    still, fixed = of_p.stop_gradient(positions), of_f.stop_gradient(frequencies)
+    digits = products.split_positions(of_p, still, base)
+    factors = products.build_multipliers(of_f, fixed, digits.weights, base)
     terms = []
     for c in range(positions.shape[0]):
         split = products.PositionDigits(
@@ -198,7 +198,7 @@ def _terms(
             f_fixed = place(fixed[c, ...], of_f, axes.align_frequencies)
         terms.append(
             products.Term(
-                split, multipliers, products.Followed(p, p_fixed), products.Followed(f, f_fixed)
+                split, multipliers, products.Variable(p, p_fixed), products.Variable(f, f_fixed)
             )
         )
     return terms

@@ -3,28 +3,28 @@
 from rope_xp._core.call import Axes
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import ArrayLibrary
 from rope_xp._core.numbers import check_known, same_length
 from rope_xp._core.typing import Array
+from rope_xp._dispatch.backend import Backend
 
 
-def describe(backend: ArrayLibrary, x: Array) -> str:
+def describe(backend: Backend, x: Array) -> str:
     """Return what an array is, for a message."""
     device = backend.device(x)
     dtype = backend.dtype_name(x) + ("" if device is None else f" on {device}")
     return f"{_a(backend)} array of shape {tuple(x.shape)} and dtype {dtype}"
 
 
-def _a(backend: ArrayLibrary) -> str:
+def _a(backend: Backend) -> str:
     return f"{'an' if backend.name[0] in 'aeiou' else 'a'} {backend.name}"
 
 
-def different_libraries(first: str, a: ArrayLibrary, second: str, b: ArrayLibrary) -> TypeError:
+def different_libraries(first: str, a: Backend, second: str, b: Backend) -> TypeError:
     """Return the error for arrays of two libraries."""
     return TypeError(f"{first} is {_a(a)} array and {second} {_a(b)} array; convert one of them")
 
 
-def check_float(backend: ArrayLibrary, argument: str, x: Array) -> str:
+def check_float(backend: Backend, argument: str, x: Array) -> str:
     """Check that x holds real floats; return the name of its dtype."""
     dtype = backend.dtype_name(x)
     if dtype not in FLOATS:
@@ -37,15 +37,15 @@ def check_float(backend: ArrayLibrary, argument: str, x: Array) -> str:
     return dtype
 
 
-def check_readable(backend: ArrayLibrary, argument: str, x: Array) -> None:
+def check_readable(backend: Backend, argument: str, x: Array) -> None:
     """Check that the elements of x can be read, of whatever dtype they are."""
-    reason = backend.unreadable(x)
+    reason = backend.unreadable_reason(x)
     if reason is not None:
         msg = f"{argument} is {reason}"
         raise RopeError(msg)
 
 
-def check_same_device(backend: ArrayLibrary, first: str, x: Array, second: str, y: Array) -> None:
+def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Array) -> None:
     """Check that two arrays of a library lie on one device."""
     a = backend.device(x)
     if a is None:

@@ -4,14 +4,14 @@ from typing import Any
 
 from rope_xp._arguments import messages
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import ArrayLibrary
-from rope_xp._core.memory import Memory, overlap, overlaps_itself, placed
+from rope_xp._core.memory import Memory, get_span, have_overlap, overlaps_itself
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
 
 
 def check_out(
-    backend: ArrayLibrary,
+    backend: Backend,
     names: tuple[str, ...],
     arrays: tuple[Array, ...],
     out: Any,
@@ -37,7 +37,7 @@ def check_out(
     return tuple(out)
 
 
-def _check_like(backend: ArrayLibrary, label: str, target: Any, name: str, x: Array) -> None:
+def _check_like(backend: Backend, label: str, target: Any, name: str, x: Array) -> None:
     if find.find_backend(target) is not backend:
         msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
         raise TypeError(msg)
@@ -69,7 +69,7 @@ def _check_writeable(label: str, memory: Memory) -> None:
 
 
 def _check_overlap(
-    backend: ArrayLibrary,
+    backend: Backend,
     names: tuple[str, ...],
     arrays: tuple[Array, ...],
     labels: tuple[str, ...],
@@ -77,15 +77,15 @@ def _check_overlap(
     read_too: tuple[Array, ...],
 ) -> None:
     named = [*zip(names, arrays, strict=True), *zip(("cos", "sin"), read_too, strict=False)]
-    inputs = [(name, placed(backend.memory(x))) for name, x in named]
-    outputs = [placed(memory) for memory in memories]
+    inputs = [(name, get_span(backend.memory(x))) for name, x in named]
+    outputs = [get_span(memory) for memory in memories]
     for i, mine in enumerate(outputs):
         if mine is None:
             continue
         for j, (name, other) in enumerate(inputs):
             if other is None or (i == j and mine.memory[:4] == other.memory[:4]):
                 continue
-            if overlap(mine, other):
+            if have_overlap(mine, other):
                 msg = (
                     f"{labels[i]} overlaps {name} without being {names[i]} itself; pass "
                     f"{names[i]} for in place, or memory that is not read"
@@ -93,6 +93,6 @@ def _check_overlap(
                 raise RopeError(msg)
         for j in range(i):
             earlier = outputs[j]
-            if earlier is not None and overlap(mine, earlier):
+            if earlier is not None and have_overlap(mine, earlier):
                 msg = f"{labels[j]} and {labels[i]} overlap; each result needs its own memory"
                 raise RopeError(msg)

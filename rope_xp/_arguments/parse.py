@@ -16,7 +16,7 @@ from rope_xp._core.call import (
     RelativeAngles,
     RotationSpec,
     TableLookup,
-    range_of,
+    get_position_range,
 )
 from rope_xp._core.library import Rope, TableKey
 from rope_xp._core.typing import Array, Layout
@@ -48,11 +48,11 @@ def _lookup(
     whole = part = None
     if positions is None:
         if tokens is None:
-            tokens = backend.length(x, axes.tokens)
+            tokens = backend.axis_length(x, axes.tokens)
         # Compilers have symbols for lengths, which cannot be compared, or split the graph by it.
         # Dynamo's look like an int.
         known = type(tokens) is int and not backend.is_compiling()
-        position_range = range_of(0, tokens) if known else COUNTED
+        position_range = get_position_range(0, tokens) if known else COUNTED
     else:
         owner = find_owner_of_array(positions)
         whole, part, position_range = resolve_positions(
@@ -146,7 +146,7 @@ def cos_sin(
         double = np.dtype(dtype) == np.float64  # numpy's many names for it, such as float and "d"
     like = positions
     if owner is not backend or device is not None:
-        put = backend.traced if backend.is_compiling() else backend.asarray
+        put = backend.asarray_in_trace if backend.is_compiling() else backend.asarray
         like = put(np.zeros((), np.float64 if double else np.float32), device)
     table_key = TableKey(rope, head_dim, inverse=False, double=double)
     return position_lookup(backend, table_key, positions, owner, like), backend

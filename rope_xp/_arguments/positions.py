@@ -9,20 +9,20 @@ from rope_xp._arguments.messages import (
     check_same_device,
     different_libraries,
 )
-from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, range_of
+from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, get_position_range
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import ArrayLibrary
 from rope_xp._core.numbers import ROTATED, check_known, same_length
 from rope_xp._core.typing import Array
+from rope_xp._dispatch.backend import Backend
 
 _READ = (np.ndarray, int, float, list, tuple, range)
 
 
 def resolve_positions(
-    backend: ArrayLibrary,
+    backend: Backend,
     positions: Any,
-    owner: ArrayLibrary | None,
+    owner: Backend | None,
     like: Array,
     double: bool,
     argument: str,
@@ -35,7 +35,7 @@ def resolve_positions(
     """
     if owner is None or owner.host:
         if backend.is_compiling():
-            traced = backend.traced(positions, backend.device(like))
+            traced = backend.asarray_in_trace(positions, backend.device(like))
             return _from_device(backend, traced, double, argument)
         host = positions
     else:
@@ -68,7 +68,7 @@ def read_host(
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
         raise no_numbers(argument, str(host.dtype))
     if host.size == 0:
-        return host.astype(integer), None, range_of(0, 0)
+        return host.astype(integer), None, get_position_range(0, 0)
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
         host = np.floor(
@@ -81,7 +81,7 @@ def read_host(
     if not (lowest > -LIMIT and highest < LIMIT):
         msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
         raise RopeError(msg)
-    position_range = range_of(int(lowest), int(highest))
+    position_range = get_position_range(int(lowest), int(highest))
     whole = host.astype(integer, copy=False)
     if exact is host or not (exact != host).any():
         return whole, None, position_range
@@ -108,7 +108,7 @@ def read_rows(
 
 
 def _from_device(
-    backend: ArrayLibrary, positions: Array, double: bool, argument: str
+    backend: Backend, positions: Array, double: bool, argument: str
 ) -> tuple[Array, Array | None, PositionRange]:
     dtype = backend.dtype_name(positions)
     if dtype in INTEGERS:
@@ -116,7 +116,7 @@ def _from_device(
     if dtype not in FLOATS:
         check_readable(backend, argument, positions)
         raise no_numbers(argument, dtype)
-    return *backend.parts(positions, double), UNKNOWN
+    return *backend.split_positions(positions, double), UNKNOWN
 
 
 def no_numbers(argument: str, dtype: str) -> TypeError:

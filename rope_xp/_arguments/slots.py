@@ -44,10 +44,10 @@ def put(slots: Slots, moved: Array) -> Array:
     backend, cache, rows, axis, _, out = slots
     moved = backend.xp.astype(moved, cache.dtype, copy=False)
     if out is None:
-        return backend.with_rows(cache, axis, rows, moved)
+        return backend.replace_slots(cache, axis, rows, moved)
     if out is not cache:
         backend.write(out, cache)
-    backend.put_rows(out, axis, rows, moved)
+    backend.write_slots(out, axis, rows, moved)
     return out
 
 
@@ -55,7 +55,7 @@ def _rows(backend: Backend, cache: Array, rows: Any, slots: int) -> Array:
     """Return the numbers of slots as an array on the device of the cache."""
     owner, device = parse.find_owner(rows), backend.device(cache)
     if backend.is_compiling() and (owner is None or owner.host):
-        rows, owner = backend.traced(rows, device), backend
+        rows, owner = backend.asarray_in_trace(rows, device), backend
     elif owner is None:
         rows = np.asarray(rows, None if len(rows) else np.int64)
         owner = find.require_backend(rows, "slots")

@@ -1,4 +1,4 @@
-"""The home of every cache: each is bounded, safe under threads and forks, and registered here."""
+"""Bounded caches, safe under threads and forks, each listed in ``REGISTRY``."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,17 +12,13 @@ _T = TypeVar("_T")
 _K = TypeVar("_K")
 
 REGISTRY: dict[str, Any] = {}
-"""Every cache, by the name of the function whose results it holds. Each has ``cache_clear``."""
+"""Every cache by the name of its function. Each has ``cache_clear``."""
 MOST_BYTES = 64 << 20
-"""The limit of all tables together. Only the newest two sets of tables may exceed it."""
+"""Size limit of all tables together, which only the newest two sets may exceed."""
 PINNED: dict[int, Any] = {}
-"""Tables whose addresses are in captured graphs, by id.
-
-They are pinned for good, once for each rope that is captured: no library tells when a graph is
-freed.
-"""
+"""Tables in captured graphs, by id. They stay: no library reports when it frees a graph."""
 _LEAST_BYTES = 1 << 14
-"""What small tables count for, as their keys take memory too."""
+"""Counted for smaller tables, as their keys take memory too."""
 
 
 def cached(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
@@ -37,10 +33,7 @@ def cached(results: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
 
 def cached_tables(function: Callable[[_K], _T]) -> Callable[[_K], _T]:
-    """Cache the tables that a function of one hashable argument builds.
-
-    All such caches share the limit of ``MOST_BYTES``, and evict the oldest tables first.
-    """
+    """Cache the tables that a function builds from one key, within ``MOST_BYTES`` in all."""
     cache = REGISTRY[_name(function)] = TableCache(function)
     return cache.__getitem__
 
@@ -51,10 +44,10 @@ def pin(arrays: Iterable[Any]) -> None:
 
 
 def clear_caches() -> None:
-    """Free all that the library caches between calls: tables, call plans, parsed names.
+    """Free the tables, call plans and parsed names that the library caches.
 
-    Later calls build again what they need. Compiled kernels stay, and so do tables that a captured
-    CUDA graph reads.
+    Later calls rebuild them. Compiled kernels stay, and so do tables that a captured CUDA graph
+    reads.
 
     Examples
     --------
@@ -77,18 +70,18 @@ def _name(function: Any) -> str:
 
 
 class BoundedCache(dict[Any, Any]):
-    """A dict that evicts its oldest entries. Lookups are those of a dict, and take no lock."""
+    """A dict that evicts its oldest entries. Lookups take no lock."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, max_entries: int) -> None:
         super().__init__()
-        self.most = most
+        self.max_entries = max_entries
         REGISTRY[name] = self
 
     def store(self, key: Any, value: Any) -> None:
         """Add an entry, and evict the oldest beyond the limit."""
         with QUICK:
             self[key] = value
-            while len(self) > self.most:
+            while len(self) > self.max_entries:
                 del self[next(iter(self))]
 
     def cache_clear(self) -> None:
@@ -100,11 +93,11 @@ class BoundedCache(dict[Any, Any]):
 _ORDER: dict[tuple["TableCache", Any], int] = {}
 """Bytes of all cached tables, the oldest first."""
 _NEWEST = 2
-"""A set of tables on a device is made from that of the host, so both must fit."""
+"""Device tables are copied from host tables, so both sets must fit."""
 
 
 class TableCache(dict[Any, Any]):
-    """Tables by what they are made from. A lookup of cached tables runs no Python."""
+    """Tables by their key. A cache hit runs no Python."""
 
     def __hash__(self) -> int:  # type: ignore[override]  # a dict has none
         return id(self)
@@ -119,7 +112,7 @@ class TableCache(dict[Any, Any]):
         with QUICK:
             self.built += 1
             tables = self.setdefault(key, tables)
-            _ORDER[self, key] = _bytes(tables)
+            _ORDER[self, key] = _count_bytes(tables)
             while len(_ORDER) > _NEWEST and sum(_ORDER.values()) > MOST_BYTES:
                 cache, oldest = next(iter(_ORDER))
                 del _ORDER[cache, oldest]
@@ -134,7 +127,7 @@ class TableCache(dict[Any, Any]):
             self.clear()
 
 
-def _bytes(tables: Any) -> int:
+def _count_bytes(tables: Any) -> int:
     arrays = (x for x in tables if x is not None)
     size: int = sum(math.prod(x.shape) * (8 if "64" in str(x.dtype) else 4) for x in arrays)
     return max(size, _LEAST_BYTES)

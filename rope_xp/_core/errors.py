@@ -1,4 +1,4 @@
-"""The exceptions of rope_xp, which give its name as their module: tracebacks are public too."""
+"""The exceptions of rope_xp. Tracebacks show the public module name."""
 
 
 class RopeError(ValueError):
@@ -20,4 +20,4 @@ class MissingBackendError(ImportError):
 
 
 BROKEN = (ImportError, AttributeError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
-"""What importing somebody's package may raise; nobody asked for it by name, so the others go on."""
+"""Errors that importing a third-party package may raise."""

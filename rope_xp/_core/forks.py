@@ -1,6 +1,6 @@
-"""What a fork waits for: locks, and imports of rope_xp.
+"""Locks and imports that a fork waits for.
 
-A child has one thread, and what another held when it was forked stays locked for ever.
+A child has one thread: a lock that another thread holds at the fork stays locked for ever.
 """
 
 import contextlib
@@ -14,25 +14,25 @@ from rope_xp._core.errors import BROKEN
 QUICK = threading.RLock()
 """For a few steps on dicts."""
 SLOW = threading.RLock()
-"""For imports and compilers. Who holds it may take QUICK; who holds QUICK takes no other."""
+"""For imports and compilers. A holder of SLOW may take QUICK, and not the reverse."""
 
 
 def _finish_imports() -> None:
-    """Wait for modules of rope_xp that other threads import: each has a lock of Python's."""
+    """Wait for the import locks of modules of rope_xp that other threads import."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("rope_xp", "rope_xp_backends"):
-            with contextlib.suppress(*BROKEN):  # whoever imports it is told
+            with contextlib.suppress(*BROKEN):  # the importing thread gets the error
                 importlib.import_module(name)
 
 
-def _hold(lock: threading.RLock) -> None:
+def _hold_across_forks(lock: threading.RLock) -> None:
     os.register_at_fork(
         before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
 
 
 if hasattr(os, "register_at_fork"):
-    # Before a fork the last comes first: who holds SLOW may import, and either may take QUICK.
-    _hold(QUICK)
+    # Before a fork they run in reverse order: SLOW, imports (which SLOW may cover), then QUICK.
+    _hold_across_forks(QUICK)
     os.register_at_fork(before=_finish_imports)
-    _hold(SLOW)
+    _hold_across_forks(SLOW)

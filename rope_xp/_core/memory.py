@@ -1,24 +1,25 @@
-"""How arrays lie in memory: where they overlap, which axes are one, what their rows align to."""
+"""Memory of arrays: overlap, axes that collapse into one, alignment."""
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from itertools import permutations
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 Ints: TypeAlias = tuple[int, ...]
 
 ACCESS = 16
-"""Bytes that one instruction reads or writes, at most."""
+"""Maximum bytes of one memory access."""
 
 
 class Memory(NamedTuple):
-    """Where the elements of an array lie."""
+    """The memory of an array. Strides are in bytes."""
 
     pointer: int
     shape: Ints
     strides: Ints
-    """In bytes."""
     itemsize: int
     writeable: bool
 
@@ -27,7 +28,7 @@ class Memory(NamedTuple):
 
 
 def overlaps_itself(memory: Memory) -> bool:
-    """Return whether no order of the axes nests them: each step beyond all that lies within."""
+    """Return whether elements may overlap, as no order of the axes nests their strides."""
     if 0 in memory.shape:
         return False
     reach = memory.itemsize
@@ -39,107 +40,103 @@ def overlaps_itself(memory: Memory) -> bool:
     return False
 
 
-class Placed(NamedTuple):
-    """Memory, and the addresses of its first byte and behind its last."""
+class MemorySpan(NamedTuple):
+    """Memory, the address of its first byte, and the address behind its last."""
 
     memory: Memory
     start: int
     end: int
 
 
-def placed(memory: Memory | None) -> Placed | None:
-    """Return where memory starts and ends, if it is known."""
+def get_span(memory: Memory | None) -> MemorySpan | None:
+    """Return the span of memory, if it is known."""
     if memory is None:
         return None
     start = end = memory.pointer
     if 0 in memory.shape:
-        return Placed(memory, start, end)
+        return MemorySpan(memory, start, end)
     for step, n in zip(memory.strides, memory.shape, strict=True):
         if step < 0:
             start += step * (n - 1)
         else:
             end += step * (n - 1)
-    return Placed(memory, start, end + memory.itemsize)
+    return MemorySpan(memory, start, end + memory.itemsize)
 
 
-def overlap(a: Placed, b: Placed) -> bool:
+def have_overlap(a: MemorySpan, b: MemorySpan) -> bool:
     """Return whether two arrays have an element in common."""
     if a.end <= b.start or b.end <= a.start:
-        return False  # nearly always; to ask numpy takes 10 us
-    return np.shares_memory(_StandIn(a.memory), _StandIn(b.memory))
+        return False  # nearly always; numpy takes 10 us
+    return np.shares_memory(_as_array_interface(a.memory), _as_array_interface(b.memory))
 
 
-class _StandIn:
-    """An object that numpy takes for an array at an address, and never reads."""
+def _as_array_interface(memory: Memory) -> Any:
+    """Return an object that numpy takes for an array, and never reads here."""
+    interface = {
+        "version": 3,
+        "shape": memory.shape,
+        "strides": memory.strides,
+        "typestr": f"|V{memory.itemsize}",
+        "data": (memory.pointer, True),
+    }
+    return SimpleNamespace(__array_interface__=interface)
 
-    def __init__(self, memory: Memory) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": memory.shape,
-            "strides": memory.strides,
-            "typestr": f"|V{memory.itemsize}",
-            "data": (memory.pointer, True),
-        }
 
-
-# --- rows ----------------------------------------------------------------------------------------
+# --- strides -------------------------------------------------------------------------------------
 
 
 class StridedLayout(NamedTuple):
-    """How an array lies, but for where. Strides are in bytes or elements, as the reader has it."""
+    """Shape and strides of an array, in bytes or elements."""
 
     shape: Ints
     strides: Ints
 
 
 class CollapsedDim(NamedTuple):
-    """An axis that leads to rows: to tokens, of one batch or of many."""
+    """Collapsed axes of batch and tokens."""
 
     length: int
     steps: Ints
-    """Of each array, then of each array of angles."""
+    """The stride in each array, then in each array of angles."""
 
 
 def collapse_dims(
     axes: Ints, arrays: Sequence[StridedLayout], angles: Sequence[StridedLayout]
 ) -> list[CollapsedDim]:
-    """Return as few axes as lead to all rows of all arrays, the outermost first.
+    """Collapse batch and token axes into as few as the strides allow, the outermost first.
 
     Parameters
     ----------
     axes : tuple of int
-        The axes of the arrays that are batch and, last, tokens.
-    arrays : sequence of Laid
-        To rotate, and results.
-    angles : sequence of Laid
-        With axes (batch..., tokens), as far as they have them. None at all stands for positions
-        that are counted, which go on by 1 from token to token.
+        The batch axes of the arrays and, last, the tokens axis.
+    arrays : sequence of StridedLayout
+        Inputs and results.
+    angles : sequence of StridedLayout
+        With axes (batch..., tokens), of which leading ones may be missing. Empty for implicit
+        positions, which grow by 1 from token to token.
     """
     lengths = [arrays[0].shape[i] for i in axes]
     steps = [[x.strides[i] for i in axes] for x in arrays]
     for shape, strides in angles:
-        own = [0 if n == 1 else step for n, step in zip(shape, strides, strict=True)]
-        steps.append([0] * (len(axes) - len(own)) + own)
+        moves = [0 if n == 1 else step for n, step in zip(shape, strides, strict=True)]
+        steps.append([0] * (len(axes) - len(moves)) + moves)
     if not angles:
         steps.append([0] * (len(axes) - 1) + [1])
-    found = [
+    dims = [
         CollapsedDim(n, tuple([step[i] for step in steps])) for i, n in enumerate(lengths) if n != 1
     ]
-    while (pair := _foldable(found)) is not None:
-        outer, inner = (found[i] for i in pair)
-        found[pair[1]] = CollapsedDim(outer.length * inner.length, inner.steps)
-        del found[pair[0]]
-    return found
+    while (pair := _find_collapsible(dims)) is not None:
+        outer, inner = (dims[i] for i in pair)
+        dims[pair[1]] = CollapsedDim(outer.length * inner.length, inner.steps)
+        del dims[pair[0]]
+    return dims
 
 
-def _foldable(found: list[CollapsedDim]) -> tuple[int, int] | None:
-    """Return two axes of which the second, as long as both, leads where they lead."""
-    for i, outer in enumerate(found):
-        for j, inner in enumerate(found):
-            if i != j and all(
-                a == b * inner.length for a, b in zip(outer.steps, inner.steps, strict=True)
-            ):
-                return i, j
+def _find_collapsible(dims: list[CollapsedDim]) -> tuple[int, int] | None:
+    """Return indices of an outer axis that continues an inner one in every array."""
+    for (i, outer), (j, inner) in permutations(enumerate(dims), 2):
+        if outer.steps == tuple([step * inner.length for step in inner.steps]):
+            return i, j
     return None
 
 
@@ -149,5 +146,5 @@ def alignment(*numbers: int) -> int:
 
 
 def span(lengths: Sequence[int], steps: Sequence[int]) -> int:
-    """Return how far the last element lies from the first."""
+    """Return the distance of the last element from the first."""
     return sum((n - 1) * abs(step) for n, step in zip(lengths, steps, strict=True) if n > 1)

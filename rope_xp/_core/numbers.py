@@ -1,4 +1,4 @@
-"""Checks of plain numbers, and of lengths that some libraries do not know before they compute."""
+"""Checks of numbers, and of lengths that may be unknown before arrays are computed."""
 
 import dataclasses
 import operator
@@ -10,14 +10,11 @@ from typing import Any
 from rope_xp._core.errors import RopeError
 
 ROTATED = "the array to rotate"
-"""How messages call it where several arguments may be meant."""
+"""The argument in messages of functions that differ in its name."""
 
 
 def plain(value: object) -> Any:
-    """Return a number of numpy as Python's, which is hashed, pickled and printed as one.
-
-    Anything else is returned as it is, truth values too.
-    """
+    """Return a number of numpy as Python's, and anything else (bools too) as it is."""
     if type(value) in (int, float) or isinstance(value, bool):
         return value
     if isinstance(value, Integral):
@@ -26,7 +23,7 @@ def plain(value: object) -> Any:
 
 
 def is_int(value: object) -> bool:
-    """Return whether value is an integer and no truth value."""
+    """Return whether value is an integer and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -63,7 +60,7 @@ def check_not_negative(name: str, value: object) -> Any:
 
 
 def check_share(name: str, value: object) -> Any:
-    """Check that value is a number above 0, and 1 at most; return it as Python's."""
+    """Check that value is a number in (0, 1]; return it as Python's."""
     share = check_positive(name, value)
     if share > 1:
         msg = f"{name} must be a share, above 0 and at most 1; got {value!r}"
@@ -72,7 +69,7 @@ def check_share(name: str, value: object) -> Any:
 
 
 def check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Check that value is one of a few words."""
+    """Check that value is one of the strings ``known``."""
     if value not in known:
         msg = f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}"
         raise RopeError(msg)
@@ -81,7 +78,7 @@ def check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 def check_greater(
     name: str, value: float, than: str, bound: float, *, or_equal: bool = False
 ) -> None:
-    """Check that a field exceeds another, or a number that has no name."""
+    """Check that a field exceeds another, or a bound without a name."""
     if value > bound or (or_equal and value == bound):
         return
     relation = "not be below" if or_equal else "exceed"
@@ -91,17 +88,14 @@ def check_greater(
 
 
 def same_length(n: int | None, m: int | None) -> bool:
-    """Return whether two axes are equally long, as far as it is known.
-
-    The standard has None for a length that is not known yet, and so has ndonnx; dask has NaN.
-    """
+    """Return whether two lengths are equal or unknown: None in the standard, NaN in dask."""
     if n is None or m is None:
         return True
     return n == m or (isinstance(n, float) and isinstance(m, float))
 
 
 def check_known(argument: str, lengths: Sequence[int | None]) -> None:
-    """Check that lengths are numbers. Asked where they matter."""
+    """Check that lengths are known, where a result depends on them."""
     if any(n is None or isinstance(n, float) for n in lengths):
         msg = (
             f"{argument} has an axis whose length is not known before it is computed, and it is "
@@ -110,10 +104,10 @@ def check_known(argument: str, lengths: Sequence[int | None]) -> None:
         raise RopeError(msg)
 
 
-def alike(a: Any, b: Any) -> bool:
-    """Return whether two values are of the same classes through and through, and equal.
+def is_identical(a: Any, b: Any) -> bool:
+    """Return whether two values are equal and of the same classes, field by field.
 
-    Named tuples of two classes are equal, and so may be dataclasses of which fields differ.
+    ``==`` is not enough: named tuples of two classes may be equal, and dataclasses ignore fields.
     """
     if a is b:
         return True
@@ -123,16 +117,16 @@ def alike(a: Any, b: Any) -> bool:
         return False
     if dataclasses.is_dataclass(a):
         names = [field.name for field in dataclasses.fields(a)]
-        return all(alike(getattr(a, name), getattr(b, name)) for name in names)
+        return all(is_identical(getattr(a, name), getattr(b, name)) for name in names)
     if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(alike, a, b))
-    # What has no hash is an array perhaps, which has more than one answer.
+        return len(a) == len(b) and all(map(is_identical, a, b))
+    # Unhashable values such as arrays have no single truth value under ``==``.
     return type(a).__hash__ is not None and (a == b) is True
 
 
-def held_by(rule: Any) -> dict[str, Any]:
-    """Return what an instance of a dataclass holds, also what dataclasses.fields does not name."""
-    # Dynamo of torch 2.11 cannot list what an instance holds. Our own classes hold their fields.
-    if hasattr(rule, "__dict__") and type(rule).__module__.partition(".")[0] != "rope_xp":
-        return dict(vars(rule))
-    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+def get_attributes(scaling: Any) -> dict[str, Any]:
+    """Return all attributes of a dataclass instance, fields or not."""
+    # Dynamo of torch 2.11 cannot trace vars(). Our own classes have no other attributes.
+    if hasattr(scaling, "__dict__") and type(scaling).__module__.partition(".")[0] != "rope_xp":
+        return dict(vars(scaling))
+    return {field.name: getattr(scaling, field.name) for field in dataclasses.fields(scaling)}

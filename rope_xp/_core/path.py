@@ -1,8 +1,4 @@
-"""What a path is: one way to run a call, which it may decline with a reason.
-
-The portable path follows all others and declines nothing, so it is the truth that fast paths are
-tested against.
-"""
+"""The interface of a path: one way to run a call, which it may decline with a reason."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,7 +10,7 @@ from rope_xp._core.typing import Array
 class PathUnavailable(Exception):  # noqa: N818  # no error: the next path runs
     """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
 
-    Only for what cannot be known without importing or compiling; ``decline_reason`` tells all else.
+    Only for what importing or compiling alone can show. ``decline_reason`` returns all else.
     """
 
 
@@ -22,15 +18,15 @@ class Path:
     """One way to run a call."""
 
     name: str
-    """By which ``use_path`` and ``explain`` call the path."""
+    """The name in ``use_path`` and ``explain``."""
     makes_tables = False
-    """Whether it makes cos and sin sooner than a library's own operations do."""
+    """Whether it computes cos and sin faster than the library's own operations do."""
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Return why the path does not take the call, or None if it does.
 
-        It must not import or build. Where it was ``forced`` for by name, only what it cannot do
-        counts, and not that another path is better.
+        It must not import or build. If the path is ``forced`` (chosen by name), it declines only
+        calls that it cannot run, and not those that another path runs faster.
         """
         return None
 
@@ -39,21 +35,20 @@ class Path:
         raise NotImplementedError
 
     def specialize(self, call: Call, signature: Any, results: tuple[Array, ...]) -> Any:
-        """Return what runs every call of the signature of one that has just run here.
+        """Return a ``Launch`` for the ``CallSignature`` of a call that has just run here.
 
-        A ``Launch`` of :mod:`rope_xp._dispatch.call_cache`, given a ``CallSignature`` of it. None
-        has :meth:`run` called again, without the checks before it.
+        See :mod:`rope_xp._dispatch.call_cache`. With None, cached calls run :meth:`run`.
         """
         return None
 
 
 class ShardedExecutor(Protocol):
-    """The one way to run a call on arrays that lie on several devices: by calls on their parts."""
+    """Runs calls on arrays that lie on several devices, by calls on their shards."""
 
     def local_call(self, call: Call) -> Call:
-        """Return a call like that which ``run`` will run, moving nothing between devices."""
+        """Return a call like those that ``run`` runs, without moving data between devices."""
         ...
 
     def run(self, call: Call, run: Callable[[Call], tuple[Array, ...]]) -> tuple[Array, ...]:
-        """Run a call, by having others run on what its arrays consist of."""
+        """Run a call by calls on its shards, each run by the function given."""
         ...

@@ -1,10 +1,10 @@
-"""Public classes that hold arrays, for libraries whose transformations ask how they are built."""
+"""Public dataclasses of arrays, for libraries that register classes as pytrees."""
 
 from typing import NamedTuple
 
 
 class Tree(NamedTuple):
-    """A dataclass, whose fields are either arrays, or trees of them, or plain values."""
+    """A dataclass whose fields are arrays (or such dataclasses), or plain values."""
 
     kind: type
     arrays: tuple[str, ...]
@@ -12,4 +12,4 @@ class Tree(NamedTuple):
 
 
 TREES: list[Tree] = []
-"""All of them. They are added as rope_xp is imported, which is before any backend is."""
+"""Filled while rope_xp is imported, before any backend is."""

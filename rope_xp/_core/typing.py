@@ -2,12 +2,12 @@
 
 from typing import Any, Literal, TypeAlias, TypeVar
 
-# The standard names no array class, so a checker can only be told "some array".
+# The standard has no array class.
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 Device: TypeAlias = Any
 
 Layout: TypeAlias = Literal["interleaved", "half", "interleaved_to_half"]
 
-# "The same kind back": whatever array class goes in comes out.
+# The array class of the argument is that of the result.
 ArrayT = TypeVar("ArrayT")

@@ -1,7 +1,6 @@
 """The glue of an array library, with defaults that need only the array API standard.
 
-A *backend* is the glue of one array library: one :class:`Backend`. It lists its fast paths,
-fastest first; see :class:`rope_xp._core.path.Path`. To add one, see backends/README.md.
+To add a backend, see backends/README.md.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rope_xp._core.caches import cached_tables
 from rope_xp._core.call import LIMIT, TableLookup
 from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.library import DigitTables, TableKey
-from rope_xp._core.memory import Memory, placed
+from rope_xp._core.memory import Memory, get_span
 from rope_xp._core.path import Path, ShardedExecutor
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp._rotation.angles import cos_sin
@@ -23,7 +22,7 @@ from rope_xp._rotation.tables import host_tables
 
 
 class Backend:
-    """What rope_xp must know of one array library. The defaults need only the standard.
+    """The glue of one array library.
 
     Parameters
     ----------
@@ -42,9 +41,9 @@ class Backend:
     numpy_dtypes: bool = False
     """Whether its dtypes are those of numpy."""
     compatible_backend: Backend | None = None
-    """The backend of arrays that are taken for positions and tables too, or None for its own."""
+    """Another backend whose arrays are accepted as positions and tables."""
     sharded_executor: ShardedExecutor | None = None
-    """What runs a call whose arrays lie on several devices, in place of paths; None elsewhere."""
+    """Runs calls on arrays that lie on several devices, in place of paths."""
 
     def __init__(self, name: str, xp: Namespace, paths: tuple[Path, ...] = ()) -> None:
         self.name = name
@@ -55,15 +54,11 @@ class Backend:
         return f"<backend {self.name}>"
 
     def recognises(self, x: object) -> bool:
-        """Return whether x is an array of this library. Asked only of third-party backends."""
+        """Return whether x is an array of this library. Called on third-party backends only."""
         return False
 
-    def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
-        """Return cos and sin, (..., tokens, r/2), as the result of a call for them alone."""
-        return cos_sin(self, lookup)
-
     def refusal(self, x: Array) -> str | None:
-        """Return why this array of the library cannot be taken, or None. Asked once a type."""
+        """Return why arrays of this type cannot be taken, or None. Called once a type."""
         return None
 
     def signature(
@@ -76,38 +71,37 @@ class Backend:
     ) -> Any:
         """Return the ``CallSignature`` of a call, None if it cannot be cached.
 
-        ``context`` is what its key has besides arrays. ``tables`` are cos and sin, if given. See
-        :mod:`rope_xp._dispatch.call_cache`.
+        ``context`` is the part of its key that depends on no array, ``tables`` are given cos and
+        sin. See :mod:`rope_xp._dispatch.call_cache`.
         """
         return None
 
-    def are_apart(self, x: Array, y: Array) -> bool:
-        """Return whether two arrays surely share no memory."""
-        a, b = placed(self.memory(x)), placed(self.memory(y))
-        return a is not None and b is not None and (a.end <= b.start or b.end <= a.start)
-
     def is_compiling(self) -> bool:
-        """Return whether a compiler is tracing the Python code of the call right now."""
+        """Return whether a compiler traces the call."""
         return False
 
-    def traced(self, host: object, device: Device) -> Array:
-        """Return numpy or Python numbers as an array, asked only while a compiler is tracing."""
+    def asarray_in_trace(self, host: object, device: Device) -> Array:
+        """Return numpy or Python numbers as an array, while a compiler traces."""
         return self.xp.asarray(host, device=device)
 
     def dtype_name(self, x: Array) -> str:
         """Return the name of the dtype of x as numpy would spell it, such as "bfloat16"."""
         return numpy_name(x.dtype) if self.numpy_dtypes else str(x.dtype).rpartition(".")[2]
 
-    def unreadable(self, x: Array) -> str | None:
-        """Return what x is, if it is an array of which elements cannot be read, and what to give.
+    def unreadable_reason(self, x: Array) -> str | None:
+        """Return why elements of x cannot be read, and what to pass instead, or None.
 
-        Asked where ``dtype_name`` is the name of no dtype.
+        Called where ``dtype_name`` is no known dtype.
         """
         return None
 
+    def has_float64(self, x: Array) -> bool:
+        """Return whether the device of x computes float64."""
+        return True
+
     def device(self, x: Array) -> Device:
         """Return the device of x, hashable; None where there is only one."""
-        import array_api_compat  # which takes 2 to 7 ms, and few libraries ask
+        import array_api_compat  # 2 to 7 ms
 
         return array_api_compat.device(x)
 
@@ -115,14 +109,32 @@ class Backend:
         """Return a numpy array as an array of the library on a device."""
         return self.xp.asarray(host, device=device)
 
-    def settle(self, device: Device) -> None:
-        """Return once all streams of a device can read what ``asarray`` put there.
+    def synchronize(self, device: Device) -> None:
+        """Synchronize, so that every stream may read freshly copied tables."""
 
-        Asked of tables, which are kept for every later call. Others are read where they were put.
-        """
+    def host_view(self, positions: Array) -> np.ndarray | None:
+        """Return positions as a numpy array, None where reading them waits for a device."""
+        return positions if self.host else None
 
-    def length(self, x: Array, axis: int) -> Array:
-        """Return what ``arange`` takes for the length of an axis that is None in the shape."""
+    def memory(self, x: Array) -> Memory | None:
+        """Return the memory of x, None if it is unknown."""
+        return None
+
+    def are_disjoint(self, x: Array, y: Array) -> bool:
+        """Return whether two arrays surely share no memory."""
+        a, b = get_span(self.memory(x)), get_span(self.memory(y))
+        return a is not None and b is not None and (a.end <= b.start or b.end <= a.start)
+
+    def unwritable_reason(self, out: Array, x: Array) -> str | None:
+        """Return why the result of x may not be written to ``out``, or None."""
+        return None
+
+    def write(self, out: Array, result: Array) -> None:
+        """Copy result into out."""
+        out[...] = result
+
+    def axis_length(self, x: Array, axis: int) -> Array:
+        """Return the length of an axis that is None in the shape, as ``arange`` takes it."""
         raise NotImplementedError
 
     def arange(self, n: int, device: Device) -> Array:
@@ -140,12 +152,8 @@ class Backend:
         signed = xp.astype(positions & (LIMIT - 1), xp.int32)
         return xp.where(positions >> 31 == 0, signed, xp.full_like(signed, -LIMIT))
 
-    def host_view(self, positions: Array) -> np.ndarray | None:
-        """Return positions as a numpy array, None where reading them waits for a device."""
-        return positions if self.host else None
-
-    def parts(self, positions: Array, double: bool) -> tuple[Array, Array]:
-        """Return the whole part of float positions, as int32, and the fractional part.
+    def split_positions(self, positions: Array, double: bool) -> tuple[Array, Array]:
+        """Return the integer part of float positions, as int32, and the fractional part.
 
         With ``double`` the fraction of float32 positions is computed in float64.
         """
@@ -154,81 +162,69 @@ class Backend:
             positions = xp.astype(positions, xp.float64, copy=False)
         elif self.dtype_name(positions) in ("float16", "bfloat16"):
             positions = xp.astype(positions, xp.float32)
-        # Not a number, infinite, or too large: the one number that the lookup takes for "outside".
+        # The lookup takes -LIMIT for out of range; so are NaN and infinity.
         inside = xp.abs(positions) < float(LIMIT)
         positions = xp.where(inside, positions, xp.full_like(positions, -float(LIMIT)))
         floor = xp.floor(positions)
         return xp.astype(floor, xp.int32), positions - floor
 
-    def product(self, a: Array, b: Array) -> Array:
-        """Return a * b rounded to its dtype, also where a compiler likes to fuse multiply-add."""
+    def multiply_exactly(self, a: Array, b: Array) -> Array:
+        """Return a * b rounded to its dtype, also where a compiler would fuse multiply-add."""
         return a * b
 
-    def constant(self, x: Array) -> Array:
-        """Return x as a number that derivatives do not follow; itself where there are none."""
+    def stop_gradient(self, x: Array) -> Array:
+        """Return x as a constant to derivatives; x itself where there are none."""
         return x
 
-    def computed_once(self, cos: Array, sin: Array) -> tuple[Array, Array]:
-        """Return cos and sin such that a compiler does not compute them anew for every head."""
+    def materialize(self, cos: Array, sin: Array) -> tuple[Array, Array]:
+        """Return cos and sin such that no compiler recomputes them for every head."""
         return cos, sin
-
-    def take_rows(self, table: Array, indices: Array) -> Array:
-        """Return rows of a table, (*indices.shape, columns)."""
-        if indices.ndim == 1:
-            return self.xp.take(table, indices, axis=0)
-        # The standard takes lines of indices only.
-        rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
-        return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
-
-    def has_float64(self, x: Array) -> bool:
-        """Return whether float64 is computed where x lies."""
-        return True
-
-    def with_rows(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
-        """Return x with other values in rows of an axis. The standard only has ``take`` for it."""
-        xp, n = self.xp, rows.shape[0]
-        if n == 0:
-            return xp.asarray(x, copy=True)
-        order = xp.astype(xp.argsort(rows), xp.int32)
-        ordered = xp.take(rows, order, axis=0)
-        every = xp.arange(x.shape[axis], dtype=rows.dtype, device=self.device(x))
-        place = xp.searchsorted(ordered, every)
-        place = xp.where(place < n, place, xp.zeros_like(place))
-        new = xp.take(ordered, place, axis=0) == every
-        source = xp.astype(xp.take(order, place, axis=0), rows.dtype, copy=False) + x.shape[axis]
-        return xp.take(xp.concat([x, values], axis=axis), xp.where(new, source, every), axis=axis)
-
-    def put_rows(self, x: Array, axis: int, rows: Array, values: Array) -> None:
-        """Write values to rows of an axis of x."""
-        self.write(x, self.with_rows(x, axis, rows, values))
 
     def tables(self, table_key: TableKey, like: Array) -> DigitTables:
         """Return the digit tables of a rope on the device of ``like``, from a bounded cache."""
         return _tables_on_device((self, table_key, self.device(like)))
 
-    def memory(self, x: Array) -> Memory | None:
-        """Return where x lies, or None if the library does not tell."""
-        return None
+    def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
+        """Return cos and sin, (..., tokens, r/2), of a call that returns them."""
+        return cos_sin(self, lookup)
 
-    def unwritable_reason(self, out: Array, x: Array) -> str | None:
-        """Return why this result may not be written over ``out``, or None."""
-        return None
+    def take_rows(self, table: Array, indices: Array) -> Array:
+        """Return rows of a table, (*indices.shape, columns)."""
+        if indices.ndim == 1:
+            return self.xp.take(table, indices, axis=0)
+        # The standard takes 1-D indices only.
+        rows = self.xp.take(table, self.xp.reshape(indices, (-1,)), axis=0)
+        return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
-    def write(self, out: Array, result: Array) -> None:
-        """Copy result into out."""
-        out[...] = result
+    def replace_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
+        """Return x with other values in slots of an axis, by ``take``, as the standard has it."""
+        xp, n = self.xp, slots.shape[0]
+        if n == 0:
+            return xp.asarray(x, copy=True)
+        order = xp.astype(xp.argsort(slots), xp.int32)
+        ordered = xp.take(slots, order, axis=0)
+        indices = xp.arange(x.shape[axis], dtype=slots.dtype, device=self.device(x))
+        place = xp.searchsorted(ordered, indices)
+        place = xp.where(place < n, place, xp.zeros_like(place))
+        is_new = xp.take(ordered, place, axis=0) == indices
+        source = xp.astype(xp.take(order, place, axis=0), slots.dtype, copy=False) + x.shape[axis]
+        source = xp.where(is_new, source, indices)
+        return xp.take(xp.concat([x, values], axis=axis), source, axis=axis)
+
+    def write_slots(self, x: Array, axis: int, slots: Array, values: Array) -> None:
+        """Write values to slots of an axis of x."""
+        self.write(x, self.replace_slots(x, axis, slots, values))
 
 
 @cached_tables
 def _tables_on_device(key: tuple[Backend, TableKey, Hashable]) -> DigitTables:
     backend, table_key, device = key
     tables = put_tables(backend, table_key, device)
-    backend.settle(device)
+    backend.synchronize(device)
     return tables
 
 
 def put_tables(backend: Backend, table_key: TableKey, device: Device) -> DigitTables:
-    """Return the digit tables of a rope on a device, copied there anew."""
-    host = host_tables(table_key)
-    placed = [None if table is None else backend.asarray(table, device) for table in host]
-    return DigitTables(*placed)
+    """Return new digit tables of a rope on a device."""
+    tables = host_tables(table_key)
+    return DigitTables(*(None if x is None else backend.asarray(x, device) for x in tables))

@@ -17,7 +17,7 @@ VARIABLE = "ROPE_XP_PATH"
 
 
 class _Choice(threading.local):
-    """The path asked for by name in this thread. A ContextVar stops torch.compile."""
+    """The forced path of this thread. A ContextVar would stop torch.compile."""
 
     name: str | None = os.environ.get(VARIABLE) or None
     by: str = f" by the environment variable {VARIABLE}"
@@ -31,9 +31,8 @@ def use_path(name: str | None) -> Iterator[None]:
     """Run every call in this thread on the path of this name, or raise where it cannot.
 
     The choice belongs to the thread, and so to all its asyncio tasks: await nothing inside.
-
-    The environment variable ``ROPE_XP_PATH``, read at import, sets the choice for a process, but
-    for arrays of libraries that have no path of that name.
+    The environment variable ``ROPE_XP_PATH``, read at import, sets it for a process, and skips
+    libraries without a path of that name.
 
     Parameters
     ----------
@@ -79,25 +78,25 @@ def _check_name(name: str, by: str = "") -> None:
             )
             raise MissingBackendError(msg, name=owners[0].name)
         return
-    others = [path.name for backend in find.third_party() for path in backend.paths]
+    others = [path.name for backend in find.third_party_backends() for path in backend.paths]
     if name not in others:
-        own = (path for library in find.libraries for path in library.paths)
-        known = dict.fromkeys((portable.NAME, *own, *others))  # two libraries may share a name
+        paths = (path for library in find.libraries for path in library.paths)
+        known = dict.fromkeys((portable.NAME, *paths, *others))  # two libraries may share a name
         msg = f"no path is called {name!r}{by}; there are {', '.join(known)}"
         raise RopeError(msg)
 
 
 def run(call: Call) -> tuple[Array, ...]:
-    """Run a call on the path asked for, or on the fastest that takes it."""
-    return chosen(call)[1]
+    """Run a call on the forced path, or on the fastest that takes it."""
+    return run_on_path(call)[1]
 
 
-def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
-    """Run a call, and return which path did, None for the portable one."""
+def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
+    """Run a call, and return its path (None for the portable one) and the results."""
     sharded_executor: ShardedExecutor | None = call.backend.sharded_executor
     if sharded_executor is not None:
         return None, sharded_executor.run(call, run)
-    name = _forced(call)
+    name = _get_forced(call)
     path: Path
     if name is None:
         for path in call.backend.paths:
@@ -109,15 +108,15 @@ def chosen(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
         return None, portable.run(call)
     if name == portable.NAME:
         return None, portable.run(call)
-    path = _named(call, name)
+    path = _require_path(call, name)
     try:
         return path, path.run(call)
     except PathUnavailable as reason:
-        raise _cannot(name, str(reason)) from reason
+        raise _decline_error(name, str(reason)) from reason
 
 
-def _forced(call: Call) -> str | None:
-    """Return the path a call must take. A choice of the environment skips libraries without it."""
+def _get_forced(call: Call) -> str | None:
+    """Return the name of the forced path. The environment forces no library that lacks it."""
     name = choice.name
     if name is None or not choice.by or name == portable.NAME:
         return name
@@ -127,14 +126,14 @@ def _forced(call: Call) -> str | None:
     return None
 
 
-def refuse_if_asked_for(reason: PathUnavailable) -> None:
-    """Raise in place of running the portable path, where another was asked for by name."""
+def raise_if_forced(reason: PathUnavailable) -> None:
+    """Raise where another path than the portable one is forced."""
     name = choice.name
     if name is not None and name != portable.NAME:
-        raise _cannot(name, str(reason)) from reason
+        raise _decline_error(name, str(reason)) from reason
 
 
-def _named(call: Call, name: str) -> Path:
+def _require_path(call: Call, name: str) -> Path:
     backend = call.backend
     path: Path
     for path in backend.paths:
@@ -142,24 +141,24 @@ def _named(call: Call, name: str) -> Path:
             reason = path.decline_reason(call, forced=True)
             if reason is None:
                 return path
-            raise _cannot(name, reason)
+            raise _decline_error(name, reason)
     _check_name(name, choice.by and f", which is asked for{choice.by}")
-    have = ", ".join([*(path.name for path in backend.paths), portable.NAME])
+    known = ", ".join([*(path.name for path in backend.paths), portable.NAME])
     msg = (
         f"the path {name!r} was asked for{choice.by} and {backend.name} arrays have none of that "
-        f"name: {have}"
+        f"name: {known}"
     )
     raise RopeError(msg)
 
 
-def _cannot(name: str, reason: str) -> RopeError:
+def _decline_error(name: str, reason: str) -> RopeError:
     msg = f"the path {name!r} was asked for{choice.by} and cannot take this call: {reason}"
     return RopeError(msg)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which path runs a call, and why each faster one does not.
+    """The path of a call, and why each faster one declined.
 
     Parameters
     ----------
@@ -179,19 +178,19 @@ class Explanation:
     forced: bool
 
     def __str__(self) -> str:
-        how = " (asked for)" if self.forced else ""
-        lines = [f"{self.library}: {self.path}{how}"]
+        suffix = " (asked for)" if self.forced else ""
+        lines = [f"{self.library}: {self.path}{suffix}"]
         lines += [f"  not {name}: {reason}" for name, reason in self.declined]
         return "\n".join(lines)
 
 
 def explain(call: Call) -> Explanation:
     """Return which path would run a call."""
-    backend, name = call.backend, _forced(call)
+    backend, name = call.backend, _get_forced(call)
     if backend.sharded_executor is not None:
         return replace(explain(backend.sharded_executor.local_call(call)), library=backend.name)
     if name is not None:
-        path = name if name == portable.NAME else _named(call, name).name
+        path = name if name == portable.NAME else _require_path(call, name).name
         return Explanation(backend.name, path, (), True)
     declined: list[tuple[str, str]] = []
     for candidate in backend.paths:

@@ -1,4 +1,4 @@
-"""Kernels that are compiled when they are first needed, and what becomes of those that fail."""
+"""Kernels that are compiled on first use. One that fails is given up with one warning."""
 
 import importlib.util
 import signal
@@ -6,139 +6,127 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rope_xp._core.forks import SLOW
 from rope_xp._core.path import PathUnavailable
 
 Key = TypeVar("Key", bound=Hashable)
 Kernel = TypeVar("Kernel")
-MOST = 4096
-"""Kernels that are kept, of each compiler."""
+MAX_KERNELS = 4096
+"""The limit of each compiler's kernels."""
 
 
 class Kernels(Generic[Key, Kernel]):
-    """The kernels of one compiler. One that fails is given up alone, with one warning.
-
-    Where memory is short none is given up: the next call tries again.
+    """The kernels of one compiler. Where memory is short none is given up: later calls try again.
 
     Parameters
     ----------
     package : str
-        What compiles them; without it there are none.
+        The package of the compiler.
     load : callable
-        Imports what makes kernels: returns ``compile(key)``.
+        Imports the compiler and returns ``compile(key)``.
     """
 
     def __init__(self, package: str, load: Callable[[], Callable[[Key], Kernel]]) -> None:
         self._package = package
         self._load = load
         self._compile: Callable[[Key], Kernel] | None = None
-        self._made: dict[Key, Kernel] = {}
+        self._compiled: dict[Key, Kernel] = {}
         self._failed: dict[Key, str] = {}
-        self._objection: str | None = None
+        self._decline_reason: str | None = None
         if importlib.util.find_spec(package) is None:
-            self._objection = f"{package} is not installed (pip install 'rope-xp[{package}]')"
+            self._decline_reason = f"{package} is not installed (pip install 'rope-xp[{package}]')"
 
     def decline_reason(self, *keys: Key) -> str | None:
-        """Return why this process has none of these kernels, None if it can have all of them."""
-        if self._objection is None and self._failed:
+        """Return why this process lacks one of these kernels, None if it can have them all."""
+        if self._decline_reason is None and self._failed:
             return next((self._failed[key] for key in keys if key in self._failed), None)
-        return self._objection
+        return self._decline_reason
 
     def ready(self, key: Key) -> bool:
         """Return whether a kernel is compiled."""
-        return key in self._made
+        return key in self._compiled
 
     def get(self, key: Key, *, give_up: bool = True) -> Kernel:
-        """Return a kernel, compiled if it is not yet, or raise Unavailable.
+        """Return a kernel, compiled if needed, or raise PathUnavailable.
 
-        Without ``give_up`` the compiler's own error is raised, and another try may go better.
+        Without ``give_up`` the compiler's own error is raised, and the next call tries again.
         """
-        made = self._made.get(key)
-        return self._new(key, give_up) if made is None else made
+        kernel = self._compiled.get(key)
+        return self._add(key, give_up) if kernel is None else kernel
 
     def load(self) -> Callable[[Key], Kernel]:
-        """Return what makes kernels, imported if it is not yet, or raise Unavailable."""
+        """Return the compiler, imported if needed, or raise PathUnavailable."""
         with SLOW:
-            if self._objection is not None:
-                raise PathUnavailable(self._objection)
+            if self._decline_reason is not None:
+                raise PathUnavailable(self._decline_reason)
             if self._compile is None:
                 try:
-                    with _interrupts_held():
+                    with _defer_interrupts():
                         self._compile = self._load()
-                # A compiler that is broken raises anything, and there is a path without it.
-                except Exception as error:  # noqa: BLE001  # see above
-                    reason = f"{self._package} cannot be imported: {_words(error)}"
-                    if not _passes(error):
-                        self._objection = reason
-                    _give_up(f"without {self._package}", reason, error)
+                # A broken compiler raises anything, and other paths need none.
+                except Exception as error:  # see above
+                    reason = _warn("", self._package, "cannot be imported", error)
+                    if not _is_out_of_memory(error):
+                        self._decline_reason = reason
+                    raise PathUnavailable(reason) from error
             return self._compile
 
-    def _new(self, key: Key, give_up: bool) -> Kernel:
-        compiled = self.load()
+    def _add(self, key: Key, give_up: bool) -> Kernel:
+        compile_kernel = self.load()
         with SLOW:
-            if key in self._made:
-                return self._made[key]
+            if key in self._compiled:
+                return self._compiled[key]
             if key in self._failed:
                 raise PathUnavailable(self._failed[key])
             try:
-                with _interrupts_held():
-                    made = _once_more(compiled, key)
+                with _defer_interrupts():
+                    try:
+                        kernel = compile_kernel(key)
+                    except OSError:  # another process may be writing the same files
+                        kernel = compile_kernel(key)
             except Exception as error:  # as in load
                 if not give_up:
                     raise
-                reason = f"{self._package} cannot compile its kernel: {_words(error)}"
-                if not _passes(error):
+                reason = _warn("a kernel of ", self._package, "cannot compile its kernel", error)
+                if not _is_out_of_memory(error):
                     self._failed[key] = reason
-                _give_up(f"without a kernel of {self._package}", reason, error)
-            while len(self._made) >= MOST:
-                del self._made[next(iter(self._made))]
-            self._made[key] = made
-            return made
+                raise PathUnavailable(reason) from error
+            while len(self._compiled) >= MAX_KERNELS:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[key] = kernel
+            return kernel
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until all is imported or compiled.
+def _defer_interrupts() -> Iterator[None]:
+    """Defer Ctrl-C to the end: C code of a compiler may turn it into another error, or drop it.
 
-    C code of a compiler could make another error of it, or print it and go on. Only the main thread
-    is interrupted, and a handler that was not set by Python cannot be put back.
+    Only the main thread is interrupted. A handler that Python did not set cannot be restored.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *_: held.append(True))
+    signals: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *_: signals.append(True))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if held:
+        if signals:
             signal.raise_signal(signal.SIGINT)
 
 
-def _once_more(compiled: Callable[[Key], Kernel], key: Key) -> Kernel:
-    """Return a kernel, on a second try where files fail: another process may be writing them."""
-    try:
-        return compiled(key)
-    except OSError:
-        return compiled(key)
-
-
-def _passes(error: Exception) -> bool:
-    """Return whether memory is short, of the host or of a device, as it may not be a moment later.
-
-    Each compiler has an error of its own for what the driver calls so.
-    """
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory of the host or a device is short, by each compiler's own error."""
     return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _give_up(without: str, reason: str, error: Exception) -> NoReturn:
-    warnings.warn(f"rope_xp goes on {without}. {reason}", RuntimeWarning, stacklevel=2)
-    raise PathUnavailable(reason) from error
+def _warn(kernel: str, package: str, failure: str, error: Exception) -> str:
+    """Warn, and return the reason."""
+    reason = f"{package} {failure}: {' '.join(str(error).split()) or type(error).__name__}"
+    msg = f"rope_xp goes on without {kernel}{package}. {reason}"
+    warnings.warn(msg, RuntimeWarning, stacklevel=2)
+    return reason

@@ -1,4 +1,4 @@
-"""Frequencies of a rotary embedding before any rule, in numpy float64."""
+"""Unscaled frequencies, in numpy float64."""
 
 import decimal
 from itertools import accumulate, repeat
@@ -52,15 +52,15 @@ def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
 
 
 def remainders(base: float, rotary_dim: int) -> NDArray[np.float64]:
-    """Return what :func:`inverse_frequencies` rounded away; position 2**31 makes 1.2e-7 of it."""
+    """Return the rounding errors of :func:`inverse_frequencies`, 1.2e-7 at position 2**31."""
     return np.array(_powers(float(base), rotary_dim)[1])
 
 
 @cached(64)
 def _powers(base: float, rotary_dim: int) -> tuple[list[float], list[float]]:
-    # A float64 power loses up to five units where 2i/r is no binary fraction, and its last bit
-    # differs between processors. Position 2**31 multiplies that error; fifty digits leave none.
-    with decimal.localcontext(decimal.Context(prec=50)):  # whatever the caller has set
+    # A float64 power is off by up to five units where 2i/r is no binary fraction, and its last bit
+    # differs between processors. Position 2**31 multiplies that error; with 50 digits none is left.
+    with decimal.localcontext(decimal.Context(prec=50)):
         ratio = decimal.Decimal(base) ** (decimal.Decimal(-2) / rotary_dim)
         exact = list(
             accumulate(repeat(ratio, rotary_dim // 2 - 1), mul, initial=decimal.Decimal(1))

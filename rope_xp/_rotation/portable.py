@@ -1,4 +1,4 @@
-"""The path that every library has: look the angles up, rotate, write."""
+"""The path of every library and reference of all others: look up angles, rotate, write."""
 
 from collections.abc import Callable
 
@@ -10,17 +10,17 @@ NAME = "portable"
 
 
 def cos_sin(call: Call, source: AngleSource) -> tuple[Array, Array]:
-    """Return cos and sin, (batch..., tokens, r/2), computed no more than once."""
-    made = angles.cos_sin(call.backend, source)
-    return made if isinstance(source, CosSin) else call.backend.computed_once(*made)
+    """Return cos and sin, (batch..., tokens, r/2), in memory."""
+    tables = angles.cos_sin(call.backend, source)
+    return tables if isinstance(source, CosSin) else call.backend.materialize(*tables)
 
 
 def for_kernel(
     call: Call, source: AngleSource, *, parts: bool = True, double: bool = True
 ) -> TableLookup | CosSin:
-    """Return a source whose angles a kernel looks up, or else those angles, computed here.
+    """Return the source if kernels read it, else its cos and sin.
 
-    The rest says whether the kernel knows positions with fractions, and tables in float64.
+    ``parts`` and ``double`` say whether they read fractional positions and float64 tables.
     """
     if (
         isinstance(source, TableLookup)
@@ -32,10 +32,9 @@ def for_kernel(
 
 
 def run(call: Call, rotate: Callable[..., Array] = pairs.rotate) -> tuple[Array, ...]:
-    """Return the rotated arrays, written to ``call.out`` if it is given.
+    """Return the rotated arrays, in ``call.out`` if it is given.
 
-    ``rotate`` stands for :func:`rope_xp._rotation.pairs.rotate`, where a compiler wants it in other
-    words.
+    ``rotate`` is :func:`rope_xp._rotation.pairs.rotate`, or an equal that compiles better.
     """
     xp, results = call.backend.xp, []
     for arrays, _, source in call.groups(one_dtype=False):
@@ -49,10 +48,7 @@ def run(call: Call, rotate: Callable[..., Array] = pairs.rotate) -> tuple[Array,
 
 
 def align(xp: Namespace, table: Array, axes: Axes) -> Array:
-    """Bring a table (batch..., tokens, r/2) to the axes of the array that it broadcasts against.
-
-    All of them, as jax can be told to refuse products of arrays that differ in their number.
-    """
+    """Return a table (batch..., tokens, r/2) with all axes of an array, to broadcast against it."""
     if not axes.in_order:
         return _permute(xp, table, axes)
     missing = len(axes.names) - len(table.shape)
@@ -64,7 +60,7 @@ def align(xp: Namespace, table: Array, axes: Axes) -> Array:
 def _permute(xp: Namespace, table: Array, axes: Axes) -> Array:
     missing = len(axes.batch) + 2 - len(table.shape)
     table = table[(*(None,) * missing, ..., None)]
-    # In table: batch, tokens, r/2, and the axis of length 1 just added.
+    # The table has batch, tokens, r/2, and a new axis of length 1.
     order = [0] * len(axes.names)
     for source, target in enumerate((*axes.batch, axes.tokens, len(order) - 1)):
         order[target] = source

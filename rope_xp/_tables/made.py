@@ -34,11 +34,11 @@ def at(rope: Rope, positions: Any, like: Array) -> tuple[Tables, Tables | None]:
             return results  # type: ignore[no-any-return]  # the cache is untyped
     backend, lookup, inverse = parse_tables.angles(rope, positions, like)
     tables, forward = _made(backend, lookup, signature)
-    tables, undo = backend.computed_once(*tables), None
+    tables, undo = backend.materialize(*tables), None
     backward = None
     if inverse is not None:
         undo, backward = _made(backend, inverse, signature)
-        undo = backend.computed_once(*undo)
+        undo = backend.materialize(*undo)
     if signature is not None and forward is not None and (backward is None) is (inverse is None):
         call_cache.CALLS.store(signature.key, CachedTables(forward, backward))
     return tables, undo

@@ -60,7 +60,7 @@ def _may_be_unhashable(value: object) -> bool:
     """
     members: Any = value if isinstance(value, tuple) else ()
     if dataclasses.is_dataclass(value):
-        members = numbers.held_by(value).values()
+        members = numbers.get_attributes(value).values()
     return type(value).__hash__ is None or any(map(_may_be_unhashable, members))
 
 

@@ -27,7 +27,7 @@ ROPES = {
     "trailing": RoPE(layout="interleaved_to_half", rotary_dim=8, rotary_offset=-8),
     "yarn": RoPE(scaling=YaRN(4.0, 4096)),
 }
-SHORT = ("half", "interleaved_to_half", "trailing", "yarn")
+SHORT = ("half", "trailing", "yarn")
 KNOWN = (BATCH, TOKENS, HEADS, D)
 UNKNOWN = ("batch", "tokens", HEADS, D)
 LONGER = ("batch", "tokens", "heads", D)
@@ -43,9 +43,9 @@ def graph(function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any,
         f"x{i}": ndx.argument(shape=shape, dtype=getattr(ndx, array.dtype.name))
         for i, (array, shape) in enumerate(arguments)
     }
-    made = function(*inputs.values())
-    made = made if isinstance(made, tuple) else (made,)
-    model = ndx.build(inputs, {f"y{i}": y for i, y in enumerate(made)})
+    results = function(*inputs.values())
+    results = results if isinstance(results, tuple) else (results,)
+    model = ndx.build(inputs, {f"y{i}": y for i, y in enumerate(results)})
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda *arrays: session.run(None, dict(zip(inputs, arrays, strict=True)))
 
@@ -116,7 +116,9 @@ def test_16_bits_and_separate_positions() -> None:
     check(lambda q, k, p: rope_xp.apply(q, k, p, k_positions=p + 0), x, k, p)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint16", "uint32", *map(exhaustive, ["int32", "uint64"])]
+)
 def test_integers_of_every_size(dtype: str) -> None:
     positions = np.array([0, 1, 2, 3, 5, 8, 13, 21, 127]).astype(dtype)
     check(RoPE().rotate, (sample(), UNKNOWN), (positions, ("tokens",)))
@@ -162,14 +164,9 @@ def test_arrays_with_values() -> None:
     assert str(rope_xp.explain(got, got)) == "ndonnx: portable"
 
 
-def test_known_lengths_are_kept() -> None:
-    x = ndx.argument(shape=UNKNOWN, dtype=ndx.float32)
-    for rope in ROPES.values():
-        assert rope.rotate(x).shape == (None, None, HEADS, D)
-
-
 def test_errors() -> None:
     x = ndx.argument(shape=UNKNOWN, dtype=ndx.float32)
+    assert RoPE().rotate(x).shape == (None, None, HEADS, D)
     with pytest.raises(RopeError, match="one number for n tokens; write positions = offset"):
         RoPE().rotate(x, 5)
     with pytest.raises(TypeError, match="a value in a graph"):
@@ -179,11 +176,6 @@ def test_errors() -> None:
     maybe = ndx.argument(shape=UNKNOWN, dtype=ndx.nfloat32)
     with pytest.raises(TypeError, match="nfloat32"):
         RoPE().rotate(maybe)
-
-
-def test_a_head_of_unknown_length_is_refused() -> None:
-    x = ndx.argument(shape=("b", "s", 2, "d"), dtype=ndx.float32)
-    with pytest.raises(
-        RopeError, match="the array to rotate has an axis whose length is not known"
-    ):
-        RoPE().rotate(x)
+    head = ndx.argument(shape=("b", "s", 2, "d"), dtype=ndx.float32)
+    with pytest.raises(RopeError, match="array to rotate has an axis whose length is not known"):
+        RoPE().rotate(head)

@@ -37,7 +37,7 @@ def test_each_is_bounded_and_listed() -> None:
         if isinstance(cache, caches.TableCache):
             continue  # test_tables.py sees to their bytes
         counted = isinstance(cache, caches.BoundedCache)
-        assert 0 < (cache.most if counted else cache.cache_info().maxsize) <= 4096, name
+        assert 0 < (cache.max_entries if counted else cache.cache_info().maxsize) <= 4096, name
 
 
 def test_the_bound_holds() -> None:

@@ -104,8 +104,8 @@ def test_frequencies_have_the_digits_that_they_are_given_with() -> None:
 
 
 def test_digits_of_a_turn() -> None:
-    for base in (products.NARROW, products.WIDE):
-        digits = products._turn_digits(base.bits, 7)
+    for base in (products.SINGLE, products.DOUBLE):
+        digits = products._get_radian_digits(base.bits, 7)
         with mpmath.workdps(80):
             made = sum(
                 mpmath.mpf(d) * mpmath.mpf(2) ** (-base.bits * n) for n, d in enumerate(digits)

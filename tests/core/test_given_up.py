@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rope_xp._core.path import PathUnavailable
-from rope_xp._dispatch.kernels import MOST, Kernels
+from rope_xp._dispatch.kernels import MAX_KERNELS, Kernels
 
 
 class CompilerError(Exception):
@@ -229,11 +229,11 @@ def test_a_package_that_is_missing_or_broken() -> None:
 
 def test_there_is_a_bound() -> None:
     kernels: Kernels[int, int] = Kernels("numpy", lambda: lambda key: key)
-    for key in range(MOST + 3):
+    for key in range(MAX_KERNELS + 3):
         kernels.get(key)
-    assert len(kernels._made) == MOST
+    assert len(kernels._compiled) == MAX_KERNELS
     assert not kernels.ready(0)
-    assert kernels.ready(MOST + 2)
+    assert kernels.ready(MAX_KERNELS + 2)
 
 
 def test_threads_compile_a_kernel_once() -> None:

@@ -12,8 +12,8 @@ from rope_xp._core.memory import (
     StridedLayout,
     alignment,
     collapse_dims,
-    overlap,
-    placed,
+    get_span,
+    have_overlap,
     span,
 )
 
@@ -102,8 +102,8 @@ def test_overlap_is_that_of_numpy(data: st.DataObject) -> None:
         return Memory(x.ctypes.data, x.shape, x.strides, x.itemsize, True)
 
     a, b = view(), view()
-    first, second = placed(of(a)), placed(of(b))
+    first, second = get_span(of(a)), get_span(of(b))
     assert first is not None
     assert second is not None
-    assert overlap(first, second) == np.shares_memory(a, b)
-    assert placed(None) is None
+    assert have_overlap(first, second) == np.shares_memory(a, b)
+    assert get_span(None) is None

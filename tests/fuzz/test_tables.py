@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from support.fuzz import bounds, cases, oracle
 from support.fuzz.cases import Positions
 from support.fuzz.libraries import Library, fuzzed
-from support.fuzz.memory import View, lay
 
-import rope_xp
 from rope_xp import RoPE
 from rope_xp.papers import encodings
 
@@ -92,46 +90,3 @@ def test_cos_sin(library: Library, case: Angles) -> None:
         assert found.dtype == (np.float64 if double else np.float32)
         assert found.shape == right.shape
         assert (np.abs(found - right * factor) <= (error + least * (factor != 1)) * factor).all()
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A call of permute_weights."""
-
-    heads: int
-    pairs: int
-    trail: tuple[int, ...]
-    view: View
-    to: str
-
-
-weights = st.integers(0, 2).flatmap(
-    lambda n: st.builds(
-        Weights,
-        st.integers(1, 4),
-        st.integers(0, 5),
-        st.tuples(*[st.integers(0, 3)] * n),
-        cases.views(n + 1),
-        st.sampled_from(["half", "interleaved"]),
-    )
-)
-
-
-@fuzzed()
-@given(case=weights)
-def test_permute_weights(library: Library, case: Weights) -> None:
-    if bounds.left_out(library, case.view.seed):
-        return
-    size = 2 * case.pairs
-    _, w = lay(
-        (case.heads * size, *case.trail), library.view(case.view, library.float(case.view.dtype))
-    )
-    with library.chosen():
-        got = library.back(rope_xp.permute_weights(library.make(w), case.heads, to=case.to))
-    assert got.shape == w.shape
-    for head in range(case.heads):
-        for i in range(case.pairs):
-            for j in range(2):
-                near, far = head * size + 2 * i + j, head * size + j * case.pairs + i
-                to, source = (far, near) if case.to == "half" else (near, far)
-                np.testing.assert_array_equal(got[to], w[source])

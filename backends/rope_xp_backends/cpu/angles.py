@@ -1,4 +1,4 @@
-"""Cosines and sines of a few pairs in vectors: the steps of :mod:`rope_xp._rotation.angles`."""
+"""cos and sin in vectors: the steps of :mod:`rope_xp._rotation.angles`."""
 
 from math import pi
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ from rope_xp._rotation import fractions
 from .language import DOUBLE, FLOAT, I32, Condition, Int, broadcast, fill
 
 CosSin: TypeAlias = tuple[Int, Int]
-"""Addresses of a row of cosines and of one of sines."""
+"""Addresses of cos and sin."""
 
 
 class Vectors:
@@ -22,11 +22,11 @@ class Vectors:
         self.kind = ir.VectorType(self.element, lanes)
 
     def load(self, row: Int, index: Int | int = 0) -> Any:
-        """Return the elements of a row from an index on."""
+        """Load the elements of a row from an index on."""
         return (row + row.like(index) * self.size).load(self.kind, self.size)
 
     def store(self, vector: Any, row: Int, index: Int | int = 0) -> None:
-        """Write them."""
+        """Store them."""
         (row + row.like(index) * self.size).store(vector, self.size)
 
     def constant(self, value: float) -> Any:
@@ -54,8 +54,8 @@ class Vectors:
         """Return cos - 1 and sin of angles from 0, as :mod:`rope_xp._rotation.fractions` does."""
         b = self.builder
         quarters = b.fadd(b.fmul(angle, self.constant(2 / pi)), self.constant(0.5))
-        turn = b.fptosi(quarters, ir.VectorType(I32, self.lanes))  # rounds down what is positive
-        quarters = b.sitofp(turn, self.kind)
+        turns = b.fptosi(quarters, ir.VectorType(I32, self.lanes))  # floor, as none is negative
+        quarters = b.sitofp(turns, self.kind)
         x = b.fsub(angle, b.fmul(quarters, self.constant(series.coarse)))
         x = b.fsub(x, b.fmul(quarters, self.constant(series.fine)))
         square = b.fmul(x, x)
@@ -67,11 +67,11 @@ class Vectors:
         def has(integer: Any, bit: Any) -> Any:
             return b.icmp_signed("!=", b.and_(integer, bit), zero)
 
-        swapped, negative = has(turn, one), has(b.add(turn, one), two)
+        swapped, negative = has(turns, one), has(b.add(turns, one), two)
         cos, sin = b.select(swapped, sin, cos), b.select(swapped, cos, sin)
         cos = self.negate_if(negative, cos)
-        cosm1 = b.select(b.icmp_signed("==", turn, zero), cosm1, b.fsub(cos, self.constant(1.0)))
-        return cosm1, self.negate_if(has(turn, two), sin)
+        cosm1 = b.select(b.icmp_signed("==", turns, zero), cosm1, b.fsub(cos, self.constant(1.0)))
+        return cosm1, self.negate_if(has(turns, two), sin)
 
     def _horner(self, square: Any, coefficients: tuple[float, ...]) -> Any:
         value = self.constant(coefficients[0])
@@ -91,7 +91,7 @@ class Vectors:
 def compose_digits(
     v: Vectors, rows: CosSin, tables: tuple[Int, ...], pairs: Int, first: Int, negative: Condition
 ) -> None:
-    """Write cos and sin from a row of each digit's table, where sines lie behind cosines."""
+    """Compose cos and sin of a row of each digit's table, where sines lie behind cosines."""
     angle, *others = ((v.load(row, first), v.load(row, pairs + first)) for row in tables)
     for other in others:
         angle = v.compose(angle, other, less_1=v.double)
@@ -108,30 +108,29 @@ def add_fraction(
 ) -> None:
     """Advance cos and sin by the fractional part of a position, then negate the sine or not."""
     part = broadcast(v.builder, fraction.load(v.element, v.size), v.lanes)
-    step = v.builder.fmul(part, v.load(frequencies, first))
-    turn = v.cosm1_sin(step, fractions.WIDE if v.double else fractions.NARROW)
-    angle = v.compose((v.load(rows[0], first), v.load(rows[1], first)), turn, less_1=True)
+    product = v.builder.fmul(part, v.load(frequencies, first))
+    step = v.cosm1_sin(product, fractions.DOUBLE if v.double else fractions.SINGLE)
+    angle = v.compose((v.load(rows[0], first), v.load(rows[1], first)), step, less_1=True)
     v.store(angle[0], rows[0], first)
     v.store(v.negate_if(negative, angle[1]), rows[1], first)
 
 
 # *target = negative ? -*source : *source;
 def copy_number(target: Int, source: Int, negative: Condition | None, double: bool) -> None:
-    """Copy a cosine or sine from one address to another, or its negative."""
+    """Copy a number or its negative."""
     v = Vectors(target.builder, double, 1)
     number = v.load(source)
     v.store(number if negative is None else v.negate_if(negative, number), target)
 
 
 # for (i = first; i < first + lanes; i++)
-#     if (components[i] == component) cos[i] = own_cos[i], sin[i] = own_sin[i];
+#     if (components[i] == component) cos[i] = new_cos[i], sin[i] = new_sin[i];
 def select_component(
-    v: Vectors, rows: CosSin, own: CosSin, components: Int, component: Int, first: Int
+    v: Vectors, rows: CosSin, new: CosSin, components: Int, component: Int, first: Int
 ) -> None:
-    """Overwrite cos and sin in ``rows`` by those in ``own`` where pairs read one component."""
+    """Overwrite cos and sin in ``rows`` by those in ``new`` where pairs read one component."""
     b = v.builder
-    found = (components + first * 4).load(ir.VectorType(I32, v.lanes), 4)
-    wanted = broadcast(b, b.trunc(component.value, I32), v.lanes)
-    mine = b.icmp_signed("==", found, wanted)
-    for table, other in zip(rows, own, strict=True):
-        v.store(b.select(mine, v.load(other, first), v.load(table, first)), table, first)
+    read = (components + first * 4).load(ir.VectorType(I32, v.lanes), 4)
+    selected = b.icmp_signed("==", read, broadcast(b, b.trunc(component.value, I32), v.lanes))
+    for row, new_row in zip(rows, new, strict=True):
+        v.store(b.select(selected, v.load(new_row, first), v.load(row, first)), row, first)

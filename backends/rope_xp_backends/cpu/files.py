@@ -1,4 +1,4 @@
-"""Kernel cache on disk: machine code that one process compiles and the next ones read."""
+"""Kernel cache on disk, shared by processes."""
 
 import contextlib
 import hashlib
@@ -11,14 +11,15 @@ from pathlib import Path
 VARIABLE = "ROPE_XP_KERNEL_CACHE"
 """A folder for kernels, or 0 for no cache."""
 _SUFFIX = ".rope_xp"
-"""Only files with it are deleted, whatever else lies in the folder."""
+"""Only files with it are deleted."""
 _DAY = 24 * 60 * 60
 _DAYS_UNUSED = 30
-"""After which a kernel belongs to an older version, most likely, or to another processor."""
+"""Older kernels are most likely of another version or processor."""
 _OTHERS_MAY_WRITE = 0o022
+_DIGEST = hashlib.sha256().digest_size
 
 
-def read(name: str) -> bytes | None:
+def read_kernel(name: str) -> bytes | None:
     """Return the code of a kernel, None if it is missing or damaged."""
     folder = _find_folder()
     if folder is None:
@@ -28,20 +29,19 @@ def read(name: str) -> bytes | None:
         content = file.read_bytes()
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # where nothing can be written nothing is evicted either
+    with contextlib.suppress(OSError):  # a read-only folder evicts nothing either
         if time.time() - file.stat().st_mtime > _DAY:
             os.utime(file)
-    size = hashlib.sha256().digest_size
-    check, code = content[:size], content[size:]
-    return code if check == hashlib.sha256(code).digest() else None
+    digest, code = content[:_DIGEST], content[_DIGEST:]
+    return code if digest == hashlib.sha256(code).digest() else None
 
 
-def keep(name: str, code: bytes) -> None:
-    """Write the code of a kernel, if there is a folder for it. Readers see all of it or none."""
+def write_kernel(name: str, code: bytes) -> None:
+    """Write the code of a kernel, if there is a folder. Readers see all of it or none."""
     folder = _find_folder()
     if folder is None:
         return
-    with contextlib.suppress(OSError):  # a full disk, or one that cannot be written to
+    with contextlib.suppress(OSError):  # a full or read-only disk
         handle, unfinished = tempfile.mkstemp(suffix=_SUFFIX, dir=folder)
         try:
             with os.fdopen(handle, "wb") as target:
@@ -63,37 +63,35 @@ def _evict(folder: Path) -> None:
 
 def _find_folder() -> Path | None:
     """Return the folder of the cache, None if it is off or there is no safe one."""
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted == "0":
+    setting = os.environ.get(VARIABLE, "")
+    if setting == "0":
         return None
     try:
-        folder = Path(wanted) if wanted else _find_caches() / "rope_xp"
+        folder = Path(setting) if setting else _find_caches() / "rope_xp"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder if _is_private(folder) else None
-    except (OSError, RuntimeError):  # nothing can be written there, or there is no home
+    except (OSError, RuntimeError):  # a read-only place, or no home
         return None
 
 
 def _find_caches() -> Path:
-    """Return the folder for caches of this user's programs."""
+    """Return the user's folder for caches."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
-    # https://specifications.freedesktop.org/basedir-spec/latest/ has relative paths ignored.
     windows = sys.platform == "win32"
-    named = Path(os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", ""))
-    if named.is_absolute():
-        return named
+    folder = Path(os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", ""))
+    if folder.is_absolute():  # https://specifications.freedesktop.org/basedir-spec/latest/
+        return folder
     return Path.home() / "AppData" / "Local" if windows else Path.home() / ".cache"
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether a folder is this user's, and nobody else may write to it.
+    """Return whether only this user may write to a folder, whose code this process will run.
 
-    Whoever can could have this process run anything. Windows does not say who may, but keeps
-    others out of a user's profile.
+    Windows has no such bits, but protects a user's profile.
     """
     if not hasattr(os, "geteuid"):
-        places = (place.resolve() for place in (Path.home(), _find_caches()))
-        return any(map(folder.resolve().is_relative_to, places))
-    found = folder.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE
+        profile = (place.resolve() for place in (Path.home(), _find_caches()))
+        return any(map(folder.resolve().is_relative_to, profile))
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_MAY_WRITE

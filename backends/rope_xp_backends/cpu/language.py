@@ -1,6 +1,6 @@
-"""The language of kernels: integers, vectors, conditions and loops of LLVM, written as in Python.
+"""Integers, vectors, conditions and loops of LLVM, written as in Python.
 
-A function of this package that takes them computes nothing. It emits code that will.
+Functions that take them compute nothing: they emit code.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from typing import Any, TypeAlias
 
 from llvmlite import ir
 
+from .plan import FEW, FIELDS
+
 I32, I64 = ir.IntType(32), ir.IntType(64)
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
 Condition: TypeAlias = Any
 """A value of one bit."""
 _POINTER = ir.PointerType()
+MANY = 16
+"""Pairs rotated at once: one vector of AVX-512, 2 of AVX2 or 4 of NEON to work in parallel. Of the
+rest FEW go together, and the last ones one by one."""
 
 
 def _operator(name: str) -> Callable[[Int, Int | int], Int]:
@@ -38,13 +43,13 @@ class Int:
         self.value = ir.Constant(I64, value) if isinstance(value, int) else value
 
     def like(self, other: Int | int) -> Int:
-        """Return another integer as one of the same kernel."""
+        """Return a constant of the same kernel."""
         return other if isinstance(other, Int) else Int(self.builder, other)
 
     __add__ = _operator("add")
     __sub__ = _operator("sub")
     __mul__ = _operator("mul")
-    # As in C these two round towards zero. Nothing that is divided here is negative.
+    # As in C these two round towards zero. No dividend here is negative.
     __floordiv__ = _operator("sdiv")
     __mod__ = _operator("srem")
     __and__ = _operator("and_")
@@ -59,6 +64,10 @@ class Int:
         """Return a condition, of which the relation is "==", "!=", "<", "<=", ">" or ">="."""
         return self.builder.icmp_signed(relation, self.value, self.like(other).value)
 
+    def is_nonzero(self) -> Condition:
+        """Return a condition."""
+        return self.is_("!=", 0)
+
     def __lt__(self, other: Int | int) -> Condition:
         return self.is_("<", other)
 
@@ -67,11 +76,11 @@ class Int:
         return self.builder.inttoptr(self.value, _POINTER)
 
     def load(self, kind: Any, alignment: int) -> Any:
-        """Return what lies at an address, of a type of LLVM."""
+        """Return the value of a type of LLVM at an address."""
         return self.builder.load(self.pointer(), align=alignment, typ=kind)
 
     def store(self, value: Any, alignment: int) -> Any:
-        """Write a value to an address, and return the instruction that does."""
+        """Write a value to an address, and return the instruction."""
         return self.builder.store(value, self.pointer(), align=alignment)
 
     def peek(self, index: int = 0) -> Int:
@@ -113,6 +122,25 @@ def loop(start: Int, stop: Int, step: int | Callable[[Int], Int] = 1) -> Iterato
     b.position_at_end(end)
 
 
+# for (n = first; n + 16 <= end; n += 16) { ... }
+# for (; n + 8 <= end; n += 8) { ... }
+# for (; n < end; n++) { ... }
+def vector_steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
+    """Write loops over pairs: yield the first pair of a step, and the number of pairs in it."""
+    many, few = (end - (end - first) % lanes for lanes in (MANY, FEW))
+    for start, stop, lanes in ((first, many, MANY), (many, few, FEW), (few, end, 1)):
+        with loop(start, stop, lanes) as n:
+            yield n, lanes
+
+
+Params: TypeAlias = dict[str, Int]
+
+
+def load_params(plan: Int) -> Params:
+    """Load the numbers of a plan by name. LLVM drops those that a function does not use."""
+    return {name: plan.peek(i) for i, name in enumerate(FIELDS)}
+
+
 # memcpy(target, source, count);
 def copy(target: Int, source: Int, count: Int) -> None:
     """Copy bytes from one address to another."""
@@ -122,7 +150,7 @@ def copy(target: Int, source: Int, count: Int) -> None:
 
 # __builtin_prefetch(address, 0, 2);
 def prefetch(address: Int) -> None:
-    """Fetch what will be read into the second cache."""
+    """Fetch an address into the second cache."""
     read, locality, data = (ir.Constant(I32, n) for n in (0, 2, 1))
     _call(address.builder, "llvm.prefetch.p0", [address.pointer(), read, locality, data])
 

@@ -1,4 +1,4 @@
-"""From arrays in CPU memory to kernels. Shared by numpy and torch."""
+"""Kernel calls on arrays in CPU memory, on one thread or several. Shared by numpy and torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,37 +8,30 @@ from rope_xp._core.call import RotationSpec
 
 from . import threads as pool
 from .compiled import Kernel
-from .plan import Angles, KernelKey, Pair, Plan, plan
+from .plan import CpuPlan, KernelKey
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
 BYTES_TO_STREAM = 1 << 25
-"""Results that leave the last cache before anyone reads them are written past it."""
+"""Larger results leave the last cache before they are read, and are written past it."""
 
 
-def keys(spec: RotationSpec, dtypes: Sequence[str]) -> list[KernelKey]:
-    """Return the keys of the kernels that turn arrays of these dtypes."""
-    read, write = spec.interleaved
-    return [KernelKey(dtype, read, write) for dtype in dtypes]
-
-
-# --- running -------------------------------------------------------------------------------------
+def get_kernel_keys(spec: RotationSpec, dtypes: Sequence[str]) -> list[KernelKey]:
+    """Return the keys of the kernels that rotate arrays of these dtypes."""
+    return [KernelKey(dtype, *spec.interleaved) for dtype in dtypes]
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """What rotates all arrays that lie like this: one array or two that share their angles.
-
-    It has the addresses of tables, which whoever calls it must hold.
-    """
+class CpuLaunch:
+    """Runs a kernel on all arrays of one plan: one array, or two that share their angles."""
 
     kernel: Kernel
-    plan: Plan
+    plan: CpuPlan
 
     def __call__(self, *addresses: int, limit: Callable[[], int]) -> None:
         """Rotate, given addresses of q, q_out, k, k_out and of two arrays of angles.
 
-        ``limit`` returns how many threads may work.
+        ``limit`` returns the maximum number of threads.
         """
         kernel, plan = self.kernel, self.plan
         stream = plan.bytes >= BYTES_TO_STREAM
@@ -47,23 +40,16 @@ class Launch:
             threads = min(threads, limit())
         for params in plan.addresses:
             if threads > 1:
-                run = partial(_run, kernel, params, *addresses, stream)
+                run = partial(_run_kernel, kernel, params, *addresses, stream)
                 pool.share(run, plan.rows, threads)
             elif kernel(params, *addresses, stream, 0, plan.rows):
-                raise _no_memory()
+                raise _memory_error()
 
 
-def _run(kernel: Kernel, *arguments: int) -> None:
+def _run_kernel(kernel: Kernel, *arguments: int) -> None:
     if kernel(*arguments):
-        raise _no_memory()
+        raise _memory_error()
 
 
-def _no_memory() -> MemoryError:
+def _memory_error() -> MemoryError:
     return MemoryError("out of memory: cannot allocate scratch for cos and sin")
-
-
-def prepare(
-    kernel: Kernel, operands: Sequence[Pair], angles: Angles, spec: RotationSpec, itemsize: int
-) -> Launch:
-    """Return what rotates arrays that lie like this."""
-    return Launch(kernel, plan(operands, angles, spec, itemsize))

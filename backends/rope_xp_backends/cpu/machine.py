@@ -1,4 +1,4 @@
-"""From a kernel's IR to a function that can be called: machine code of this processor."""
+"""From a kernel's IR to machine code of this processor."""
 
 import ctypes
 import hashlib
@@ -13,27 +13,27 @@ from .kernel import ALLOCATE, ARGUMENTS, FREE, NAME, build_ir
 from .plan import KernelKey
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
-"""Functions of Python, which exist on every system and need no lock."""
-# Vectors are written as such, and short loops around them have nothing to gain.
+"""Functions of Python, on every system, without a lock."""
+# Kernels have vectors already, and the short loops around them gain nothing.
 _PASSES = {"loop_vectorization": False, "slp_vectorization": False, "loop_unrolling": False}
 _CODE = {"opt": 3, "codemodel": "jitdefault", "jit": True}
 
 _alive: list[Any] = []
-"""Engines own the memory of machine code, which stays callable until the process ends."""
+"""Engines own the memory of machine code."""
 
 
 def compile_kernel(key: KernelKey) -> Callable[..., int]:
-    """Return the kernel of a form: a function of ARGUMENTS that leaves Python's lock alone."""
+    """Return a kernel: a function of ARGUMENTS that runs without Python's lock."""
     host = _describe_host()
     if key.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
     target, text = _create_target(*host), str(build_ir(key))
     name = f"{key.dtype}-{key.interleaved_in:d}{key.interleaved_out:d}-{_hash_inputs(text, *host)}"
-    code = files.read(name)
+    code = files.read_kernel(name)
     if code is None:
         code = target.emit_object(_optimize(text, target))
-        files.keep(name, code)
+        files.write_kernel(name, code)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -60,9 +60,9 @@ def _optimize(text: str, target: Any) -> Any:
 
 
 def _create_context() -> Any:
-    """Return a context with opaque pointers, which LLVM 15 has only where it is asked for them.
+    """Return a context with opaque pointers, which LLVM 15 has as an option.
 
-    llvmlite 0.44 asks by an environment variable alone, for the whole process.
+    llvmlite 0.44 sets it by an environment variable alone, for the whole process.
     """
     if llvm.llvm_version_info[0] == 15:
         return llvm.context.ContextRef(llvm.ffi.lib.LLVMPY_ContextCreate(True))
@@ -70,7 +70,7 @@ def _create_context() -> Any:
 
 
 def _create_target(triple: str, cpu: str, features: str) -> Any:
-    """Return a machine to compile for. An engine comes to own it, so each kernel has one."""
+    """Return a target machine. Each kernel has one, as its engine comes to own it."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     for name, function in _MEMORY.items():
@@ -87,13 +87,12 @@ def _describe_host() -> tuple[str, str, str]:
 def _can_convert_float16(triple: str, features: str) -> bool:
     """Return whether a processor is known to convert float16 by an instruction.
 
-    Elsewhere LLVM calls a function of a compiler's own library. Where it finds none, it aborts the
-    process.
+    Elsewhere LLVM calls a function of a compiler's library, and aborts the process without one.
     """
     return triple.startswith(("aarch64", "arm64")) or "+f16c" in features.split(",")
 
 
 def _hash_inputs(text: str, *host: str) -> str:
-    """Return a hash of all that machine code depends on: the kernel's IR, compiler and machine."""
+    """Return a hash of all that machine code depends on: IR, compiler and machine."""
     key = (text, llvmlite.__version__, llvm.llvm_version_info, host, _PASSES, _CODE)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]

@@ -1,15 +1,29 @@
-"""Rotation of a few pairs in vectors: the steps of :mod:`rope_xp._rotation.pairs`.
+"""Rotation of heads by vectors of pairs: the steps of :mod:`rope_xp._rotation.pairs`.
 
-LLVM vectorises plain loops too, but not where input and output may be the same memory, nor over
-interleaved pairs.
+LLVM vectorises no loops whose input and output may be the same memory, nor interleaved pairs.
 """
 
 from typing import Any
 
 from llvmlite import ir
 
-from .language import DOUBLE, FLOAT, I32, Int, fill, prefetch, shuffle
-from .plan import KernelKey
+from .language import (
+    DOUBLE,
+    FLOAT,
+    I32,
+    I64,
+    MANY,
+    Int,
+    choose,
+    copy,
+    fill,
+    load_params,
+    loop,
+    prefetch,
+    shuffle,
+    vector_steps,
+)
+from .plan import OPERAND_FIELDS, KernelKey
 
 _ELEMENTS = {
     "float32": FLOAT,
@@ -20,8 +34,67 @@ _ELEMENTS = {
 """LLVM's types of elements in memory."""
 STREAM_ALIGNMENT = 16
 """Of addresses that can be streamed to, in bytes."""
-_PREFETCH_LANES = 16
-"""Fewer lanes mean short rows, which lie side by side in what is fetched anyway."""
+_BLOCK = ("params", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin", "spare")
+
+
+# void rotate_q(x, y, cos, sin, ...) {
+#     for (t = 0; t < tokens; t++)              the loop over heads is outside where tokens of a
+#         for (h = 0; h < heads; h++) {         head lie closer together than heads of a token
+#             if (x != y) copy what lies before and behind the rotated slice;
+#             for (n = 0; n < pairs; n += 16) rotate 16 pairs of x[t][h] into y[t][h];
+#             for (; n < pairs; n += 8) rotate 8;
+#             for (; n < pairs; n++) rotate 1;
+#         }
+# }
+def build_rotation(module: ir.Module, key: KernelKey, operand: str) -> ir.Function:
+    """Write the function that rotates all heads of q or of k in a block of tokens."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * len(_BLOCK))
+    function = ir.Function(module, kind, f"rotate_{operand}")
+    function.linkage = "internal"
+    function.attributes.add("noinline")  # which would only take longer to compile
+    b = ir.IRBuilder(function.append_basic_block())
+    row, x, y, batch, token, tokens, stream, cos, sin, spare = (Int(b, v) for v in function.args)
+    params = load_params(row)
+    field = {name: params[f"{operand}_{name}"] for name in OPERAND_FIELDS}
+    pairs, before, behind = (params[name] for name in ("pairs", "before", "behind"))
+    x, y = x + field["x_skip"], y + field["y_skip"]
+    apart = x.is_("!=", y)
+    copies_rest = b.and_((before + behind).is_(">", 0), apart)
+    x0 = x + batch * field["x_batch"] + token * field["x_token"] + before
+    y0 = y + batch * field["y_batch"] + token * field["y_token"] + before
+    size = pairs * 2 * key.size
+    strides = y0 | field["y_batch"] | field["y_token"] | field["y_head"] | pairs * key.size
+    aligned = b.and_(stream.is_nonzero(), (strides % STREAM_ALIGNMENT).is_("==", 0))
+    streams = b.and_(aligned, apart)
+    tokens_outside = abs(field["x_head"]).is_("<=", abs(field["x_token"]))
+    outer = choose(tokens_outside, tokens, field["heads"])
+    inner = choose(tokens_outside, field["heads"], tokens)
+    with loop(outer.like(0), outer) as i, loop(inner.like(0), inner) as j:
+        t, h = choose(tokens_outside, i, j), choose(tokens_outside, j, i)
+        source = x0 + t * field["x_token"] + h * field["x_head"]
+        target = y0 + t * field["y_token"] + h * field["y_head"]
+        skip = t * pairs * key.width
+        with b.if_then(copies_rest):
+            copy(target - before, source - before, before)
+            copy(target + size, source + size, behind)
+        if key.interleaved_in != key.interleaved_out:
+            # In place, results overwrite components that are read later: copy the row first.
+            with b.if_then(b.not_(apart)):
+                copy(spare, source, size)
+            source = choose(apart, source, spare)
+        for n, lanes in vector_steps(pairs.like(0), pairs):
+            angle, ahead = (cos + skip, sin + skip), field["x_token"]
+            arguments = source, target, angle, pairs, n, ahead, key, lanes
+            if lanes < MANY:
+                rotate_pairs(*arguments)
+                continue
+            with b.if_else(streams) as (past_caches, through_caches):
+                with past_caches:
+                    rotate_pairs(*arguments, stream=True)
+                with through_caches:
+                    rotate_pairs(*arguments)
+    b.ret_void()
+    return function
 
 
 # float widen(T v);                                          T is float16, bfloat16, float or double
@@ -72,12 +145,11 @@ def rotate_pairs(
 
     ``angles`` are the addresses of the row's cosines and sines.
 
-    ``ahead`` bytes further on lies what will be read soon: the same head of the next token. Where
-    tokens are not adjacent, as in a slice of a fused projection, the processor does not guess that,
+    ``ahead`` is the distance in bytes to the same head of the next token, to prefetch it. Where
+    tokens are not adjacent, as in a slice of a fused projection, the processor does not predict it,
     and float32 takes 1.3 times, bfloat16 1.7 times as long.
 
-    ``stream``: write past the caches, to addresses that are multiples of 16. Then nothing is
-    fetched ahead, which would take a tenth longer.
+    ``stream`` writes past the caches, to multiples of 16. Prefetching would then cost a tenth.
     """
     b, dtype, size = x.builder, key.dtype, key.size
     element, computed = _ELEMENTS[dtype], DOUBLE if key.double else FLOAT
@@ -91,7 +163,7 @@ def rotate_pairs(
     if key.interleaved_in:
         even, odd = list(range(0, 2 * lanes, 2)), list(range(1, 2 * lanes, 2))
         x1, x2 = shuffle(b, x1, x2, even), shuffle(b, x1, x2, odd)
-    if lanes >= _PREFETCH_LANES and not stream:
+    if lanes == MANY and not stream:  # shorter rows lie side by side in what is fetched anyway
         for source in sources:
             prefetch(source + ahead)
     x1, x2 = _widen(b, x1, dtype, lanes), _widen(b, x2, dtype, lanes)

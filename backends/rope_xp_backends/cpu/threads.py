@@ -1,7 +1,7 @@
-"""Thread pool of a process, started when it is first needed, that shares rows of work out.
+"""A thread pool for kernels, started on first use.
 
-Why not numba's: with ``parallel=True`` its default layer aborts the process when two Python threads
-call at once, and the OpenMP one does after a fork.
+numba's ``parallel=True`` would not do: its default layer aborts the process when two Python threads
+call at once, and its OpenMP layer after a fork.
 """
 
 import os
@@ -19,17 +19,17 @@ _pool: ThreadPoolExecutor | None = None
 
 @cached(2)
 def limit(*, openmp: bool = True) -> int:
-    """Return how many threads may work: ROPE_XP_NUM_THREADS, else the cores of this process.
+    """Return the thread limit: ROPE_XP_NUM_THREADS, else OMP_NUM_THREADS, else the cores.
 
-    With ``openmp`` OMP_NUM_THREADS comes before cores: programs that start many workers set it.
+    Programs that start many workers set OMP_NUM_THREADS. Without ``openmp`` it is ignored.
     """
-    wanted = os.environ.get("ROPE_XP_NUM_THREADS", "")
-    if wanted:
-        if not wanted.isdecimal() or int(wanted) < 1:
-            msg = f"ROPE_XP_NUM_THREADS is {wanted!r}; give a whole number from 1, or unset it"
+    setting = os.environ.get("ROPE_XP_NUM_THREADS", "")
+    if setting:
+        if not setting.isdecimal() or int(setting) < 1:
+            msg = f"ROPE_XP_NUM_THREADS is {setting!r}; give a whole number from 1, or unset it"
             raise RopeError(msg)
-        return int(wanted)
-    # A number for each level of nested loops. What is none of them is for others to complain of.
+        return int(setting)
+    # One number for each level of nested loops; OpenMP reports bad ones.
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if openmp and first.isdecimal() and int(first) > 0:
         return int(first)
@@ -39,10 +39,9 @@ def limit(*, openmp: bool = True) -> int:
 
 
 def share(work: Callable[[int, int], object], rows: int, threads: int) -> None:
-    """Call work(start, stop) over all rows, in parts of equal length on as many threads.
+    """Call work(start, stop) over all rows, in equal parts on as many threads.
 
-    The calling thread does the last part itself. Returns once every part is done, and lets the
-    first exception out.
+    The calling thread does the last part. Waits for all parts, then raises the first exception.
     """
     threads = min(threads, rows)
     if threads <= 1:
@@ -55,7 +54,7 @@ def share(work: Callable[[int, int], object], rows: int, threads: int) -> None:
             futures.append(_submit(work, start, stop))
         work(bounds[-2], bounds[-1])
     finally:
-        # Whatever happens here, nobody may write any more once the caller's arrays are gone.
+        # No thread may write after the caller's arrays are gone.
         for future in futures:
             future.exception()
     for future in futures:
@@ -68,27 +67,23 @@ def _submit(work: Callable[[int, int], object], start: int, stop: int) -> Future
     if pool is None:
         with QUICK:
             if _pool is None:
-                # One worker less than threads: whoever calls works too.
-                workers = max(limit(), limit(openmp=False)) - 1
+                workers = max(limit(), limit(openmp=False)) - 1  # besides the calling thread
                 _pool = ThreadPoolExecutor(max(workers, 1), thread_name_prefix="rope_xp")
             pool = _pool
     try:
-        # numpy.errstate is part of the context.
+        # The context holds numpy.errstate.
         return pool.submit(copy_context().run, work, start, stop)
-    except RuntimeError:  # the interpreter is shutting down and takes no more work
+    except RuntimeError:  # the interpreter is shutting down
         done: Future[object] = Future()
         done.set_result(work(start, stop))
         return done
 
 
 def _forget() -> None:
-    """Leave the pool to the parent process: its threads do not exist in a child.
-
-    A worker may have a number of threads of its own besides.
-    """
+    """Drop the pool in a forked child, which has none of its threads, and may set other limits."""
     global _pool
     _pool = None
-    limit.cache_clear()  # type: ignore[attr-defined]  # kept is typed as the function that it keeps
+    limit.cache_clear()  # type: ignore[attr-defined]  # cached keeps the type
 
 
 if hasattr(os, "register_at_fork"):

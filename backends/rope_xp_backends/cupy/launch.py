@@ -8,9 +8,10 @@ import cupy
 import numpy as np
 
 from rope_xp._core.call import UNKNOWN
-from rope_xp._core.library import ArrayLibrary, DigitTables
+from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import ACCESS
-from rope_xp._dispatch.call_cache import CallSignature, operands_of
+from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaStep
 
@@ -22,7 +23,7 @@ def signature(
     context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
 ) -> CallSignature | None:
     """Return the signature of a call on arrays in the memory of a device."""
-    checked = operands_of(arrays, out)
+    checked = collect_operands(arrays, out)
     if checked is None:
         return None
     operands, in_place = checked
@@ -51,7 +52,7 @@ class CupyLaunch:
     """Its launch, but for addresses."""
     new: Callable[[Any], Any]
     """From an array to memory for its result."""
-    backend: ArrayLibrary
+    backend: Backend
     """It reads addresses."""
 
     def __call__(

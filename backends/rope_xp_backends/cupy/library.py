@@ -38,7 +38,7 @@ class Cupy(Backend):
             pin(tables)
         return tables
 
-    def settle(self, device: int) -> None:
+    def synchronize(self, device: int) -> None:
         """Synchronise the stream that copied tables, as other streams will read them."""
         with cupy.cuda.Device(device):
             cupy.cuda.get_current_stream().synchronize()
@@ -48,7 +48,7 @@ class Cupy(Backend):
         with cupy.cuda.Device(device):
             return cupy.arange(n, dtype=cupy.int32)
 
-    def put_rows(self, x: Any, axis: int, rows: Any, values: Any) -> None:
+    def write_slots(self, x: Any, axis: int, rows: Any, values: Any) -> None:
         """Write values into these rows of an axis."""
         x[(*(slice(None),) * axis, rows)] = values
 

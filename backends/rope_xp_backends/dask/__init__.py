@@ -1,4 +1,4 @@
-"""dask, and how its arrays are rotated."""
+"""The backend of dask."""
 
 import array_api_compat.dask.array as xp
 

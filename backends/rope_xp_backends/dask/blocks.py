@@ -1,11 +1,12 @@
-"""What one block of a dask array is asked to do. Every task of a graph carries what is here.
+"""Tasks of dask graphs: functions of one block, an array of numpy or cupy.
 
-So it holds a rope and a few numbers, and no table: a process that runs blocks makes its own, once.
-A block is numpy's or cupy's; it takes the path that it would take as an array by itself.
+Every task is serialized, so it holds a rope and a few numbers, and no table: each process builds
+its own. A block takes the path that it would take by itself.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from rope_xp._core.call import (
     CosSin,
     RelativeAngles,
     RotationSpec,
-    TableLookup,
 )
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import TableKey
@@ -27,57 +27,54 @@ from rope_xp._rotation.angles import cos_sin
 from rope_xp._rotation.tables import host_tables
 
 
-def emptied(source: AngleSource) -> AngleSource:
-    """Return a source of angles without tables and arrays, which a task brings itself."""
+def remove_arrays(source: AngleSource) -> AngleSource:
+    """Return a source of angles without tables and arrays, which a task adds."""
     if isinstance(source, CosSin):
         return CosSin(None, None)
     if isinstance(source, RelativeAngles):
-        return RelativeAngles(emptied(source.new), emptied(source.old))  # type: ignore[arg-type]  # Lookups
+        return RelativeAngles(remove_arrays(source.new), remove_arrays(source.old))  # type: ignore[arg-type]  # lookups
     part = None if source.part is None else ...
-    return replace(source, tables=None, whole=None, part=part)  # type: ignore[arg-type]  # until filled
+    return replace(source, tables=None, whole=None, part=part)  # type: ignore[arg-type]  # for now
 
 
-def filled(source: AngleSource, arrays: Iterator[Array], x: Array) -> AngleSource:
-    """Return the source with the arrays that fit a block x, or tables where x is positions."""
+def add_arrays(source: AngleSource, arrays: Iterator[Array], x: Array) -> AngleSource:
+    """Return a source with the arrays of a block x, which may be positions, and with tables."""
     backend = find.require_backend(x, "a block")
     if isinstance(source, CosSin):
-        return CosSin(_placed(backend, next(arrays), x), _placed(backend, next(arrays), x))
+        return CosSin(*(_move(backend, next(arrays), x) for _ in "cs"))
     if isinstance(source, RelativeAngles):
-        return RelativeAngles(filled(source.new, arrays, x), filled(source.old, arrays, x))  # type: ignore[arg-type]  # Lookups
-    whole = _placed(backend, next(arrays), x)
-    part = None if source.part is None else _placed(backend, next(arrays), x)
+        return RelativeAngles(*(add_arrays(s, arrays, x) for s in (source.new, source.old)))  # type: ignore[arg-type]  # lookups
+    whole = _move(backend, next(arrays), x)
+    part = None if source.part is None else _move(backend, next(arrays), x)
     if backend.host and whole.dtype.kind == "i":
-        whole = whole.astype(np.int64, copy=False)  # the kernels read no other integers
-    if source.components and whole.ndim == 1:  # counted, and so alike in all components
+        whole = whole.astype(np.int64, copy=False)  # as kernels read them
+    if source.components and whole.ndim == 1:  # implicit, and equal in all components
         whole = backend.xp.broadcast_to(whole, (source.components, *whole.shape))
-    table_key: TableKey = source.table_key  # type: ignore[assignment]  # given to every call
-    tokens, device = whole.shape[-1], backend.device(x)
-    tables = backend.tables(table_key, x)
-    return TableLookup(
-        tables, whole, part, device, tokens, source.position_range, source.components, table_key
-    )
+    tables = backend.tables(source.table_key, x)  # type: ignore[arg-type]  # in every call
+    device, tokens = backend.device(x), whole.shape[-1]
+    return replace(source, tables=tables, whole=whole, part=part, device=device, tokens=tokens)
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of a block: a function of the block and the positions or tables that fit it."""
+    """The rotation of a block: a function of it and its positions or tables."""
 
     spec: RotationSpec
     source: AngleSource
-    """Emptied; positions that are counted come as an array like others."""
+    """Without arrays. Implicit positions come as an array too."""
     fits: tuple[tuple[int | None, ...], ...]
-    """The axis of x that each axis of each further array is as long as, None where it need not."""
+    """For each further array, the axis of x that each of its axes must be as long as, or None."""
 
     def __call__(self, x: Array, *arrays: Array) -> Array:
-        """Return the block rotated, on the path that is chosen for it where it lies."""
+        """Return the block rotated."""
         self._check(x, arrays)
         backend = find.require_backend(x, "a block")
-        call = Call(backend, (x,), (filled(self.source, iter(arrays), x),), None, self.spec)
-        with choose.use_path(None):  # a path asked for by name is one of dask arrays
+        call = Call(backend, (x,), (add_arrays(self.source, iter(arrays), x),), None, self.spec)
+        with choose.use_path(None):  # a forced path is one of dask
             return choose.run(call)[0]
 
     def _check(self, x: Array, arrays: tuple[Array, ...]) -> None:
-        """Check what could not be when lengths were unknown."""
+        """Check lengths, which may have been unknown before."""
         for array, axes in zip(arrays, self.fits, strict=True):
             lengths = zip(array.shape, axes, strict=True)
             if any(axis is not None and n != x.shape[axis] for n, axis in lengths):
@@ -91,19 +88,19 @@ class Rotation:
 
 @dataclass(frozen=True)
 class BlockTables:
-    """Cos and sin of a block of positions, as one array (2, ..., r/2)."""
+    """cos and sin of a block of positions, as one array (2, ..., r/2)."""
 
     source: AngleSource
 
     def __call__(self, *positions: Array) -> Array:
-        """Return them, on the device of the positions."""
+        """Return both, on the device of the positions."""
         backend = find.require_backend(positions[0], "a block of positions")
-        lookup = filled(self.source, iter(positions), positions[0])
+        lookup = add_arrays(self.source, iter(positions), positions[0])
         return backend.xp.stack(cos_sin(backend, lookup))
 
 
-def _placed(backend: Backend, block: Array, x: Array) -> Array:
-    """Return a block of positions or tables beside the block x that it belongs to."""
+def _move(backend: Backend, block: Array, x: Array) -> Array:
+    """Return a block of positions or tables on the device of the block x."""
     owner = find.require_backend(block, "a block of positions")
     if owner is backend:
         return block
@@ -112,21 +109,17 @@ def _placed(backend: Backend, block: Array, x: Array) -> Array:
     raise messages.different_libraries("a block", backend, "its positions", owner)
 
 
-def integers(positions: Array) -> Array:
+def convert_integers(positions: Array) -> Array:
     """Return a block of positions in a dtype that can be indices."""
     return find.require_backend(positions, "a block of positions").integers(positions)
 
 
-def whole(positions: Array) -> Array:
-    """Return the whole part of a block of float positions."""
-    return find.require_backend(positions, "a block of positions").parts(positions, False)[0]
+def split_positions(positions: Array, part: int, double: bool) -> Array:
+    """Return the integer part (0) or the fraction (1) of a block of float positions."""
+    backend = find.require_backend(positions, "a block of positions")
+    return backend.split_positions(positions, double)[part]
 
 
-def part(positions: Array, double: bool) -> Array:
-    """Return the fractional part of a block of float positions."""
-    return find.require_backend(positions, "a block of positions").parts(positions, double)[1]
-
-
-def table(which: int, *table_key: object) -> np.ndarray:
+def build_table(name: str, *table_key: Any) -> Any:
     """Return one of the tables of a rope, for the portable path."""
-    return tuple(host_tables(TableKey(*table_key)))[which]  # type: ignore[arg-type,no-any-return]  # its fields
+    return getattr(host_tables(TableKey(*table_key)), name)

@@ -1,4 +1,4 @@
-"""dask: arrays that are graphs of blocks, which may be numpy's or cupy's. Nothing is computed."""
+"""dask: graphs of blocks of numpy or cupy. Nothing is computed here."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ from . import blocks
 
 
 class Dask(Backend):
-    """The glue of dask. Blocks may be numpy's or cupy's; there is no device to speak of."""
+    """The glue of dask."""
 
     numpy_dtypes = True
     out_refusal = (
@@ -30,60 +30,62 @@ class Dask(Backend):
     )
 
     def device(self, x: Array) -> None:
-        """Blocks lie where they are computed."""
-        return
+        """Return None: blocks lie where they are computed."""
 
     def asarray(self, host: np.ndarray, device: None) -> Array:
-        """Make one chunk, a copy: what is rotated later must not change with the caller's array."""
+        """Return one chunk, a copy, as the caller may change the array before it is computed."""
         return da.from_array(host, chunks=-1)
 
     def arange(self, n: int, device: None) -> Array:
-        """Count in one chunk."""
+        """Return one chunk."""
         return da.arange(known_length(n), chunks=-1, dtype=np.int32)
 
     def integers(self, positions: Array) -> Array:
         """Convert block by block."""
         if numpy_name(positions.dtype) in ("int32", "int64"):
             return positions
-        return _on_blocks(blocks.integers, positions, np.dtype(np.int32))
+        return _map(blocks.convert_integers, positions, np.dtype(np.int32))
 
-    def parts(self, positions: Array, double: bool) -> tuple[Array, Array]:
+    def split_positions(self, positions: Array, double: bool) -> tuple[Array, Array]:
         """Split block by block."""
         dtype = np.dtype(np.float64 if double or positions.dtype == np.float64 else np.float32)
-        whole = _on_blocks(blocks.whole, positions, np.dtype(np.int32))
-        return whole, _on_blocks(partial(blocks.part, double=double), positions, dtype)
+        whole = _map(
+            partial(blocks.split_positions, part=0, double=False), positions, np.dtype(np.int32)
+        )
+        return whole, _map(partial(blocks.split_positions, part=1, double=double), positions, dtype)
 
-    def with_rows(self, x: Array, axis: int, rows: Array, values: Array) -> Array:
-        """Take them from both. Numbers of rows are computed, as all blocks follow from them."""
+    def replace_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
+        """Take from both. Slots are computed, as chunks depend on them."""
         source = np.arange(known_length(x.shape[axis]))
-        source[np.asarray(rows)] = len(source) + np.arange(values.shape[axis])
+        source[np.asarray(slots)] = len(source) + np.arange(values.shape[axis])
         return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
 
     def tables(self, table_key: TableKey, like: Array) -> DigitTables:
-        """Return tables that are made where they are needed."""
+        """Return lazy tables, which each process builds itself."""
         check_known(ROTATED, (table_key.head_dim,))
         return _lazy_tables(table_key)
 
     def cos_sin(self, lookup: TableLookup) -> tuple[Array, Array]:
-        """Return both tables of each block of positions from one task."""
+        """Return both tables, each block of positions by one task."""
         whole: Array = lookup.whole
-        if whole.ndim == 0:  # blocks of tables have an axis at least
+        if whole.ndim == 0:  # blocks have an axis at least
             part = None if lookup.part is None else lookup.part[None]
             cos, sin = self.cos_sin(replace(lookup, whole=whole[None], part=part))
             return cos[0], sin[0]
         pairs = lookup.tables.frequencies.shape[0]
         index = tuple(range(whole.ndim))
-        given = [(whole.rechunk({0: -1}) if lookup.components else whole, index)]
+        whole = whole.rechunk({0: -1}) if lookup.components else whole
+        arguments = [whole, index]
         if lookup.part is not None:
-            given.append((lookup.part.rechunk(given[0][0].chunks), index))
+            arguments += [lookup.part.rechunk(whole.chunks), index]
         out = (whole.ndim, *(index[1:] if lookup.components else index), whole.ndim + 1)
         dtype: np.dtype = lookup.tables.low.dtype
         both = da.blockwise(
-            blocks.BlockTables(blocks.emptied(lookup)),
+            blocks.BlockTables(blocks.remove_arrays(lookup)),
             out,
-            *(each for pair in given for each in pair),
+            *arguments,
             new_axes={out[0]: 2, out[-1]: pairs},
-            token="rope-tables",  # noqa: S106  # no secret: how the tasks are called
+            token="rope-tables",  # noqa: S106  # the name of tasks
             dtype=dtype,
             meta=meta_from_array(whole, len(out), dtype),
             concatenate=True,
@@ -93,31 +95,26 @@ class Dask(Backend):
 
 
 def known_length(n: int) -> int:
-    """Return the length of an axis of an array to rotate, which must be known."""
+    """Return the length of an axis of an array to rotate, or raise if it is unknown."""
     check_known(ROTATED, (n,))
     return n
 
 
-# What is kept are graphs of one task a table.
-@cached(64)
+@cached(64)  # graphs of one task a table
 def _lazy_tables(table_key: TableKey) -> DigitTables:
     pairs = len(checked_frequencies(table_key.rope, table_key.head_dim))
     dtype = np.dtype(np.float64 if table_key.double else np.float32)
-    made = [
-        None
-        if shape is None
-        else da.map_blocks(
-            partial(blocks.table, which, *table_key),
+    shapes = table_shapes(pairs, table_key.components)
+    tables: dict[str, Array] = {}
+    for name, shape in zip(DigitTables.__match_args__, shapes, strict=True):
+        tables[name] = shape and da.map_blocks(
+            partial(blocks.build_table, name, *table_key),
             chunks=tuple((n,) for n in shape),
             dtype=np.dtype(np.int32) if name == "component" else dtype,
             meta=np.empty((0,) * len(shape), dtype),
         )
-        for which, (name, shape) in enumerate(
-            zip(DigitTables.__match_args__, table_shapes(pairs, table_key.components), strict=True)
-        )
-    ]
-    return DigitTables(*made)
+    return DigitTables(**tables)
 
 
-def _on_blocks(function: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:
+def _map(function: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:
     return da.map_blocks(function, x, dtype=dtype, meta=meta_from_array(x, x.ndim, dtype))

@@ -1,4 +1,4 @@
-"""dask: one task a block, which rotates it with the positions that fit it."""
+"""The path of dask: one task a block, with the positions that belong to it."""
 
 import dask.array as da
 import numpy as np
@@ -22,21 +22,21 @@ from .library import known_length
 
 
 class Blockwise(Path):
-    """One ``da.blockwise`` an array. Its chunks stay, but that head_dim becomes a single one."""
+    """One ``da.blockwise`` an array. Chunks stay, but head_dim becomes a single one."""
 
     name = "blockwise"
 
     def run(self, call: Call) -> tuple[Array, ...]:
         """Add the tasks to the graph."""
-        return tuple(_rotated(call, i) for i in range(len(call.arrays)))
+        return tuple(_rotate(call, i) for i in range(len(call.arrays)))
 
 
-def _rotated(call: Call, i: int) -> Array:
+def _rotate(call: Call, i: int) -> Array:
     x, source = call.arrays[i], call.angles[min(i, len(call.angles) - 1)]
     check_known(ROTATED, x.shape[-1:])
     if x.numblocks[-1] > 1:
         x = x.rechunk({x.ndim - 1: -1})
-    components, pairs = x.ndim, x.ndim + 1  # numbers of axes that only positions or tables have
+    components, pairs = x.ndim, x.ndim + 1  # axes of positions and tables alone
     axes = call.spec.axes
     arrays: list[Array] = []
     indices: list[tuple[int, ...]] = []
@@ -45,31 +45,30 @@ def _rotated(call: Call, i: int) -> Array:
         arrays.append(array)
         rows = axes.batch_tokens[len(axes.batch_tokens) - n :]
         indices.append((*(components,) * lead, *rows, *(pairs,) * trail))
-    fits = tuple(
-        tuple(
-            None if axis >= x.ndim or n == 1 else axis
-            for n, axis in zip(a.shape, where, strict=True)
+    fits, arguments = [], []
+    for array, index in zip(arrays, indices, strict=True):
+        axes_of_x = (
+            i if i < x.ndim and n != 1 else None for n, i in zip(array.shape, index, strict=True)
         )
-        for a, where in zip(arrays, indices, strict=True)
-    )
+        fits.append(tuple(axes_of_x))
+        arguments += [_rechunk(array, index, x), index]
     index = tuple(range(x.ndim))
-    fitting = [_fitting(a, where, x) for a, where in zip(arrays, indices, strict=True)]
     return da.blockwise(
-        blocks.Rotation(call.spec, blocks.emptied(source), fits),
+        blocks.Rotation(call.spec, blocks.remove_arrays(source), tuple(fits)),
         index,
         x,
         index,
-        *(each for pair in zip(fitting, indices, strict=True) for each in pair),
-        token="rope",  # noqa: S106  # no secret: how the tasks are called
+        *arguments,
+        token="rope",  # noqa: S106  # the name of tasks
         dtype=x.dtype,
-        meta=x._meta,  # noqa: SLF001  # as all of dask's own functions do
+        meta=x._meta,  # noqa: SLF001  # as dask's own functions do
         concatenate=True,
         align_arrays=False,  # else dask would cut x where positions are cut
     )
 
 
 def _leaves(source: AngleSource, x: Array, axes: Axes) -> tuple[Leaf, ...]:
-    """Return what angles depend on; positions that are counted, as an array in the chunks of x."""
+    """Return the leaves of a source, implicit positions as an array in the chunks of x."""
     if isinstance(source, RelativeAngles):
         return _leaves(source.new, x, axes) + _leaves(source.old, x, axes)
     if isinstance(source, TableLookup) and source.whole is None:
@@ -78,21 +77,21 @@ def _leaves(source: AngleSource, x: Array, axes: Axes) -> tuple[Leaf, ...]:
     return leaves(source)
 
 
-def _fitting(table: Array, index: tuple[int, ...], x: Array) -> Array:
-    """Return positions or a table in chunks that fit those of x, whole along axes of their own."""
+def _rechunk(table: Array, index: tuple[int, ...], x: Array) -> Array:
+    """Return positions or a table in the chunks of x, and whole along other axes."""
     chunks = list(table.chunks)
     for axis, i in enumerate(index):
-        mine, wanted = chunks[axis], (table.shape[axis],)
+        old, new = chunks[axis], (table.shape[axis],)
         if i < x.ndim and table.shape[axis] != 1:
-            wanted = x.chunks[i]
-        if any(isinstance(n, float) for n in (*mine, *wanted)):
-            if len(mine) != len(wanted):
+            new = x.chunks[i]
+        if any(isinstance(n, float) for n in (*old, *new)):
+            if len(old) != len(new):
                 msg = (
-                    f"positions or tables have {len(mine)} chunks along an axis where "
-                    f"{ROTATED} has {len(wanted)}, and it is not known how long they are; call "
+                    f"positions or tables have {len(old)} chunks along an axis where "
+                    f"{ROTATED} has {len(new)}, and it is not known how long they are; call "
                     "compute_chunk_sizes() on both first"
                 )
                 raise RopeError(msg)
             continue
-        chunks[axis] = wanted
+        chunks[axis] = new
     return table if tuple(chunks) == table.chunks else table.rechunk(tuple(chunks))

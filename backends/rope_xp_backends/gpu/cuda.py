@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from rope_xp._core.call import AngleSource, Call, CosSin
-from rope_xp._core.library import ArrayLibrary
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
+from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import portable
 
 from .cuda_plan import (
@@ -91,7 +91,7 @@ def relocatable_launch(
 
 
 def read_addresses(
-    backend: ArrayLibrary,
+    backend: Backend,
     arrays: tuple[Array, ...],
     outs: tuple[Array, ...],
     rows: tuple[Array, ...],
@@ -111,7 +111,7 @@ def _has_contiguous_rows(memory: Memory) -> bool:
     return memory.shape[-1] <= 1 or memory.strides[-1] == memory.itemsize
 
 
-def _memory(backend: ArrayLibrary, x: Array) -> Memory:
+def _memory(backend: Backend, x: Array) -> Memory:
     return backend.memory(x)  # type: ignore[return-value]  # decline_reason refuses None
 
 

@@ -1,4 +1,4 @@
-"""jax, and what its arrays are rotated by."""
+"""The backend of jax."""
 
 import jax.numpy as jnp
 

@@ -1,8 +1,8 @@
-"""The rotation as XLA compiles it best for GPUs: the same numbers as rope_xp._rotation.pairs.
+"""The rotation as XLA compiles it best for GPUs: the numbers of rope_xp._rotation.pairs.
 
-There XLA reads a stack of pairs by one element at a time. Where each result selects the two that
-it comes from, XLA reads and writes several at once: on an H200 some 20 instead of 27 instructions
-an element of bfloat16, in accesses of 8 instead of 2 bytes (tests/backends/jax/test_gpu.py).
+XLA reads a stack of pairs one element at a time, and several at once where each result selects its
+two inputs: on an H200 some 20 instead of 27 instructions an element of bfloat16, in accesses of 8
+instead of 2 bytes (tests/backends/jax/test_gpu.py).
 """
 
 from functools import partial
@@ -17,18 +17,18 @@ from rope_xp._core.call import RotationSpec
 
 
 def rotate(_xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, spec: RotationSpec) -> jax.Array:
-    """Return x rotated, given what rope_xp._rotation.pairs.rotate is given."""
+    """Return x rotated, with the arguments of rope_xp._rotation.pairs.rotate."""
     pairs, offset = cos.shape[-1], spec.rotary_offset
     rotary_dim = 2 * pairs
-    read, write = (-1 if neighbours else -2 for neighbours in spec.interleaved)
+    read, write = (-1 if interleaved else -2 for interleaved in spec.interleaved)
     if spec.inverse:
         sin = -sin
-    # A split has a concatenation for its derivative, where slices would have sums.
+    # The derivative of a split is a concatenation, that of slices a sum.
     sizes = (offset, rotary_dim, x.shape[-1] - offset - rotary_dim)
     before, y, after = lax.split(x, sizes, axis=x.ndim - 1)
     y = y.reshape(*x.shape[:-1], *((pairs, 2) if read == -1 else (2, pairs)))
-    y, turned = _with_quarter_turn(y, cos.dtype, read, write)
-    y = y * jnp.expand_dims(cos, write) + turned * jnp.expand_dims(sin, write)
+    y, quarter = _with_quarter_turn(y, cos.dtype, read, write)
+    y = y * jnp.expand_dims(cos, write) + quarter * jnp.expand_dims(sin, write)
     y = y.astype(x.dtype).reshape(*x.shape[:-1], rotary_dim)
     return y if rotary_dim == x.shape[-1] else jnp.concatenate([before, y, after], -1)
 
@@ -39,32 +39,32 @@ def _with_quarter_turn(
 ) -> tuple[jax.Array, jax.Array]:
     """Return pairs (x1, x2) and (-x2, x1), widened to dtype.
 
-    They are read along one of the last two axes, written along one. The sign is not left to sin:
-    one that differs within a pair would be kept for the derivative, or take a kernel to make.
+    ``read`` and ``write`` are axes of pairs. Signs in sin would differ within a pair, and take
+    memory for the derivative, or a kernel.
     """
     x1, x2 = lax.split(y, (1, 1), axis=y.ndim + read)
     if read != write:
         x1, x2 = jnp.swapaxes(x1, -1, -2), jnp.swapaxes(x2, -1, -2)
     first = _sign(y.ndim, write, dtype) < 0
-    # Selected before they are widened, or XLA reads them one by one.
+    # Select before the cast, or XLA reads them one by one.
     same, other = (jnp.where(first, a, b).astype(dtype) for a, b in ((x1, x2), (x2, x1)))
     return same, jnp.where(first, -other, other)
 
 
 @_with_quarter_turn.defjvp
-def _mirrored(
+def _differentiate(
     dtype: Any, read: int, write: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Differentiate a mirror image, whose transpose is one; a selection has sums for its own.
+    """Differentiate as a mirror image, whose transpose is one; that of a selection is a sum.
 
-    It is widened before it is mirrored, so that a gradient is added up before it is rounded. And
-    the sign is a factor, as a selection would keep a bool for each number.
+    The cast comes first, so that a gradient is summed before it is rounded. The sign is a factor,
+    as a selection would save a bool for each number.
     """
     same = tangents[0].astype(dtype)
-    turned = lax.rev(same, (same.ndim + read,)) * _sign(same.ndim, read, dtype)
+    quarter = lax.rev(same, (same.ndim + read,)) * _sign(same.ndim, read, dtype)
     if read != write:
-        same, turned = jnp.swapaxes(same, -1, -2), jnp.swapaxes(turned, -1, -2)
-    return _with_quarter_turn(*primals, dtype, read, write), (same, turned)
+        same, quarter = jnp.swapaxes(same, -1, -2), jnp.swapaxes(quarter, -1, -2)
+    return _with_quarter_turn(*primals, dtype, read, write), (same, quarter)
 
 
 def _sign(ndim: int, axis: int, dtype: Any) -> np.ndarray:

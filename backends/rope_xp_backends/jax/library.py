@@ -1,4 +1,4 @@
-"""jax: its arrays, their devices and shardings, and what it must be told to compute."""
+"""jax: devices, shardings, and what XLA needs to compile the same numbers."""
 
 from collections.abc import Callable
 
@@ -39,9 +39,9 @@ class Jax(Backend):
         return next(iter(devices)) if len(devices) == 1 else None
 
     def asarray(self, host: np.ndarray, device: jax.Device | None) -> jax.Array:
-        """Place uncommitted where no device is named, so that jit may move it.
+        """Leave arrays uncommitted without a device, so that jit may move them.
 
-        jnp.asarray would tie it to the mesh in use, and trips jax_debug_nans on the tables' NaN.
+        jnp.asarray would tie them to the mesh in use, and trips jax_debug_nans on the tables' NaN.
         """
         return jax.device_put(host, device)  # type: ignore[no-any-return]  # of a tree, in general
 
@@ -49,39 +49,40 @@ class Jax(Backend):
         """Leave the device to jit."""
         return jnp.arange(n, dtype=jnp.int32)
 
-    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """XLA fuses a * b + c, past optimization_barrier too; a maximum in between it cannot fold.
+    def multiply_exactly(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Add a maximum, as XLA fuses a * b + c even past optimization_barrier.
 
-        With it the tables have the bits of all other libraries. float64 needs no such care.
+        So cos and sin have the bits of all other libraries. float64 is not fused.
         """
         return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
 
-    def constant(self, x: jax.Array) -> jax.Array:
-        """Stop derivatives."""
+    def stop_gradient(self, x: jax.Array) -> jax.Array:
+        """Return x without derivatives."""
         return jax.lax.stop_gradient(x)
 
     def take_rows(self, table: jax.Array, indices: jax.Array) -> jax.Array:
-        """Index with all axes, as flat indices would have to be gathered from a mesh.
+        """Index with all axes, as flat indices would be gathered from a mesh.
 
-        Under explicit sharding the result lies as the indices do.
+        Explicit sharding is that of the indices.
         """
-        axes = jax.typeof(indices).sharding
-        explicit = axes.mesh.axis_types and AxisType.Explicit in axes.mesh.axis_types
-        spec = PartitionSpec(*axes.spec, None)  # type: ignore[no-untyped-call]  # jax leaves it so
-        where = NamedSharding(axes.mesh, spec) if explicit else None
-        return jnp.asarray(table).at[indices].get(mode="promise_in_bounds", out_sharding=where)
+        sharding, out_sharding = jax.typeof(indices).sharding, None
+        if AxisType.Explicit in (sharding.mesh.axis_types or ()):
+            spec = PartitionSpec(*sharding.spec, None)  # type: ignore[no-untyped-call]  # in jax
+            out_sharding = NamedSharding(sharding.mesh, spec)
+        rows = jnp.asarray(table).at[indices]
+        return rows.get(mode="promise_in_bounds", out_sharding=out_sharding)
 
-    def computed_once(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Write them to memory, where XLA on a CPU would fuse the lookup into the rotation.
+    def materialize(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Write them to memory where XLA on a CPU would fuse lookup and rotation.
 
-        That takes 1.7 times as long in bfloat16. It fuses past optimization_barrier, but not past
-        an update of part of an array. Numbers are the same, so the platform is only guessed.
+        That takes 1.7 times as long in bfloat16. XLA fuses past optimization_barrier, but not past
+        an update of a slice. The platform is a guess, as numbers are the same.
         """
         if not isinstance(cos, jax.core.Tracer) or jax.default_backend() != "cpu":
             return cos, sin
         axis, pairs = cos.ndim - 1, cos.shape[-1]
         both = jnp.concatenate([cos, sin], axis)
-        # New arrays belong to the mesh in use, which need not be the one that these lie on.
+        # New arrays belong to the mesh in use, which may be another than that of these.
         with jax.sharding.use_abstract_mesh(jax.typeof(both).sharding.mesh):
             both = jnp.zeros_like(both)
         both = jax.lax.dynamic_update_slice_in_dim(both, cos, 0, axis)
@@ -89,20 +90,22 @@ class Jax(Backend):
         return both[..., :pairs], both[..., pairs:]
 
     def cos_sin(self, lookup: TableLookup) -> tuple[jax.Array, jax.Array]:
-        """Compile the lookup: by themselves, its thirty operations take a hundred times as long."""
+        """Compile the lookup: eager, its thirty operations take a hundred times as long."""
         return _compiled(self)(lookup)
 
     def has_float64(self, x: jax.Array) -> bool:
         """Return whether jax_enable_x64 is set."""
         return bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
 
-    def with_rows(self, x: jax.Array, axis: int, rows: jax.Array, values: jax.Array) -> jax.Array:
-        """Scatter, in place where jit may: x is then donated."""
-        return x.at[(*(slice(None),) * axis, rows)].set(values)
+    def replace_slots(
+        self, x: jax.Array, axis: int, slots: jax.Array, values: jax.Array
+    ) -> jax.Array:
+        """Scatter, in place where x is donated to jit."""
+        return x.at[(*(slice(None),) * axis, slots)].set(values)
 
     def tables(self, table_key: TableKey, like: jax.Array) -> DigitTables:
-        """Return numpy tables to a trace, which makes constants of them; else arrays."""
-        if table_key.double and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        """Return numpy tables to a trace, as constants, else arrays."""
+        if table_key.double and not self.has_float64(like):
             msg = (
                 f"float64 angles are asked for, by dtype or by an array, and {self.name} computes "
                 "in float32 as it is configured; set jax_enable_x64, or convert to float32"
@@ -110,7 +113,7 @@ class Jax(Backend):
             raise RopeError(msg)
         if isinstance(like, jax.core.Tracer):
             return host_tables(table_key)
-        # Another trace may be under way, whose tracers must not get into the cache.
+        # Tracers of another trace in progress must not get into the cache.
         with jax.ensure_compile_time_eval():
             return super().tables(table_key, like)
 

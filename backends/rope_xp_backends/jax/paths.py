@@ -1,4 +1,4 @@
-"""jax: an eager call runs one cached jitted function; under a transformation it traces."""
+"""Paths of jax: the portable path under ``jax.jit``, which inlines it inside another jit."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,28 +14,22 @@ from rope_xp._rotation import portable
 
 from . import gpu
 
-# A call is a tree: its arrays are traced, the rest is static and part of jit's cache key. What
-# tables are made of is left out: ropes that differ in numbers alone share what is compiled.
-jax.tree_util.register_dataclass(
-    Call, data_fields=["arrays", "angles", "out"], meta_fields=["backend", "spec"]
-)
-jax.tree_util.register_dataclass(
-    TableLookup,
-    data_fields=["tables", "whole", "part"],
-    meta_fields=["device", "tokens", "position_range", "components"],
-    drop_fields=["table_key"],
-)
-jax.tree_util.register_dataclass(
-    DigitTables, data_fields=["low", "middle", "high", "frequencies", "component"], meta_fields=[]
-)
-jax.tree_util.register_dataclass(CosSin, data_fields=["cos", "sin"], meta_fields=[])
-jax.tree_util.register_dataclass(RelativeAngles, data_fields=["new", "old"], meta_fields=[])
-for tree in TREES:
-    jax.tree_util.register_dataclass(tree.kind, [*tree.arrays], [*tree.plain])
+# A call is a pytree: arrays are traced, the rest is static and part of jit's cache key. Table keys
+# are dropped, so that ropes that differ in numbers alone share compiled functions.
+_LOOKUP = ["device", "tokens", "position_range", "components"]
+for kind, arrays, plain, dropped in (
+    (Call, ["arrays", "angles", "out"], ["backend", "spec"], []),
+    (TableLookup, ["tables", "whole", "part"], _LOOKUP, ["table_key"]),
+    (DigitTables, [*DigitTables.__match_args__], [], []),
+    (CosSin, ["cos", "sin"], [], []),
+    (RelativeAngles, ["new", "old"], [], []),
+    *((tree.kind, [*tree.arrays], [*tree.plain], []) for tree in TREES),
+):
+    jax.tree_util.register_dataclass(kind, arrays, plain, dropped)
 
 
 class Jit(Path):
-    """The portable path, compiled. Inside another jit it is inlined."""
+    """The portable path, compiled."""
 
     name = "jit"
 
@@ -48,7 +42,7 @@ class Jit(Path):
 
 
 class JitGpu(Jit):
-    """The same, with the rotation spelled for GPUs."""
+    """The same with the rotation of gpu.py."""
 
     name = "jit-gpu"
 
@@ -56,7 +50,7 @@ class JitGpu(Jit):
         self._run = jax.jit(partial(portable.run, rotate=gpu.rotate))
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Leave other devices to others. That of a trace is only guessed, as numbers are alike."""
+        """Decline other devices. That of a trace is a guess, as numbers are the same."""
         if forced:
             return None
         device = call.backend.device(call.arrays[0])

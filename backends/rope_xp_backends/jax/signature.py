@@ -1,4 +1,4 @@
-"""Signatures of eager calls on jax's arrays, each on one device."""
+"""Signatures of eager calls on jax arrays, each on one device."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -18,7 +18,7 @@ _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 def signature(
     context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
 ) -> CallSignature | None:
-    """Return the signature of a call, its positions as they are traced."""
+    """Return the signature of a call, with positions as jax arrays."""
     array_type = type(arrays[0])
     if out is not None or issubclass(array_type, jax.core.Tracer):
         return None
@@ -27,13 +27,13 @@ def signature(
             return None
     double, position_range, angle_inputs = arrays[0].dtype == np.float64, None, tables or ()
     if positions is not None:
-        read = _read(positions, arrays[0], double)
+        read = _read_positions(positions, arrays[0], double)
         if read is None:
             return None
         angle_inputs, position_range = read
     elif any(row.dtype.itemsize != (8 if double else 4) for row in angle_inputs):
         return None
-    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # made while jax is imported
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # set while jax is imported
     key: list[Hashable] = [context, position_range, x64]
     for x in (*arrays, *angle_inputs):
         if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
@@ -42,8 +42,10 @@ def signature(
     return CallSignature(tuple(key), arrays, angle_inputs, position_range, None)
 
 
-def _read(positions: Any, x: jax.Array, double: bool) -> tuple[Arrays, PositionRange] | None:
-    """Return positions, their fractions and range, None for what the slow path reads or refuses."""
+def _read_positions(
+    positions: Any, x: jax.Array, double: bool
+) -> tuple[Arrays, PositionRange] | None:
+    """Return positions, their fractions and range, None for those that the slow path reads."""
     if type(positions) is type(x):
         return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None
     read = read_rows(positions, np.int32, double)

@@ -1,4 +1,4 @@
-"""numpy, and what its arrays are rotated by."""
+"""The backend of numpy."""
 
 import array_api_compat.numpy as xp
 

@@ -1,4 +1,4 @@
-"""From numpy's arrays to kernels: plans, and the addresses of elements."""
+"""From numpy arrays to kernels: plans, and addresses of elements."""
 
 import ctypes
 import sys
@@ -11,9 +11,10 @@ import numpy as np
 from rope_xp._core.call import CosSin, RotationSpec, TableLookup
 from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import StridedLayout
-from rope_xp_backends.cpu import copies, launch, threads
+from rope_xp_backends.cpu import copies, threads
 from rope_xp_backends.cpu.compiled import Kernel
-from rope_xp_backends.cpu.plan import Angles, Pair
+from rope_xp_backends.cpu.launch import CpuLaunch
+from rope_xp_backends.cpu.plan import AngleLayouts, InOut, build_plan
 
 Arrays = tuple[np.ndarray, ...]
 _ARRAY = np.ndarray
@@ -22,29 +23,29 @@ _read = ctypes.c_void_p.from_address
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Return the addresses of arrays' elements, which lie there for as long as they are held.
+    """Return the addresses of the elements of arrays, for all kernels.
 
-    Every address that a kernel is given comes from here. It is the first field of an ndarray
-    behind the object's header, and so read in a tenth of the time of ``x.ctypes.data``.
+    CPython has it as the first field of an ndarray behind the object's header, where it is read in
+    a tenth of the time of ``x.ctypes.data``.
     """
-    found: list[Any] = []
+    pointers: list[Any] = []
     for x in arrays:
         if type(x) is not _ARRAY:
             msg = f"a kernel reads a numpy.ndarray; got {type(x).__name__}"
             raise TypeError(msg)
-        found.append(_read(id(x) + _HEADER).value if _IS_READ else x.ctypes.data)
-    return found
+        pointers.append(_read(id(x) + _HEADER).value if _HAS_POINTER else x.ctypes.data)
+    return pointers
 
 
-def _is_read() -> bool:
-    """Return whether this interpreter lays arrays out so."""
+def _has_pointer() -> bool:
+    """Return whether arrays of this interpreter have their address there."""
     if sys.implementation.name != "cpython":
         return False
     probe = np.empty(1)
     return _read(id(probe) + _HEADER).value == probe.ctypes.data
 
 
-_IS_READ = _is_read()
+_HAS_POINTER = _has_pointer()
 
 
 def rotate(
@@ -55,54 +56,48 @@ def rotate(
     spec: RotationSpec,
 ) -> None:
     """Rotate one array or two of one dtype, which share their angles, into outs."""
-    written = [y if copies.readable(y) else copies.empty(y) for y in outs]
-    read = [
-        x if copies.readable(x) else copies.copied(x, y)
-        for x, y in zip(arrays, written, strict=True)
+    results = [y if copies.is_readable(y) else copies.allocate(y) for y in outs]
+    inputs = [
+        x if copies.is_readable(x) else copies.copy_into(y, x)
+        for x, y in zip(arrays, results, strict=True)
     ]
-    angle_inputs = angle_inputs_of(source)
-    run = prepare(kernel, read, written, angle_inputs, source, spec)
-    KernelLaunch(run, True)(tuple(read), tuple(written), tuple(angle_inputs))
-    for y, result in zip(outs, written, strict=True):
+    angle_inputs = get_angle_inputs(source)
+    run = _prepare(kernel, inputs, results, angle_inputs, source, spec)
+    NumpyLaunch(run, True)(tuple(inputs), tuple(results), tuple(angle_inputs))
+    for y, result in zip(outs, results, strict=True):
         if result is not y:
             y[...] = result
 
 
-def prepare(
+def _prepare(
     kernel: Kernel,
     arrays: Sequence[np.ndarray],
     outs: Sequence[np.ndarray],
     angle_inputs: Sequence[np.ndarray],
     source: TableLookup | CosSin,
     spec: RotationSpec,
-) -> launch.Launch:
-    """Return what rotates all arrays that lie as these by angles that lie as these rows."""
-    pairs = [Pair(_laid(x), _laid(y)) for x, y in zip(arrays, outs, strict=True)]
+) -> CpuLaunch:
+    """Return a launch for all arrays and angle inputs with the strides of these."""
+    operands = [InOut(_get_layout(x), _get_layout(y)) for x, y in zip(arrays, outs, strict=True)]
     if isinstance(source, CosSin):
-        angles = Angles(angle_inputs[0].shape[-1], tuple(map(_laid, angle_inputs)), ())
+        layouts = tuple(map(_get_layout, angle_inputs))
+        angles = AngleLayouts(angle_inputs[0].shape[-1], layouts, ())
     else:
         tables, components = source.tables, source.components if angle_inputs else 0
         component = () if not components else tuple(tables.component.tolist())  # type: ignore[union-attr]  # there is one
-        places = addresses([t for t in tables if t is not None])
-        strides_of_inputs = tuple([_components_last(a, components) for a in angle_inputs])
-        angles = Angles(tables.frequencies.shape[0], strides_of_inputs, tuple(places), component)
-    return launch.prepare(kernel, pairs, angles, spec, arrays[0].itemsize)
+        pointers = tuple(addresses([t for t in tables if t is not None]))
+        layouts = tuple([_move_components_last(a, components) for a in angle_inputs])
+        angles = AngleLayouts(tables.frequencies.shape[0], layouts, pointers, component)
+    return CpuLaunch(kernel, build_plan(operands, angles, spec, arrays[0].itemsize))
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLaunch:
-    """Runs a kernel by the plan of a signature.
+class NumpyLaunch:
+    """Runs the kernel of a signature."""
 
-    Parameters
-    ----------
-    run : Launch
-        The kernel and its parameters.
-    contiguous : bool
-        Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``.
-    """
-
-    run: launch.Launch
+    run: CpuLaunch
     contiguous: bool
+    """Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``."""
 
     def __call__(
         self,
@@ -136,9 +131,9 @@ def specialize(
     angle_inputs: Arrays,
     source: TableLookup | CosSin,
     spec: RotationSpec,
-) -> KernelLaunch | None:
-    """Return what runs a kernel on all arrays that lie as these, None where some are copied."""
-    if not all(map(copies.readable, (*arrays, *results))):
+) -> NumpyLaunch | None:
+    """Return a launch for all arrays with the strides of these, None where some are copied."""
+    if not all(map(copies.is_readable, (*arrays, *results))):
         return None
     if not all(row.flags.aligned for row in angle_inputs):
         return None
@@ -146,32 +141,30 @@ def specialize(
     contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
     if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:
         return None
-    return KernelLaunch(prepare(kernel, arrays, results, angle_inputs, source, spec), contiguous)
+    run = _prepare(kernel, arrays, results, angle_inputs, source, spec)
+    return NumpyLaunch(run, contiguous)
 
 
-def angle_inputs_of(source: TableLookup | CosSin) -> list[np.ndarray]:
-    """Return positions and their fractions, or cos and sin, as kernels read them: plain arrays."""
+def get_angle_inputs(source: TableLookup | CosSin) -> list[np.ndarray]:
+    """Return positions and their fractions, or cos and sin, as plain aligned arrays."""
     if isinstance(source, CosSin):
-        return [_aligned(source.cos), _aligned(source.sin)]
-    if source.whole is None:
-        return []
-    if source.part is None:
-        return [_aligned(source.whole)]
-    part = source.part.astype(source.tables.low.dtype, copy=False)
-    return [_aligned(source.whole), _aligned(part)]
+        inputs = [source.cos, source.sin]
+    elif source.whole is None:
+        inputs = []
+    elif source.part is None:
+        inputs = [source.whole]
+    else:
+        inputs = [source.whole, source.part.astype(source.tables.low.dtype, copy=False)]
+    plain = map(np.asarray, inputs)
+    return [x if x.flags.aligned else x.copy() for x in plain]
 
 
-def _laid(x: np.ndarray) -> StridedLayout:
+def _get_layout(x: np.ndarray) -> StridedLayout:
     return StridedLayout(x.shape, x.strides)
 
 
-def _components_last(a: np.ndarray, components: int) -> StridedLayout:
+def _move_components_last(a: np.ndarray, components: int) -> StridedLayout:
     if components:
         rest, strides = a.shape[1:] or (1,), a.strides[1:] or (0,)
         return StridedLayout((*rest, components), (*strides, a.strides[0]))
     return StridedLayout((*a.shape, 1), (*a.strides, 0))
-
-
-def _aligned(angles: np.ndarray) -> np.ndarray:
-    plain = np.asarray(angles)
-    return plain if plain.flags.aligned else plain.copy()

@@ -1,4 +1,4 @@
-"""numpy: one device, arrays of every dtype, ml_dtypes.bfloat16 among them."""
+"""numpy, with ml_dtypes.bfloat16."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -9,7 +9,7 @@ from rope_xp._arguments.positions import read_rows
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
 from rope_xp._dispatch.backend import Backend
-from rope_xp._dispatch.call_cache import CallSignature, operands_of
+from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 from rope_xp._rotation.tables import host_tables
 
 
@@ -27,13 +27,13 @@ class Numpy(Backend):
         out: object,
         tables: tuple[np.ndarray, np.ndarray] | None,
     ) -> CallSignature | None:
-        """Take plain arrays, whose flags tell order, alignment and who may write."""
+        """Cache calls on plain arrays, whose flags give order, alignment and writeability."""
         operands, in_place = arrays, None
         if out is not None:
-            found = operands_of(arrays, out)
-            if found is None:
+            collected = collect_operands(arrays, out)
+            if collected is None:
                 return None
-            operands, in_place = found
+            operands, in_place = collected
         key: list[Hashable] = [context, in_place]
         for x in operands:
             if type(x) is not np.ndarray:
@@ -56,45 +56,44 @@ class Numpy(Backend):
             key += row.shape, row.strides, row.flags.num
         return CallSignature(tuple(key), arrays, rows, position_range, out)  # type: ignore[arg-type]  # a tuple, if not None
 
-    def are_apart(self, x: np.ndarray, y: np.ndarray) -> bool:
-        """Know that what owns its memory shares it with its views only."""
+    def are_disjoint(self, x: np.ndarray, y: np.ndarray) -> bool:
+        """Return at once for arrays that own their memory, which only views share."""
         return (x.base is None is y.base) or not np.may_share_memory(x, y)
 
     def refusal(self, x: np.ndarray) -> str | None:
-        """Matrices and masked arrays give another meaning to ``*``."""
+        """Refuse matrices and masked arrays, whose ``*`` differs."""
         if isinstance(x, (np.matrix, np.ma.MaskedArray)):
             return "its operators are not those of an ndarray; pass numpy.asarray of it"
         return None
 
     def device(self, x: np.ndarray) -> None:
-        """There is one."""
-        return
+        """Return None, as there is only one."""
 
     def asarray(self, host: np.ndarray, device: None) -> np.ndarray:
-        """Return it as it is."""
+        """Return the array itself."""
         return host
 
     def tables(self, table_key: TableKey, like: np.ndarray) -> DigitTables:
-        """Return those of the host."""
+        """Return the host tables."""
         return host_tables(table_key)
 
     def integers(self, positions: np.ndarray) -> np.ndarray:
-        """In the byte order of the machine: array_api_compat clips no others."""
-        found: np.ndarray = super().integers(positions)
-        return found.astype(found.dtype.newbyteorder("="), copy=False)
+        """Convert to native byte order too: array_api_compat clips no other."""
+        converted: np.ndarray = super().integers(positions)
+        return converted.astype(converted.dtype.newbyteorder("="), copy=False)
 
-    def with_rows(
-        self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray
+    def replace_slots(
+        self, x: np.ndarray, axis: int, slots: np.ndarray, values: np.ndarray
     ) -> np.ndarray:
         """Copy once."""
-        made = x.copy()
-        self.put_rows(made, axis, rows, values)
-        return made
+        new = x.copy()
+        self.write_slots(new, axis, slots, values)
+        return new
 
-    def put_rows(self, x: np.ndarray, axis: int, rows: np.ndarray, values: np.ndarray) -> None:
-        """Write these alone."""
-        where: tuple[Any, ...] = (*(slice(None),) * axis, rows)
-        x[where] = values
+    def write_slots(self, x: np.ndarray, axis: int, slots: np.ndarray, values: np.ndarray) -> None:
+        """Write to these slots alone."""
+        index: tuple[Any, ...] = (*(slice(None),) * axis, slots)
+        x[index] = values
 
     def memory(self, x: np.ndarray) -> Memory:
         """Read from the array interface."""

@@ -1,6 +1,4 @@
-"""Paths of numpy arrays: kernels that LLVM compiles, and chunks of numpy."""
-
-from collections.abc import Iterator
+"""Paths of numpy arrays: kernels compiled by LLVM, and chunks of numpy."""
 
 import numpy as np
 
@@ -9,7 +7,7 @@ from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu import launch, views
+from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu.compiled import KERNELS
 from rope_xp_backends.cpu.plan import KernelKey
 
@@ -29,15 +27,15 @@ class LLVM(Path):
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by kernels."""
         kernels = [KERNELS.get(key) for key in _keys(call)]  # all of them, before any writes
-        outs = call.out or _new(call)
+        outs = call.out or _allocate(call)
         for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
             host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.spec)
         return outs
 
     def specialize(
         self, call: Call, signature: CallSignature, results: tuple[np.ndarray, ...]
-    ) -> host.KernelLaunch | None:
-        """Keep the kernel and its parameters."""
+    ) -> host.NumpyLaunch | None:
+        """Keep the kernel and its plan."""
         arrays, angle_inputs = call.arrays, signature.angle_inputs
         if arrays[0].dtype != arrays[-1].dtype:
             return None
@@ -56,32 +54,25 @@ class Chunked(Path):
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         """Rotate by numpy."""
-        outs = call.out or _new(call)
-        for x, out, cos, sin in _with_tables(call, outs):
-            chunks.rotate(x, out, cos, sin, *call.spec.interleaved, call.spec.rotary_offset)
+        outs = call.out or _allocate(call)
+        spec, xp = call.spec, call.backend.xp
+        for arrays, group, source in call.groups(outs, one_dtype=False):
+            tables = portable.cos_sin(call, source)
+            cos, sin = (portable.align(xp, table, spec.axes) for table in tables)
+            sin = -sin if spec.inverse else sin
+            for x, out in zip(arrays, group, strict=True):
+                chunks.rotate(x, out, cos, sin, spec.interleaved, spec.rotary_offset)
         return outs
 
 
-def _with_tables(
-    call: Call, outs: tuple[np.ndarray, ...]
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield an array, where it goes, cos and the sine with its sign, all in one order of axes."""
-    for arrays, group, source in call.groups(outs, one_dtype=False):
-        cos, sin = portable.cos_sin(call, source)
-        tables = (cos, -sin if call.spec.inverse else sin)
-        for each in zip(arrays, group, strict=True):
-            for (x, out), (c, s) in views.in_order(each, tables, call.spec.axes):
-                yield x, out, c, s
-
-
 def _keys(call: Call) -> list[KernelKey]:
-    return launch.keys(call.spec, [numpy_name(x.dtype) for x in call.arrays])
+    return launch.get_kernel_keys(call.spec, [numpy_name(x.dtype) for x in call.arrays])
 
 
-def _new(call: Call) -> tuple[np.ndarray, ...]:
-    """Return new arrays with axes in memory as those of a call have them, but head_dim last."""
-    new = [np.empty_like(x) for x in call.arrays]
-    return tuple(x if x.strides[-1] == x.itemsize else np.empty(x.shape, x.dtype) for x in new)
+def _allocate(call: Call) -> tuple[np.ndarray, ...]:
+    """Return new arrays with the memory order of those of a call, but head_dim contiguous."""
+    outs = [np.empty_like(x) for x in call.arrays]
+    return tuple(x if x.strides[-1] == x.itemsize else np.empty(x.shape, x.dtype) for x in outs)
 
 
 def _decline_subclasses(call: Call) -> str | None:

@@ -10,8 +10,8 @@ from rope_xp._core.memory import StridedLayout
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp_backends.cpu import launch, threads
 from rope_xp_backends.cpu.compiled import KERNELS
-from rope_xp_backends.cpu.launch import Launch
-from rope_xp_backends.cpu.plan import Angles, Pair
+from rope_xp_backends.cpu.launch import CpuLaunch
+from rope_xp_backends.cpu.plan import AngleLayouts, InOut, build_plan
 
 from .library import NAMES
 from .op_args import N_TENSORS, OpArgs
@@ -23,7 +23,7 @@ from .signature import Tensors
 class LLVMLaunch:
     """Runs a kernel by the plan of a signature, on tensors of its layouts."""
 
-    run: Launch
+    run: CpuLaunch
     """The kernel and its parameters."""
     allocate: Callable[[torch.Tensor], torch.Tensor]
     """Returns memory for the result of a tensor."""
@@ -70,12 +70,12 @@ def prepare_llvm_launch(
     out: Tensors, arrays: Tensors, op_args: OpArgs, angle_inputs: Sequence[torch.Tensor]
 ) -> LLVMLaunch:
     """Return the launch of all tensors with these layouts."""
-    (key,) = launch.keys(op_args.spec, [NAMES[arrays[0].dtype]])
+    (key,) = launch.get_kernel_keys(op_args.spec, [NAMES[arrays[0].dtype]])
     kernel = KERNELS.get(key)
-    pairs = [Pair(_byte_layout(x), _byte_layout(y)) for x, y in zip(arrays, out, strict=True)]
+    pairs = [InOut(_byte_layout(x), _byte_layout(y)) for x, y in zip(arrays, out, strict=True)]
     layouts = [_byte_layout(a) for a in angle_inputs]
     if not op_args.is_lookup:
-        angles = Angles(angle_inputs[0].shape[-1], tuple(layouts), ())
+        angles = AngleLayouts(angle_inputs[0].shape[-1], tuple(layouts), ())
     else:
         component = ()
         if op_args.components is not None and op_args.positions is not None:
@@ -83,10 +83,10 @@ def prepare_llvm_launch(
         else:
             layouts = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in layouts]
         addresses = tuple(0 if t is None else t.data_ptr() for t in op_args.tables)
-        angles = Angles(op_args.table.shape[-1] // 2, tuple(layouts), addresses, component)
-    run = launch.prepare(kernel, pairs, angles, op_args.spec, arrays[0].element_size())
+        angles = AngleLayouts(op_args.table.shape[-1] // 2, tuple(layouts), addresses, component)
+    plan = build_plan(pairs, angles, op_args.spec, arrays[0].element_size())
     default = all(map(has_default_allocation, arrays))
-    return LLVMLaunch(run, torch.empty_like if default else allocate_result)
+    return LLVMLaunch(CpuLaunch(kernel, plan), torch.empty_like if default else allocate_result)
 
 
 def cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ class Torch(Backend):
         """Return whether Dynamo or export traces the call."""
         return torch.compiler.is_compiling()
 
-    def traced(self, host: object, device: torch.device) -> torch.Tensor:
+    def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
         """Dynamo takes numpy arrays for tensors, whose dtype numpy code cannot read."""
         x = torch.as_tensor(host, device=device)
         if x.dtype.is_floating_point and isinstance(host, (int, float, list, tuple)):
@@ -96,13 +96,13 @@ class Torch(Backend):
         """Metal has none."""
         return x.device.type != "mps"
 
-    def with_rows(
+    def replace_slots(
         self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Copy once."""
         return x.index_copy(axis, rows.long(), values)
 
-    def put_rows(
+    def write_slots(
         self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Write these alone."""
@@ -120,7 +120,7 @@ class Torch(Backend):
             tables.extend_lifetime(cached)
         return cached
 
-    def are_apart(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+    def are_disjoint(self, x: torch.Tensor, y: torch.Tensor) -> bool:
         """Compare addresses alone; torch has no negative strides."""
         (start, end), (other_start, other_end) = _byte_range(x), _byte_range(y)
         return end <= other_start or other_end <= start
@@ -140,7 +140,7 @@ class Torch(Backend):
         """Refuse what autograd would refuse, before anything is written."""
         if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
             return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"
-        unreadable = self.unreadable(out)
+        unreadable = self.unreadable_reason(out)
         if unreadable is not None or torch.compiler.is_compiling():
             return unreadable
         if out.is_inference() and not torch.is_inference_mode_enabled():

@@ -232,7 +232,7 @@ def _run_kernel(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensor
     try:
         return RUNS[arrays[0].device.type](out, arrays, op_args)
     except PathUnavailable as reason:
-        choose.refuse_if_asked_for(reason)
+        choose.raise_if_forced(reason)
         # A compiled graph runs this too, in a process where kernels fail.
         out = tuple(map(allocate_result, arrays)) if out is None else out
         source = op_args.source(arrays[0].shape[op_args.spec.axes.tokens])

@@ -91,7 +91,7 @@ def _prepare_llvm_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> cpu.
 
 
 def _kernel_keys(call: Call) -> list[KernelKey]:
-    return launch.keys(call.spec, [NAMES[x.dtype] for x in call.arrays])
+    return launch.get_kernel_keys(call.spec, [NAMES[x.dtype] for x in call.arrays])
 
 
 def _call_operator(call: Call, **support: bool) -> Tensors:

@@ -9,7 +9,7 @@ import torch
 from rope_xp._arguments.positions import read_rows
 from rope_xp._core.call import UNKNOWN, PositionRange
 from rope_xp._core.memory import ACCESS
-from rope_xp._dispatch.call_cache import CallSignature, operands_of
+from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 
 from . import private, streams
 
@@ -43,7 +43,7 @@ def signature(
     """Return the signature of a call, None if it cannot be cached."""
     if torch.compiler.is_compiling() or private.is_observed():
         return None
-    checked = operands_of(arrays, out)
+    checked = collect_operands(arrays, out)
     if checked is None:
         return None
     operands, in_place = checked

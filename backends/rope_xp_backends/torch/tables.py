@@ -10,7 +10,7 @@ import torch
 
 from rope_xp._core.caches import BoundedCache, cached_tables, pin
 from rope_xp._core.library import DigitTables, TableKey
-from rope_xp._core.numbers import held_by
+from rope_xp._core.numbers import get_attributes
 from rope_xp._rotation.tables import host_tables
 
 from . import private, streams
@@ -72,7 +72,7 @@ def _flatten(value: Any, without: Any = None) -> Any:
     passes to a constant function one with default fields, without a warning.
     """
     if dataclasses.is_dataclass(value):
-        fields = held_by(value).items()
+        fields = get_attributes(value).items()
         flat = [(name, _flatten(v)) for name, v in fields if v is None or v is not without]
         return (type(value), *flat)
     if isinstance(value, (int, float)) and not isinstance(value, bool):

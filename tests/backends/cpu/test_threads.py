@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -103,79 +104,62 @@ def count():
     return len(names)
 
 print(count(), flush=True)
-if sys.argv[1:]:
-    os.environ["OMP_NUM_THREADS"] = sys.argv[1]
-    if os.fork() == 0:
-        print(count(), flush=True)
-        os._exit(0)
-    os.wait()
+os.environ["OMP_NUM_THREADS"] = sys.argv[1]
+if os.fork() == 0:
+    print(count(), flush=True)
+    os._exit(0)
+os.wait()
 """
 VARIABLES = ("OMP_NUM_THREADS", "ROPE_XP_NUM_THREADS")
 
 
-def threads_of_a_process(tmp_path: Path, *arguments: str, **variables: str) -> list[int]:
-    """Return how many threads rotate: in a process, and where asked for in a fork of it."""
-    (tmp_path / "count.py").write_text(COUNT)
+def python(tmp_path: Path, code: str, *arguments: str, **variables: str) -> list[str]:
+    (tmp_path / "threads.py").write_text(code)
     others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     done = subprocess.run(
         # Python 3.12 warns of every fork beside threads.
-        [sys.executable, "-W", "ignore", str(tmp_path / "count.py"), *arguments],
+        [sys.executable, "-W", "ignore", str(tmp_path / "threads.py"), *arguments],
         check=True,
         capture_output=True,
         text=True,
         env=others | variables,
         timeout=100,
     )
-    return [int(line) for line in done.stdout.split()]
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize(
     ("openmp", "ours", "expected"),
     [
-        ("", "", CORES),
-        ("1", "", 1),
-        ("5", "", 5),
-        (" 3,2,1", "", 3),
-        ("1", "4", 4),
-        ("0", "", CORES),
-        ("all", "", CORES),
+        *(("", "", CORES), ("1", "", 1), ("5", "", 5), (" 3,2,1", "", 3), ("1", "4", 4)),
+        *(("0", "", CORES), ("all", "", CORES)),
     ],
 )
-def test_threads_of_a_worker(tmp_path: Path, openmp: str, ours: str, expected: int) -> None:
-    """Those of OpenMP, which joblib and others set for workers, unless there is a number of ours.
-
-    What is no number is no business of ours.
-    """
-    variables = {"OMP_NUM_THREADS": openmp, "ROPE_XP_NUM_THREADS": ours}
-    assert threads_of_a_process(tmp_path, **variables) == [expected]
+def test_threads_of_a_worker(
+    openmp: str, ours: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of OpenMP, which joblib and others set for workers, unless ours is set."""
+    monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+    monkeypatch.setenv("ROPE_XP_NUM_THREADS", ours)
+    _threads.limit.cache_clear()
+    assert _threads.limit() == expected
+    _threads.limit.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_worker_has_threads_of_its_own(tmp_path: Path) -> None:
-    assert threads_of_a_process(tmp_path, "3", OMP_NUM_THREADS="2") == [2, 3]
+    """As many as its environment names, and as it asks for: in a process, and in a fork of it."""
+    assert python(tmp_path, COUNT, "3", OMP_NUM_THREADS="2") == ["2", "3"]
 
 
-TORCH = """
-import torch
-from rope_xp_backends.torch import cpu
-
-first = cpu.limit_threads()
-torch.set_num_threads(2)
-print(first, cpu.limit_threads())
-"""
-
-
-def test_torch_decides_for_tensors_what_openmp_says(tmp_path: Path) -> None:
-    """Who starts several processes by torchrun has one thread, until torch is told otherwise."""
-    pytest.importorskip("torch")
-    (tmp_path / "limits.py").write_text(TORCH)
-    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "limits.py")],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=others | {"OMP_NUM_THREADS": "1"},
-        timeout=100,
-    )
-    assert done.stdout.split() == ["1", str(min(2, CORES))]
+def test_torch_decides_for_tensors_what_openmp_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of torchrun have one thread, until torch is told otherwise."""
+    torch = pytest.importorskip("torch")
+    cpu = importlib.import_module("rope_xp_backends.torch.cpu")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("ROPE_XP_NUM_THREADS", raising=False)
+    _threads.limit.cache_clear()
+    for number in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=number: n)
+        assert cpu.limit_threads() == min(number, CORES)
+    _threads.limit.cache_clear()

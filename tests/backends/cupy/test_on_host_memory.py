@@ -97,7 +97,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(cupy, "empty_like", lambda x: on_host(np.empty_like(read(x))))
     monkeypatch.setattr(glue.BACKEND, "paths", (glue.Cuda(),))
     settled: list[int] = []
-    monkeypatch.setattr(glue.BACKEND, "settle", settled.append)
+    monkeypatch.setattr(glue.BACKEND, "synchronize", settled.append)
     kept = TableCache(dispatch._tables_on_device.__self__.function)  # these lie on no device
     monkeypatch.setattr(dispatch, "_tables_on_device", kept.__getitem__)
     return settled

@@ -45,7 +45,7 @@ def compiled() -> bool:
     """Return whether this process has a kernel."""
     from rope_xp_backends.cpu.compiled import KERNELS
 
-    return bool(KERNELS._made)
+    return bool(KERNELS._compiled)
 
 
 def rotated(chunks: int):

@@ -81,6 +81,7 @@ def test_vmap() -> None:
     close(got, ROPE.rotate(x, positions))
 
 
+@pytest.mark.exhaustive
 def test_the_tree_is_known_when_the_first_angles_are_made() -> None:
     code = (
         "import jax, jax.numpy as jnp, rope_xp\n"

@@ -1,4 +1,4 @@
-"""Eager calls on jax's arrays of a kind that was run before: the same bits, and what they hold."""
+"""Eager calls on jax's arrays that are cached: the same bits, and no arrays held."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ from rope_xp._dispatch import call_cache
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-KINDS = call_cache.CALLS
+CALLS = call_cache.CALLS
 HALF = RoPE(layout="half")
 PARTS = RoPE(layout="half", position_axes=(0, 1, 1, 0))
 
@@ -25,7 +25,7 @@ PARTS = RoPE(layout="half", position_axes=(0, 1, 1, 0))
 def again(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """Return what a call returns at first, and once it is known."""
     call()  # of a class of arrays that may be new
-    KINDS.cache_clear()
+    CALLS.cache_clear()
     first = call()
     with monkeypatch.context() as patch:
         for module, name in (
@@ -34,7 +34,7 @@ def again(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any
             (parse_tables, "apply"),
             (parse_tables, "rotate"),
         ):
-            patch.setattr(module, name, lambda *_: pytest.fail("it went the long way"))
+            patch.setattr(module, name, lambda *_: pytest.fail("it took the slow path"))
         return first, call()
 
 
@@ -47,6 +47,7 @@ POSITIONS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_same_bits(
@@ -57,9 +58,7 @@ def test_same_bits(
     for call in (
         lambda: HALF.apply(q, k, at),
         lambda: (HALF.rotate(q, at), HALF.unrotate(k, at)),
-        lambda: (
-            HALF.apply(*map(jnp.negative, (q, k)), at, axes="sbhd") if positions != "numpy" else ()
-        ),
+        lambda: HALF.apply(q, k, at, axes="sbhd") if positions != "numpy" else (),
     ):
         for first, second in zip(*again(call, monkeypatch), strict=True):
             assert first.dtype == second.dtype == dtype
@@ -82,9 +81,9 @@ def test_same_bits_of_components_and_tables(
             np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
 
 
-def test_size_of_positions_is_part_of_a_kind() -> None:
+def test_the_range_of_positions_is_part_of_a_signature() -> None:
     """What is compiled for small ones reads fewer digits."""
-    KINDS.cache_clear()
+    CALLS.cache_clear()
     x = jnp.ones((1, 2, 8))
     for _ in range(2):
         HALF.rotate(x, [5])
@@ -94,19 +93,19 @@ def test_size_of_positions_is_part_of_a_kind() -> None:
             np.testing.assert_allclose(np.asarray(HALF.rotate(x, [far])), expected, atol=1e-6)
 
 
-def test_what_is_bound_holds_no_arrays() -> None:
-    KINDS.cache_clear()
+def test_cached_calls_hold_no_arrays() -> None:
+    CALLS.cache_clear()
     q, k, at = jnp.ones((1, 3, 4, 8)), jnp.ones((1, 3, 2, 8)), jnp.asarray([1, 2, 3])
     made = [*HALF.apply(q, k, at), *HALF.at(at, like=q).apply(q, k)]
-    assert len(KINDS) == 2
+    assert len(CALLS) == 2
     held = [weakref.ref(x) for x in (q, k, at, *made)]
     del q, k, at, made
     gc.collect()
     assert [x() for x in held] == [None] * len(held)
 
 
-def test_transforms_go_the_long_way() -> None:
-    KINDS.cache_clear()
+def test_transforms_take_the_slow_path() -> None:
+    CALLS.cache_clear()
     x = jnp.arange(48.0).reshape(3, 2, 8)
     expected = np.asarray(HALF.rotate(x))
     np.testing.assert_array_equal(HALF.rotate(x), expected)
@@ -120,7 +119,7 @@ def test_transforms_go_the_long_way() -> None:
 
 
 def test_float64_follows_the_configuration() -> None:
-    KINDS.cache_clear()
+    CALLS.cache_clear()
     with jax.enable_x64(True):
         x = jnp.ones((3, 2, 8), jnp.float64)
         for _ in range(2):

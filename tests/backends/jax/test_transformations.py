@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 
 import rope_xp
 from rope_xp import RoPE
@@ -20,7 +21,7 @@ POSITIONS = np.array([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
 ATOL = 1e-6
 
 
-@pytest.fixture(autouse=True, params=["jit", "jit-gpu"])
+@pytest.fixture(autouse=True, params=["jit", exhaustive("jit-gpu")])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have jax's arrays take a path; use_path would ask numpy's for it as well."""
     from rope_xp_backends import jax as glue
@@ -38,6 +39,7 @@ def close(a: jax.Array, b: jax.Array, atol: float = ATOL) -> None:
     np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
 def test_eager_calls_run_one_jitted_function(path: str) -> None:
     from rope_xp_backends import jax as glue
 
@@ -54,13 +56,13 @@ def test_eager_calls_run_one_jitted_function(path: str) -> None:
 @pytest.mark.covering
 @pytest.mark.parametrize("rotary_dim", [4, 6])
 @pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
+@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
 def test_gradients(layout: str, rotary_dim: int) -> None:
     from jax.test_util import check_grads
 
     rope = RoPE(layout=layout, rotary_dim=rotary_dim)
-    rotate = lambda x: rope.rotate(x, POSITIONS)  # noqa: E731  # a function of x alone
-    for function in (rotate, jax.jit(rotate)):
-        check_grads(function, (sample(5, 2, 6),), order=2, modes=("fwd", "rev"))
+    rotate = jax.jit(lambda x: rope.rotate(x, POSITIONS))
+    check_grads(rotate, (sample(5, 2, 6),), order=2, modes=("fwd", "rev"))
     x, g = sample(5, 2, 6), sample(5, 2, 6) * 2
     _, pull = jax.vjp(rotate, x)
     close(pull(g)[0], rope.unrotate(g, POSITIONS), 2e-6)
@@ -69,6 +71,7 @@ def test_gradients(layout: str, rotary_dim: int) -> None:
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
+@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
 def test_gradients_are_rounded_once(layout: str, dtype: str, bits: int) -> None:
     rope, g = RoPE(layout=layout, rotary_dim=8), sample(5, 3, 10).astype(dtype)
     expected = rope.unrotate(np.asarray(g).astype(np.float64), POSITIONS)
@@ -77,6 +80,7 @@ def test_gradients_are_rounded_once(layout: str, dtype: str, bits: int) -> None:
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2.0**-bits, atol=ATOL)
 
 
+@pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
 def test_derivatives_keep_angles_alone() -> None:
     """Of the tokens, not of their heads, whatever is rotated."""
     x = sample(2, 5, 3, 16).at[0].set(jnp.inf)
@@ -181,7 +185,7 @@ def test_strict_dtype_and_rank_promotion() -> None:
         close(g, e)
 
 
-@pytest.mark.parametrize("axes", ["sd", "hsd", "bshd", "xbhsd", "hbsxd"])
+@pytest.mark.parametrize("axes", ["sd", "hbsxd", *map(exhaustive, ["hsd", "bshd", "xbhsd"])])
 def test_no_axes_are_left_to_be_broadcast(axes: str) -> None:
     lengths = {"b": 2, "x": 3, "s": 5, "h": 4, "d": 8}
     x = sample(*(lengths[name] for name in axes))
@@ -226,30 +230,23 @@ def test_committed_arrays_stay_on_their_device() -> None:
         assert got.devices() == {device}
 
 
-def test_export_counts_a_symbolic_number_of_tokens() -> None:
+@pytest.mark.parametrize("implicit", [True, False])
+def test_export_with_symbolic_lengths(implicit: bool) -> None:
     from jax import export
 
     rope = RoPE(layout="half")
-    n = export.symbolic_shape("n")[0]
-    q, k = (jax.ShapeDtypeStruct((1, n, heads, 16), jnp.float32) for heads in (4, 2))
-    exported = export.export(jax.jit(lambda q, k: rope.apply(q, k)))(q, k)
-    for tokens in (1, 7, 3000):  # beyond one digit
-        arrays = sample(1, tokens, 4, 16), sample(1, tokens, 2, 16)
+    b, s = export.symbolic_shape("b, s")
+    shapes = [jax.ShapeDtypeStruct((b, s, heads, 16), jnp.float32) for heads in (4, 2)]
+    if not implicit:
+        shapes.append(jax.ShapeDtypeStruct((b, s), jnp.int32))
+    exported = export.export(jax.jit(lambda *arrays: rope.apply(*arrays)))(*shapes)
+    for tokens in (1, 3000):  # beyond one digit
+        arrays = [sample(2, tokens, 4, 16), sample(2, tokens, 2, 16)]
+        if not implicit:
+            arrays.append(jnp.asarray(np.stack([np.arange(tokens) + 70_000] * 2), jnp.int32))
         expected = rope.apply(*map(np.asarray, arrays))
         for got, right in zip(exported.call(*arrays), expected, strict=True):
             close(got, right)
-
-
-def test_export_with_symbolic_lengths() -> None:
-    from jax import export
-
-    scope = export.SymbolicScope()
-    b, s = export.symbolic_shape("b, s", scope=scope)
-    spec = jax.ShapeDtypeStruct((b, s, 2, 8), jnp.float32)
-    where = jax.ShapeDtypeStruct((b, s), jnp.int32)
-    exported = export.export(jax.jit(RoPE().rotate))(spec, where)
-    x, p = sample(3, 5, 2, 8), jnp.asarray(np.stack([POSITIONS] * 3), jnp.int32)
-    close(exported.call(x, p), RoPE().rotate(x, p))
 
 
 def test_float64_without_x64_is_refused() -> None:

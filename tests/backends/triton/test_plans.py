@@ -111,7 +111,7 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = torch.ones(5, 2, 4096)
     assert "4096 components is 16384 bytes long" in reason(wide)
     assert rope_xp.explain(wide.half(), wide.half()).path == "triton"
-    monkeypatch.setattr(gpu.KERNELS, "_objection", "triton is not installed")
+    monkeypatch.setattr(gpu.KERNELS, "_decline_reason", "triton is not installed")
     assert reason(x) == "triton is not installed"
     with (
         rope_xp.use_path("triton"),
