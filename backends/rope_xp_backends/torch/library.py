@@ -37,7 +37,7 @@ class Torch(Backend):
             return f"{x.dtype}, but not strided"
         return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
-    def unreadable(self, x: torch.Tensor) -> str | None:
+    def unreadable_reason(self, x: torch.Tensor) -> str | None:
         """Refuse nested, sparse and blocked tensors."""
         if x.is_nested:
             return (
@@ -83,7 +83,7 @@ class Torch(Backend):
             return None
         return host_view(positions)
 
-    def constant(self, x: torch.Tensor) -> torch.Tensor:
+    def stop_gradient(self, x: torch.Tensor) -> torch.Tensor:
         """Detach, also for transforms and derivatives in forward mode."""
         return x.detach()
 
