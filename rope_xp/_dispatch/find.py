@@ -45,7 +45,7 @@ class Library:
 
 
 libraries: tuple[Library, ...] = ()
-"""Filled by :mod:`rope_xp._libraries`, which knows them."""
+"""Filled by :mod:`rope_xp._dispatch.libraries`, which names them."""
 by_type: dict[type, Backend] = {}
 """Backends by classes of arrays that were seen before."""
 _standard: dict[str, Backend] = {}
