@@ -91,9 +91,9 @@ def apply(
     >>> q_rotated.shape, k_rotated.shape
     ((1, 4, 8, 64), (1, 4, 4, 64))
 
-    Heads before tokens, in place:
+    In place, with named axes:
 
-    >>> rope_xp.apply(q, k, axes="bhsd", out=(q, k))[0] is q
+    >>> rope_xp.apply(q, k, axes="bshd", out=(q, k))[0] is q
     True
     """
     return _resolve_rope(rope, options, q).apply(
@@ -165,7 +165,15 @@ def explain(
 ) -> Explanation:
     """Return the path that :func:`apply` would take with these arguments, and why others decline.
 
-    It raises what :func:`apply` would; also where a path that is forced by name cannot run.
+    Parameters
+    ----------
+    q, k, positions, rope, axes, k_positions, out, **options
+        As for :func:`apply`.
+
+    Raises
+    ------
+    RopeError, TypeError
+        As :func:`apply`; also where a path that is forced by name cannot run.
 
     Examples
     --------

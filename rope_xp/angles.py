@@ -74,7 +74,12 @@ class Angles:
         axes: str | None = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys, as :meth:`rope_xp.RoPE.apply` describes.
+        """Rotate queries and keys.
+
+        Parameters
+        ----------
+        q, k, axes, out
+            As for :meth:`rope_xp.RoPE.apply`.
 
         Returns
         -------
@@ -106,7 +111,7 @@ class Angles:
         return rotated_q, rotated_k
 
     def rotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
-        """Rotate one array, as :meth:`rope_xp.RoPE.rotate` describes.
+        """Rotate one array; x, axes and out are those of :meth:`rope_xp.RoPE.rotate`.
 
         Examples
         --------

@@ -101,8 +101,11 @@ class Choice:
     def at(self, positions: Positions, *, like: Array) -> Angles:
         """Return the angles of positions, each sequence's by its own RoPE.
 
-        Arguments are those of :meth:`rope_xp.RoPE.at`, and so are the errors; there is one too
-        where ``which`` is of another library or device than ``like``.
+        Parameters
+        ----------
+        positions, like
+            As for :meth:`rope_xp.RoPE.at`, whose errors it raises; also where ``which`` is of
+            another library or device than ``like``.
 
         Returns
         -------
@@ -146,7 +149,12 @@ class Choice:
         axes: str | None = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys as :meth:`rope_xp.RoPE.apply`, each sequence by its own RoPE.
+        """Rotate queries and keys, each sequence by its own RoPE.
+
+        Parameters
+        ----------
+        q, k, positions, axes, out
+            As for :meth:`rope_xp.RoPE.apply`.
 
         Examples
         --------

@@ -63,8 +63,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
 
     Notes
     -----
-    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864,
-    eq. 14-16 and 34.
+    Su et al., "RoFormer", arXiv 2104.09864, eq. 14-16 and 34.
 
     Examples
     --------
@@ -119,25 +118,18 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     ) -> Self:
         """Return the RoPE of positions with several components, such as those of images and videos.
 
-        Each component has its own series of frequencies, ``base ** (-2 j / n)`` for n components of
-        a head.
+        Each component has its own series of frequencies, ``base ** (-2 j / n)`` for a section of n
+        components of a head. Positions have a leading axis of ``len(sections)`` components.
 
         Parameters
         ----------
         sections : sequence of int
             Components of a head for each component of a position, even numbers: (16, 56, 56) for
-            Flux. They sum to r, the rotated components.
+            Flux. They sum to ``rotary_dim``.
         bases, order
-            As for :class:`rope_xp.scaling.Axial`: a base for each component, None for ``base``; and
-            whether the pairs of a component follow each other or alternate with the others.
+            As for :class:`rope_xp.scaling.Axial`; bases None: ``base`` for all.
         **fields
             ``base``, ``layout`` and ``rotary_offset``.
-
-        Returns
-        -------
-        RoPE
-            With ``rotary_dim``, ``position_axes`` and ``scaling`` of these sections. Its positions
-            have a leading axis of ``len(sections)`` components.
 
         Examples
         --------
@@ -241,21 +233,18 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         axes: str | None = None,
         out: ArrayT | None = None,
     ) -> ArrayT:
-        """Rotate one array, as :meth:`apply` rotates two.
+        """Rotate one array.
 
         Parameters
         ----------
         x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
             float16, bfloat16, float32 or float64.
-        positions, axes
-            As for :meth:`apply`.
-        out : array, optional
-            Where to write; x itself for in place.
+        positions, axes, out
+            As for :meth:`apply`; ``out=x`` is in place.
 
         Returns
         -------
-        array
-            With the shape, dtype, library and device of x.
+        array, like x
 
         Examples
         --------
@@ -275,11 +264,16 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         axes: str | None = None,
         out: ArrayT | None = None,
     ) -> ArrayT:
-        """Undo :meth:`rotate`, whose arguments it takes: rotate back, less the attention factor.
+        """Undo :meth:`rotate`: the inverse rotation, divided by the attention factor.
+
+        Parameters
+        ----------
+        x, positions, axes, out
+            As for :meth:`rotate`.
 
         Returns
         -------
-        array
+        array, like x
             x before :meth:`rotate`, to the rounding of two rotations.
 
         Examples
@@ -321,8 +315,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
 
         Parameters
         ----------
-        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            Keys that this RoPE rotated at ``old_positions``.
+        x, axes, out
+            As for :meth:`rotate`: keys that this RoPE rotated at ``old_positions``.
         old_positions, new_positions : array or sequence, (tokens,) or (batch, tokens)
             In tokens; None for 0, 1, ...
         to : RoPE, optional
@@ -332,13 +326,10 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             those of these n. All other slots stay as they are, and are not written where ``out`` is
             x. Of the library and device of x, numpy, or Python numbers; each slot once. Those on a
             device are not read: they must lie within the cache.
-        axes, out
-            As for :meth:`rotate`.
 
         Returns
         -------
-        array
-            The keys as ``to`` rotates them at ``new_positions``.
+        array, like x
 
         Examples
         --------
@@ -374,7 +365,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Parameters
         ----------
         positions : array or sequence, (tokens,) or (batch, tokens)
-            As for :meth:`apply`. A lone number where there is one token.
+            As for :meth:`apply`.
         like : array, (..., head_dim)
             An array such as q, whose values are not read. The angles are of its library, device and
             head_dim, and in float64 if it is, else in float32.
@@ -382,7 +373,6 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         Angles
-            Its ``apply``, ``rotate`` and ``unrotate`` return the bits of this RoPE's.
 
         Examples
         --------
@@ -398,17 +388,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     def with_tables(self, cos: Array, sin: Array) -> Angles:
         """Return the angles of given tables, with the layout and slice of this RoPE.
 
-        The tables replace its frequencies, scaling and attention factor.
+        The tables replace its frequencies, scaling and attention factor; the angles rotate as
+        :func:`rope_xp.apply_tables` does.
 
         Parameters
         ----------
         cos, sin : array, broadcastable to (batch, tokens, r/2)
             One column for each pair, of the library and device of the arrays to rotate, or numpy.
-
-        Returns
-        -------
-        Angles
-            Its methods return what :func:`rope_xp.apply_tables` returns for these tables.
 
         Raises
         ------
@@ -433,16 +419,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     def frequencies(self, head_dim: int) -> NDArray[np.float64]:
         """Return the frequencies: ``base ** (-2 i / r)`` (arXiv 2104.09864, eq. 15), then scaling.
 
-        Parameters
-        ----------
-        head_dim : int
-            Components of a head.
-
-        Returns
-        -------
-        numpy.ndarray
-            Shape (r/2,), float64, radians per token. RopeError where scaling depends on the length
-            of the context, and :meth:`for_length` has not fixed it.
+        Shape (r/2,), float64, radians per token. RopeError where scaling depends on the length of
+        the context, and :meth:`for_length` has not fixed it.
 
         Examples
         --------
@@ -494,11 +472,10 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             The library of the result (numpy, torch, jax.numpy, ...). Default: that of positions,
             numpy for Python numbers; under torch.compile, which traces no dtypes of numpy, name it.
         device : device, optional
-            Of the result. Default: that of positions, or the library's default. Positions that lie
-            on another device are not moved, but refused.
+            Default: that of positions, or the library's default. Positions that lie on another
+            device are not moved, but refused.
         dtype : dtype of xp, optional
-            Of the result. float64 is computed in float64; anything else in float32. Default
-            float32.
+            Default float32. float64 is computed in float64; anything else in float32.
 
         Returns
         -------
@@ -538,11 +515,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Parameters
         ----------
         length, head_dim : int
-            Positions, and components of a head. Scaling that depends on the context is fixed by
-            ``for_length`` first.
+            Positions, and components of a head.
         form : {"vllm", "huggingface", "megatron", "complex", "onnx"}
-            For r rotated components:
-
             - "vllm": ``cos_sin_cache`` of vLLM, SGLang and flashinfer, (length, r): a column of
               cos for each pair, then one of sin.
             - "huggingface": cos and sin, each (length, r), a column for each component: (a, b, a,
@@ -560,18 +534,15 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         array or (array, array)
-            Times the attention factor, but for "megatron".
+            Times the attention factor, but for "megatron". Each number is that of float64, whose
+            error is below 2**-52 (1 + position * frequency), rounded to dtype. :meth:`cos_sin` in
+            float32 may differ by a few units in the last place: to match a serving engine bit for
+            bit, pass its table to :meth:`with_tables`.
 
         Raises
         ------
         RopeError
-            Also where scaling needs a length first, or a compiler traces the call.
-
-        Notes
-        -----
-        Each number is that of float64, whose error is below 2**-52 (1 + position * frequency),
-        rounded to dtype. :meth:`cos_sin` in float32 may differ by a few units in the last place:
-        to match a serving engine bit for bit, pass its table to :meth:`with_tables`.
+            Also where scaling needs :meth:`for_length` first, or a compiler traces the call.
 
         Examples
         --------
