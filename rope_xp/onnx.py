@@ -153,9 +153,7 @@ def model(
     ['x', 'position_ids']
     """
     head_dim, max_positions, num_heads = _sizes(head_dim, max_positions, num_heads)
-    graph_nodes, initializers = nodes(
-        rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype
-    )
+    graph_nodes, tables = nodes(rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype)
     shape: list[str | int] = ["batch", "heads", "tokens", head_dim]
     if num_heads is not None:
         shape = ["batch", "tokens", num_heads * head_dim]
@@ -167,7 +165,7 @@ def model(
             helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "tokens"]),
         ],
         [helper.make_tensor_value_info("y", _FLOATS[dtype], shape)],
-        initializers,
+        tables,
     )
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(

@@ -98,20 +98,6 @@ def test_fast_pairs_of_a_small_base(backend: Target) -> None:
     assert np.abs(got[:, 1::2] - sin).max() <= 4e-6
 
 
-def test_fractions_of_several_components(backend: Target) -> None:
-    """Each component has a fraction of its own."""
-    rope = RoPE(position_axes=(0, 1, 2, 1))
-    positions = np.array([[0.25, 7.0], [1000.5, 0.125], [-3.75, 70_000.5]])
-    x = np.random.default_rng(0).standard_normal((2, 1, 8)).astype(np.float32)
-    expected = np.empty_like(x)
-    for pair, component in enumerate(rope.position_axes):
-        alone = truth(RoPE().rotate, x, positions[component])
-        expected[..., 2 * pair : 2 * pair + 2] = alone[..., 2 * pair : 2 * pair + 2]
-    for given in (positions, backend.make(positions.astype(np.float32))):
-        got = backend.run(rope.rotate, backend.make(x), given)
-        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=2e-6)
-
-
 def test_pairs_that_never_turn() -> None:
     """Proportional rules leave the last pairs alone: no warning, no rotation."""
     rope = RoPE(scaling=Still())

@@ -146,6 +146,7 @@ def expected(x: np.ndarray, positions: Any, f: np.ndarray, layout: str) -> np.nd
     return y
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_shapes_axes_and_layouts(
     backend: Target, case: tuple[Any, ...], rng: np.random.Generator
