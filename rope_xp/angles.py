@@ -32,8 +32,7 @@ class Angles:
     """Cos and sin of the positions of a forward pass, for all layers that share a RoPE.
 
     :meth:`rope_xp.RoPE.at` makes them from positions, :meth:`rope_xp.RoPE.with_tables` from tables.
-    ``torch.compile`` and ``jax.jit`` trace both, and take and return Angles: in jax a pytree whose
-    leaves are cos and sin.
+    ``torch.compile`` and ``jax.jit`` trace both, and take and return Angles, a pytree in jax.
 
     Parameters
     ----------
@@ -84,9 +83,9 @@ class Angles:
         Returns
         -------
         q_rotated, k_rotated : array
-            In every bit what :meth:`RoPE.apply <rope_xp.RoPE.apply>` returns, if ``like`` was of
-            float64 where q and k are. XLA and compilers of GPUs may fuse multiply-add in another
-            way in each: 2 ulp apart at most.
+            In every bit what :meth:`rope_xp.RoPE.apply` returns, if ``like`` was of float64 where q
+            and k are. XLA and compilers of GPUs may fuse multiply-add in another way in each: 2 ulp
+            apart at most.
 
         Raises
         ------
@@ -126,9 +125,8 @@ class Angles:
     def unrotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
         """Undo :meth:`rotate`.
 
-        Angles of :meth:`RoPE.at <rope_xp.RoPE.at>` undo the attention factor too. Those of
-        :meth:`RoPE.with_tables <rope_xp.RoPE.with_tables>` only rotate back: an attention factor
-        within the tables is then in the result twice.
+        Angles of :meth:`rope_xp.RoPE.at` undo the attention factor too. Those of
+        :meth:`rope_xp.RoPE.with_tables` only rotate back, and apply a factor in the tables twice.
 
         Examples
         --------
@@ -155,7 +153,7 @@ class Angles:
 TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 
-# --- cos and sin: a kernel computes them as the rotation of pairs (1, 0) -------------------------
+# A kernel computes cos and sin as the rotation of pairs (1, 0).
 
 
 def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:

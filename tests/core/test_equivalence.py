@@ -24,15 +24,6 @@ def test_layouts_and_dtypes(backend: Target, layout: str, rng: np.random.Generat
             same(backend, g, e, x, layout, 16)
 
 
-def test_float64_at_many_angles(backend: Target, rng: np.random.Generator) -> None:
-    """So many that libraries disagree on the last bit of some sines."""
-    if "float64" not in backend.floats:
-        pytest.skip("it has no float64")
-    x, positions = sample(rng, (1, 256, 1, 128), "float64"), rng.integers(0, 1 << 31, 256)
-    got = backend.run(RoPE().rotate, backend.make(x), backend.make(positions))
-    same(backend, got, truth(RoPE().rotate, x, positions), x, "interleaved", 128)
-
-
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rotary_dim", "rotary_offset"), [(6, 0), (6, 5), (6, -6), (10, -11)])
