@@ -1,4 +1,4 @@
-"""Rotation by frequencies that are arrays: learned ones, or mixed from several components."""
+"""Rotation by arrays of frequencies: learned, or mixed from several components."""
 
 from typing import Any
 

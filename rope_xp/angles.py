@@ -153,9 +153,6 @@ class Angles:
 TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 
-# A kernel computes cos and sin as the rotation of pairs (1, 0).
-
-
 def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
     signature = call_cache.signature((build_angles, rope), (like,), positions, None, None, False)
@@ -170,8 +167,8 @@ def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:
     cos, sin = backend.computed_once(*tables)
     inverse = backward = None
     if inverse_lookup is not None:
-        tables, backward = compute_cos_sin(backend, inverse_lookup, signature)
-        inverse = backend.computed_once(*tables)
+        undo, backward = compute_cos_sin(backend, inverse_lookup, signature)
+        inverse = backend.computed_once(*undo)
     if signature is not None and forward and (backward or inverse is None):
         call_cache.CALLS.store(signature.key, _join_builders(forward, backward))
     return Angles(cos, sin, rope, inverse)
@@ -190,9 +187,9 @@ def _join_builders(forward: Builder, backward: Builder | None) -> Callable[[Call
 def compute_cos_sin(
     backend: Backend, lookup: TableLookup, signature: CallSignature | None = None
 ) -> tuple[CosSinPair, Builder | None]:
-    """Return cos and sin, (batch..., tokens, r/2), and what builds those of later calls.
+    """Return cos and sin, (batch..., tokens, r/2), by a kernel where it can rotate (1, 0) to them.
 
-    The builder is None where the call cannot be cached.
+    Also a builder for later calls of the signature, None where they cannot be cached.
     """
     path = next((path for path in backend.paths if path.makes_tables), None)
     if path is not None and choice.name in (None, path.name) and not backend.is_compiling():

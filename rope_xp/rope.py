@@ -84,11 +84,11 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     position_axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        self._hold("base", numbers.check_positive("base", self.base))
+        self._set_plain("base", numbers.check_positive("base", self.base))
         fields.check_layout(self.layout)
         if self.rotary_dim is not None:
-            self._hold("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
-        self._hold("rotary_offset", numbers.check_int("rotary_offset", self.rotary_offset))
+            self._set_plain("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
+        self._set_plain("rotary_offset", numbers.check_int("rotary_offset", self.rotary_offset))
         if self.position_axes is not None:
             axes = fields.check_position_axes(self.position_axes, self.rotary_dim)
             object.__setattr__(self, "position_axes", axes)
@@ -96,8 +96,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             _checks.check_scaling(self.scaling)
             _checks.check_components(self.scaling, self.position_axes)
 
-    def _hold(self, name: str, value: float) -> None:
-        if type(value) is not type(getattr(self, name)):  # a number of numpy
+    def _set_plain(self, name: str, value: float) -> None:
+        if type(value) is not type(getattr(self, name)):  # it was a number of numpy
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:

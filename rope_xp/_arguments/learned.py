@@ -1,4 +1,4 @@
-"""From positions and frequencies that are arrays to a checked Call."""
+"""From positions and arrays of frequencies to a checked Call."""
 
 from collections.abc import Callable
 from functools import partial
