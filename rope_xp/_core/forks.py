@@ -5,6 +5,7 @@ A child has one thread, and what another held when it was forked stays locked fo
 
 import contextlib
 import importlib
+import logging  # noqa: F401  # its fork handlers come before ours: a holder of SLOW may log
 import os
 import sys
 import threading
