@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rope_xp._libraries import LIBRARIES
+from rope_xp._dispatch.libraries import LIBRARIES
 
 
 def table() -> str:

@@ -6,19 +6,20 @@
 >>> q, k = rope_xp.apply(q, k, positions=np.arange(6), layout="half")
 """
 
-from rope_xp import _libraries, scaling
-from rope_xp._apply import apply, apply_tables, explain
+from rope_xp import scaling
 from rope_xp._core.caches import clear_caches
 from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._dispatch import find as _find
+from rope_xp._dispatch import libraries as _libraries
 from rope_xp._dispatch.choose import Explanation, use_path
 from rope_xp._frequencies import apply_frequencies
-from rope_xp._weights import permute_weights
+from rope_xp._functions import apply, apply_tables, explain, permute_weights
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 
-_libraries.register()
+_find.register(_libraries.LIBRARIES)
 __version__ = "0.1.0"
 
 __all__ = [

@@ -11,7 +11,7 @@ from rope_xp import __version__
 from rope_xp._cli import bench, check, demo, info, inspect_config, plot
 
 _CLOSED_PIPE = 141
-"""What a shell reports of a program that SIGPIPE ended."""
+"""The exit status of a program that SIGPIPE ended."""
 
 
 class Command(Protocol):
@@ -24,7 +24,7 @@ class Command(Protocol):
         ...
 
     def run(self, options: argparse.Namespace) -> int:
-        """Do it; return the exit status."""
+        """Run the command; return the exit status."""
         ...
 
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Who reads has seen enough. Python would complain once more when it flushes at the end.
+        # The reader has gone. Python would raise once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_PIPE
 

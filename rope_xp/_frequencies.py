@@ -1,4 +1,4 @@
-"""Rotation by frequencies that are arrays: learned ones, or mixed from several components."""
+"""Rotation by arrays of frequencies: learned, or mixed from several components."""
 
 from typing import Any
 
@@ -30,21 +30,17 @@ def apply_frequencies(
 
     Parameters
     ----------
-    q, k : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-        As for :func:`apply`.
+    q, k, axes, out
+        As for :meth:`RoPE.apply`.
     positions : array or sequence, (tokens,) or (batch, tokens)
-        In tokens; see :func:`apply`. Where frequencies have components: (components, tokens) or
+        As for :meth:`RoPE.apply`. Where frequencies have components: (components, tokens) or
         (components, batch, tokens). None: 0, 1, ... for each component.
     frequencies : array, (r/2,), (heads, r/2) or (components, heads, r/2)
         Radians per token, below 2**20 in modulus; others on a device give NaN. Of the library and
         device of q, or numpy. r <= head_dim components are rotated, the rest passes through. heads
         are those of k, and each serves as many heads of q; 1 stands for all.
-    layout : {"interleaved", "half", "interleaved_to_half"}
-        How components pair up, see :class:`RoPE`.
-    axes : str, optional
-        Names of the axes of q and k; see :func:`apply`.
-    out : (array, array), optional
-        Where to write the two results; see :func:`apply`.
+    layout
+        As for :class:`RoPE`.
 
     Returns
     -------
@@ -54,18 +50,16 @@ def apply_frequencies(
 
     Raises
     ------
-    RopeError
-        If shapes, devices, positions or frequencies do not fit; nothing has been written then.
-    TypeError
-        If an argument is of the wrong type, or of another library than q.
+    RopeError, TypeError
+        As :meth:`RoPE.apply`; also for frequencies that do not fit.
 
     Notes
     -----
-    A float32 product of position and frequency is off by 3e-2 at position 10**6. Here its whole
-    turns are taken away before it is rounded: cos and sin of float32 are off by less than 3.2e-7 at
-    any position of one component below 2**31, those of float64 by less than 4e-16, for the
-    frequencies as they are given. Those of a RoPE have more digits than a float32 holds: where they
-    stay as they are use :class:`RoPE`, which is faster too.
+    A float32 product of position and frequency is off by 3e-2 at position 10**6. Here whole turns
+    are subtracted before rounding: cos and sin of float32 are off by less than 3.2e-7 at any
+    position of one component below 2**31, those of float64 by less than 4e-16, for exactly these
+    frequencies. A float32 does not hold all digits of a RoPE's: where they are not learned, use
+    :class:`RoPE`, which is faster too.
 
     Heo et al., "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, eq. 14
     (RoPE-Mixed).
@@ -85,7 +79,7 @@ def apply_frequencies(
     >>> q_rotated.shape
     (1, 6, 8, 64)
     """
-    call = learned.pair(q, k, positions, frequencies, layout, axes, out)
+    call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
     rotated_q, rotated_k = choose.run(call)
     return rotated_q, rotated_k
 

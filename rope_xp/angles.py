@@ -1,33 +1,46 @@
-"""Angles: cos and sin of a forward pass, which all its layers are rotated by."""
+"""Angles: cos and sin of a forward pass, by which all its layers are rotated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rope_xp._arguments import parse_tables
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._core.caches import cached
+from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
 from rope_xp._core.library import Rope
+from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.trees import TREES, Tree
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache
-from rope_xp._tables import made
+from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.call_cache import CachedCall, CallSignature
+from rope_xp._dispatch.choose import choice
+
+CosSinPair: TypeAlias = tuple[Array, Array]
+Builder: TypeAlias = Callable[[CallSignature], CosSinPair | None]
+"""Computes cos and sin for positions of one signature; None where the slow path must run."""
+_BATCH_NAMES = "abcefg"
 
 
 @dataclass(frozen=True, eq=False)
 class Angles:
     """Cos and sin of the positions of a forward pass, for all layers that share a RoPE.
 
-    Made by :meth:`rope_xp.RoPE.at` from positions, or by :meth:`rope_xp.RoPE.with_tables` from
-    tables. It can be made and used under ``torch.compile`` and ``jax.jit``, which may also take and
-    return it: in jax it is a pytree with cos and sin for its leaves.
+    :meth:`rope_xp.RoPE.at` makes them from positions, :meth:`rope_xp.RoPE.with_tables` from tables.
+    ``torch.compile`` and ``jax.jit`` trace both, and take and return Angles, a pytree in jax.
 
     Parameters
     ----------
     cos, sin : array, (batch..., tokens, r/2)
-        What pair i of the r rotated components is turned by, times the attention factor of the
-        rope. They are used in float32, in float64 where the array that is rotated is of float64.
+        Of the angle of each pair of the r rotated components, times the attention factor of the
+        rope. They are used in float32, in float64 where the rotated array is of float64.
     rope : RoPE
-        It says which components form pairs and where they lie; its frequencies are in cos and sin.
+        Which components form pairs, and where they lie; its frequencies are in cos and sin.
     inverse : (array, array), optional
         Cos and sin divided by the attention factor, for :meth:`unrotate`. None: cos and sin
         themselves, as where the factor is 1.
@@ -50,7 +63,7 @@ class Angles:
     cos: Array
     sin: Array
     rope: Rope
-    inverse: tuple[Array, Array] | None = None
+    inverse: CosSinPair | None = None
 
     def apply(
         self,
@@ -64,27 +77,20 @@ class Angles:
 
         Parameters
         ----------
-        q, k : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            As for :func:`rope_xp.apply`.
-        axes : str, optional
-            Names of the axes of q and k; see :func:`rope_xp.apply`.
-        out : (array, array), optional
-            Where to write the two results. ``out=(q, k)`` is in place. Not with jax.
+        q, k, axes, out
+            As for :meth:`rope_xp.RoPE.apply`.
 
         Returns
         -------
         q_rotated, k_rotated : array
-            With the shape, dtype, library and device of q and k; in every bit what
-            :meth:`RoPE.apply <rope_xp.RoPE.apply>` makes of them, if the angles were made like an
-            array of the same width: float64, or any other. XLA and compilers of GPUs may fuse
-            multiply-add in another way in each: 2 ulp apart at most.
+            In every bit what :meth:`rope_xp.RoPE.apply` returns, if ``like`` was of float64 where q
+            and k are. XLA and compilers of GPUs may fuse multiply-add in another way in each: 2 ulp
+            apart at most.
 
         Raises
         ------
-        RopeError
-            If shapes or devices do not fit; nothing has been written then.
-        TypeError
-            If an argument is of the wrong type, or of another library than the angles.
+        RopeError, TypeError
+            As :meth:`rope_xp.RoPE.apply`; also where q is of another library than the angles.
 
         Examples
         --------
@@ -104,26 +110,7 @@ class Angles:
         return rotated_q, rotated_k
 
     def rotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
-        """Rotate one array.
-
-        Parameters
-        ----------
-        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            float16, bfloat16, float32 or float64.
-        axes : str, optional
-            Names of the axes of x; see :func:`rope_xp.apply`.
-        out : array, optional
-            Where to write; x itself for in place.
-
-        Returns
-        -------
-        array
-            Rotated, with the shape, dtype, library and device of x.
-
-        Raises
-        ------
-        RopeError, TypeError
-            As :meth:`apply`.
+        """Rotate one array; x, axes and out are those of :meth:`rope_xp.RoPE.rotate`.
 
         Examples
         --------
@@ -133,31 +120,13 @@ class Angles:
         >>> rope_xp.RoPE().at([1], like=x).rotate(x, axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return self._turned(x, (self.cos, self.sin), axes, out, False)
+        return self._rotate_one(x, (self.cos, self.sin), axes, out, False)
 
     def unrotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
         """Undo :meth:`rotate`.
 
-        Angles of :meth:`RoPE.at <rope_xp.RoPE.at>` undo the attention factor too. Those of
-        :meth:`RoPE.with_tables <rope_xp.RoPE.with_tables>` turn back, and leave a factor that may
-        be in the tables in place twice: nobody knows it.
-
-        Parameters
-        ----------
-        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            What :meth:`rotate` returned.
-        axes, out
-            As for :meth:`rotate`.
-
-        Returns
-        -------
-        array
-            x as it was before, to the rounding of two rotations.
-
-        Raises
-        ------
-        RopeError, TypeError
-            As :meth:`apply`.
+        Angles of :meth:`rope_xp.RoPE.at` undo the attention factor too. Those of
+        :meth:`rope_xp.RoPE.with_tables` only rotate back, and apply a factor in the tables twice.
 
         Examples
         --------
@@ -169,34 +138,111 @@ class Angles:
         True
         """
         tables = (self.cos, self.sin) if self.inverse is None else self.inverse
-        return self._turned(x, tables, axes, out, True)
+        return self._rotate_one(x, tables, axes, out, True)
 
-    def _turned(
-        self,
-        x: ArrayT,
-        tables: tuple[Array, Array],
-        axes: str | None,
-        out: ArrayT | None,
-        inverse: bool,
+    def _rotate_one(
+        self, x: ArrayT, tables: CosSinPair, axes: str | None, out: ArrayT | None, inverse: bool
     ) -> ArrayT:
-        into = None if out is None else (out,)
-        signature = call_cache.signature(
-            (Angles, self.rope), (x,), None, axes, into, inverse, tables
-        )
-        rotate = parse_tables.rotate
-        return call_cache.run(signature, rotate, self.rope, x, *tables, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
+        rope, outs = self.rope, None if out is None else (out,)
+        signature = call_cache.signature((Angles, rope), (x,), None, axes, outs, inverse, tables)
+        return call_cache.run(  # type: ignore[no-any-return]  # same kind as x
+            signature, parse_tables.rotate, rope, x, *tables, axes, out, inverse
+        )[0]
 
 
 TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 
-def at(rope: Rope, positions: Any, like: Array) -> Angles:
+def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
-    (cos, sin), undo = made.at(rope, positions, like)
-    return Angles(cos, sin, rope, undo)
+    signature = call_cache.signature((build_angles, rope), (like,), positions, None, None, False)
+    if signature is not None:
+        cached = call_cache.CALLS.get(signature.key)
+        results = None if cached is None else cached(signature)
+        if results is not None:
+            (cos, sin), inverse = results
+            return Angles(cos, sin, rope, inverse)
+    backend, lookup, inverse_lookup = parse_tables.angles(rope, positions, like)
+    tables, forward = compute_cos_sin(backend, lookup, signature)
+    cos, sin = backend.materialize(*tables)
+    inverse = backward = None
+    if inverse_lookup is not None:
+        undo, backward = compute_cos_sin(backend, inverse_lookup, signature)
+        inverse = backend.materialize(*undo)
+    if signature is not None and forward and (backward or inverse is None):
+        call_cache.CALLS.store(signature.key, _join_builders(forward, backward))
+    return Angles(cos, sin, rope, inverse)
 
 
-def with_tables(rope: Rope, cos: Array, sin: Array) -> Angles:
-    """Return angles of tables of the caller."""
-    parse_tables.check_tables_of(rope, cos, sin)
-    return Angles(cos, sin, rope)
+def _join_builders(forward: Builder, backward: Builder | None) -> Callable[[CallSignature], Any]:
+    def build_both(signature: CallSignature) -> tuple[CosSinPair, CosSinPair | None] | None:
+        tables, inverse = forward(signature), None
+        if tables is not None and backward is not None:
+            inverse = backward(signature)
+        return None if tables is None or (backward and inverse is None) else (tables, inverse)
+
+    return build_both
+
+
+def compute_cos_sin(
+    backend: Backend, lookup: TableLookup, signature: CallSignature | None = None
+) -> tuple[CosSinPair, Builder | None]:
+    """Return cos and sin, (batch..., tokens, r/2), by a kernel where it can rotate (1, 0) to them.
+
+    Also a builder for later calls of the signature, None where they cannot be cached.
+    """
+    path = next((path for path in backend.paths if path.makes_tables), None)
+    if path is not None and choice.name in (None, path.name) and not backend.is_compiling():
+        results = _rotate_unit_pairs(path, backend, lookup, signature)
+        if results is not None:
+            return results
+    return backend.cos_sin(lookup), None
+
+
+def _rotate_unit_pairs(
+    path: Path, backend: Backend, lookup: TableLookup, signature: CallSignature | None
+) -> tuple[CosSinPair, Builder | None] | None:
+    rows = (lookup.tokens,)
+    if lookup.whole is not None:
+        rows = tuple(lookup.whole.shape)[lookup.components > 0 :]
+    pairs = lookup.tables.frequencies.shape[0]
+    if not 0 < len(rows) <= len(_BATCH_NAMES):
+        return None
+    unit = backend.asarray(_unit_pairs(pairs, backend.dtype_name(lookup.tables.low)), lookup.device)
+    if any(type(leaf.array) is not type(unit) for leaf in leaves(lookup)):
+        return None  # such as tensors of several devices, or fake ones
+    names = _BATCH_NAMES[: len(rows) - 1] + "sd"
+    spec = RotationSpec(parse_axes(names, len(names), "x"), "half", 2 * pairs, 0, False)
+    unit = backend.xp.broadcast_to(unit, (*rows, 2 * pairs))
+    call = Call(backend, (unit,), (lookup,), None, spec)
+    if path.decline_reason(call, forced=True) is not None:
+        return None
+    try:
+        results = path.run(call)
+    except PathUnavailable:
+        return None
+    cached: CachedCall | None = None
+    if signature is not None:
+        cached = call_cache.specialize(call, path, signature, results)
+    return _split(results[0], pairs), cached and _bind_unit(cached, unit, pairs)
+
+
+def _bind_unit(rotate: CachedCall, unit: Array, pairs: int) -> Builder:
+    def build(signature: CallSignature) -> CosSinPair | None:
+        results = rotate(signature._replace(arrays=(unit,)))
+        return None if results is None else _split(results[0], pairs)
+
+    return build
+
+
+def _split(rotated: Array, pairs: int) -> CosSinPair:
+    return rotated[..., :pairs], rotated[..., pairs:]
+
+
+@cached(64)
+def _unit_pairs(pairs: int, dtype: str) -> np.ndarray:
+    """Return pairs (1, -0): a product with 1 is exact, and to add -0 changes no bit.
+
+    A sum of zeros is -0 only where both are, and there the cosine is positive.
+    """
+    return np.repeat(np.array([1.0, -0.0], dtype), pairs)

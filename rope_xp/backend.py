@@ -1,4 +1,4 @@
-"""What a backend is made of, for packages that bring one. See backends/README.md.
+"""The parts of a backend, for packages that register one. See backends/README.md.
 
 >>> from rope_xp.backend import Backend
 >>> class Mine(Backend):

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp import angles
 from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.dtypes import INTEGERS
@@ -16,7 +15,7 @@ from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
-from rope_xp.angles import Angles
+from rope_xp.angles import Angles, build_angles
 from rope_xp.rope import Positions, RoPE
 
 
@@ -24,9 +23,9 @@ from rope_xp.rope import Positions, RoPE
 class Choice:
     """A RoPE for each sequence of a batch, of a few that rotate the same pairs.
 
-    For batches whose requests have scaling rules of their own: long and short contexts of LongRoPE,
-    factors that depend on the length of a request. Cos and sin are computed for every rope, and
-    selected for each sequence; q and k are rotated once.
+    For batches whose requests differ in scaling: long and short contexts of LongRoPE, factors that
+    depend on the length of a request. Cos and sin are computed for every rope, and selected for
+    each sequence; q and k are rotated once.
 
     Parameters
     ----------
@@ -72,17 +71,18 @@ class Choice:
             raise TypeError(msg)
         for i, rope in enumerate(self.ropes):
             fields.check_rope(rope, RoPE, f"ropes[{i}]")
-            if _pairs(rope) != _pairs(self.ropes[0]):
+            if _layout_fields(rope) != _layout_fields(self.ropes[0]):
                 msg = (
                     "ropes must rotate the same pairs, by the same components of positions: "
-                    f"(layout, rotary_dim, rotary_offset, position_axes) is {_pairs(rope)} in "
-                    f"ropes[{i}] and {_pairs(self.ropes[0])} in ropes[0]"
+                    "(layout, rotary_dim, rotary_offset, position_axes) is "
+                    f"{_layout_fields(rope)} in ropes[{i}] and {_layout_fields(self.ropes[0])} in "
+                    "ropes[0]"
                 )
                 raise RopeError(msg)
-        self._check_which()
+        self._read_which()
 
-    def _check_which(self) -> tuple[Backend, Array]:
-        """Return which as an array, checked as far as it can be read, and its backend."""
+    def _read_which(self) -> tuple[Backend, Array]:
+        """Return the backend of ``which``, and its array; numbers are checked in host memory."""
         owner, which = parse.find_owner(self.which), self.which
         if owner is None:
             which = np.asarray(which)
@@ -104,18 +104,14 @@ class Choice:
         Parameters
         ----------
         positions, like
-            As for :meth:`rope_xp.RoPE.at`.
+            As for :meth:`rope_xp.RoPE.at`, whose errors it raises; also where ``which`` is of
+            another library or device than ``like``.
 
         Returns
         -------
         Angles
             For all layers of a forward pass; (batch..., tokens, r/2). The bits of each sequence are
             those of its RoPE, if ``like`` has the width of the arrays.
-
-        Raises
-        ------
-        RopeError, TypeError
-            As :meth:`rope_xp.RoPE.at`; also where which is of another library or device.
 
         Examples
         --------
@@ -130,23 +126,18 @@ class Choice:
         if backend.is_compiling():  # a compiler knows no dtypes of numpy
             owner, which = parse.find_owner(self.which), self.which
             if owner is None or owner.host:
-                which = backend.asarray_in_trace(which, backend.device(like))
-            owner = backend
+                owner, which = backend, backend.asarray_in_trace(which, backend.device(like))
         else:
-            owner, which = self._check_which()
-        if owner is backend or owner is backend.compatible_backend:
-            messages.check_same_device(backend, "like", like, "which", which)
-        elif not owner.host:
-            raise messages.different_libraries("like", backend, "which", owner)
-        else:
+            owner, which = self._read_which()
+        if not messages.check_beside(backend, "like", like, owner, "which", which):
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]
-        by_rope = [angles.at(rope, positions, like) for rope in self.ropes]
-        tables = _select(backend, which, [(each.cos, each.sin) for each in by_rope])
+        by_rope = [build_angles(rope, positions, like) for rope in self.ropes]
+        tables = _select(backend, which, [(angles.cos, angles.sin) for angles in by_rope])
         inverse = None
-        if any(each.inverse is not None for each in by_rope):
-            undo = [each.inverse or (each.cos, each.sin) for each in by_rope]
-            inverse = _select(backend, which, undo)
+        if any(angles.inverse is not None for angles in by_rope):
+            pairs = [angles.inverse or (angles.cos, angles.sin) for angles in by_rope]
+            inverse = _select(backend, which, pairs)
         return Angles(*tables, self.ropes[0], inverse)
 
     def apply(
@@ -163,17 +154,7 @@ class Choice:
         Parameters
         ----------
         q, k, positions, axes, out
-            As for :func:`rope_xp.apply`.
-
-        Returns
-        -------
-        q_rotated, k_rotated : array
-            With the shape, dtype, library and device of q and k.
-
-        Raises
-        ------
-        RopeError, TypeError
-            As :func:`rope_xp.apply`.
+            As for :meth:`rope_xp.RoPE.apply`.
 
         Examples
         --------
@@ -185,9 +166,7 @@ class Choice:
         >>> bool((k_rotated[1] == ropes[1].rotate(k[1])).all())
         True
         """
-        return self.at(_positions_or_range(q, positions, axes), like=q).apply(
-            q, k, axes=axes, out=out
-        )
+        return self._angles_of(q, positions, axes).apply(q, k, axes=axes, out=out)
 
     def rotate(
         self,
@@ -198,9 +177,7 @@ class Choice:
         out: ArrayT | None = None,
     ) -> ArrayT:
         """Rotate one array; see :meth:`apply`."""
-        return self.at(_positions_or_range(x, positions, axes), like=x).rotate(
-            x, axes=axes, out=out
-        )
+        return self._angles_of(x, positions, axes).rotate(x, axes=axes, out=out)
 
     def unrotate(
         self,
@@ -211,33 +188,29 @@ class Choice:
         out: ArrayT | None = None,
     ) -> ArrayT:
         """Undo :meth:`rotate`; see :meth:`rope_xp.RoPE.unrotate`."""
-        return self.at(_positions_or_range(x, positions, axes), like=x).unrotate(
-            x, axes=axes, out=out
-        )
+        return self._angles_of(x, positions, axes).unrotate(x, axes=axes, out=out)
+
+    def _angles_of(self, x: Array, positions: Positions, axes: str | None) -> Angles:
+        if positions is None:
+            backend = find.require_backend(x, "x")
+            tokens = x.shape[parse_axes(axes, len(x.shape), "x").tokens]
+            positions = backend.arange(tokens, backend.device(x))
+        return self.at(positions, like=x)
 
 
-def _pairs(rope: RoPE) -> tuple[Any, ...]:
+def _layout_fields(rope: RoPE) -> tuple[Any, ...]:
     return rope.layout, rope.rotary_dim, rope.rotary_offset, rope.position_axes
 
 
 def _select(
     backend: Backend, which: Array, tables: list[tuple[Array, Array]]
 ) -> tuple[Array, Array]:
-    """Return cos and sin of the rope of each sequence, NaN where ``which`` names none."""
+    """Return cos and sin of the rope of each sequence, NaN where ``which`` is out of range."""
     xp = backend.xp
-    axes = max(len(which.shape), len(tables[0][0].shape))
-    which = with_axes(which, axes)
-    cos = sin = xp.full_like(with_axes(tables[0][0], axes), float("nan"))
-    for i, (own_cos, own_sin) in enumerate(tables):
-        cos = xp.where(which == i, with_axes(own_cos, axes), cos)
-        sin = xp.where(which == i, with_axes(own_sin, axes), sin)
+    ndim = max(len(which.shape), len(tables[0][0].shape))
+    which = with_axes(which, ndim)
+    cos = sin = xp.full_like(with_axes(tables[0][0], ndim), float("nan"))
+    for i, (rope_cos, rope_sin) in enumerate(tables):
+        cos = xp.where(which == i, with_axes(rope_cos, ndim), cos)
+        sin = xp.where(which == i, with_axes(rope_sin, ndim), sin)
     return cos, sin
-
-
-def _positions_or_range(x: Array, positions: Positions, axes: str | None) -> Positions:
-    """Return positions, 0, 1, ... where there are none."""
-    if positions is not None:
-        return positions
-    backend = find.require_backend(x, "x")
-    tokens = x.shape[parse_axes(axes, len(x.shape), "x").tokens]
-    return backend.arange(tokens, backend.device(x))

@@ -21,7 +21,7 @@ OPSET = 23
 """The first with RotaryEmbedding."""
 
 IR_VERSION = 11
-"""What runtimes that know the opset read; onnx would write its own newest."""
+"""The one that runtimes with this opset read; onnx would write its newest."""
 
 _FLOATS = {
     "float32": TensorProto.FLOAT,
@@ -81,15 +81,18 @@ def nodes(
     --------
     >>> import rope_xp
     >>> import rope_xp.onnx
-    >>> made, tables = rope_xp.onnx.nodes(rope_xp.RoPE(layout="half"), 64, 4096)
-    >>> [node.op_type for node in made]
+    >>> nodes, tables = rope_xp.onnx.nodes(rope_xp.RoPE(layout="half"), 64, 4096)
+    >>> [node.op_type for node in nodes]
     ['RotaryEmbedding']
     >>> [(table.name, list(table.dims)) for table in tables]
     [('rope_cos', [4096, 32]), ('rope_sin', [4096, 32])]
     """
     head_dim, max_positions, num_heads = _sizes(head_dim, max_positions, num_heads)
-    rotary_dim = _check(rope, head_dim, dtype)
-    x, positions = _two_names(inputs)
+    rotary_dim = _check_expressible(rope, head_dim, dtype)
+    if isinstance(inputs, str) or len(inputs) != 2:
+        msg = f"inputs must be two names, of the value to rotate and its positions; got {inputs!r}"
+        raise RopeError(msg)
+    x, positions = inputs
     cos, sin = f"{name}_cos", f"{name}_sin"
     wide_x, wide_y = (x, output) if dtype == "float32" else (f"{name}_x", f"{name}_y")
     rotation = helper.make_node("RotaryEmbedding", [wide_x, cos, sin, positions], [wide_y], name)
@@ -101,13 +104,13 @@ def nodes(
     rotation.attribute.extend(
         helper.make_attribute(key, value) for key, value in attributes.items() if value is not None
     )
-    made = [rotation]
+    graph_nodes = [rotation]
     if dtype != "float32":
         widen = helper.make_node("Cast", [x], [wide_x], f"{name}_widen", to=TensorProto.FLOAT)
         narrow = helper.make_node("Cast", [wide_y], [output], f"{name}_narrow", to=_FLOATS[dtype])
-        made = [widen, rotation, narrow]
+        graph_nodes = [widen, rotation, narrow]
     tables = rope.cos_sin(np.arange(max_positions), head_dim)
-    return made, [
+    return graph_nodes, [
         numpy_helper.from_array(np.ascontiguousarray(table), table_name)
         for table, table_name in zip(tables, (cos, sin), strict=True)
     ]
@@ -144,25 +147,25 @@ def model(
     >>> import onnx
     >>> import rope_xp
     >>> import rope_xp.onnx
-    >>> made = rope_xp.onnx.model(rope_xp.RoPE(), 64, 4096, num_heads=8)
-    >>> onnx.checker.check_model(made, full_check=True)
-    >>> [value.name for value in made.graph.input]
+    >>> model = rope_xp.onnx.model(rope_xp.RoPE(), 64, 4096, num_heads=8)
+    >>> onnx.checker.check_model(model, full_check=True)
+    >>> [value.name for value in model.graph.input]
     ['x', 'position_ids']
     """
     head_dim, max_positions, num_heads = _sizes(head_dim, max_positions, num_heads)
-    made, initializers = nodes(rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype)
+    graph_nodes, tables = nodes(rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype)
     shape: list[str | int] = ["batch", "heads", "tokens", head_dim]
     if num_heads is not None:
         shape = ["batch", "tokens", num_heads * head_dim]
     graph = helper.make_graph(
-        made,
+        graph_nodes,
         "rope",
         [
             helper.make_tensor_value_info("x", _FLOATS[dtype], shape),
             helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "tokens"]),
         ],
         [helper.make_tensor_value_info("y", _FLOATS[dtype], shape)],
-        initializers,
+        tables,
     )
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(
@@ -170,17 +173,10 @@ def model(
     )
 
 
-def _two_names(inputs: Sequence[str]) -> tuple[str, str]:
-    if isinstance(inputs, str) or len(inputs) != 2:
-        msg = f"inputs must be two names, of the value to rotate and its positions; got {inputs!r}"
-        raise RopeError(msg)
-    return inputs[0], inputs[1]
-
-
 def _sizes(
     head_dim: object, max_positions: object, num_heads: object
 ) -> tuple[int, int, int | None]:
-    """Check sizes; return them as Python's, as onnx takes no others."""
+    """Check sizes; return Python integers, the only ones that onnx takes."""
     return (
         numbers.check_positive_int("head_dim", head_dim),
         numbers.check_positive_int("max_positions", max_positions),
@@ -188,12 +184,10 @@ def _sizes(
     )
 
 
-def _check(rope: RoPE, head_dim: int, dtype: str) -> int:
+def _check_expressible(rope: RoPE, head_dim: int, dtype: str) -> int:
     """Check what the operator can express; return how many components it rotates."""
     fields.check_rope(rope, RoPE)
-    if dtype not in _FLOATS:
-        msg = f"dtype must be one of {', '.join(_FLOATS)}; got {dtype!r}"
-        raise RopeError(msg)
+    numbers.check_one_of("dtype", dtype, tuple(_FLOATS))
     if rope.layout == "interleaved_to_half":
         raise _cannot(
             "layout='interleaved_to_half'",

@@ -10,15 +10,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._arguments import fields, parse
+from rope_xp._arguments import fields, parse, parse_tables, table_forms
 from rope_xp._arguments.slices import slice_of
-from rope_xp._arguments.slots import pick, put
+from rope_xp._arguments.slots import take_slots, write_slots
 from rope_xp._core import numbers
 from rope_xp._core.typing import Array, ArrayT, Device, Layout, Namespace
 from rope_xp._dispatch import call_cache, choose
 from rope_xp._rotation.frequencies import inverse_frequencies
-from rope_xp._tables import made
-from rope_xp.angles import Angles, at, with_tables
+from rope_xp.angles import Angles, build_angles, compute_cos_sin
 from rope_xp.scaling import Axial, Scaling, _checks
 from rope_xp.scaling._axial import assign_pairs
 
@@ -29,19 +28,19 @@ Positions = Any
 @fields.keyword_only
 @dataclass(frozen=True, kw_only=True)
 class RoPE:  # noqa: PLW1641  # dataclass adds the hash
-    r"""A rotary position embedding: frequencies, how components pair up, and which are rotated.
+    """A rotary position embedding: frequencies, how components pair up, and which are rotated.
 
-    At position p, the pair i of a head's components (x1, x2) turns by the angle
-    ``p * frequencies[i]``. A RoPE holds no arrays and no state; it is hashable and picklable. Its
-    methods raise RopeError and TypeError as :func:`apply` does, before anything is written.
+    At position p, the pair i of a head's components turns by the angle ``p * frequencies[i]``. A
+    RoPE holds no arrays and no state; it is hashable and picklable. All its methods raise RopeError
+    and TypeError as :meth:`apply` does, before anything is written.
 
     Parameters
     ----------
     base : float, default 10000.0
         Base of the geometric series of frequencies, often called theta. Positive.
     layout : {"interleaved", "half", "interleaved_to_half"}, default "interleaved"
-        Which components form pair i of the r rotated ones. "interleaved": 2i and 2i + 1 (the
-        paper; Meta's Llama, GPT-J). "half": i and i + r/2 (Hugging Face's Llama, GPT-NeoX).
+        Which of the r rotated components form pair i. "interleaved": 2i and 2i + 1 (the paper;
+        Meta's Llama, GPT-J). "half": i and i + r/2 (Hugging Face's Llama, GPT-NeoX).
         "interleaved_to_half": read from 2i and 2i + 1, written to i and i + r/2 (DeepSeek-V3 in
         Hugging Face).
     rotary_dim : int, optional
@@ -49,7 +48,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     rotary_offset : int, default 0
         Where the rotated slice starts; negative counts from the end of head_dim.
     scaling : Scaling, optional
-        A rule of :mod:`rope_xp.scaling` that changes the frequencies.
+        A class of :mod:`rope_xp.scaling`, which changes the frequencies.
     position_axes : tuple of int, optional
         Frequency i reads component ``position_axes[i]`` of positions, which then have a leading
         axis of ``max(position_axes) + 1`` components: M-RoPE, axial 2-D and 3-D positions. Length
@@ -58,15 +57,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     Raises
     ------
     RopeError
-        If a value is out of range, or scaling is for several components of a position and
-        ``position_axes`` is None.
+        If a value is out of range, or scaling needs ``position_axes``.
     TypeError
         If a value is of the wrong type, or a name is none of these.
 
     Notes
     -----
-    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864,
-    eq. 14-16 and 34.
+    Su et al., "RoFormer", arXiv 2104.09864, eq. 14-16 and 34.
 
     Examples
     --------
@@ -87,11 +84,11 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     position_axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        self._hold("base", numbers.check_positive("base", self.base))
+        self._set_plain("base", numbers.check_positive("base", self.base))
         fields.check_layout(self.layout)
         if self.rotary_dim is not None:
-            self._hold("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
-        self._hold("rotary_offset", fields.check_rotary_offset(self.rotary_offset))
+            self._set_plain("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
+        self._set_plain("rotary_offset", numbers.check_int("rotary_offset", self.rotary_offset))
         if self.position_axes is not None:
             axes = fields.check_position_axes(self.position_axes, self.rotary_dim)
             object.__setattr__(self, "position_axes", axes)
@@ -99,13 +96,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             _checks.check_scaling(self.scaling)
             _checks.check_components(self.scaling, self.position_axes)
 
-    def _hold(self, name: str, value: float) -> None:
-        if type(value) is not type(getattr(self, name)):  # a number of numpy
+    def _set_plain(self, name: str, value: float) -> None:
+        if type(value) is not type(getattr(self, name)):  # it was a number of numpy
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         """Return whether two ropes are of one class, and have equal fields of equal classes."""
-        # A rope is a cache key, and a scaling rule of another class has other frequencies.
+        # A rope is a cache key, and scaling of another class has other frequencies.
         if type(other) is not type(self):
             return NotImplemented
         return vars(self) == vars(other) and numbers.is_identical(self.scaling, other.scaling)
@@ -121,27 +118,18 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     ) -> Self:
         """Return the RoPE of positions with several components, such as those of images and videos.
 
-        Each component has its own series of frequencies, ``base ** (-2 j / n)`` for n components of
-        a head.
+        Each component has its own series of frequencies, ``base ** (-2 j / n)`` for a section of n
+        components of a head. Positions have a leading axis of ``len(sections)`` components.
 
         Parameters
         ----------
         sections : sequence of int
             Components of a head for each component of a position, even numbers: (16, 56, 56) for
-            Flux. They sum to the rotated components, r.
-        bases : sequence of float, optional
-            A base for each component. None: ``base`` for all.
-        order : {"blocks", "alternating"}, default "blocks"
-            Whether the pairs of one component follow each other, or those of all take turns; see
-            :class:`rope_xp.scaling.Axial`.
+            Flux. They sum to ``rotary_dim``.
+        bases, order
+            As for :class:`rope_xp.scaling.Axial`; bases None: ``base`` for all.
         **fields
-            ``base``, ``layout`` and ``rotary_offset``, as of any RoPE.
-
-        Returns
-        -------
-        RoPE
-            With ``rotary_dim``, ``position_axes`` and ``scaling`` of these sections. Its positions
-            have a leading axis of ``len(sections)`` components.
+            ``base``, ``layout`` and ``rotary_offset``.
 
         Examples
         --------
@@ -157,17 +145,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         if derived:
             msg = f"RoPE.axial makes {', '.join(derived)} of its sections; leave that out"
             raise TypeError(msg)
-        rule = Axial(
+        scaling = Axial(
             order=order,
             sections=sections,  # type: ignore[arg-type]  # which makes a tuple of it
             bases=bases,  # type: ignore[arg-type]  # likewise
         )
-        return cls(
-            rotary_dim=sum(rule.sections or ()),
-            scaling=rule,
-            position_axes=tuple(axis for axis, _ in assign_pairs(rule.sections or (), order)),
-            **fields,
-        )
+        axes = tuple(axis for axis, _ in assign_pairs(scaling.sections or (), order))
+        return cls(rotary_dim=2 * len(axes), scaling=scaling, position_axes=axes, **fields)
 
     # --- rotation --------------------------------------------------------------------------------
 
@@ -181,25 +165,45 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         k_positions: Positions = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys: :func:`rope_xp.apply`, which describes it, with this RoPE.
+        """Rotate queries and keys by their positions.
 
         Parameters
         ----------
-        q, k : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            Of one library and device. k may have fewer heads.
+        q : array, (batch, tokens, heads, head_dim) or as ``axes`` says
+            Queries of numpy, torch, jax, cupy or any library of the array API standard. float16,
+            bfloat16, float32 or float64; the lower two are computed in float32 and rounded once.
+        k : array, like q
+            Keys, of the same library and device. They may have fewer heads (grouped queries) and,
+            with ``k_positions``, another number of tokens.
         positions : array or sequence, broadcastable to (batch, tokens), optional
-            In tokens. With ``position_axes`` they have a leading axis of components.
+            Integers or floats, in tokens, batch first whatever ``axes`` says: (tokens,),
+            (batch, tokens), or (batch, 1) for all tokens of a sequence. Of the same library, numpy,
+            or Python numbers. A lone number, 5 or [5], only where there is one token. With
+            ``position_axes`` they have a leading axis of components. None: 0, 1, ... tokens - 1.
+            The modulus must be below 2**31; positions on a device are not read to check that, and
+            those beyond give NaN.
         axes : str, optional
-            One letter for each axis of q and k, such as "bshd" or "bhsd".
+            One letter an axis of q and k: ``s`` tokens, ``h`` heads, ``d`` head_dim (last), any
+            other batch. "bshd" is the default for four axes, "shd" for three, "sd" for two, and
+            batch axes before these for more. "bhsd" is Hugging Face and torch's attention, "sbhd"
+            Megatron.
         k_positions : array or sequence, optional
             Positions of k where they differ from those of q.
         out : (array, array), optional
-            Where to write the results; ``out=(q, k)`` is in place. Not with jax.
+            Where to write the two results. ``out=(q, k)`` is in place. Not with jax.
 
         Returns
         -------
         q_rotated, k_rotated : array
-            With the shape, dtype, library and device of q and k.
+            With the shape, dtype, library and device of q and k. Inputs are not written, unless
+            ``out`` names them.
+
+        Raises
+        ------
+        RopeError
+            If shapes, devices, positions or options do not fit; nothing has been written then.
+        TypeError
+            If an argument is of the wrong type, or q and k are of different libraries.
 
         Examples
         --------
@@ -235,15 +239,12 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         ----------
         x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
             float16, bfloat16, float32 or float64.
-        positions, axes
-            As for :func:`rope_xp.apply`.
-        out : array, optional
-            Where to write; x itself for in place.
+        positions, axes, out
+            As for :meth:`apply`; ``out=x`` is in place.
 
         Returns
         -------
-        array
-            With the shape, dtype, library and device of x.
+        array, like x
 
         Examples
         --------
@@ -267,15 +268,13 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
 
         Parameters
         ----------
-        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            What :meth:`rotate` returned.
-        positions, axes, out
+        x, positions, axes, out
             As for :meth:`rotate`.
 
         Returns
         -------
-        array
-            x as it was before, to the rounding of two rotations.
+        array, like x
+            x before :meth:`rotate`, to the rounding of two rotations.
 
         Examples
         --------
@@ -292,8 +291,8 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     def _rotate_one(
         self, x: ArrayT, positions: Positions, axes: str | None, out: ArrayT | None, inverse: bool
     ) -> ArrayT:
-        into = None if out is None else (out,)
-        signature = call_cache.signature(self, (x,), positions, axes, into, inverse)
+        outs = None if out is None else (out,)
+        signature = call_cache.signature(self, (x,), positions, axes, outs, inverse)
         return call_cache.run(signature, parse.rotate, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
@@ -309,15 +308,15 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
     ) -> ArrayT:
         """Move rotated keys to other positions, optionally onto another RoPE.
 
-        Both rotations are composed into one table before they touch x, so x is rounded once. Keys
-        that are moved again and again gather these roundings: after 1,000 moves float32 is off by
-        4e-5 of the largest key, and with ``slots``, computed in float64 where there is one, by
-        1e-5. Move bfloat16 keys seldom and far, see :doc:`caches`.
+        Both rotations are composed into one table, so x is rounded once. Repeated moves accumulate
+        these roundings: after 1,000 moves float32 is off by 4e-5 of the largest key, and with
+        ``slots``, computed in float64 where there is one, by 1e-5. Move bfloat16 keys seldom and
+        far, see :doc:`caches`.
 
         Parameters
         ----------
-        x : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            Keys that this RoPE rotated at ``old_positions``.
+        x, axes, out
+            As for :meth:`rotate`: keys that this RoPE rotated at ``old_positions``.
         old_positions, new_positions : array or sequence, (tokens,) or (batch, tokens)
             In tokens; None for 0, 1, ...
         to : RoPE, optional
@@ -327,13 +326,10 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             those of these n. All other slots stay as they are, and are not written where ``out`` is
             x. Of the library and device of x, numpy, or Python numbers; each slot once. Those on a
             device are not read: they must lie within the cache.
-        axes, out
-            As for :meth:`rotate`.
 
         Returns
         -------
-        array
-            What ``to`` would have made of the unrotated keys at ``new_positions``.
+        array, like x
 
         Examples
         --------
@@ -346,17 +342,16 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> bool(np.allclose(moved, rope.rotate(keys, [4, 5]), rtol=0, atol=1e-13))
         True
 
-        In a cache of many slots, in place, two of them:
+        Two slots of a cache of 64, in place:
 
         >>> cache = np.ones((64, 1, 8), np.float32)
-        >>> slots = [17, 42]
-        >>> rope.rerotate(cache, [100, 101], [4, 5], slots=slots, out=cache) is cache
+        >>> rope.rerotate(cache, [100, 101], [4, 5], slots=[17, 42], out=cache) is cache
         True
         """
         if slots is not None:
-            picked = pick(x, slots, axes, out)
-            moved = self.rerotate(picked.keys, old_positions, new_positions, to=to, axes=axes)
-            return put(picked, moved)  # type: ignore[no-any-return]  # same kind as x
+            taken = take_slots(x, slots, axes, out)
+            moved = self.rerotate(taken.keys, old_positions, new_positions, to=to, axes=axes)
+            return write_slots(taken, moved)  # type: ignore[no-any-return]  # same kind as x
         to = self if to is None else to
         fields.check_rope(to, RoPE, "to")
         call = parse.rerotate(self, to, x, old_positions, new_positions, axes, out)
@@ -370,7 +365,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Parameters
         ----------
         positions : array or sequence, (tokens,) or (batch, tokens)
-            As for :func:`rope_xp.apply`. A lone number where there is one token.
+            As for :meth:`apply`.
         like : array, (..., head_dim)
             An array such as q, whose values are not read. The angles are of its library, device and
             head_dim, and in float64 if it is, else in float32.
@@ -378,8 +373,6 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         Angles
-            Whose ``apply``, ``rotate`` and ``unrotate`` return what those of this RoPE return for
-            these positions, in every bit.
 
         Examples
         --------
@@ -390,22 +383,18 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> for layer in range(32):
         ...     q_rotated, k_rotated = angles.apply(q, k)
         """
-        return at(self, positions, like)
+        return build_angles(self, positions, like)
 
     def with_tables(self, cos: Array, sin: Array) -> Angles:
         """Return the angles of given tables, with the layout and slice of this RoPE.
 
-        The tables replace its frequencies, scaling and attention factor.
+        The tables replace its frequencies, scaling and attention factor; the angles rotate as
+        :func:`rope_xp.apply_tables` does.
 
         Parameters
         ----------
         cos, sin : array, broadcastable to (batch, tokens, r/2)
             One column for each pair, of the library and device of the arrays to rotate, or numpy.
-
-        Returns
-        -------
-        Angles
-            Whose methods return what :func:`rope_xp.apply_tables` returns for these tables.
 
         Raises
         ------
@@ -424,21 +413,14 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope_xp.RoPE(layout="half").with_tables(cos, sin).rotate(x).tolist()
         [[-3.0, 2.0, 1.0, 4.0]]
         """
-        return with_tables(self, cos, sin)
+        parse_tables.check_rope_tables(self, cos, sin)
+        return Angles(cos, sin, self)
 
     def frequencies(self, head_dim: int) -> NDArray[np.float64]:
         """Return the frequencies: ``base ** (-2 i / r)`` (arXiv 2104.09864, eq. 15), then scaling.
 
-        Parameters
-        ----------
-        head_dim : int
-            Components of a head.
-
-        Returns
-        -------
-        numpy.ndarray
-            Shape (r/2,), float64, radians per token. A rule that depends on the length of the
-            context must be fixed by :meth:`for_length` first, else RopeError.
+        Shape (r/2,), float64, radians per token. RopeError where scaling depends on the length of
+        the context, and :meth:`for_length` has not fixed it.
 
         Examples
         --------
@@ -456,17 +438,9 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
-        """Return how many tokens a full turn of each pair takes, 2 pi / frequencies.
+        """Return the tokens of a full turn of each pair, 2 pi / :meth:`frequencies`.
 
-        Parameters
-        ----------
-        head_dim : int
-            Components of a head.
-
-        Returns
-        -------
-        numpy.ndarray
-            Shape (r/2,), float64, tokens; inf where the frequency is zero.
+        Shape (r/2,), float64; inf where the frequency is zero.
 
         Examples
         --------
@@ -474,7 +448,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> rope_xp.RoPE().wavelengths(4).round(2).tolist()
         [6.28, 628.32]
         """
-        with np.errstate(divide="ignore"):  # a zero frequency never turns: inf is its wavelength
+        with np.errstate(divide="ignore"):
             return 2.0 * math.pi / self.frequencies(head_dim)
 
     def cos_sin(
@@ -486,7 +460,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         device: Device | None = None,
         dtype: Any = None,
     ) -> tuple[Array, Array]:
-        """Return the tables that rotate: cos and sin of the angles, times the attention factor.
+        """Return cos and sin of the angles, times the attention factor.
 
         Parameters
         ----------
@@ -498,11 +472,10 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
             The library of the result (numpy, torch, jax.numpy, ...). Default: that of positions,
             numpy for Python numbers; under torch.compile, which traces no dtypes of numpy, name it.
         device : device, optional
-            Of the result. Default: that of positions, or the library's default. Positions that lie
-            on another device are not moved, but refused.
+            Default: that of positions, or the library's default. Positions that lie on another
+            device are not moved, but refused.
         dtype : dtype of xp, optional
-            Of the result. float64 is computed in float64; anything else in float32. Default
-            float32.
+            Default float32. float64 is computed in float64; anything else in float32.
 
         Returns
         -------
@@ -519,7 +492,7 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         """
         head_dim = numbers.check_positive_int("head_dim", head_dim)
         lookup, backend = parse.cos_sin(self, positions, head_dim, xp, device, dtype)
-        cos, sin = made.cos_sin(backend, lookup)
+        (cos, sin), _ = compute_cos_sin(backend, lookup)
         if dtype is None or cos.dtype == dtype:
             return cos, sin
         return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)
@@ -534,28 +507,23 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         device: Device | None = None,
         dtype: Any = None,
     ) -> Array | tuple[Array, Array]:
-        """Return the table that another engine rotates by, of exact angles rounded once.
+        """Return the table of another engine, of exact angles rounded once.
 
         Row p is for position p, from 0 to ``length - 1``. With ``position_axes`` all components of
         a row's position are p; engines pick the columns of each component from its own row.
 
         Parameters
         ----------
-        length : int
-            Positions, positive. A rule that depends on the context is fixed by ``for_length``
-            first.
-        head_dim : int
-            Components of a head.
+        length, head_dim : int
+            Positions, and components of a head.
         form : {"vllm", "huggingface", "megatron", "complex", "onnx"}
-            What is returned, for r rotated components:
-
             - "vllm": ``cos_sin_cache`` of vLLM, SGLang and flashinfer, (length, r): a column of
               cos for each pair, then one of sin.
             - "huggingface": cos and sin, each (length, r), a column for each component: (a, b, a,
               b), or (a, a, b, b) for the layout "interleaved".
             - "megatron": angles in radians, (length, 1, 1, r), doubled likewise, less whole turns,
-              which float32 has no digits for. Megatron and TransformerEngine are told the
-              ``attention_factor`` apart, as ``mscale``.
+              which float32 has no digits for. Megatron and TransformerEngine take the
+              ``attention_factor`` separately, as ``mscale``.
             - "complex": cos + i sin, (length, r/2), as Meta and Mistral multiply by.
             - "onnx": cos and sin, each (length, r/2), as ONNX and flash-attn.
         xp, device
@@ -566,18 +534,15 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         array or (array, array)
-            Times the attention factor, but for "megatron".
+            Times the attention factor, but for "megatron". Each number is that of float64, whose
+            error is below 2**-52 (1 + position * frequency), rounded to dtype. :meth:`cos_sin` in
+            float32 may differ by a few units in the last place: to match a serving engine bit for
+            bit, pass its table to :meth:`with_tables`.
 
         Raises
         ------
         RopeError
-            Also where the rule needs a length first, or a compiler traces the call.
-
-        Notes
-        -----
-        Each number is that of float64, whose error is below 2**-52 (1 + position * frequency),
-        rounded to dtype. :meth:`cos_sin` in float32 may differ by a few units in the last place:
-        to match a serving engine bit for bit, pass its table to :meth:`with_tables`.
+            Also where scaling needs :meth:`for_length` first, or a compiler traces the call.
 
         Examples
         --------
@@ -590,45 +555,31 @@ class RoPE:  # noqa: PLW1641  # dataclass adds the hash
         >>> q = np.ones((1, 3, 8, 128), np.float32)
         >>> rotated = rope.with_tables(cos[[7, 8, 9]], sin[[7, 8, 9]]).rotate(q)
         """
-        from rope_xp._tables import forms
-
-        forms.check_form(form)
+        numbers.check_one_of("form", form, table_forms.FORMS)
         length = numbers.check_positive_int("length", length)
-        backend = forms.host_backend(xp)
+        backend = table_forms.find_host_backend(xp)
         positions = np.arange(length)
         if self.position_axes is not None:
             positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))
         cos, sin = self.cos_sin(positions, head_dim, dtype=np.float64)
-        tables = [
-            forms.round_once(backend, host, device, dtype)
-            for host in forms.arrange(form, self.layout, cos, sin)
-        ]
-        return tables[0] if len(tables) == 1 else (tables[0], tables[1])
+        tables = tuple(
+            table_forms.round_once(backend, table, device, dtype)
+            for table in table_forms.arrange(form, self.layout, cos, sin)
+        )
+        return tables[0] if len(tables) == 1 else tables
 
     @property
     def attention_factor(self) -> float:
-        """What cos and sin are multiplied by (YaRN, LongRoPE); 1.0 without such a rule."""
+        """The factor on cos and sin (YaRN, LongRoPE); 1.0 without such scaling."""
         return 1.0 if self.scaling is None else self.scaling.effective_attention_factor
 
     @property
     def softmax_scale(self) -> float:
-        """What the caller's softmax scale is to be multiplied by (DeepSeek); 1.0 elsewhere.
-
-        rope_xp never folds it into q or k.
-        """
+        """The factor for the caller's softmax scale (DeepSeek); never folded into q or k."""
         return 1.0 if self.scaling is None else self.scaling.softmax_scale
 
     def for_length(self, n: int) -> RoPE:
-        """Return the RoPE fixed for a context of n tokens; itself where no rule depends on length.
-
-        Parameters
-        ----------
-        n : int
-            Tokens in the context, positive.
-
-        Returns
-        -------
-        RoPE
+        """Return the RoPE fixed for a context of n tokens; itself where scaling has no length.
 
         Examples
         --------

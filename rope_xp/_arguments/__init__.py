@@ -1,1 +1,1 @@
-"""From what the caller gives to a checked call."""
+"""From the arguments of a call to a checked Call."""

@@ -6,7 +6,7 @@ from rope_xp._core.errors import RopeError
 _BATCH = "bcefgijklmno"
 
 
-def _make(names: str) -> Axes:
+def _make_axes(names: str) -> Axes:
     tokens = names.index("s")
     batch = tuple(i for i, name in enumerate(names) if name not in "shd")
     after_heads = len(names) - names.index("h") - 2 if "h" in names else len(names)
@@ -27,9 +27,9 @@ def default_names(ndim: int) -> str:
 
 
 # Looked up on every call. Never written to after import: torch.compile would guard on a change.
-_DEFAULT = {ndim: _make(default_names(ndim)) for ndim in range(2, 13)}
+_DEFAULT = {ndim: _make_axes(default_names(ndim)) for ndim in range(2, 13)}
 _NAMED = {
-    names: _make(names) for names in ("bshd", "bhsd", "sbhd", "shd", "hsd", "sd", "bsd", "sbd")
+    names: _make_axes(names) for names in ("bshd", "bhsd", "sbhd", "shd", "hsd", "sd", "bsd", "sbd")
 }
 
 
@@ -46,12 +46,12 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
             msg = f"{argument} has {ndim} axes, too many to guess; name each with axes="
             raise RopeError(msg)
         return _DEFAULT[ndim]
-    found = _NAMED.get(axes) if isinstance(axes, str) else None
-    if found is None:
-        _check(axes)
-        found = _make(axes)
-    check_fit(found, argument, ndim)
-    return found
+    parsed = _NAMED.get(axes) if isinstance(axes, str) else None
+    if parsed is None:
+        _check_names(axes)
+        parsed = _make_axes(axes)
+    check_fit(parsed, argument, ndim)
+    return parsed
 
 
 def check_fit(axes: Axes, argument: str, ndim: int) -> None:
@@ -65,7 +65,7 @@ def check_fit(axes: Axes, argument: str, ndim: int) -> None:
         raise RopeError(msg)
 
 
-def _check(axes: object) -> None:
+def _check_names(axes: object) -> None:
     """Check the spelling of axis names."""
     example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
     if not isinstance(axes, str):

@@ -37,14 +37,14 @@ FOREIGN = {
         "layout=...) rotates by others"
     ),
     "rope_scaling": (
-        "scaling, a rule of rope_xp.scaling; rope_xp.from_hf_config(config) makes it of a "
+        "scaling, a class of rope_xp.scaling; rope_xp.from_hf_config(config) makes it of a "
         "config.json"
     ),
-    "factor": "a field of a rule: scaling=rope_xp.scaling.Linear(factor), YaRN(factor, ...)",
+    "factor": "a field of scaling: scaling=rope_xp.scaling.Linear(factor), YaRN(factor, ...)",
     "unsqueeze_dim": "said by axes, one letter an axis: apply(q, k, positions, axes='bhsd')",
     "cu_seqlens": "positions=rope_xp.positions.packed(cu_seqlens)",
 }
-"""What the names that other libraries use most are called here."""
+"""Names of other libraries, and what replaces them."""
 
 
 def check_layout(layout: object) -> None:
@@ -66,11 +66,6 @@ def check_rotary_dim(rotary_dim: object) -> int:
     return components
 
 
-def check_rotary_offset(rotary_offset: object) -> int:
-    """Check that rotary_offset is an integer; return it as Python's."""
-    return numbers.check_int("rotary_offset", rotary_offset)
-
-
 def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[int, ...]:
     """Check that position_axes is a tuple of component numbers; return these as Python's."""
     if not isinstance(position_axes, tuple):
@@ -82,15 +77,21 @@ def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[
     if not position_axes or not all(numbers.is_int(a) and a >= 0 for a in position_axes):
         msg = f"position_axes must hold integers >= 0, one a pair; got {position_axes!r}"
         raise RopeError(msg)
-    if rotary_dim is not None and len(position_axes) != rotary_dim // 2:
-        msg = (
-            f"position_axes has {len(position_axes)} entries; rotary_dim={rotary_dim} has "
-            f"{rotary_dim // 2} pairs, each of which needs one"
-        )
-        raise RopeError(msg)
+    if rotary_dim is not None:
+        check_axis_count(position_axes, rotary_dim)
     if all(type(axis) is int for axis in position_axes):
         return position_axes
     return tuple([numbers.plain(axis) for axis in position_axes])
+
+
+def check_axis_count(position_axes: tuple[int, ...], rotary_dim: int) -> None:
+    """Check that each rotated pair has a position axis."""
+    if len(position_axes) != rotary_dim // 2:
+        msg = (
+            f"position_axes has {len(position_axes)} entries; {rotary_dim} rotated components have "
+            f"{rotary_dim // 2} pairs, each of which needs one"
+        )
+        raise RopeError(msg)
 
 
 def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
@@ -109,7 +110,7 @@ def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
 
 
 def keyword_only(cls: type[T]) -> type[T]:
-    """Have a dataclass answer wrong names, and values without any, with the right ones."""
+    """Have a dataclass refuse unknown names, and values without one, with a hint."""
     known = dict.fromkeys(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one
     generated = cls.__init__
 

@@ -1,6 +1,7 @@
-"""From positions and frequencies that are arrays to a checked Call."""
+"""From positions and arrays of frequencies to a checked Call."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._arguments.out import check_out
-from rope_xp._arguments.positions import check_positions_shape, no_numbers, read_host
+from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
 from rope_xp._arguments.slices import resolve_slice
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec
 from rope_xp._core.dtypes import FLOATS, INTEGERS
@@ -22,43 +23,43 @@ from rope_xp._rotation.angles import with_axes
 _SHAPES = "(r/2,), (heads, r/2) or (components, heads, r/2)"
 
 
-def pair(
+def apply_frequencies(
     q: Array, k: Array, positions: Any, frequencies: Any, layout: Layout, axes: Any, out: Any
 ) -> Call:
     """Return the call that rotates q and k by the products of positions and frequencies."""
     fields.check_layout(layout)
     backend, where, double, k_double = parse.check_pair(q, k, axes, False)
-    frequencies = _frequencies(backend, q, frequencies)
+    frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
     slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
     components = shape[0] if len(shape) == 3 else 0
-    positions = _positions(backend, q, where, positions, components)
-    place, group = None, 1
+    positions = _check_positions(backend, q, where, positions, components)
+    heads_axis, group = None, 1
     if len(shape) > 1 and shape[-2] != 1:
-        group = _group(where, shape[-2], q, k)
-        place = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # _group asks
+        group = _check_heads(where, shape[-2], q, k)
+        heads_axis = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # checked
         where = _heads_as_batch(where)
     elif len(shape) > 1:
         frequencies = frequencies[..., 0, :]
-    if out is not None:
-        out = check_out(backend, ("q", "k"), (q, k), out)
+    out = check_out(backend, ("q", "k"), (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     xp, like = backend.xp, (backend, backend.device(q), double or k_double)
-    axes_of = _Axes(len(where.batch), place)
-    tables = products.cos_sin(backend, _terms(like, positions, frequencies, axes_of), like[-1])
-    dtypes = [xp.float64 if each else xp.float32 for each in (double, k_double)]
+    angle_axes = _AngleAxes(len(where.batch), heads_axis)
+    terms = _build_terms(like, positions, frequencies, angle_axes)
+    tables = products.cos_sin(backend, terms, like[-1])
+    dtypes = [xp.float64 if is_double else xp.float32 for is_double in (double, k_double)]
     angles = [CosSin(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
     if group > 1 or double != k_double:
-        both = (_repeat_heads(backend, table, place, group) for table in tables)
-        angles.insert(0, CosSin(*(xp.astype(table, dtypes[0], copy=False) for table in both)))
+        repeated = (_repeat_heads(backend, table, heads_axis, group) for table in tables)
+        angles.insert(0, CosSin(*(xp.astype(table, dtypes[0], copy=False) for table in repeated)))
     return Call(backend, (q, k), tuple(angles), out, RotationSpec(where, layout, *slice_, False))
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
-def _frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
+def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     """Return frequencies as an array of numpy or of the library of q."""
     owner = find.require_backend(frequencies, "frequencies")
     messages.check_float(owner, "frequencies", frequencies)
@@ -66,10 +67,7 @@ def _frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     if not 1 <= len(shape) <= 3 or 0 in shape:
         msg = f"frequencies has shape {shape}; it must be {_SHAPES}, in radians per token"
         raise RopeError(msg)
-    if owner is backend or owner is backend.compatible_backend:
-        messages.check_same_device(backend, "q", q, "frequencies", frequencies)
-    elif not owner.host:
-        raise messages.different_libraries("q", backend, "frequencies", owner)
+    messages.check_beside(backend, "q", q, owner, "frequencies", frequencies)
     if owner.host and backend.is_compiling():
         return backend.asarray_in_trace(frequencies, backend.device(q))
     if owner.host:
@@ -83,7 +81,7 @@ def _frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     return frequencies
 
 
-def _group(axes: Axes, heads: int, q: Array, k: Array) -> int:
+def _check_heads(axes: Axes, heads: int, q: Array, k: Array) -> int:
     """Return how many query heads use the frequencies of one key head."""
     if axes.heads is None:
         msg = (
@@ -108,26 +106,26 @@ def _heads_as_batch(axes: Axes) -> Axes:
     return parse_axes(names, len(names), "q")
 
 
-def _positions(backend: Backend, q: Array, axes: Axes, positions: Any, components: int) -> Array:
+def _check_positions(
+    backend: Backend, q: Array, axes: Axes, positions: Any, components: int
+) -> Array:
     """Return positions as an array of numpy or of the library of q."""
     tokens = q.shape[axes.tokens]
     if positions is None:
         length = backend.axis_length(q, axes.tokens) if tokens is None else tokens
         indices = backend.arange(length, backend.device(q))
         return backend.xp.stack([indices] * components) if components else indices
-    owner = parse.find_owner_of_array(positions)
+    owner = parse.find_device_owner(positions)
     if (owner is None or owner.host) and backend.is_compiling():
         positions, owner = backend.asarray_in_trace(positions, backend.device(q)), backend
     elif owner is None or owner.host:
         read_host(positions, np.int64, True, "positions")
         positions = np.asarray(positions)
         owner = find.require_backend(positions, "positions")
-    elif owner is backend or owner is backend.compatible_backend:
-        messages.check_same_device(backend, "q", q, "positions", positions)
     else:
-        raise messages.different_libraries("q", backend, "positions", owner)
+        messages.check_beside(backend, "q", q, owner, "positions", positions)
     if owner.dtype_name(positions) not in (*FLOATS, *INTEGERS):
-        raise no_numbers("positions", owner.dtype_name(positions))
+        raise wrong_dtype("positions", owner.dtype_name(positions))
     batch = tuple([q.shape[i] for i in axes.batch])
     check_positions_shape("positions", tuple(positions.shape), components, batch, tokens)
     return positions[..., None] if len(positions.shape) == bool(components) else positions
@@ -136,7 +134,7 @@ def _positions(backend: Backend, q: Array, axes: Axes, positions: Any, component
 # --- terms ---------------------------------------------------------------------------------------
 
 
-class _Axes(NamedTuple):
+class _AngleAxes(NamedTuple):
     """The axes of angles: batch, tokens, pairs."""
 
     batch: int
@@ -158,8 +156,8 @@ class _Axes(NamedTuple):
         return x[(*(None,) * self.heads, slice(None), *(None,) * after, slice(None))]
 
 
-def _terms(
-    like: tuple[Backend, Device, bool], positions: Array, frequencies: Array, axes: _Axes
+def _build_terms(
+    like: tuple[Backend, Device, bool], positions: Array, frequencies: Array, axes: _AngleAxes
 ) -> list[products.Term]:
     """Return a term for each component, the leading axis of positions and frequencies."""
     backend, device, double = like
@@ -171,36 +169,31 @@ def _terms(
         x = align(xp.astype(x, xp.float64 if double else xp.float32, copy=False))
         return x if owner is backend else backend.asarray(x, device)
 
-    of_p, of_f = (
-        find.require_backend(positions, "positions"),
-        find.require_backend(frequencies, "it"),
-    )
-    still, fixed = of_p.stop_gradient(positions), of_f.stop_gradient(frequencies)
-    digits = products.split_positions(of_p, still, base)
-    factors = products.build_multipliers(of_f, fixed, digits.weights, base)
+    p_owner = find.require_backend(positions, "positions")
+    f_owner = find.require_backend(frequencies, "frequencies")
+    p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
+    digits = products.split_positions(p_owner, p_constant, base)
+    factors = products.build_multipliers(f_owner, f_constant, digits.weights, base)
+    place_p = partial(place, owner=p_owner, align=axes.align_positions)
+    place_f = partial(place, owner=f_owner, align=axes.align_frequencies)
     terms = []
     for c in range(positions.shape[0]):
         split = products.PositionDigits(
-            [place(x[c, ...], of_p, axes.align_positions) for x in digits.digits],
+            [place_p(x[c, ...]) for x in digits.digits],
             digits.weights,
-            None if digits.rest is None else place(digits.rest[c, ...], of_p, axes.align_positions),
+            None if digits.rest is None else place_p(digits.rest[c, ...]),
         )
         multipliers = [
-            products.Multiplier(*(place(x[c, ...], of_f, axes.align_frequencies) for x in each))
-            for each in factors
+            products.Multiplier(*(place_f(x[c, ...]) for x in factor)) for factor in factors
         ]
-        p = place(positions[c, ...], of_p, axes.align_positions)
-        f = place(frequencies[c, ...], of_f, axes.align_frequencies)
-        p_fixed, f_fixed = p, f
-        if still is not positions:
-            p_fixed = place(still[c, ...], of_p, axes.align_positions)
-        if fixed is not frequencies:
-            f_fixed = place(fixed[c, ...], of_f, axes.align_frequencies)
-        terms.append(
-            products.Term(
-                split, multipliers, products.Variable(p, p_fixed), products.Variable(f, f_fixed)
-            )
+        p, f = place_p(positions[c, ...]), place_f(frequencies[c, ...])
+        followed_p = products.Variable(
+            p, p if p_constant is positions else place_p(p_constant[c, ...])
         )
+        followed_f = products.Variable(
+            f, f if f_constant is frequencies else place_f(f_constant[c, ...])
+        )
+        terms.append(products.Term(split, multipliers, followed_p, followed_f))
     return terms
 
 

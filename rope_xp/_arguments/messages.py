@@ -1,4 +1,4 @@
-"""What arrays must have in common. A message says what came, what fits, what to do."""
+"""Checks of what arrays must have in common."""
 
 from rope_xp._core.call import Axes
 from rope_xp._core.dtypes import FLOATS
@@ -56,6 +56,21 @@ def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Ar
         raise RopeError(msg)
 
 
+def check_beside(
+    backend: Backend, first: str, x: Array, owner: Backend, second: str, y: Array
+) -> bool:
+    """Return whether y, of ``owner``, is of the library and device of x; False in host memory.
+
+    Anything else raises.
+    """
+    if owner is backend or owner is backend.compatible_backend:
+        check_same_device(backend, first, x, second, y)
+        return True
+    if not owner.host:
+        raise different_libraries(first, backend, second, owner)
+    return False
+
+
 def check_pair(
     axes: Axes, q_shape: tuple[int, ...], k_shape: tuple[int, ...], own_positions: bool
 ) -> None:
@@ -76,9 +91,9 @@ def check_pair(
             fix = "Rotate them one by one with RoPE.rotate if that is meant"
         else:
             fix = f"They may differ in heads alone; is axes={axes.names!r} right?"
-        what = {"s": "tokens", "d": "head_dim"}.get(name, f"batch axis {name!r}")
+        axis = {"s": "tokens", "d": "head_dim"}.get(name, f"batch axis {name!r}")
         msg = (
-            f"q of shape {tuple(q_shape)} and k of shape {tuple(k_shape)} differ in {what} "
+            f"q of shape {tuple(q_shape)} and k of shape {tuple(k_shape)} differ in {axis} "
             f"(axes={axes.names!r}): {in_q} and {in_k}. {fix}"
         )
         raise RopeError(msg)

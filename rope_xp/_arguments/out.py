@@ -15,9 +15,14 @@ def check_out(
     names: tuple[str, ...],
     arrays: tuple[Array, ...],
     out: Any,
-    read_too: tuple[Array, ...] = (),
-) -> tuple[Array, ...]:
-    """Return out as a tuple, one array for each of ``arrays``, or raise."""
+    tables: tuple[Array, ...] = (),
+) -> tuple[Array, ...] | None:
+    """Return out as a tuple, one array for each of ``arrays``; None as it is.
+
+    It must not overlap cos and sin, ``tables``, either.
+    """
+    if out is None:
+        return None
     if backend.out_refusal is not None:
         msg = f"out= with {backend.name} arrays: {backend.out_refusal}"
         raise TypeError(msg)
@@ -33,7 +38,7 @@ def check_out(
     for label, memory in zip(labels, memories, strict=True):
         if memory is not None:
             _check_writeable(label, memory)
-    _check_overlap(backend, names, arrays, labels, memories, read_too)
+    _check_overlap(backend, names, arrays, labels, memories, tables)
     return tuple(out)
 
 
@@ -45,13 +50,9 @@ def _check_like(backend: Backend, label: str, target: Any, name: str, x: Array) 
     if decline_reason is not None:
         msg = f"{label}: {decline_reason}"
         raise RopeError(msg)
-    # By their names: where the bytes are in another order, numbers are the same.
-    same = backend.dtype_name(target) == backend.dtype_name(x)
-    if (
-        not same
-        or tuple(target.shape) != tuple(x.shape)
-        or backend.device(target) != backend.device(x)
-    ):
+    # dtypes by their names: another byte order holds the same numbers.
+    kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (target, x)]
+    if kinds[0] != kinds[1]:
         msg = (
             f"{label} is {messages.describe(backend, target)}; the result for {name} is "
             f"{messages.describe(backend, x)}"
@@ -74,18 +75,18 @@ def _check_overlap(
     arrays: tuple[Array, ...],
     labels: tuple[str, ...],
     memories: list[Memory | None],
-    read_too: tuple[Array, ...],
+    tables: tuple[Array, ...],
 ) -> None:
-    named = [*zip(names, arrays, strict=True), *zip(("cos", "sin"), read_too, strict=False)]
+    named = [*zip(names, arrays, strict=True), *zip(("cos", "sin"), tables, strict=False)]
     inputs = [(name, get_span(backend.memory(x))) for name, x in named]
     outputs = [get_span(memory) for memory in memories]
-    for i, mine in enumerate(outputs):
-        if mine is None:
+    for i, output in enumerate(outputs):
+        if output is None:
             continue
-        for j, (name, other) in enumerate(inputs):
-            if other is None or (i == j and mine.memory[:4] == other.memory[:4]):
+        for j, (name, x) in enumerate(inputs):
+            if x is None or (i == j and output.memory[:4] == x.memory[:4]):
                 continue
-            if have_overlap(mine, other):
+            if have_overlap(output, x):
                 msg = (
                     f"{labels[i]} overlaps {name} without being {names[i]} itself; pass "
                     f"{names[i]} for in place, or memory that is not read"
@@ -93,6 +94,6 @@ def _check_overlap(
                 raise RopeError(msg)
         for j in range(i):
             earlier = outputs[j]
-            if earlier is not None and have_overlap(mine, earlier):
+            if earlier is not None and have_overlap(output, earlier):
                 msg = f"{labels[j]} and {labels[i]} overlap; each result needs its own memory"
                 raise RopeError(msg)

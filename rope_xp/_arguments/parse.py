@@ -1,4 +1,4 @@
-"""From arguments to a checked Call. Everything is checked here, before anything is computed."""
+"""From arguments to a checked Call, before anything is computed."""
 
 from typing import Any
 
@@ -31,10 +31,10 @@ def find_owner(positions: Any) -> Backend | None:
     return None if type(positions) in _PYTHON else find.find_backend(positions)
 
 
-def find_owner_of_array(positions: Any) -> Backend | None:
-    """Return the backend of positions of an array, None for what is read on the host anyway.
+def find_device_owner(positions: Any) -> Backend | None:
+    """Return the backend of positions, None for those of numpy and Python.
 
-    numpy's are too: a compiler that meets the first array of it here cannot look at its class.
+    A compiler that meets its first numpy array here cannot look at its class.
     """
     return None if type(positions) is np.ndarray else find_owner(positions)
 
@@ -51,24 +51,31 @@ def _lookup(
             tokens = backend.axis_length(x, axes.tokens)
         # Compilers have symbols for lengths, which cannot be compared, or split the graph by it.
         # Dynamo's look like an int.
-        known = type(tokens) is int and not backend.is_compiling()
-        position_range = get_position_range(0, tokens) if known else COUNTED
+        is_known = type(tokens) is int and not backend.is_compiling()
+        position_range = get_position_range(0, tokens) if is_known else COUNTED
     else:
-        owner = find_owner_of_array(positions)
+        owner = find_device_owner(positions)
         whole, part, position_range = resolve_positions(
             backend, positions, owner, x, table_key.double, argument
         )
-        given = whole.shape
-        if len(given) != 1 or given[0] != tokens or components:
+        rows = whole.shape
+        if len(rows) != 1 or rows[0] != tokens or components:
             batch = tuple([shape[i] for i in axes.batch])
-            check_positions_shape(argument, tuple(given), components, batch, tokens)
-            if len(given) == (1 if components else 0):
-                whole = whole[..., None]
-                part = None if part is None else part[..., None]
+            check_positions_shape(argument, tuple(rows), components, batch, tokens)
+            whole, part = add_tokens_axis(whole, part, components)
     tables = backend.tables(table_key, x)
     return TableLookup(
         tables, whole, part, backend.device(x), tokens, position_range, components, table_key
     )
+
+
+def add_tokens_axis(
+    whole: Array, part: Array | None, components: int
+) -> tuple[Array, Array | None]:
+    """Return whole and fractional parts with an axis of tokens, where there is one number."""
+    if len(whole.shape) != bool(components):
+        return whole, part
+    return whole[..., None], None if part is None else part[..., None]
 
 
 def apply(
@@ -83,14 +90,13 @@ def apply(
         _lookup(backend, table_key, q, where, positions, "positions"),
     )
     if k_positions is not None or double != k_double:
-        own, argument = (positions, "positions")
+        argument = "positions"
         if k_positions is not None:
-            own, argument = (k_positions, "k_positions")
-        angles += (_lookup(backend, table_key._replace(double=k_double), k, where, own, argument),)
-    arrays = (q, k)
-    if out is not None:
-        out = check_out(backend, ("q", "k"), arrays, out)
-    return Call(backend, arrays, angles, out, RotationSpec(where, rope.layout, r, offset, False))
+            positions, argument = k_positions, "k_positions"
+        k_key = table_key._replace(double=k_double)
+        angles += (_lookup(backend, k_key, k, where, positions, argument),)
+    out = check_out(backend, ("q", "k"), (q, k), out)
+    return Call(backend, (q, k), angles, out, RotationSpec(where, rope.layout, r, offset, False))
 
 
 def rotate(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
@@ -99,8 +105,7 @@ def rotate(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inv
     r, offset = slice_of(rope, x.shape[-1])
     table_key = TableKey(rope, x.shape[-1], inverse, double)
     angles = _lookup(backend, table_key, x, where, positions, "positions")
-    if out is not None:
-        out = check_out(backend, ("x",), (x,), out)
+    out = check_out(backend, ("x",), (x,), out)
     return Call(backend, (x,), (angles,), out, RotationSpec(where, rope.layout, r, offset, inverse))
 
 
@@ -113,18 +118,17 @@ def rerotate(
     axes: str | None,
     out: Any,
 ) -> Call:
-    """Return the call that takes x from its old rotation to a new one, at once."""
+    """Return the call that composes the inverse of one rotation with another."""
     backend, where, double = check_array(x, axes)
     head_dim = x.shape[-1]
     r, offset = slice_of(rope, head_dim)
     check_rerotation(rope, to, head_dim)
-    undone = TableKey(rope, head_dim, inverse=True, double=double)
-    old = _lookup(backend, undone, x, where, old_positions, "old_positions")
-    done = TableKey(to, head_dim, inverse=False, double=double)
-    new = _lookup(backend, done, x, where, new_positions, "new_positions")
-    if out is not None:
-        out = check_out(backend, ("x",), (x,), out)
-    # What was rotated lies in the layout that the rotation writes.
+    old_key = TableKey(rope, head_dim, inverse=True, double=double)
+    old = _lookup(backend, old_key, x, where, old_positions, "old_positions")
+    new_key = TableKey(to, head_dim, inverse=False, double=double)
+    new = _lookup(backend, new_key, x, where, new_positions, "new_positions")
+    out = check_out(backend, ("x",), (x,), out)
+    # x lies in the layout that the rotation wrote.
     layout: Layout = "interleaved" if rope.layout == "interleaved" else "half"
     angles = RelativeAngles(new, old)
     return Call(backend, (x,), (angles,), out, RotationSpec(where, layout, r, offset, False))
@@ -177,11 +181,10 @@ def check_pair(
         raise messages.different_libraries("q", backend, "k", other)
     double = messages.check_float(backend, "q", q) == "float64"
     k_double = messages.check_float(backend, "k", k) == "float64"
-    shape, k_shape = q.shape, k.shape  # which an array of the wrong kind may not have
-    where = parse_axes(axes, len(shape), "q")
-    check_fit(where, "k", len(k_shape))
+    where = parse_axes(axes, len(q.shape), "q")
+    check_fit(where, "k", len(k.shape))
     messages.check_same_device(backend, "q", q, "k", k)
-    messages.check_pair(where, shape, k_shape, own_positions)
+    messages.check_pair(where, q.shape, k.shape, own_positions)
     return backend, where, double, k_double
 
 

@@ -6,16 +6,17 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments import fields, messages, parse
-from rope_xp._arguments.columns import check_one_per_pair
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.slices import (
-    check_alike,
     check_one_token,
     check_pairs,
+    check_same_shape,
     check_tables,
     resolve_slice,
     slice_of,
 )
+from rope_xp._arguments.table_forms import check_one_per_pair
+from rope_xp._core import numbers
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import Rope, TableKey
@@ -36,7 +37,7 @@ def apply_tables(
 ) -> Call:
     """Return the call that rotates x by the caller's tables."""
     fields.check_layout(layout)
-    rotary_offset = fields.check_rotary_offset(rotary_offset)
+    rotary_offset = numbers.check_int("rotary_offset", rotary_offset)
     backend, where, double = parse.check_array(x, axes)
     if not backend.is_compiling():
         check_one_per_pair(cos, sin)
@@ -47,10 +48,10 @@ def apply_tables(
 
 
 def apply(rope: Rope, q: Array, k: Array, cos: Any, sin: Any, axes: str | None, out: Any) -> Call:
-    """Return the call that rotates q and k by angles that are held."""
+    """Return the call that rotates q and k by the tables of Angles."""
     backend, where, double, k_double = parse.check_pair(q, k, axes, False)
     cos, sin = _tables(backend, "q", q, where, cos, sin, double or k_double)
-    spec = RotationSpec(where, rope.layout, *_slice_held(rope, q, where, cos), False)
+    spec = RotationSpec(where, rope.layout, *_check_slice(rope, q, where, cos), False)
     widths = (double,) if double == k_double else (double, k_double)
     return _call(backend, {"q": q, "k": k}, cos, sin, widths, spec, out)
 
@@ -58,18 +59,18 @@ def apply(rope: Rope, q: Array, k: Array, cos: Any, sin: Any, axes: str | None, 
 def rotate(
     rope: Rope, x: Array, cos: Any, sin: Any, axes: str | None, out: Any, inverse: bool
 ) -> Call:
-    """Return the call that rotates x by angles that are held."""
+    """Return the call that rotates x by the tables of Angles."""
     backend, where, double = parse.check_array(x, axes)
     cos, sin = _tables(backend, "x", x, where, cos, sin, double)
-    spec = RotationSpec(where, rope.layout, *_slice_held(rope, x, where, cos), inverse)
+    spec = RotationSpec(where, rope.layout, *_check_slice(rope, x, where, cos), inverse)
     return _call(backend, {"x": x}, cos, sin, (double,), spec, out)
 
 
-def check_tables_of(rope: Rope, cos: Any, sin: Any) -> None:
-    """Check what can be of tables before there is an array that a rope turns by them."""
+def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:
+    """Check tables against a rope, as far as they can be without an array to rotate."""
     for argument, table in (("cos", cos), ("sin", sin)):
         messages.check_float(find.require_backend(table, argument), argument, table)
-    check_alike(tuple(cos.shape), tuple(sin.shape))
+    check_same_shape(tuple(cos.shape), tuple(sin.shape))
     if rope.rotary_dim is None or cos.shape[-1] == rope.rotary_dim:
         check_one_per_pair(cos, sin)
     if rope.rotary_dim is not None:
@@ -79,9 +80,9 @@ def check_tables_of(rope: Rope, cos: Any, sin: Any) -> None:
 def angles(
     rope: Rope, positions: Any, like: Array
 ) -> tuple[Backend, TableLookup, TableLookup | None]:
-    """Return the lookup of angles for arrays such as ``like``, and that of what undoes them.
+    """Return the lookup of angles for arrays such as ``like``, and that of the inverse rotation.
 
-    None where it is the same.
+    The second is None where both are the same.
     """
     backend = find.require_backend(like, "like")
     double = messages.check_float(backend, "like", like) == "float64"
@@ -91,18 +92,17 @@ def angles(
     table_key = TableKey(rope, like.shape[-1], inverse=False, double=double)
     slice_of(rope, table_key.head_dim)
     lookup = parse.position_lookup(
-        backend, table_key, positions, parse.find_owner_of_array(positions), like
+        backend, table_key, positions, parse.find_device_owner(positions), like
     )
-    if len(lookup.whole.shape) == (1 if table_key.components else 0):  # type: ignore[union-attr]  # given
-        part = None if lookup.part is None else lookup.part[..., None]
-        lookup = replace(lookup, whole=lookup.whole[..., None], part=part)  # type: ignore[index]  # likewise
+    whole, part = parse.add_tokens_axis(lookup.whole, lookup.part, table_key.components)
+    lookup = replace(lookup, whole=whole, part=part)
     if rope.attention_factor == 1.0:
         return backend, lookup, None
     inverse = table_key._replace(inverse=True)
     return backend, lookup, replace(lookup, tables=backend.tables(inverse, like), table_key=inverse)
 
 
-def _slice_held(rope: Rope, x: Array, axes: Axes, cos: Array) -> tuple[int, int]:
+def _check_slice(rope: Rope, x: Array, axes: Axes, cos: Array) -> tuple[int, int]:
     r, offset = slice_of(rope, x.shape[-1])
     check_pairs(cos.shape[-1], r)
     check_one_token(tuple(cos.shape[:-1]), x.shape[axes.tokens])
@@ -123,14 +123,11 @@ def _tables(
 def _table(backend: Backend, name: str, x: Array, table: Any, double: bool, argument: str) -> Array:
     owner = find.require_backend(table, argument)
     messages.check_float(owner, argument, table)
-    if owner is backend or owner is backend.compatible_backend:
-        messages.check_same_device(backend, name, x, argument, table)
+    if messages.check_beside(backend, name, x, owner, argument, table):
         return table
-    if owner.host:
-        # Here, as numpy knows dtypes and orders of bytes that the other library may not.
-        host = table.astype(np.float64 if double else np.float32, copy=False)
-        return backend.asarray(host, backend.device(x))
-    raise messages.different_libraries(name, backend, argument, owner)
+    # By numpy, which has dtypes and byte orders that the other library may not have.
+    host = table.astype(np.float64 if double else np.float32, copy=False)
+    return backend.asarray(host, backend.device(x))
 
 
 def _call(
@@ -143,8 +140,7 @@ def _call(
     out: Any,
 ) -> Call:
     arrays = tuple(named.values())
-    if out is not None:
-        out = check_out(backend, tuple(named), arrays, out, (cos, sin))
+    out = check_out(backend, tuple(named), arrays, out, (cos, sin))
     xp = backend.xp
     dtypes = [xp.float64 if double else xp.float32 for double in widths]
     angles = [CosSin(*(xp.astype(t, dtype, copy=False) for t in (cos, sin))) for dtype in dtypes]

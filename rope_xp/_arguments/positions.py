@@ -1,14 +1,10 @@
-"""Positions as the caller gives them, brought to whole and fractional parts on the right device."""
+"""From positions of any kind to whole and fractional parts on the device of the arrays."""
 
 from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments.messages import (
-    check_readable,
-    check_same_device,
-    different_libraries,
-)
+from rope_xp._arguments.messages import check_beside, check_readable
 from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange, get_position_range
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
@@ -27,11 +23,11 @@ def resolve_positions(
     double: bool,
     argument: str,
 ) -> tuple[Array, Array | None, PositionRange]:
-    """Return (whole, part, reach) of positions, on the device of ``like``.
+    """Return whole and fractional parts of positions on the device of ``like``, and their range.
 
-    ``owner`` is the backend that the positions belong to, None for Python numbers. What lies in the
-    host's memory is read here, checked and moved; arrays on a device are not read, as that would
-    wait for it: there positions out of range become NaN in the result.
+    ``owner`` is the backend that the positions belong to, None for Python numbers. Positions in
+    host memory are checked and moved. Those on a device are not read, which would synchronise:
+    where they are out of range the result is NaN.
     """
     if owner is None or owner.host:
         if backend.is_compiling():
@@ -39,9 +35,7 @@ def resolve_positions(
             return _from_device(backend, traced, double, argument)
         host = positions
     else:
-        if owner is not backend and owner is not backend.compatible_backend:
-            raise different_libraries(ROTATED, backend, argument, owner)
-        check_same_device(backend, ROTATED, like, argument, positions)
+        check_beside(backend, ROTATED, like, owner, argument, positions)
         host = owner.host_view(positions)
         if host is None:
             return _from_device(backend, positions, double, argument)
@@ -66,14 +60,13 @@ def read_host(
         raise RopeError(msg) from error
     kind = host.dtype.kind
     if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
-        raise no_numbers(argument, str(host.dtype))
+        raise wrong_dtype(argument, str(host.dtype))
     if host.size == 0:
         return host.astype(integer), None, get_position_range(0, 0)
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
-        host = np.floor(
-            exact, out=np.empty_like(exact)
-        )  # or it returns a number for one without axes
+        # Without out= the floor of an array without axes is a number.
+        host = np.floor(exact, out=np.empty_like(exact))
     if host.size == 1:
         lowest = highest = host.item()
     else:
@@ -92,9 +85,9 @@ def read_host(
 def read_rows(
     positions: Any, integer: type[np.integer[Any]], double: bool
 ) -> tuple[tuple[np.ndarray, ...], PositionRange] | None:
-    """Return the same for a signature: an array or two, and their range.
+    """Return whole and fractional parts for a signature, and their range.
 
-    None for what is to be read, or refused, on the slow path.
+    None where the slow path must read or refuse them.
     """
     if type(positions) not in _READ:
         return None
@@ -115,12 +108,12 @@ def _from_device(
         return backend.integers(positions), None, UNKNOWN
     if dtype not in FLOATS:
         check_readable(backend, argument, positions)
-        raise no_numbers(argument, dtype)
+        raise wrong_dtype(argument, dtype)
     return *backend.split_positions(positions, double), UNKNOWN
 
 
-def no_numbers(argument: str, dtype: str) -> TypeError:
-    """Return the error for positions of a dtype that is no number."""
+def wrong_dtype(argument: str, dtype: str) -> TypeError:
+    """Return the error for positions that are no numbers."""
     return TypeError(f"{argument} must hold integers or real floats (tokens); got {dtype}")
 
 
@@ -137,14 +130,14 @@ def check_components(argument: str, shape: tuple[int, ...], components: int) -> 
 def check_positions_shape(
     argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
 ) -> None:
-    """Check that positions broadcast to (components, batch..., tokens), a lone number to nothing.
+    """Check that positions broadcast to (components, batch..., tokens).
 
-    It could be the position of each token, or of the first. One beside a batch axis says what of.
+    A lone number for several tokens is refused: it may be meant for each, or for the first.
     """
     if components:
         check_components(argument, shape, components)
-    each = shape[bool(components) :]
-    if each in ((), (1,)) and tokens != 1:
+    rows = shape[bool(components) :]
+    if rows in ((), (1,)) and tokens != 1:
         n = tokens if isinstance(tokens, int) else "n"
         msg = (
             f"{argument} has shape {shape}, which is one number for {n} tokens; write {argument} = "
@@ -152,20 +145,20 @@ def check_positions_shape(
             "(batch, 1) where all tokens of a sequence are at one position"
         )
         raise RopeError(msg)
-    if each:
+    if rows:
         check_broadcast(argument, shape, components, batch, tokens)
 
 
 def check_broadcast(
     argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
 ) -> None:
-    """Check that what is behind the axis of components broadcasts to (batch..., tokens)."""
-    each, full = shape[bool(components) :], (*batch, tokens)
-    fits = len(each) <= len(full) and all(
-        n == 1 or same_length(n, m) for n, m in zip(each[::-1], full[::-1], strict=False)
+    """Check that the axes behind that of components broadcast to (batch..., tokens)."""
+    rows, full = shape[bool(components) :], (*batch, tokens)
+    fits = len(rows) <= len(full) and all(
+        n == 1 or same_length(n, m) for n, m in zip(rows[::-1], full[::-1], strict=False)
     )
     if not fits:
-        check_known(argument, each)
+        check_known(argument, rows)
         check_known(ROTATED, full)
         lead = f"({components}, ...)" if components else "it"
         msg = (

@@ -1,7 +1,8 @@
 """The rotated slice of head_dim, of a rope or of tables."""
 
-from rope_xp._arguments.columns import hint
+from rope_xp._arguments.fields import check_axis_count
 from rope_xp._arguments.positions import check_broadcast
+from rope_xp._arguments.table_forms import hint_one_column
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import Rope
 from rope_xp._core.numbers import ROTATED, check_known, same_length
@@ -28,17 +29,13 @@ def resolve_slice(
             f"does not lie within head_dim={head_dim}"
         )
         raise RopeError(msg)
-    if position_axes is not None and len(position_axes) != r // 2:
-        msg = (
-            f"position_axes has {len(position_axes)} entries; {r} rotated components have "
-            f"{r // 2} pairs, each of which needs one"
-        )
-        raise RopeError(msg)
+    if position_axes is not None:
+        check_axis_count(position_axes, r)
     return r, offset
 
 
 def slice_of(rope: Rope, head_dim: int) -> tuple[int, int]:
-    """Return (r, offset) of what a rope rotates."""
+    """Return (r, offset) of the slice that a rope rotates."""
     return resolve_slice(head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes)
 
 
@@ -56,7 +53,7 @@ def check_rerotation(rope: Rope, to: Rope, head_dim: int) -> None:
         raise RopeError(msg)
 
 
-def check_alike(cos_shape: tuple[int, ...], sin_shape: tuple[int, ...]) -> None:
+def check_same_shape(cos_shape: tuple[int, ...], sin_shape: tuple[int, ...]) -> None:
     """Check that cos and sin have one shape, of two axes at least."""
     same = len(cos_shape) == len(sin_shape)
     if not same or not all(map(same_length, cos_shape, sin_shape)):
@@ -74,13 +71,13 @@ def check_pairs(columns: int, rotary_dim: int) -> None:
             f"cos has {columns} columns, one for each rotated pair, and the rope rotates "
             f"{rotary_dim} components, {rotary_dim // 2} pairs; make the angles like an array "
             f"of this head_dim, or by a RoPE with rotary_dim={2 * columns}"
-            f"{f'. {hint(columns)}' if columns == rotary_dim else ''}"
+            f"{f'. {hint_one_column(columns)}' if columns == rotary_dim else ''}"
         )
         raise RopeError(msg)
 
 
 def check_one_token(rows: tuple[int, ...], tokens: int) -> None:
-    """Check that angles of a lone token meet one token: there could be more by mistake."""
+    """Check that the angles of one token are not broadcast to several, perhaps by mistake."""
     if rows == (1,) and tokens != 1:
         msg = (
             f"cos has one row, of one token, for {tokens} tokens; make angles of all their "
@@ -98,13 +95,15 @@ def check_tables(
     tokens: int,
 ) -> None:
     """Check that cos and sin are (batch..., tokens, r/2)."""
-    check_alike(cos_shape, sin_shape)
+    check_same_shape(cos_shape, sin_shape)
     if cos_shape[-1] == 0 or 2 * cos_shape[-1] > head_dim:
         columns = cos_shape[-1]
-        may_be_twice = 0 < columns <= head_dim and columns % 2 == 0
+        hint = (
+            f". {hint_one_column(columns)}" if 0 < columns <= head_dim and columns % 2 == 0 else ""
+        )
         msg = (
             f"cos has {columns} columns, one for each rotated pair; head_dim={head_dim} has room "
-            f"for 1 to {head_dim // 2}{f'. {hint(columns)}' if may_be_twice else ''}"
+            f"for 1 to {head_dim // 2}{hint}"
         )
         raise RopeError(msg)
     check_broadcast("cos[..., 0]", cos_shape[:-1], 0, batch, tokens)

@@ -1,4 +1,4 @@
-"""Keys in slots: the rows of a cache that are moved, and how they are put back."""
+"""Slots of a cache: the keys that rerotate moves are taken out, and written back."""
 
 from typing import Any, NamedTuple
 
@@ -14,33 +14,31 @@ from rope_xp._dispatch.backend import Backend
 
 
 class Slots(NamedTuple):
-    """Some rows of a cache, on their way."""
+    """Keys taken out of some slots of a cache."""
 
     backend: Backend
     cache: Array
     rows: Array
     axis: int
     keys: Array
-    """The rows, in float64 where they are of float32 and there is one: moves add up."""
+    """In float64 for a cache of float32, where there is one, as rounding accumulates."""
     out: Array | None
 
 
-def pick(cache: Array, rows: Any, axes: str | None, out: Any) -> Slots:
-    """Return the rows of a cache, checked with all that has to do with them."""
+def take_slots(cache: Array, slots: Any, axes: str | None, out: Any) -> Slots:
+    """Check the arguments of rerotate that concern slots; return the keys in them."""
     backend, where, _ = parse.check_array(cache, axes)
-    if out is not None:
-        (out,) = check_out(backend, ("x",), (cache,), out)
-    slots = cache.shape[where.tokens]
-    rows = _rows(backend, cache, rows, slots)
+    outs = check_out(backend, ("x",), (cache,), out)
+    rows = _check_slots(backend, cache, slots, cache.shape[where.tokens])
     xp = backend.xp
     keys = xp.take(cache, rows, axis=where.tokens)
     if backend.dtype_name(cache) == "float32" and backend.has_float64(cache):
         keys = xp.astype(keys, xp.float64)
-    return Slots(backend, cache, rows, where.tokens, keys, out)
+    return Slots(backend, cache, rows, where.tokens, keys, None if outs is None else outs[0])
 
 
-def put(slots: Slots, moved: Array) -> Array:
-    """Return the cache with other rows, written to ``out`` if it is given."""
+def write_slots(slots: Slots, moved: Array) -> Array:
+    """Return the cache with moved keys in these slots, written to ``out`` if there is one."""
     backend, cache, rows, axis, _, out = slots
     moved = backend.xp.astype(moved, cache.dtype, copy=False)
     if out is None:
@@ -51,7 +49,7 @@ def put(slots: Slots, moved: Array) -> Array:
     return out
 
 
-def _rows(backend: Backend, cache: Array, rows: Any, slots: int) -> Array:
+def _check_slots(backend: Backend, cache: Array, rows: Any, slots: int) -> Array:
     """Return the numbers of slots as an array on the device of the cache."""
     owner, device = parse.find_owner(rows), backend.device(cache)
     if backend.is_compiling() and (owner is None or owner.host):
@@ -65,10 +63,7 @@ def _rows(backend: Backend, cache: Array, rows: Any, slots: int) -> Array:
             f"{messages.describe(owner, rows)}"
         )
         raise RopeError(msg)
-    if owner is backend or owner is backend.compatible_backend:
-        messages.check_same_device(backend, "x", cache, "slots", rows)
-    elif not owner.host:
-        raise messages.different_libraries("x", backend, "slots", owner)
+    messages.check_beside(backend, "x", cache, owner, "slots", rows)
     if not owner.host:
         return backend.integers(rows)
     if rows.size and not 0 <= rows.min() <= rows.max() < slots:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._apply import apply, explain
 from rope_xp._bench import clock, formulas
 from rope_xp._bench.inputs import BASE, HEAD_DIM, HEADS, case
 from rope_xp._bench.targets import Target
 from rope_xp._cli import choice, terminal
 from rope_xp._cli.choice import Skipped
 from rope_xp._core.typing import Array, Layout
+from rope_xp._functions import apply, explain
 
 STARTS = (0, 1_000_000)
 LAYOUT: Layout = "half"

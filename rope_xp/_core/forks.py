@@ -5,6 +5,7 @@ A child has one thread: a lock that another thread holds at the fork stays locke
 
 import contextlib
 import importlib
+import logging  # noqa: F401  # its fork handlers come before ours: a holder of SLOW may log
 import os
 import sys
 import threading

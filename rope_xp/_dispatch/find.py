@@ -41,7 +41,7 @@ class Library:
 
 
 libraries: tuple[Library, ...] = ()
-"""Filled by :mod:`rope_xp._libraries`."""
+"""Filled by :mod:`rope_xp._dispatch.libraries`, which names them."""
 by_type: dict[type, Backend] = {}
 """Backends by array class."""
 _standard: dict[str, Backend] = {}

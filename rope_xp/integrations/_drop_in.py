@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rope_xp._arguments.columns import COLUMNS, Columns, one_per_pair, read_columns
+from rope_xp._arguments.table_forms import COLUMNS, Columns, one_per_pair, read_columns
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Layout

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from rope_xp._arguments.columns import doubled, one_per_pair
+from rope_xp._arguments.table_forms import doubled, one_per_pair
 
 Format = Literal["halves", "neighbours", "pairs", "complex"]
 """Columns (0 ... n-1, 0 ... n-1), (0, 0, 1, 1, ...), (0 ... n-1), or cos + i sin of the last."""

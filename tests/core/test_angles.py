@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 from support import oracles
+from support.equality import check_angles
 from support.oracles import BELOW_2_22, BELOW_2_31
 from support.targets import Target, namespace, truth
 
 from rope_xp import RoPE, scaling
 from rope_xp._core.library import TableKey
 from rope_xp._rotation.tables import host_tables
-
-GOLDEN = Path(oracles.__file__).parent / "golden"
 
 
 def tables(backend: Target, rope: RoPE, positions: np.ndarray, head_dim: int, traced: bool):
@@ -28,24 +24,6 @@ def tables(backend: Target, rope: RoPE, positions: np.ndarray, head_dim: int, tr
     else:
         made = rope.cos_sin(positions, head_dim)
     return [np.asarray(backend.back(t), np.float64) for t in made]
-
-
-def test_golden_file(backend: Target) -> None:
-    golden = json.loads((GOLDEN / "angles.json").read_text())
-    positions, pairs, cos, sin = map(np.array, zip(*golden["rows"], strict=True))
-    rope = RoPE(base=golden["base"])
-    got_cos, got_sin = tables(backend, rope, positions, golden["rotary_dim"], traced=True)
-    bound = np.where(np.abs(positions) < 1 << 22, BELOW_2_22, BELOW_2_31)
-    rows = np.arange(len(pairs))
-    assert (np.abs(got_cos[rows, pairs] - cos) <= bound).all()
-    assert (np.abs(got_sin[rows, pairs] - sin) <= bound).all()
-
-
-def test_golden_file_is_what_its_generator_writes(tmp_path: Path) -> None:
-    script = tmp_path / "make_angles.py"
-    script.write_text((GOLDEN / "make_angles.py").read_text())
-    subprocess.run([sys.executable, str(script)], check=True)
-    assert (tmp_path / "angles.json").read_text() == (GOLDEN / "angles.json").read_text()
 
 
 @pytest.mark.parametrize(("base", "r"), [(1e4, 128), (5e5, 128), (1e6, 80), (1e7, 256)])
@@ -118,63 +96,32 @@ def test_float_positions(backend: Target) -> None:
         assert np.abs(got_sin - sin).max() <= 4e-7
 
 
-def test_fractions_in_float64(backend: Target) -> None:
-    """Of tables and of rotated arrays: 2**-52 * (1 + |p| * frequency) is promised."""
-    if "float64" not in backend.floats:
-        pytest.skip(f"{backend.name} has no float64 here")
-    positions = np.array([0.1, -1 / 3, 1000.7, 123_456.789])
-    cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, 64)
-    bound = 2.0**-52 * (1 + np.abs(positions[:, None]) * RoPE().frequencies(64))
-    x = np.zeros((4, 1, 64))
-    x[..., ::2] = 1.0
-    for given in (positions, positions.tolist(), backend.make(positions)):
-        got = backend.back(backend.run(lambda x, p=given: RoPE().rotate(x, p), backend.make(x)))
-        assert (np.abs(got[:, 0, ::2] - cos) <= bound).all()
-        assert (np.abs(got[:, 0, 1::2] - sin) <= bound).all()
-
-
 def test_float64_positions_of_the_host_keep_their_fraction(backend: Target) -> None:
     """A float32 library gets what numpy holds: 8388608.3 has no float32 within 0.2."""
     positions = np.array([8_388_608.3, 100_000_000.7])
-    cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, 64)
-    x = np.zeros((2, 1, 64), np.float32)
-    x[..., ::2] = 1.0
-    got = backend.back(RoPE().rotate(backend.make(x), positions))[:, 0]
-    assert np.abs(got[:, ::2] - cos).max() <= 4e-7
-    assert np.abs(got[:, 1::2] - sin).max() <= 4e-7
+    true = oracles.true_cos_sin(positions.tolist(), 1e4, 64)
+    check_angles(backend, RoPE(), positions, true, 4e-7)
 
 
-def test_float64_arrays_get_float64_angles(backend: Target) -> None:
+@pytest.mark.parametrize("r", [64, 80])
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [0, 1, 4097, 131_071, 1_000_000, -123_456_789, (1 << 31) - 1],
+        [0.1, -1 / 3, 1000.7, 123_456.789],
+    ],
+    ids=["integers", "fractions"],
+)
+def test_float64_arrays_get_float64_angles(backend: Target, positions: list[Any], r: int) -> None:
+    """2**-52 * (1 + |p| * frequency) is promised."""
     if "float64" not in backend.floats:
         with pytest.raises((ValueError, TypeError), match="float64"):
             RoPE().cos_sin([1], 8, xp=namespace(backend), dtype=np.float64)
         return
-    positions = np.array([0, 1, 4097, 131_071, 1_000_000, -123_456_789, (1 << 31) - 1])
-    for r in (64, 80):
-        cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, r)
-        x = np.zeros((7, 1, r))
-        x[..., ::2] = 1.0
-        got = backend.back(backend.run(RoPE().rotate, backend.make(x), backend.make(positions)))[
-            :, 0
-        ]
-        bound = 2.0**-52 * (1 + np.abs(positions)[:, None] * RoPE().frequencies(r))
-        assert (np.abs(got[:, ::2] - cos) <= bound).all()
-        assert (np.abs(got[:, 1::2] - sin) <= bound).all()
-
-
-def test_float64_arrays_at_fractions(backend: Target) -> None:
-    positions = np.array([0.25, -0.75, 70_000.125, 1_000_000.5])
-    cos, sin = oracles.true_cos_sin(positions.tolist(), 1e4, 8)
-    x = np.zeros((4, 1, 8))
-    x[..., ::2] = 1.0
-    if "float64" not in backend.floats:
-        assert backend.back(backend.make(x)).dtype == np.float32  # nothing to be exact in
-        return
-    for given in (positions, backend.make(positions)):
-        got = backend.back(backend.run(RoPE().rotate, backend.make(x), given))[:, 0]
-        bound = 2.0**-52 * (1 + np.abs(positions)[:, None] * RoPE().frequencies(8))
-        assert (np.abs(got[:, ::2] - cos) <= bound).all()
-        assert (np.abs(got[:, 1::2] - sin) <= bound).all()
+    true = oracles.true_cos_sin(positions, 1e4, r)
+    bound = 2.0**-52 * (1 + np.abs(positions)[:, None] * RoPE().frequencies(r))
+    for given in (positions, backend.make(np.array(positions))):
+        check_angles(backend, RoPE(), given, true, bound, "float64")
 
 
 def test_frequencies_are_the_nearest_float64() -> None:

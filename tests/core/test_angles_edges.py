@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support import oracles
+from support.equality import check_angles
 from support.oracles import BELOW_2_22, BELOW_2_31
 from support.targets import Target, numpy_dtype, truth
 
@@ -56,13 +57,9 @@ EDGES = [1, 2046, 2047, 2048, 2049, (1 << 22) - 1, 1 << 22, (1 << 22) + 1, (1 <<
 @pytest.mark.parametrize("position", [sign * edge for edge in EDGES for sign in (1, -1)])
 def test_each_number_of_digits_alone(backend: Target, position: int) -> None:
     """The host counts the digits that positions need: one too few is a wrong angle or an error."""
-    cos, sin = oracles.true_cos_sin([position], 1e4, 16)
-    x = np.zeros((1, 1, 16), np.float32)
-    x[..., ::2] = 1.0
+    true = oracles.true_cos_sin([position], 1e4, 16)
     for given in ([position], np.array([position], np.int32), np.array([position], np.float64)):
-        got = backend.back(RoPE().rotate(backend.make(x), given))[0]
-        assert np.abs(got[:, ::2] - cos).max() <= BELOW_2_31
-        assert np.abs(got[:, 1::2] - sin).max() <= BELOW_2_31
+        check_angles(backend, RoPE(), given, true, BELOW_2_31)
 
 
 @pytest.mark.parametrize("tokens", [2047, 2048, 2049, 2050])
@@ -90,26 +87,8 @@ def test_low_precision_positions(backend: Target) -> None:
 def test_fast_pairs_of_a_small_base(backend: Target) -> None:
     """A base below 1 makes frequencies above 1: nothing assumes slow pairs."""
     positions = [0, 3, 70_000, 70_000.5, -12_345]
-    cos, sin = oracles.true_cos_sin(positions, 0.01, 8)
-    x = np.zeros((5, 1, 8), np.float32)
-    x[..., ::2] = 1.0
-    got = backend.back(RoPE(base=0.01).rotate(backend.make(x), positions))[:, 0]
-    assert np.abs(got[:, ::2] - cos).max() <= 4e-6
-    assert np.abs(got[:, 1::2] - sin).max() <= 4e-6
-
-
-def test_fractions_of_several_components(backend: Target) -> None:
-    """Each component has a fraction of its own."""
-    rope = RoPE(position_axes=(0, 1, 2, 1))
-    positions = np.array([[0.25, 7.0], [1000.5, 0.125], [-3.75, 70_000.5]])
-    x = np.random.default_rng(0).standard_normal((2, 1, 8)).astype(np.float32)
-    expected = np.empty_like(x)
-    for pair, component in enumerate(rope.position_axes):
-        alone = truth(RoPE().rotate, x, positions[component])
-        expected[..., 2 * pair : 2 * pair + 2] = alone[..., 2 * pair : 2 * pair + 2]
-    for given in (positions, backend.make(positions.astype(np.float32))):
-        got = backend.run(rope.rotate, backend.make(x), given)
-        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=2e-6)
+    true = oracles.true_cos_sin(positions, 0.01, 8)
+    check_angles(backend, RoPE(base=0.01), positions, true, 4e-6)
 
 
 def test_pairs_that_never_turn() -> None:

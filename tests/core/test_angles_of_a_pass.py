@@ -66,7 +66,7 @@ def test_the_numbers_of_the_rope(backend: Target, name: str, rng: np.random.Gene
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dtypes(backend: Target, layout: str, rng: np.random.Generator) -> None:
     rope = RoPE(layout=layout, scaling=YARN)
-    for dtype in backend.floats:
+    for dtype in backend.floats[1:3] if backend.compiles else backend.floats:
         q, k = sample(rng, (9, 4, 16), dtype), sample(rng, (9, 1, 16), dtype)
         check(backend, rope, q, k, POSITIONS)
 

@@ -13,7 +13,7 @@ from support.targets import Target, numpy_dtype, rows
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp._arguments.columns import COLUMNS, doubled, one_per_pair, read_columns
+from rope_xp._arguments.table_forms import COLUMNS, doubled, one_per_pair, read_columns
 from rope_xp.scaling import Axial
 
 N, D = 6, 16

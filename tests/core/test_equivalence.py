@@ -24,15 +24,7 @@ def test_layouts_and_dtypes(backend: Target, layout: str, rng: np.random.Generat
             same(backend, g, e, x, layout, 16)
 
 
-def test_float64_at_many_angles(backend: Target, rng: np.random.Generator) -> None:
-    """So many that libraries disagree on the last bit of some sines."""
-    if "float64" not in backend.floats:
-        pytest.skip("it has no float64")
-    x, positions = sample(rng, (1, 256, 1, 128), "float64"), rng.integers(0, 1 << 31, 256)
-    got = backend.run(RoPE().rotate, backend.make(x), backend.make(positions))
-    same(backend, got, truth(RoPE().rotate, x, positions), x, "interleaved", 128)
-
-
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rotary_dim", "rotary_offset"), [(6, 0), (6, 5), (6, -6), (10, -11)])
 @pytest.mark.parametrize("inverse", [False, True])
@@ -79,6 +71,7 @@ AXES = [
 ]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("axes", "q_shape", "k_shape"), AXES, ids=lambda a: str(a))
 @pytest.mark.parametrize("batched", [False, True])
 def test_axes(
@@ -123,7 +116,7 @@ def test_keys_have_positions_of_their_own(backend: Target, rng: np.random.Genera
 
 
 def test_queries_and_keys_of_two_dtypes(backend: Target, rng: np.random.Generator) -> None:
-    for low, high in zip(backend.floats[:-1], backend.floats[1:], strict=True):
+    for low, high in list(zip(backend.floats[:-1], backend.floats[1:], strict=True))[-2:]:
         q, k = sample(rng, (1, 9, 2, 8), low), sample(rng, (1, 9, 2, 8), high)
         got = backend.run(
             lambda q, k: rope_xp.apply(q, k, POSITIONS), backend.make(q), backend.make(k)

@@ -52,7 +52,11 @@ ROPES = [
     ({"position_axes": ()}, RopeError, "position_axes must hold integers >= 0"),
     ({"position_axes": (0, -1)}, RopeError, "position_axes must hold integers >= 0"),
     ({"position_axes": (0, 1.0)}, RopeError, "position_axes must hold integers >= 0"),
-    ({"position_axes": (0, 1), "rotary_dim": 8}, RopeError, "2 entries; rotary_dim=8 has 4 pairs"),
+    (
+        {"position_axes": (0, 1), "rotary_dim": 8},
+        RopeError,
+        "2 entries; 8 rotated components have 4 pairs",
+    ),
 ]
 
 

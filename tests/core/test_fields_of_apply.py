@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rope_xp
-from rope_xp import RoPE, RopeError, _apply
+from rope_xp import RoPE, RopeError, _functions
 from rope_xp.scaling import Linear, LongRoPE
 
 Q = np.random.default_rng(0).standard_normal((2, 5, 4, 8)).astype(np.float32)
@@ -97,7 +97,10 @@ def test_addresses_that_are_used_again_name_no_other_rule() -> None:
     """Rules that are forgotten leave their memory to the next ones."""
     for i in range(1, 1000):
         rule = Linear(float(i))
-        known = rope_xp.explain(Q, Q, scaling=rule), _apply._rope(None, {"scaling": rule}, Q)
+        known = (
+            rope_xp.explain(Q, Q, scaling=rule),
+            _functions._resolve_rope(None, {"scaling": rule}, Q),
+        )
         assert known[1].scaling is rule
         del rule, known
-    assert len(_apply._ropes) <= 128
+    assert len(_functions._ropes) <= 128

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
+from support.equality import check_angles
 from support.targets import Target
 
 from rope_xp import RoPE
@@ -38,28 +39,13 @@ def true_tables(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("denominator", [8, 48, 1024])
 def test_fractions_of_several_components(backend: Target, denominator: int) -> None:
-    positions = grid_of(denominator).astype(
-        np.float32
-    )  # those of 1/48 are what float32 makes of it
-    cos, sin = true_tables(positions)
-    x = np.zeros((24, 1, sum(SECTIONS)), np.float32)
-    x[..., ::2] = 1.0
+    positions = grid_of(denominator).astype(np.float32)  # which rounds those of 1/48
     for given in (positions, backend.make(positions)):
-        got = backend.back(backend.run(ROPE.rotate, backend.make(x), given))[:, 0]
-        assert np.abs(got[:, ::2] - cos).max() <= BOUND
-        assert np.abs(got[:, 1::2] - sin).max() <= BOUND
+        check_angles(backend, ROPE, given, true_tables(positions), BOUND)
 
 
 def test_one_fraction_beside_whole_components(backend: Target) -> None:
     """A frame rate makes fractions of frames alone; rows and columns are still whole."""
     positions = grid_of(1).astype(np.float32)
-    whole = ROPE.cos_sin(positions.astype(np.int64), sum(SECTIONS))
     positions[0] += np.float32(0.375)
-    x = np.zeros((24, 1, sum(SECTIONS)), np.float32)
-    x[..., ::2] = 1.0
-    got = backend.back(backend.run(ROPE.rotate, backend.make(x), backend.make(positions)))[:, 0]
-    rest = slice(SECTIONS[0] // 2, None)
-    assert np.abs(got[:, ::2][:, rest] - whole[0][:, rest]).max() <= BOUND
-    cos, sin = true_tables(positions)
-    assert np.abs(got[:, ::2] - cos).max() <= BOUND
-    assert np.abs(got[:, 1::2] - sin).max() <= BOUND
+    check_angles(backend, ROPE, backend.make(positions), true_tables(positions), BOUND)

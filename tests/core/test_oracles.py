@@ -136,17 +136,6 @@ def test_transformers_apply_functions(model, start: int) -> None:
     torch.testing.assert_close(got_q, expected[0], rtol=0, atol=1e-6)
 
 
-def test_transformers_gptj() -> None:
-    torch = pytest.importorskip("torch")
-    module = pytest.importorskip("transformers.models.gptj.modeling_gptj")
-    q = torch.randn(2, TOKENS, 4, 64, generator=torch.Generator().manual_seed(0))
-    sin, cos = module.create_sinusoidal_positions(TOKENS, 64).split(32, dim=-1)
-    expected = module.apply_rotary_pos_emb(q, sin[None], cos[None])
-    got = RoPE().rotate(q, torch.arange(TOKENS))
-    bound = _angle_error(np.arange(TOKENS), q.numpy())
-    np.testing.assert_allclose(got, expected, rtol=0, atol=bound)
-
-
 # --- several position components -----------------------------------------------------------------
 
 
@@ -231,27 +220,6 @@ def test_components_on_every_backend(backend: Target) -> None:
     if "float64" in backend.floats:
         wide = backend.back(rope.rotate(backend.make(x.astype(float)), positions))
         np.testing.assert_allclose(wide, expected, rtol=0, atol=3e-6)
-
-
-def test_axial_2d_is_two_rotations(backend: Target) -> None:
-    """A grid of height by width: even pairs turn by the row, odd pairs by the column."""
-    height, width, d = 5, 7, 16
-    rows, columns = np.divmod(np.arange(height * width), width)
-    rope = RoPE(position_axes=(0, 1) * (d // 4), base=100.0)
-    x = np.random.default_rng(0).standard_normal((height * width, 2, d)).astype(np.float32)
-    got = backend.back(rope.rotate(backend.make(x), np.stack([rows, columns])))
-    frequencies = RoPE(base=100.0).frequencies(d)
-    angles = np.where(
-        np.arange(d // 2) % 2 == 0, rows[:, None] * frequencies, columns[:, None] * frequencies
-    )
-    z = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
-    expected = np.stack([z.real, z.imag], -1).reshape(x.shape)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
-    # A score depends on the two distances alone.
-    a, b = got[2 * width + 3], got[4 * width + 1]
-    moved = backend.back(rope.rotate(backend.make(x), np.stack([rows + 90, columns + 1000])))
-    c, e = moved[2 * width + 3], moved[4 * width + 1]
-    np.testing.assert_allclose((a * b).sum(-1), (c * e).sum(-1), rtol=0, atol=1e-5)
 
 
 def test_scalar_components_for_one_token(backend: Target) -> None:

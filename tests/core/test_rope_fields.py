@@ -35,7 +35,7 @@ def test_fields_have_names() -> None:
         ("seqlen_offset", "seqlen_offset is part of positions: apply(q, k, offset + arange("),
         ("max_position_embeddings", "max_position_embeddings is not needed: no table is made"),
         ("inv_freq", "inv_freq is made of base and scaling; rope_xp.apply_frequencies"),
-        ("rope_scaling", "rope_scaling is scaling, a rule of rope_xp.scaling"),
+        ("rope_scaling", "rope_scaling is scaling, a class of rope_xp.scaling"),
         ("cu_seqlens", "cu_seqlens is positions=rope_xp.positions.packed(cu_seqlens)"),
     ],
 )

@@ -136,36 +136,6 @@ class Temperature(rope_xp.scaling.Scaling):
         return Temperature(self.attention_factor * n)
 
 
-def test_length_is_fixed_through_the_rule() -> None:
-    rope = RoPE(scaling=Temperature(2.0))
-    assert rope.for_length(3).attention_factor == 6.0
-    assert rope.attention_factor == 2.0
-    linear = RoPE(scaling=rope_xp.scaling.Linear(2.0))
-    assert linear.for_length(10) is linear
-
-
-def test_linear_scaling_divides_positions(backend: Target) -> None:
-    x = np.random.default_rng(2).standard_normal((4, 2, 16)).astype(np.float32)
-    scaled = RoPE(scaling=rope_xp.scaling.Linear(4.0)).rotate(backend.make(x), [0, 4, 8, 400])
-    plain = truth(RoPE().rotate, x, [0, 1, 2, 100])
-    np.testing.assert_allclose(backend.back(scaled), plain, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_unrotate_undoes_rotate(backend: Target, layout: str) -> None:
-    x = np.random.default_rng(4).standard_normal((9, 2, 12)).astype(np.float32)
-    rope = RoPE(layout=layout, rotary_dim=8, rotary_offset=-10)
-    positions = np.arange(9) * 100_000
-    there = backend.run(lambda x: rope.rotate(x, positions), backend.make(x))
-    back = backend.back(backend.run(lambda y: rope.unrotate(y, positions), there))
-    np.testing.assert_allclose(back, x, rtol=0, atol=2e-6)
-    cos, sin = rope.cos_sin(positions, 12)
-    options = {"layout": layout, "rotary_offset": -10}
-    there = rope_xp.apply_tables(backend.make(x), cos, sin, **options)
-    back = rope_xp.apply_tables(there, cos, sin, inverse=True, **options)
-    np.testing.assert_allclose(backend.back(back), x, rtol=0, atol=2e-6)
-
-
 def test_attention_factor_counts_once_with_several_components(backend: Target) -> None:
     rope = RoPE(scaling=Temperature(1.25), position_axes=(0, 1, 2, 1))
     x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)

@@ -137,6 +137,7 @@ class Nested(Ruled):
         return np.full(rotary_dim // 2, times * self.inner[0].of_all)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("one", "two"),
     [

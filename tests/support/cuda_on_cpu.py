@@ -122,7 +122,7 @@ class Cuda(_Path):
         return cuda.decline_reason(call)
 
     def run(self, call: Call) -> tuple[Any, ...]:
-        outs = call.out or glue._new(call)
+        outs = call.out or glue._allocate(call)
         self.ran = cuda.build_launches(call, outs, lambda x: np.array(x, order="C"))
         for key, grid, block, words, _ in self.ran:
             launch(key, grid, block, words.view(cuda_plan.ARGUMENTS))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rope_xp import RoPE
 from support import oracles
 from support.targets import Target, numpy_dtype
 
@@ -43,3 +44,24 @@ def same(
         assert distance.max() <= eps * 2 * size
         assert (distance > 0).mean() < 0.01
     np.testing.assert_array_equal(got[..., r:], expected[..., r:])
+
+
+def check_angles(
+    backend: Target,
+    rope: RoPE,
+    positions: Any,
+    true: tuple[np.ndarray, np.ndarray],
+    bound: Any,
+    dtype: str = "float32",
+) -> None:
+    """Compare the cos and sin by which a backend rotates with true ones, (tokens, pairs)."""
+    tokens, pairs = true[0].shape
+    x = np.zeros((tokens, 1, 2 * pairs), dtype)
+    x[..., ::2] = 1.0  # pairs (1, 0), which are rotated to (cos, sin)
+    if isinstance(positions, (list, np.ndarray)) or positions is None:
+        result = backend.run(lambda x: rope.rotate(x, positions), backend.make(x))
+    else:
+        result = backend.run(rope.rotate, backend.make(x), positions)
+    rotated = backend.back(result)[:, 0]
+    assert (np.abs(rotated[:, ::2] - true[0]) <= bound).all()
+    assert (np.abs(rotated[:, 1::2] - true[1]) <= bound).all()

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from rope_xp._apply import apply_tables
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
+from rope_xp._functions import apply_tables
 from rope_xp.integrations import _formats
 from rope_xp.integrations._diffusion.tables import Format, are_close, write
 

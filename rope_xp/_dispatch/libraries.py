@@ -1,9 +1,8 @@
-"""The one place that knows the library and its backends: the table of libraries.
+"""The table of libraries, which alone names backends.
 
 Loaders are spelled as import statements, which torch.compile can trace.
 """
 
-from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 
@@ -70,8 +69,3 @@ LIBRARIES = (
     Library("ndonnx", (("Array", _ndonnx),), "ndonnx", ()),
     Library("dask", (("array.Array", _dask),), "dask", ("blockwise",)),
 )
-
-
-def register() -> None:
-    """Have the arrays of all these libraries recognised."""
-    find.register(LIBRARIES)

@@ -1,0 +1,165 @@
+"""How other engines lay out tables of cos and sin: recognised in arguments, built by RoPE.table."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Device, Layout, Namespace
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+
+Columns = Literal["halves", "neighbours", "pairs"]
+
+COLUMNS: dict[Columns, tuple[str, str]] = {
+    "halves": ("(a, b, a, b)", ": {pairs}"),
+    "neighbours": ("(a, a, b, b)", "::2"),
+    "pairs": ("(a, b)", ":"),
+}
+"""The columns of angles a and b of two pairs, and the index of one column for each pair."""
+
+FORMS = ("vllm", "huggingface", "megatron", "complex", "onnx")
+_NARROW = ("float16", "bfloat16")
+_REAL = ("float32", "float64", *_NARROW)
+_COMPLEX = ("complex64", "complex128")
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def one_per_pair(table: Array, columns: Columns) -> Array:
+    """Return one column for each pair."""
+    if columns == "pairs":
+        return table
+    return table[..., : table.shape[-1] // 2] if columns == "halves" else table[..., ::2]
+
+
+def doubled(xp: Namespace, table: Array, columns: Columns) -> Array:
+    """Return a table of one column for each pair with the columns of another engine."""
+    if columns == "pairs":
+        return table
+    if columns == "halves":
+        return xp.concat((table, table), axis=-1)
+    return xp.reshape(xp.stack((table, table), axis=-1), (*table.shape[:-1], 2 * table.shape[-1]))
+
+
+def _index_one_column(pairs: int, *forms: Columns) -> str:
+    ways = [(COLUMNS[form][1].format(pairs=pairs), COLUMNS[form][0]) for form in forms]
+    return " or ".join(f"cos[..., {index}] of {shown}" for index, shown in ways)
+
+
+def hint_one_column(columns: int) -> str:
+    """Return the hint for tables whose shape suggests that they hold each angle twice."""
+    return (
+        "Tables that repeat each angle for both of a pair need one column a pair: "
+        f"{_index_one_column(columns // 2, 'neighbours', 'halves')}"
+    )
+
+
+def check_one_per_pair(cos: Any, sin: Any) -> None:
+    """Check that tables in host memory do not hold each angle twice.
+
+    They would silently rotate twice as many components as meant. Tables whose columns are all
+    equal, such as those of position 0, are the same both ways. Tables on a device are not read.
+    """
+    host_cos = find.require_backend(cos, "cos").host_view(cos)
+    host_sin = find.require_backend(sin, "sin").host_view(sin)
+    if host_cos is None or host_sin is None or host_cos.shape != host_sin.shape:
+        return
+    columns = _find_repeats(host_cos, host_sin)
+    if columns is not None:
+        width = cos.shape[-1]
+        msg = (
+            f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice; give one column "
+            f"for each pair, {_index_one_column(width // 2, columns)}, and sin likewise. If they "
+            f"do have a column for each of {width} pairs, make that known: "
+            f"RoPE(rotary_dim={2 * width}, ...).with_tables(cos, sin)"
+        )
+        raise RopeError(msg)
+
+
+def _find_repeats(cos: np.ndarray, sin: np.ndarray) -> Columns | None:
+    if cos.ndim < 2 or not cos.size or cos.shape[-1] % 2:
+        return None
+    last = cos[(-1,) * (cos.ndim - 1)]
+    if last[0] not in (last[1], last[len(last) // 2]):  # three numbers rule out most tables
+        return None
+    if all((table == table[..., :1]).all() for table in (cos, sin)):
+        return None
+    return read_columns(np, cos, sin)
+
+
+def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
+    """Return which columns of both tables are equal, None where neither halves nor neighbours."""
+    width = cos.shape[-1]
+    ways: dict[Columns, tuple[slice, slice]] = {
+        "halves": (slice(width // 2), slice(width // 2, None)),
+        "neighbours": (slice(None, None, 2), slice(1, None, 2)),
+    }
+    for way, (one, other) in ways.items():
+        if width % 2 == 0 and all(bool(xp.all(t[..., one] == t[..., other])) for t in (cos, sin)):
+            return way
+    return None
+
+
+# --- whole tables --------------------------------------------------------------------------------
+
+
+def find_host_backend(xp: Namespace | None) -> Backend:
+    """Return the backend of a table, if no compiler traces the call."""
+    backend = find.require_backend_of_namespace(np if xp is None else xp)
+    if backend.is_compiling():
+        msg = (
+            "table is made on the host in float64, which no graph can do; call it once, outside "
+            "of the compiled function, and hand the table in"
+        )
+        raise RopeError(msg)
+    return backend
+
+
+def arrange(
+    form: str, layout: Layout, cos: NDArray[np.float64], sin: NDArray[np.float64]
+) -> tuple[NDArray[Any], ...]:
+    """Return the one or two tables of a form, in float64, from cos and sin (positions, r/2)."""
+    if form == "vllm":
+        return (np.concatenate([cos, sin], axis=-1),)
+    if form == "complex":
+        return (cos + 1j * sin,)
+    if form == "onnx":
+        return cos, sin
+    columns: Columns = "neighbours" if layout == "interleaved" else "halves"
+    if form == "huggingface":
+        return doubled(np, cos, columns), doubled(np, sin, columns)
+    # Less whole turns, which would take all digits of a float32 and change neither cos nor sin.
+    return (doubled(np, np.arctan2(sin, cos), columns)[:, None, None, :],)
+
+
+def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
+    """Return a table of float64 or complex128 as an array of a library, rounded once."""
+    is_complex = host.dtype.kind == "c"
+    dtypes, default = (_COMPLEX, "complex64") if is_complex else (_REAL, "float32")
+    if dtype is None:
+        return backend.asarray(host.astype(default), device)
+    name = backend.dtype_name(backend.xp.empty((0,), dtype=dtype))
+    if name not in dtypes:
+        msg = f"dtype must be one of {', '.join(dtypes)} for this form; got {dtype!r}"
+        raise RopeError(msg)
+    if name not in _NARROW:
+        return backend.asarray(host.astype(name, copy=False), device)
+    # Libraries go to 16 bits by way of float32, and would round twice.
+    return backend.xp.astype(backend.asarray(_round_to_odd(host), device), dtype)
+
+
+def _round_to_odd(exact: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Round to float32 so that rounding further is exact: the last bit marks an inexact number.
+
+    To nearest, to at most 22 bits, that is then rounded as the exact number is: Boldo and
+    Melquiond, "Emulation of a FMA and correctly rounded sums", doi 10.1109/TC.2007.70819.
+    """
+    nearest = exact.astype(np.float32)
+    beyond = np.abs(nearest.astype(np.float64)) > np.abs(exact)
+    inexact = nearest != exact
+    bits = nearest.view(np.uint32) - beyond.astype(np.uint32)  # the next towards zero
+    odd: NDArray[np.uint32] = bits | inexact
+    return odd.view(np.float32)

@@ -1,0 +1,242 @@
+"""The public functions on arrays, which make a RoPE of its fields and call its methods."""
+
+from typing import Any, Literal
+
+from rope_xp._arguments import fields, parse, parse_tables
+from rope_xp._core import numbers
+from rope_xp._core.caches import BoundedCache
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import ArrayT, Layout
+from rope_xp._dispatch import call_cache, choose, find
+from rope_xp._dispatch.choose import Explanation
+from rope_xp.rope import Positions, RoPE
+
+_DEFAULT = RoPE()
+
+
+_ropes = BoundedCache(f"{__name__}._ropes", 128)
+"""Ropes by their fields, with the values of these, whose addresses stay valid that way."""
+_BY_VALUE = frozenset({int, float, str, type(None)})
+
+
+def _resolve_rope(rope: RoPE | None, options: dict[str, Any], like: object) -> RoPE:
+    """Return the rope, or a cached one of these fields."""
+    if not options:
+        if rope is None:
+            return _DEFAULT
+        fields.check_rope(rope, RoPE)
+        return rope
+    if rope is not None:
+        listed = ", ".join(options)
+        msg = (
+            f"got both rope and its fields ({listed}); pass one, or dataclasses.replace(rope, ...)"
+        )
+        raise TypeError(msg)
+    backend = find.by_type.get(type(like))
+    if backend is None or backend.is_compiling():  # which would trace through the cache
+        return RoPE(**options)
+    # Scaling by its address: to hash long lists of factors takes as long as the rotation.
+    values = tuple(options.values())
+    by = [value if type(value) in _BY_VALUE else id(value) for value in values]
+    key = (*options, *map(type, values), *by)
+    entry = _ropes.get(key)
+    if entry is None:
+        entry = (RoPE(**options), values)
+        _ropes.store(key, entry)
+    return entry[0]
+
+
+def apply(
+    q: ArrayT,
+    k: ArrayT,
+    positions: Positions = None,
+    rope: RoPE | None = None,
+    *,
+    axes: str | None = None,
+    k_positions: Positions = None,
+    out: tuple[ArrayT, ArrayT] | None = None,
+    **options: Any,
+) -> tuple[ArrayT, ArrayT]:
+    """Rotate queries and keys by their positions: :meth:`RoPE.apply`, which describes arguments.
+
+    Parameters
+    ----------
+    q, k : array, (batch, tokens, heads, head_dim) or as ``axes`` says
+        Queries and keys; k may have fewer heads.
+    positions, axes, k_positions, out
+        As for :meth:`RoPE.apply`.
+    rope : RoPE, optional
+        Default ``RoPE()``.
+    **options
+        The fields of :class:`RoPE`, instead of ``rope``: ``layout="half", base=5e5``.
+
+    Returns
+    -------
+    q_rotated, k_rotated : array
+        With the shape, dtype, library and device of q and k.
+
+    Raises
+    ------
+    RopeError, TypeError
+        As :meth:`RoPE.apply`; TypeError also where both ``rope`` and ``options`` are given.
+
+    Examples
+    --------
+    Four tokens that follow 1000 cached ones, two query heads to a key head:
+
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> q, k = np.ones((1, 4, 8, 64), np.float32), np.ones((1, 4, 4, 64), np.float32)
+    >>> q_rotated, k_rotated = rope_xp.apply(q, k, 1000 + np.arange(4), layout="half", base=5e5)
+    >>> q_rotated.shape, k_rotated.shape
+    ((1, 4, 8, 64), (1, 4, 4, 64))
+
+    In place, with named axes:
+
+    >>> rope_xp.apply(q, k, axes="bshd", out=(q, k))[0] is q
+    True
+    """
+    return _resolve_rope(rope, options, q).apply(
+        q, k, positions, axes=axes, k_positions=k_positions, out=out
+    )
+
+
+def apply_tables(
+    x: ArrayT,
+    cos: Any,
+    sin: Any,
+    *,
+    layout: Layout = "interleaved",
+    inverse: bool = False,
+    axes: str | None = None,
+    rotary_offset: int = 0,
+    out: ArrayT | None = None,
+) -> ArrayT:
+    """Rotate an array by tables of the caller, as ONNX ``RotaryEmbedding`` does.
+
+    Parameters
+    ----------
+    x, axes, out
+        As for :meth:`RoPE.rotate`.
+    cos, sin : array, broadcastable to (batch, tokens, r/2)
+        One column for each pair; r <= head_dim components are rotated. Of the same library and
+        device, or numpy. They are used in float32, in float64 where x is.
+    layout, rotary_offset
+        As for :class:`RoPE`.
+    inverse : bool, default False
+        Rotate by the negative angle, with the layouts read and written swapped.
+
+    Returns
+    -------
+    array
+        With the shape, dtype, library and device of x.
+
+    Raises
+    ------
+    RopeError, TypeError
+        As :meth:`RoPE.apply`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> x = np.array([[1.0, 2.0, 3.0, 4.0]])
+    >>> cos, sin = np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]])
+    >>> rope_xp.apply_tables(x, cos, sin, layout="half").tolist()
+    [[-3.0, 2.0, 1.0, 4.0]]
+    """
+    outs = None if out is None else (out,)
+    context = (layout, rotary_offset, type(rotary_offset))  # as 1, 1.0 and True are equal
+    signature = call_cache.signature(context, (x,), None, axes, outs, inverse, (cos, sin))
+    arguments = x, cos, sin, layout, inverse, axes, rotary_offset, out
+    return call_cache.run(signature, parse_tables.apply_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
+
+
+def explain(
+    q: ArrayT,
+    k: ArrayT,
+    positions: Positions = None,
+    rope: RoPE | None = None,
+    *,
+    axes: str | None = None,
+    k_positions: Positions = None,
+    out: tuple[ArrayT, ArrayT] | None = None,
+    **options: Any,
+) -> Explanation:
+    """Return the path that :func:`apply` would take with these arguments, and why others decline.
+
+    Parameters
+    ----------
+    q, k, positions, rope, axes, k_positions, out, **options
+        As for :func:`apply`.
+
+    Raises
+    ------
+    RopeError, TypeError
+        As :func:`apply`; also where a path that is forced by name cannot run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> q = np.ones((1, 4, 8, 64), np.float32)
+    >>> rope_xp.explain(q, q).library
+    'numpy'
+    """
+    rope = _resolve_rope(rope, options, q)
+    return choose.explain(parse.apply(rope, q, k, positions, axes, k_positions, out))
+
+
+def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "half"]) -> ArrayT:
+    """Reorder the rows of a q or k projection from one layout to the other.
+
+    A model whose q and k weights were permuted gives the same attention scores under the other
+    layout. Every component of a head is taken to be rotated.
+
+    Parameters
+    ----------
+    w : array, (num_heads * head_dim, ...)
+        Weight (out, in), or bias (out,), of any library and dtype, in the other layout.
+    num_heads : int
+        Heads of this projection; for k with grouped queries the number of key heads.
+    to : {"interleaved", "half"}
+        The layout of the result. From Meta's Llama checkpoints to Hugging Face: "half".
+
+    Returns
+    -------
+    array
+        The same rows. Row 2i + j of a head (j = 0, 1) in the interleaved layout is row
+        j * head_dim/2 + i in the half layout.
+
+    Raises
+    ------
+    RopeError
+        If the first axis does not divide into heads of an even size, or ``to`` is another word.
+    TypeError
+        If w is no array, or num_heads no integer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> rope_xp.permute_weights(np.arange(8), 2, to="half").tolist()
+    [0, 2, 1, 3, 4, 6, 5, 7]
+    """
+    backend = find.require_backend(w, "w")
+    shape = tuple(w.shape)  # type: ignore[attr-defined]  # every array has one
+    num_heads = numbers.check_positive_int("num_heads", num_heads)
+    if to not in ("interleaved", "half"):
+        msg = f"to must be 'interleaved' or 'half', the layout that the result is for; got {to!r}"
+        raise RopeError(msg)
+    if not shape or shape[0] % (2 * num_heads):
+        msg = (
+            f"w has shape {shape}; its first axis must be num_heads * head_dim with head_dim even, "
+            f"and num_heads is {num_heads}. Grouped keys have fewer heads than queries"
+        )
+        raise RopeError(msg)
+    xp = backend.xp
+    pairs = shape[0] // num_heads // 2
+    split = (num_heads, pairs, 2) if to == "half" else (num_heads, 2, pairs)
+    rows = xp.reshape(w, (*split, *shape[1:]))
+    order = (0, 2, 1, *range(3, len(shape) + 2))
+    return xp.reshape(xp.permute_dims(rows, order), shape)  # type: ignore[no-any-return]  # as w

@@ -1,1 +1,0 @@
-"""Cos and sin as tables: made by kernels, and as other engines keep them."""
