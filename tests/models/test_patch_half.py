@@ -20,7 +20,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from rope_xp import RopeError
-from rope_xp.integrations import _classes
+from rope_xp.integrations import _readers
 from rope_xp.integrations.transformers import patch, unpatch
 
 
@@ -196,12 +196,12 @@ def test_tables_that_are_handed_on_are_no_obstacle(dtype: torch.dtype) -> None:
 def test_what_is_listed_as_harmless_is_there_and_would_be_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harmless = _classes._HARMLESS
-    monkeypatch.setattr(_classes, "_HARMLESS", frozenset())
+    harmless = _readers._HARMLESS
+    monkeypatch.setattr(_readers, "_HARMLESS", frozenset())
     for name in harmless:
         module, _, kind = name.rpartition(".")
         with pytest.raises(RopeError, match="it reads cos"):
-            _classes.check_readers(getattr(importlib.import_module(module), kind))
+            _readers.check_readers(getattr(importlib.import_module(module), kind))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -231,11 +231,23 @@ def sana_wm() -> Made:
     }  # fmt: skip
 
 
+def sana_video() -> Made:
+    model = _of(
+        "SanaVideoTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
+        num_attention_heads=2, attention_head_dim=12, num_cross_attention_heads=2,
+        cross_attention_head_dim=12, cross_attention_dim=24, caption_channels=8,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 5, 8),
+        "timestep": _TIME,
+    }  # fmt: skip
+
+
 SMALL = tuple(
     Small(make.__name__, make)
     for make in (
         *(flux, flux2, qwen_image, wan, hunyuan_video, cogvideox, z_image, lumina2, hidream),
-        *(cosmos, ltx, cogview4, allegro, sana_wm),
+        *(cosmos, ltx, cogview4, allegro, sana_wm, sana_video),
     )
 )
 

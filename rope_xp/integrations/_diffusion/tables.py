@@ -1,35 +1,34 @@
-"""The rotary modules of diffusers, and the functions that compute their tables: a row for each.
+"""The rotary modules of diffusers, and the functions that replace their methods: a row for each.
 
-A function here replaces a method of a rotary module. It gets the transformer's rotary embedding,
-the module and the arguments of the method, and returns tables of the same format and shape, in
-float32, with angles that stay accurate at any position.
+A function takes the transformer's RotaryConfig, the module and the arguments of the method. It
+returns tables of the same format and shape, in float32, with angles that stay accurate at any
+position.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from rope_xp.integrations import _formats
 from rope_xp.integrations._diffusion.config import RotaryConfig
-from rope_xp.integrations._diffusion.grids import Grid
+from rope_xp.integrations._diffusion.grids import Grid, half_size
+from rope_xp.integrations._formats import Format
 from rope_xp.rope import RoPE
 
 # For angles of small positions in float32, and one rotation by them.
 _TOLERANCE = 1e-5
-Format = _formats.Format | Literal["matrices"]
 
 
 @dataclass(frozen=True)
 class RotaryModule:
-    """What replaces a method of a rotary module."""
+    """The replacement of a rotary module's method."""
 
     compute: Callable[..., Any]
-    """Takes a RotaryConfig, the module, and the arguments of the method."""
     arguments: Callable[[Any, RotaryConfig], tuple[Any, ...]]
-    """Returns the arguments of a small call, to compare the two."""
+    """Returns the arguments of a small call, which compares the two."""
     method: str = "forward"
 
 
@@ -38,14 +37,12 @@ class RotaryModule:
 
 def write(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Any:
     """Return tables with one column per pair in a format: a tuple of two, or one array."""
-    if form == "matrices":
-        return torch.stack([cos, -sin, sin, cos], dim=-1).view(*cos.shape, 2, 2)
-    tables = _formats.written(cos, sin, form)
+    tables = _formats.write(cos, sin, form)
     return tables if len(tables) > 1 else tables[0]
 
 
 def _tables(rope: RoPE, positions: torch.Tensor, form: Format) -> Any:
-    """Return tables (..., columns) of positions (components, ...), in float32."""
+    """Return float32 tables (..., columns) of positions (components, ...)."""
     if positions.is_floating_point():
         positions = positions.float()
     return write(*rope.cos_sin(positions, rope.rotary_dim or 0, dtype=torch.float32), form)
@@ -169,8 +166,8 @@ def _qwen(
 ) -> Any:
     """Return tables of the images, one after the other, and of text behind the largest one."""
     sizes = _image_sizes(video_fhw)
-    start = max(max(height, width) // 2 for _, height, width in sizes)
-    return _images_and_text(config, sizes, range(len(sizes)), start, max_txt_seq_len, device)
+    frames, start = range(len(sizes)), max(map(_half_size, sizes))
+    return _images_and_text(config, sizes, frames, start, max_txt_seq_len, device)
 
 
 def _nucleus(
@@ -178,8 +175,8 @@ def _nucleus(
 ) -> Any:
     """Return the same, with the text behind the last image."""
     sizes = _image_sizes(video_fhw)
-    start = max(sizes[-1][1:]) // 2
-    return _images_and_text(config, sizes, range(len(sizes)), start, max_txt_seq_len, device)
+    frames, start = range(len(sizes)), _half_size(sizes[-1])
+    return _images_and_text(config, sizes, frames, start, max_txt_seq_len, device)
 
 
 def _qwen_layers(
@@ -188,8 +185,12 @@ def _qwen_layers(
     """Return the same for the layers of an image, followed by the image itself in frame -1."""
     sizes = _image_sizes(video_fhw)
     layers = len(sizes) - 1
-    start = max(layers, *(max(height, width) // 2 for _, height, width in sizes))
-    return _images_and_text(config, sizes, [*range(layers), -1], start, max_txt_seq_len, device)
+    frames, start = [*range(layers), -1], max(layers, *map(_half_size, sizes))
+    return _images_and_text(config, sizes, frames, start, max_txt_seq_len, device)
+
+
+def _half_size(size: Any) -> int:
+    return int(half_size(Grid(*size)))
 
 
 def _image_sizes(video_fhw: Any) -> list[Any]:
