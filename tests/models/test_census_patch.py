@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from support import census  # first, as it skips this module where torch or transformers is missing
 from support.census_lists import MENDED
 from support.exhaustive import exhaustive
@@ -33,14 +32,6 @@ LEFT = (
     *("it rotates two slices", "its frequencies are learned", "it turns by the negative angle"),
 )
 """Why a class is not patched."""
-
-
-@pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    yield
-    transformers.logging.set_verbosity(before)
 
 
 def models(directory: str) -> Iterator[torch.nn.Module]:

@@ -6,7 +6,6 @@ can be tested too, the same decorators are applied here.
 
 from __future__ import annotations
 
-import doctest
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -128,10 +127,3 @@ def test_compiled(counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         counted.clear()
         torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
     assert set(counted) == {"halves, half"}
-
-
-def test_its_example() -> None:
-    module = importlib.import_module("rope_xp.integrations.kernels")
-    with kernels.use_kernel_mapping({}):
-        ran = doctest.testmod(module)
-    assert (ran.attempted, ran.failed) == (4, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import functools
 import importlib
 import inspect
@@ -389,10 +388,3 @@ def test_patched_twice_is_refused() -> None:
     with pytest.raises(RopeError, match="patched already"):
         patch(patch(model))
     unpatch(unpatch(model))  # the second has nothing to do
-
-
-def test_the_examples() -> None:
-    module = importlib.import_module("rope_xp.integrations.diffusers")
-    failed, tried = doctest.testmod(module)
-    assert tried > 5
-    assert failed == 0

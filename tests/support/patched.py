@@ -22,9 +22,9 @@ LOGITS = 2e-4
 ROTATIONS = 4
 
 
-def logits(model: Any) -> torch.Tensor:
+def logits(model: Any, tokens: torch.Tensor = TOKENS, **more: Any) -> torch.Tensor:
     with torch.no_grad():
-        return model(TOKENS).logits  # type: ignore[no-any-return]  # a tensor
+        return model(tokens, **more).logits  # type: ignore[no-any-return]  # a tensor
 
 
 def replaced(kind: str, form: Format, name: str = "apply_rotary_pos_emb") -> tuple[Any, Any]:
