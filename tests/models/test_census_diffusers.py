@@ -24,8 +24,8 @@ from support.diffusers_by_hand import BY_HAND
 
 from rope_xp import RopeConfigError, RopeError
 from rope_xp.integrations._diffusion import grids, models, patching, rotations
+from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES
 from rope_xp.integrations._diffusion.rotations import ROTATIONS
-from rope_xp.integrations._diffusion.tables import ROTARY_MODULES
 from rope_xp.integrations.diffusers import RotaryConfig, from_config
 
 # Of what cos and sin are, by mpmath: as all tables of float32.

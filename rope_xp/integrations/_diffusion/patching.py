@@ -12,8 +12,9 @@ from rope_xp.integrations import _classes, _methods
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
+from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES, TABLES_FROM_CALLER
 from rope_xp.integrations._diffusion.rotations import ROTATIONS
-from rope_xp.integrations._diffusion.tables import ROTARY_MODULES, TABLES_FROM_CALLER, are_close
+from rope_xp.integrations._diffusion.tables import are_close
 from rope_xp.integrations._methods import Function
 
 _CONFIG = "rope_xp_config"

@@ -18,7 +18,7 @@ from rope_xp.integrations._methods import Function
 
 @dataclass(frozen=True)
 class RotationRow:
-    """What a function does with arrays and tables."""
+    """A way to call a function that rotates."""
 
     form: Format = "neighbours"
     packing: Literal["tuple", "two", "joined", "thirds"] = "tuple"
@@ -109,7 +109,7 @@ def find_key(name: str, function: Function) -> str:
 def rotate_like(
     rotations: Sequence[RotationRow], function: Function, *arguments: Any, **options: Any
 ) -> Any:
-    """Do what a function of diffusers does; call it where the arguments are unusual."""
+    """Rotate as a function of diffusers does; call it if no row has these arguments."""
     changed = {k: v for k, v in options.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
     for rotation in rotations:
         n = rotation.arrays
