@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import re
@@ -69,7 +70,8 @@ def shorten(config: Any, layers: int) -> None:
         if isinstance(length, int) and length > layers:
             setattr(config, key, layers)
     if isinstance(getattr(config, "layer_types", None), list):
-        config.layer_types = config.layer_types[:layers]
+        with contextlib.suppress(AttributeError):  # of some it follows from other keys
+            config.layer_types = config.layer_types[:layers]
 
 
 def patch_all(directory: str) -> list[bool]:
