@@ -178,9 +178,6 @@ def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Find
             yield Finding("error", name, "attention factor", what, effect, mend)
 
 
-# --- tables of positions -------------------------------------------------------------------------
-
-
 def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     """Yield findings of cos and sin at large positions, as the module computes them here."""
     with torch.device("cpu"):

@@ -133,9 +133,8 @@ def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
     except RopeError:  # an overridden method, which patch refuses
         return
     for name, function in functions:
-        own_function = _recognition.own_function(function)
         with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
-            yield name, _recognition.recognize(name, own_function, _formats.FORMATS).layout
+            yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
 
 
 # --- modules that hold a RoPE --------------------------------------------------------------------

@@ -55,9 +55,6 @@ def _empty_instance(loader: Function, arguments: tuple[Any, ...]) -> Any:
     return kind.__new__(kind)
 
 
-# --- exchange ------------------------------------------------------------------------------------
-
-
 def is_patched(part: Any) -> bool:
     """Return whether the class of a part is one that patching made, or was made of one."""
     return hasattr(type(part), _ORIGINAL)

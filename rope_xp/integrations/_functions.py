@@ -149,9 +149,6 @@ def _cast_like(
     return results.to(next(x.dtype for x in xs if x is not None))
 
 
-# --- classes -------------------------------------------------------------------------------------
-
-
 def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
     """Return the functions that rotate which the methods of a class call, with their names."""
     try:
@@ -166,8 +163,7 @@ def _rotating_class(
 ) -> type:
     def replace(name: str, original: Function, module: ModuleType | None) -> Function:
         where = f"{kind.__module__ if module is None else module.__name__}.{name}"
-        function = _recognition.own_function(original)
-        rotation = _recognition.recognize(where, function, forms)
+        rotation = _recognition.recognize(where, original, forms)
         return build_replacement(name, original, rotation, module)
 
     return _classes.rotating_class(kind, replace, load_rotating, (kind, forms))

@@ -120,9 +120,6 @@ def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
     )
 
 
-# --- replacement ---------------------------------------------------------------------------------
-
-
 Replace = Callable[[str, Function, ModuleType | None], Function]
 """From a function that rotates, by its name and the module that holds it, to its replacement.
 

@@ -120,9 +120,6 @@ def set_plans(module: torch.nn.Module, plans: RotaryPlans, trusting: bool) -> No
             setattr(module, key, frequencies.to(buffer.device, torch.float32))
 
 
-# --- checks --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PatchOptions:
     """How to patch a module."""

@@ -74,6 +74,7 @@ def recognize(name: str, function: Function, forms: Iterable[Format]) -> Recogni
     RopeError
         If it does not rotate as any layout does.
     """
+    function = own_function(function)
     parameters = inspect.signature(function).parameters
     names = tuple(parameters)
     unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in names else None

@@ -110,17 +110,7 @@ def patch(transformer: ModelT) -> ModelT:
 
 
 def unpatch(transformer: ModelT) -> ModelT:
-    """Undo :func:`patch`.
-
-    Parameters
-    ----------
-    transformer : torch.nn.Module
-        A transformer, patched or not.
-
-    Returns
-    -------
-    torch.nn.Module
-        The same model.
+    """Undo :func:`patch` and return the model, patched or not.
 
     Raises
     ------

@@ -174,17 +174,7 @@ def patch(
 
 
 def unpatch(model: ModelT) -> ModelT:
-    """Undo :func:`patch`.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A model, patched or not.
-
-    Returns
-    -------
-    torch.nn.Module
-        The same model.
+    """Undo :func:`patch` and return the model, patched or not.
 
     Raises
     ------

@@ -193,8 +193,8 @@ def check(where: str, name: str, function: Function, rotations: Sequence[Rotatio
 
 def make_example(rotation: RotationRow) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
     """Return random arrays and tables as a function takes them."""
-    pairs, thirds = 4, 3 if rotation.packing == "thirds" else 1
-    sizes = {"b": 2, "h": 3, "n": 3, "s": 5, "d": thirds * 2 * pairs + 4 * rotation.partial}
+    pairs, parts = 4, 3 if rotation.packing == "thirds" else 1
+    sizes = {"b": 2, "h": 3, "n": 3, "s": 5, "d": parts * 2 * pairs + 4 * rotation.partial}
     generator = torch.Generator().manual_seed(0)
     # Heads are contiguous whatever the axes: some functions view them as complex numbers.
     shape = [sizes[axis] for axis in rotation.axes.replace("d", "") + "d"]
