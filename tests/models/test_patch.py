@@ -85,7 +85,7 @@ def test_padding_and_caches(name: str, cache: str | None) -> None:
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        ("llama", "aot_eager"),
+        ("llama", "eager"),
         *(exhaustive(name, "inductor") for name in ("gemma3_text", "phi3")),
     ],
 )
