@@ -32,13 +32,9 @@ class Rotate:
             raise SkipNotImplemented(str(error)) from error
         rotations = importlib.import_module("rope_xp.integrations._diffusion.rotations")
         patching = importlib.import_module("rope_xp.integrations._diffusion.patching")
-        if model == "flux":
-            function = module.apply_rotary_emb
-            known = rotations.ROTATIONS["embeddings.apply_rotary_emb"]
-        else:
-            _, inner = patching.find_functions(module.WanAttnProcessor)
-            function = inner["apply_rotary_emb"]
-            known = [rotations.INNER_ROTATIONS["WanAttnProcessor"].rotation]
+        processor = module.FluxAttnProcessor if model == "flux" else module.WanAttnProcessor
+        ((name, function),) = patching.functions_called(processor)
+        known = rotations.ROTATIONS[rotations.find_key(name, function)]
         ours = functools.partial(rotations.rotate_like, known, function)
         tokens, heads = (common.TOKENS, 2) if common.QUICK else SHAPES[model]
         x = torch.ones((1, tokens, heads, 128), dtype=getattr(torch, dtype))

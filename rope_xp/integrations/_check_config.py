@@ -1,7 +1,8 @@
-"""The checks of a model's configuration, and of the functions that rotate by it."""
+"""Check the configurations of a model, and the layouts of its functions that rotate."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, from_hf_config
-from rope_xp.integrations import _classes, _formats, _functions
-from rope_xp.integrations._findings import Finding, effect
+from rope_xp.integrations import _classes, _formats, _methods, _recognition
+from rope_xp.integrations._findings import Finding, compute_effect
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
 
@@ -25,18 +26,18 @@ _LAYOUTS = {
 
 
 def check_configs(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield what is wrong with the configurations of a model and its parts."""
+    """Yield the findings of the configurations of a model and its parts."""
     yield from _check_held_ropes(model)
-    seen: list[Any] = []
+    configs: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        if config is None or not hasattr(config, "to_dict") or any(config is s for s in seen):
+        if not hasattr(config, "to_dict") or id(config) in configs:
             continue
-        seen.append(config)
+        configs[id(config)] = config
         ropes = _read_ropes(config)
         if ropes and any(hasattr(m, "inv_freq") for m in module.modules()):
-            yield from _check_rules(model, config, ropes)
-    yield from _check_functions(model)
+            yield from _check_scaling(model, config, ropes)
+    yield from _check_layouts(model)
 
 
 def _read_ropes(config: Any) -> dict[str, RoPE]:
@@ -49,14 +50,16 @@ def _read_ropes(config: Any) -> dict[str, RoPE]:
     return {label: rope for label, rope in by_label.items() if rope is not None}
 
 
-def _check_rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
+def _check_scaling(
+    model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]
+) -> Iterator[Finding]:
     raw = _keys.find_language_part(config.to_dict())
     name = type(config).__name__
     for label, rope in ropes.items():
-        rule = rope.scaling
-        trained = getattr(rule, _TRAINED, None)
+        scaling = rope.scaling
+        trained = getattr(scaling, _TRAINED, None)
         # transformers writes the one as the other where it is missing.
-        same = trained == raw.get(_EXTENDED) and getattr(rule, "factor", 1.0) > 1.0
+        same = trained == raw.get(_EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
         if trained is not None and (same or not _names_trained_length(raw, label)):
             what = (
                 f"{_TRAINED} is {trained}, as {_EXTENDED}: it was missing and that was taken for "
@@ -64,23 +67,16 @@ def _check_rules(model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]) ->
             )
             mend = f"Write the length that the model was trained with as rope_parameters.{_TRAINED}"
             yield Finding("warning", name, "missing key", what, None, mend)
-        if not isinstance(rule, DynamicNTK | LongRoPE):
+        if not isinstance(scaling, DynamicNTK | LongRoPE):
             continue
-        kind = type(rule).__name__
-        limit = (
-            rule.max_position_embeddings
-            if isinstance(rule, DynamicNTK)
-            else getattr(rule, _TRAINED)
-        )
+        limit = getattr(scaling, _EXTENDED if isinstance(scaling, DynamicNTK) else _TRAINED)
+        changes = f"{type(scaling).__name__} changes frequencies beyond {limit} tokens"
         mend = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
         if _has_static_cache(model):
-            what = f"{kind} changes frequencies beyond {limit} tokens, and the cache is static"
+            what = f"{changes}, and the cache is static"
             yield Finding("error", name, "static cache", what, None, mend)
         elif getattr(config, "use_cache", True):
-            what = (
-                f"{kind} changes frequencies beyond {limit} tokens: keys that were cached before "
-                "turn by others than those after"
-            )
+            what = f"{changes}: keys that were cached before turn by others than those after"
             yield Finding("warning", name, "two regimes", what, None, mend)
 
 
@@ -88,24 +84,23 @@ def _names_trained_length(raw: Mapping[str, Any], label: str) -> bool:
     if raw.get(_TRAINED):
         return True
     for key in ("rope_parameters", "rope_scaling"):
-        given = raw.get(key)
-        inside = given.get(label, given) if isinstance(given, Mapping) else {}
-        if isinstance(inside, Mapping) and inside.get(_TRAINED):
+        parameters = raw.get(key)
+        if isinstance(parameters, Mapping):
+            parameters = parameters.get(label, parameters)
+        if isinstance(parameters, Mapping) and parameters.get(_TRAINED):
             return True
     return False
 
 
 def _has_static_cache(model: torch.nn.Module) -> bool:
-    for owner in (getattr(model, "generation_config", None), getattr(model, "config", None)):
-        if "static" in str(getattr(owner, "cache_implementation", None) or ""):
-            return True
-    return False
+    owners = getattr(model, "generation_config", None), getattr(model, "config", None)
+    return any("static" in str(getattr(owner, "cache_implementation", "")) for owner in owners)
 
 
 # --- layouts -------------------------------------------------------------------------------------
 
 
-def _check_functions(model: torch.nn.Module) -> Iterator[Finding]:
+def _check_layouts(model: torch.nn.Module) -> Iterator[Finding]:
     """Yield where functions that rotate take other pairs than the model type's weights.
 
     One that takes these is enough: by configuration a class calls one of two functions, and some
@@ -114,12 +109,12 @@ def _check_functions(model: torch.nn.Module) -> Iterator[Finding]:
     groups: dict[int, tuple[Any, dict[type, str]]] = {}
     for name, module in model.named_modules():
         config = getattr(module, "config", None)
-        if config is not None and _classes.original(type(module)) is None:
+        if config is not None and not _classes.is_patched(module):
             _, names = groups.setdefault(id(config), (config, {}))
             names.setdefault(type(module), name)
     for config, names in groups.values():
         layouts = {rope.layout for rope in _read_ropes(config).values()}
-        calls = [(name, *call) for kind, name in names.items() for call in _recognise(kind)]
+        calls = [(name, *call) for kind, name in names.items() for call in _find_layouts(kind)]
         if len(layouts) != 1 or not calls or layouts & {layout for *_, layout in calls}:
             continue
         (expected,), (name, function, layout) = layouts, calls[0]
@@ -131,30 +126,22 @@ def _check_functions(model: torch.nn.Module) -> Iterator[Finding]:
         yield Finding("error", name, "layout", what, None, mend)
 
 
-def _recognise(kind: type) -> Iterator[tuple[str, Layout]]:
+def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
     """Yield the functions that a class calls, and the layout of each that rotates."""
-    for called, function in _functions_called(kind):
-        try:
-            found = _functions.recognise(
-                called, _functions.own_function(function), _formats.FORMATS
-            )
-        except (RopeError, ValueError, TypeError, AttributeError):
-            continue
-        yield called, found.layout
-
-
-def _functions_called(kind: type) -> tuple[tuple[str, _functions.Function], ...]:
     try:
-        return _classes.functions_called(kind)
-    except RopeError:  # a method that is overridden, which patch refuses
-        return ()
+        functions = _methods.functions_called(kind)
+    except RopeError:  # an overridden method, which patch refuses
+        return
+    for name, function in functions:
+        with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
+            yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
 
 
 # --- modules that hold a RoPE --------------------------------------------------------------------
 
 
 def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield modules with a RoPE of their own that is none of the configuration's."""
+    """Yield modules whose RoPE is none of the configuration's."""
     config = getattr(model, "config", None)
     expected = list(_read_ropes(config).values()) if config is not None else []
     for name, module in model.named_modules():
@@ -163,10 +150,10 @@ def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
             continue
         width = rope.rotary_dim or _keys.read_size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
         try:
-            ours, theirs = (each.for_length(1).frequencies(width) for each in (rope, expected[0]))
-            effects = effect(ours, theirs)
+            held, right = (r.for_length(1).frequencies(width) for r in (rope, expected[0]))
+            effect = compute_effect(held, right)
         except RopeError:
-            effects = None
+            effect = None
         what = f"it holds {rope}, and the configuration says {expected[0]}"
         mend = "Make it of rope_xp.from_hf_config(model.config)"
-        yield Finding("error", name, "unlike the configuration", what, effects, mend)
+        yield Finding("error", name, "unlike the configuration", what, effect, mend)

@@ -1,162 +1,45 @@
-"""Classes of modules whose methods rotate by rope_xp: made of a model's own, and exchanged."""
+"""Subclasses of a model's classes, whose methods call rope_xp, and the exchange of the two."""
 
 import functools
-from collections.abc import Callable
-from types import FunctionType, MethodType
+from collections.abc import Iterable, Mapping
+from types import MethodType
 from typing import Any, cast
 
 import torch
 
-from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
-from rope_xp.integrations import _functions, _rotary
-from rope_xp.integrations._formats import Format
-
-Function = Callable[..., Any]
+from rope_xp.integrations import _methods
+from rope_xp.integrations._methods import Function
 
 _ORIGINAL = "_patched_by_rope_xp"
-_ALONE = "patch(model, rotation=False) replaces the rotary modules alone"
-_TABLES = frozenset({"cos", "sin", "freqs_cis"})
-"""How code calls the tables of a rotary module that it reads."""
-_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}
-"""How functions call what they take tables by."""
-_HARMLESS = frozenset(
-    f"transformers.models.{name}"
-    for name in (
-        "lasr.modeling_lasr.LasrEncoder",  # hands them on to its attention
-        "gemma4.modeling_gemma4.Gemma4TextModel",  # hands on those of the last tokens
-        "gemma4_unified.modeling_gemma4_unified.Gemma4UnifiedTextModel",
-        # These get tables of other modules, which are not patched.
-        "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
-        "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-    )
-)
-"""Classes that have such names, and rotate nothing by the tables of a patched module."""
 
 
-def original(kind: type) -> type | None:
-    """Return the class that a patched one was made of; None for others."""
-    base: type | None = getattr(kind, _ORIGINAL, None)
-    return base
-
-
-# --- methods that rotate -------------------------------------------------------------------------
-
-
-def _rotating_methods(kind: type) -> dict[str, FunctionType]:
-    """Return the methods of a class that call a function that rotates, inherited ones included.
-
-    Raises
-    ------
-    RopeError
-        If one of them is overridden: what super() would call stays as it is.
-    """
-    methods: dict[str, FunctionType] = {}
-    for base in reversed(kind.__mro__):
-        for name, member in vars(base).items():
-            rotates = isinstance(member, FunctionType) and _functions.rotations_called(member)
-            if methods.pop(name, None) is not None and not rotates:
-                msg = (
-                    f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, in which its "
-                    f"base rotates q and k; {_ALONE}"
-                )
-                raise RopeError(msg)
-            if rotates:
-                methods[name] = member
-    return methods
-
-
-def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
-    """Return the functions that rotate which the methods of a class call, with their names."""
-    return tuple(
-        (name, function)
-        for method in _rotating_methods(kind).values()
-        for name, function in _functions.rotations_called(method).items()
-    )
-
-
-def rotation_name(kind: type) -> str | None:
-    """Return the name of a function or method that rotates which a class calls, None if none."""
-    members = (member for base in kind.__mro__ for member in vars(base).values())
-    methods = (member for member in members if isinstance(member, FunctionType))
-    return next((name for each in methods for name in _functions.rotation_names(each)), None)
-
-
-def check_readers(kind: type) -> None:
-    """Check that the methods of a class which read tables hand them to functions that rotate.
-
-    Raises
-    ------
-    RopeError
-        If one reads tables, by the names that all models have for them, and calls none: it would
-        get tables of float32 in a model of 16 bits.
-    """
-    if f"{kind.__module__}.{kind.__qualname__}" in _HARMLESS:
-        return
-    for base in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
-        for name, member in vars(base).items():
-            method = getattr(member, "__func__", member)  # of a static method
-            if not isinstance(method, FunctionType) or _functions.rotations_called(method):
-                continue
-            for part in _functions.wrapped_functions(method):
-                reader = _reader(part)
-                if reader is not None:
-                    msg = (
-                        f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
-                        f"replaced rotates there; {_ALONE}"
-                    )
-                    raise RopeError(msg)
-
-
-def _reader(function: FunctionType) -> str | None:
-    """Say what in a function reads tables; None where nothing does."""
-    for code in _functions.inner_codes(function.__code__):
-        for variable in (*code.co_varnames, *code.co_cellvars):
-            if variable in _TABLES:
-                return f"it reads {variable}"
-        for name in code.co_names:
-            called = function.__globals__.get(name)
-            if isinstance(called, FunctionType):
-                inner = called.__code__
-                if not _TUPLES.isdisjoint(inner.co_varnames[: inner.co_argcount]):
-                    return f"it calls {name}"
-    return None
-
-
-@cached(256)
-def _rotating_class(
-    kind: type, _: tuple[tuple[str, Function], ...], forms: tuple[Format, ...]
+def rotating_class(
+    kind: type, replace: _methods.Replace, loader: Function, arguments: tuple[Any, ...]
 ) -> type:
-    def new_name(scope: dict[str, Any], name: str) -> str:
-        return _functions.install(scope, name, forms)
-
-    methods = _rotating_methods(kind).items()
-    own = {name: _functions.rename_rotations(method, new_name) for name, method in methods}
-    return subclass(kind, own, load_rotating, (kind, forms))
+    """Return a class whose methods call replacements of the functions that rotate."""
+    methods = _methods.rotating_methods(kind).items()
+    copies = {name: _methods.replace_rotations(method, replace) for name, method in methods}
+    return subclass(kind, copies, loader, arguments)
 
 
-def load_rotating(kind: type, forms: tuple[Format, ...]) -> type:
-    """Return a class that rotates by rope_xp where its base calls functions that rotate.
+def rotary_class(
+    kind: type, method: str, attribute: str, compute: Function, loader: Function
+) -> type:
+    """Return a class whose instances run ``compute`` as a method where they have an attribute."""
+    original = getattr(kind, method)
 
-    The module of a class may hold other functions by now, which are then replaced.
-    """
-    return _rotating_class(kind, functions_called(kind), forms)
+    @functools.wraps(original)
+    def run(self: Any, *arguments: Any, **named: Any) -> Any:
+        # A new instance of this class does what its base does.
+        return (compute if hasattr(self, attribute) else original)(self, *arguments, **named)
 
-
-@cached(256)
-def load_rotary(kind: Any) -> type:
-    """Return a class of rotary modules whose tables are those of their plans."""
-
-    @functools.wraps(kind.forward)
-    def forward(self: Any, *arguments: Any, **named: Any) -> Any:
-        # A new instance of this class has no plans, and does what its base does.
-        run = _rotary.forward if hasattr(self, _rotary.PLANS) else kind.forward
-        return run(self, *arguments, **named)
-
-    return subclass(kind, {"forward": forward}, load_rotary, (kind,))
+    return subclass(kind, {method: run}, loader, (kind,))
 
 
-def subclass(kind: type, own: dict[str, Any], loader: Function, arguments: Any) -> type:
+def subclass(
+    kind: type, methods: Mapping[str, Any], loader: Function, arguments: tuple[Any, ...]
+) -> type:
     """Return a class with other methods and the same name; ``loader`` makes it for pickles."""
 
     def reduced(self: Any, protocol: int) -> Any:
@@ -164,25 +47,29 @@ def subclass(kind: type, own: dict[str, Any], loader: Function, arguments: Any) 
         return _empty_instance, (loader, arguments), *state
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _ORIGINAL: kind}
-    return type(kind.__name__, (kind,), {**own, **names, "__reduce_ex__": reduced})
+    return type(kind.__name__, (kind,), {**methods, **names, "__reduce_ex__": reduced})
 
 
-def _empty_instance(loader: Function, arguments: Any) -> Any:
+def _empty_instance(loader: Function, arguments: tuple[Any, ...]) -> Any:
     kind = loader(*arguments)
     return kind.__new__(kind)
 
 
-# --- exchange ------------------------------------------------------------------------------------
+def is_patched(part: Any) -> bool:
+    """Return whether the class of a part is one that patching made, or was made of one."""
+    return hasattr(type(part), _ORIGINAL)
 
 
-def check_forward(name: str, module: torch.nn.Module, verb: str) -> None:
-    """Check that what an instance has in place of ``forward``, if anything, ends in its class's.
+def check_unpatched(parts: Iterable[Any]) -> None:
+    """Check that no part of a model is patched."""
+    if any(map(is_patched, parts)):
+        raise RopeError("the model is patched already; unpatch it first")
 
-    Raises
-    ------
-    RopeError
-        If it does not, or nobody can tell.
-    """
+
+def check_forward(name: str, module: Any, verb: str) -> None:
+    """Check that an instance's own ``forward``, if it has one, calls that of its class."""
+    if not isinstance(module, torch.nn.Module):
+        return
     attributes = vars(module)
     # accelerate's hooks call this attribute, and leave it as forward when they are taken off.
     inside = attributes.get("_old_forward", attributes.get("forward"))
@@ -194,21 +81,27 @@ def check_forward(name: str, module: torch.nn.Module, verb: str) -> None:
         raise RopeError(msg)
 
 
-def check_own(name: str, module: Any) -> None:
-    """Check that the class of a patched module is the one that patching gave it.
+def restore(parts: Iterable[tuple[str, Any]], attribute: str) -> None:
+    """Give patched parts their classes back, and delete an attribute of theirs.
 
     Raises
     ------
     RopeError
-        If another was made of it.
+        If something has changed a part since; then all stay patched.
     """
-    kind = type(module)
-    if _ORIGINAL not in vars(kind):
-        msg = (
-            f"cannot unpatch {name} ({kind.__name__}): another class was made of it since, as "
-            "fully_shard does; unpatch before that"
-        )
-        raise RopeError(msg)
+    patched = {name: part for name, part in parts if is_patched(part)}
+    for name, part in patched.items():
+        kind = type(part)
+        if _ORIGINAL not in vars(kind):
+            msg = (
+                f"cannot unpatch {name} ({kind.__name__}): another class was made of it since, as "
+                "fully_shard does; unpatch before that"
+            )
+            raise RopeError(msg)
+        check_forward(name, part, "unpatch")
+    for part in patched.values():
+        exchange(part, type(part).__bases__[0])
+        vars(part).pop(attribute, None)
 
 
 def _is_method_of_class(module: Any, name: str, value: Any) -> bool:

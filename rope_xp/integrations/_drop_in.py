@@ -1,7 +1,5 @@
 """The function that stands for ``apply_rotary_pos_emb`` of transformers."""
 
-from typing import Any
-
 from rope_xp._arguments.table_forms import COLUMNS, Columns, one_per_pair, read_columns
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
@@ -35,13 +33,12 @@ def apply_rotary_transformers(
     unsqueeze_dim : int, default 1
         Where cos and sin get an axis for the heads: 1 for heads before tokens, 2 for after.
     layout : {"half", "interleaved", "interleaved_to_half"}, optional
-        How components pair up; see :class:`rope_xp.RoPE`. Default: as the columns do, which is so
-        in most models. Not in GLM, whose function pairs neighbours: give "interleaved"; nor in that
-        of DeepSeek for interleaved components: give "interleaved_to_half".
+        See :class:`rope_xp.RoPE`. Default: that of the columns, as in most models. GLM needs
+        "interleaved"; DeepSeek's function for interleaved components, "interleaved_to_half".
     columns : {"halves", "neighbours", "pairs"}, optional
         Which columns are equal: the halves, as in Llama's tables, neighbours, as in Cohere's, or
-        none, as in gpt-oss, whose tables have r/2 columns. Default: one of the first two, told by
-        reading the tables. That waits for a device, and cannot be done under ``torch.compile`` and
+        none, as in gpt-oss, whose tables have r/2 columns. Default: whichever of the first two the
+        tables have. To read them waits for a device, and is impossible under ``torch.compile`` and
         ``jax.jit``.
 
     Returns
@@ -76,7 +73,7 @@ def apply_rotary_transformers(
     if tuple(cos.shape) != tuple(sin.shape):
         msg = f"cos and sin must have one shape; got {tuple(cos.shape)} and {tuple(sin.shape)}"
         raise RopeError(msg)
-    columns = _told(backend, cos, sin) if columns is None else columns
+    columns = _detect_columns(backend, cos, sin) if columns is None else columns
     if columns not in COLUMNS:
         msg = f"columns must be one of {', '.join(map(repr, COLUMNS))}; got {columns!r}"
         raise RopeError(msg)
@@ -87,61 +84,64 @@ def apply_rotary_transformers(
         msg = f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}"
         raise RopeError(msg)
     cos, sin = one_per_pair(cos, columns), one_per_pair(sin, columns)
-    make = RoPE if backend.is_compiling() else _rope
     paired: Layout = layout or ("half" if columns == "halves" else "interleaved")
-    angles = make(layout=paired, rotary_dim=2 * cos.shape[-1]).with_tables(cos, sin)
-    axes = _axes(len(q.shape), len(cos.shape), unsqueeze_dim)
+    rope = load_rope(backend.is_compiling(), paired, 2 * cos.shape[-1])
+    axes = find_axes(len(q.shape), len(cos.shape), unsqueeze_dim)
+    if axes is None:
+        msg = (
+            f"unsqueeze_dim={unsqueeze_dim} puts no axis for the heads beside that of the tokens: "
+            f"cos has {len(cos.shape)} axes and q {len(q.shape)}; 1 is for (batch, heads, tokens, "
+            "head_dim), 2 for (batch, tokens, heads, head_dim)"
+        )
+        raise RopeError(msg)
+    angles = rope.with_tables(cos, sin)
     if k is None:
         return angles.rotate(q, axes=axes), None
     return angles.apply(q, k, axes=axes)
 
 
-@cached(64)
-def _rope(layout: Layout, rotary_dim: int) -> RoPE:
-    return RoPE(layout=layout, rotary_dim=rotary_dim)
+def load_rope(is_compiling: bool, layout: Layout, rotary_dim: int, rotary_offset: int = 0) -> RoPE:
+    """Return a RoPE for angles from tables: it says which components they rotate."""
+    create = _create_rope if is_compiling else _cached_rope  # Dynamo traces no cache
+    return create(layout, rotary_dim, rotary_offset)
 
 
-def _told(backend: Backend, cos: Array, sin: Array) -> Columns:
-    """Return how tables are doubled, by the columns that are equal."""
-    if backend.is_compiling():
-        raise _unread()
-    try:
-        columns = read_columns(backend.xp, cos, sin)
-    except TypeError as error:  # of jax, while it traces
-        raise _unread() from error
-    if columns is not None:
-        return columns
-    msg = (
-        "cos and sin have no two equal columns for a pair, neither their halves nor neighbours; "
-        "where they have one column a pair, as those of gpt-oss, give columns='pairs'"
-    )
-    raise RopeError(msg)
+def _create_rope(layout: Layout, rotary_dim: int, rotary_offset: int) -> RoPE:
+    return RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
 
 
-def _unread() -> RopeError:
-    return RopeError(
+_cached_rope = cached(64)(_create_rope)
+
+
+def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
+    """Return which columns of tables are equal."""
+    traced = (
         "tables cannot be read while a compiler traces the call, to tell how they are doubled; "
         "give columns='halves', or 'neighbours', such as by functools.partial"
     )
-
-
-def _axes(ndim: int, table_ndim: int, unsqueeze_dim: Any) -> str:
-    """Return the names of the axes of q, by where tables get their axis for the heads."""
-    axes = axes_of(ndim, heads_before_tokens(table_ndim, unsqueeze_dim))
-    if axes is None:
+    if backend.is_compiling():
+        raise RopeError(traced)
+    try:
+        columns = read_columns(backend.xp, cos, sin)
+    except TypeError as error:  # of jax, while it traces
+        raise RopeError(traced) from error
+    if columns is None:
         msg = (
-            f"unsqueeze_dim={unsqueeze_dim} puts no axis for the heads beside that of the tokens: "
-            f"cos has {table_ndim} axes and q {ndim}; 1 is for (batch, heads, tokens, head_dim), 2 "
-            "for (batch, tokens, heads, head_dim)"
+            "cos and sin have no two equal columns for a pair, neither their halves nor "
+            "neighbours; where they have one column a pair, as those of gpt-oss, give "
+            "columns='pairs'"
         )
         raise RopeError(msg)
-    return axes
+    return columns
 
 
-def heads_before_tokens(table_ndim: int, unsqueeze_dim: int) -> bool | None:
-    """Return whether tables get an axis for heads before the tokens; None if beside neither."""
+def find_axes(ndim: int, table_ndim: int, unsqueeze_dim: int) -> str | None:
+    """Return the names of the axes of q or k, by the axis for heads that tables get.
+
+    None if that axis is not beside the tokens.
+    """
     place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
-    return {-3: True, -2: False}.get(place)
+    return axes_of(ndim, {-3: True, -2: False}.get(place))
 
 
 def axes_of(ndim: int, heads_first: bool | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What is wrong with the angles of a model, as data."""
+"""The findings of :func:`rope_xp.integrations.transformers.check`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ import numpy as np
 
 from rope_xp.testing._box import Floats
 
-AT = (4097, 131_071)
-"""Positions at which effects are told: past a common trained context, and past 128k."""
+POSITIONS = (4097, 131_071)
+"""Positions of reported errors: past a common trained context, and past 128k."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or will be.
+    """One fault of a model's rotary embedding.
 
     Parameters
     ----------
     severity : {"error", "warning"}
-        An error makes results wrong now; a warning, once something else happens.
+        An error makes results wrong now, a warning makes them wrong in some later call.
     module : str
         The name of the module in the model, or of the configuration.
     kind : str
-        What is wrong, in a word or two that do not change: "meta", "not finite", "zero",
+        The kind of fault, which programs may compare: "meta", "not finite", "zero",
         "uninitialised", "cast", "rounded", "unlike the configuration", "tables cast",
         "attention factor", "angles", "autocast", "layout", "missing key", "static cache",
         "two regimes".
     what : str
-        What is wrong, in a sentence.
+        The fault, in a sentence.
     effect : mapping of int to float, optional
-        The largest error of cos and sin at positions 4097 and 131071, at most 2; None where
-        there is no number to it.
+        The largest error of cos and sin at positions 4097 and 131071, at most 2; None if unknown.
     mend : str
-        What to do.
+        The remedy.
     """
 
     severity: Literal["error", "warning"]
@@ -46,8 +45,8 @@ class Finding:
     mend: str
 
     def __str__(self) -> str:
-        told = "".join(f"; off by {off:.2g} at position {p}" for p, off in self.shown.items())
-        return f"{self.severity}: {self.module}: {self.what}{told}. {self.mend}"
+        errors = "".join(f"; off by {off:.2g} at position {p}" for p, off in self.shown.items())
+        return f"{self.severity}: {self.module}: {self.what}{errors}. {self.mend}"
 
     @property
     def shown(self) -> Mapping[int, float]:
@@ -55,16 +54,18 @@ class Finding:
         return self.effect or {}
 
 
-def effect(found: Floats, expected: Floats) -> dict[int, float]:
-    """Return how far cos and sin are off where frequencies are, at most 2.
+def compute_effect(frequencies: Floats, expected: Floats) -> dict[int, float]:
+    """Return the errors of cos and sin by frequencies that are not the expected ones, at most 2.
 
     Examples
     --------
-    >>> effect(np.array([1.0, 0.0]), np.array([1.0, 0.0]))
+    >>> compute_effect(np.array([1.0, 0.0]), np.array([1.0, 0.0]))
     {4097: 0.0, 131071: 0.0}
     """
-    if found.shape != expected.shape or not np.isfinite(found).all():
-        return dict.fromkeys(AT, 2.0)
+    if frequencies.shape != expected.shape or not np.isfinite(frequencies).all():
+        return dict.fromkeys(POSITIONS, 2.0)
     with np.errstate(all="ignore"):  # of numbers so large that they have no sine
-        off = {p: np.abs(np.exp(1j * p * found) - np.exp(1j * p * expected)) for p in AT}
-    return {p: float(np.nan_to_num(each, nan=2.0).max()) for p, each in off.items()}
+        errors = {
+            p: np.abs(np.exp(1j * p * frequencies) - np.exp(1j * p * expected)) for p in POSITIONS
+        }
+    return {p: float(np.nan_to_num(error, nan=2.0).max()) for p, error in errors.items()}

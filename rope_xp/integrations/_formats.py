@@ -1,31 +1,36 @@
-"""How the models of transformers write tables of cos and sin: one column a pair, or two."""
+"""The formats of other packages' tables of cos and sin."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from rope_xp._arguments.table_forms import doubled, one_per_pair
 
-Format = Literal["halves", "neighbours", "pairs", "complex"]
-"""Columns (0 ... n-1, 0 ... n-1), (0, 0, 1, 1, ...), (0 ... n-1), or cos + i sin of the last."""
+Format = Literal["halves", "neighbours", "pairs", "complex", "matrices"]
+"""Columns (0 ... n-1, 0 ... n-1), (0, 0, 1, 1, ...) or (0 ... n-1); of the last, cos + i sin or
+[[cos, -sin], [sin, cos]]."""
 
 FORMATS: tuple[Format, ...] = ("halves", "neighbours", "pairs", "complex")
+"""The formats of transformers."""
 
 Tables = tuple[torch.Tensor, ...]
-"""cos and sin, or one tensor of complex numbers."""
+"""cos and sin, or one tensor of complex numbers or matrices."""
 
 
-def written(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Tables:
-    """Return tables of one column a pair in the format of a model."""
+def write(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Tables:
+    """Return tables with one column per pair in a format."""
     if form == "complex":
         return (torch.complex(cos, sin),)
+    if form == "matrices":
+        return (torch.stack([cos, -sin, sin, cos], dim=-1).view(*cos.shape, 2, 2),)
     return doubled(torch, cos, form), doubled(torch, sin, form)
 
 
-def read(tables: Tables, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin of one column a pair."""
+def read(tables: Any, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cos and sin with one column per pair."""
     if form == "complex":
-        (both,) = tables
-        return both.real, both.imag
+        return tables[0].real, tables[0].imag
+    if form == "matrices":
+        return tables[0][..., 0, 0], tables[0][..., 1, 0]
     cos, sin = tables
     return one_per_pair(cos, form), one_per_pair(sin, form)

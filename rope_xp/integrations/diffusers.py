@@ -19,16 +19,14 @@ def from_config(config: object) -> RotaryConfig:
     Parameters
     ----------
     config : dict, path or object
-        The configuration of the transformer: the contents of its config.json, the path of that file
-        or of its directory, or a model of diffusers.
+        The transformer's config.json: its contents, its path or that of its directory; or a model.
 
     Returns
     -------
     RotaryConfig
-        A named tuple of ``rope``, a :class:`rope_xp.RoPE`, and ``positions``, a function of the
-        size of an image or video in patches, ``positions(height, width, frames=1, text=0,
-        fps=None)``. Positions follow the order of tokens in the model's attention. Their leading
-        axis holds the components, in most models (frame, row, column).
+        A named tuple of ``rope``, a :class:`rope_xp.RoPE`, and ``positions``, see
+        :meth:`Positions.__call__`. Positions follow the order of tokens in the model's attention.
+        Their leading axis holds the components, in most models (frame, row, column).
 
     Raises
     ------
@@ -60,13 +58,10 @@ def from_config(config: object) -> RotaryConfig:
 def patch(transformer: ModelT) -> ModelT:
     """Let rope_xp compute the angles and rotate q and k of a transformer, from now on.
 
-    The rotary modules return tables that are exact at any position, in the format and shape that
-    the model expects, computed once per forward pass and without float64. The attention processors
-    rotate on rope_xp's fast path. Gradients, batches for guidance, ``torch.compile``, attention
-    backends, copies and pickles work as before. Other models of the class do not change.
-
-    Before anything changes, each rotary module and each function that rotates is compared with
-    rope_xp on a few values.
+    As :func:`rope_xp.integrations.transformers.patch`: the rotary modules return exact tables in
+    the format and shape that the model expects, without float64 on the device, and the attention
+    processors rotate on rope_xp's fast path. Batches for guidance and attention backends work as
+    before.
 
     Parameters
     ----------
@@ -86,13 +81,11 @@ def patch(transformer: ModelT) -> ModelT:
 
     Notes
     -----
-    Rotary modules and processors get a subclass of their class, of the same name. That of a rotary
-    module replaces one method. That of a processor runs the processor's own method, and meanwhile
-    the functions of diffusers that rotate call rope_xp in that thread. A processor that is set
-    later is the model's own again; it gets exact tables.
+    Rotary modules get a subclass with one method replaced, processors one whose methods are copies
+    that call rope_xp's functions. A function of diffusers that is replaced later on is called
+    instead. A processor that is set later is the model's own again; it gets exact tables.
 
-    LTX, Allegro and SANA-WM keep their own tables, which no RoPE of a whole head makes; only their
-    functions are replaced.
+    LTX, Allegro and SANA-WM keep their own tables, which no RoPE of a whole head makes.
 
     Examples
     --------
@@ -117,17 +110,7 @@ def patch(transformer: ModelT) -> ModelT:
 
 
 def unpatch(transformer: ModelT) -> ModelT:
-    """Undo :func:`patch`.
-
-    Parameters
-    ----------
-    transformer : torch.nn.Module
-        A transformer, patched or not.
-
-    Returns
-    -------
-    torch.nn.Module
-        The same model.
+    """Undo :func:`patch` and return the model, patched or not.
 
     Raises
     ------

@@ -1,20 +1,31 @@
 """Register rope_xp's rotation with the package kernels, for models of transformers."""
 
 from pathlib import Path
+from typing import Any
 
+import torch
 from kernels import LocalLayerRepository
 
-FOLDER = Path(__file__).parent / "hub"
-"""A repository as the package kernels reads them."""
+from rope_xp._core.errors import RopeError
+from rope_xp.integrations import _functions, _recognition
+from rope_xp.integrations._formats import Format
+from rope_xp.integrations._methods import Function
+
+__all__ = ["repository"]
+
+_FOLDER = Path(__file__).parent / "hub"
+"""A repository as the package kernels reads them: its layers are those of this module."""
+_FORMS: tuple[Format, ...] = ("halves", "neighbours", "pairs")
+_REPLACEMENTS: dict[type, Function] = {}
 
 
 def repository() -> LocalLayerRepository:
     """Return what a kernel mapping names for ``rotary_pos_emb``, on any device and in any mode.
 
-    Where ``kernels.kernelize`` puts it, the model's own function is asked for a few values once,
-    and from then on rope_xp rotates in its layout and by its tables. Functions that rotate in no
-    layout, such as nanochat's, are left to compute by themselves. So is all that is compiled before
-    the first call: run a model once, then compile it.
+    At its first call, the layer calls the model's own function for a few values. From then on
+    rope_xp rotates in that function's layout, by the model's tables. A function that rotates in no
+    layout, such as nanochat's, computes by itself, and so does a model that is compiled before its
+    first call.
 
     Returns
     -------
@@ -28,4 +39,31 @@ def repository() -> LocalLayerRepository:
     >>> mapping = {"rotary_pos_emb": {"cpu": repository(), "cuda": repository()}}
     >>> kernels.register_kernel_mapping(mapping)
     """
-    return LocalLayerRepository(repo_path=FOLDER, layer_name="apply_rotary_transformers")
+    return LocalLayerRepository(repo_path=_FOLDER, layer_name="apply_rotary_transformers")
+
+
+class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositories on the Hub call it
+    """Rotates by rope_xp where the model's own function does so in any layout."""
+
+    # The package kernels allows layers these two members, and no method but forward.
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        """Replace ``forward`` of a module that kernels has made of a model's function."""
+        kind = type(self)
+        if kind not in _REPLACEMENTS:
+            if torch.compiler.is_compiling():  # which cannot trace how functions are recognized
+                return kind.forward(self, q, k, cos, sin, unsqueeze_dim)
+            _REPLACEMENTS[kind] = _find_replacement(self)
+        return _REPLACEMENTS[kind](q, k, cos, sin, unsqueeze_dim)
+
+
+def _find_replacement(module: torch.nn.Module) -> Function:
+    """Return what rotates as a model's function does: that function if it is not recognized."""
+    function, name = _recognition.own_function(module), type(module).__name__
+    try:
+        rotation = _recognition.recognize(name, function, _FORMS)
+    except RopeError:
+        return function
+    return _functions.build_replacement(name, function, rotation)

@@ -5,7 +5,15 @@ from typing import Literal, TypeVar
 import torch
 
 from rope_xp._core.errors import RopeError
-from rope_xp.integrations import _check, _check_config, _classes, _rotary
+from rope_xp.integrations import (
+    _check,
+    _check_config,
+    _classes,
+    _functions,
+    _plans,
+    _readers,
+    _rotary,
+)
 from rope_xp.integrations._findings import Finding
 
 __all__ = ["Finding", "check", "patch", "unpatch"]
@@ -16,16 +24,15 @@ ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     """Return what is wrong with the rotary embedding of a model, or will be.
 
-    Nothing is changed. Buffers of frequencies are compared with the configuration and with what
-    their own class makes of it; modules are asked for cos and sin at large positions, on their
-    device, under the settings of TF32 that hold, and under autocast; functions that rotate are
-    asked which components they pair.
+    Buffers of frequencies are compared with the configuration and with those of a new module of
+    their class; cos and sin of modules at large positions, on their device and under autocast, with
+    exact ones; the layouts of functions that rotate with that of the weights. Nothing changes.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers, or any module that holds rotary modules: with buffers whose names
-        end with inv_freq, tables such as cos_cached, or an attribute ``rope``, a
+        A model of transformers, or any module with rotary modules in it: their buffers have names
+        that end with inv_freq or are tables such as cos_cached, or their attribute ``rope`` is a
         :class:`rope_xp.RoPE`.
 
     Returns
@@ -67,30 +74,28 @@ def patch(
 ) -> ModelT:
     """Let rope_xp compute the angles and rotate q and k of a model, from now on.
 
-    The model's rotary modules give tables that are exact at any position, in float32 whatever the
+    The model's rotary modules return tables that are exact at any position, in float32 whatever the
     dtype of the model, and its attention rotates on rope_xp's fast path. Gradients, key-value
     caches, padding, ``torch.compile``, hooks of accelerate, pickles and copies work as before.
-    Other models of the same type are not touched.
+    Other models of the same type do not change.
 
-    Before anything is changed, each rotary module and each function that rotates is asked for a few
-    values, and compared with what rope_xp makes of the configuration. A class that reads cos and
-    sin and calls no such function is refused by name.
+    Before anything changes, the tables of each rotary module and the results of each function that
+    rotates are compared with those of rope_xp, on a few values.
 
     Parameters
     ----------
     model : torch.nn.Module
         A model of transformers, or one that holds some.
     length : int, optional
-        Tokens of the context, for rules that depend on it: their frequencies are those of this
-        length, always. Without it, LongRoPE chooses by the positions of each call, as transformers
-        does.
+        Tokens of the context, for scaling that depends on it: frequencies are those of this length,
+        always. Without it, LongRoPE chooses by the positions of each call, as transformers does.
     rotation : bool, default True
-        Whether q and k are rotated by rope_xp. If not, the rotary modules alone are replaced: the
-        model's own functions get tables of the dtype and the shape that they know, of exact angles.
+        Whether rope_xp rotates q and k. If not, the model's own functions do, by exact tables in
+        the dtype and shape that they expect.
     trust : {"both", "config"}, default "both"
-        What a rotary module must agree with. "both": its buffer of frequencies must be that of the
-        configuration, or nothing is patched. "config": the buffer may hold anything, such as what
-        a load on the meta device left there, and is made anew from the configuration.
+        "both": a rotary module's buffer of frequencies must be that of the configuration. "config":
+        the buffer may hold anything, such as what a load on the meta device left there, and is made
+        anew from the configuration.
 
     Returns
     -------
@@ -100,19 +105,20 @@ def patch(
     Raises
     ------
     RopeError
-        If a part of the model cannot be patched; the message names it, and the model stays as it
-        was. If trust is none of the two.
+        If a part of the model cannot be patched, such as a class that reads cos and sin and calls
+        no function that rotates; the message names it, and the model stays as it was. If trust is
+        none of the two.
     TypeError
         If model is no module of torch, such as a name on the Hub.
 
     Notes
     -----
-    The rotary modules, and those whose methods call a function that rotates, get a class of the
-    same name, made here of their own. Its methods are copies that call rope_xp's functions, which
-    stand in the modules of transformers under names of their own. A function that is put in place
-    of the model's own there later on, as Liger-Kernel does, is called instead, with tables in the
-    dtype of q. Parameters, buffers, configurations, state dictionaries and files of
-    ``save_pretrained`` are not touched, but for what ``trust="config"`` makes anew.
+    Rotary modules, and modules whose methods call a function that rotates, get a subclass of their
+    class, of the same name. Its methods are copies that call rope_xp's functions, which stand in
+    the modules of transformers under names of their own. A function that replaces the model's own
+    later on, as Liger-Kernel does, is called instead, with tables in the dtype of q. Parameters,
+    buffers, configurations, state dictionaries and files of ``save_pretrained`` stay the same, but
+    for the buffers that ``trust="config"`` makes anew.
 
     Examples
     --------
@@ -134,67 +140,50 @@ def patch(
     _check_module(model)
     if trust not in ("both", "config"):
         raise RopeError(f"trust must be 'both' or 'config'; got {trust!r}")
-    if any(_classes.original(type(module)) for module in model.modules()):
-        raise RopeError("the model is patched already; unpatch it first")
+    _classes.check_unpatched(model.modules())
     rotary = dict(_rotary.rotary_modules(model))
     if not rotary:
-        raise RopeError(f"cannot patch {type(model).__name__}: {_no_angles(model)}")
+        reason = _readers.explain_missing_angles(model)
+        raise RopeError(f"cannot patch {type(model).__name__}: {reason}")
     kinds = dict.fromkeys(map(type, model.modules()))
-    rotating = [kind for kind in kinds if rotation and _classes.functions_called(kind)]
+    rotating = [kind for kind in kinds if rotation and _functions.functions_called(kind)]
     for name, module in model.named_modules():
         if name in rotary or type(module) in rotating:
             _classes.check_forward(name, module, "patch")
-    options = _rotary.Options(length, rotation, trust == "config")
+    options = _plans.PatchOptions(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
-        plans = {name: _rotary.plans(name, module, options) for name, module in rotary.items()}
-        forms = tuple(dict.fromkeys(p.form for each in plans.values() for p in each.values()))
-        classes = {kind: _classes.load_rotating(kind, forms) for kind in rotating}
+        plans = {name: _plans.build_plans(name, module, options) for name, module in rotary.items()}
+        forms = tuple(
+            dict.fromkeys(p.form for by_label in plans.values() for p in by_label.values())
+        )
+        classes = {kind: _functions.load_rotating(kind, forms) for kind in rotating}
     if rotation and not classes:
         raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
     rotary_kinds = set(map(type, rotary.values()))
     if rotation:
         for kind in kinds:
             if kind not in rotary_kinds:
-                _classes.check_readers(kind)
-    classes |= {kind: _classes.load_rotary(kind) for kind in rotary_kinds}
+                _readers.check_readers(kind)
+    classes |= {kind: _plans.load_rotary(kind) for kind in rotary_kinds}
     for module in model.modules():
         if type(module) in classes:
             _classes.exchange(module, classes[type(module)])
     for name, module in rotary.items():
-        _rotary.set_plans(module, plans[name], options.trusting)
+        _plans.set_plans(module, plans[name], options.trusting)
     return model
 
 
 def unpatch(model: ModelT) -> ModelT:
-    """Undo :func:`patch`.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A model, patched or not.
-
-    Returns
-    -------
-    torch.nn.Module
-        The same model.
+    """Undo :func:`patch` and return the model, patched or not.
 
     Raises
     ------
     RopeError
-        If something has changed a patched module since in a way that cannot be kept; the message
-        names it, and the model stays patched.
-    TypeError
-        If model is no module of torch.
+        If something has changed a patched module since in a way that unpatching would lose; the
+        message names it, and the model stays patched.
     """
     _check_module(model)
-    patched = {n: m for n, m in model.named_modules() if _classes.original(type(m))}
-    for name, module in patched.items():
-        _classes.check_own(name, module)
-        _classes.check_forward(name, module, "unpatch")
-    for module in patched.values():
-        _classes.exchange(module, type(module).__bases__[0])
-        if hasattr(module, _rotary.PLANS):
-            delattr(module, _rotary.PLANS)
+    _classes.restore(model.named_modules(), _plans.PLANS)
     return model
 
 
@@ -205,20 +194,3 @@ def _check_module(model: object) -> None:
             f"returns; got {type(model).__name__}"
         )
         raise TypeError(msg)
-
-
-def _no_angles(model: torch.nn.Module) -> str:
-    """Say why there is nothing to patch: the model rotates by tables of its own, or not at all."""
-    for kind in dict.fromkeys(map(type, model.modules())):
-        name = _classes.rotation_name(kind)
-        if name is not None:
-            return (
-                f"{kind.__name__} calls {name}, and reads cos and sin from a table of its own. "
-                "patch replaces modules that compute them, which have inv_freq among their buffers"
-            )
-    return (
-        "none of its modules makes angles for a rotation (those have inv_freq among their "
-        "buffers). Its positions are probably not rotary, as those of BERT and GPT-2 are not, and "
-        "then there is nothing to patch; if it does rotate, rope_xp.testing.identify tells which "
-        "RoPE its function is"
-    )

@@ -18,13 +18,14 @@ pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 import torch
+from diffusers.models.embeddings import apply_rotary_emb
 from support import diffusers_census as census
 from support.diffusers_by_hand import BY_HAND
 
 from rope_xp import RopeConfigError, RopeError
 from rope_xp.integrations._diffusion import grids, models, patching, rotations
-from rope_xp.integrations._diffusion.rotations import INNER_ROTATIONS, ROTATIONS
-from rope_xp.integrations._diffusion.tables import ROTARY_MODULES
+from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES
+from rope_xp.integrations._diffusion.rotations import ROTATIONS
 from rope_xp.integrations.diffusers import RotaryConfig, from_config
 
 # Of what cos and sin are, by mpmath: as all tables of float32.
@@ -71,19 +72,21 @@ def test_tables_are_those_of_the_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", census.SMALL)
 def test_tables_are_those_of_the_formula(name: str) -> None:
-    made, rope = census.SMALL[name], small(name)[1].rope
-    axes = len(made.sections) if rope.scaling is not None else 1
-    series = [
-        [mpmath.mpf(base) ** (-mpmath.mpf(2 * j) / n) for j in range(n // 2)]
-        for n, base in zip(made.sections, made.bases, strict=True)
+    small_module, rope = census.SMALL[name], small(name)[1].rope
+    frequencies = [
+        (axis, mpmath.mpf(base) ** (-mpmath.mpf(2 * j) / n))
+        for axis, (n, base) in enumerate(
+            zip(small_module.sections, small_module.bases, strict=True)
+        )
+        for j in range(n // 2)
     ]
-    frequencies = [(axis, f) for axis in range(axes) for f in series[axis]]
-    components = 0 if rope.position_axes is None else 1 + max(rope.position_axes)
+    axes = rope.position_axes or [0] * len(frequencies)
     line = [0, 1, 63, 999, 100_003, 1_000_000]
-    shifted = [[p + 7 * c for p in line] for c in range(max(components, 1))]
-    cos, sin = rope.cos_sin(shifted if components else shifted[0], sum(made.sections))
-    for pair, (axis, frequency) in enumerate(frequencies):
-        axis = rope.position_axes[pair] if components else axis  # noqa: PLW2901  # M-RoPE deals
+    shifted = [[p + 7 * c for p in line] for c in range(1 + max(axes))]
+    cos, sin = rope.cos_sin(
+        shifted if rope.position_axes else shifted[0], sum(small_module.sections)
+    )
+    for pair, (axis, (_, frequency)) in enumerate(zip(axes, frequencies, strict=True)):
         for token, p in enumerate(shifted[axis]):
             with mpmath.workdps(30):
                 angle = p * frequency
@@ -126,41 +129,36 @@ def test_each_method_that_rotates_is_replaced_or_listed() -> None:
 
 
 def _is_replaced(kind: type) -> bool:
-    functions, inner = patching.find_functions(kind)
-    if inner:
-        return kind.__name__ in INNER_ROTATIONS
-    return bool(functions) and set(functions.values()) <= ROTATIONS.keys()
+    keys = {rotations.find_key(*call) for call in patching.functions_called(kind)}
+    return bool(keys) and keys <= ROTATIONS.keys()
 
 
-def _functions() -> dict[str, tuple[Any, tuple[rotations.Rotation, ...]]]:
-    """Return the functions that are replaced, and what replaces them."""
-    found = {}
-    for kind in census.methods().values():
-        functions, inner = patching.find_functions(kind)
-        for (module, name), listed in functions.items():
-            if listed in ROTATIONS:
-                found[listed] = getattr(sys.modules[module], name), ROTATIONS[listed]
-        for name, function in inner.items():
-            if kind.__name__ in INNER_ROTATIONS:
-                row = INNER_ROTATIONS[kind.__name__]
-                found[f"{kind.__module__}.{name}"] = function, (row.rotation,)
-    return found
+@cache
+def _functions() -> dict[str, Any]:
+    """Return the functions that are replaced, by their module and key."""
+    return {
+        f"{function.__module__}.{key}": function
+        for kind in census.methods().values()
+        for name, function in patching.functions_called(kind)
+        if (key := rotations.find_key(name, function)) in ROTATIONS
+    }
 
 
 def test_all_functions_are_in_diffusers() -> None:
-    assert set(ROTATIONS) <= set(_functions())
+    assert set(ROTATIONS) == {rotations.find_key(f.__name__, f) for f in _functions().values()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(_functions()))
 def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> None:
-    function, known = _functions()[name]
-    for rotation in known:
-        arrays, tables = rotations.make_example(rotation)
+    function = _functions()[name]
+    rows = ROTATIONS[rotations.find_key(function.__name__, function)]
+    for row in rows:
+        arrays, tables = rotations.make_example(row)
         narrow = [x.to(dtype) for x in arrays]
-        exact = rotations.rotate([x.double() for x in narrow], tables, rotation)
-        ours = rotations.rotate_like(known, function, *narrow, *tables, **rotation.options)
-        theirs = function(*narrow, *tables, **rotation.options)
+        exact = rotations.rotate([x.double() for x in narrow], tables, row)
+        ours = rotations.rotate_like(rows, function, *narrow, *tables, **row.options)
+        theirs = function(*narrow, *tables, **row.options)
         for mine, other, true in zip(_tuple(ours), _tuple(theirs), exact, strict=True):
             assert (mine.shape, mine.dtype) == (narrow[0].shape, dtype)
             unit = torch.finfo(dtype).eps * true.abs().max()
@@ -170,24 +168,19 @@ def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> N
 
 
 def test_unusual_calls_go_to_the_function() -> None:
-    function, known = _functions()["embeddings.apply_rotary_emb"]
-    (x,), (tables,) = rotations.make_example(known[0])
+    rows = ROTATIONS["embeddings.apply_rotary_emb"]
+    (x,), (tables,) = rotations.make_example(rows[0])
     for arguments, options in (
         ((x, tables, True, -1), {}),  # by position
         ((x,), {"freqs_cis": tables}),  # tables by name
     ):
-        called = rotations.rotate_like(known, function, *arguments, **options)
-        assert torch.equal(called, function(*arguments, **options))
+        rotated = rotations.rotate_like(rows, apply_rotary_emb, *arguments, **options)
+        assert torch.equal(rotated, apply_rotary_emb(*arguments, **options))
     with pytest.raises(ValueError, match="sequence_dim=3"):  # the function's own words
-        rotations.rotate_like(known, function, x, tables, sequence_dim=3)
-
-
-def test_tables_of_another_head_are_refused() -> None:
-    function, known = _functions()["embeddings.apply_rotary_emb"]
-    (x,), (tables,) = rotations.make_example(known[0])
+        rotations.rotate_like(rows, apply_rotary_emb, x, tables, sequence_dim=3)
     short = tuple(table[..., :4] for table in tables)
     with pytest.raises(RopeError, match="tables of 2 pairs do not fit heads of 8 components"):
-        rotations.rotate_like(known, function, x, short)
+        rotations.rotate_like(rows, apply_rotary_emb, x, short)
 
 
 def _tuple(value: Any) -> tuple[torch.Tensor, ...]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 import torch
 import transformers
-from support import census  # first, as it skips this module where torch or transformers is missing
 from support.exhaustive import exhaustive
 from support.patched import LOGITS, logits
 from support.small_models import MODELS, make, vision_language
@@ -22,14 +24,6 @@ from rope_xp.integrations.transformers import Finding, check, patch, unpatch
 ROTARY = "model.rotary_emb.inv_freq"
 
 
-@pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    yield
-    transformers.logging.set_verbosity(before)
-
-
 def buffer(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
     def changed(model: Any) -> None:
         rotary = model.model.rotary_emb
@@ -38,62 +32,42 @@ def buffer(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], No
     return changed
 
 
+def forward(compute: Callable[..., torch.Tensor]) -> Callable[[Any], None]:
+    """Return a change to a class of its own whose forward computes angles otherwise."""
+
+    def run(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        angles = compute(position_ids[..., None], self.inv_freq).float()
+        angles = torch.cat([angles, angles], -1)
+        return angles.cos(), angles.sin()
+
+    def changed(model: Any) -> None:
+        kind = type(model.model.rotary_emb)
+        model.model.rotary_emb.__class__ = type(kind.__name__, (kind,), {"forward": run})
+
+    return changed
+
+
+def in_bfloat16(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    return positions.bfloat16() * frequencies.bfloat16()
+
+
+def by_matmul(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    return positions.float() @ frequencies[None, None].expand(len(positions), 1, -1)
+
+
+def forward_of_an_instance(model: Any) -> None:
+    kind = type(model.model.rotary_emb)
+    forward(in_bfloat16)(model)
+    model.model.rotary_emb.forward = model.model.rotary_emb.forward
+    model.model.rotary_emb.__class__ = kind
+
+
 def cast_and_back(model: Any) -> None:
     model.bfloat16().float()
 
 
 def attention_scaling(model: Any) -> None:
     model.model.rotary_emb.attention_scaling = 1.25
-
-
-def slow(model: Any) -> None:
-    """Compute angles in bfloat16, in whatever the configuration is."""
-
-    def forward(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        rotary = model.model.rotary_emb
-        angles = position_ids[..., None].bfloat16() * rotary.inv_freq.bfloat16()
-        angles = torch.cat([angles, angles], -1).float()
-        return angles.cos(), angles.sin()
-
-    model.model.rotary_emb.forward = forward
-
-
-def matmul(model: Any) -> None:
-    """Compute angles by a product of matrices, which autocast takes for its own."""
-    kind = type(model.model.rotary_emb)
-
-    class Rotary(kind):  # type: ignore[misc,valid-type]  # a class that is chosen here
-        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-            column = position_ids[..., None].float()
-            angles = (column @ self.inv_freq[None, None].expand(len(column), 1, -1)).float()
-            angles = torch.cat([angles, angles], -1)
-            return angles.cos(), angles.sin()
-
-    model.model.rotary_emb.__class__ = Rotary
-
-
-def off_by_one(model: Any) -> None:
-    """Count positions from one, in a class of its own."""
-    kind = type(model.model.rotary_emb)
-
-    class Rotary(kind):  # type: ignore[misc,valid-type]  # a class that is chosen here
-        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-            return super().forward(x, position_ids + 1)
-
-    model.model.rotary_emb.__class__ = Rotary
-
-
-def in_bfloat16(model: Any) -> None:
-    """Compute angles in bfloat16, in a class of its own."""
-    kind = type(model.model.rotary_emb)
-
-    class Rotary(kind):  # type: ignore[misc,valid-type]  # a class that is chosen here
-        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-            angles = position_ids[..., None].bfloat16() * self.inv_freq.bfloat16()
-            angles = torch.cat([angles, angles], -1).float()
-            return angles.cos(), angles.sin()
-
-    model.model.rotary_emb.__class__ = Rotary
 
 
 # Kind, what breaks a small Llama, words of the sentence.
@@ -110,10 +84,10 @@ BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "factor": ("unlike the configuration", buffer(lambda w: w / 4), "Linear(factor=4.0)"),
     "length": ("unlike the configuration", buffer(lambda w: w[:4]), "the configuration says"),
     "scaling": ("attention factor", attention_scaling, "attention_scaling is 1.25"),
-    "angles": ("angles", slow, "angles are computed in bfloat16"),
-    "off by one": ("angles", off_by_one, "off from position 0 on"),
-    "a class in bfloat16": ("angles", in_bfloat16, "angles are computed in bfloat16"),
-    "autocast": ("autocast", matmul, "autocast to bfloat16 reaches the angles"),
+    "angles": ("angles", forward_of_an_instance, "angles are computed in bfloat16"),
+    "off by one": ("angles", forward(lambda p, w: (p + 1) * w), "off from position 0 on"),
+    "a class in bfloat16": ("angles", forward(in_bfloat16), "angles are computed in bfloat16"),
+    "autocast": ("autocast", forward(by_matmul), "autocast to bfloat16 reaches the angles"),
 }
 
 
@@ -203,7 +177,7 @@ def test_a_function_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "model_type 'llama' are for halves" in found.what
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v32", "axk2"])
+@pytest.mark.parametrize("model_type", ["axk2", exhaustive("deepseek_v32")])
 def test_an_indexer_with_a_layout_of_its_own(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,11 +259,8 @@ def test_what_is_no_module() -> None:
 
 
 def test_a_finding_reads_as_a_sentence() -> None:
-    found = Finding("error", "a.b", "zero", "it holds zeros", {4097: 2.0, 131_071: 1.9}, "Mend it")
-    assert str(found) == (
-        "error: a.b: it holds zeros; off by 2 at position 4097; off by 1.9 at position 131071. "
-        "Mend it"
-    )
+    finding = Finding("error", "a.b", "zero", "it holds zeros", {4097: 2.0}, "Mend it")
+    assert str(finding) == "error: a.b: it holds zeros; off by 2 at position 4097. Mend it"
 
 
 # --- no false alarm ------------------------------------------------------------------------------
@@ -305,29 +276,10 @@ def test_models_that_are_right(model_type: str) -> None:
     assert [f.kind for f in check(make(model_type))] == EXPECTED.get(model_type, [])
 
 
-def test_a_model_of_text_and_images_that_is_right() -> None:
-    assert check(vision_language()[0]) == ()
-
-
 def test_a_check_changes_nothing() -> None:
+    assert check(vision_language()[0]) == ()
     model = make("phi3")
     before = {name: value.clone() for name, value in model.named_buffers()}
     check(model)
     for name, value in model.named_buffers():
         assert torch.equal(value, before[name])
-
-
-@pytest.mark.parametrize(
-    "directory", [d if d in ("gemma3", "pixtral") else exhaustive(d) for d in census.directories()]
-)
-def test_rotary_modules_that_are_right(directory: str) -> None:
-    for unit in census.units(directory):
-        found = [str(f) for f in check(unit.rotary(unit.config).eval())]
-        assert found == [], unit.name
-
-
-def test_a_model_of_32_layers_takes_seconds() -> None:
-    model = make("llama", num_hidden_layers=32)
-    start = time.perf_counter()
-    assert check(model) == ()
-    assert time.perf_counter() - start < 5

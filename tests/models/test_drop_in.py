@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import importlib
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from support.exhaustive import exhaustive
 
 from rope_xp import RopeError
-from rope_xp.integrations import _drop_in, apply_rotary_transformers
+from rope_xp.integrations import apply_rotary_transformers
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -31,8 +30,6 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "cohere": ("Cohere", {"num_key_value_heads": 2}),  # interleaved
     "glm": ("Glm", {"num_key_value_heads": 2, "head_dim": 16}),  # half of each head
     "gpt_oss": ("GptOss", {"num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4}),
-    "gemma2": ("Gemma2", {"num_key_value_heads": 2, "head_dim": 16}),
-    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
 }
 TOLD = {
     "glm": {"layout": "interleaved"},
@@ -60,7 +57,7 @@ def run(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.detach(), model.get_input_embeddings().weight.grad.clone()
 
 
-SHORT = ("llama", "gpt_neox", "cohere")
+SHORT = ("llama", "cohere")
 
 
 @pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
@@ -96,21 +93,14 @@ def arrays(name: str, r: int = 16, d: int = 16) -> tuple[Any, ...]:
     return *(torch.from_numpy(x.astype(np.float32)) for x in (q, k, cos, sin)), file
 
 
-FORMS = [
-    ("llama", 16, "apply_rotary_pos_emb"),
-    ("gpt_neox", 8, "apply_rotary_pos_emb"),
-    ("cohere", 16, "apply_rotary_pos_emb"),
-    ("glm", 8, "apply_rotary_pos_emb"),
-    ("deepseek_v3", 16, "apply_rotary_pos_emb_interleave"),
-]
-
-
-@pytest.mark.parametrize(("name", "r", "function"), FORMS)
+@pytest.mark.parametrize(
+    ("name", "r"),
+    [("llama", 16), ("gpt_neox", 8), ("cohere", 16), ("glm", 8), ("deepseek_v3", 16)],
+)
 @pytest.mark.parametrize("unsqueeze_dim", [1, 2, -3, -2])
-def test_it_is_the_model_s_own_function(
-    name: str, r: int, function: str, unsqueeze_dim: int
-) -> None:
+def test_it_is_the_model_s_own_function(name: str, r: int, unsqueeze_dim: int) -> None:
     q, k, cos, sin, file = arrays(name, r)
+    function = "apply_rotary_pos_emb" + "_interleave" * (name == "deepseek_v3")
     if unsqueeze_dim in (2, -2):
         q, k = (x.transpose(1, 2).contiguous() for x in (q, k))
     expected = getattr(file, function)(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
@@ -172,26 +162,21 @@ def test_jitted() -> None:
 
 def test_what_does_not_fit() -> None:
     q, k, cos, sin, _ = arrays("llama")
-    with pytest.raises(RopeError, match="must have one shape; got .2, 6, 16. and .2, 3, 16."):
-        apply_rotary_transformers(q, k, cos, sin[:, :3])
-    for width in (7, 8):
-        with pytest.raises(RopeError, match="no two equal columns for a pair.*columns='pairs'"):
-            apply_rotary_transformers(q, k, cos[..., :width], sin[..., :width])
-    with pytest.raises(RopeError, match="columns='pairs' does not tell the layout; give"):
-        apply_rotary_transformers(q, k, cos[..., :8], sin[..., :8], columns="pairs")
-    with pytest.raises(RopeError, match="columns must be one of 'halves', .*; got 'half'"):
-        apply_rotary_transformers(q, k, cos, sin, columns="half")  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(RopeError, match="columns='halves' is of an even number; cos has 7"):
-        apply_rotary_transformers(q, k, cos[..., :7], sin[..., :7], columns="halves")
-    with pytest.raises(RopeError, match="unsqueeze_dim=0 puts no axis for the heads beside"):
-        apply_rotary_transformers(q, k, cos, sin, 0)
-    with pytest.raises(RopeError, match="layout must be one of"):
-        apply_rotary_transformers(q, k, cos, sin, layout="llama")  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(RopeError):
-        apply_rotary_transformers(q[..., :8], k[..., :8], cos, sin)
 
+    def narrow(width: int) -> tuple[Any, ...]:
+        return q, k, cos[..., :width], sin[..., :width]
 
-def test_its_example() -> None:
-    ran = doctest.testmod(_drop_in)
-    assert ran.attempted > 5
-    assert ran.failed == 0
+    cases: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("must have one shape; got .2, 6, 16. and .2, 3, 16.", (q, k, cos, sin[:, :3]), {}),
+        ("no two equal columns for a pair.*columns='pairs'", narrow(7), {}),
+        ("no two equal columns for a pair.*columns='pairs'", narrow(8), {}),
+        ("columns='pairs' does not tell the layout; give", narrow(8), {"columns": "pairs"}),
+        ("columns must be one of 'halves', .*; got 'half'", narrow(16), {"columns": "half"}),
+        ("columns='halves' is of an even number; cos has 7", narrow(7), {"columns": "halves"}),
+        ("unsqueeze_dim=0 puts no axis for the heads beside", (*narrow(16), 0), {}),
+        ("layout must be one of", narrow(16), {"layout": "llama"}),
+        ("8", (q[..., :8], k[..., :8], cos, sin), {}),
+    ]
+    for message, arguments, named in cases:
+        with pytest.raises(RopeError, match=message):
+            apply_rotary_transformers(*arguments, **named)

@@ -5,15 +5,11 @@ Their angles are float32 products and sums: off by 2**-24 of the largest angle f
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from rope_xp import apply_frequencies, positions
+from rope_xp import apply_frequencies
 
 torch = pytest.importorskip("torch")
 
@@ -46,36 +42,6 @@ def test_mochi() -> None:
         even, odd = x[..., ::2], x[..., 1::2]
         theirs = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
         assert_as_close_as_theirs(found, theirs, angle, sums=3)
-
-
-def test_rope_mixed() -> None:
-    """Heo et al. 2024: two learned components for each head of each block, columns first."""
-    timm = timm_alone("pos_embed_sincos")
-    torch.manual_seed(0)
-    rope = timm.RotaryEmbeddingMixed(dim=64, depth=2, num_heads=4)
-    tables = rope.get_embed([6, 5])
-    rows, columns = positions.grid(6, 5)
-    q = sample(1, 4, 30, 16)
-    for block in range(2):
-        theirs = timm.apply_rot_embed_cat(q, tables[block])
-        learned = rope.freqs[:, block]
-        found, _ = apply_frequencies(
-            q, q, [columns, rows], learned, layout="interleaved", axes="bhsd"
-        )
-        assert_as_close_as_theirs(found, theirs, 2 * 6.0, sums=2)
-    found.sum().backward()
-    assert rope.freqs.grad[:, 1].abs().min() > 0
-
-
-def timm_alone(name: str) -> Any:
-    """Return a file of timm's layers without the others, which want torchvision."""
-    found = importlib.util.find_spec("timm")
-    if found is None:
-        pytest.skip("timm is not installed")
-    package = ModuleType("timm_layers")
-    package.__path__ = [str(Path(found.origin).parent / "layers")]
-    sys.modules[package.__name__] = package
-    return importlib.import_module(f"timm_layers.{name}")
 
 
 def test_mistral_large_4() -> None:

@@ -6,7 +6,6 @@ can be tested too, the same decorators are applied here.
 
 from __future__ import annotations
 
-import doctest
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,10 +16,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 kernels = pytest.importorskip("kernels", reason="kernels is not installed")
 
-from rope_xp.integrations import _functions, _kernel  # noqa: E402  # needs torch
-from rope_xp.integrations.kernels import repository  # noqa: E402  # needs kernels
+from rope_xp.integrations import _recognition  # noqa: E402  # needs torch
+from rope_xp.integrations import kernels as layers  # noqa: E402  # needs kernels
 
-MAPPING = {"rotary_pos_emb": {"cpu": repository()}}
+MAPPING = {"rotary_pos_emb": {"cpu": layers.repository()}}
 
 
 def small(monkeypatch: pytest.MonkeyPatch, kind: str, **more: Any) -> Any:
@@ -55,14 +54,14 @@ TOKENS = torch.arange(24).reshape(2, 12)
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note each rotation by rope_xp."""
     rotated: list[str] = []
-    own = _functions._rotate
+    own = _recognition.rotate
 
     def note(rotation: Any, *operands: Any) -> Any:
         rotated.append(f"{rotation.form}, {rotation.layout}")
         return own(rotation, *operands)
 
-    monkeypatch.setattr(_functions, "_rotate", note)
-    monkeypatch.setattr(_kernel, "_ROTATIONS", {})
+    monkeypatch.setattr(_recognition, "rotate", note)
+    monkeypatch.setattr(layers, "_REPLACEMENTS", {})
     return rotated
 
 
@@ -110,7 +109,7 @@ def test_a_function_that_turns_the_other_way_is_left(
     expected = model(TOKENS).logits
     kernelized(model, kernels.Mode.INFERENCE)
     assert torch.equal(model(TOKENS).logits, expected)
-    (known,) = _kernel._ROTATIONS.values()
+    (known,) = layers._REPLACEMENTS.values()
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 
@@ -128,10 +127,3 @@ def test_compiled(counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         counted.clear()
         torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
     assert set(counted) == {"halves, half"}
-
-
-def test_its_example() -> None:
-    module = importlib.import_module("rope_xp.integrations.kernels")
-    with kernels.use_kernel_mapping({}):
-        ran = doctest.testmod(module)
-    assert (ran.attempted, ran.failed) == (4, 0)

@@ -6,8 +6,7 @@ import copy
 import doctest
 import importlib
 import itertools
-import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,48 +16,23 @@ pytest.importorskip("transformers")
 
 import torch
 import torch._dynamo.testing
-import transformers
 from support.exhaustive import exhaustive
-from support.patched import replaced
+from support.patched import LOGITS, TOKENS, logits, replaced
 from support.small_models import MODELS, make, vision_language
 
 import rope_xp
 from rope_xp.integrations.transformers import patch, unpatch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-# Float32 of two or more layers, with logits of 1 to 10 in modulus: the model's own rounding.
-LOGITS = 2e-4
 # One for each way in which models write the rotation, and what there is but once.
 SHORT = (
     *("llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"),
 )
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Keep the library's advice on configurations out of the output."""
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    yield
-    transformers.logging.set_verbosity(level)
-
-
-@pytest.fixture
-def tokens() -> torch.Tensor:
-    return torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
-
-
-def logits(model: Any, tokens: torch.Tensor, **more: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return model(tokens, **more).logits  # type: ignore[no-any-return]  # a tensor
-
-
-def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+def gradients(model: Any) -> dict[str, torch.Tensor]:
     """Return the gradients of all weights that q and k pass through."""
     model.zero_grad()
-    model(tokens, use_cache=False).logits.square().mean().backward()
+    model(TOKENS, use_cache=False).logits.square().mean().backward()
     return {
         name: parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -67,81 +41,80 @@ def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def generated(model: Any, tokens: torch.Tensor, **more: Any) -> torch.Tensor:
+def generated(model: Any, **more: Any) -> torch.Tensor:
     return model.generate(  # type: ignore[no-any-return]  # a tensor
-        tokens, max_new_tokens=8, do_sample=False, pad_token_id=0, disable_compile=True, **more
+        TOKENS, max_new_tokens=8, do_sample=False, pad_token_id=0, disable_compile=True, **more
     )
 
 
 @pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
-def test_logits_gradients_and_generation(name: str, tokens: torch.Tensor) -> None:
+def test_logits_gradients_and_generation(name: str) -> None:
     model = make(name)
-    before, own, tail = logits(model, tokens), gradients(model, tokens), generated(model, tokens)
-    elsewhere = logits(model, tokens, position_ids=3 * torch.arange(24)[None])
+    before, own, tail = logits(model), gradients(model), generated(model)
+    elsewhere = logits(model, position_ids=3 * torch.arange(24)[None])
     assert (before - elsewhere).abs().max() > 0.02  # else nothing here could fail
 
     assert patch(model) is model
-    torch.testing.assert_close(logits(model, tokens), before, rtol=0, atol=LOGITS)
-    found = gradients(model, tokens)
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=LOGITS)
+    found = gradients(model)
     assert found.keys() == own.keys() != set()
     for key, gradient in own.items():
         torch.testing.assert_close(found[key], gradient, rtol=0, atol=LOGITS)
-    assert torch.equal(generated(model, tokens), tail)
+    assert torch.equal(generated(model), tail)
 
     assert unpatch(model) is model
-    assert torch.equal(logits(model, tokens), before)
+    assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
-        *(("llama", "static"), ("phi3", None), ("deepseek_v3", "static")),
-        *(exhaustive("llama", None), exhaustive("phi3", "static"), exhaustive("deepseek_v3", None)),
-        *(exhaustive("gemma3_text", None), exhaustive("gemma3_text", "static")),
+        *(("llama", "static"), ("phi3", None)),
+        *(exhaustive("deepseek_v3", "static"), exhaustive("gemma3_text", "static")),
     ],
 )
-def test_padding_and_caches(name: str, cache: str | None, tokens: torch.Tensor) -> None:
-    model, mask = make(name), torch.ones_like(tokens)
+def test_padding_and_caches(name: str, cache: str | None) -> None:
+    model, mask = make(name), torch.ones_like(TOKENS)
     mask[0, :5] = 0
     more = {"attention_mask": mask, "cache_implementation": cache}
-    before = generated(model, tokens, **more)
+    before = generated(model, **more)
     # Phi-3 goes past the 32 tokens after which LongRoPE takes the other frequencies.
-    assert torch.equal(generated(patch(model), tokens, **more), before)
+    assert torch.equal(generated(patch(model), **more), before)
 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        ("llama", "aot_eager"),
-        *(exhaustive(name, "inductor") for name in ("llama", "gemma3_text", "phi3", "glm")),
+        ("llama", "eager"),
+        *(exhaustive(name, "inductor") for name in ("gemma3_text", "phi3")),
     ],
 )
-def test_torch_compile_in_one_graph(name: str, backend: str, tokens: torch.Tensor) -> None:
+def test_torch_compile_in_one_graph(name: str, backend: str) -> None:
     model = make(name)
-    before = logits(model, tokens)
+    before = logits(model)
     torch._dynamo.reset()
     compiled = torch.compile(patch(model), fullgraph=True, backend=backend)
-    torch.testing.assert_close(logits(compiled, tokens), before, rtol=0, atol=LOGITS)
+    torch.testing.assert_close(logits(compiled), before, rtol=0, atol=LOGITS)
 
 
-def test_each_layer_compiled_by_itself_is_one_graph(tokens: torch.Tensor) -> None:
+def test_each_layer_compiled_by_itself_is_one_graph() -> None:
     """All modules of a class get the same class, so that torch.compile does not start anew."""
-    model = patch(make("llama", num_hidden_layers=12))
-    before = logits(model, tokens)
+    model = patch(make("llama", num_hidden_layers=6))
+    before = logits(model)
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
     for layer in model.model.layers:
         layer.compile(backend=counter)
-    found = logits(model, tokens, use_cache=False)  # each layer would look at its own cache
+    found = logits(model, use_cache=False)  # each layer would look at its own cache
     torch.testing.assert_close(found, before, rtol=0, atol=LOGITS)
     assert counter.frame_count == 1
 
 
-def test_gradient_checkpointing(tokens: torch.Tensor) -> None:
+def test_gradient_checkpointing() -> None:
     model = make("llama").train()
-    before = gradients(model, tokens)
+    before = gradients(model)
     patch(model).activation_checkpointing_enable({"use_reentrant": False})
-    for name, gradient in gradients(model, tokens).items():
+    for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, before[name], rtol=0, atol=LOGITS)
 
 
@@ -162,10 +135,8 @@ def is_patched(module: torch.nn.Module) -> bool:
     return "_patched_by_rope_xp" in vars(type(module))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3"])
-def test_far_positions_are_nearer_to_the_truth(
-    name: str, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["llama", exhaustive("gemma3_text"), exhaustive("deepseek_v3")])
+def test_far_positions_are_nearer_to_the_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truth: the model in float64, with angles of plain float64 products."""
     more = {"first_k_dense_replace": 2} if name == "deepseek_v3" else {}  # experts lack float64
     model = make(name, max_position_embeddings=2_000_000, **more)
@@ -183,29 +154,29 @@ def test_far_positions_are_nearer_to_the_truth(
 
     monkeypatch.setattr(rotary, "forward", truth)
     positions = 1_000_000 + torch.arange(24)[None]
-    expected = logits(exact, tokens, position_ids=positions)
-    theirs = (logits(model, tokens, position_ids=positions) - expected).abs().max()
-    ours = (logits(patch(model), tokens, position_ids=positions) - expected).abs().max()
+    expected = logits(exact, position_ids=positions)
+    theirs = (logits(model, position_ids=positions) - expected).abs().max()
+    ours = (logits(patch(model), position_ids=positions) - expected).abs().max()
     # Float32 angles near a million are wrong by up to 0.06; ours leave the model's own rounding.
     assert ours < LOGITS
     assert theirs > 50 * ours
 
 
-def test_the_context_at_which_longrope_switches(tokens: torch.Tensor) -> None:
+def test_the_context_at_which_longrope_switches() -> None:
     """By the largest position of a call: 31 is the last of a context of 32."""
     model = make("phi3")
     for last in (31, 32, 33):
         positions = last - 23 + torch.arange(24)[None]
-        before = logits(model, tokens, position_ids=positions)
-        found = logits(patch(model), tokens, position_ids=positions)
+        before = logits(model, position_ids=positions)
+        found = logits(patch(model), position_ids=positions)
         torch.testing.assert_close(found, before, rtol=0, atol=LOGITS)
         unpatch(model)
 
 
-def test_a_model_in_float64_gets_tables_in_float64(tokens: torch.Tensor) -> None:
+def test_a_model_in_float64_gets_tables_in_float64() -> None:
     model = make("llama")
-    single = logits(patch(model), tokens)
-    double = logits(model.double(), tokens)
+    single = logits(patch(model))
+    double = logits(model.double())
     cos, _ = model.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(9)[None])
     angles = torch.arange(9)[:, None] * 1e4 ** -(torch.arange(0, 16, 2) / 16).double()
     # float64 angles below 9, and cos
@@ -272,26 +243,27 @@ def test_arguments_that_are_missing(recorded: bool) -> None:
             ours(*given, unsqueeze_dim=1)
 
 
-def test_casting_the_model_does_not_round_the_frequencies(tokens: torch.Tensor) -> None:
+def test_casting_the_model_does_not_round_the_frequencies() -> None:
     """model.to(bfloat16) rounds inv_freq as well, and angles of far tokens drift apart."""
     positions = 40 * torch.arange(24)[None]
-    exact = logits(make("llama"), tokens, position_ids=positions)
+    exact = logits(make("llama"), position_ids=positions)
     half = make("llama").to(torch.bfloat16)
-    theirs = (logits(half, tokens, position_ids=positions).float() - exact).abs().mean()
-    after = logits(patch(half), tokens, position_ids=positions)
+    theirs = (logits(half, position_ids=positions).float() - exact).abs().mean()
+    after = logits(patch(half), position_ids=positions)
     assert after.dtype == torch.bfloat16
     assert (after.float() - exact).abs().mean() < 0.5 * theirs
 
 
-def test_other_models_of_the_type_are_not_touched(tokens: torch.Tensor) -> None:
+def test_other_models_of_the_type_are_not_touched() -> None:
     model, other = make("llama"), make("llama")
+    keys = list(model.state_dict())
     module = importlib.import_module("transformers.models.llama.modeling_llama")
     function = module.apply_rotary_pos_emb
-    patch(model)
+    assert list(patch(model).state_dict()) == keys
     assert module.apply_rotary_pos_emb is function
     assert not any(map(is_patched, other.modules()))
     copied = copy.deepcopy(model)
-    assert torch.equal(logits(copied, tokens), logits(model, tokens))
+    assert torch.equal(logits(copied), logits(model))
     unpatch(model)
     assert not any(map(is_patched, model.modules()))
     assert "rope_xp_plans" not in vars(model.model.rotary_emb)
@@ -309,25 +281,19 @@ def test_arguments_that_the_models_function_does_not_take() -> None:
             rotate(q, q, cos, sin, *more, **named)
 
 
-def test_weights_are_saved_as_before() -> None:
-    model = make("llama")
-    keys = list(model.state_dict())
-    assert list(patch(model).state_dict()) == keys
-    pickle.dumps(unpatch(model))
-
-
-def test_a_length_fixes_rules_that_depend_on_it(tokens: torch.Tensor) -> None:
+def test_a_length_fixes_rules_that_depend_on_it() -> None:
     model = make("phi3")
-    short = logits(model, tokens[:, :16])
+    short = logits(model, TOKENS[:, :16])
     patch(model, length=64)
-    long = logits(model, tokens[:, :16])
+    long = logits(model, TOKENS[:, :16])
     assert (short - long).abs().max() > 0.01
     rope = model.model.rotary_emb.rope_xp_plans[None].rope
     assert rope.scaling.length == 64
 
 
-def test_the_example_runs() -> None:
-    module = importlib.import_module("rope_xp.integrations.transformers")
-    results = doctest.testmod(module)
-    assert results.attempted > 5
+@pytest.mark.parametrize("name", ["_drop_in", "diffusers", "kernels", "transformers"])
+def test_examples(name: str) -> None:
+    pytest.importorskip({"_drop_in": "numpy"}.get(name, name))
+    results = doctest.testmod(importlib.import_module(f"rope_xp.integrations.{name}"))
+    assert results.attempted > 3
     assert results.failed == 0

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from support.exhaustive import exhaustive
 from support.patched import LOGITS, TOKENS, logits, replaced
 from support.small_models import make, multimodal_text, vision_language
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -18,20 +19,21 @@ from rope_xp import RopeError
 from rope_xp.integrations.transformers import patch
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 5), (3, 3, 5), (3, 5), (1, 3, 1)])
 @pytest.mark.parametrize(
-    "model_type", ["qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_5_text"]
+    "model_type",
+    ["qwen2_vl_text", *map(exhaustive, ("qwen2_5_vl_text", "qwen3_vl_text", "qwen3_5_text"))],
 )
 def test_positions_of_mrope_in_each_shape_that_the_models_expand(
-    model_type: str, shape: tuple[int, ...]
+    model_type: str,
 ) -> None:
-    model = multimodal_text(model_type)
-    positions = 7 + torch.arange(torch.Size(shape).numel()).reshape(shape)
-    tokens = TOKENS[:1].expand(3, -1)[:, : shape[-1]]
-    with torch.no_grad():
-        before = model(tokens, position_ids=positions).last_hidden_state
-        after = patch(model)(tokens, position_ids=positions).last_hidden_state
-    torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
+    own, model = multimodal_text(model_type), patch(multimodal_text(model_type))
+    for shape in ((1, 3, 5), (3, 3, 5), (3, 5), (1, 3, 1)):
+        positions = 7 + torch.arange(torch.Size(shape).numel()).reshape(shape)
+        tokens = TOKENS[:1].expand(3, -1)[:, : shape[-1]]
+        with torch.no_grad():
+            before = own(tokens, position_ids=positions).last_hidden_state
+            after = model(tokens, position_ids=positions).last_hidden_state
+        torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
 
 
 def test_generation_that_goes_on_from_a_cache_of_mrope() -> None:
@@ -64,7 +66,9 @@ def test_queries_of_the_last_tokens_alone() -> None:
             assert all(map(torch.equal, got, (y.to(dtype) for y in expected)))
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3_text", "llama4_text"])
+@pytest.mark.parametrize(
+    "name", ["llama", *map(exhaustive, ("phi3", "gemma3_text", "llama4_text"))]
+)
 def test_a_trace_of_torch_jit(name: str) -> None:
     model = patch(make(name)).requires_grad_(False)
 

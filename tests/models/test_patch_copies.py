@@ -61,9 +61,8 @@ COPIES = {
 
 @pytest.mark.parametrize("copied", COPIES)
 @pytest.mark.parametrize("rotation", [True, False])
-@pytest.mark.parametrize("name", ["llama", exhaustive("phi3"), exhaustive("llama4_text")])
-def test_copies(name: str, rotation: bool, copied: str, rotations: list[None]) -> None:
-    model = make(name)
+def test_copies(rotation: bool, copied: str, rotations: list[None]) -> None:
+    model = make("llama")
     before = logits(model)
     after = logits(patch(model, rotation=rotation))
     done = len(rotations)

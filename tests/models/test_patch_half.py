@@ -14,13 +14,14 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
+from support.exhaustive import exhaustive
 from support.patched import LOGITS, ROTATIONS, counted, logits
 from support.small_models import make, vision_language
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from rope_xp import RopeError
-from rope_xp.integrations import _classes
+from rope_xp.integrations import _readers
 from rope_xp.integrations.transformers import patch, unpatch
 
 
@@ -102,14 +103,14 @@ def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return cos * x
 
 
-def turn_by_both(x: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
-    return position_embeddings[0] * x  # type: ignore[no-any-return]  # a tensor
+def turn_by_both(x: torch.Tensor, position_embeddings: Any) -> Any:
+    return position_embeddings[0] * x
 
 
 class Computes(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
         cos, _ = tables
-        return x * cos  # type: ignore[no-any-return]  # a tensor
+        return x * cos
 
 
 class Inherits(Computes):
@@ -118,26 +119,23 @@ class Inherits(Computes):
 
 class ComputesInside(nn.Module):
     @torch.no_grad()
-    def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
-        return next(x + sin for sin in tables[1:])  # type: ignore[no-any-return]  # a tensor
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+        return next(x + sin for sin in tables[1:])
 
 
 class ComputesByComplexNumbers(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
-        return self.spin(x, tables)
-
     @staticmethod
-    def spin(x: torch.Tensor, freqs_cis: Any) -> torch.Tensor:
-        return x + freqs_cis[0]  # type: ignore[no-any-return]  # a tensor
+    def spin(x: torch.Tensor, freqs_cis: Any) -> Any:
+        return x + freqs_cis[0]
 
 
 class CallsAFunction(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
         return turn(x, *tables)
 
 
 class CallsAFunctionOfBoth(nn.Module):
-    def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
         return turn_by_both(x, tables)
 
 
@@ -183,8 +181,8 @@ class CallsByBoth(nn.Module):
         return apply_rotary_pos_emb(x, x, *position_embeddings)[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tables_that_are_handed_on_are_no_obstacle(dtype: torch.dtype) -> None:
+def test_tables_that_are_handed_on_are_no_obstacle() -> None:
+    dtype = torch.bfloat16
     model, x = Model(HandsOn()), torch.randn(1, 3, 5, 8, dtype=dtype)
     before = model(x)
     after = patch(model)(x)
@@ -196,18 +194,18 @@ def test_tables_that_are_handed_on_are_no_obstacle(dtype: torch.dtype) -> None:
 def test_what_is_listed_as_harmless_is_there_and_would_be_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harmless = _classes._HARMLESS
-    monkeypatch.setattr(_classes, "_HARMLESS", frozenset())
+    harmless = _readers._HARMLESS
+    monkeypatch.setattr(_readers, "_HARMLESS", frozenset())
     for name in harmless:
         module, _, kind = name.rpartition(".")
         with pytest.raises(RopeError, match="it reads cos"):
-            _classes.check_readers(getattr(importlib.import_module(module), kind))
+            _readers.check_readers(getattr(importlib.import_module(module), kind))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("part", [Computes, CallsAFunction])
-def test_the_rotary_modules_alone(part: type[nn.Module], dtype: torch.dtype) -> None:
-    """Any code may take their tables, which have the dtype that it knows."""
+def test_the_rotary_modules_alone(part: type[nn.Module]) -> None:
+    """Any code may take their tables, which have the dtype that it expects."""
+    dtype = torch.bfloat16
     model, x = Model(part()), torch.randn(1, 3, 5, 8, dtype=dtype)
     before = model(x)
     assert type(patch(model, rotation=False).part) is part
@@ -220,26 +218,10 @@ def test_the_rotary_modules_alone(part: type[nn.Module], dtype: torch.dtype) -> 
 # --- what is put into a model's module after it was patched --------------------------------------
 
 
-def test_other_functions_of_the_module_that_are_replaced_later_are_called(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = patch(make("llama", attn_implementation="eager"))
-    before = logits(model)
-    module = importlib.import_module("transformers.models.llama.modeling_llama")
-    calls = []
-    attend = module.eager_attention_forward
-
-    def noted(*arguments: Any, **named: Any) -> Any:
-        calls.append(None)
-        return attend(*arguments, **named)
-
-    monkeypatch.setattr(module, "eager_attention_forward", noted)
-    assert torch.equal(logits(model), before)
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "compiled"),
+    [(torch.bfloat16, True), exhaustive(torch.float32, False), exhaustive(torch.float32, True)],
+)
 def test_a_function_that_rotates_and_is_replaced_later_is_called_in_the_dtype_of_q(
     dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

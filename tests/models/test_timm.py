@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from rope_xp import RoPE, positions
+from rope_xp import RoPE, apply_frequencies, positions
 
 HEIGHT, WIDTH, HEAD_DIM = 14, 12, 32
 # Their angles are float32, of positions up to 16 and 2 pi.
@@ -67,3 +67,22 @@ def test_dinov3(theirs: Any) -> None:
     at = 2 * np.pi * positions.grid(HEIGHT, WIDTH, start=start, step=step)
     rope = RoPE.axial((HEAD_DIM // 2, HEAD_DIM // 2), base=100.0, layout="half")
     compare(theirs, module.get_embed(), rope, at)
+
+
+def test_rope_mixed(theirs: Any) -> None:
+    """Heo et al. 2024: two learned components for each head of each block, columns first."""
+    torch.manual_seed(0)
+    rope = theirs.RotaryEmbeddingMixed(dim=64, depth=2, num_heads=4)
+    tables = rope.get_embed([6, 5])
+    rows, columns = positions.grid(6, 5)
+    q = torch.randn(1, 4, 30, 16)
+    for block in range(2):
+        expected = theirs.apply_rot_embed_cat(q, tables[block])
+        learned = rope.freqs[:, block]
+        found, _ = apply_frequencies(
+            q, q, [columns, rows], learned, layout="interleaved", axes="bhsd"
+        )
+        # Their angles are float32 sums of two products below 12.
+        torch.testing.assert_close(found, expected, rtol=0, atol=4 * CLOSE)
+    found.sum().backward()
+    assert rope.freqs.grad[:, 1].abs().min() > 0

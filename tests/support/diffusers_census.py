@@ -248,10 +248,8 @@ NO_ROTATION: dict[str, str] = {
 }
 """Methods that call what is named as if it rotated."""
 
-_INSIDE = "a function that the method defines"
 _REFUSED = "of models that are refused"
 LEFT_METHODS: dict[str, str] = {
-    "transformer_sana_video.SanaLinearAttnProcessor3_0.__call__": _INSIDE,
     "attention_processor.MochiAttnProcessor2_0.__call__": _REFUSED,
     "transformer_anyflow.AnyFlowAttnProcessor.__call__": _REFUSED,
     "transformer_anyflow_far.AnyFlowAttnProcessor.__call__": _REFUSED,

@@ -53,20 +53,6 @@ def flux() -> Made:
     }  # fmt: skip
 
 
-def flux2() -> Made:
-    model = _of(
-        "Flux2Transformer2DModel", in_channels=4, num_layers=1, num_single_layers=1, **_HEADS,
-        joint_attention_dim=8, axes_dims_rope=(4, 4, 4, 4), timestep_guidance_channels=16,
-    )  # fmt: skip
-    image = torch.tensor([[0, i, j, 0] for i in range(3) for j in range(4)])
-    text = torch.tensor([[0, 0, 0, i] for i in range(5)])
-    return model, {
-        "hidden_states": _noise(2, 12, 4), "encoder_hidden_states": _noise(2, 5, 8),
-        "timestep": _TIME / 1000, "img_ids": image.expand(2, -1, -1), "guidance": torch.ones(2),
-        "txt_ids": text.expand(2, -1, -1),
-    }  # fmt: skip
-
-
 def qwen_image() -> Made:
     model = _of(
         "QwenImageTransformer2DModel", in_channels=16, out_channels=4, num_layers=1, **_HEADS,
@@ -143,21 +129,11 @@ def lumina2() -> Made:
 
 
 def hidream() -> Made:
-    return _hidream(num_routed_experts=2, force_inference_output=True)
-
-
-def hidream_in_training() -> Made:
-    """Return one without experts, whose output has tokens: it reads the values of no tensor."""
-    model, arguments = _hidream(num_routed_experts=0, force_inference_output=False)
-    return model.train(), arguments
-
-
-def _hidream(**more: Any) -> Made:
     model = _of(
         "HiDreamImageTransformer2DModel", patch_size=2, in_channels=4, out_channels=4,
         num_layers=1, num_single_layers=1, caption_channels=[8, 8], text_emb_dim=8,
         num_activated_experts=1, axes_dims_rope=(4, 4, 8), max_resolution=(8, 8),
-        llama_layers=[0, 0], **_HEADS, **more,
+        llama_layers=[0, 0], num_routed_experts=2, force_inference_output=True, **_HEADS,
     )  # fmt: skip
     return model, {
         "hidden_states": _noise(2, 4, 8, 8), "timesteps": _TIME,
@@ -190,18 +166,6 @@ def ltx() -> Made:
     }  # fmt: skip
 
 
-def cogview4() -> Made:
-    model = _of(
-        "CogView4Transformer2DModel", in_channels=4, out_channels=4, num_layers=1,
-        text_embed_dim=8, time_embed_dim=8, condition_dim=4, rope_axes_dim=(16, 16), **_HEADS,
-    )  # fmt: skip
-    size = torch.tensor([[8.0, 8.0]]).expand(2, 2)
-    return model, {
-        "hidden_states": _noise(2, 4, 4, 6), "encoder_hidden_states": _noise(2, 5, 8),
-        "timestep": _TIME, "original_size": size, "target_size": size, "crop_coords": 0 * size,
-    }  # fmt: skip
-
-
 def allegro() -> Made:
     from diffusers.models.embeddings import get_3d_rotary_pos_embed_allegro
 
@@ -231,11 +195,23 @@ def sana_wm() -> Made:
     }  # fmt: skip
 
 
+def sana_video() -> Made:
+    model = _of(
+        "SanaVideoTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
+        num_attention_heads=2, attention_head_dim=12, num_cross_attention_heads=2,
+        cross_attention_head_dim=12, cross_attention_dim=24, caption_channels=8,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 5, 8),
+        "timestep": _TIME,
+    }  # fmt: skip
+
+
 SMALL = tuple(
     Small(make.__name__, make)
     for make in (
-        *(flux, flux2, qwen_image, wan, hunyuan_video, cogvideox, z_image, lumina2, hidream),
-        *(cosmos, ltx, cogview4, allegro, sana_wm),
+        *(flux, qwen_image, wan, hunyuan_video, cogvideox, z_image, lumina2, hidream),
+        *(cosmos, ltx, allegro, sana_wm, sana_video),
     )
 )
 

@@ -12,7 +12,7 @@ import torch
 
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.call_cache import CallSignature
-from rope_xp.integrations import _functions
+from rope_xp.integrations import _functions, _recognition
 from rope_xp.integrations._formats import Format
 
 TOKENS = torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -22,25 +22,23 @@ LOGITS = 2e-4
 ROTATIONS = 4
 
 
-def logits(model: Any) -> torch.Tensor:
+def logits(model: Any, tokens: torch.Tensor = TOKENS, **more: Any) -> torch.Tensor:
     with torch.no_grad():
-        return model(TOKENS).logits  # type: ignore[no-any-return]  # a tensor
+        return model(tokens, **more).logits  # type: ignore[no-any-return]  # a tensor
 
 
-def replaced(
-    kind: str, form: Format, name: str = "apply_rotary_pos_emb"
-) -> tuple[_functions.Function, _functions.Function]:
+def replaced(kind: str, form: Format, name: str = "apply_rotary_pos_emb") -> tuple[Any, Any]:
     """Return a function of a kind of models, and what replaces it in one that is patched."""
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     function = getattr(module, name)
-    rotation = _functions.recognise("apply", function, [form])
-    return function, _functions.replacement("apply", function, rotation)
+    rotation = _recognition.recognize("apply", function, [form])
+    return function, _functions.build_replacement("apply", function, rotation)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
     done: list[None] = []
-    rotate, run = _functions._rotate, call_cache.run
+    rotate, run = _recognition.rotate, call_cache.run
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
@@ -55,7 +53,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         count(signature.arrays)
         return results
 
-    monkeypatch.setattr(_functions, "_rotate", rotate_and_count)
+    monkeypatch.setattr(_recognition, "rotate", rotate_and_count)
     counting = SimpleNamespace(**vars(call_cache) | {"run": run_and_count})
     monkeypatch.setattr(_functions, "call_cache", counting)
     return done

@@ -48,16 +48,12 @@ _LONGROPE = {
 }
 
 MODELS: dict[str, dict[str, Any]] = {
-    "bitnet": {},
     "cohere": {},
-    "cohere2": _HEAD,
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "deepseek_v4": {"head_dim": 64, **_EXPERTS},  # the end of a head
     "ernie4_5": _HEAD,
     "falcon": {"num_kv_heads": 2},
-    "gemma": _HEAD,
-    "gemma2": _HEAD,
     "gemma3_text": _WINDOW,  # two bases
     "gemma4_text": {  # proportional, and heads of two widths
         **_WINDOW,
@@ -67,11 +63,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
     },
     "glm": _HEAD,
-    "glm4": _HEAD,
     "gpt_neox": {},
     "gpt_oss": {**_EXPERTS, "head_dim": 16, "sliding_window": 8},  # YaRN
-    "granite": {},
-    "helium": _HEAD,
     "llama": {},
     "llama4_text": {  # complex numbers
         **_EXPERTS,
@@ -80,21 +73,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "attn_temperature_tuning": False,
     },
     "minimax_m2": {**_EXPERTS, **_HEAD},
-    "mistral": _HEAD,
-    "mixtral": _EXPERTS,
-    "nemotron": _HEAD,
     "olmo2": {},
-    "olmo3": {},
     "persimmon": {},
     "phi": {},
     "phi3": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32},
-    "qwen2": {},
     "qwen3": _HEAD,
     "smollm3": {},
     "stablelm": {},
-    "starcoder2": {},
 }
-"""Model type, and what its configuration needs beyond ``_SMALL``."""
+"""Model type, and what its configuration needs beyond ``_SMALL``: one of each way to rotate."""
 
 
 def make(model_type: str, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From the configuration of a diffusion transformer to its RoPE and its positions."""
+"""Read the RoPE and the positions of a diffusion transformer from its configuration."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp.hf import _files
 from rope_xp.integrations._diffusion.grids import Grid
-from rope_xp.integrations._diffusion.models import MODELS, UNSUPPORTED, Model
+from rope_xp.integrations._diffusion.models import MODELS, UNSUPPORTED, ModelRow
 from rope_xp.positions import _values
 from rope_xp.rope import RoPE
 
@@ -21,11 +21,10 @@ class RotaryConfig(NamedTuple):
 
     rope: RoPE
     positions: "Positions"
-    """Makes the positions that ``rope`` takes."""
 
 
 class Positions:
-    """Makes the positions of a transformer's tokens, in the order of its attention."""
+    """The positions of a transformer's tokens, in the order of its attention."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self._name, self._config = name, dict(config)
@@ -78,16 +77,16 @@ class Positions:
             _values.check_count("text", text, 0),
             fps,
         )
-        rule = MODELS[self._name].text
-        if grid.text and rule is None:
+        row = MODELS[self._name].text
+        if grid.text and row is None:
             msg = f"text = {text}: this model does not rotate its text; leave text out"
             raise RopeError(msg)
         lines = np.meshgrid(*self.lines(grid), indexing="ij")
         tokens = np.stack([line.ravel() for line in lines])
-        if rule is not None:
-            start = rule.start(grid) if callable(rule.start) else rule.start
-            words = positions.text(grid.text, len(lines), start=start, along=rule.along)
-            tokens = np.concatenate([words, tokens] if rule.first else [tokens, words], axis=1)
+        if row is not None:
+            start = row.start(grid) if callable(row.start) else row.start
+            words = positions.text(grid.text, len(lines), start=start, along=row.along)
+            tokens = np.concatenate([words, tokens] if row.first else [tokens, words], axis=1)
         return _values.to_library(tokens if len(lines) > 1 else tokens[0], xp, device)
 
 
@@ -110,13 +109,13 @@ def from_config(config: object) -> RotaryConfig:
         )
         raise RopeConfigError(msg)
     try:
-        rope = _rope(MODELS[name], values)
+        rope = _build_rope(MODELS[name], values)
     except (RopeError, TypeError, ValueError, KeyError, ArithmeticError) as error:
         raise RopeConfigError(f"config of {name}: {error}") from error
     return RotaryConfig(rope, Positions(name, values))
 
 
-def _rope(model: Model, config: Mapping[str, Any]) -> RoPE:
+def _build_rope(model: ModelRow, config: Mapping[str, Any]) -> RoPE:
     base = float(config.get(model.base_key) or model.base)
     sections = model.sections(config)
     if len(sections) == 1:

@@ -1,7 +1,6 @@
-"""Where the tokens of diffusion transformers are: positions along each axis, and of the text.
+"""Positions of the tokens of diffusion transformers, along each axis of a grid and of the text.
 
-A function here returns the positions along each axis of an image or video. The grid that they span
-holds the patches in the order of the model's attention.
+The grid holds the patches in the order of the model's attention.
 """
 
 from collections.abc import Callable, Mapping

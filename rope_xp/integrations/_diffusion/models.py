@@ -15,7 +15,7 @@ Numbers = Callable[[Config], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelRow:
     """The rotary embedding of a class."""
 
     lines: Lines
@@ -110,25 +110,25 @@ _DIAGONAL = Text(along=(1, 2))
 _CONTINUED = Text(along=None, start=grids.half_size)
 _LAST = Text(along=None, start=grids.full_size, first=False)
 
-_flux = Model(grids.video, _FLUX, text=_AT_ZERO)
-_bria = Model(grids.video, _FLUX, base_key=_THETA, text=_AT_ZERO)
-_qwen = Model(grids.qwen, _FLUX, text=_CONTINUED)
-_wan = Model(grids.video, _thirds(128))
-_hunyuan = Model(grids.video, _HUNYUAN, 256.0, _THETA)
-_joyimage = Model(grids.video, _JOYIMAGE, 256.0, "theta", _LAST)
-_cogvideox = Model(grids.cogvideox, _eighths)
-_kandinsky = Model(grids.video, _key("axes_dims", 16, 24, 24))
+_flux = ModelRow(grids.video, _FLUX, text=_AT_ZERO)
+_bria = ModelRow(grids.video, _FLUX, base_key=_THETA, text=_AT_ZERO)
+_qwen = ModelRow(grids.qwen, _FLUX, text=_CONTINUED)
+_wan = ModelRow(grids.video, _thirds(128))
+_hunyuan = ModelRow(grids.video, _HUNYUAN, 256.0, _THETA)
+_joyimage = ModelRow(grids.video, _JOYIMAGE, 256.0, "theta", _LAST)
+_cogvideox = ModelRow(grids.cogvideox, _eighths)
+_kandinsky = ModelRow(grids.video, _key("axes_dims", 16, 24, 24))
 
-MODELS: dict[str, Model] = {
+MODELS: dict[str, ModelRow] = {
     "FluxTransformer2DModel": _flux,
     "ChromaTransformer2DModel": _flux,
     "BriaTransformer2DModel": _bria,
     "BriaFiboTransformer2DModel": _bria,
-    "OvisImageTransformer2DModel": Model(grids.video, _FLUX, text=_DIAGONAL),
-    "LongCatImageTransformer2DModel": Model(grids.longcat, _FLUX, text=_DIAGONAL),
-    "Krea2Transformer2DModel": Model(grids.video, _KREA, 1000.0, _THETA, _AT_ZERO),
-    "Flux2Transformer2DModel": Model(grids.flux2, _FLUX2, 2000.0, _THETA, Text(along=(3,))),
-    "Flux3Transformer2DModel": Model(grids.flux2, _FLUX2, 10000.0, _THETA, Text(along=(3,))),
+    "OvisImageTransformer2DModel": ModelRow(grids.video, _FLUX, text=_DIAGONAL),
+    "LongCatImageTransformer2DModel": ModelRow(grids.longcat, _FLUX, text=_DIAGONAL),
+    "Krea2Transformer2DModel": ModelRow(grids.video, _KREA, 1000.0, _THETA, _AT_ZERO),
+    "Flux2Transformer2DModel": ModelRow(grids.flux2, _FLUX2, 2000.0, _THETA, Text(along=(3,))),
+    "Flux3Transformer2DModel": ModelRow(grids.flux2, _FLUX2, 10000.0, _THETA, Text(along=(3,))),
     "QwenImageTransformer2DModel": _qwen,
     "NucleusMoEImageTransformer2DModel": _qwen,
     "WanTransformer3DModel": _wan,
@@ -137,43 +137,45 @@ MODELS: dict[str, Model] = {
     "SkyReelsV2Transformer3DModel": _wan,
     "AnyFlowTransformer3DModel": _wan,
     "AnyFlowFARTransformer3DModel": _wan,
-    "SanaVideoTransformer3DModel": Model(grids.video, _thirds(112)),
-    "ChronoEditTransformer3DModel": Model(grids.chronoedit, _thirds(128)),
-    "HeliosTransformer3DModel": Model(grids.video, _key("rope_dim", 44, 42, 42), 1e4, _THETA),
+    "SanaVideoTransformer3DModel": ModelRow(grids.video, _thirds(112)),
+    "ChronoEditTransformer3DModel": ModelRow(grids.chronoedit, _thirds(128)),
+    "HeliosTransformer3DModel": ModelRow(grids.video, _key("rope_dim", 44, 42, 42), 1e4, _THETA),
     "HunyuanVideoTransformer3DModel": _hunyuan,
     "HunyuanVideo15Transformer3DModel": _hunyuan,
     "HunyuanVideoFramepackTransformer3DModel": _hunyuan,
     "MotifVideoTransformer3DModel": _hunyuan,
-    "HunyuanImageTransformer2DModel": Model(
+    "HunyuanImageTransformer2DModel": ModelRow(
         grids.hunyuan_image, _key("rope_axes_dim", 64, 64), 256.0, _THETA
     ),
     "JoyImageEditTransformer3DModel": _joyimage,
     "JoyImageEditPlusTransformer3DModel": _joyimage,
     "CogVideoXTransformer3DModel": _cogvideox,
     "ConsisIDTransformer3DModel": _cogvideox,
-    "EasyAnimateTransformer3DModel": Model(grids.easyanimate, _eighths),
-    "ZImageTransformer2DModel": Model(
+    "EasyAnimateTransformer3DModel": ModelRow(grids.easyanimate, _eighths),
+    "ZImageTransformer2DModel": ModelRow(
         grids.z_image,
         _key("axes_dims", 32, 48, 48),
         256.0,
         _THETA,
         Text(along=(0,), start=(1, 0, 0), first=False),
     ),
-    "Lumina2Transformer2DModel": Model(
+    "Lumina2Transformer2DModel": ModelRow(
         grids.lumina2, _key("axes_dim_rope", 32, 32, 32), text=Text(along=(0,))
     ),
-    "HiDreamImageTransformer2DModel": Model(
+    "HiDreamImageTransformer2DModel": ModelRow(
         grids.video, _HIDREAM, text=Text(along=(), first=False)
     ),
     "Kandinsky5Transformer3DModel": _kandinsky,
     "Kandinsky6SRTransformer3DModel": _kandinsky,
-    "Kandinsky6Transformer3DModel": Model(grids.video, _key("axes_dims", 32, 48, 48)),
-    "CosmosTransformer3DModel": Model(grids.cosmos, _thirds(128), layout="half", bases=_ntk_bases),
-    "CogView4Transformer2DModel": Model(grids.cogview4, _halves, layout="half"),
-    "GlmImageTransformer2DModel": Model(grids.image, _halves, layout="half"),
-    "PRXTransformer2DModel": Model(grids.image, _prx, base_key="theta"),
-    "MiniMaxH3Transformer3DModel": Model(grids.video, _minimax, base_key=_THETA, layout="half"),
-    "Ideogram4Transformer2DModel": Model(
+    "Kandinsky6Transformer3DModel": ModelRow(grids.video, _key("axes_dims", 32, 48, 48)),
+    "CosmosTransformer3DModel": ModelRow(
+        grids.cosmos, _thirds(128), layout="half", bases=_ntk_bases
+    ),
+    "CogView4Transformer2DModel": ModelRow(grids.cogview4, _halves, layout="half"),
+    "GlmImageTransformer2DModel": ModelRow(grids.image, _halves, layout="half"),
+    "PRXTransformer2DModel": ModelRow(grids.image, _prx, base_key="theta"),
+    "MiniMaxH3Transformer3DModel": ModelRow(grids.video, _minimax, base_key=_THETA, layout="half"),
+    "Ideogram4Transformer2DModel": ModelRow(
         grids.video,
         _number("attention_head_dim", 256),
         5e6,
@@ -181,17 +183,21 @@ MODELS: dict[str, Model] = {
         layout="half",
         position_axes=_strided_axes,
     ),
-    "MiniMaxMusic3Transformer1DModel": Model(grids.sound, _number("rotary_dim", 32), layout="half"),
-    "AceStepTransformer1DModel": Model(
+    "MiniMaxMusic3Transformer1DModel": ModelRow(
+        grids.sound, _number("rotary_dim", 32), layout="half"
+    ),
+    "AceStepTransformer1DModel": ModelRow(
         grids.sound, _number("head_dim", 128), 1e6, _THETA, layout="half"
     ),
-    "LongCatAudioDiTTransformer": Model(
+    "LongCatAudioDiTTransformer": ModelRow(
         grids.sound, _per_head(("dit_dim", 1536), ("dit_heads", 24)), 1e5, layout="half"
     ),
-    "StableAudio3DiTModel": Model(
+    "StableAudio3DiTModel": ModelRow(
         grids.sound, _per_head(("embed_dim", 1536), ("num_heads", 24), 2), layout="half"
     ),
-    "StableAudioDiTModel": Model(grids.sound, _number("attention_head_dim", 64, 2), layout="half"),
+    "StableAudioDiTModel": ModelRow(
+        grids.sound, _number("attention_head_dim", 64, 2), layout="half"
+    ),
 }
 
 _LTX = "its frequencies are base ** linspace(0, 1) * pi/2 over all heads at once"

@@ -1,7 +1,7 @@
-"""The functions by which diffusers rotates q and k: how each takes its tables, and what it does."""
+"""The functions by which diffusers rotates q and k, and their replacements: a row for each."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,12 +11,14 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp._functions import apply_tables
 from rope_xp.integrations import _formats
-from rope_xp.integrations._diffusion.tables import Format, are_close, write
+from rope_xp.integrations._diffusion.tables import are_close, write
+from rope_xp.integrations._formats import Format
+from rope_xp.integrations._methods import Function
 
 
 @dataclass(frozen=True)
-class Rotation:
-    """What a function does with arrays and tables."""
+class RotationRow:
+    """A way to call a function that rotates."""
 
     form: Format = "neighbours"
     packing: Literal["tuple", "two", "joined", "thirds"] = "tuple"
@@ -39,82 +41,75 @@ class Rotation:
         return "half" if self.form in ("halves", "pairs") else "interleaved"
 
 
-_LTX = Rotation(axes="bsd")
-_LTX_SPLIT = Rotation("pairs", axes="bsnd", table_axes="bnsd")
-_QWEN = Rotation("complex", table_axes="sd", options={"use_real": False})
-_WAN = Rotation(packing="two")
+_LTX = RotationRow(axes="bsd")
+_LTX_SPLIT = RotationRow("pairs", axes="bsnd", table_axes="bnsd")
+_QWEN = RotationRow("complex", table_axes="sd", options={"use_real": False})
+_WAN = RotationRow(packing="two")
 
-ROTATIONS: dict[str, tuple[Rotation, ...]] = {
+ROTATIONS: dict[str, tuple[RotationRow, ...]] = {
     "embeddings.apply_rotary_emb": (
-        Rotation(axes="bhsd", table_axes="sd"),
-        Rotation(table_axes="sd", options={"sequence_dim": 1}),
-        Rotation("halves", axes="bhsd", table_axes="sd", options={"use_real_unbind_dim": -2}),
-        Rotation("halves", table_axes="sd", options={"sequence_dim": 1, "use_real_unbind_dim": -2}),
-        Rotation("complex", table_axes="bsd", options={"use_real": False}),
+        RotationRow(axes="bhsd", table_axes="sd"),
+        RotationRow(table_axes="sd", options={"sequence_dim": 1}),
+        RotationRow("halves", axes="bhsd", table_axes="sd", options={"use_real_unbind_dim": -2}),
+        RotationRow(
+            "halves", table_axes="sd", options={"sequence_dim": 1, "use_real_unbind_dim": -2}
+        ),
+        RotationRow("complex", table_axes="bsd", options={"use_real": False}),
     ),
     "embeddings.apply_rotary_emb_allegro": (
-        Rotation("halves", "thirds", axes="bhsd", table_axes="bsd"),
+        RotationRow("halves", "thirds", axes="bhsd", table_axes="bsd"),
     ),
     "transformer_helios.apply_rotary_emb_transposed": (
-        Rotation(packing="joined", table_axes="bsd"),
+        RotationRow(packing="joined", table_axes="bsd"),
     ),
-    "transformer_hidream_image.apply_rope": (Rotation("matrices", arrays=2),),
-    "transformer_joyimage._apply_rotary_emb": (Rotation(table_axes="sd", arrays=2),),
-    "transformer_kandinsky6.apply_rotary": (Rotation("matrices"),),
-    "transformer_kandinsky6_sr.apply_rotary": (Rotation("matrices"),),
-    "transformer_longcat_audio_dit._apply_rotary_emb": (Rotation("halves", table_axes="sd"),),
+    "transformer_hidream_image.apply_rope": (RotationRow("matrices", arrays=2),),
+    "transformer_joyimage._apply_rotary_emb": (RotationRow(table_axes="sd", arrays=2),),
+    "transformer_kandinsky6.apply_rotary": (RotationRow("matrices"),),
+    "transformer_kandinsky6_sr.apply_rotary": (RotationRow("matrices"),),
+    "transformer_longcat_audio_dit._apply_rotary_emb": (RotationRow("halves", table_axes="sd"),),
     "transformer_ltx.apply_rotary_emb": (_LTX,),
     "transformer_ltx2.apply_interleaved_rotary_emb": (_LTX,),
     "transformer_ltx2.apply_split_rotary_emb": (_LTX_SPLIT,),
     "transformer_minimax_h3._apply_rotary_emb": (
-        Rotation("halves", "two", table_axes="sd", partial=True),
+        RotationRow("halves", "two", table_axes="sd", partial=True),
     ),
     "transformer_minimax_music3._apply_partial_rotary_emb": (
-        Rotation("halves", table_axes="sd", partial=True),
+        RotationRow("halves", table_axes="sd", partial=True),
     ),
     "transformer_nucleusmoe_image._apply_rotary_emb_nucleus": (_QWEN,),
-    "transformer_prx.apply_rope": (Rotation("matrices", axes="bhsd"),),
+    "transformer_prx.apply_rope": (RotationRow("matrices", axes="bhsd"),),
     "transformer_qwenimage.apply_rotary_emb_qwen": (_QWEN,),
-    "transformer_sana_wm._apply_rotary_emb": (Rotation("complex", axes="bhds", table_axes="bhsd"),),
+    "transformer_sana_wm._apply_rotary_emb": (
+        RotationRow("complex", axes="bhds", table_axes="bhsd"),
+    ),
     "transformer_sana_wm_refiner.apply_interleaved_rotary_emb": (_LTX,),
     "transformer_sana_wm_refiner.apply_split_rotary_emb": (_LTX_SPLIT,),
+    "Kandinsky5AttnProcessor.apply_rotary": (RotationRow("matrices"),),
+    "SanaLinearAttnProcessor3_0.apply_rotary_emb": (_WAN,),
+    "SkyReelsV2AttnProcessor.apply_rotary_emb": (_WAN,),
+    "WanAttnProcessor.apply_rotary_emb": (_WAN,),
+    "ZSingleStreamAttnProcessor.apply_rotary_emb": (RotationRow("complex", table_axes="bsd"),),
 }
-"""By the module and the name of a function: the ways to call it."""
+"""The ways to call a function, by its module and name; by the class whose method defines it."""
 
 _DEFAULTS = {"use_real": True, "use_real_unbind_dim": -1, "sequence_dim": 2}
 
 
-@dataclass(frozen=True)
-class InnerRotation:
-    """How a processor rotates by a function inside its own method, where nothing can replace it.
-
-    So the processor is run without tables, and the functions that it hands q and k to rotate them.
-    """
-
-    argument: str
-    """The argument of the processor that holds the tables."""
-    rotation: Rotation
-    functions: tuple[str, ...] = ("dispatch_attention_fn",)
-
-
-INNER_ROTATIONS: dict[str, InnerRotation] = {
-    "WanAttnProcessor": InnerRotation("rotary_emb", _WAN),
-    "SkyReelsV2AttnProcessor": InnerRotation("rotary_emb", _WAN),
-    "ZSingleStreamAttnProcessor": InnerRotation("freqs_cis", Rotation("complex", table_axes="bsd")),
-    "Kandinsky5AttnProcessor": InnerRotation(
-        "rotary_emb", Rotation("matrices"), ("dispatch_attention_fn", "nablaT_v2")
-    ),
-}
-"""By the class of a processor."""
+def find_key(name: str, function: Function) -> str:
+    """Return the key of a function in ``ROTATIONS``, by the name that its caller has for it."""
+    owner, _, local = getattr(function, "__qualname__", "").partition(".")
+    if local:
+        return f"{owner}.{name}"
+    return f"{getattr(function, '__module__', '').rpartition('.')[2]}.{name}"
 
 
 # --- rotation ------------------------------------------------------------------------------------
 
 
 def rotate_like(
-    rotations: Sequence[Rotation], function: Callable[..., Any], *arguments: Any, **options: Any
+    rotations: Sequence[RotationRow], function: Function, *arguments: Any, **options: Any
 ) -> Any:
-    """Do what a function of diffusers does; call it where the arguments are unusual."""
+    """Rotate as a function of diffusers does; call it if no row has these arguments."""
     changed = {k: v for k, v in options.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
     for rotation in rotations:
         n = rotation.arrays
@@ -124,26 +119,12 @@ def rotate_like(
     return function(*arguments, **options)
 
 
-def rotate_first(
-    rotation: Rotation,
-    tables: Any,
-    function: Callable[..., Any],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    *arguments: Any,
-    **options: Any,
-) -> Any:
-    """Rotate q and k, and hand them to a function of diffusers."""
-    packed = tables if _count_tables(rotation) == 2 else (tables,)
-    return function(*rotate((query, key), packed, rotation), *arguments, **options)
-
-
-def _count_tables(rotation: Rotation) -> int:
+def _count_tables(rotation: RotationRow) -> int:
     return 2 if rotation.packing in ("two", "thirds") else 1
 
 
 def rotate(
-    arrays: Sequence[torch.Tensor], tables: Sequence[Any], rotation: Rotation
+    arrays: Sequence[torch.Tensor], tables: Sequence[Any], rotation: RotationRow
 ) -> tuple[torch.Tensor, ...]:
     """Return rotated arrays."""
     if rotation.packing == "thirds":
@@ -170,7 +151,7 @@ def rotate(
 
 def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
     """Rotate each third of a head by rows of its own tables, which positions select."""
-    rotation = Rotation("halves", "two", axes="bhsd", table_axes="bsd")
+    rotation = RotationRow("halves", "two", axes="bhsd", table_axes="bsd")
     thirds: list[torch.Tensor] = []
     for third, tables, rows in zip(x.chunk(3, dim=-1), pairs, positions, strict=True):
         selected = [torch.nn.functional.embedding(rows, table) for table in tables]
@@ -178,30 +159,20 @@ def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
     return torch.cat(thirds, dim=-1)
 
 
-def _read(tables: Sequence[Any], rotation: Rotation) -> _formats.Tables:
+def _read(tables: Sequence[Any], rotation: RotationRow) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cos and sin with one column per pair."""
-    if rotation.form == "complex":
-        return tables[0].real, tables[0].imag
-    if rotation.form == "matrices":
-        return tables[0][..., 0, 0], tables[0][..., 1, 0]
     if rotation.packing == "joined":
         tables = tables[0].chunk(2, dim=-1)
-    return _formats.read(tuple(tables[0] if len(tables) == 1 else tables), rotation.form)
+    elif rotation.packing == "tuple" and isinstance(tables[0], tuple | list):
+        (tables,) = tables
+    return _formats.read(tables, rotation.form)
 
 
 # --- check ---------------------------------------------------------------------------------------
 
 
-def check(
-    where: str, name: str, function: Callable[..., Any], rotations: Sequence[Rotation]
-) -> None:
-    """Compare a function with the rotations that replace it, on random arrays.
-
-    Raises
-    ------
-    RopeError
-        If it does something else.
-    """
+def check(where: str, name: str, function: Function, rotations: Sequence[RotationRow]) -> None:
+    """Check that a function rotates random arrays as the rotations do that replace it."""
     for rotation in rotations:
         arrays, tables = make_example(rotation)
         options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
@@ -220,10 +191,10 @@ def check(
             raise RopeError(msg)
 
 
-def make_example(rotation: Rotation) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+def make_example(rotation: RotationRow) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
     """Return random arrays and tables as a function takes them."""
-    pairs, thirds = 4, 3 if rotation.packing == "thirds" else 1
-    sizes = {"b": 2, "h": 3, "n": 3, "s": 5, "d": thirds * 2 * pairs + 4 * rotation.partial}
+    pairs, parts = 4, 3 if rotation.packing == "thirds" else 1
+    sizes = {"b": 2, "h": 3, "n": 3, "s": 5, "d": parts * 2 * pairs + 4 * rotation.partial}
     generator = torch.Generator().manual_seed(0)
     # Heads are contiguous whatever the axes: some functions view them as complex numbers.
     shape = [sizes[axis] for axis in rotation.axes.replace("d", "") + "d"]
@@ -235,7 +206,7 @@ def make_example(rotation: Rotation) -> tuple[tuple[torch.Tensor, ...], tuple[An
     return arrays, _pack(write(angles.cos(), angles.sin(), rotation.form), rotation)
 
 
-def _pack(tables: Any, rotation: Rotation) -> tuple[Any, ...]:
+def _pack(tables: Any, rotation: RotationRow) -> tuple[Any, ...]:
     if rotation.packing == "two":
         return tuple(tables)
     if rotation.packing == "joined":

@@ -1,5 +1,5 @@
 """What the package kernels imports of a repository: its layers."""
 
-from rope_xp.integrations import _kernel as layers
+from rope_xp.integrations import kernels as layers
 
 __all__ = ["layers"]

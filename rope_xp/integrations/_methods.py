@@ -1,0 +1,198 @@
+"""Find the functions that rotate in the bytecode of methods, and copy methods to call others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from rope_xp._core.caches import cached
+from rope_xp._core.errors import RopeError
+
+Function = Callable[..., Any]
+_NAME = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
+_EMBEDDINGS = "diffusers.models.embeddings"
+"""The module from which methods of diffusers import functions that rotate."""
+
+
+def inner_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield code and that of the functions that it defines."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from inner_codes(constant)
+
+
+def rotation_names(function: FunctionType) -> list[str]:
+    """Return the names in a function that functions which rotate usually have."""
+    names = {name for code in inner_codes(function.__code__) for name in code.co_names}
+    return sorted(filter(_NAME.fullmatch, names))
+
+
+def _find_scope(function: FunctionType, name: str) -> dict[str, Any]:
+    """Return the globals of the module that holds what a function calls by a name."""
+    scope = function.__globals__
+    if name in scope or not scope["__name__"].startswith("diffusers."):
+        return scope
+    return vars(sys.modules[_EMBEDDINGS])  # the method imports it from there
+
+
+def _global_rotations(function: FunctionType) -> dict[str, Function]:
+    scopes = {name: _find_scope(function, name) for name in rotation_names(function)}
+    return {name: scope[name] for name, scope in scopes.items() if callable(scope.get(name))}
+
+
+def _local_rotations(function: FunctionType) -> dict[str, Function]:
+    codes = [code for code in inner_codes(function.__code__) if code is not function.__code__]
+    module = function.__globals__["__name__"]
+    named = [code for code in codes if _NAME.fullmatch(code.co_name)]
+    return {code.co_name: _load_local(code, module) for code in named}
+
+
+@cached(64)
+def _load_local(code: CodeType, module: str) -> FunctionType:
+    cells = tuple(CellType() for _ in code.co_freevars)
+    return FunctionType(code, vars(sys.modules[module]), closure=cells)
+
+
+def rotations_called(function: FunctionType) -> dict[str, Function]:
+    """Return the functions that rotate which a function calls or defines, by name.
+
+    A decorator's wrapper calls what the function inside calls.
+    """
+    return {
+        name: rotation
+        for part in wrapped_functions(function)
+        for name, rotation in (_global_rotations(part) | _local_rotations(part)).items()
+    }
+
+
+def wrapped_functions(function: FunctionType) -> list[FunctionType]:
+    """Return a function and those in its closure, as decorators leave them."""
+    functions = [function]
+    for part in functions:  # which grows: some closures hold their own function
+        contents = map(_cell_function, part.__closure__ or ())
+        functions += [inner for inner in contents if inner is not None and inner not in functions]
+    return functions
+
+
+def _cell_function(cell: CellType) -> FunctionType | None:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # not filled, such as the class of super() while it is made
+        return None
+    return content if isinstance(content, FunctionType) else None
+
+
+def rotating_methods(kind: type) -> dict[str, FunctionType]:
+    """Return the methods of a class that call a function that rotates, inherited ones included.
+
+    Raises
+    ------
+    RopeError
+        If one of them is overridden: what super() would call stays as it is.
+    """
+    methods: dict[str, FunctionType] = {}
+    for base in reversed(kind.__mro__):
+        for name, member in vars(base).items():
+            rotates = isinstance(member, FunctionType) and rotations_called(member)
+            if methods.pop(name, None) is not None and not rotates:
+                msg = (
+                    f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, in which its "
+                    "base rotates q and k"
+                )
+                raise RopeError(msg)
+            if rotates:
+                methods[name] = member
+    return methods
+
+
+def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
+    """Return the functions that rotate which the methods of a class call, with their names."""
+    return tuple(
+        (name, function)
+        for method in rotating_methods(kind).values()
+        for name, function in rotations_called(method).items()
+    )
+
+
+Replace = Callable[[str, Function, ModuleType | None], Function]
+"""From a function that rotates, by its name and the module that holds it, to its replacement.
+
+A function that a method defines is in no module. ``replaces`` of the replacement identifies it.
+"""
+
+
+def replace_rotations(function: FunctionType, replace: Replace) -> FunctionType:
+    """Return a copy of a function that calls replacements of functions that rotate.
+
+    Replacements stand under new names beside the functions. The modules' own names stay as they
+    are, so that other models are not touched, and all else that the copy calls is what the modules
+    hold when it is called.
+    """
+    copies: dict[FunctionType, FunctionType] = {}
+
+    def install(scope: dict[str, Any], name: str, replacement: Any) -> str:
+        names = (f"_rope_xp_{name}_{i}" for i in itertools.count())
+        key = replacement.replaces
+        free = next(new for new in names if new not in scope or scope[new].replaces == key)
+        scope.setdefault(free, replacement)
+        return free
+
+    def copy(part: FunctionType) -> FunctionType:
+        if part in copies or not rotations_called(part):
+            return copies.get(part, part)
+        own_scope = part.__globals__
+        global_names, local_names = {}, {}
+        for name, rotation in _global_rotations(part).items():
+            scope = _find_scope(part, name)
+            module = sys.modules.get(scope["__name__"])
+            global_names[name] = install(scope, name, replace(name, rotation, module))
+        for name, rotation in _local_rotations(part).items():
+            local_names[name] = install(own_scope, name, replace(name, rotation, None))
+        code = _rename(part.__code__, global_names, local_names)
+        cells = [CellType() for _ in part.__closure__ or ()]
+        copied = FunctionType(
+            code, own_scope, part.__name__, part.__defaults__, tuple(cells) or None
+        )
+        copies[part] = copied
+        copied.__kwdefaults__ = part.__kwdefaults__
+        functools.update_wrapper(copied, part)
+        copied.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing
+        copied.__dict__.update(part.__dict__)
+        for cell, original in zip(cells, part.__closure__ or (), strict=True):
+            inner = _cell_function(original)
+            cell.cell_contents = original.cell_contents if inner is None else copy(inner)
+        return copied
+
+    return copy(function)
+
+
+def _call_replacement(*arguments: Any, **named: Any) -> Any:
+    return _replacement(*arguments, **named)
+
+
+def _replacement(*_: Any, **__: Any) -> Any:
+    """Stand for the global whose name _rename sets."""
+
+
+def _rename(code: CodeType, global_names: dict[str, str], local_names: dict[str, str]) -> CodeType:
+    """Return code that calls other globals, also in place of functions that it defines."""
+
+    def rename_constant(constant: Any) -> Any:
+        if not isinstance(constant, CodeType):
+            return constant
+        if constant.co_name not in local_names:
+            return _rename(constant, global_names, local_names)
+        return _call_replacement.__code__.replace(
+            co_names=(local_names[constant.co_name],), co_freevars=constant.co_freevars
+        )
+
+    return code.replace(
+        co_names=tuple(global_names.get(name, name) for name in code.co_names),
+        co_consts=tuple(map(rename_constant, code.co_consts)),
+    )

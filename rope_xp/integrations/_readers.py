@@ -1,0 +1,81 @@
+"""Find code of transformers that reads cos and sin in other ways than :func:`patch` replaces."""
+
+from types import FunctionType
+
+import torch
+
+from rope_xp._core.errors import RopeError
+from rope_xp.integrations import _functions, _methods
+
+_TABLES = frozenset({"cos", "sin", "freqs_cis"})
+"""Variables of code that reads tables of a rotary module."""
+_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}
+"""Parameters of functions that take tables."""
+_HARMLESS = frozenset(
+    f"transformers.models.{name}"
+    for name in (
+        "lasr.modeling_lasr.LasrEncoder",  # passes them on to its attention
+        "gemma4.modeling_gemma4.Gemma4TextModel",  # passes on those of the last tokens
+        "gemma4_unified.modeling_gemma4_unified.Gemma4UnifiedTextModel",
+        # The tables of these are of modules that are not patched.
+        "esmfold2.modeling_esmfold2.EsmFold2DiffusionModule",
+        "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
+    )
+)
+"""Classes that have such names and rotate nothing by the tables of a patched module."""
+
+
+def check_readers(kind: type) -> None:
+    """Check that the methods of a class which read tables call functions that rotate.
+
+    Others would read tables of float32 in a model of 16 bits.
+    """
+    if f"{kind.__module__}.{kind.__qualname__}" in _HARMLESS:
+        return
+    for base in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
+        for name, member in vars(base).items():
+            method = getattr(member, "__func__", member)  # of a static method
+            if not isinstance(method, FunctionType) or _methods.rotations_called(method):
+                continue
+            for part in _methods.wrapped_functions(method):
+                reader = _describe_reader(part)
+                if reader is not None:
+                    msg = (
+                        f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
+                        f"replaced rotates there; {_functions.ALONE}"
+                    )
+                    raise RopeError(msg)
+
+
+def _describe_reader(function: FunctionType) -> str | None:
+    """Return how a function reads tables; None where it does not."""
+    for code in _methods.inner_codes(function.__code__):
+        for variable in (*code.co_varnames, *code.co_cellvars):
+            if variable in _TABLES:
+                return f"it reads {variable}"
+        for name in code.co_names:
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType):
+                inner = called.__code__
+                if not _TUPLES.isdisjoint(inner.co_varnames[: inner.co_argcount]):
+                    return f"it calls {name}"
+    return None
+
+
+def explain_missing_angles(model: torch.nn.Module) -> str:
+    """Return why a model without rotary modules has nothing to patch."""
+    for kind in dict.fromkeys(map(type, model.modules())):
+        members = (member for base in kind.__mro__ for member in vars(base).values())
+        methods = (member for member in members if isinstance(member, FunctionType))
+        name = next((name for m in methods for name in _methods.rotation_names(m)), None)
+        if name is not None:
+            return (
+                f"{kind.__name__} calls {name}, and reads cos and sin from a table of its own. "
+                "patch replaces modules that compute them, which have inv_freq among their buffers"
+            )
+    return (
+        "none of its modules makes angles for a rotation (those have inv_freq among their "
+        "buffers). Its positions are probably not rotary, as those of BERT and GPT-2 are not, and "
+        "then there is nothing to patch; if it does rotate, rope_xp.testing.identify tells which "
+        "RoPE its function is"
+    )

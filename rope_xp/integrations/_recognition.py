@@ -1,0 +1,128 @@
+"""Recognise what a function of transformers that rotates does, by calling it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Layout
+from rope_xp.angles import Angles
+from rope_xp.integrations import _formats
+from rope_xp.integrations._drop_in import axes_of, find_axes, load_rope
+from rope_xp.integrations._formats import Format, Tables
+from rope_xp.integrations._methods import Function
+from rope_xp.rope import RoPE
+
+_PAIRS, _TOKENS = 4, 6
+# One rotation in float32 of numbers below 6.
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class RecognizedRotation:
+    """What a function does, as :func:`recognize` finds it."""
+
+    parameters: tuple[str, ...]
+    arrays: int
+    form: Format
+    layout: Layout
+    trailing: bool
+    """Whether the slice that it rotates ends the head."""
+    heads_first: bool
+    """Whether heads come before tokens, where no ``unsqueeze_dim`` says it."""
+    unsqueeze_dim: int | None
+
+    @property
+    def tables(self) -> int:
+        """How many tables follow the arrays."""
+        return 1 if self.form == "complex" else 2
+
+    def axes(self, ndim: int, table_ndim: int, unsqueeze_dim: int | None) -> str | None:
+        """Return the names of the axes of an array; None where tables are laid out otherwise."""
+        if unsqueeze_dim is None:
+            return axes_of(ndim, self.heads_first)
+        return find_axes(ndim, table_ndim, unsqueeze_dim)
+
+    def rope(self, rotary_dim: int) -> RoPE:
+        """Return a RoPE for angles from tables: it says which components they rotate."""
+        offset = -rotary_dim if self.trailing else 0
+        return load_rope(torch.compiler.is_compiling(), self.layout, rotary_dim, offset)
+
+
+def own_function(function: Function) -> Function:
+    """Return the model's own function where the package kernels has put a module in its place.
+
+    The ``forward`` of such a module may be a kernel for a GPU.
+    """
+    if isinstance(function, torch.nn.Module):
+        return functools.partial(type(function).forward, function)
+    return function
+
+
+def recognize(name: str, function: Function, forms: Iterable[Format]) -> RecognizedRotation:
+    """Return what a function does to random arrays.
+
+    Raises
+    ------
+    RopeError
+        If it does not rotate as any layout does.
+    """
+    function = own_function(function)
+    parameters = inspect.signature(function).parameters
+    names = tuple(parameters)
+    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in names else None
+    arrays = 1 if names[1:2] == ("cos",) else 2
+    slices = (True, False), (True, True), (False, False)  # partial, and then at which end
+    for form, layout, heads_first, (partial, trailing), batch in itertools.product(
+        forms, get_args(Layout), (True, False), slices, (True, False)
+    ):
+        trial = RecognizedRotation(
+            names, arrays, form, layout, trailing, heads_first, unsqueeze_dim
+        )
+        if _agrees(function, trial, partial, batch):
+            return trial
+    msg = (
+        f"cannot patch {name}: given tables such as those of the model's rotary modules, it does "
+        "not rotate as any layout does"
+    )
+    raise RopeError(msg)
+
+
+def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch: bool) -> bool:
+    """Return whether a function does what the trial says to random arrays."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"b": 2, "h": 3, "s": _TOKENS, "d": 2 * _PAIRS + 4 * partial}
+    axes = "b" * batch + ("hs" if trial.heads_first else "sh") + "d"
+    shape = [sizes[a] for a in axes]
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
+    xs = tuple([torch.randn(shape, **options) for _ in range(trial.arrays)])
+    angles = torch.rand((2,) * batch + (_TOKENS, _PAIRS), **options)
+    tables = _formats.write(angles.cos(), angles.sin(), trial.form)
+    try:
+        theirs = function(*xs, *tables)
+    except (RuntimeError, TypeError, ValueError, LookupError, NameError):  # it is for other shapes
+        return False
+    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+    ours = rotate(trial, xs, tables, axes)
+    return len(theirs) == len(ours) and all(
+        a.shape == b.shape and bool(torch.allclose(a, b, rtol=0, atol=_TOLERANCE))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def rotate(
+    rotation: RecognizedRotation, xs: tuple[torch.Tensor, ...], tables: Tables, axes: str
+) -> tuple[torch.Tensor, ...]:
+    """Rotate arrays by tables as a recognized function does."""
+    cos, sin = _formats.read(tables, rotation.form)
+    angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))
+    if len(xs) == 1:
+        return (angles.rotate(xs[0], axes=axes),)
+    return angles.apply(*xs, axes=axes)
