@@ -145,7 +145,7 @@ def _describe_mismatch(held: Floats, expected: Floats) -> tuple[str, str]:
             return "rounded", f"it is rounded to {name}, as if the model had been cast there once"
     if _is_garbage(held):
         return "uninitialised", _describe_garbage(held)
-    known = _rules.nearest(_rules.Series(held, np.zeros_like(held), None, 1.0), plain=True)
+    known = _rules.find_nearest(_rules.FrequencySeries(held, np.zeros_like(held)), plain=True)
     if known is None:
         what = f"it holds {_format_values(held)}"
     else:
@@ -254,5 +254,5 @@ def _compare_tables(
     if not beyond.any():
         return "", effects
     factor = plan.rope.attention_factor
-    why = _rounding.cause(turns, at, w, factor, beyond)
+    why = _rounding.find_cause(turns, at, w, factor, beyond)
     return why or f"off from position {int(at[beyond.any(axis=1)][0])} on", effects

@@ -12,7 +12,7 @@ import pytest
 
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import assert_rotates, identify
-from rope_xp.testing._differences import differences
+from rope_xp.testing._differences import list_differences
 
 HEAD_DIM = 16
 ROPE = RoPE(layout="half")
@@ -198,7 +198,7 @@ def test_faults_of_calls_are_noticed(fault: Fault) -> None:
         return
     found = identify(fault.function, HEAD_DIM)
     if fault.found == "another":
-        assert fault.said in " ".join(differences(found.rope, fault.meant, HEAD_DIM))
+        assert fault.said in " ".join(list_differences(found.rope, fault.meant, HEAD_DIM))
     else:
         assert fault.said in " ".join(found.faults)
 

@@ -15,7 +15,7 @@ import rope_xp
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import Measured, assert_rotates, identify
 from rope_xp.testing._box import CallError
-from rope_xp.testing._differences import differences
+from rope_xp.testing._differences import list_differences
 
 ROPES = {
     "plain": RoPE(),
@@ -50,7 +50,7 @@ def test_ropes_are_found(name: str) -> None:
     rope = ROPES[name]
     found = identify(by_rope(rope), 64)
     # Frequencies of no rule are measured to 1e-8, which a million of positions make 1e-2.
-    assert differences(found.rope, rope, 64) == []
+    assert list_differences(found.rope, rope, 64) == []
     assert found.faults == ()
     assert found.passes is None
     assert max(found.error.values()) < 2e-2

@@ -16,7 +16,7 @@ from support.exhaustive import exhaustive
 from rope_xp import RoPE
 from rope_xp.scaling import Axial
 from rope_xp.testing import Identified, identify
-from rope_xp.testing._differences import differences
+from rope_xp.testing._differences import list_differences
 
 SHORT = ("llama", "gptj", "deepseek_v3", "gpt_oss", "gemma4", "qwen3_vl", "pixtral")
 
@@ -82,7 +82,7 @@ def said(unit: census.Unit) -> list[str]:
             continue
         found, head_dim = result
         problems += [f"{label} {each}" for each in found.faults]
-        problems += [f"{label} {each}" for each in differences(found.rope, rope, head_dim)]
+        problems += [f"{label} {each}" for each in list_differences(found.rope, rope, head_dim)]
     return problems
 
 

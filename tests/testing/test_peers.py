@@ -17,13 +17,13 @@ from support.peers import PEERS, ROWS, Peer
 
 from rope_xp import RoPE, scaling
 from rope_xp.testing import Identified, assert_rotates, identify
-from rope_xp.testing._differences import differences
+from rope_xp.testing._differences import list_differences
 
 
 def right(found: Identified, rope: RoPE, head_dim: int, refuses: bool = False) -> None:
     """Check that a RoPE was found, without a fault and as exact as products in float32 are."""
     expected = replace(rope, rotary_dim=rope.rotary_dim or head_dim)
-    assert differences(replace(found.rope, scaling=rope.scaling), expected, head_dim) == []
+    assert list_differences(replace(found.rope, scaling=rope.scaling), expected, head_dim) == []
     assert type(found.rope.scaling) is type(rope.scaling)
     assert found.frequencies == pytest.approx(expected.frequencies(head_dim), rel=1e-6)
     assert found.faults == ()
