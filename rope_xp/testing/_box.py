@@ -22,10 +22,8 @@ Function = Callable[..., Any]
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
-"""Exceptions that a function may raise for arguments that it does not support."""
+_FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
-TOKENS = 5  # unlike the number of heads, so that a function which confuses them fails
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 
@@ -82,10 +80,9 @@ class BlackBox:
     def call(
         self, arguments: list[Array], positions: ArrayLike
     ) -> tuple[tuple[Array, ...], list[Floats]]:
-        """Return what the function returns, and its values; raise CallRefused if that fails.
+        """Return the function's results, and their values; raise CallRefused if that fails.
 
-        Positions are (tokens,), for all components, (components, tokens) or (components, batch,
-        tokens).
+        Positions are (tokens,), (components, tokens) or (components, batch, tokens).
         """
         batch = arguments[0].shape[self.axes.index("b")]
         placed = self._put_positions(np.asarray(positions), batch)
@@ -95,10 +92,9 @@ class BlackBox:
                 rest = (placed,) if self.tables is None else _to_tuple(self.tables(placed))
                 result = self.function(*arguments, *rest)
                 results = _to_tuple(result) if len(self.names) > 1 else (result,)
-                # A function may return more than the arrays.
-                pairs = list(zip(results, arguments, strict=False))
+                pairs = zip(results, arguments, strict=False)  # it may return more than arrays
                 return results, [self._read_result(y, x) for y, x in pairs]
-            except FAILURES as error:
+            except _FAILURES as error:
                 text = " ".join(str(error).split())
                 raise CallRefused(f"{type(error).__name__}: {text}") from error
 
@@ -184,7 +180,7 @@ def open_box(
             for position_axes in ("s", "bs", "1s") if count == 1 else ("cbs", "c1s", "cs", "sc"):
                 candidate = replace(box, components=count, position_axes=position_axes)
                 try:
-                    candidate.rotate(units, np.arange(TOKENS))
+                    candidate.rotate(units, np.arange(5))  # no number of heads
                 except CallRefused as refused:
                     errors.setdefault(backend.name, str(refused))
                 else:
@@ -193,12 +189,11 @@ def open_box(
     used = [library for library in errors if library in _list_imports(function)]
     shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
     name = getattr(function, "__name__", type(function).__name__)
-    summary = (
-        f"could not call {name} with {', '.join(names) if len(names) > 1 else 'x'} of shape "
-        f"({shape}); first error: {errors[used[-1] if used else next(iter(errors))]}"
-    )
-    advice = "Give head_dim, axes, heads, components or tables that fit, or an array of its library"
-    error = CallError(f"{summary}. {advice} as like")
+    arrays = ", ".join(names) if len(names) > 1 else "x"
+    first = errors[used[-1] if used else next(iter(errors))]
+    summary = f"could not call {name} with {arrays} of shape ({shape}); first error: {first}"
+    fits = "head_dim, axes, heads, components or tables that fit"
+    error = CallError(f"{summary}. Give {fits}, or an array of its library as like")
     error.summary = summary
     raise error
 
@@ -226,7 +221,7 @@ def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]
 def _list_imports(function: Function) -> set[str]:
     """Return the packages that the globals of a function's module name."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    names = (getattr(value, "__name__", "") for value in vars(module).values()) if module else ()
+    names = (getattr(value, "__name__", "") for value in vars(module or object).values())
     return {name.partition(".")[0] for name in names if isinstance(name, str)}
 
 
