@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from rope_xp import __version__
-from rope_xp._cli import bench, check, demo, info, inspect_config, plot
+from rope_xp._cli import bench, check, demo, info, inspect_config, plot, terminal
+from rope_xp._core.errors import RopeError
 
 _CLOSED_PIPE = 141
-"""The exit status of a program that SIGPIPE ended."""
+"""Exit status of a program that SIGPIPE ended, as a shell reports it."""
 
 
 class Command(Protocol):
@@ -42,16 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     try:
         try:
-            return _run(arguments)
+            return _run_command(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has gone. Python would raise once more when it flushes at exit.
+        # The reader went away. Python would report it again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_PIPE
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run_command(arguments: Sequence[str] | None) -> int:
     script = Path(sys.argv[0]).stem == "rope-xp"
     parser = argparse.ArgumentParser(
         prog="rope-xp" if script else "python -m rope_xp",
@@ -63,7 +64,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         summary = (command.__doc__ or "").partition("\n")[0]
         command.add_arguments(commands.add_parser(name, help=summary, description=summary))
     options = parser.parse_args(arguments)
-    return COMMANDS[options.command].run(options)
+    try:
+        return COMMANDS[options.command].run(options)
+    except BrokenPipeError:
+        raise  # of stdout, and no file
+    except OSError as error:
+        return terminal.fail(options.command, f"{error.filename}: {error.strerror}")
+    except RopeError as error:
+        return terminal.fail(options.command, str(error))
 
 
 if __name__ == "__main__":

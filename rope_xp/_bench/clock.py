@@ -32,24 +32,24 @@ def digits(figure: float) -> str:
 
 
 def spread(figures: Sequence[float]) -> Spread:
-    """Return the median of figures, and between what they lie."""
+    """Return the median, minimum and maximum of figures."""
     return Spread(statistics.median(figures), min(figures), max(figures))
 
 
 def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> Spread:
     """Return how many times as fast the first is, given the seconds of both in each turn.
 
-    The two of one turn are compared, so that what a busy moment does to both cancels.
+    Ratios are taken within a turn, so that a busy moment of the machine cancels.
     """
-    return spread([other / own for own, other in zip(ours, others, strict=True)])
+    return spread([other / our for our, other in zip(ours, others, strict=True)])
 
 
 def turns_of_seconds(target: Target, repeat: int, *actions: Action) -> list[list[float]]:
-    """Return the times of each action, in seconds, one for each turn, after one to warm it up.
+    """Return the seconds of each action, one for each turn, after a turn to warm up.
 
-    The actions take turns, so that a busy moment of the machine hits all of them, in an order that
-    changes, so that the memory which one frees is not always the same one's gain or loss. The clock
-    stops once results have been computed.
+    Actions take turns, so that a busy moment of the machine hits all of them. Their order changes,
+    so that memory freed by one does not always favour the same other. The clock stops once results
+    have been computed.
     """
     return take_turns(lambda action: _seconds(target, action), repeat, actions)
 

@@ -1,13 +1,11 @@
-r"""Two yardsticks: the rotation in float64, and the float32 formula in common use.
+"""Two references: the rotation in float64, and the float32 formula in common use.
 
-The demo, the tests and the benchmarks measure rope_xp against these. Neither uses anything of how
-rope_xp computes angles or rotates.
+The demo, the tests and the benchmarks compare rope_xp with these, which share no code with it.
 
-A float64 product ``position * frequency`` is rounded by at most 2**-53 of itself, a frequency that
-is the nearest float64 by as much again, so an angle in radians is off by at most
-``position * frequency * 2**-52``: 2.3e-9 at position 10**7 and frequency 1, where rounding a
-cosine to float32 costs up to 3e-8. Up to that position the reference may be taken for the truth.
-At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
+A float64 product ``position * frequency`` is rounded by at most 2**-53 of itself, and its frequency
+by as much, so an angle is off by at most ``position * frequency * 2**-52``: 2.3e-9 at position
+10**7 and frequency 1, where rounding a cosine to float32 costs up to 3e-8. Up to that position the
+reference is exact enough. At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
 """
 
 import importlib
@@ -19,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array, Layout, Namespace
 
-# For a layout the slices of r components that hold x1 and x2, and those that y1 and y2 go to.
 _EVEN_ODD = (slice(0, None, 2), slice(1, None, 2))
 
 
@@ -51,8 +48,8 @@ def rotate_exact(
     write = _EVEN_ODD if layout == "interleaved" else halves
     y = x.copy()
     source, target = x[..., : 2 * pairs], y[..., : 2 * pairs]
-    turned = (source[..., read[0]] + 1j * source[..., read[1]]) * unit[..., None, :]
-    target[..., write[0]], target[..., write[1]] = turned.real, turned.imag
+    rotated = (source[..., read[0]] + 1j * source[..., read[1]]) * unit[..., None, :]
+    target[..., write[0]], target[..., write[1]] = rotated.real, rotated.imag
     return y
 
 
@@ -63,7 +60,7 @@ def usual_cos_sin(
 
     Both are (*positions.shape, head_dim), each angle twice, once for either half.
     """
-    device = getattr(positions, "device", None)  # a tracer of jax has none
+    device = getattr(positions, "device", None)  # None for a tracer of jax
     exponents = xp.arange(0, head_dim, 2, dtype=xp.float32, device=device) / head_dim
     inverse_frequencies = 1.0 / base**exponents
     angles = xp.astype(positions, xp.float32)[..., None] * inverse_frequencies

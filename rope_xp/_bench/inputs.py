@@ -1,4 +1,4 @@
-"""The arrays that everything is measured on: q and k of one attention layer of Llama-3-8B."""
+"""Build the inputs of all measurements: q and k of one attention layer of Llama-3-8B."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,8 +16,8 @@ HEAD_DIM = 128
 TOKENS = 4096
 
 
-class Absent(Exception):  # noqa: N818  # no error: there is nothing to measure here
-    """Says why something cannot be measured here."""
+class Absent(Exception):  # noqa: N818  # a skip, and no error
+    """The reason why something cannot be measured here."""
 
 
 class Case(NamedTuple):
@@ -60,7 +60,7 @@ def numpy_dtype(name: str) -> np.dtype:
     return bfloat16
 
 
-# A case is used up before the next one is made, and may be as large as memory allows.
+# One case at a time: it may be as large as memory allows.
 @lru_cache(maxsize=1)
 def case(
     name: str,
@@ -87,7 +87,7 @@ def case(
 
 
 def _put(target: Target, host: np.ndarray, dtype: str) -> Array:
-    if target.library == "torch":  # it has a bfloat16 of its own, and rounds to it alike
+    if target.library == "torch":  # its own bfloat16 rounds as ml_dtypes does
         xp = target.backend.xp
         return xp.astype(target.put(host), getattr(xp, dtype))
     return target.put(host.astype(numpy_dtype(dtype)))

@@ -1,4 +1,4 @@
-"""Libraries and devices to run on: what info, demo and benchmarks need beside a backend.
+"""Find the libraries and devices that info, demo and benchmarks run on.
 
 A *target* is spelled "library:device", as in "torch:cpu" or "jax:gpu". "gpu" stands for whatever
 accelerator the library calls its current one. Importing this module imports no framework.
@@ -29,13 +29,13 @@ class Target:
     """As in :data:`NAMES`."""
     backend: Backend
     put: Callable[[np.ndarray], Array]
-    """From a numpy array to an array of the library on the device."""
+    """Copy a numpy array to the device."""
     fetch: Callable[[Array], np.ndarray]
-    """From such an array to a numpy array."""
+    """Copy an array of the library to a numpy array."""
     copy: Callable[[Array], Array]
-    """From such an array to a new one with the same elements."""
+    """Copy an array of the library to a new one."""
     wait: Callable[[Array], object]
-    """Returns once an array given to it has been computed."""
+    """Return once an array has been computed."""
 
     @property
     def library(self) -> str:
@@ -52,30 +52,29 @@ def load(library: Library) -> Backend | str:
 
 def find(name: str) -> Target | str:
     """Return a target by its name, or why there is none."""
-    # Here, where the benchmarks of this tree can have an older library's table in its place.
+    # Imported late: asv_benchmarks may first put an older library's table in its place.
     from rope_xp._dispatch.find import libraries
 
     wanted = name.partition(":")[0]
     library = next((library for library in libraries if library.name == wanted), None)
-    if library is None:  # of an older library, whose table is shorter
+    if library is None:  # the table of an older rope_xp is shorter
         return f"this rope_xp has no backend for {wanted}"
     backend = load(library)
     if isinstance(backend, str):
         return backend
-    return _attempt(lambda: _MAKERS[name](name, backend))
+    return _attempt(lambda: _BUILDERS[name](name, backend))
 
 
 def devices(library: Library) -> list[str] | str:
-    """Return the devices that a library finds, in its own words, or why it finds none."""
-    return _attempt(lambda: _devices(library.name) or "no device found")
+    """Return the devices of a library by its own names, or why there is none."""
+    return _attempt(lambda: _list_devices(library.name) or "no device found")
 
 
 def _attempt(action: Callable[[], Result]) -> Result | str:
-    """Return the result, or what is wrong with a library that is installed but does not work.
+    """Return the result, or why a library that is installed does not work.
 
-    Besides ImportError that is OSError for a shared library that is absent, RuntimeError for a
-    driver or a jaxlib that does not fit, and in jax an AssertionError without a message where
-    JAX_PLATFORMS names a platform that is absent.
+    A missing shared library raises OSError, a driver or a jaxlib of another version RuntimeError,
+    and jax an AssertionError without a message where JAX_PLATFORMS names a missing platform.
     """
     try:
         return action()
@@ -83,29 +82,24 @@ def _attempt(action: Callable[[], Result]) -> Result | str:
         return f"broken: {' '.join(str(error).split()) or type(error).__name__}"
 
 
-def _numpy(name: str, backend: Backend) -> Target:
-    return Target(name, backend, np.asarray, np.asarray, np.copy, _return)
+def _build_numpy(name: str, backend: Backend) -> Target:
+    return Target(name, backend, np.asarray, np.asarray, np.copy, lambda x: x)
 
 
-def _return(x: Array) -> Array:
-    return x
-
-
-def _torch(name: str, backend: Backend) -> Target | str:
+def _build_torch(name: str, backend: Backend) -> Target | str:
     torch = importlib.import_module("torch")
     device = torch.device("cpu")
-    wait: Callable[[Array], object] = _return
     if name.endswith(":gpu"):
         if not torch.accelerator.is_available():
             return "no accelerator found"
         device = torch.accelerator.current_accelerator()
 
-        def wait(x: Array) -> object:
-            return torch.accelerator.synchronize(x.device)
+    def wait(x: Array) -> object:
+        return x if x.device.type == "cpu" else torch.accelerator.synchronize(x.device)
 
     def put(host: np.ndarray) -> Array:
         if host.dtype.name == "bfloat16":
-            # torch reads no ml_dtypes; the bits are the same.
+            # torch cannot read ml_dtypes, but has the same bits.
             return torch.tensor(host.view(np.int16)).view(torch.bfloat16).to(device)
         return torch.tensor(np.ascontiguousarray(host), device=device)
 
@@ -119,7 +113,7 @@ def _torch(name: str, backend: Backend) -> Target | str:
     return Target(name, backend, put, fetch, torch.clone, wait)
 
 
-def _jax(name: str, backend: Backend) -> Target | str:
+def _build_jax(name: str, backend: Backend) -> Target | str:
     jax = importlib.import_module("jax")
     device = jax.devices()[0]
     if name.endswith(":cpu"):
@@ -136,7 +130,7 @@ def _jax(name: str, backend: Backend) -> Target | str:
     )
 
 
-def _cupy(name: str, backend: Backend) -> Target | str:
+def _build_cupy(name: str, backend: Backend) -> Target | str:
     cupy = importlib.import_module("cupy")
     if not cupy.cuda.is_available():
         return "no accelerator found"
@@ -150,15 +144,13 @@ def _cupy(name: str, backend: Backend) -> Target | str:
     )
 
 
-def _dask(name: str, backend: Backend) -> Target:
+def _build_dask(name: str, backend: Backend) -> Target:
     da = importlib.import_module("dask.array")
 
     def put(host: np.ndarray) -> Array:
-        # Tokens lie first or second: two chunks, of unequal lengths, along either.
-        return da.from_array(
-            host,
-            chunks=tuple(max(2 * n // 3, 1) for n in host.shape[:2]) + (-1,) * len(host.shape[2:]),
-        )
+        # Tokens are the first or second axis: split either into two unequal chunks.
+        chunks = tuple(max(2 * n // 3, 1) for n in host.shape[:2])
+        return da.from_array(host, chunks=chunks + (-1,) * len(host.shape[2:]))
 
     def compute(x: Array) -> np.ndarray:
         return np.asarray(x.compute())
@@ -166,29 +158,25 @@ def _dask(name: str, backend: Backend) -> Target:
     return Target(name, backend, put, compute, lambda x: x.map_blocks(np.copy), compute)
 
 
-_MAKERS: dict[str, Callable[[str, Backend], Target | str]] = {
-    "numpy:cpu": _numpy,
-    "torch:cpu": _torch,
-    "torch:gpu": _torch,
-    "jax:cpu": _jax,
-    "jax:gpu": _jax,
-    "cupy:gpu": _cupy,
-    "dask:cpu": _dask,
+_BUILDERS: dict[str, Callable[[str, Backend], Target | str]] = {
+    "numpy:cpu": _build_numpy,
+    "torch:cpu": _build_torch,
+    "torch:gpu": _build_torch,
+    "jax:cpu": _build_jax,
+    "jax:gpu": _build_jax,
+    "cupy:gpu": _build_cupy,
+    "dask:cpu": _build_dask,
 }
 
 
-def _devices(library: str) -> list[str]:
+def _list_devices(library: str) -> list[str]:
     module = importlib.import_module(library)
-    if library == "torch":
-        found = ["cpu"]
-        if module.accelerator.is_available():
-            kind = module.accelerator.current_accelerator().type
-            found += [f"{kind}:{i}" for i in range(module.accelerator.device_count())]
-        return found
     if library == "jax":
         return [f"{d.platform}:{d.id} ({d.device_kind})" for d in module.devices()]
     if library == "cupy":
-        if not module.cuda.is_available():
-            return []
-        return [f"cuda:{i}" for i in range(module.cuda.runtime.getDeviceCount())]
-    return ["cpu"]
+        count = module.cuda.runtime.getDeviceCount() if module.cuda.is_available() else 0
+        return [f"cuda:{i}" for i in range(count)]
+    if library != "torch" or not module.accelerator.is_available():
+        return ["cpu"]
+    kind = module.accelerator.current_accelerator().type
+    return ["cpu", *(f"{kind}:{i}" for i in range(module.accelerator.device_count()))]

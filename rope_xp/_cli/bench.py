@@ -9,7 +9,7 @@ import argparse
 import importlib.util
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import rope_xp
 from rope_xp._bench import clock, formulas
@@ -20,15 +20,20 @@ from rope_xp._cli import arguments, choice, terminal
 from rope_xp._cli.choice import Skipped
 
 _COMPILED = ("numpy:cpu", "torch:cpu")
-_OWN_BFLOAT16 = ("torch", "jax")
+_FOREIGN_BFLOAT16 = ("numpy:cpu", "cupy:gpu", "dask:cpu")
+"""Targets whose bfloat16 is that of ml_dtypes."""
+_WHY_FASTER_THAN_A_COPY = """\
+Above 1 x a copy: memory that is new is filled faster in pages of 2 MB. numpy
+asks Linux for them, torch's own allocator does not, and rope_xp does for what
+it returns to torch. A copy of numpy runs on one core."""
 _LOOPS, _ROUNDS = 200, 5
 Heads: TypeAlias = tuple[int, int]
 """Of q and of k."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one target did with arrays of one dtype. Spreads are those of the repeated calls."""
+class BenchRow:
+    """The figures of one target with arrays of one dtype, over the repeated calls."""
 
     target: str
     dtype: str
@@ -57,24 +62,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print; return the exit status, 1 where something asked for did not run."""
+    """Measure and print; return the exit status, 1 where a requested target did not run."""
     tokens, heads = options.tokens, (options.heads[0], options.heads[1])
-    chosen, missing = choice.choose(options.backend)
-    if not options.json:  # before what takes a minute
+    chosen, missing = choice.choose_targets(options.backend)
+    if not options.json:  # first, as measuring takes a minute
         _print_missing(chosen, missing)
 
-    def job(name: str, dtype: str) -> choice.Job[Row]:
+    def build_job(name: str, dtype: str) -> choice.Job[BenchRow]:
         return f"{name} {dtype}", lambda: measure(name, dtype, tokens, options.repeat, heads)
 
-    rows, failed = choice.run_each([job(t.name, dtype) for t in chosen for dtype in DTYPES])
+    rows, failed = choice.run_jobs([build_job(t.name, dtype) for t in chosen for dtype in DTYPES])
+    problems = [s for s in missing + failed if not s.expected]
     if options.json:
-        print(json.dumps(_as_json(tokens, heads, rows, missing + failed), indent=2))
-    else:
-        _print(tokens, heads, rows, failed)
-    return 1 if any(not s.expected for s in missing + failed) else 0
+        report = {
+            "tokens": tokens,
+            "heads": dict(zip(("q", "k"), heads, strict=True)),
+            "head_dim": HEAD_DIM,
+            "layout": "half",
+            "base": BASE,
+            "rows": [asdict(row) for row in rows],
+            "skipped": [asdict(s) for s in missing + failed],
+        }
+        print(json.dumps(report, indent=2))
+        return 1 if problems else 0
+    for s in problems:
+        if s in failed:
+            print(f"PROBLEM: {s.target}: {s.reason}")
+    if rows:
+        _print_rows(tokens, heads, rows)
+    return 1 if problems else 0
 
 
-def measure(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> Row:
+def measure(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> BenchRow:
     """Time a target with arrays of one dtype."""
     rope = rope_xp.RoPE(base=BASE, layout="half")
     target, q, k, positions = case(name, tokens, dtype=dtype, heads=heads)
@@ -91,7 +110,7 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> Ro
     microseconds = clock.rounds_of_microseconds(
         target, lambda: rope.apply(one_q, one_k, one_position), _LOOPS, _ROUNDS
     )
-    return Row(
+    return BenchRow(
         target=name,
         dtype=dtype,
         path=path,
@@ -105,61 +124,32 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: Heads) -> Ro
 # --- printing ------------------------------------------------------------------------------------
 
 
-def _print_missing(here: list[Target], missing: list[Skipped]) -> None:
+def _print_missing(chosen: list[Target], missing: list[Skipped]) -> None:
     for s in missing:
         print(f"{'' if s.expected else 'PROBLEM: '}{s.target}: {s.reason}")
-    without = {
-        ("llvmlite", "pip install 'rope-xp[llvmlite]'", "the slower paths run"): _COMPILED,
-        ("ml_dtypes", "pip install ml_dtypes", "no bfloat16"): [
-            target.name for target in here if target.library not in _OWN_BFLOAT16
-        ],
-    }
-    for (package, hint, loss), names in without.items():
-        hit = [target.name for target in here if target.name in names]
-        if hit and importlib.util.find_spec(package) is None:
-            print(f"{package}: not installed ({hint}); {loss}: {', '.join(hit)}")
+    for package, hint, loss, affected in (
+        ("llvmlite", "pip install 'rope-xp[llvmlite]'", "the slower paths run", _COMPILED),
+        ("ml_dtypes", "pip install ml_dtypes", "no bfloat16", _FOREIGN_BFLOAT16),
+    ):
+        names = [target.name for target in chosen if target.name in affected]
+        if names and importlib.util.find_spec(package) is None:
+            print(f"{package}: not installed ({hint}); {loss}: {', '.join(names)}")
 
 
-def _print(tokens: int, heads: Heads, rows: list[Row], skipped: list[Skipped]) -> None:
-    for s in skipped:
-        if not s.expected:
-            print(f"PROBLEM: {s.target}: {s.reason}")
-    if rows:
-        print("\n".join(_lines(tokens, heads, rows)))
-
-
-def _lines(tokens: int, heads: Heads, rows: list[Row]) -> list[str]:
-    """Return the tables, in lines of 80 columns at most."""
+def _print_rows(tokens: int, heads: Heads, rows: list[BenchRow]) -> None:
+    """Print the tables, in lines of 80 columns at most."""
     q, k = (f"(1, {tokens}, {count}, {HEAD_DIM})" for count in heads)
+    print(f"q {q} and k {k}, layout 'half',")
+    print("into new arrays. Figures are median [min, max].")
     many = [
         (row.target, row.dtype, *map(str, (row.milliseconds, row.times_copy, row.times_usual)))
         for row in rows
     ]
-    one = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
-    lines = [
-        f"q {q} and k {k}, layout 'half',",
-        "into new arrays. Figures are median [min, max].",
-        # No table of rich, whose rules and padding make it wider than 80 columns.
-        terminal.plain_table(("target", "dtype", "ms", "x a copy", "x the formula"), many, 2),
-        "x a copy: times as fast as copying q and k to new arrays in the same library",
-        "x the formula: times as fast as the formula of Hugging Face's Llama; jax: jitted",
-    ]
+    terminal.table(("target", "dtype", "ms", "x a copy", "x the formula"), many, 2)
+    print("x a copy: times as fast as copying q and k to new arrays in the same library")
+    print("x the formula: times as fast as the formula of Hugging Face's Llama; jax: jitted")
     if any(row.times_copy.median > 1 for row in rows):
-        lines += [
-            "Above 1 x a copy: memory that is new is filled faster in pages of 2 MB. numpy",
-            "asks Linux for them, torch's own allocator does not, and rope_xp does for what",
-            "it returns to torch. A copy of numpy runs on one core.",
-        ]
-    return [*lines, "", terminal.plain_table(("target", "dtype", "path", "one token, us"), one, 3)]
-
-
-def _as_json(tokens: int, heads: Heads, rows: list[Row], skipped: list[Skipped]) -> dict[str, Any]:
-    return {
-        "tokens": tokens,
-        "heads": dict(zip(("q", "k"), heads, strict=True)),
-        "head_dim": HEAD_DIM,
-        "layout": "half",
-        "base": BASE,
-        "rows": [asdict(row) for row in rows],
-        "skipped": [asdict(s) for s in skipped],
-    }
+        print(_WHY_FASTER_THAN_A_COPY)
+    print()
+    one = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
+    terminal.table(("target", "dtype", "path", "one token, us"), one, 3)

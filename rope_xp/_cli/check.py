@@ -29,7 +29,7 @@ from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES, CallError
-from rope_xp.testing._differences import differences
+from rope_xp.testing._differences import list_differences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     of_function = parser.add_argument_group("of a function")
     of_function.add_argument(
-        "--head-dim", type=arguments.count, default=128, metavar="N", help="default %(default)s"
+        "--head-dim",
+        type=arguments.count,
+        default=128,
+        metavar="N",
+        help="default %(default)s",
     )
     of_function.add_argument(
         "--axes", default="bhsd", help="names of the axes of its arrays; default %(default)s"
@@ -50,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--heads", type=arguments.count, default=2, metavar="N", help="default %(default)s"
     )
     of_function.add_argument(
-        "--components", type=arguments.count, metavar="N", help="of a position; default: tried"
+        "--components",
+        type=arguments.count,
+        metavar="N",
+        help="of a position; default: tried",
     )
     of_function.add_argument(
         "--tables",
@@ -75,23 +82,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is found; return the exit status, 1 where something is wrong."""
-    try:
-        if Path(options.target).exists():
-            return check_model.run(options)
-        return _check_function(options)
-    except BrokenPipeError:
-        raise  # of what is printed, and no file
-    except OSError as error:
-        return terminal.fail("check", f"{error.filename}: {error.strerror}")
-    except (RopeError, TypeError) as error:
-        return terminal.fail("check", str(error))
+    """Print what is wrong; return the exit status, 1 where something is."""
+    check_target = check_model.check_folder if Path(options.target).exists() else _check_function
+    return check_target(options)
 
 
 def _check_function(options: argparse.Namespace) -> int:
     function = _import_target(options.target)
     tables = None if options.tables is None else _import_target(options.tables)
-    like = None if options.library is None else _example_array(options.library)
+    like = None if options.library is None else _build_example(options.library)
     expected = None if options.config is None else _read_rope(options.config, options.layout)
     try:
         result = identify(
@@ -109,38 +108,43 @@ def _check_function(options: argparse.Namespace) -> int:
             return terminal.fail("check", fault)
         print(json.dumps({"target": options.target, "faults": [fault]}, indent=2))
         return 1
-    mismatches = [] if expected is None else differences(result.rope, expected, options.head_dim)
+    mismatches = []
+    if expected is not None:
+        mismatches = list_differences(result.rope, expected, options.head_dim)
     if options.plot is not None:
-        _draw(options.plot, result, options.head_dim)
+        _draw_result(options.plot, result, options.head_dim)
     if options.json:
-        print(json.dumps(_to_json(options.target, result, mismatches), indent=2, allow_nan=False))
+        report = _build_report(options.target, result, mismatches)
+        print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print(result, mismatches)
-        print(terminal.folded("\n", _summarise(options, result, mismatches), 0))
+        _print_result(result, mismatches)
+        print(terminal.folded("\n", _summarize(options, result, mismatches), 0))
     return int(bool(result.faults or mismatches))
 
 
 def _import_target(target: str) -> Callable[..., Any]:
-    """Return what package.module:function names."""
+    """Return the function at package.module:function."""
     module, colon, name = target.partition(":")
     advice = _files.download_advice(target)
     if advice is not None:
         raise RopeError(advice)
     if not colon:
         raise RopeError(f"{target} is no file, and not package.module:function")
-    sys.path.insert(0, str(Path.cwd()))  # as for python -m, also where a script has started this
+    sys.path.insert(0, str(Path.cwd()))  # as python -m does; a script does not
     try:
         value: Any = importlib.import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
+        for attribute in name.split("."):
+            value = getattr(value, attribute)
     except BROKEN as error:
         raise RopeError(f"{target}: {error}") from error
     finally:
         sys.path.pop(0)
-    return value  # type: ignore[no-any-return]  # identify checks that it can be called
+    if not callable(value):
+        raise RopeError(f"{target}: function must be callable; got {type(value).__name__}")
+    return value  # type: ignore[no-any-return]  # any callable
 
 
-def _example_array(library: str) -> Any:
+def _build_example(library: str) -> Any:
     xp = importlib.import_module({"jax": "jax.numpy"}.get(library, library))
     return xp.zeros(1, dtype=xp.float32)
 
@@ -156,11 +160,11 @@ def _read_rope(config: str, layout: Any) -> RoPE:
 # --- output --------------------------------------------------------------------------------------
 
 
-def _to_json(target: str, result: Identified, mismatches: list[str]) -> dict[str, Any]:
-    fields = {name: getattr(result.rope, name) for name in vars(result.rope)}
-    rule = result.rope.scaling
-    if is_dataclass(rule) and not isinstance(rule, type):
-        fields["scaling"] = {"name": type(rule).__name__, **asdict(rule)}
+def _build_report(target: str, result: Identified, mismatches: list[str]) -> dict[str, Any]:
+    fields = dict(vars(result.rope))
+    scaling = result.rope.scaling
+    if is_dataclass(scaling) and not isinstance(scaling, type):
+        fields["scaling"] = {"name": type(scaling).__name__, **asdict(scaling)}
     return {
         "target": target,
         "rope": fields,
@@ -173,7 +177,7 @@ def _to_json(target: str, result: Identified, mismatches: list[str]) -> dict[str
     }
 
 
-def _print(result: Identified, mismatches: list[str]) -> None:
+def _print_result(result: Identified, mismatches: list[str]) -> None:
     print(terminal.plain_pairs([(name, str(value)) for name, value in vars(result.rope).items()]))
     print()
     rows = [
@@ -187,21 +191,20 @@ def _print(result: Identified, mismatches: list[str]) -> None:
         ("unlike the configuration", mismatches),
     ):
         if sentences:
-            print(f"\n{title}:")
-            print("\n".join(f"- {each}" for each in sentences))
+            terminal.print_list(title, sentences)
 
 
-def _summarise(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> str:
-    """Say what was compared with what, and how it came out."""
-    than = "exact angles" + ("" if options.config is None else f" and {options.config}")
-    what = f"Pairs, frequencies and angles were compared with {than}, at positions below "
-    what += f"{max(result.error)}: "
+def _summarize(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> str:
+    """Return a sentence on what was compared with what, and the outcome."""
+    reference = "exact angles" + ("" if options.config is None else f" and {options.config}")
+    scope = f"Pairs, frequencies and angles were compared with {reference}, at positions below "
+    scope += f"{max(result.error)}: "
     if result.faults or mismatches:
-        return f"{what}see above."
+        return f"{scope}see above."
     if result.passes is None:
-        return f"{what}nothing is wrong."
+        return f"{scope}nothing is wrong."
     return (
-        f"{what}no fault, but cos and sin are off by more than 1e-2 from position {result.passes} "
+        f"{scope}no fault, but cos and sin are off by more than 1e-2 from position {result.passes} "
         "on, as any angle is that is a product in float32."
     )
 
@@ -216,11 +219,9 @@ def _explain_failure(options: argparse.Namespace, error: CallError) -> str:
     return f"{error.summary}. {advice}"
 
 
-def _draw(path: Path, result: Identified, head_dim: int) -> None:
-    r = result.rope.rotary_dim or head_dim
-    alone = replace(result.rope.for_length(1), rotary_dim=r, rotary_offset=0)
-    ropes = {
-        "nearest rule": alone,
-        "as measured": replace(alone, scaling=Measured(result.frequencies)),
-    }
-    plots.write_wavelengths(path, {f"{r} rotated components": (ropes, r, {})})
+def _draw_result(path: Path, result: Identified, head_dim: int) -> None:
+    dim = result.rope.rotary_dim or head_dim
+    nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)
+    measured = replace(nearest, scaling=Measured(result.frequencies))
+    ropes = {"nearest rule": nearest, "as measured": measured}
+    plots.write_wavelengths(path, {f"{dim} rotated components": (ropes, dim, {})})

@@ -1,4 +1,4 @@
-"""What ``check`` does with a model: its configuration, and its weights if asked for."""
+"""Check the configuration of a model, and its weights if requested."""
 
 import argparse
 import importlib
@@ -15,42 +15,33 @@ from rope_xp._core.errors import RopeConfigError, RopeError
 _CONFIG = "config.json"
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print what is found; return the exit status."""
+def check_folder(options: argparse.Namespace) -> int:
+    """Print the findings; return the exit status."""
     findings = [*_check_config(options), *(_check_weights(options) if options.weights else ())]
     if options.plot is not None:
-        inspect_config.draw(options.plot, read_config(options.target, options.layout), None)
+        reading = read_config(options.target, options.layout)
+        inspect_config.draw_config(options.plot, reading, None)
     if options.json:
         print(json.dumps({"target": options.target, "findings": findings}, indent=2))
     else:
-        _print(findings, _summarise(options))
-    return int(any(options.strict or each["severity"] == "error" for each in findings))
+        _print_findings(findings, _summarize(options))
+    return int(any(options.strict or row["severity"] == "error" for row in findings))
 
 
-def _check_config(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield what is odd about the configuration alone."""
+def _check_config(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the findings of the configuration alone."""
     try:
-        reading = read_config(options.target, options.layout)
+        sentences = suspicions.find_suspicions(read_config(options.target, options.layout))
+        severity = "warning"
     except RopeConfigError as error:
-        yield _finding("error", _CONFIG, "configuration", str(error))
-        return
-    for sentence in suspicions.find_suspicions(reading):
-        yield _finding("warning", _CONFIG, "configuration", sentence)
-
-
-def _finding(severity: str, module: str, kind: str, what: str) -> dict[str, Any]:
-    return {
-        "severity": severity,
-        "module": module,
-        "kind": kind,
-        "what": what,
-        "effect": None,
-        "mend": "Correct the file",
-    }
+        sentences, severity = [str(error)], "error"
+    row = {"severity": severity, "module": _CONFIG, "kind": "configuration"}
+    rest = {"effect": None, "mend": "Correct the file"}
+    return [{**row, "what": sentence, **rest} for sentence in sentences]
 
 
 def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield what is wrong with the model as transformers loads it."""
+    """Yield the findings of the model as transformers loads it."""
     missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
     if missing:
         raise RopeError(
@@ -68,31 +59,32 @@ def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         )
     except (ValueError, KeyError, RuntimeError) as error:
         raise RopeError(f"{folder}: transformers cannot load it: {error}") from error
-    for each in check(model):
-        yield {**vars(each), "effect": None if each.effect is None else dict(each.effect)}
+    for finding in check(model):
+        effect = None if finding.effect is None else dict(finding.effect)
+        yield {**vars(finding), "effect": effect}
 
 
-def _summarise(options: argparse.Namespace) -> str:
-    """Say what was compared with what."""
-    what = f"The rotary keys of {options.target} were read as transformers reads them"
+def _summarize(options: argparse.Namespace) -> str:
+    """Return a sentence on what was compared with what."""
+    scope = f"The rotary keys of {options.target} were read as transformers reads them"
     if not options.weights:
-        return f"{what}. --weights loads the model too, and asks it for angles"
+        return f"{scope}. --weights loads the model too, and asks it for angles"
     return (
-        f"{what}, and of the loaded model buffers of frequencies, angles up to position 131071 and "
-        "functions that rotate were compared with them"
+        f"{scope}, and of the loaded model buffers of frequencies, angles up to position 131071 "
+        "and functions that rotate were compared with them"
     )
 
 
-def _print(findings: list[dict[str, Any]], summary: str) -> None:
+def _print_findings(findings: list[dict[str, Any]], summary: str) -> None:
     if not findings:
         print(terminal.folded("", f"Nothing is wrong. {summary}.", 0))
         return
     rows = []
-    for each in findings:
-        effect = each["effect"] or {}
-        errors = ", ".join(f"{off:.2g} at {p}" for p, off in effect.items())
-        rows.append((each["severity"], each["module"], each["kind"], errors))
+    for row in findings:
+        effect = row["effect"] or {}
+        errors = ", ".join(f"{error:.2g} at {position}" for position, error in effect.items())
+        rows.append((row["severity"], row["module"], row["kind"], errors))
     terminal.table(("severity", "module", "kind", "cos and sin are off by"), rows, text_columns=4)
-    for each in findings:
-        print(f"\n{each['module']}: {each['what']}. {each['mend']}.")
+    for row in findings:
+        print(f"\n{row['module']}: {row['what']}. {row['mend']}.")
     print(terminal.folded("\n", f"{summary}.", 0))

@@ -1,4 +1,4 @@
-"""Options, the choice of libraries and a loop over jobs, for the commands that time calls."""
+"""Options, the choice of libraries and the loop over jobs of the commands that time calls."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -24,20 +24,16 @@ class Skipped:
     target: str
     reason: str
     expected: bool
-    """Whether nothing is amiss: it is not here, and nobody asked for it by name."""
+    """Whether this is no problem: the target is not installed, and --backend does not name it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that times calls on libraries."""
     parser.add_argument("--tokens", type=arguments.count, default=4096, help="default %(default)s")
-    parser.add_argument(
-        "--repeat",
-        type=arguments.count,
-        default=5,
-        help="timed calls, the best of which counts; default 5",
-    )
-    here = {name.partition(":")[0] for name in targets.NAMES}  # ndonnx makes graphs, for elsewhere
-    names = [library.name for library in find.libraries if library.name in here]
+    repeat_help = "timed calls, the best of which counts; default 5"
+    parser.add_argument("--repeat", type=arguments.count, default=5, help=repeat_help)
+    timed = {name.partition(":")[0] for name in targets.NAMES}  # ndonnx only makes graphs
+    names = [library.name for library in find.libraries if library.name in timed]
     parser.add_argument(
         "--backend",
         action="append",
@@ -48,38 +44,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def choose(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
-    """Return the targets to run on, all that are here unless libraries are named, and the rest."""
+def choose_targets(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
+    """Return the targets to run on, by default all that are installed, and the skipped ones."""
     chosen: list[Target] = []
     skipped: list[Skipped] = []
     for library in find.libraries:
         if libraries is not None and library.name not in libraries:
             continue
         names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
-        found = {name: targets.find(name) for name in names}
-        here = [target for target in found.values() if isinstance(target, Target)]
-        reasons = {name: why for name, why in found.items() if isinstance(why, str)}
-        if here:
-            chosen += here
+        results = {name: targets.find(name) for name in names}
+        installed = [target for target in results.values() if isinstance(target, Target)]
+        reasons = {name: why for name, why in results.items() if isinstance(why, str)}
+        chosen += installed
+        if installed:
             skipped += [Skipped(name, why, expected=True) for name, why in reasons.items()]
         elif reasons:
-            why = next(iter(reasons.values()))
-            skipped.append(Skipped(library.name, why, expected=libraries is None))
+            reason = next(iter(reasons.values()))
+            skipped.append(Skipped(library.name, reason, expected=libraries is None))
     return chosen, skipped
 
 
-def run_each(jobs: Sequence[Job[Row]]) -> tuple[list[Row], list[Skipped]]:
-    """Run jobs, and return their rows and the jobs that failed."""
+def run_jobs(jobs: Sequence[Job[Row]]) -> tuple[list[Row], list[Skipped]]:
+    """Run jobs; return their rows and the jobs that failed."""
     rows: list[Row] = []
     skipped: list[Skipped] = []
     with terminal.progress(len(jobs)) as advance:
-        for name, run in jobs:
+        for name, measure in jobs:
             advance(name)
             try:
-                rows.append(run())
+                rows.append(measure())
             except Absent as error:
                 skipped.append(Skipped(name, str(error), expected=True))
-            # A GPU may be full, or a driver not fit. That must not stop the others.
+            # A full GPU or an unfit driver must not stop the other targets.
             except (RopeError, RuntimeError, MemoryError, ImportError) as error:
                 skipped.append(Skipped(name, str(error), expected=False))
     return rows, skipped

@@ -1,23 +1,16 @@
-"""The numbers of ``python -m rope_xp inspect``, as what JSON can hold."""
+"""Build the report of ``python -m rope_xp inspect`` as what JSON can hold."""
 
 import math
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from rope_xp._cli import layer_counts, python_text, suspicions
-from rope_xp._cli.reading import (
-    Layers,
-    Reading,
-    lengths_to_show,
-    list_defaults,
-    says_base,
-    without_offset,
-)
+from rope_xp._cli.reading import Layers, Reading, has_base, list_defaults
 from rope_xp.rope import RoPE
 
 
 def build_report(reading: Reading, requested: int | None = None) -> dict[str, Any]:
-    """Return the report on a configuration, for the length that was requested, if any."""
+    """Return the report on a configuration, for a context length if one was requested."""
     model_type = reading.part.get("model_type")
     return {
         "model_type": None if model_type is None else str(model_type),
@@ -33,80 +26,64 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
 
 def _describe_layers(reading: Reading, layers: Layers, requested: int | None) -> dict[str, Any]:
     rope, rotated = layers.rope, layers.rotated
-    pairs = None if rope is None or rotated is None else rotated // 2
+    axes = None if rope is None else rope.position_axes
+    variable = layers.label if layers.label.isidentifier() else "rope"
     return {
         "layer_type": layers.label or None,
         "count": layer_counts.count_layers(reading, layers.label),
         "rotated": rope is not None,
         "rope_type": layers.parameters.get("rope_type"),
-        "rule": None if rope is None else _describe_rule(rope),
+        "rule": None if rope is None else _describe_scaling(rope),
         "base": None if rope is None else rope.base,
-        "base_by_default": rope is not None and not says_base(reading, layers),
+        "base_by_default": rope is not None and not has_base(reading, layers),
         "layout": None if rope is None else rope.layout,
         "head_dim": layers.head_dim,
         "rotary_dim": None if rope is None else rotated,
         "rotary_offset": None if rope is None else rope.rotary_offset,
-        "pairs": pairs,
-        "pairs_per_component": None if rope is None else _count_pairs(rope),
-        "original_context": layers.trained,
-        "extended_context": layers.extended,
+        "pairs": None if rope is None or rotated is None else rotated // 2,
+        "pairs_per_component": axes and [axes.count(a) for a in range(max(axes) + 1)],
+        "original_context": layers.contexts[0],
+        "extended_context": layers.contexts[1],
         "depends_on_length": layers.depends_on_length,
         "attention_factor": None if rope is None else rope.attention_factor,
         "softmax_scale": None if rope is None else rope.softmax_scale,
-        "wavelengths": [] if rope is None else _list_wavelengths(layers, rope, requested),
-        "python": python_text.format_assignment(_variable_name(layers.label), rope),
+        "wavelengths": _list_wavelengths(layers, requested),
+        "python": python_text.format_assignment(variable, rope),
     }
 
 
-def _variable_name(label: str) -> str:
-    return label if label.isidentifier() else "rope"
-
-
-def _describe_rule(rope: RoPE) -> dict[str, Any] | None:
-    rule = rope.scaling
-    if rule is None:
+def _describe_scaling(rope: RoPE) -> dict[str, Any] | None:
+    scaling = rope.scaling
+    if scaling is None:
         return None
-    names: list[str] = [field.name for field in fields(rule)] if is_dataclass(rule) else []
-    return {"name": type(rule).__name__, "fields": {name: getattr(rule, name) for name in names}}
+    names: list[str] = [field.name for field in fields(scaling)] if is_dataclass(scaling) else []
+    values = {name: getattr(scaling, name) for name in names}
+    return {"name": type(scaling).__name__, "fields": values}
 
 
-def _count_pairs(rope: RoPE) -> list[int] | None:
-    axes = rope.position_axes
-    return None if axes is None else [axes.count(a) for a in range(max(axes) + 1)]
-
-
-def _list_wavelengths(layers: Layers, rope: RoPE, requested: int | None) -> list[dict[str, Any]]:
-    """Return the wavelengths, once for each length at which to look."""
-    at = lengths_to_show(layers, requested)
-    if not at:
-        return [_measure_wavelengths(layers, rope, None)]
-    return [_measure_wavelengths(layers, rope.for_length(n), n) for n in at]
+def _list_wavelengths(layers: Layers, requested: int | None) -> list[dict[str, Any]]:
+    """Return the wavelengths at each length to report."""
+    rope = layers.slice_rope
+    if rope is None:
+        return []
+    lengths: tuple[int | None, ...] = layers.list_lengths(requested) or (None,)
+    return [_measure_wavelengths(layers, rope, length) for length in lengths]
 
 
 def _measure_wavelengths(layers: Layers, rope: RoPE, length: int | None) -> dict[str, Any]:
-    rotated = layers.rotated
-    known = rotated is not None
-    waves = without_offset(rope).wavelengths(rotated).tolist() if rotated is not None else []
+    rope = rope if length is None else rope.for_length(length)
+    dim = layers.rotated
+    waves: list[float] | None = None if dim is None else rope.wavelengths(dim).tolist()
+    slowest = None if waves is None else max(waves)
 
-    def slower(context: float | None) -> int | None:
-        return sum(wave > context for wave in waves) if known and context is not None else None
+    def count_slower(context: float | None) -> int | None:
+        return None if waves is None or context is None else sum(w > context for w in waves)
 
     return {
         "length": length,
-        "fastest": min(waves) if known else None,
-        "slowest": finite_or_none(max(waves)) if known else None,
-        "standing_pairs": waves.count(math.inf) if known else None,
-        "below_one_turn_in_original": slower(layers.trained),
-        "below_one_turn_in_extended": slower(layers.extended),
+        "fastest": None if waves is None else min(waves),
+        "slowest": None if slowest == math.inf else slowest,  # JSON has no infinity
+        "standing_pairs": None if waves is None else waves.count(math.inf),
+        "below_one_turn_in_original": count_slower(layers.contexts[0]),
+        "below_one_turn_in_extended": count_slower(layers.contexts[1]),
     }
-
-
-def finite_or_none(value: float) -> float | None:
-    """Return a number, None where it is infinite, which JSON has no word for.
-
-    Examples
-    --------
-    >>> finite_or_none(6.5), finite_or_none(float("inf"))
-    (6.5, None)
-    """
-    return value if math.isfinite(value) else None

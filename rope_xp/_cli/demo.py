@@ -1,7 +1,7 @@
 """Rotate one attention layer of Llama-3-8B on every installed library, and compare the results.
 
 Each library rotates the same q and k, at positions from 0 and from a million. Its error and its
-time are set beside those of the float32 formula in common use.
+time are compared with those of the float32 formula in common use.
 """
 
 import argparse
@@ -27,15 +27,14 @@ ERROR_BOUND = 2e-6
 ULP_BOUND = 2.0
 _BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu", "dask:cpu"})
 _CHUNK = 256
-"""Tokens whose results are compared at once: all of them in float64 would take ten times the
-memory of the arrays."""
+"""Tokens compared at once: float64 copies of whole arrays would take ten times their memory."""
 
 Arrays = list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one target did from one start position."""
+class DemoRow:
+    """The figures of one target from one start position."""
 
     target: str
     start: int
@@ -47,19 +46,19 @@ class Row:
     usual_max_error: float
     """Of the float32 formula in common use, in the same library."""
     error_bound: float
-    """What is promised for ``max_error``."""
+    """The promised bound of ``max_error``."""
     ulp_from_first: float
     """Largest difference from the first target, in ulp of the larger component of the pair."""
     slower: str | None = None
-    """What is not installed that would make it faster, and how to install it."""
+    """A package that is not installed and would make it faster, and how to install it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything that the demo measured."""
+    """All figures of the demo."""
 
     tokens: int
-    rows: list[Row]
+    rows: list[DemoRow]
     skipped: list[Skipped]
 
 
@@ -69,13 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the demo; return the exit status, 1 where something is not as promised."""
+    """Run the demo; return the exit status, 1 where a promise is broken."""
     outcome = measure(options.tokens, options.repeat, options.backend)
     problems = find_problems(outcome)
     if options.json:
-        print(json.dumps(_as_json(outcome, problems), indent=2))
+        print(json.dumps(_build_report(outcome, problems), indent=2))
     else:
-        _print(outcome, problems)
+        _print_outcome(outcome, problems)
     return 1 if problems else 0
 
 
@@ -83,22 +82,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(tokens: int, repeat: int, libraries: list[str] | None) -> Outcome:
-    """Run every target that is there, or all of the libraries named."""
-    chosen, skipped = choice.choose(libraries)
+    """Run every target that is installed, or all of the named libraries."""
+    chosen, skipped = choice.choose_targets(libraries)
     first: dict[int, Arrays] = {}
 
-    def job(target: Target, start: int) -> choice.Job[Row]:
+    def build_job(target: Target, start: int) -> choice.Job[DemoRow]:
         name = f"{target.name} from position {start}"
         return name, lambda: measure_target(target, tokens, start, repeat, first)
 
-    jobs = [job(target, start) for target in chosen for start in STARTS]
-    rows, failed = choice.run_each(jobs)
+    jobs = [build_job(target, start) for target in chosen for start in STARTS]
+    rows, failed = choice.run_jobs(jobs)
     return Outcome(tokens, rows, skipped + failed)
 
 
 def measure_target(
     target: Target, tokens: int, start: int, repeat: int, first: dict[int, Arrays]
-) -> Row:
+) -> DemoRow:
     """Return the row of a target. ``first`` holds results of the first target, by start."""
     _, q, k, positions = case(target.name, tokens, start)
     usual = formulas.usual_formula(target, BASE)
@@ -117,7 +116,7 @@ def measure_target(
     error, usual_error, ulp = _compare(
         arrays, target.fetch(positions), results, usual_results, others
     )
-    return Row(
+    return DemoRow(
         target=target.name,
         start=start,
         path=explained.path,
@@ -134,26 +133,20 @@ def measure_target(
 def _compare(
     arrays: Arrays, positions: NDArray[Any], results: Arrays, usual: Arrays, others: Arrays
 ) -> list[float]:
-    """Return the largest errors of results and of the usual formula, and the difference in ulp.
-
-    Errors are differences from the rotation in float64. The ulp is that of the larger component of
-    a pair.
-    """
+    """Return the maximum errors of results and of the usual formula, and the difference in ulp."""
     frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     maxima = []
     for start in range(0, len(positions), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        for i, whole in enumerate(arrays):
-            x, y, approximate, other = (
-                a[:, part] for a in (whole, results[i], usual[i], others[i])
-            )
-            exact = formulas.rotate_exact(x, positions[part], frequencies, LAYOUT)
+        chunk = slice(start, start + _CHUNK)
+        for tensors in zip(arrays, results, usual, others, strict=True):
+            x, y, approximate, other = (tensor[:, chunk] for tensor in tensors)
+            exact = formulas.rotate_exact(x, positions[chunk], frequencies, LAYOUT)
             pairs = (*x.shape[:-1], 2, HEAD_DIM // 2)
-            unit = np.spacing(np.max(np.abs(x.reshape(pairs)), axis=-2, keepdims=True))
-            difference = np.abs(y.astype(np.float64) - other).reshape(pairs) / unit
+            ulp = np.spacing(np.max(np.abs(x.reshape(pairs)), axis=-2, keepdims=True))
+            difference = np.abs(y.astype(np.float64) - other).reshape(pairs) / ulp
             errors = (np.abs(y - exact), np.abs(approximate - exact), difference)
             maxima.append([np.max(e) for e in errors])
-    # numpy's max carries NaN on; Python's may lose it.
+    # numpy's max propagates NaN, and Python's may not.
     return [float(m) for m in np.max(maxima, axis=0)]
 
 
@@ -161,22 +154,22 @@ def _compare(
 
 
 def find_problems(outcome: Outcome) -> list[str]:
-    """Return what is not as promised, in words."""
-    found = [f"{s.target} did not run: {s.reason}" for s in outcome.skipped if not s.expected]
+    """Return the broken promises as sentences."""
+    problems = [f"{s.target} did not run: {s.reason}" for s in outcome.skipped if not s.expected]
     for row in outcome.rows:
         name = f"{row.target} from position {row.start}"
         first = outcome.rows[0].target
-        # Written with "not", so that NaN is a problem.
+        # "not <=" holds for NaN too.
         if not row.max_error <= row.error_bound:
-            found.append(f"{name}: error {row.max_error:.1e} exceeds {row.error_bound:.1e}")
+            problems.append(f"{name}: error {row.max_error:.1e} exceeds {row.error_bound:.1e}")
         if not row.ulp_from_first <= ULP_BOUND:
-            found.append(f"{name}: {row.ulp_from_first:.3g} ulp from {first}, over {ULP_BOUND}")
+            problems.append(f"{name}: {row.ulp_from_first:.3g} ulp from {first}, over {ULP_BOUND}")
         elif row.ulp_from_first > 0 and {first, row.target} <= _BIT_EQUAL:
-            found.append(f"{name}: differs from {first}, whose bits it should have")
-    return found
+            problems.append(f"{name}: differs from {first}, whose bits it should have")
+    return problems
 
 
-def summarize_agreement(rows: list[Row]) -> str:
+def summarize_agreement(rows: list[DemoRow]) -> str:
     """Return one line on whether the libraries agree."""
     worst: dict[str, float] = {}
     for row in rows:
@@ -191,27 +184,26 @@ def summarize_agreement(rows: list[Row]) -> str:
             f"formula in float32 by {max(row.usual_max_error for row in rows):.1e}."
         )
     agree = all(worst[name] <= ULP_BOUND for name in others)
-    each = ", ".join(
+    distances = ", ".join(
         f"{name} {'equal in every bit' if worst[name] == 0 else f'within {worst[name]:.2g} ulp'}"
         for name in others
     )
-    return f"{'All libraries agree' if agree else 'THE LIBRARIES DIFFER'}. To {first}: {each}."
+    return f"{'All libraries agree' if agree else 'THE LIBRARIES DIFFER'}. To {first}: {distances}."
 
 
 # --- printing ------------------------------------------------------------------------------------
 
 
-def _print(outcome: Outcome, problems: list[str]) -> None:
-    for skipped in outcome.skipped:
-        if skipped.expected:
-            print(terminal.folded("", f"{skipped.target}: {skipped.reason}", 2))
-    for missing in sorted({row.slower for row in outcome.rows if row.slower}):
-        print(terminal.folded("", f"slower than it need be: {missing}", 2))
+def _print_outcome(outcome: Outcome, problems: list[str]) -> None:
+    lines = [f"{s.target}: {s.reason}" for s in outcome.skipped if s.expected]
+    missing = sorted({row.slower for row in outcome.rows if row.slower})
+    lines += [f"slower than it need be: {reason}" for reason in missing]
+    for line in lines:
+        print(terminal.folded("", line, 2))
     if outcome.rows:
         _print_table(outcome)
-    print(terminal.folded("", summarize_agreement(outcome.rows), 2))
-    for problem in problems:
-        print(terminal.folded("", f"PROBLEM: {problem}", 2))
+    for line in [summarize_agreement(outcome.rows), *(f"PROBLEM: {text}" for text in problems)]:
+        print(terminal.folded("", line, 2))
 
 
 def _print_table(outcome: Outcome) -> None:
@@ -239,17 +231,15 @@ def _print_table(outcome: Outcome) -> None:
     )
 
 
-def _as_json(outcome: Outcome, problems: list[str]) -> dict[str, Any]:
+def _build_report(outcome: Outcome, problems: list[str]) -> dict[str, Any]:
     return {
-        "tokens": outcome.tokens,
+        **asdict(outcome),
         "heads": dict(zip(("q", "k"), HEADS, strict=True)),
         "head_dim": HEAD_DIM,
         "dtype": "float32",
         "layout": LAYOUT,
         "base": BASE,
         "ulp_bound": ULP_BOUND,
-        "rows": [asdict(row) for row in outcome.rows],
-        "skipped": [asdict(skipped) for skipped in outcome.skipped],
         "agreement": summarize_agreement(outcome.rows),
         "problems": problems,
     }

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 import rope_xp
 from rope_xp._arguments import parse
 from rope_xp._bench import targets
+from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
 from rope_xp._core import caches
 from rope_xp._core.errors import BROKEN
@@ -33,20 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; return the exit status."""
-    report = collect()
-    print(json.dumps(report, indent=2) if options.json else terminal.plain_pairs(_lines(report)))
+    report = build_report()
+    if options.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print(terminal.plain_pairs(list(_format_report(report))))
     return 0
 
 
-def collect() -> dict[str, Any]:
+def build_report() -> dict[str, Any]:
     """Return everything as what JSON can hold. Keys do not depend on what is installed."""
+    libraries = {library.name: _describe_library(library) for library in find.libraries}
     return {
         "rope_xp": rope_xp.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "array_api_compat": importlib.metadata.version("array-api-compat"),
-        "libraries": {library.name: _describe_library(library) for library in find.libraries}
-        | {_STRICT: _describe_strict()},
+        "libraries": {**libraries, _STRICT: _describe_strict()},
         "third_party": {
             entry.name: _describe_entry_point(entry)
             for entry in importlib.metadata.entry_points(group=find.ENTRY_POINTS)
@@ -64,29 +69,31 @@ def _describe_library(library: Library) -> dict[str, Any]:
     """Describe one row of the dispatch table."""
     backend = targets.load(library)
     if isinstance(backend, str):
-        return _library_report(problem=backend)
+        return _build_row(problem=backend)
     version = importlib.import_module(library.name).__version__
     devices = targets.devices(library)
     if isinstance(devices, str):
-        return _library_report(version=version, problem=devices)
-    paths = {path.name: _decline_reason(library, path) for path in backend.paths}
-    for name in library.paths:
-        paths.setdefault(name, f"the {library.name} backend did not load it")
-    return _library_report(version=version, devices=devices, paths={**paths, portable.NAME: None})
+        return _build_row(version=version, problem=devices)
+    missing = f"the {library.name} backend did not load it"
+    paths: dict[str, str | None] = {
+        **{path.name: _find_decline_reason(library, path) for path in backend.paths},
+        portable.NAME: None,
+    }
+    return _build_row(version, None, devices, {**dict.fromkeys(library.paths, missing), **paths})
 
 
 def _describe_strict() -> dict[str, Any]:
-    """Describe array-api-strict, which the standard's own path serves without a row."""
+    """Describe array-api-strict, which the portable path serves without a row."""
     if importlib.util.find_spec("array_api_strict") is None:
-        return _library_report(problem=f"not installed (pip install {_STRICT})")
+        return _build_row(problem=f"not installed (pip install {_STRICT})")
     try:
         version = importlib.import_module("array_api_strict").__version__
     except ImportError as error:
-        return _library_report(problem=f"broken: {error}")
-    return _library_report(version=version, devices=["cpu"], paths={portable.NAME: None})
+        return _build_row(problem=f"broken: {error}")
+    return _build_row(version, None, ["cpu"], {portable.NAME: None})
 
 
-def _library_report(
+def _build_row(
     version: str | None = None,
     problem: str | None = None,
     devices: list[str] | None = None,
@@ -95,15 +102,13 @@ def _library_report(
     return {"version": version, "problem": problem, "devices": devices or [], "paths": paths or {}}
 
 
-def _decline_reason(library: Library, path: Path) -> str | None:
+def _find_decline_reason(library: Library, path: Path) -> str | None:
     """Return why a path declines a small, plain call on every device, None if one takes it."""
     reasons = []
     host = np.ones((1, 4, 2, 64), np.float32)
     for name in targets.NAMES:
-        if name.partition(":")[0] != library.name:
-            continue
-        target = targets.find(name)
-        if isinstance(target, str):
+        target = targets.find(name) if name.startswith(f"{library.name}:") else None
+        if not isinstance(target, Target):
             continue
         x = target.put(host)
         call = parse.apply(rope_xp.RoPE(), x, x, None, None, None, None)
@@ -134,33 +139,25 @@ def _describe_choice() -> dict[str, str | None]:
     return {"variable": _VARIABLE, "path": name, "problem": problem}
 
 
-def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [
-        ("rope_xp", report["rope_xp"]),
-        ("Python", report["python"]),
-        ("platform", report["platform"]),
-        ("array-api-compat", report["array_api_compat"]),
-    ]
-    libraries = report["libraries"]
-    lines += [(name, row["problem"]) for name, row in libraries.items() if row["version"] is None]
-    for name, row in libraries.items():
-        if row["version"] is None:
-            continue
-        problem = f", {row['problem']}" if row["problem"] else ""
-        lines.append((name, row["version"] + problem))
+def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in ("rope_xp", "python", "platform", "array_api_compat"):
+        yield name, report[name]
+    # Missing libraries come first.
+    libraries = sorted(report["libraries"].items(), key=lambda row: row[1]["version"] is not None)
+    for name, row in libraries:
+        yield name, ", ".join(filter(None, (row["version"], row["problem"])))
         if row["devices"]:
-            lines.append((f"  {name} devices", ", ".join(row["devices"])))
+            yield f"  {name} devices", ", ".join(row["devices"])
         for path, reason in row["paths"].items():
-            lines.append((f"  {name} path {path}", "available" if reason is None else reason))
+            yield f"  {name} path {path}", "available" if reason is None else reason
     for name, row in report["third_party"].items():
-        what = row["problem"] or f"paths {', '.join(row['paths'])}"
-        lines.append((f"third-party {name}", f"{row['object']}: {what}"))
+        outcome = row["problem"] or f"paths {', '.join(row['paths'])}"
+        yield f"third-party {name}", f"{row['object']}: {outcome}"
     if not report["third_party"]:
-        lines.append(("third-party", "none registered"))
+        yield "third-party", "none registered"
     cached = report["cached"]
     tables = f"tables of {cached['tables_bytes'] / 2**20:.1f} MiB, {cached['calls']} calls"
-    lines.append(("cached by this report", f"{tables}; rope_xp.clear_caches() frees them"))
+    yield "cached by this report", f"{tables}; rope_xp.clear_caches() frees them"
     choice = report["choice"]
-    lines.append((_VARIABLE, choice["path"] or "not set"))
-    lines.append(("choice", choice["problem"] or choice["path"] or "automatic: the fastest path"))
-    return lines
+    yield _VARIABLE, choice["path"] or "not set"
+    yield "choice", choice["problem"] or choice["path"] or "automatic: the fastest path"

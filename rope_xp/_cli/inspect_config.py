@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import arguments, config_report, config_words, plots, terminal
-from rope_xp._cli.reading import Layers, Reading, lengths_to_show, read_config, without_offset
+from rope_xp._cli import arguments, config_report, config_words, plots
+from rope_xp._cli.reading import Layers, Reading, read_config
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
@@ -53,52 +53,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; return the exit status, 1 where there is nothing to report on."""
-    try:
-        reading = read_config(options.config, options.layout)
-        report = config_report.build_report(reading, options.length)
-        if options.plot is not None:
-            draw(options.plot, reading, options.length)
-    except OSError as error:
-        return terminal.fail("inspect", f"{error.filename}: {error.strerror}")
-    except RopeError as error:
-        return terminal.fail("inspect", str(error))
+    reading = read_config(options.config, options.layout)
+    report = config_report.build_report(reading, options.length)
+    if options.plot is not None:
+        draw_config(options.plot, reading, options.length)
     if options.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        config_words.show(report)
+        config_words.print_report(report)
     return 0
 
 
-# --- drawing -------------------------------------------------------------------------------------
-
-
-def draw(path: Path, reading: Reading, requested: int | None) -> None:
-    """Draw the wavelengths of each type of layer, for the length that was asked for, if any."""
+def draw_config(path: Path, reading: Reading, requested: int | None) -> None:
+    """Draw the wavelengths of each layer type, for a context length if one was requested."""
     drawings = {}
     for layers in reading.layers:
-        if layers.rope is None or layers.rotated is None:
+        if layers.slice_rope is None or layers.rotated is None:
             continue
         title = f"{layers.label or 'all layers'}, {layers.rotated} rotated components"
-        ropes = _ropes_to_compare(layers, without_offset(layers.rope), requested)
-        drawings[title] = (ropes, layers.rotated, _list_contexts(layers))
+        ropes = _collect_ropes(layers, layers.slice_rope, requested)
+        drawings[title] = (ropes, layers.rotated, _name_contexts(layers))
     if not drawings:
         raise RopeError("there is nothing to draw, as head_dim is not known")
     plots.write_wavelengths(path, drawings)
 
 
-def _ropes_to_compare(layers: Layers, rope: RoPE, requested: int | None) -> dict[str, RoPE]:
-    plain = {"without a rule": replace(rope, scaling=None)}
-    if rope.scaling is None:
-        return plain
+def _collect_ropes(layers: Layers, rope: RoPE, requested: int | None) -> dict[str, RoPE]:
+    ropes = {"without a rule": replace(rope, scaling=None)}
     name = type(rope.scaling).__name__
-    at = lengths_to_show(layers, requested)
-    if not at:
-        return {**plain, name: rope}
-    return {**plain, **{f"{name} at {n} tokens": rope.for_length(n) for n in at}}
+    for n in layers.list_lengths(requested):
+        ropes[f"{name} at {n} tokens"] = rope.for_length(n)
+    if rope.scaling is not None and not layers.depends_on_length:
+        ropes[name] = rope
+    return ropes
 
 
-def _list_contexts(layers: Layers) -> dict[str, int]:
-    named = {"original context": layers.trained, "extended context": layers.extended}
-    known = {name: tokens for name, tokens in named.items() if tokens is not None}
+def _name_contexts(layers: Layers) -> dict[str, int]:
+    contexts = dict(zip(("original context", "extended context"), layers.contexts, strict=True))
+    known = {name: tokens for name, tokens in contexts.items() if tokens is not None}
     distinct = set(known.values())
     return {"context": distinct.pop()} if len(distinct) == 1 else known

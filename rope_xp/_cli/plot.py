@@ -12,33 +12,33 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._cli import arguments, curves, plots, terminal
+from rope_xp._cli import arguments, curves, plots
 from rope_xp._core.errors import RopeError
 from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
 
 
-def _wavelengths(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
-    counted = {}
+def _draw_wavelengths(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
+    labelled = {}
     for name, rope in ropes.items():
-        turned = analysis.turns(rope, head_dim, distance) >= 1
-        told = f"{np.count_nonzero(turned)} of {len(turned)} pairs turn within the context"
-        counted[f"{name}; {told}"] = rope
-    plots.draw_wavelengths(axes, counted, head_dim, {"context": distance})
+        turning = analysis.turns(rope, head_dim, distance) >= 1
+        count = f"{np.count_nonzero(turning)} of {len(turning)} pairs turn within the context"
+        labelled[f"{name}; {count}"] = rope
+    plots.draw_wavelengths(axes, labelled, head_dim, {"context": distance})
 
 
-# What draws each kind, and up to which distance unless told.
 _KINDS = {
     "decay": (curves.draw_decay, 4096),
-    "wavelengths": (_wavelengths, 4096),
+    "wavelengths": (_draw_wavelengths, 4096),
     "score": (curves.draw_score, 32768),
     "accuracy": (curves.draw_accuracy, 10_000_000),
 }
+"""The function that draws each kind, and its default distance."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    # argparse would name the options first, and --base would take the kind for one more base.
+    # argparse would name the options first; --base would then take the kind for another base.
     parser.usage = (
         f"{parser.prog} [-h] {{{','.join(_KINDS)}}}\n"
         "    [--base B [B ...]] [--head-dim N] [--distance N] [--out FILE.png]"
@@ -53,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bases to compare in one picture, up to five; default 10000",
     )
     parser.add_argument(
-        "--head-dim", type=arguments.count, default=128, metavar="N", help="default %(default)s"
+        "--head-dim",
+        type=arguments.count,
+        default=128,
+        metavar="N",
+        help="default %(default)s",
     )
     defaults = ", ".join(f"{kind} {distance}" for kind, (_, distance) in _KINDS.items())
     parser.add_argument(
@@ -68,28 +72,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the picture and print where it is; return the exit status, 1 where that failed."""
+    """Write the picture and print its path; return the exit status."""
     draw, distance = _KINDS[options.kind]
     path = options.out or Path(options.kind)
     if not path.name:
-        return terminal.fail(
-            "plot", f"--out {path} names no file; give a name such as {options.kind}.png"
-        )
+        raise RopeError(f"--out {path} names no file; give a name such as {options.kind}.png")
     path = path if path.suffix else path.with_suffix(".png")
     ropes = {f"base {base:,.10g}": RoPE(base=base) for base in options.base}
-    if len(ropes) > len(plots.STYLES):
-        most = len(plots.STYLES)
-        reason = f"{most} bases at most can be told apart in one picture; got {len(ropes)}"
-        return terminal.fail("plot", reason)
+    most = len(plots.STYLES)
+    if len(ropes) > most:
+        raise RopeError(f"{most} bases at most can be told apart in one picture; got {len(ropes)}")
     try:
         with plots.picture(path) as (axes,):
             axes.set_title(f"head of {options.head_dim} components")
             draw(axes, ropes, options.head_dim, options.distance or distance)
-    except OSError as error:
-        return terminal.fail("plot", f"{error.filename}: {error.strerror}")
-    except RopeError as error:
-        return terminal.fail("plot", str(error))
     except MemoryError as error:
-        return terminal.fail("plot", f"--distance {options.distance} is too far: {error}")
+        raise RopeError(f"--distance {options.distance} is too far: {error}") from error
     print(path)
     return 0

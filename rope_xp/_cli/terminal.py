@@ -1,6 +1,6 @@
-"""Tables, folded lines and progress for the command line.
+"""Print tables, folded lines and progress.
 
-Nothing but plain text goes to a file or a pipe.
+A file or a pipe gets plain, unfolded text.
 """
 
 import shutil
@@ -10,28 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-Rows = Sequence[Sequence[str]]
 _CLEAR_LINE = "\r\x1b[K"
 
 
-def table(columns: Sequence[str], rows: Rows, text_columns: int) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> None:
     """Print a table to stdout. The first ``text_columns`` columns hold words, the rest numbers."""
-    print(plain_table(columns, rows, text_columns))
-
-
-def plain_table(columns: Sequence[str], rows: Rows, text_columns: int) -> str:
-    """Return a table as lines of aligned text."""
     cells = [list(columns), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-    def line(row: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if i < text_columns else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *map(line, cells[1:])])
+    aligns = "<" * text_columns + ">" * (len(columns) - text_columns)
+    cells.insert(1, ["-" * width for width in widths])
+    for row in cells:
+        padded = (f"{c:{a}{w}}" for c, a, w in zip(row, aligns, widths, strict=True))
+        print("  ".join(padded).rstrip())
 
 
 def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
@@ -40,33 +30,39 @@ def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
     return "\n".join(folded(f"{name + ':':<{width}} ", value, width + 1) for name, value in pairs)
 
 
-def folded(start: str, text: str, indent: int, stream: TextIO | None = None) -> str:
-    """Return a line that begins with ``start``; in a terminal as several lines, where it is long.
+def print_list(title: str, sentences: Sequence[str]) -> None:
+    """Print sentences below a title, one in a line."""
+    print(f"\n{title}:")
+    for sentence in sentences:
+        print(folded("- ", sentence, 2))
 
-    ``indent`` is that of all lines but the first. The stream is stdout, unless told.
+
+def folded(start: str, text: str, indent: int, stream: TextIO | None = None) -> str:
+    """Return a line that begins with ``start``, folded where the stream is a terminal.
+
+    ``indent`` is that of all lines but the first. The default stream is stdout.
     """
-    whole = f"{start}{text}".rstrip()
+    line = f"{start}{text}".rstrip()
     if not (stream or sys.stdout).isatty():
-        return whole
+        return line
     columns = shutil.get_terminal_size().columns
-    # Where names take half of the line, words need the room below them.
-    deep = indent if 2 * indent <= columns else 4
+    # Names that take half of the line would leave too little of it for values.
+    space = " " * (indent if 2 * indent <= columns else 4)
     lines = textwrap.wrap(
-        text, columns, initial_indent=start, subsequent_indent=" " * deep, break_on_hyphens=False
+        text, columns, initial_indent=start, subsequent_indent=space, break_on_hyphens=False
     )
-    return "\n".join(lines) or whole
+    return "\n".join(lines) or line
 
 
 def fail(command: str, reason: str) -> int:
-    """Say on stderr, to a file in one line, why a command stops; return its exit status."""
-    line = folded(f"{command}: ", " ".join(reason.split()), 2, sys.stderr)
-    print(line, file=sys.stderr)
+    """Print to stderr why a command stops, in one line of a file; return its exit status."""
+    print(folded(f"{command}: ", " ".join(reason.split()), 2, sys.stderr), file=sys.stderr)
     return 1
 
 
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
-    """Name the current step on stderr, in a terminal; call what this yields before each step."""
+    """Yield a function that names the current step on stderr, if that is a terminal."""
     started = 0
 
     def advance(step: str) -> None:

@@ -135,7 +135,8 @@ def _describe_mismatch(values: Floats, expected: Floats) -> tuple[str, str]:
             return "rounded", f"it is rounded to {name}, as if the model had been cast there once"
     if _is_garbage(values):
         return "uninitialised", _describe_garbage(values)
-    known = _rules.nearest(_rules.Series(values, np.zeros_like(values), None, 1.0), plain=True)
+    series = _rules.FrequencySeries(values, np.zeros_like(values))
+    known = _rules.find_nearest(series, plain=True)
     if known is None:
         what = f"it holds {_format_values(values)}"
     else:
@@ -237,6 +238,6 @@ def _compare_tables(
     if not beyond.any():
         return "", effect
     factor = plan.rope.attention_factor
-    cause = _rounding.cause(turns, positions, frequencies, factor, beyond)
+    cause = _rounding.find_cause(turns, positions, frequencies, factor, beyond)
     first = int(positions[beyond.any(axis=1)][0])
     return cause or f"off from position {first} on", effect

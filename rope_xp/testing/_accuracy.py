@@ -1,4 +1,4 @@
-"""How accurate a function is: its error by position, and what becomes of large positions."""
+"""Measure the error of a function by position, and find its cause."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp.rope import RoPE
-from rope_xp.testing._angles import Angles
-from rope_xp.testing._box import EPS, Complex, Floats, Refused
+from rope_xp.testing._angles import MeasuredAngles
+from rope_xp.testing._box import EPS, CallRefused, Complex, Floats
 from rope_xp.testing._fit import Fit
 from rope_xp.testing._lengths import find_last
-from rope_xp.testing._pairs import Operand
-from rope_xp.testing._rounding import PRODUCT, cause
+from rope_xp.testing._pairs import RotatedArray
+from rope_xp.testing._rounding import PRODUCT, find_cause
 
 CONTEXTS = (128, 4096, 131_072, 1_048_576)
-"""Lengths of contexts for which errors are told."""
+"""Context lengths for which errors are reported."""
 _WRONG = 1e-2
 _LARGEST = 1 << 20
 
@@ -24,70 +24,70 @@ class Accuracy(NamedTuple):
     """The errors of one array."""
 
     error: dict[int, float]
-    """The largest error of cos and sin in each context; inf where positions are refused."""
+    """The maximum error of cos and sin in each context; inf where positions are refused."""
     passes: int | None
     """The first position that was tried with an error above 1e-2."""
     notes: tuple[str, ...]
     fault: str | None
     explained: bool
-    """Whether the fault says where the errors come from."""
+    """Whether the fault names the cause of the errors."""
 
 
-class Rotation(NamedTuple):
-    """The rotation of one array, as it is and as it should be."""
+class ArrayRotation(NamedTuple):
+    """The measured rotation of one array, and the exact one."""
 
     rope: RoPE
-    operand: Operand
-    angles: Angles
+    array: RotatedArray
+    angles: MeasuredAngles
     frequencies: Floats
     """Exact ones, of the pairs that move."""
     fit: Fit
     faults: tuple[str, ...]
 
     def read(self, positions: Floats) -> Complex:
-        """Return cos + i sin as the function has them, but for what the faults say."""
-        return self.angles.normalize(self.operand.read(positions.astype(int)))
+        """Return the function's cos + i sin, without what the faults state."""
+        return self.angles.normalize(self.array.read(positions.astype(int)))
 
-    def exact(self, positions: Floats) -> Complex:
-        """Return cos + i sin as they should be."""
+    def compute_exact(self, positions: Floats) -> Complex:
+        """Return the exact cos + i sin."""
         shifted = positions + self.angles.offset
         return np.asarray(np.exp(1j * np.multiply.outer(shifted, self.frequencies)))
 
-    def errors(self, turns: Complex, positions: Floats) -> Floats:
+    def compute_errors(self, turns: Complex, positions: Floats) -> Floats:
         """Return the errors of cos and sin, inf where they are not finite."""
-        off = np.abs(turns - self.exact(positions))
+        off = np.abs(turns - self.compute_exact(positions))
         return np.where(np.isfinite(off), off, np.inf)
 
 
-def measure(rotation: Rotation) -> Accuracy:
-    """Compare what a function does with exact angles."""
+def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
+    """Compare a function with exact angles."""
     error: dict[int, float] = {}
     passes: int | None = None
     worst = 0.0
     notes: tuple[str, ...] = ()
-    seen: list[tuple[Floats, Complex]] = []
+    tried: list[tuple[Floats, Complex]] = []
     for length in (1 << k for k in range(3, _LARGEST.bit_length())):
-        positions = _positions_below(length)
+        positions = _choose_positions(length)
         try:
             turns = rotation.read(positions)
-        except Refused as refused:
-            last = find_last(lambda p: rotation.operand.box.accepts([0, p]), 0, length)
+        except CallRefused as refused:
+            last = find_last(lambda p: rotation.array.box.accepts([0, p]), 0, length)
             notes = (f"positions from {last + 1} on are refused: {str(refused)[:160]}",)
             error |= {context: float("inf") for context in CONTEXTS if context >= length}
             break
-        seen.append((positions, turns))
-        off = rotation.errors(turns, positions).max(axis=1)
+        tried.append((positions, turns))
+        off = rotation.compute_errors(turns, positions).max(axis=1)
         if passes is None and (off > _WRONG).any():
             passes = int(positions[off > _WRONG][0])
         worst = max(worst, float(off.max()))
         if length in CONTEXTS:
             error[length] = worst
-    positions = np.concatenate([p for p, _ in seen])
-    fault, explained = _find_fault(rotation, positions, np.concatenate([t for _, t in seen]))
+    positions, turns = (np.concatenate(parts) for parts in zip(*tried, strict=True))
+    fault, explained = _find_fault(rotation, positions, turns)
     return Accuracy(error, passes, notes, fault, explained)
 
 
-def _positions_below(length: int) -> Floats:
+def _choose_positions(length: int) -> Floats:
     """Return some positions below a power of two: even, odd, and of many bits."""
     near = [length - k for k in (1, 2, 3, 5, 9)]
     # 257/512 of it has one bit at either end, which short formats drop.
@@ -95,38 +95,40 @@ def _positions_below(length: int) -> Floats:
     return np.array(sorted(p for p in chosen if p >= 0), float)
 
 
-def _find_fault(rotation: Rotation, positions: Floats, turns: Complex) -> tuple[str | None, bool]:
-    """Return what is wrong beyond errors of a product in float32, and whether it is explained."""
-    off = rotation.errors(turns, positions)
+def _find_fault(
+    rotation: ArrayRotation, positions: Floats, turns: Complex
+) -> tuple[str | None, bool]:
+    """Return the errors beyond a float32 product, in words, and whether a cause explains them."""
+    off = rotation.compute_errors(turns, positions)
     shifted = positions + rotation.angles.offset
-    noise = 2e-6 + 2 * EPS[rotation.operand.box.dtype]
+    noise = 2e-6 + 2 * EPS[rotation.array.box.dtype]
     beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, rotation.frequencies))
     if not beyond.any():
         return None, True
     factor = rotation.angles.factor
-    explained = cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
-    explained = explained or _find_substitute(rotation)
-    if explained:
-        return explained, True
+    cause = find_cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
+    cause = cause or _find_substitute(rotation)
+    if cause:
+        return cause, True
     first = int(positions[beyond.any(axis=1)][0])
     if not np.isfinite(turns[positions >= first]).all():
         return f"results are not finite from position {first} on", True
-    what = f"angles are off by up to {off[positions >= first].max():.2g} from position {first} on"
-    return f"{what}, by more than float32 explains and by no rounding that is known here", False
+    error = f"angles are off by up to {off[positions >= first].max():.2g} from position {first} on"
+    return f"{error}, by more than float32 explains and by no rounding that is known here", False
 
 
-def _find_substitute(rotation: Rotation) -> str | None:
+def _find_substitute(rotation: ArrayRotation) -> str | None:
     """Return which positions large ones are taken for, in words; None for none."""
 
     def is_right(position: int) -> bool:
         pair = np.array([0.0, position])
-        return bool(rotation.errors(rotation.read(pair), pair)[1].max() < _WRONG)
+        return bool(rotation.compute_errors(rotation.read(pair), pair)[1].max() < _WRONG)
 
     try:
         limit = 1 + find_last(is_right, 0, _LARGEST)
         large = np.array([limit, limit + 1, limit + 77, _LARGEST - 1], float)
         turns = rotation.read(large)
-    except Refused:
+    except CallRefused:
         return None
     substitutes = {
         f"positions from {limit} on are taken for {limit - 1}": large * 0.0 + (limit - 1),
@@ -134,6 +136,6 @@ def _find_substitute(rotation: Rotation) -> str | None:
         f"positions wrap around to -{limit} at {limit}": (large + limit) % (2 * limit) - limit,
     }
     for words, positions in substitutes.items():
-        if np.abs(turns - rotation.exact(positions)).max() < _WRONG:
+        if np.abs(turns - rotation.compute_exact(positions)).max() < _WRONG:
             return words
     return None

@@ -1,4 +1,4 @@
-"""From rotated vectors to the angles of pairs: frequencies, sign, offset, attention factor."""
+"""Measure the angles of pairs: frequencies, sign, offset and attention factor."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.testing._box import EPS, Complex, Floats, Refused
-from rope_xp.testing._pairs import Indices, Operand
+from rope_xp.testing._box import EPS, CallRefused, Complex, Floats
+from rope_xp.testing._pairs import Indices, RotatedArray
 
 _FAR = 1000
 _EXACT = 5e-7
-"""Of cos and sin in float32: a rounding or two."""
+"""Error of cos and sin in float32: a rounding or two."""
 
 
 @dataclass(frozen=True)
-class Angles:
+class MeasuredAngles:
     """The angles of the pairs of one array."""
 
     frequencies: Floats
     """Radians per position of the pairs that move, not negative."""
     uncertainty: Floats
-    """How far each may be off, relative."""
+    """Relative, of each frequency."""
     sign: int
     offset: float
     """What is added to positions."""
@@ -39,37 +39,37 @@ class Angles:
         return np.asarray((np.conj(turns) if self.sign < 0 else turns) / self.factor)
 
 
-def find_angles(operand: Operand, last: int) -> Angles:
+def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
     """Return the angles of one array up to ``last``; raise if they do not follow positions."""
-    name = operand.name
-    steps, turns = _read_powers_of_two(operand, last)
+    name = array.name
+    steps, turns = _read_powers_of_two(array, last)
     sizes = np.abs(turns)
     factor = float(np.median(sizes))
     _check_sizes(sizes, factor, name)
-    # The sizes of turns in tables of few bits scatter.
-    noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * EPS[operand.box.dtype])
-    signed, reach = _follow(steps, turns, min(4 * noise, 0.02))
+    # Rounded tables scatter the sizes of turns.
+    noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * EPS[array.box.dtype])
+    signed, reach = _follow_angles(steps, turns, min(4 * noise, 0.02))
     sign = _find_sign(signed, noise / reach, name)
     offset, swapped = _find_offset(np.angle(turns[0]), signed, noise, name)
     frequencies = sign * signed
-    return Angles(
+    return MeasuredAngles(
         frequencies,
         uncertainty=noise / (reach * np.maximum(frequencies, 1e-12)),
         sign=-sign if swapped else sign,  # sin + i cos turns the other way
         offset=offset,
         swapped=swapped,
         factor=factor,
-        position_axes=_find_position_axes(operand, signed, noise),
+        position_axes=_find_position_axes(array, signed, noise),
     )
 
 
-def _read_powers_of_two(operand: Operand, last: int) -> tuple[list[int], Complex]:
-    """Return 0 and powers of two that the function takes, with their turns."""
+def _read_powers_of_two(array: RotatedArray, last: int) -> tuple[list[int], Complex]:
+    """Return 0 and the powers of two that the function takes, with their turns."""
     for exponent in range(max(last, 4).bit_length() - 1, 1, -1):
         steps = [0, *(1 << k for k in range(exponent + 1))]
         try:
-            turns = operand.read(steps)
-        except Refused:
+            turns = array.read(steps)
+        except CallRefused:
             continue
         if np.isfinite(turns).all():
             return steps, turns
@@ -88,7 +88,7 @@ def _check_sizes(sizes: Floats, factor: float, name: str) -> None:
         )
 
 
-def _follow(steps: list[int], turns: Complex, tolerance: float) -> tuple[Floats, Floats]:
+def _follow_angles(steps: list[int], turns: Complex, tolerance: float) -> tuple[Floats, Floats]:
     """Return signed frequencies, and the step up to which each was followed."""
     relative = np.angle(turns / turns[0])
     frequencies = relative[1].copy()
@@ -97,7 +97,7 @@ def _follow(steps: list[int], turns: Complex, tolerance: float) -> tuple[Floats,
     for step, angle in zip(steps[2:], relative[2:], strict=True):
         expected = frequencies * step
         off = np.angle(np.exp(1j * (angle - expected)))
-        # Twice the error of the last step and that of this: a larger one is no rounding.
+        # The last step doubles its error, this one adds its own: more is no rounding.
         followed &= np.abs(off) < tolerance
         frequencies = np.where(followed, (expected + off) / step, frequencies)
         reach = np.where(followed, step, reach)
@@ -125,7 +125,7 @@ def _find_offset(phases: Floats, signed: Floats, noise: float, name: str) -> tup
         return 0.0, False
     if is_phase(np.pi / 2, 1e-3):
         return 0.0, True
-    # Slow pairs tell the whole offset, fast ones its exact value.
+    # Slow pairs show the whole offset, fast ones its exact value.
     slow = np.abs(signed) < 0.1
     for guess in {np.median(phases[slow] / signed[slow])} if slow.any() else {1.0, -1.0}:
         offset = round(2 * guess) / 2
@@ -138,21 +138,21 @@ def _find_offset(phases: Floats, signed: Floats, noise: float, name: str) -> tup
     )
 
 
-def _find_position_axes(operand: Operand, signed: Floats, noise: float) -> Indices | None:
+def _find_position_axes(array: RotatedArray, signed: Floats, noise: float) -> Indices | None:
     """Return the component that each pair reads; None where positions have one."""
-    components = operand.box.components
+    components = array.box.components
     if components == 1:
         return None
-    far = _FAR if operand.box.accepts([0, _FAR]) else 1
+    far = _FAR if array.box.accepts([0, _FAR]) else 1
     slow = np.abs(signed) < 1e-3
     step = np.where(slow, far, 1)
     moves = np.zeros((components, len(signed)), bool)
     for component in range(components):
         positions = np.zeros((components, 3), int)
         positions[component, 1:] = 1, far
-        turns = operand.read(positions)
-        turned = np.where(slow, turns[2], turns[1]) / turns[0]
-        moves[component] = np.abs(turned - np.exp(1j * step * signed)) < np.abs(turned - 1.0) / 4
+        turns = array.read(positions)
+        turn = np.where(slow, turns[2], turns[1]) / turns[0]
+        moves[component] = np.abs(turn - np.exp(1j * step * signed)) < np.abs(turn - 1.0) / 4
     unclear = (moves.sum(axis=0) != 1) & (np.abs(step * signed) > 8 * noise)
     if unclear.any():
         raise RopeError(

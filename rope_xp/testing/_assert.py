@@ -1,4 +1,4 @@
-"""A check for tests: whether a function rotates as a RoPE does, and how it differs."""
+"""Assert in a test that a function rotates as a RoPE does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing._box import Function, open_box
-from rope_xp.testing._compare import CALLS, find_problems, spread
-from rope_xp.testing._differences import differences, fixed
+from rope_xp.testing._compare import CALLS, find_problems, spread_positions
+from rope_xp.testing._differences import fix_length, list_differences
 from rope_xp.testing._identify import check_arguments, identify_box
 
 _POSITIONS = (0, 1, 2, 7, 100, 1023, 4097, 40_001, 131_071)
@@ -28,7 +28,7 @@ def assert_rotates(
     like: Array | None = None,
     heads: int = 2,
 ) -> None:
-    """Check that a function rotates as a RoPE does; tell how it differs if not.
+    """Check that a function rotates as a RoPE does.
 
     The function is called with random vectors and up to 1031 tokens, at positions in random order,
     with several batch entries and more heads of q than of k.
@@ -80,21 +80,20 @@ def assert_rotates(
     """
     fields.check_rope(rope, RoPE, "rope")
     check_arguments(function, head_dim, axes, heads)
-    expected = fixed(rope, head_dim)
+    expected = fix_length(rope, head_dim)
     expected.frequencies(head_dim)  # raises if they do not fit
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
     box = open_box(function, head_dim, axes, tables, like, heads, components)
-    compared = spread(_POSITIONS if positions is None else positions, components)
+    compared = spread_positions(_POSITIONS if positions is None else positions, components)
     calls = [(1, compared.shape[1]), *CALLS]
     problem = next(find_problems(box, expected, compared, calls, atol), None)
     if problem is None:
         return
     try:
-        found = identify_box(box)
+        result = identify_box(box)
+        reasons = [*list_differences(result.rope, rope, head_dim), *result.faults, *result.notes]
     except RopeError as error:
         reasons = [str(error)]
-    else:
-        reasons = [*differences(found.rope, rope, head_dim), *found.faults, *found.notes]
     reasons = reasons or ["nothing that is known here explains it"]
     lines = "".join(f"\n- {reason}" for reason in reasons)
-    raise AssertionError(f"the function does not rotate as {rope}: {problem.what}{lines}")
+    raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +22,12 @@ Function = Callable[..., Any]
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
-"""What a function may raise for arguments that it cannot take."""
+_FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
-TOKENS = 5  # differs from the heads, so that a function which confuses them fails
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 
-class Refused(Exception):  # noqa: N818  # no error yet: the next way of calling may work
+class CallRefused(Exception):  # noqa: N818  # no error yet: another way to call may work
     """A function did not take its arguments."""
 
 
@@ -39,7 +37,7 @@ class CallError(RopeError):
     __module__ = "rope_xp"
 
     summary: str
-    """What could not be called with what, and the first error, without advice."""
+    """The call and the first error, without advice."""
 
 
 @dataclass(frozen=True)
@@ -61,60 +59,65 @@ class BlackBox:
     position_axes: str = "s"
     """Axes of positions: c for components, b for the batch, 1 for a batch of one, s for tokens."""
 
-    def call(self, arrays: Sequence[Floats], positions: ArrayLike) -> list[Floats]:
-        """Return arrays (batch, heads, tokens, head_dim) rotated; raise Refused if that fails.
-
-        Positions are (tokens,), for all components, (components, tokens) or (components, batch,
-        tokens).
-        """
-        return self.run([self.put(x) for x in arrays], positions)[1]
-
     def rotate(self, vectors: Floats, positions: ArrayLike) -> list[Floats]:
-        """Return vectors, (n, heads, head_dim), as each array has them at each position.
+        """Return vectors, (n, heads, head_dim), rotated at each position by each array's rotation.
 
-        Each vector stands at all tokens of a batch entry of its own.
+        Each vector stands at all tokens of a batch entry of its own. Raises CallRefused.
         """
         batch, heads, head_dim = vectors.shape
         shape = (batch, heads, np.shape(positions)[-1], head_dim)
         x = np.broadcast_to(vectors[:, :, None, :], shape)
-        return self.call([x] * len(self.names), positions)
+        return self.call([self.put(x) for _ in self.names], positions)[1]
 
     def accepts(self, positions: ArrayLike) -> bool:
         """Return whether the function takes these positions."""
         try:
             self.rotate(np.zeros((1, self.heads, self.head_dim)), positions)
-        except Refused:
+        except CallRefused:
             return False
         return True
 
-    def run(
+    def call(
         self, arguments: list[Array], positions: ArrayLike
     ) -> tuple[tuple[Array, ...], list[Floats]]:
-        """Return what the function returns, and its values; raise Refused if that fails."""
+        """Return the function's results, and their values; raise CallRefused if that fails.
+
+        Positions are (tokens,), (components, tokens) or (components, batch, tokens).
+        """
         batch = arguments[0].shape[self.axes.index("b")]
         placed = self._put_positions(np.asarray(positions), batch)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
-                rest = (placed,) if self.tables is None else _as_tuple(self.tables(placed))
+                rest = (placed,) if self.tables is None else _to_tuple(self.tables(placed))
                 result = self.function(*arguments, *rest)
-                results = _as_tuple(result) if len(self.names) > 1 else (result,)
-                for y, x in zip(results, arguments, strict=False):
-                    self._check(y, x)
-                # More than the arrays may come back.
-                return results, [self.read(y) for y in results[: len(arguments)]]
-            except FAILURES as error:
-                raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+                results = _to_tuple(result) if len(self.names) > 1 else (result,)
+                pairs = zip(results, arguments, strict=False)  # it may return more than arrays
+                return results, [self._read_result(y, x) for y, x in pairs]
+            except _FAILURES as error:
+                text = " ".join(str(error).split())
+                raise CallRefused(f"{type(error).__name__}: {text}") from error
+
+    def _read_result(self, y: Any, x: Array) -> Floats:
+        if find.find_backend(y) is not self.backend:
+            raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
+        if tuple(y.shape) != tuple(x.shape):
+            raise ValueError(f"it returns an array of {tuple(y.shape)} for one of {tuple(x.shape)}")
+        return self.read(y)
 
     def put(self, x: Floats) -> Array:
-        """Return numbers as an array of the function's library, axes and dtype."""
-        # A copy: some functions write in place.
-        ordered = np.array(np.moveaxis(x, (0, 1, 2, 3), self._places), np.float32, order="C")
+        """Return an array (batch, heads, tokens, head_dim) in the function's library and axes."""
+        # A copy, as some functions write in place.
+        ordered = np.array(np.moveaxis(x, (0, 1, 2, 3), self._axis_order), np.float32, order="C")
         array = self.backend.asarray(ordered, self.device)
         if self.dtype == "float32":
             return array
         dtype = getattr(self.backend.xp, self.dtype, None) or np.dtype(self.dtype)
         return array.to(dtype) if hasattr(array, "to") else array.astype(dtype)
+
+    def read(self, x: Array) -> Floats:
+        """Return the values of such an array, (batch, heads, tokens, head_dim)."""
+        return np.asarray(np.moveaxis(to_host(x), self._axis_order, (0, 1, 2, 3)), np.float64)
 
     def _put_positions(self, positions: NDArray[Any], batch: int) -> Array:
         if positions.ndim < 3:
@@ -129,31 +132,21 @@ class BlackBox:
         dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
         return self.backend.asarray(np.ascontiguousarray(p, dtype), self.device)
 
-    def _check(self, y: Any, x: Array) -> None:
-        if find.find_backend(y) is not self.backend:
-            raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
-        if tuple(y.shape) != tuple(x.shape):
-            raise ValueError(f"it returns an array of {tuple(y.shape)} for one of {tuple(x.shape)}")
-
-    def read(self, x: Array) -> Floats:
-        """Return the numbers of such an array, in the order batch, heads, tokens, head_dim."""
-        return np.asarray(np.moveaxis(host(x), self._places, (0, 1, 2, 3)), np.float64)
-
     @property
-    def _places(self) -> list[int]:
+    def _axis_order(self) -> list[int]:
         return [self.axes.index(axis) for axis in "bhsd"]
 
 
-def host(x: Array) -> NDArray[Any]:
+def to_host(x: Array) -> NDArray[Any]:
     """Return an array of any library as one of numpy, in float64 where it is of 16 bits."""
-    if hasattr(x, "detach"):  # torch, whose bfloat16 numpy does not know
+    if hasattr(x, "detach"):  # torch, whose bfloat16 numpy cannot read
         x = x.detach().cpu()
         return np.asarray(x.double() if x.is_floating_point() else x)
     return np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
 
 
-def memory(x: Array) -> int:
-    """Return a number that views of the same memory share."""
+def find_buffer(x: Array) -> int:
+    """Return a number that all views of one buffer share."""
     if hasattr(x, "untyped_storage"):
         return int(x.untyped_storage().data_ptr())
     while getattr(x, "base", None) is not None:
@@ -161,7 +154,7 @@ def memory(x: Array) -> int:
     return id(x)
 
 
-def _as_tuple(result: Any) -> tuple[Any, ...]:
+def _to_tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
@@ -183,31 +176,26 @@ def open_box(
     errors: dict[str, str] = {}
     for backend, device, dtype in _find_libraries(like):
         box = BlackBox(function, tables, names, axes, head_dim, heads, backend, device, dtype)
-        for candidate in _ways_to_call(box, components):
-            try:
-                candidate.rotate(units, np.arange(TOKENS))
-            except Refused as refused:
-                errors.setdefault(backend.name, str(refused))
-            else:
-                return candidate
-    # What other libraries raise is about the kind of array, which says nothing of the function.
-    uses = [library for library in errors if library in _imported_by(function)]
+        for count in (1, 2, 3) if components is None else (components,):
+            for position_axes in ("s", "bs", "1s") if count == 1 else ("cbs", "c1s", "cs", "sc"):
+                candidate = replace(box, components=count, position_axes=position_axes)
+                try:
+                    candidate.rotate(units, np.arange(5))  # no number of heads
+                except CallRefused as refused:
+                    errors.setdefault(backend.name, str(refused))
+                else:
+                    return candidate
+    # Errors of libraries that the function does not use are of the array type alone.
+    used = [library for library in errors if library in _list_imports(function)]
     shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
     name = getattr(function, "__name__", type(function).__name__)
-    summary = (
-        f"could not call {name} with {', '.join(names) if len(names) > 1 else 'x'} of shape "
-        f"({shape}); first error: {errors[uses[-1] if uses else next(iter(errors))]}"
-    )
-    advice = "Give head_dim, axes, heads, components or tables that fit, or an array of its library"
-    error = CallError(f"{summary}. {advice} as like")
+    arrays = ", ".join(names) if len(names) > 1 else "x"
+    first = errors[used[-1] if used else next(iter(errors))]
+    summary = f"could not call {name} with {arrays} of shape ({shape}); first error: {first}"
+    fits = "head_dim, axes, heads, components or tables that fit"
+    error = CallError(f"{summary}. Give {fits}, or an array of its library as like")
     error.summary = summary
     raise error
-
-
-def _ways_to_call(box: BlackBox, components: int | None) -> Iterator[BlackBox]:
-    for count in (1, 2, 3) if components is None else (components,):
-        for axes in ("s", "bs", "1s") if count == 1 else ("cbs", "c1s", "cs", "sc"):
-            yield replace(box, components=count, position_axes=axes)
 
 
 def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
@@ -218,7 +206,7 @@ def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]
             raise RopeError(f"like must be of {', '.join(FLOATS)}; got {dtype}")
         yield backend, backend.device(like), dtype
         return
-    # numpy first: the others take its arrays and return their own, which tells them apart.
+    # numpy first: the others take its arrays, but return their own, and so are told from it.
     for row in sorted(find.libraries, key=lambda row: row.name != "numpy"):
         if row.name not in LIBRARIES or row.name not in sys.modules:
             continue
@@ -230,10 +218,10 @@ def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]
         yield backend, None, "float32"
 
 
-def _imported_by(function: Function) -> set[str]:
-    """Return the packages of the modules that a function's module names."""
+def _list_imports(function: Function) -> set[str]:
+    """Return the packages that the globals of a function's module name."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    names = (getattr(value, "__name__", "") for value in vars(module).values()) if module else ()
+    names = (getattr(value, "__name__", "") for value in vars(module or object).values())
     return {name.partition(".")[0] for name in names if isinstance(name, str)}
 
 
@@ -247,16 +235,16 @@ def count_arrays(function: Function, has_tables: bool) -> int:
     >>> count_arrays(lambda x, cos, sin, axis=1: x, True)
     1
     """
-    # A module of torch takes anything, and its method forward what it needs.
+    # A torch module itself takes any arguments; its method forward has the signature.
     called = getattr(function, "forward", function)
     try:
         parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):  # compiled code may have no signature
         return 2
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    places = [parameter for parameter in parameters if parameter.kind in kinds]
-    for i, parameter in enumerate(places):
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
+    for i, parameter in enumerate(positional):
         if parameter.name.startswith(("pos", "cos", "freqs")) and i:
             return min(i, 3)
-    needed = sum(p.default is inspect.Parameter.empty for p in places)
-    return min(max(needed - (2 if has_tables else 1), 1), 3) if needed else 2
+    required = sum(p.default is inspect.Parameter.empty for p in positional)
+    return min(max(required - (2 if has_tables else 1), 1), 3) if required else 2

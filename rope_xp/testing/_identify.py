@@ -1,4 +1,4 @@
-"""Which RoPE a black box is."""
+"""Identify the RoPE of a black box."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
-from rope_xp.testing import _rules
-from rope_xp.testing._accuracy import Rotation, measure
-from rope_xp.testing._angles import find_angles
+from rope_xp.testing._accuracy import ArrayRotation, measure_accuracy
+from rope_xp.testing._angles import measure_angles
 from rope_xp.testing._box import BlackBox, Function, open_box
-from rope_xp.testing._compare import Problem, find_problems, spread
-from rope_xp.testing._differences import differences, fixed
-from rope_xp.testing._fit import fit
-from rope_xp.testing._lengths import check_positions, find_dynamic_ntk, find_length_rule
-from rope_xp.testing._pairs import Operand, find_operands
+from rope_xp.testing._compare import Problem, find_problems, spread_positions
+from rope_xp.testing._differences import fix_length, list_differences
+from rope_xp.testing._fit import fit_angles
+from rope_xp.testing._lengths import (
+    check_positions,
+    find_dynamic_ntk,
+    find_length_dependence,
+)
+from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
+from rope_xp.testing._rules import compute_frequencies
 
 
 @dataclass(frozen=True)
@@ -131,27 +135,27 @@ def check_arguments(function: Any, head_dim: int, axes: str, heads: int) -> None
 
 def identify_box(box: BlackBox) -> Identified:
     """Return which RoPE a black box is."""
-    operands = find_operands(box)
-    found = [operand for operand in operands if operand is not None]
-    if not found:
+    arrays = find_rotated_arrays(box)
+    rotated = [array for array in arrays if array is not None]
+    if not rotated:
         raise RopeError("function turns nothing: its result is its argument, at every position")
-    rotated = [operand for operand in found if operand.name != "v"] or found
-    rotations = [_identify_operand(operand) for operand in rotated]
+    rotated = [array for array in rotated if array.name != "v"] or rotated
+    rotations = [_identify_array(array) for array in rotated]
     first = rotations[0]
-    accuracy = measure(first)
-    faults = [*first.faults, *_compare(operands, rotations)]
-    # What explains the errors of angles explains those of frequencies too.
+    accuracy = measure_accuracy(first)
+    faults = [*first.faults, *_compare_arrays(arrays, rotations)]
+    # The cause of errors in angles explains those of frequencies too.
     faults += [fault for fault in (accuracy.fault or first.fit.rounding,) if fault]
     problems: list[Problem] = []
-    if not (accuracy.explained and faults):  # with which all results are off
+    if not (accuracy.explained and faults):  # a known fault makes all results wrong
         last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))
-        positions = spread(range(last + 1), box.components)
-        problems += find_problems(box, fixed(first.rope, box.head_dim), positions)
-    wrong = [problem.what for problem in problems if problem.kind == "wrong"]
+        positions = spread_positions(range(last + 1), box.components)
+        problems += find_problems(box, fix_length(first.rope, box.head_dim), positions)
+    wrong = [problem.message for problem in problems if problem.kind == "wrong"]
     if wrong and not faults:
         raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")
-    faults += [problem.what for problem in problems if problem.kind != "refused"]
-    refused = [problem.what for problem in problems if problem.kind == "refused"]
+    faults += [problem.message for problem in problems if problem.kind != "refused"]
+    refused = [problem.message for problem in problems if problem.kind == "refused"]
     return Identified(
         first.rope,
         accuracy.error,
@@ -162,15 +166,15 @@ def identify_box(box: BlackBox) -> Identified:
     )
 
 
-def _identify_operand(operand: Operand) -> Rotation:
+def _identify_array(array: RotatedArray) -> ArrayRotation:
     """Return the rotation of one array."""
-    head_dim, pairs, name = operand.box.head_dim, operand.pairs, operand.name
-    check_positions(operand)
-    length = find_length_rule(operand)
+    head_dim, pairs, name = array.box.head_dim, array.pairs, array.name
+    check_positions(array)
+    length = find_length_dependence(array)
     last = 1 << 16
     if length is not None and not length.counts_tokens:
         last = max(4, length.trained - 1)
-    angles = find_angles(operand, last)
+    angles = measure_angles(array, last)
     faults: list[str] = []
     if angles.sign < 0:
         faults.append(f"{name} turns by the negative angle; if that is meant, it is RoPE.unrotate")
@@ -182,33 +186,33 @@ def _identify_operand(operand: Operand) -> Rotation:
         )
     if abs(pairs.standing - 1.0) > 1e-4 and pairs.rotary_dim < head_dim:
         faults.append(f"components that do not turn are multiplied by {pairs.standing:.6g}")
-    found = fit(pairs, angles, head_dim)
-    scaling = found.scaling
+    fit = fit_angles(pairs, angles, head_dim)
+    scaling, rotary_dim = fit.scaling, fit.series.rotary_dim
     if length is not None:
         faults.append(length.fault)
         if scaling is None:
-            short = _rules.frequencies(found.base, None, found.series.rotary_dim)
-            scaling = find_dynamic_ntk(operand, length, found.base, short)
+            short = compute_frequencies(fit.base, None, rotary_dim)
+            scaling = find_dynamic_ntk(array, length, fit.base, short)
     rope = RoPE(
-        base=found.base,
+        base=fit.base,
         layout=pairs.layout,
-        rotary_dim=None if found.series.rotary_dim == head_dim else found.series.rotary_dim,
+        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         rotary_offset=pairs.rotary_offset,
         scaling=scaling,
-        position_axes=found.series.position_axes,
+        position_axes=fit.series.position_axes,
     )
-    exact = fixed(rope, head_dim).frequencies(head_dim)[pairs.places]
+    exact = fix_length(rope, head_dim).frequencies(head_dim)[pairs.indices]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = replace(angles, factor=rope.attention_factor)
-    return Rotation(rope, operand, angles, exact, found, tuple(faults))
+    return ArrayRotation(rope, array, angles, exact, fit, tuple(faults))
 
 
-def _compare(operands: list[Operand | None], rotations: list[Rotation]) -> list[str]:
+def _compare_arrays(arrays: list[RotatedArray | None], rotations: list[ArrayRotation]) -> list[str]:
     """Return what differs between q, k and v, in sentences."""
-    faults = ["v is turned as well"] if len(operands) > 2 and operands[2] else []
-    if len(operands) > 1:
-        pairs = zip("qk", operands, strict=False)
-        faults += [f"{name} is not turned" for name, operand in pairs if operand is None]
+    faults = ["v is turned as well"] if len(arrays) > 2 and arrays[2] else []
+    if len(arrays) > 1:
+        names = zip("qk", arrays, strict=False)
+        faults += [f"{name} is not turned" for name, array in names if array is None]
     if len(rotations) < 2:
         return faults
     q, k = rotations
@@ -217,5 +221,5 @@ def _compare(operands: list[Operand | None], rotations: list[Rotation]) -> list[
         faults.append("q and k turn against each other")
     return faults + [
         f"q and k are turned differently: of k, {difference}"
-        for difference in differences(k.rope, q.rope, q.operand.box.head_dim)
+        for difference in list_differences(k.rope, q.rope, q.array.box.head_dim)
     ]

@@ -1,4 +1,4 @@
-"""From the matrix of a linear map at a few positions to the pairs that it rotates."""
+"""Find the pairs that a function rotates, from its matrix at a few positions."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
-from rope_xp.testing._box import EPS, BlackBox, Complex, Floats, Refused
+from rope_xp.testing._box import EPS, BlackBox, CallRefused, Complex, Floats
 
-# Components that are not coupled are not so to the bit in any implementation that multiplies.
+# Uncoupled components are so to the bit in any implementation that multiplies.
 _COUPLED = 1e-7
 _POSITIONS = ([0, 1, 2, 7, 1000, 65536], [0, 1, 2, 7, 100, 1000], [0, 1, 2, 3, 5, 7])
-"""Slow pairs are seen at large positions, which not every function takes."""
+"""Slow pairs need large positions, which not every function takes."""
 
 Indices = NDArray[np.int64]
 
 
 class Pairs(NamedTuple):
-    """Which components of a head are rotated, in the order of their frequencies."""
+    """The rotated pairs of a head, in the order of their frequencies."""
 
     layout: Layout
     rotary_dim: int
     rotary_offset: int
-    read: Indices
-    written: Indices
+    sources: Indices
+    targets: Indices
     """The components that a pair is read from and written to, (pairs, 2)."""
-    places: Indices
+    indices: Indices
     """The index of each pair's frequency; those of pairs that stand still are missing."""
     standing: float
-    """What components that are not rotated are multiplied by."""
+    """What unrotated components are multiplied by."""
 
 
-class Operand(NamedTuple):
+class RotatedArray(NamedTuple):
     """One of the arrays that a function rotates."""
 
     box: BlackBox
@@ -42,20 +42,21 @@ class Operand(NamedTuple):
     pairs: Pairs
 
     def read(self, positions: ArrayLike) -> Complex:
-        """Return cos + i sin of each pair as the function has them, (tokens, pairs)."""
+        """Return the function's cos + i sin of each pair, (tokens, pairs)."""
         x = np.zeros((1, self.box.heads, self.box.head_dim))
-        x[..., self.pairs.read[:, 0]] = 1.0
+        x[..., self.pairs.sources[:, 0]] = 1.0
         rotated = self.box.rotate(x, positions)["qkv".index(self.name)][0, 0]
-        written = self.pairs.written
-        return np.asarray(rotated[:, written[:, 0]] + 1j * rotated[:, written[:, 1]])
+        first, second = self.pairs.targets.T
+        return np.asarray(rotated[:, first] + 1j * rotated[:, second])
 
 
-def find_operands(box: BlackBox) -> list[Operand | None]:
+def find_rotated_arrays(box: BlackBox) -> list[RotatedArray | None]:
     """Return each array with its pairs, None if it is not rotated; raise if it has no pairs."""
-    matrices = _read_matrices(box)
-    named = zip(matrices, box.names, strict=False)
-    found = [(name, _find_pairs(matrix, name, EPS[box.dtype])) for matrix, name in named]
-    return [None if pairs is None else Operand(box, name, pairs) for name, pairs in found]
+    found = []
+    for matrix, name in zip(_read_matrices(box), box.names, strict=False):
+        pairs = _find_pairs(matrix, name, EPS[box.dtype])
+        found.append(None if pairs is None else RotatedArray(box, name, pairs))
+    return found
 
 
 def _read_matrices(box: BlackBox) -> Floats:
@@ -65,19 +66,19 @@ def _read_matrices(box: BlackBox) -> Floats:
     for positions in _POSITIONS:
         try:
             results = np.stack(box.rotate(units, positions))  # (arrays, n, heads, tokens, d)
-        except Refused as refused:
-            why = str(refused)
+        except CallRefused as refused:
+            reason = str(refused)
             continue
         if np.isfinite(results).all():
             matrices = np.moveaxis(results, (1, 3), (-1, 1))
             return matrices.reshape(*matrices.shape[:-1], box.heads, box.head_dim)
-        why = "its results are not finite"  # as of positions in float16
-    raise RopeError(f"function takes positions 0 to 7 in order alone; of others it says: {why}")
+        reason = "its results are not finite"  # as large positions in float16
+    raise RopeError(f"function takes positions 0 to 7 in order alone; of others it says: {reason}")
 
 
 def _find_pairs(matrix: Floats, name: str, eps: float) -> Pairs | None:
-    """Return the pairs that a matrix (tokens, heads, d, heads, d) rotates; None if it is one."""
-    head = _of_one_head(matrix, name, eps)
+    """Return the pairs that a matrix (tokens, heads, d, heads, d) rotates, None without any."""
+    head = _extract_head(matrix, name, eps)
     coupled = np.abs(head).max(axis=0) > _COUPLED
     lone = coupled & (coupled.sum(0)[None, :] == 1) & (coupled.sum(1)[:, None] == 1)
     standing = _check_standing(head, lone, name, eps)
@@ -98,8 +99,8 @@ def _find_pairs(matrix: Floats, name: str, eps: float) -> Pairs | None:
     return _find_layout(quadruples, head.shape[-1], name, standing)
 
 
-def _of_one_head(matrix: Floats, name: str, eps: float) -> Floats:
-    """Return the matrix of head 0, (tokens, d, d), after a check that it is that of all."""
+def _extract_head(matrix: Floats, name: str, eps: float) -> Floats:
+    """Return the matrix of head 0, (tokens, d, d), after a check that all heads have it."""
     heads = matrix.shape[1]
     first = matrix[:, 0, :, 0, :]
     for h, g in np.ndindex(heads, heads):
@@ -147,24 +148,23 @@ def _check_pairs(head: Floats, quadruples: Indices, name: str, eps: float) -> No
 
     if is_close(a, d) and is_close(b, -c):
         return
-    who = f"function is no rotation: in a pair of {name}, such as components ({i[0]}, {j[0]}),"
+    reason = "the norm is not kept"
     if is_close(a, d) and is_close(b, c):
-        raise RopeError(
-            f"{who} both parts add the other times sin; one must subtract it. The norm is not kept"
-        )
-    if is_close(a, -d) and is_close(b, c):
-        raise RopeError(f"{who} one part has the wrong sign: the pair is reflected, and not turned")
-    for first, second in ((np.hypot(a, b), np.hypot(c, d)), (np.hypot(a, c), np.hypot(b, d))):
-        if max(np.ptp(first), np.ptp(second)) <= 1e-2 * first.max():
-            raise RopeError(
-                f"{who} the two parts turn by different angles, so the norm is not kept: "
-                + _explain_angles(np.arctan2(-b, a)[1], np.arctan2(c, d)[1], quadruples)
-            )
-    raise RopeError(f"{who} the norm is not kept")
+        reason = "both parts add the other times sin; one must subtract it. The norm is not kept"
+    elif is_close(a, -d) and is_close(b, c):
+        reason = "one part has the wrong sign: the pair is reflected, and not turned"
+    else:
+        for norms in ((np.hypot(a, b), np.hypot(c, d)), (np.hypot(a, c), np.hypot(b, d))):
+            if max(np.ptp(norms[0]), np.ptp(norms[1])) <= 1e-2 * norms[0].max():
+                cause = _explain_angles(np.arctan2(-b, a)[1], np.arctan2(c, d)[1], quadruples)
+                reason = f"the two parts turn by different angles, so the norm is not kept: {cause}"
+                break
+    pair = f"in a pair of {name}, such as components ({i[0]}, {j[0]})"
+    raise RopeError(f"function is no rotation: {pair}, {reason}")
 
 
 def _explain_angles(first: Floats, second: Floats, quadruples: Indices) -> str:
-    """Return how the columns of tables must lie, so that the parts have these angles."""
+    """Return the order of table columns that gives the parts these angles."""
     angles = np.empty(2 * len(quadruples))
     read = quadruples[:, :2] - quadruples[0, 0]
     if read.max() < len(angles):
@@ -177,41 +177,39 @@ def _explain_angles(first: Floats, second: Floats, quadruples: Indices) -> str:
 
 
 def _find_layout(quadruples: Indices, head_dim: int, name: str, standing: float) -> Pairs:
-    i, j, o, p = quadruples[0]
+    i, j, o, p = (int(n) for n in quadruples[0])
     sizes = {
-        "interleaved": quadruples[-1, 0] + 2 - i,
+        "interleaved": int(quadruples[-1, 0]) + 2 - i,
         "half": 2 * (j - i),
         "interleaved_to_half": 2 * (p - o),
     }
     for layout in get_args(Layout):
-        rotary_dim = int(sizes[layout])
-        known = i + _pairs_of(layout, rotary_dim)
-        places = (quadruples[:, None] == known).all(axis=-1)
-        if places.any(axis=-1).all():
+        rotary_dim = sizes[layout]
+        matches = (quadruples[:, None] == i + _list_pairs(layout, rotary_dim)).all(axis=-1)
+        if matches.any(axis=-1).all():
             break
     else:
         pairs = ", ".join(f"({a}, {b})" for a, b, _, _ in quadruples[:3])
         in_place = bool((quadruples[:, :2] == quadruples[:, 2:]).all())
-        written = "" if in_place else ", written to others"
-        what = f"function turns pairs {pairs} ... of {name}{written}, which is no known layout"
+        moved = "" if in_place else ", written to others"
+        message = f"function turns pairs {pairs} ... of {name}{moved}, which is no known layout"
         if in_place and np.ptp(quadruples[:, 1] - quadruples[:, 0]) == 0:
-            what += (
+            message += (
                 f": several slices of a head are turned, each of {2 * (j - i)} components. Use a "
                 "RoPE for each, with rotary_dim and rotary_offset"
             )
-        raise RopeError(what)
-    start = int(i)
-    if start + rotary_dim > head_dim:
+        raise RopeError(message)
+    if i + rotary_dim > head_dim:
         raise RopeError(f"function turns pairs beyond a slice of {name}: ({i}, {j}) ...")
-    offset = start - head_dim if start and start + rotary_dim == head_dim else start
-    read, written_to = quadruples[:, :2], quadruples[:, 2:]
-    return Pairs(layout, rotary_dim, offset, read, written_to, places.argmax(axis=-1), standing)
+    offset = i - head_dim if i and i + rotary_dim == head_dim else i
+    sources, targets = quadruples[:, :2], quadruples[:, 2:]
+    return Pairs(layout, rotary_dim, offset, sources, targets, matches.argmax(axis=-1), standing)
 
 
-def _pairs_of(layout: Layout, rotary_dim: int) -> Indices:
-    """Return which components each pair of a layout is read from and written to, (r/2, 4)."""
+def _list_pairs(layout: Layout, rotary_dim: int) -> Indices:
+    """Return the components that each pair of a layout is read from and written to, (r/2, 4)."""
     n = np.arange(rotary_dim // 2)
     neighbours, halves = (2 * n, 2 * n + 1), (n, n + rotary_dim // 2)
-    read = halves if layout == "half" else neighbours
-    written = neighbours if layout == "interleaved" else halves
-    return np.stack([*read, *written], axis=-1)
+    sources = halves if layout == "half" else neighbours
+    targets = neighbours if layout == "interleaved" else halves
+    return np.stack([*sources, *targets], axis=-1)

@@ -1,4 +1,4 @@
-"""Angles as they come out where a step to them is rounded, simulated in numpy."""
+"""Simulate angles with a rounded step, to find which rounding explains their errors."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from rope_xp.testing._box import Complex, Floats
 
 Round = Callable[[Floats], Floats]
 
-# A float32 product of float32 frequencies: half a unit each, and a few of the power before it.
 PRODUCT = 1e-6
+"""Error of float32 angles, relative: half a unit of each factor, and a few of the power."""
 _CERTAIN = 1000.0
-# A few fall on the other side of a tie.
-_MOST = 0.9
+_MOST = 0.9  # not all: a few values fall on the other side of a tie
 
 
-def rounded(x: Floats, bits: int, nearest: Callable[[Floats], Floats] = np.rint) -> Floats:
-    """Return x rounded, by default to nearest, with so many bits after the leading one.
+def round_bits(x: Floats, bits: int, nearest: Callable[[Floats], Floats] = np.rint) -> Floats:
+    """Return x rounded to so many bits after the leading one, by default to nearest.
 
     Examples
     --------
-    >>> rounded(np.array([257.0, 1.0]), 7).tolist()
+    >>> round_bits(np.array([257.0, 1.0]), 7).tolist()
     [256.0, 1.0]
     """
     mantissa, exponent = np.frexp(x)
     return np.asarray(np.ldexp(nearest(np.ldexp(mantissa, bits + 1)), exponent - bits - 1))
 
 
-def _half_away(x: Floats) -> Floats:
+def _round_half_away(x: Floats) -> Floats:
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
@@ -42,17 +41,17 @@ def _cast(x: Floats, dtype: type[np.floating]) -> Floats:
 
 _float32: Round = partial(_cast, dtype=np.float32)
 NARROW: dict[str, Round] = {
-    "bfloat16": partial(rounded, bits=7),
+    "bfloat16": partial(round_bits, bits=7),
     "float16": partial(_cast, dtype=np.float16),
-    "TF32": partial(rounded, bits=10),
+    "TF32": partial(round_bits, bits=10),
 }
-# Tensor cores are given numbers rounded half away from zero, or cut, or rounded half to even.
-_TF32: tuple[Round, ...] = (
-    partial(rounded, bits=10, nearest=_half_away),
-    partial(rounded, bits=10, nearest=np.trunc),
+# Tensor cores get numbers rounded half away from zero, truncated, or rounded half to even.
+_TF32 = (
+    partial(round_bits, bits=10, nearest=_round_half_away),
+    partial(round_bits, bits=10, nearest=np.trunc),
     NARROW["TF32"],
 )
-# What is rounded: p positions, w frequencies, a their product, t cos and sin. Simplest first.
+# The rounded steps: p positions, w frequencies, a their product, t cos and sin. Simplest first.
 _STEPS = {
     "cos and sin are rounded to {}": "t",
     "frequencies are rounded to {}": "w",
@@ -69,13 +68,10 @@ _STEPS_OF_PRODUCTS = {
     "positions are rounded to {}": "p",
     "frequencies are rounded to {}": "w",
 }
-# Powers of two and small integers are exact in all of these formats, so each has positions of its
-# own where it shows.
-_WAYS = [
+_CAUSES: list[tuple[str, Round, str]] = [
     (words.format(name), to, steps)
     for name, to, rows in (
-        ("bfloat16", NARROW["bfloat16"], _STEPS),
-        ("float16", NARROW["float16"], _STEPS),
+        *((name, NARROW[name], _STEPS) for name in ("bfloat16", "float16")),
         *(("TF32", to, _STEPS_OF_PRODUCTS) for to in _TF32),
     )
     for words, steps in rows.items()
@@ -95,22 +91,22 @@ def _simulate(
     return np.asarray(cos + 1j * sin)
 
 
-def cause(
+def find_cause(
     turns: Complex, positions: Floats, frequencies: Floats, factor: float, beyond: NDArray[np.bool_]
 ) -> str | None:
-    """Return which rounding explains cos + i sin that are off, in words, None if none does.
+    """Return which rounding explains the errors of cos + i sin, in words, None if none does.
 
-    ``turns``, (tokens, pairs), have ``factor`` in them; ``beyond`` says which of them are off by
-    more than float32 explains.
+    ``turns``, (tokens, pairs), include ``factor``; ``beyond`` marks those with larger errors than
+    float32 explains.
     """
     angles = np.abs(np.multiply.outer(positions, frequencies))
-    # Farther out an angle in float32 is too uncertain to tell how it was rounded.
+    # Larger angles in float32 are too uncertain to show how they were rounded.
     certain = angles < _CERTAIN
     certain = certain if (certain & beyond).any() else np.ones_like(certain)
     bound = factor * (2e-6 + 4 * PRODUCT * angles)
     best, most = None, _MOST
     with np.errstate(invalid="ignore"):  # positions beyond float16 are infinite
-        for words, to, steps in _WAYS:
+        for words, to, steps in _CAUSES:
             simulated = _simulate(positions, frequencies, factor, to, steps)
             right = np.abs(simulated - turns) <= bound
             right |= ~np.isfinite(simulated) & ~np.isfinite(turns)

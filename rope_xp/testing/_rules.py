@@ -1,4 +1,4 @@
-"""From frequencies to the base and the scaling that they follow, as far as they determine it."""
+"""Find the base and the scaling that frequencies follow, as far as they determine them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp.scaling import (
     NTK,
@@ -23,65 +22,24 @@ from rope_xp.scaling import (
 )
 from rope_xp.testing._box import Floats
 
-# Powers and quotients in float32: a few units of 6e-8.
 _FLOAT32 = 1e-6
+"""Relative error of powers and quotients in float32: a few units of 6e-8."""
 _ROUNDING = 2.0**-25
 _BASES = (10000.0, 500000.0, 1000000.0)
 _TRAINED = (*(1 << k for k in range(7, 23)), *(3 << k for k in range(7, 21)), 1000, 2000, 4000)
-"""Lengths that models are trained for."""
-
-
-@dataclass(frozen=True)
-class Measured(Scaling):
-    """The frequencies that were found, where they follow no rule that is known.
-
-    Parameters
-    ----------
-    values : tuple of float, length r/2
-        Radians per position, as measured.
-    attention_factor : float, default 1.0
-        What cos and sin are multiplied by.
-
-    Raises
-    ------
-    RopeError
-        If the attention factor is not positive; in ``frequencies``, if there are not r/2 values.
-
-    Examples
-    --------
-    >>> import rope_xp
-    >>> from rope_xp.testing import Measured
-    >>> rope_xp.RoPE(scaling=Measured((1.0, 0.25))).frequencies(4).tolist()
-    [1.0, 0.25]
-    """
-
-    values: tuple[float, ...]
-    attention_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._check(numbers.check_positive, "attention_factor")
-
-    def frequencies(self, base: float, rotary_dim: int) -> Floats:
-        """Return the values."""
-        if len(self.values) != rotary_dim // 2:
-            raise RopeError(
-                f"Measured.values has {len(self.values)} entries; {rotary_dim} rotated components "
-                f"have {rotary_dim // 2} pairs"
-            )
-        return np.array(self.values)
-
+"""Common trained lengths."""
 
 Candidates = Iterator[tuple[float, Scaling | None]]
 
 
 @dataclass(frozen=True)
-class Series:
-    """Frequencies of all r/2 pairs, and how far each may be off, relative."""
+class FrequencySeries:
+    """Frequencies of all r/2 pairs, with their relative uncertainty."""
 
     values: Floats
     uncertainty: Floats
-    position_axes: tuple[int, ...] | None
-    factor: float
+    position_axes: tuple[int, ...] | None = None
+    factor: float = 1.0
 
     @property
     def rotary_dim(self) -> int:
@@ -91,14 +49,14 @@ class Series:
     def fits(self, base: float, scaling: Scaling | None, tolerance: float) -> bool:
         """Return whether a scaling has these frequencies, as far as they are certain."""
         try:
-            exact = frequencies(base, scaling, self.rotary_dim)
+            exact = compute_frequencies(base, scaling, self.rotary_dim)
         except RopeError:
             return False
         bound = (tolerance + self.uncertainty) * exact + 1e-12
         return bool((np.abs(exact - self.values) <= bound).all())
 
 
-def frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -> Floats:
+def compute_frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -> Floats:
     """Return the frequencies of a base and a scaling."""
     if scaling is None:
         return inverse_frequencies(base, rotary_dim)
@@ -106,35 +64,35 @@ def frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -> Floats
         return np.asarray(scaling.frequencies(base, rotary_dim))
 
 
-def nearest(
-    series: Series, loose: float = 0.0, *, plain: bool = False
+def find_nearest(
+    series: FrequencySeries, loose: float = 0.0, *, plain: bool = False
 ) -> tuple[float, Scaling | None] | None:
     """Return base and scaling, the simplest that fit, or None.
 
-    ``loose`` is how far frequencies may be off, relative, beside their uncertainty and rounding to
-    float32. With ``plain``, base and factor must have four digits or fewer.
+    ``loose`` is a relative error of frequencies beside their uncertainty and float32 rounding. With
+    ``plain``, base and factor must have four digits or fewer.
     """
-    # How far numbers may be rounded, how far frequencies may be off then, and whether numbers must
-    # be short: a base of few digits is likelier than one that fits some bits better.
+    # Rounding of numbers, tolerance of frequencies, and whether numbers must be short: a base of
+    # few digits is likelier than one that fits some bits better.
     passes = [(_FLOAT32 + loose, _FLOAT32 + loose, True)]
     if not plain:
         passes += [(_ROUNDING, _ROUNDING, False), (_ROUNDING + loose, _FLOAT32 + loose, False)]
     for rounding, tolerance, short in passes:
-        for base, scaling in itertools.chain(*(kind(series, rounding) for kind in _KINDS)):
-            numbers_of_rule = base, getattr(scaling, "factor", 1.0)
-            if short and any(float(f"{x:.3e}") != x for x in numbers_of_rule):
+        for base, scaling in itertools.chain(*(fit(series, rounding) for fit in _FITS)):
+            factor = getattr(scaling, "factor", 1.0)
+            if short and any(float(f"{x:.3e}") != x for x in (base, factor)):
                 continue
             if 0.0 < base < math.inf and series.fits(base, scaling, tolerance):
                 return base, scaling
     return None
 
 
-def rounded_numbers(x: float, tolerance: float, most: int = 10) -> Iterator[float]:
+def round_to_few_digits(x: float, tolerance: float, most: int = 10) -> Iterator[float]:
     """Yield x rounded to few digits, fewest first, within a relative tolerance; at last x itself.
 
     Examples
     --------
-    >>> list(rounded_numbers(9999.2, 1e-3))
+    >>> list(round_to_few_digits(9999.2, 1e-3))
     [10000.0, 9999.0, 9999.2]
     """
     if 0.0 < x < math.inf:
@@ -146,7 +104,7 @@ def rounded_numbers(x: float, tolerance: float, most: int = 10) -> Iterator[floa
 # --- bases and factors ---------------------------------------------------------------------------
 
 
-def _bases(series: Series, rounding: float) -> list[float]:
+def _list_bases(series: FrequencySeries, rounding: float) -> list[float]:
     """Return the bases by which pairs of one series are related, fastest pairs first."""
     w, n = series.values, int(np.count_nonzero(series.values))
     error = rounding + series.uncertainty
@@ -158,118 +116,117 @@ def _bases(series: Series, rounding: float) -> list[float]:
             power = (math.log(w[i]) - math.log(w[j])) * pairs_per_base
             tolerance = 2 * (error[i] + error[j]) * pairs_per_base
             if abs(power) <= 60:
-                bases += rounded_numbers(math.exp(power), tolerance, 4)
+                bases += round_to_few_digits(math.exp(power), tolerance, 4)
     return list(dict.fromkeys(bases))
 
 
-def _plain(series: Series, rounding: float) -> Candidates:
-    for base in _bases(series, rounding):
+def _fit_plain(series: FrequencySeries, rounding: float) -> Candidates:
+    for base in _list_bases(series, rounding):
         yield base, None
 
 
-def _ntk(series: Series, rounding: float) -> Candidates:
+def _fit_ntk(series: FrequencySeries, rounding: float) -> Candidates:
     r = series.rotary_dim
-    for stretched in _bases(series, rounding)[:3] if r > 2 else ():
+    for stretched in _list_bases(series, rounding)[:3] if r > 2 else ():
         for base in _BASES:
-            factor = next(rounded_numbers((stretched / base) ** ((r - 2) / r), 1e-4))
+            factor = next(round_to_few_digits((stretched / base) ** ((r - 2) / r), 1e-4))
             # Of two digits: any base is that of some factor.
             if factor > 1.0 and float(f"{factor:.1e}") == factor:
                 yield base, NTK(factor)
 
 
-def _linear(series: Series, rounding: float) -> Candidates:
+def _fit_linear(series: FrequencySeries, rounding: float) -> Candidates:
     if series.values[0] > 0.0:
         tolerance = 2 * (rounding + float(series.uncertainty[0]))
-        for base in _bases(series, rounding):
-            for factor in rounded_numbers(1.0 / float(series.values[0]), tolerance, 3):
+        for base in _list_bases(series, rounding):
+            for factor in round_to_few_digits(1.0 / float(series.values[0]), tolerance, 3):
                 yield base, Linear(factor)
 
 
-def _proportional(series: Series, rounding: float) -> Candidates:
+def _fit_proportional(series: FrequencySeries, rounding: float) -> Candidates:
     w, n = series.values, int(np.count_nonzero(series.values))
     if 0 < n < len(w) and w[n - 1] > 0.0:
-        for base in _bases(series, rounding):
-            for factor in rounded_numbers(1.0 / float(w[0]), 1e-5, 2):
+        for base in _list_bases(series, rounding):
+            for factor in round_to_few_digits(1.0 / float(w[0]), 1e-5, 2):
                 yield base, Proportional(n / len(w), factor)
 
 
 # --- ramps ---------------------------------------------------------------------------------------
 
 
-def _ramps(series: Series, rounding: float) -> Iterator[tuple[float, float, Floats, Floats]]:
-    """Yield base, factor, plain frequencies, and the share of each that is left as it is."""
+def _find_ramps(
+    series: FrequencySeries, rounding: float
+) -> Iterator[tuple[float, float, Floats, Floats]]:
+    """Yield base, factor, plain frequencies, and the unscaled share of each."""
     w = series.values
     if len(w) < 3 or not w.all():
         return
-    for base in _bases(series, rounding):
-        if base == 1.0:  # all pairs turn alike, and no ramp is to be seen
+    for base in _list_bases(series, rounding):
+        if base == 1.0:  # all pairs have one frequency, which shows no ramp
             continue
         plain = inverse_frequencies(base, series.rotary_dim)
-        slowed = float(np.median((plain / w)[-max(1, len(w) // 16) :]))
-        if slowed <= 1.0 + 1e-4:
+        slowdown = float(np.median((plain / w)[-max(1, len(w) // 16) :]))
+        if slowdown <= 1.0 + 1e-4:
             continue
         tolerance = 4 * (rounding + float(series.uncertainty[-1]))
-        for factor in rounded_numbers(slowed, tolerance, 2):
+        for factor in round_to_few_digits(slowdown, tolerance, 2):
             yield base, factor, plain, (w / plain - 1.0 / factor) / (1.0 - 1.0 / factor)
 
 
-def _fit_ramp(x: Floats, left: Floats) -> tuple[float, float]:
+def _fit_line(x: Floats, shares: Floats) -> tuple[float, float]:
     """Return slope and start of the line through the shares between 0 and 1, 0 without two."""
-    between = (left > 1e-3) & (left < 1.0 - 1e-3)
+    between = (shares > 1e-3) & (shares < 1.0 - 1e-3)
     if between.sum() < 2:
         return 0.0, 0.0
-    x, y = x[between], left[between]
-    spread = x - x.mean()
-    slope = float(spread @ y / (spread @ spread))
-    return slope, float(y.mean() - slope * x.mean())
+    slope, start = np.polyfit(x[between], shares[between], 1)
+    return float(slope), float(start)
 
 
-def _llama3(series: Series, rounding: float) -> Candidates:
-    for base, factor, plain, left in _ramps(series, rounding):
-        slope, start = _fit_ramp(plain, left)
+def _fit_llama3(series: FrequencySeries, rounding: float) -> Candidates:
+    for base, factor, plain, shares in _find_ramps(series, rounding):
+        slope, start = _fit_line(plain, shares)
         if start >= 0.0 or slope <= 0.0:
             continue
         # Frequencies depend on quotients of the three: low_freq_factor is set to 1.
-        for high in rounded_numbers(1.0 - 1.0 / start, 2e-3, 3):
+        for high in round_to_few_digits(1.0 - 1.0 / start, 2e-3, 3):
             length = 2.0 * math.pi * slope * (high - 1.0)
-            usual = min(_TRAINED, key=lambda n: abs(math.log(n / max(length, 1.0))))
-            for trained in {usual, round(length)} - {0}:
+            common = min(_TRAINED, key=lambda n: abs(math.log(n / max(length, 1.0))))
+            for trained in {common, round(length)} - {0}:
                 yield base, Llama3(factor, 1.0, high, trained)
 
 
-def _yarn(series: Series, rounding: float) -> Candidates:
-    r = series.rotary_dim
-    for base, factor, _, left in _ramps(series, rounding):
-        slope, start = _fit_ramp(np.arange(len(left), dtype=float), left)
+def _fit_yarn(series: FrequencySeries, rounding: float) -> Candidates:
+    for base, factor, _, shares in _find_ramps(series, rounding):
+        slope, start = _fit_line(np.arange(len(shares), dtype=float), shares)
         if slope >= 0.0:
             continue
-        # The pairs, or places between two, where the ramp begins and ends.
-        low, high = (1.0 - start) / slope, -start / slope
+        # The ends of the ramp, as fractional indices of pairs.
+        ends = np.array([(1.0 - start) / slope, -start / slope])
         with np.errstate(over="ignore"):
-            turns_at = 2.0 * math.pi * np.power(base, 2.0 * np.array([low, high]) / r)
-        length = 32.0 * float(turns_at[0])
+            wavelengths = 2.0 * math.pi * np.power(base, 2.0 * ends / series.rotary_dim)
+        length = 32.0 * float(wavelengths[0])
         if not 0.0 < length < math.inf:
             continue
         lengths = [n for n in _TRAINED if abs(math.log(n / max(length, 1.0))) < 1.0]
         lengths.sort(key=lambda n: (n & (n - 1) != 0, abs(math.log(n / length))))
         for trained, truncate in itertools.product(lengths, (True, False)):
-            yield base, _with_factor(YaRN(factor, trained, truncate=truncate), series.factor)
+            yield base, _set_factor(YaRN(factor, trained, truncate=truncate), series.factor)
         for trained in lengths[:3]:  # other turns than 32 and 1
-            fast, slow = (rounded_numbers(trained / float(t), 1e-2, 3) for t in turns_at)
+            fast, slow = (round_to_few_digits(trained / float(w), 1e-2, 3) for w in wavelengths)
             for a, b in itertools.product(fast, slow):
                 if a >= b:
                     yarn = YaRN(factor, trained, a, b, truncate=False)
-                    yield base, _with_factor(yarn, series.factor)
+                    yield base, _set_factor(yarn, series.factor)
 
 
-def _with_factor(yarn: YaRN, factor: float) -> YaRN:
+def _set_factor(yarn: YaRN, factor: float) -> YaRN:
     """Return a scaling with the attention factor that was measured."""
     if abs(yarn.effective_attention_factor - factor) < 1e-4:
         return yarn
-    return replace(yarn, attention_factor=next(rounded_numbers(factor, 1e-5)))
+    return replace(yarn, attention_factor=next(round_to_few_digits(factor, 1e-5)))
 
 
-def _axial(series: Series, rounding: float) -> Candidates:
+def _fit_axial(series: FrequencySeries, rounding: float) -> Candidates:
     count = max(series.position_axes or (0,)) + 1
     if series.position_axes is None or len(series.values) % count:
         return
@@ -280,9 +237,12 @@ def _axial(series: Series, rounding: float) -> Candidates:
         "strided": series.values.reshape(count, -1).T.ravel(),
     }
     for order, values in orders.items():
-        part = Series(values, series.uncertainty[: len(values)], None, series.factor)
-        for base in _bases(part, rounding):
+        part = FrequencySeries(values, series.uncertainty[: len(values)])
+        for base in _list_bases(part, rounding):
             yield base, Axial(count, order)
 
 
-_KINDS = (_plain, _ntk, _linear, _proportional, _llama3, _yarn, _axial)
+_FITS = (
+    *(_fit_plain, _fit_ntk, _fit_linear, _fit_proportional),
+    *(_fit_llama3, _fit_yarn, _fit_axial),
+)

@@ -27,55 +27,48 @@ def test_each_turn_times_each_action() -> None:
     called = []
     actions = [lambda i=i: called.append(i) or () for i in range(3)]
     times = clock.turns_of_seconds(targets.find("numpy:cpu"), 4, *actions)
-    assert [len(of_one) for of_one in times] == [4, 4, 4]
+    assert [len(seconds) for seconds in times] == [4, 4, 4]
     assert sorted(called) == sorted([0, 1, 2] * 5)  # the first to warm up
-
-
-def test_in_words(capsys) -> None:
-    assert cli.main(["bench", *FEW, "--backend", "numpy"]) == 0
-    printed = capsys.readouterr().out
-    assert "numpy:cpu  float32 " in printed
-    assert "numpy:cpu  bfloat16" in printed
 
 
 def test_as_json(capsys) -> None:
     few = ["--heads", "3", "1", "--backend", "numpy", "--json"]
     assert cli.main(["bench", *FEW, *few]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["heads"] == {"q": 3, "k": 1}
-    assert [(row["target"], row["dtype"]) for row in found["rows"]] == [
+    report = json.loads(capsys.readouterr().out)
+    assert report["heads"] == {"q": 3, "k": 1}
+    assert [(row["target"], row["dtype"]) for row in report["rows"]] == [
         ("numpy:cpu", "float32"),
         ("numpy:cpu", "bfloat16"),
     ]
-    for row in found["rows"]:
+    for row in report["rows"]:
         for name in ("milliseconds", "times_copy", "times_usual", "token_microseconds"):
             assert 0 < row[name]["least"] <= row[name]["median"] <= row[name]["most"]
 
 
-def test_lines_fit_80_columns_and_name_the_pages_of_2_mb() -> None:
+def test_lines_fit_80_columns_and_name_the_pages_of_2_mb(capsys) -> None:
     wide = clock.Spread(1234.5, 1111.1, 2222.2)
     rows = [
-        bench.Row(target, dtype, "blockwise", wide, wide, wide, wide)
+        bench.BenchRow(target, dtype, "blockwise", wide, wide, wide, wide)
         for target in targets.NAMES
         for dtype in inputs.DTYPES
     ]
-    lines = "\n".join(bench._lines(131_040, (12, 12), rows)).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any("pages of 2 MB" in line for line in lines)
+    bench._print_rows(131_040, (12, 12), rows)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "pages of 2 MB" in printed
     slow = clock.Spread(0.9, 0.8, 1.2)
-    below = bench._lines(
-        16, (3, 1), [bench.Row("numpy:cpu", "float32", "", slow, slow, slow, slow)]
-    )
-    assert not any("pages of 2 MB" in line for line in below)
+    row = bench.BenchRow("numpy:cpu", "float32", "", slow, slow, slow, slow)
+    bench._print_rows(16, (3, 1), [row])
+    assert "pages of 2 MB" not in capsys.readouterr().out
 
 
-def test_what_is_missing_is_said_first(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    found = importlib.util.find_spec
+def test_missing_packages_come_first(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    find_spec = importlib.util.find_spec
 
-    def without(name: str, *rest: object) -> object:
-        return None if name in {"dask", "llvmlite", "ml_dtypes"} else found(name, *rest)
+    def find_none(name: str, *rest: object) -> object:
+        return None if name in {"dask", "llvmlite", "ml_dtypes"} else find_spec(name, *rest)
 
-    monkeypatch.setattr(importlib.util, "find_spec", without)
+    monkeypatch.setattr(importlib.util, "find_spec", find_none)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     inputs.case.cache_clear()
     assert cli.main(["bench", *FEW, "--backend", "numpy", "--backend", "dask"]) == 1
@@ -88,6 +81,7 @@ def test_what_is_missing_is_said_first(monkeypatch: pytest.MonkeyPatch, capsys) 
         ),
         "ml_dtypes: not installed (pip install ml_dtypes); no bfloat16: numpy:cpu",
     ]
+    assert any("numpy:cpu  float32" in line for line in lines[3:])
     assert not any("bfloat16" in line for line in lines[3:])
 
 
@@ -99,18 +93,17 @@ def test_bfloat16_of_torch_needs_no_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     case = inputs.case("torch:cpu", 5, dtype="bfloat16")
     assert case.q.dtype == torch.bfloat16
-    for given, rounded in zip(plain[1:3], case[1:3], strict=True):
-        expected = given.astype(bfloat16).view(np.int16)
+    for x, rounded in zip(plain[1:3], case[1:3], strict=True):
+        expected = x.astype(bfloat16).view(np.int16)
         np.testing.assert_array_equal(rounded.view(torch.int16).numpy(), expected)
     with pytest.raises(inputs.Absent, match="^ml_dtypes is not installed .pip install ml_dtypes"):
         inputs.case("numpy:cpu", 5, dtype="bfloat16")
 
 
 def test_it_goes_on_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def broken(*_: object) -> None:
-        msg = "out of memory"
-        raise RuntimeError(msg)
+    def raise_error(*_: object) -> None:
+        raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(bench, "measure", broken)
+    monkeypatch.setattr(bench, "measure", raise_error)
     assert cli.main(["bench", "--backend", "numpy"]) == 1
     assert "PROBLEM: numpy:cpu float32: out of memory" in capsys.readouterr().out

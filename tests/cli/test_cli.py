@@ -1,4 +1,4 @@
-"""python -m rope_xp: info and demo, as a user and as a program reads them."""
+"""python -m rope_xp: info and demo."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.exhaustive import exhaustive
+from support import oracles
 from support.targets import numpy_dtype
 
 import rope_xp
@@ -22,51 +21,21 @@ from rope_xp._cli import demo
 from rope_xp._dispatch import find
 from rope_xp._dispatch.find import Library
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "rope_xp", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+FEW = ["demo", "--tokens", "8", "--repeat", "1"]
 
 
-@pytest.fixture(params=["here", exhaustive("alone")])
-def printed(request: pytest.FixtureRequest, capsys) -> Callable[..., str]:
-    """Return what a command prints, here or in a process that has imported nothing before."""
-
-    def here(*arguments: str) -> str:
-        assert cli.main([*arguments]) == 0
-        return capsys.readouterr().out
-
-    def alone(*arguments: str) -> str:
-        done = run(*arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return {"here": here, "alone": alone}[request.param]
-
-
-def test_info(printed: Callable[..., str]) -> None:
-    lines = dict(line.split(":", 1) for line in printed("info").splitlines())
-    assert lines["rope_xp"].strip() == rope_xp.__version__
-    assert {library.name for library in find.libraries} <= set(lines)
-
-
-def test_info_json(printed: Callable[..., str]) -> None:
-    found = json.loads(printed("info", "--json"))
-    assert set(found) == {
+def test_info(capsys) -> None:
+    assert cli.main(["info", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == {
         *("rope_xp", "python", "platform", "array_api_compat", "libraries", "third_party"),
-        "choice",
-        "cached",
+        *("choice", "cached"),
     }
-    numpy = found["libraries"]["numpy"]
+    assert {library.name for library in find.libraries} <= set(report["libraries"])
     absent = None
     if importlib.util.find_spec("llvmlite") is None:
         absent = "llvmlite is not installed (pip install 'rope-xp[llvmlite]')"
-    assert numpy == {
+    assert report["libraries"]["numpy"] == {
         "version": np.__version__,
         "problem": None,
         "devices": ["cpu"],
@@ -74,14 +43,16 @@ def test_info_json(printed: Callable[..., str]) -> None:
     }
 
 
-def test_info_tells_of_a_choice_that_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_info_names_a_path_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("ROPE_XP_PATH", "warp")
     assert cli.main(["info"]) == 0
-    assert "no path is called 'warp'" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no path is called 'warp'" in printed
+    assert re.search(rf"^rope_xp: +{re.escape(rope_xp.__version__)}$", printed, re.MULTILINE)
 
 
-def test_demo_on_every_library(printed: Callable[..., str]) -> None:
-    outcome = json.loads(printed("demo", "--tokens", "600", "--repeat", "1", "--json"))
+def check_demo(text: str) -> None:
+    outcome = json.loads(text)
     assert outcome["problems"] == []
     ran = {row["target"] for row in outcome["rows"]}
     absent = {skipped["target"] for skipped in outcome["skipped"]}
@@ -92,13 +63,26 @@ def test_demo_on_every_library(printed: Callable[..., str]) -> None:
         assert (row["usual_max_error"] > 0.05) == (row["start"] == 1_000_000)
 
 
-def test_demo_in_words() -> None:
-    done = run("demo", "--tokens", "64", "--repeat", "1", "--backend", "numpy")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"numpy:cpu  (llvm|chunked) ", done.stdout)
-    assert "numpy:cpu is the only library that ran, and so it is compared with" in done.stdout
-    assert re.search(r"off by \d\.\de-07 at most, the usual formula in float32 by 2", done.stdout)
-    assert "\x1b" not in done.stdout
+def test_demo_on_every_library(capsys) -> None:
+    assert cli.main(["demo", "--tokens", "600", "--repeat", "1", "--json"]) == 0
+    check_demo(capsys.readouterr().out)
+
+
+@pytest.mark.exhaustive
+def test_demo_in_a_process_of_its_own() -> None:
+    command = [sys.executable, "-W", "error", "-m", "rope_xp", *FEW, "--tokens", "600", "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    check_demo(done.stdout)
+
+
+def test_demo_in_words(capsys) -> None:
+    assert cli.main([*FEW, "--backend", "numpy"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"numpy:cpu  (llvm|chunked) ", printed)
+    assert "numpy:cpu is the only library that ran, and so it is compared with" in printed
+    assert re.search(r"off by \d\.\de-07 at most, the usual formula in float32 by \d", printed)
+    assert re.search(r"from +error +formula's +time +x the formula", printed)
+    assert "\x1b" not in printed
 
 
 def test_demo_fails_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -108,36 +92,33 @@ def test_demo_fails_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch, cap
         return tuple(y + np.float32(1e-4) for y in right(q, k, positions, **options))
 
     monkeypatch.setattr(demo, "apply", wrong)
-    assert cli.main(["demo", "--tokens", "8", "--repeat", "1", "--backend", "numpy"]) == 1
+    assert cli.main([*FEW, "--backend", "numpy"]) == 1
     assert "PROBLEM: numpy:cpu from position 0: error 1.0e-04 exceeds" in capsys.readouterr().out
 
 
 def test_demo_fails_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def broken(*_):
+    def raise_error(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(demo, "measure_target", broken)
-    assert cli.main(["demo", "--tokens", "8", "--repeat", "1", "--backend", "numpy"]) == 1
-    assert (
-        "PROBLEM: numpy:cpu from position 0 did not run: out of memory" in capsys.readouterr().out
-    )
+    monkeypatch.setattr(demo, "measure_target", raise_error)
+    assert cli.main([*FEW, "--backend", "numpy"]) == 1
+    problem = "PROBLEM: numpy:cpu from position 0 did not run: out of memory"
+    assert problem in capsys.readouterr().out
 
 
-def test_demo_fails_where_a_library_asked_for_is_missing(
+def test_demo_fails_where_a_named_library_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ())
     monkeypatch.setattr(find, "libraries", (find.libraries[0], row))
     monkeypatch.setattr(targets, "NAMES", ("numpy:cpu", "no_such_library:cpu"))
-    arguments = ["demo", "--tokens", "8", "--repeat", "1"]
-    assert cli.main(arguments) == 0
-    assert (
-        "no_such_library: not installed (pip install 'rope-xp[torch]')" in capsys.readouterr().out
-    )
-    assert cli.main([*arguments, "--backend", "no_such_library"]) == 1
+    reason = "not installed (pip install 'rope-xp[torch]')"
+    assert cli.main(FEW) == 0
+    assert f"no_such_library: {reason}" in capsys.readouterr().out
+    assert cli.main([*FEW, "--backend", "no_such_library"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "No library ran, so there is nothing to compare.",
-        "PROBLEM: no_such_library did not run: not installed (pip install 'rope-xp[torch]')",
+        f"PROBLEM: no_such_library did not run: {reason}",
     ]
 
 
@@ -157,20 +138,18 @@ def test_bfloat16_reaches_torch_and_comes_back() -> None:
 
 
 def test_the_yardstick_agrees_with_the_other_oracle() -> None:
-    from support import oracles
-
     x = np.random.default_rng(0).standard_normal((1, 9, 2, 16))
     frequencies = rope_xp.RoPE().frequencies(16)
     for layout in ("interleaved", "half", "interleaved_to_half"):
         angles = (np.arange(9) * 1000)[:, None, None] * frequencies
         expected = oracles.rotate_complex(x, angles, layout)
-        got = formulas.rotate_exact(x, np.arange(9) * 1000, frequencies, layout)
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
+        actual = formulas.rotate_exact(x, np.arange(9) * 1000, frequencies, layout)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-13)
 
 
 def test_problems_are_found() -> None:
-    def row(target: str, max_error: float, ulp: float) -> demo.Row:
-        return demo.Row(target, 0, "portable", 1.0, 1.0, max_error, 0.0, 1e-6, ulp)
+    def row(target: str, max_error: float, ulp: float) -> demo.DemoRow:
+        return demo.DemoRow(target, 0, "portable", 1.0, 1.0, max_error, 0.0, 1e-6, ulp)
 
     rows = [
         row("numpy:cpu", float("nan"), 0.0),

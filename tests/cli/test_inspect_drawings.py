@@ -22,12 +22,12 @@ def draw(tmp_path: Path, config: dict[str, Any], name: str = "picture.png") -> t
     return cli.main(["inspect", str(tmp_path), "--plot", str(picture)]), picture
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "gemma4", "deepseek", "dynamic"])
+@pytest.mark.parametrize("name", ["phi3", "gemma4"])
 def test_plot(tmp_path: Path, capsys, name: str) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws (pip install 'rope-xp[plot]')")
-    status, picture = draw(tmp_path, CONFIGS[name])
+    status, picture = draw(tmp_path, CONFIGS[name], "picture.svg")
     assert status == 0
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    assert "tokens of a full turn" in picture.read_text("utf-8")
     assert "suspicious" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""python -m rope_xp inspect: what is suspicious, its words, errors and drawings."""
+"""python -m rope_xp inspect: suspicions, words and errors."""
 
 from __future__ import annotations
 
@@ -119,19 +119,19 @@ def test_suspicious(report, config: dict[str, Any], expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "fact"),
     [
         ({"model_type": "novel"}, "model_type 'novel' is not among those that were checked"),
         ({"model_type": None}, "the configuration has no model_type"),
     ],
 )
-def test_a_model_type_that_is_not_known(report, keys: dict[str, Any], told: str) -> None:
+def test_a_model_type_that_is_not_known(report, keys: dict[str, Any], fact: str) -> None:
     config = {**PLAIN, **keys, "rope_theta": 1e4, "rope_interleaved": True}
-    found = report(config, "--layout", "interleaved")
-    assert not found["checked"]
-    assert found["layers"][0]["layout"] == "interleaved"
-    assert f"{told}: the usual defaults are assumed" in found["suspicious"]
-    assert "nothing reads rope_interleaved = True" in found["suspicious"]
+    result = report(config, "--layout", "interleaved")
+    assert not result["checked"]
+    assert result["layers"][0]["layout"] == "interleaved"
+    assert f"{fact}: the usual defaults are assumed" in result["suspicious"]
+    assert "nothing reads rope_interleaved = True" in result["suspicious"]
 
 
 def test_a_contradiction_is_told_once(report) -> None:
@@ -167,42 +167,35 @@ def test_not_suspicious(report, config: dict[str, Any]) -> None:
 
 def test_what_is_no_rotation_is_a_note(report) -> None:
     rule = {**YARN, "llama_4_scaling_beta": 0.1}
-    found = report({**PLAIN, "model_type": "ministral3", "rope_parameters": rule})
-    assert found["suspicious"] == []
-    (note,) = found["notes"]
+    result = report({**PLAIN, "model_type": "ministral3", "rope_parameters": rule})
+    assert result["suspicious"] == []
+    (note,) = result["notes"]
     assert note.startswith("llama_4_scaling_beta = 0.1 scales q with its position")
 
 
 # --- words ---------------------------------------------------------------------------------------
 
 
-def test_in_words(tmp_path: Path, capsys) -> None:
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps(with_rule(LLAMA, finetuned=True)))
-    assert cli.main(["inspect", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert "all layers (32)" in text
-    assert "rule:             Llama3(factor=8.0, low_freq_factor=1.0" in text
-    assert "context:          8192 tokens, extended to 131072" in text
-    assert "\nsuspicious:\n- nothing reads rope_scaling.finetuned = True\n\nin Python:" in text
-
-
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("config", "expected"),
     [
-        ("phi3", "short_factor=(48 numbers from 1 to 1.47)"),
-        ("gemma3", "131072 tokens; the original is not known"),
-        ("gemma4", "never turns  192 of 256  192 of 256"),
-        ("deepseek", "64 of 192 components, the last; 32 pairs"),
-        ("qwen2_vl", "3 numbers; pairs that read each: time 16, height 24, width 24"),
-        ("neox", "24 of 96 components, the first; 12 pairs"),
-        ("unclear", "all components of a head of unknown size"),
-        ("beam", "full_attention: no positions"),
+        (LLAMA, "all layers (32)\n  rope type:        llama3\n"),
+        (LLAMA, "rule:             Llama3(factor=8.0, low_freq_factor=1.0"),
+        (LLAMA, "original context: 8192\n  extended context: 131072\n"),
+        (CONFIGS["phi3"], "short_factor=(48 numbers from 1 to 1.47)"),
+        (GEMMA4, "never turns  192 of 256  192 of 256"),
+        (QWEN2_VL, "pairs per component: [16, 24, 24]"),
+        (CONFIGS["beam"], "full_attention: no positions"),
+        (
+            with_rule(LLAMA, finetuned=True),
+            "\nsuspicious:\n- nothing reads rope_scaling.finetuned = True\n\nin Python:",
+        ),
     ],
 )
-def test_words_of_a_model(tmp_path: Path, capsys, name: str, expected: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    assert cli.main(["inspect", str(tmp_path)]) == 0
+def test_words_of_a_model(tmp_path: Path, capsys, config: dict[str, Any], expected: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(config))
+    assert cli.main(["inspect", str(path)]) == 0
     assert expected in capsys.readouterr().out
 
 

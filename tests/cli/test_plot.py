@@ -39,27 +39,34 @@ def fails(capsys, *arguments: str | Path) -> str:
 # --- files ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bases", [["1e4"], ["1e4", "5e5", "1e6"]])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_writes_a_picture(tmp_path: Path, capsys, kind: str, bases: list[str]) -> None:
+def test_each_kind_writes_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, kind: str
+) -> None:
+    """An SVG of three bases, which a page of any colour can show."""
     pytest.importorskip("matplotlib", reason=WHY)
-    path = tmp_path / "picture.png"
-    assert main(kind, "--base", *bases, "--distance", "300", "--out", path) == 0
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
-    assert capsys.readouterr().out == f"{path}\n"
+    monkeypatch.chdir(tmp_path)
+    bases = ["--base", "1e4", "5e5", "1e6"]
+    assert main(kind, *bases, "--distance", "300", "--out", "one.svg") == 0
+    assert capsys.readouterr().out == "one.svg\n"
+    text = Path("one.svg").read_text("utf-8")
+    assert "<text" in text  # words are no outlines
+    assert "#ffffff" not in text  # nor is there a background
+    if kind == "decay":
+        assert main(kind, *bases, "--distance", "300", "--out", "other.svg") == 0
+        assert Path("other.svg").read_text("utf-8") == text
+        assert "<dc:date" not in text
 
 
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     pytest.importorskip("matplotlib", reason=WHY)
     monkeypatch.chdir(tmp_path)
-    assert main("wavelengths", "--head-dim", "16") == 0
-    assert main("decay", "--head-dim", "16", "--distance", "1", "--out", "bound") == 0
-    assert main("decay", "--head-dim", "16", "--distance", "9", "--out", "bound.pdf") == 0
-    assert capsys.readouterr().out.split() == ["wavelengths.png", "bound.png", "bound.pdf"]
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("wavelengths.png", "bound.png", "bound.pdf")
-    }
-    assert (tmp_path / "bound.pdf").read_bytes().startswith(b"%PDF")
+    few = ["decay", "--head-dim", "16", "--distance", "1"]
+    assert main(*few) == main(*few, "--out", "bound") == main(*few, "--out", "bound.pdf") == 0
+    assert capsys.readouterr().out.split() == ["decay.png", "bound.png", "bound.pdf"]
+    assert Path("decay.png").read_bytes() == Path("bound.png").read_bytes()
+    assert Path("decay.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert Path("bound.pdf").read_bytes().startswith(b"%PDF")
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -84,17 +91,18 @@ def test_errors_are_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_float64_is_exact_so_far_and_no_further(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--distance", "10000001"], "up to position 10000000; got 10000001"),
+        (["--base", "0.5"], "bases from 1; got base 0.5"),
+    ],
+)
+def test_where_accuracy_can_be_measured(
+    tmp_path: Path, capsys, arguments: list[str], expected: str
+) -> None:
     pytest.importorskip("matplotlib", reason=WHY)
-    out = tmp_path / "picture.png"
-    message = fails(capsys, "accuracy", "--distance", "10000001", "--out", out)
-    assert "up to position 10000000; got 10000001" in message
-
-
-def test_accuracy_is_of_frequencies_up_to_one(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("matplotlib", reason=WHY)
-    message = fails(capsys, "accuracy", "--base", "0.5", "--out", tmp_path / "picture.png")
-    assert "bases from 1; got base 0.5" in message
+    assert expected in fails(capsys, "accuracy", *arguments, "--out", tmp_path / "picture.png")
 
 
 def test_more_bases_than_colours(capsys) -> None:
@@ -146,23 +154,10 @@ def test_colours_are_told_from_the_page(page: str) -> None:
     assert all(contrast(colour, page) > 3 for colour, _ in plots.STYLES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_svg_is_the_same_each_time(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason=WHY)
-    written = []
-    for name in ("one.svg", "other.svg"):
-        assert main(kind, "--distance", "300", "--out", tmp_path / name) == 0
-        written.append((tmp_path / name).read_text("utf-8"))
-    assert written[0] == written[1]
-    assert "<text" in written[0]  # words are no outlines
-    assert "#ffffff" not in written[0]  # nor is there a background
-    assert "<dc:date" not in written[0]
-
-
 def test_grey_is_for_what_others_are_compared_with() -> None:
     grey, blue = plots.STYLES[:2]
-    assert plots.style(0, 1) == blue
-    assert [plots.style(i, 2) for i in range(2)] == [grey, blue]
+    assert plots.choose_style(0, 1) == blue
+    assert [plots.choose_style(i, 2) for i in range(2)] == [grey, blue]
 
 
 # --- what is drawn -------------------------------------------------------------------------------
@@ -192,7 +187,7 @@ def test_the_bound_as_drawn() -> None:
 def test_a_band_holds_every_value_and_a_line_their_mean() -> None:
     axes = axes_to_draw_on()
     values = np.random.default_rng(0).standard_normal(2000)
-    curves._curve(axes, (0, 1), np.arange(1, 2001), values, "noise")
+    curves._draw_curve(axes, values, "noise", 0, 1)
     x, y = axes.get_lines()[0].get_data()
     # The last point stands for all distances from halfway to the one before.
     count = round(2 * (2000 - x[-1])) + 1
@@ -233,10 +228,10 @@ def test_accuracy_as_drawn() -> None:
 
 def test_wavelengths_as_drawn() -> None:
     axes = axes_to_draw_on()
-    plot._wavelengths(axes, BASES, 128, 4096)
+    plot._draw_wavelengths(axes, BASES, 128, 4096)
     *waves, context = axes.get_lines()
-    told = [line.get_label().partition("; ")[2] for line in waves]
-    assert told == [f"{n} of 64 pairs turn within the context" for n in (46, 32)]
+    labels = [line.get_label().partition("; ")[2] for line in waves]
+    assert labels == [f"{n} of 64 pairs turn within the context" for n in (46, 32)]
     for line, rope in zip(waves, BASES.values(), strict=True):
         np.testing.assert_array_equal(line.get_ydata(), rope.wavelengths(128))
     assert set(context.get_ydata()) == {4096}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import rope_xp
 from rope_xp import __main__ as cli
 
 LLAMA: dict[str, Any] = {
@@ -120,18 +121,26 @@ CONFIGS = {
 
 
 def reporter(tmp_path: Path, capsys: Any) -> Any:
-    """Return the JSON object of a configuration."""
+    """Return a function from a configuration to the JSON object of its report."""
 
-    def run(config: dict[str, Any], *options: str) -> dict[str, Any]:
+    def run_inspect(config: dict[str, Any], *options: str) -> dict[str, Any]:
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert cli.main(["inspect", str(tmp_path), "--json", *options]) == 0
-        return json.loads(capsys.readouterr().out, parse_constant=_no_such_number)
+        return json.loads(capsys.readouterr().out, parse_constant=_refuse)
 
-    return run
+    return run_inspect
 
 
-def _no_such_number(name: str) -> None:
+def _refuse(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
+
+
+def paste(report: dict[str, Any]) -> dict[str, Any]:
+    """Return what the lines in Python of a report assign."""
+    names: dict[str, Any] = {"rope_xp": rope_xp}
+    for layers in report["layers"]:
+        exec(layers["python"], names)
+    return {name: names[name] for name in names if name not in ("rope_xp", "__builtins__")}
 
 
 def with_rule(config: dict[str, Any], **changes: Any) -> dict[str, Any]:

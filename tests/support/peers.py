@@ -66,24 +66,13 @@ def meta(q: Any, k: Any, positions: Any) -> Any:
     return turned(q), turned(k)
 
 
-def flash_attn(interleaved: bool) -> Callable[..., Any]:
-    """Its reference in torch: tables of pairs, repeated as the layout has it."""
-
-    def function(x: Any, cos: Any, sin: Any) -> Any:
-        r = 2 * cos.shape[-1]
-        if interleaved:
-            cos, sin = (t.repeat_interleave(2, dim=-1)[:, None] for t in (cos, sin))
-        else:
-            cos, sin = (torch.cat([t, t], dim=-1)[:, None] for t in (cos, sin))
-        y = x[..., :r]
-        if interleaved:
-            other = torch.stack([-y[..., 1::2], y[..., ::2]], dim=-1).flatten(-2)
-        else:
-            a, b = y.chunk(2, dim=-1)
-            other = torch.cat([-b, a], dim=-1)
-        return torch.cat([y * cos + other * sin, x[..., r:]], dim=-1)
-
-    return function
+def flash_attn(x: Any, cos: Any, sin: Any) -> Any:
+    """Its reference in torch for neighbours: tables of pairs, each value twice."""
+    r = 2 * cos.shape[-1]
+    cos, sin = (t.repeat_interleave(2, dim=-1)[:, None] for t in (cos, sin))
+    y = x[..., :r]
+    other = torch.stack([-y[..., 1::2], y[..., ::2]], dim=-1).flatten(-2)
+    return torch.cat([y * cos + other * sin, x[..., r:]], dim=-1)
 
 
 def flash_tables(positions: Any) -> Any:
@@ -125,29 +114,14 @@ def gpt_neox(q: Any, k: Any, cos: Any, sin: Any) -> Any:
     return turned(q), turned(k)
 
 
-def equinox(x: Any, positions: Any) -> Any:
-    """Halves, of tables computed up to the last position."""
-    import jax.numpy as jnp
-
-    w = 1.0 / (10000.0 ** (jnp.arange(0.0, 64, 2) / 64))
-    angles = jnp.outer(positions.astype(jnp.float32), w)
-    cos, sin = (jnp.tile(f(angles), (1, 2)) for f in (jnp.cos, jnp.sin))
-    half = jnp.concatenate([-x[..., 32:], x[..., :32]], axis=-1)
-    return x * cos + half * sin
-
-
-def keras_hub(factor: float) -> Callable[..., Any]:
+def keras_hub(x: Any, positions: Any) -> Any:
     """Halves stacked and reshaped, of a layer with a factor on frequencies."""
-
-    def function(x: Any, positions: Any) -> Any:
-        w = np.power(np.float32(1e4), -np.arange(0, 64, 2, dtype=np.float32) / np.float32(64))
-        angles = np.einsum("s,f->sf", positions.astype(np.float32), w / np.float32(factor))
-        angles = np.stack([angles, angles], axis=-2).reshape(len(positions), 64)[None, :, None]
-        a, b = np.split(x, 2, axis=-1)
-        half = np.stack([-b, a], axis=-2).reshape(x.shape)
-        return x * np.cos(angles) + half * np.sin(angles)
-
-    return function
+    w = np.power(np.float32(1e4), -np.arange(0, 64, 2, dtype=np.float32) / np.float32(64))
+    angles = np.einsum("s,f->sf", positions.astype(np.float32), w / np.float32(4.0))
+    angles = np.stack([angles, angles], axis=-2).reshape(len(positions), 64)[None, :, None]
+    a, b = np.split(x, 2, axis=-1)
+    half = np.stack([-b, a], axis=-2).reshape(x.shape)
+    return x * np.cos(angles) + half * np.sin(angles)
 
 
 def yarn(x: Any, positions: Any) -> Any:
@@ -171,19 +145,11 @@ def yarn(x: Any, positions: Any) -> Any:
 PEERS = (
     Peer("torchtune", torchtune, RoPE(), axes="bshd", refuses=True),
     Peer("meta", meta, RoPE(base=5e5), axes="bshd"),
-    Peer("flash-attn, halves", flash_attn(False), RoPE(layout="half", rotary_dim=32),
-         axes="bshd", tables=flash_tables),
-    Peer("flash-attn, neighbours", flash_attn(True), RoPE(rotary_dim=32),
-         axes="bshd", tables=flash_tables),
+    Peer("flash-attn", flash_attn, RoPE(rotary_dim=32), axes="bshd", tables=flash_tables),
     Peer("liger", liger, RoPE(layout="half"), tables=doubled_tables),
     Peer("gpt-neox", gpt_neox, RoPE(layout="half", rotary_dim=64), tables=doubled_tables,
          head_dim=96),
-    Peer("equinox", equinox, RoPE(layout="half"), library="jax"),
-    Peer("keras-hub", keras_hub(1.0), RoPE(layout="half"), axes="bshd", library="numpy"),
-    Peer("keras-hub, linear", keras_hub(4.0), RoPE(layout="half", scaling=Linear(4.0)),
-         axes="bshd", library="numpy"),
-    Peer("keras-hub, dynamic",  # which divides all frequencies by one number
-         keras_hub(4.0 ** (64 / 62)), RoPE(layout="half", scaling=Linear(4.0 ** (64 / 62))),
-         axes="bshd", library="numpy"),
+    Peer("keras-hub", keras_hub, RoPE(layout="half", scaling=Linear(4.0)), axes="bshd",
+         library="numpy"),
     Peer("yarn", yarn, RoPE(layout="half", scaling=YaRN(16.0, 4096))),
 )  # fmt: skip

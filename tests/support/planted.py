@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from array_api_compat import numpy as numpy_namespace
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, YaRN
@@ -19,7 +20,7 @@ SECTIONS = RoPE(layout="half", position_axes=(0,) * 4 + (1,) * 6 + (2,) * 6)
 
 
 @dataclass(frozen=True)
-class Made:
+class HandRotation:
     """A rotation written by hand; each field is a place where one goes wrong."""
 
     xp: Any
@@ -31,7 +32,7 @@ class Made:
     """What exponents are divided by; 0 for rotary_dim."""
     frequencies: Callable[[np.ndarray], np.ndarray] = lambda w: w
     positions: Callable[[Any, Any], Any] = lambda xp, p: p
-    product: Callable[[Any, Any, Any], Any] | None = None
+    product: Callable[[Any, Any, Any], Any] = lambda xp, p, w: p * w
     cos_sin: Callable[[Any, Any, Any], tuple[Any, Any]] = lambda xp, cos, sin: (cos, sin)
     doubled: str = ""
     """The layout of tables, where it is not that of the rotation."""
@@ -39,8 +40,7 @@ class Made:
     axes: tuple[int, ...] | None = None
 
     def __call__(self, x: Any, positions: Any) -> Any:
-        xp = self.xp
-        r = self.rotary_dim
+        xp, r = self.xp, self.rotary_dim
         exact = self.frequencies(self.base ** (-np.arange(0, r, 2) / (self.power or r)))
         w = xp.asarray(exact.astype(np.float32))
         p = self.positions(xp, xp.astype(positions, xp.float32))
@@ -48,42 +48,35 @@ class Made:
             p = xp.stack([p[c, :, None] for c in self.axes], axis=-1)
         else:
             p = p[..., None]
-        angles = p * w if self.product is None else self.product(xp, p, w)
+        angles = self.product(xp, p, w)
         cos, sin = self.cos_sin(xp, xp.cos(angles), xp.sin(angles))
-        return self.rotated(x, cos, sin)
+        return self.rotate(x, cos, sin)
 
-    def rotated(self, x: Any, cos: Any, sin: Any) -> Any:
+    def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
         xp, start, r = self.xp, self.start, self.rotary_dim
         before, y, after = x[..., :start], x[..., start : start + r], x[..., start + r :]
-        if self.layout == "half":
-            a, b = y[..., : r // 2], y[..., r // 2 :]
-        else:
-            a, b = y[..., ::2], y[..., 1::2]
-        c1 = c2 = cos
-        s1 = s2 = sin
-        if self.doubled:  # a column for each component, in another order than the rotation's
-            repeat = xp.stack if self.doubled == "neighbours" else xp.concat
-            c, s = (self._spread(repeat, table) for table in (cos, sin))
+
+        def split(t: Any) -> tuple[Any, Any]:
             if self.layout == "half":
-                c1, c2, s1, s2 = (
-                    c[..., : r // 2],
-                    c[..., r // 2 :],
-                    s[..., : r // 2],
-                    s[..., r // 2 :],
-                )
-            else:
-                c1, c2, s1, s2 = c[..., ::2], c[..., 1::2], s[..., ::2], s[..., 1::2]
+                return t[..., : r // 2], t[..., r // 2 :]
+            return t[..., ::2], t[..., 1::2]
+
+        def double(table: Any) -> tuple[Any, Any]:
+            """Return the columns that each half of a pair reads."""
+            if not self.doubled:
+                return table, table
+            join = xp.stack if self.doubled == "neighbours" else xp.concat
+            both = join([table, table], axis=-1)
+            return split(xp.reshape(both, (*table.shape[:-1], 2 * table.shape[-1])))
+
+        (a, b), (c1, c2), (s1, s2) = split(y), double(cos), double(sin)
         minus, plus = self.signs
         first, second = a * c1 + minus * b * s1, b * c2 + plus * a * s2
         if self.layout == "interleaved":
-            turned = xp.reshape(xp.stack([first, second], axis=-1), y.shape)
+            rotated = xp.reshape(xp.stack([first, second], axis=-1), y.shape)
         else:
-            turned = xp.concat([first, second], axis=-1)
-        return xp.concat([before, turned, after], axis=-1)
-
-    def _spread(self, repeat: Any, table: Any) -> Any:
-        both = repeat([table, table], axis=-1)
-        return self.xp.reshape(both, (*table.shape[:-1], 2 * table.shape[-1]))
+            rotated = xp.concat([first, second], axis=-1)
+        return xp.concat([before, rotated, after], axis=-1)
 
 
 def narrow(name: str) -> Callable[[Any, Any], Any]:
@@ -107,11 +100,11 @@ def tf32(xp: Any, x: Any) -> Any:
 
 
 def both(to: Callable[[Any, Any], Any], *, product: bool = True) -> Callable[[Any, Any, Any], Any]:
-    """Return a product of rounded numbers, rounded again if told."""
+    """Return a function that rounds the factors, and by default the product."""
 
     def multiplied(xp: Any, p: Any, w: Any) -> Any:
-        found = to(xp, p) * to(xp, w)
-        return to(xp, found) if product else found
+        angles = to(xp, p) * to(xp, w)
+        return to(xp, angles) if product else angles
 
     return multiplied
 
@@ -125,26 +118,21 @@ def scaled_by(rule: Any) -> Callable[[np.ndarray], np.ndarray]:
 Maker = Callable[[Any], Callable[..., Any]]
 
 
-def one(**fields: Any) -> Maker:
-    """Return what makes a function of q, k and positions that turns both by this."""
-
-    def made(xp: Any) -> Callable[..., Any]:
-        turn = Made(xp, **fields)
-        return lambda q, k, positions: (turn(q, positions), turn(k, positions))
-
-    return made
-
-
 def two(of_q: dict[str, Any], of_k: dict[str, Any]) -> Maker:
-    def made(xp: Any) -> Callable[..., Any]:
-        q_turn, k_turn = Made(xp, **of_q), Made(xp, **of_k)
-        return lambda q, k, positions: (q_turn(q, positions), k_turn(k, positions))
+    def make(xp: Any) -> Callable[..., Any]:
+        rotate_q, rotate_k = HandRotation(xp, **of_q), HandRotation(xp, **of_k)
+        return lambda q, k, positions: (rotate_q(q, positions), rotate_k(k, positions))
 
-    return made
+    return make
+
+
+def one(**fields: Any) -> Maker:
+    """Return what makes a function of q, k and positions that rotates both so."""
+    return two(fields, fields)
 
 
 def k_not_turned(xp: Any) -> Callable[..., Any]:
-    return lambda q, k, positions: (Made(xp)(q, positions), k)
+    return lambda q, k, positions: (HandRotation(xp)(q, positions), k)
 
 
 def nothing_turned(xp: Any) -> Callable[..., Any]:
@@ -152,34 +140,34 @@ def nothing_turned(xp: Any) -> Callable[..., Any]:
 
 
 def v_turned(xp: Any) -> Callable[..., Any]:
-    turn = Made(xp)
+    turn = HandRotation(xp)
     return lambda q, k, v, positions: tuple(turn(x, positions) for x in (q, k, v))
 
 
 def before_the_split(layout: str) -> Maker:
     """Turn all heads as if they were one."""
 
-    def made(xp: Any) -> Callable[..., Any]:
+    def make(xp: Any) -> Callable[..., Any]:
         def function(x: Any, positions: Any) -> Any:
             b, h, s, d = x.shape
             wide = xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (b, s, h * d))
-            turned = Made(xp, layout=layout, rotary_dim=h * d)(wide, positions)
+            turned = HandRotation(xp, layout=layout, rotary_dim=h * d)(wide, positions)
             return xp.permute_dims(xp.reshape(turned, (b, s, h, d)), (0, 2, 1, 3))
 
         return function
 
-    return made
+    return make
 
 
 def to_half(xp: Any) -> Callable[..., Any]:
     """Read neighbours, write halves."""
-    turn = Made(xp, layout="interleaved_to_half")
+    turn = HandRotation(xp, layout="interleaved_to_half")
     return lambda x, positions: turn(x, positions)
 
 
 def places(xp: Any) -> Callable[..., Any]:
     """Count tokens, and heed no positions."""
-    turn = Made(xp)
+    turn = HandRotation(xp)
     return lambda x, positions: turn(x, xp.asarray(np.arange(x.shape[-2])))
 
 
@@ -194,21 +182,21 @@ def counting(xp: Any, x: Any, positions: Any) -> int:
 def dynamic(length: Callable[..., int], trained: int) -> Maker:
     """Have the base grow with a call."""
 
-    def made(xp: Any) -> Callable[..., Any]:
+    def make(xp: Any) -> Callable[..., Any]:
         def function(x: Any, positions: Any) -> Any:
             n, r = max(length(xp, x, positions), trained), HEAD_DIM
             base = 10000.0 * (2.0 * n / trained - 1.0) ** (r / (r - 2))
-            return Made(xp, base=base)(x, positions)
+            return HandRotation(xp, base=base)(x, positions)
 
         return function
 
-    return made
+    return make
 
 
 def from_table(rows: int, *, wrapped: bool = False, clamped: bool = False) -> Maker:
     """Look angles up in a table of so many positions."""
 
-    def made(xp: Any) -> Callable[..., Any]:
+    def make(xp: Any) -> Callable[..., Any]:
         angles = np.arange(rows)[:, None] * 10000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
         cos, sin = (xp.asarray(f(angles).astype(np.float32)) for f in (np.cos, np.sin))
 
@@ -219,11 +207,13 @@ def from_table(rows: int, *, wrapped: bool = False, clamped: bool = False) -> Ma
                 msg = f"index {at.max()} is out of bounds for {rows} rows"
                 raise IndexError(msg)
             rows_at = xp.asarray(at)
-            return Made(xp).rotated(x, xp.take(cos, rows_at, axis=0), xp.take(sin, rows_at, axis=0))
+            return HandRotation(xp).rotate(
+                x, xp.take(cos, rows_at, axis=0), xp.take(sin, rows_at, axis=0)
+            )
 
         return function
 
-    return made
+    return make
 
 
 def int16(xp: Any, p: Any) -> Any:
@@ -232,7 +222,7 @@ def int16(xp: Any, p: Any) -> Any:
 
 def normalised(xp: Any) -> Callable[..., Any]:
     """Divide by the norm first, as QK-norm does."""
-    turn = Made(xp)
+    turn = HandRotation(xp)
 
     def function(x: Any, positions: Any) -> Any:
         return turn(x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + 1e-6), positions)
@@ -243,7 +233,7 @@ def normalised(xp: Any) -> Callable[..., Any]:
 def xpos(xp: Any) -> Callable[..., Any]:
     def function(x: Any, positions: Any) -> Any:
         grows = 1.0005 ** xp.astype(positions, xp.float32)
-        return Made(xp)(x, positions) * xp.minimum(grows, grows * 0 + 3.0)[:, None]
+        return HandRotation(xp)(x, positions) * xp.minimum(grows, grows * 0 + 3.0)[:, None]
 
     return function
 
@@ -257,30 +247,19 @@ def rounding(name: str) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
 
 
 def host_rounded(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda w: narrow(name)(np.__class__ and _NUMPY, w.astype(np.float32)).astype(float)
-
-
-class _NUMPY:
-    """What narrow() asks of numpy."""
-
-    float16, float32 = np.float16, np.float32
-
-    @staticmethod
-    def astype(x: np.ndarray, dtype: Any) -> np.ndarray:
-        return x.astype(dtype)
+    return lambda w: narrow(name)(numpy_namespace, w.astype(np.float32)).astype(float)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault: what makes it, what was meant, and words that must be said of it."""
+    """A kind of fault: its maker, words of its message, and the RoPE that was meant."""
 
     kind: str
     make: Maker
-    said: str
+    words: str
     meant: RoPE = HALF
     alone: bool = True
     """Whether it is wrong whatever was meant, so that identify says it too."""
-    axes: str = field(default="bhsd")
 
 
 def _layouts() -> list[Fault]:
@@ -301,6 +280,7 @@ def _layouts() -> list[Fault]:
 
 
 bf16, f16 = narrow("bfloat16"), narrow("float16")
+PHASES = np.sin(np.arange(HEAD_DIM // 2)).astype(np.float32)
 SWAPPED = (0,) * 4 + (2,) * 6 + (1,) * 6
 FAULTS = (
     *_layouts(),
@@ -375,21 +355,9 @@ FAULTS = (
     Fault("another layout for k", two({}, {"layout": "interleaved"}),
           "of k, layout is 'interleaved', and not 'half'"),
     Fault("k turns backwards", two({}, {"signs": (1.0, -1.0)}), "turn against each other"),
+    Fault("a phase at position 0",
+          one(product=lambda xp, p, w: p * w + xp.asarray(PHASES)),
+          "no offset of positions explains it"),
+    Fault("some pairs backwards", one(frequencies=lambda w: w * (-1.0) ** np.arange(len(w))),
+          "turn backwards, and the others forwards"),
 )  # fmt: skip
-
-
-def constant_phase(xp: Any) -> Callable[..., Any]:
-    """Turn by learned angles at position 0."""
-    phases = np.sin(np.arange(HEAD_DIM // 2)).astype(np.float32)
-    return one(product=lambda xp, p, w: p * w + xp.asarray(phases))(xp)
-
-
-def mixed_signs(xp: Any) -> Callable[..., Any]:
-    """Turn every other pair backwards."""
-    return one(frequencies=lambda w: w * (-1.0) ** np.arange(len(w)))(xp)
-
-
-FAULTS += (
-    Fault("a phase at position 0", constant_phase, "no offset of positions explains it"),
-    Fault("some pairs backwards", mixed_signs, "turn backwards, and the others forwards"),
-)

@@ -12,7 +12,7 @@ import pytest
 
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import assert_rotates, identify
-from rope_xp.testing._differences import differences
+from rope_xp.testing._differences import list_differences
 
 HEAD_DIM = 16
 ROPE = RoPE(layout="half")
@@ -28,13 +28,13 @@ def to(dtype: Any) -> Callable[[Any], Any]:
     return lambda x: x.astype(dtype).astype(np.float32)
 
 
-def left_where(chosen: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+def left_where(choose: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     """Rotate all but some of x."""
 
     def function(x: Any, positions: Any) -> Any:
         y = np.array(right(x, positions))
-        at = chosen(x)
-        y[at] = x[at]
+        chosen = choose(x)
+        y[chosen] = x[chosen]
         return y
 
     return function
@@ -51,8 +51,7 @@ def by_rows(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], An
 
     def rows(x: Any, positions: Any) -> Any:
         if positions.ndim != 2:
-            msg = "positions must be (batch, tokens)"
-            raise ValueError(msg)
+            raise ValueError("positions must be (batch, tokens)")
         return function(x, positions)
 
     return of_both(rows)
@@ -88,10 +87,10 @@ def first_entry(x: Any, positions: Any) -> Any:
 class Fault:
     name: str
     function: Callable[..., Any]
-    said: str
-    """Of assert_rotates and, unless it is another RoPE, of identify."""
-    found: str = "error"
-    """What identify does: it raises an "error", names a "fault", or finds "another" RoPE."""
+    words: str
+    """In the message of assert_rotates and, unless it is another RoPE, of identify."""
+    outcome: str = "error"
+    """Of identify: it raises an "error", names a "fault", or returns "another" RoPE."""
     meant: RoPE = ROPE
 
 
@@ -189,23 +188,27 @@ FAULTS = [
 def test_faults_of_calls_are_noticed(fault: Fault) -> None:
     with pytest.raises(AssertionError) as raised:
         assert_rotates(fault.function, fault.meant, HEAD_DIM)
-    assert fault.said in str(raised.value)
+    assert fault.words in str(raised.value)
     assert "nothing that is known here" not in str(raised.value)
-    if fault.found == "error":
+    if fault.outcome == "error":
         with pytest.raises(RopeError) as refused:
             identify(fault.function, HEAD_DIM)
-        assert fault.said in str(refused.value)
+        assert fault.words in str(refused.value)
         return
-    found = identify(fault.function, HEAD_DIM)
-    if fault.found == "another":
-        assert fault.said in " ".join(differences(found.rope, fault.meant, HEAD_DIM))
+    result = identify(fault.function, HEAD_DIM)
+    if fault.outcome == "another":
+        assert fault.words in " ".join(list_differences(result.rope, fault.meant, HEAD_DIM))
     else:
-        assert fault.said in " ".join(found.faults)
+        assert fault.words in " ".join(result.faults)
 
 
-@pytest.mark.parametrize("library", ["torch", "jax"])
 @pytest.mark.parametrize(
-    "name", ["first 32 tokens only", "batch entries swapped", "x cast to bfloat16"]
+    ("library", "name"),
+    [
+        ("torch", "first 32 tokens only"),
+        ("torch", "x cast to bfloat16"),
+        ("jax", "batch entries swapped"),
+    ],
 )
 def test_faults_in_other_libraries(library: str, name: str) -> None:
     module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
@@ -217,7 +220,7 @@ def test_faults_in_other_libraries(library: str, name: str) -> None:
 
     with pytest.raises(AssertionError) as raised:
         assert_rotates(function, ROPE, HEAD_DIM, like=module.zeros(1))
-    assert fault.said in str(raised.value)
+    assert fault.words in str(raised.value)
 
 
 def test_the_same_call_has_the_same_numbers() -> None:
@@ -239,8 +242,7 @@ def test_calls_have_lengths_batches_heads_and_positions_of_their_own() -> None:
 
     def function(q: Any, k: Any, positions: Any) -> Any:
         if positions.ndim != 2:
-            msg = "positions must be (batch, tokens)"
-            raise ValueError(msg)
+            raise ValueError("positions must be (batch, tokens)")
         shapes.append((q.shape, k.shape))
         if len(q) == 3:  # as large as no call of unit vectors is
             assert not np.array_equal(positions[0], positions[1])
@@ -253,34 +255,22 @@ def test_calls_have_lengths_batches_heads_and_positions_of_their_own() -> None:
     assert any(q[2] > 1024 for q, _ in shapes)
 
 
-def test_a_function_of_equal_heads_passes() -> None:
+@pytest.mark.parametrize("limit", ["equal heads", "512 tokens"])
+def test_limits_of_a_function_that_are_no_fault(limit: str) -> None:
     def function(q: Any, k: Any, positions: Any) -> Any:
-        if q.shape != k.shape:
-            msg = "q and k must have the same shape"
-            raise ValueError(msg)
+        if q.shape != k.shape if limit == "equal heads" else q.shape[2] > 512:
+            raise ValueError(limit)
         return of_both(right)(q, k, positions)
 
     assert_rotates(function, ROPE, HEAD_DIM)
-    assert identify(function, HEAD_DIM).faults == ()
-
-
-def test_a_function_of_short_calls_passes() -> None:
-    def function(x: Any, positions: Any) -> Any:
-        if x.shape[2] > 512:
-            msg = "at most 512 tokens"
-            raise ValueError(msg)
-        return right(x, positions)
-
-    assert_rotates(function, ROPE, HEAD_DIM)
-    found = identify(function, HEAD_DIM)
-    assert (found.faults, found.notes) == ((), ())
+    result = identify(function, HEAD_DIM)
+    assert (result.faults, result.notes) == ((), ())
 
 
 def test_calls_that_are_refused_are_noted() -> None:
     def function(x: Any, positions: Any) -> Any:
         if x.shape[2] == 37:
-            msg = "37 is too odd"
-            raise ValueError(msg)
+            raise ValueError("37 is too odd")
         return right(x, positions)
 
     with pytest.raises(AssertionError, match="37 tokens at positions .* are refused: ValueError"):
@@ -291,8 +281,7 @@ def test_calls_that_are_refused_are_noted() -> None:
 def test_a_function_that_refuses_one_token() -> None:
     def function(x: Any, positions: Any) -> Any:
         if x.shape[2] == 1:
-            msg = "no decoding here"
-            raise ValueError(msg)
+            raise ValueError("no decoding here")
         return right(x, positions)
 
     with pytest.raises(RopeError, match="not one alone: ValueError: no decoding here"):

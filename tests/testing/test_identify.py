@@ -1,4 +1,4 @@
-"""identify and assert_rotates of functions that are right: what is found, and how it is asked."""
+"""identify and assert_rotates of functions that are right."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.exhaustive import exhaustive
 from support.planted import HEAD_DIM, SECTIONS, dynamic, reaching
 
-import rope_xp
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import Measured, assert_rotates, identify
 from rope_xp.testing._box import CallError
-from rope_xp.testing._differences import differences
+from rope_xp.testing._differences import list_differences
 
 ROPES = {
     "plain": RoPE(),
@@ -48,54 +48,59 @@ def by_rope(rope: RoPE) -> Any:
 @pytest.mark.parametrize("name", ROPES)
 def test_ropes_are_found(name: str) -> None:
     rope = ROPES[name]
-    found = identify(by_rope(rope), 64)
+    result = identify(by_rope(rope), 64)
     # Frequencies of no rule are measured to 1e-8, which a million of positions make 1e-2.
-    assert differences(found.rope, rope, 64) == []
-    assert found.faults == ()
-    assert found.passes is None
-    assert max(found.error.values()) < 2e-2
-    assert found.frequencies == pytest.approx(rope.frequencies(64), rel=1e-5)
+    assert list_differences(result.rope, rope, 64) == []
+    assert result.faults == ()
+    assert result.passes is None
+    assert max(result.error.values()) < 2e-2
+    assert result.frequencies == pytest.approx(rope.frequencies(64), rel=1e-5)
     assert_rotates(by_rope(rope), rope, 64)
 
 
+def in_float32(x: Any, positions: Any) -> Any:
+    """Rotate by angles that are a product in float32."""
+    n = x.shape[-1] // 2
+    w = np.float32(1.0) / np.float32(10000.0) ** (np.arange(n, dtype=np.float32) / n)
+    angles = positions.astype(np.float32)[:, None] * w
+    return RoPE().with_tables(np.cos(angles), np.sin(angles)).rotate(x, axes="bhsd")
+
+
 def test_errors_are_those_of_cos_and_sin() -> None:
-    w = np.float32(1.0) / np.float32(10000.0) ** (np.arange(32, dtype=np.float32) / 32)
-
-    def usual(x: Any, positions: Any) -> Any:
-        angles = positions.astype(np.float32)[:, None] * w
-        return RoPE().with_tables(np.cos(angles), np.sin(angles)).rotate(x, axes="bhsd")
-
-    found = identify(usual, 64)
-    assert (found.rope, found.faults) == (RoPE(), ())
+    result = identify(in_float32, 64)
+    assert (result.rope, result.faults) == (RoPE(), ())
     p = np.arange(131_072 - 9, 131_072)[:, None]
     exact = 10000.0 ** (-np.arange(32) / 32)
+    w = np.float32(1.0) / np.float32(10000.0) ** (np.arange(32, dtype=np.float32) / 32)
     worst = np.abs(np.exp(1j * (p.astype(np.float32) * w)) - np.exp(1j * p * exact)).max()
-    assert worst / 3 < found.error[131_072] < 1e-2
-    assert found.error[131_072] > 1e-3
-    assert found.passes is not None
-    assert 131_072 < found.passes < 1 << 20
+    assert worst / 3 < result.error[131_072] < 1e-2
+    assert result.error[131_072] > 1e-3
+    assert result.passes is not None
+    assert 131_072 < result.passes < 1 << 20
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", ["half", "yarn", "trailing", "linear"])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("float16", "linear"), ("bfloat16", "trailing"), ("bfloat16", "yarn"), ("float64", "half")],
+)
 def test_other_dtypes(dtype: str, name: str) -> None:
     torch = pytest.importorskip("torch")
     like = torch.zeros(1, dtype=getattr(torch, dtype))
-    found = identify(by_rope(ROPES[name]), 64, like=like)
-    assert found.faults == ()
-    assert found.rope.layout == ROPES[name].layout
+    result = identify(by_rope(ROPES[name]), 64, like=like)
+    assert result.faults == ()
+    assert result.rope.layout == ROPES[name].layout
     assert_rotates(by_rope(ROPES[name]), ROPES[name], 64, like=like)
 
 
-@pytest.mark.parametrize("axes", ["bhsd", "bshd", "sbhd", "hbsd"])
+@pytest.mark.parametrize("axes", ["bshd", "sbhd", "hbsd"])
 def test_axes(axes: str) -> None:
-    def function(x: Any, positions: Any) -> Any:
-        moved = np.moveaxis(x, [axes.index(a) for a in "bshd"], (0, 1, 2, 3))
-        turned = RoPE(layout="half").rotate(moved, positions)
-        return np.moveaxis(turned, (0, 1, 2, 3), [axes.index(a) for a in "bshd"])
+    rope = RoPE(layout="half")
 
-    assert identify(function, 32, axes=axes).rope == RoPE(layout="half")
-    assert_rotates(function, RoPE(layout="half"), 32, axes=axes)
+    def function(x: Any, positions: Any) -> Any:
+        return rope.rotate(x, positions, axes=axes)
+
+    assert identify(function, 32, axes=axes).rope == rope
+    assert_rotates(function, rope, 32, axes=axes)
 
 
 def test_components() -> None:
@@ -104,19 +109,19 @@ def test_components() -> None:
         return SECTIONS.apply(q, k, positions, axes="bhsd")
 
     for components in (None, 3):
-        found = identify(function, HEAD_DIM, components=components)
-        assert (found.rope, found.faults) == (SECTIONS, ())
+        result = identify(function, HEAD_DIM, components=components)
+        assert (result.rope, result.faults) == (SECTIONS, ())
     assert_rotates(function, SECTIONS, HEAD_DIM)
 
 
 def test_dynamic_rules_have_their_parameters() -> None:
     xp = pytest.importorskip("array_api_compat.numpy")
-    found = identify(dynamic(reaching, 2048)(xp), HEAD_DIM)
-    assert found.rope.scaling == scaling.DynamicNTK(2.0, 2048)
-    assert len([fault for fault in found.faults if "change beyond 2048" in fault]) == 1
+    result = identify(dynamic(reaching, 2048)(xp), HEAD_DIM)
+    assert result.rope.scaling == scaling.DynamicNTK(2.0, 2048)
+    assert len([fault for fault in result.faults if "change beyond 2048" in fault]) == 1
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("name", ["numpy", "torch", exhaustive("jax")])
 def test_the_library_is_found(name: str) -> None:
     module = pytest.importorskip({"jax": "jax.numpy"}.get(name, name))
     kind, kinds = type(module.zeros(1)), []
@@ -173,15 +178,6 @@ def test_the_first_error_is_of_the_library_that_a_function_uses() -> None:
     assert "roll" not in raised.value.summary  # of which numpy's arrays are no argument
 
 
-def test_nothing_is_written_to_what_is_asked() -> None:
-    """A function that writes in place is asked with arrays of its own each time."""
-
-    def in_place(q: Any, k: Any, positions: Any) -> Any:
-        return RoPE().apply(q, k, positions, axes="bhsd", out=(q, k))
-
-    assert identify(in_place, 16).faults == ()
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -205,15 +201,9 @@ def test_arguments_of_the_wrong_type() -> None:
 
 
 def test_a_bound_that_is_given() -> None:
-    w = (10000.0 ** (-np.arange(16) / 16)).astype(np.float32)
-
-    def usual(x: Any, positions: Any) -> Any:
-        angles = positions.astype(np.float32)[:, None] * w
-        return RoPE().with_tables(np.cos(angles), np.sin(angles)).rotate(x, axes="bhsd")
-
-    assert_rotates(usual, RoPE(), 32)
+    assert_rotates(in_float32, RoPE(), 32)
     with pytest.raises(AssertionError, match="may be by 1e-05"):
-        assert_rotates(usual, RoPE(), 32, atol=1e-5)
+        assert_rotates(in_float32, RoPE(), 32, atol=1e-5)
     assert_rotates(by_rope(RoPE()), RoPE(), 32, atol=1e-5)
 
 
@@ -235,13 +225,9 @@ def test_a_function_of_torch_takes_two_seconds_at_most() -> None:
         cos, sin = angles.cos(), angles.sin()
         return tuple(x * cos + torch.cat([-x[..., 64:], x[..., :64]], -1) * sin for x in (q, k))
 
-    taken = []
-    for _ in range(3):
+    for _ in range(3):  # others may be at work
         start = time.process_time()
         identify(function, 128)
-        taken.append(time.process_time() - start)
-    assert min(taken) < 2.0
-
-
-def test_rope_xp_does_not_bring_it() -> None:
-    assert "testing" not in rope_xp.__all__
+        if time.process_time() - start < 2.0:
+            return
+    pytest.fail("identify takes more than two seconds")
