@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
+import subprocess
 import sys
 import time
 import types
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +149,85 @@ def test_the_steps_are_commands_that_there_are(capsys) -> None:
                 assert (ROOT / word).exists(), word
             if re.fullmatch(r"asv_benchmarks\.\w+", word):
                 assert (ROOT / f"{word.replace('.', '/')}.py").exists(), word
+
+
+def test_tuning_imports_no_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each combination is a process, which would import transformers and all others in vain."""
+    pytest.importorskip("torch")
+    imported: list[str] = []
+
+    def watched(name: str, *more: Any) -> Any:
+        imported.append(name)
+        return importlib.import_module(name, *more)
+
+    monkeypatch.setattr(gpu_rivals, "importlib", types.SimpleNamespace(import_module=watched))
+    assert "speed" in gpu_tune.one("torch", "cpu", {}, 1)
+    assert "torch" in imported
+    assert not {rival.module for rival in gpu_rivals.RIVALS.values()} & set(imported)
+
+
+def test_one_token_in_a_graph_needs_no_asv() -> None:
+    """Where there is a GPU there may be no asv_runner."""
+    code = "import sys; sys.modules['asv_runner'] = None; import asv_benchmarks.in_graph"
+    done = subprocess.run(python(code), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.exhaustive
+def test_a_step_that_is_cut_says_what_failed_so_far(tmp_path: Path) -> None:
+    """It is interrupted first, so that pytest prints its failures and writes junit."""
+    tests = tmp_path / "test_slow.py"
+    tests.write_text(
+        "import time\ndef test_bad(): assert 'this was' == 'seen'\n"
+        "def test_endless(): time.sleep(600)\n"
+    )
+    (step,) = [step for step in gpu_all.steps(tmp_path) if step.name == "tests-kernels"]
+    command = [word for word in step.command if not word.startswith("tests/")]
+    command[command.index("-m", 3) + 1] = "not gpu"
+    config = tmp_path / "pytest.ini"
+    config.write_text("[pytest]\n")
+    alone = ["-c", str(config), "-n", "2", str(tests)]
+    started = time.perf_counter()
+    how = gpu_all.run(Step("cut", [*command, *alone], 1, 12), tmp_path / "log.txt")
+    assert how == "ended after 12 s"
+    assert time.perf_counter() - started < 12 + gpu_all.GRACE_S
+    assert "'this was' == 'seen'" in (tmp_path / "log.txt").read_text()
+    cases = ET.parse(tmp_path / "tests-kernels.xml").iter("testcase")
+    assert "test_bad" in {case.get("name") for case in cases if case.find("failure") is not None}
+
+
+@pytest.mark.exhaustive
+def test_a_step_that_ignores_the_interrupt_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_all, "GRACE_S", 1)
+    code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(99)"
+    started = time.perf_counter()
+    gpu_all.run(Step("deaf", python(code), 1, 2), tmp_path / "log.txt")
+    assert time.perf_counter() - started < 20
+
+
+@pytest.mark.exhaustive
+def test_all_steps_together_have_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_all, "GRACE_S", 1)
+    steps = [Step("long", python("import time; time.sleep(99)"), 1, 60)]
+    steps += [Step("late", python("print('too late')"), 1, 60)]
+    monkeypatch.setattr(gpu_all, "steps", lambda out: steps)
+    started = time.perf_counter()
+    assert gpu_all.main(["--out", str(tmp_path), "--seconds", "4"]) == 1
+    assert time.perf_counter() - started < 20
+    ended = json.loads((tmp_path / "steps.json").read_text())
+    assert ended["long"]["how"] == "ended after 3 s"
+    assert ended["late"]["how"] == "left out for want of time"
+
+
+def test_the_sanitizer_has_a_verdict_of_its_own(tmp_path: Path) -> None:
+    """Its exit status is none of pytest's, and says whether it or a test found something."""
+    (step,) = [step for step in gpu_all.steps(tmp_path) if step.name == "sanitizer"]
+    status = int(step.command[step.command.index("--error-exitcode") + 1])
+    assert status not in set(pytest.ExitCode)
+    for number, words in ((status, "found errors"), (1, "tests failed")):
+        ends = step._replace(command=python(f"raise SystemExit({number})"), environment={})
+        assert words in gpu_all.run(ends, tmp_path / "log.txt")

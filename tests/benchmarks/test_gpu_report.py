@@ -19,6 +19,7 @@ import pytest
 from asv_benchmarks import (
     gpu_bars,
     gpu_clock,
+    gpu_measure,
     gpu_picture,
     gpu_report,
     gpu_rivals,
@@ -273,3 +274,19 @@ def test_rivals_that_end_all_of_cuda_leave_what_was_measured(
     assert found["missing"]["torch:gpu 1 x 1"] == "an illegal memory access was encountered"
     timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
     assert timed >= {(gpu_rivals.US, 1), (gpu_rivals.US, 16), (COPY, 1)}
+
+
+def test_dynamo_forgets_once_for_all_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each throws away what another has compiled for the same shapes."""
+    import torch
+
+    events: list[str] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: events.append("compile") or f)
+    monkeypatch.setattr(gpu_rivals, "RIVALS", {})
+    target = targets.find("torch:cpu")
+    contenders, _ = gpu_rivals.contenders(target, compile_too=True)
+    assert {gpu_rivals.COMPILED, gpu_rivals.USUAL_COMPILED} <= set(contenders)
+    arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
+    gpu_measure.actions_of(target, contenders, arrays, positions)
+    assert events == ["reset", "compile", "compile"]

@@ -95,3 +95,12 @@ def test_float16_is_declined_where_no_instruction_is_known(
         got = RoPE().rotate(x)
     np.testing.assert_array_equal(got, truth(RoPE().rotate, x))
     assert "instruction that converts float16" in dict(rope_xp.explain(x, x).declined)["llvm"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_pointers_have_no_types(dtype: str) -> None:
+    """As LLVM dropped them, and llvmlite will."""
+    kernel = importlib.import_module("rope_xp_backends.cpu.kernel")
+    text = str(kernel.build_ir(KernelKey(dtype, interleaved_in=True, interleaved_out=False)))
+    assert ", ptr " in text
+    assert "*" not in text

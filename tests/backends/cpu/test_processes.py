@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -379,3 +381,32 @@ print(len(wrong))
 def test_memory_of_a_kernel_is_its_own(tmp_path: Path) -> None:
     """Held until it returns: threads that allocate from one heap would be given it otherwise."""
     assert python(tmp_path / "shared.py", SHARED_MEMORY, MALLOC_ARENA_MAX="1") == "0"
+
+
+@pytest.mark.exhaustive
+def test_packages_without_sources(tmp_path: Path) -> None:
+    """Of .pyc files alone, and in a zip: they find the same code, and another version its own."""
+    script, cache, copy = tmp_path / "rotate.py", tmp_path / "cache", tmp_path / "copy"
+    for package in (rope_xp, importlib.import_module("rope_xp_backends")):
+        folder = Path(str(package.__file__)).parent
+        shutil.copytree(folder, copy / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def run(place: Path) -> int:
+        places = {"PYTHONPATH": str(place), "ROPE_XP_KERNEL_CACHE": str(cache)}
+        found = python(tmp_path / "where.py", "import rope_xp; print(rope_xp.__file__)", **places)
+        assert found.startswith(str(place))
+        return count_compiled(script, **places)
+
+    assert run(copy) == 2
+    assert run(Path(shutil.make_archive(str(tmp_path / "zipped"), "zip", copy))) == 0
+    kernel = copy / "rope_xp_backends" / "cpu" / "kernel.py"
+    for new in ("_NO_MEMORY = 1", "_NO_MEMORY = 2"):
+        text = kernel.read_text()
+        assert "_NO_MEMORY = 1" in text
+        kernel.write_text(text.replace("_NO_MEMORY = 1", new))
+        compiled = tmp_path / new
+        shutil.copytree(copy, compiled)
+        assert compileall.compile_dir(compiled, quiet=1, legacy=True)
+        for source in compiled.rglob("*.py"):
+            source.unlink()
+        assert run(compiled) == (0 if new == "_NO_MEMORY = 1" else 2)

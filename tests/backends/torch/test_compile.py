@@ -287,3 +287,12 @@ def test_a_small_rotation_in_generated_code_has_the_bits_of_eager(dtype) -> None
     got = torch.compile(rope.apply, fullgraph=True)(q, k, POSITIONS)
     for y, e in zip(got, rope.apply(q, k, POSITIONS), strict=True):
         torch.testing.assert_close(y, e, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_choice_of_path_reaches_compiled_code() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: RoPE().rotate(x), fullgraph=True, backend="aot_eager")
+    x = sample(5, 2, 8)
+    with rope_xp.use_path("portable"):
+        got = compiled(x)
+    torch.testing.assert_close(got, RoPE().rotate(x), rtol=0, atol=0)

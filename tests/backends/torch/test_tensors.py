@@ -155,3 +155,13 @@ def test_tensors_that_are_not_dense_are_refused(argument: str, kind: str, path: 
         pytest.raises(RopeError, match=f"^{argument}(:| is) a .*{kind}.* dense ones are taken; "),
     ):
         USES[argument](given)
+
+
+def test_fake_tensors_do_not_get_into_the_cache() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    rope = RoPE(base=98_765.0)
+    with FakeTensorMode():
+        assert rope.rotate(torch.ones(3, 2, 8)).shape == (3, 2, 8)
+    x = sample(3, 2, 8)
+    np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))

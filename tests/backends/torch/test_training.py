@@ -204,3 +204,30 @@ def test_compiled_layers_train_under_checkpointing() -> None:
         got = [p.grad for layer in layers for p in layer.parameters()]
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_activation_checkpointing_of_angles(wrap: str) -> None:
+    layers = [Layer("angles") for _ in range(3)]
+    for tokens in LENGTHS:
+        x = torch.randn(2, tokens, 32, requires_grad=True)
+        got = run(layers, x, torch.arange(tokens), WRAPS[wrap])
+        for a, b in zip(got, run(layers, x, torch.arange(tokens), None), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "fractions"])
+def test_positions_of_inference_mode(kind: str) -> None:
+    with torch.inference_mode():
+        positions = positions_of(kind, 11)
+    x = torch.randn(1, 11, 2, 16, requires_grad=True)
+    for _ in range(3):
+        x.grad = None
+        HALF.rotate(x, positions).sum().backward()
+        assert torch.equal(x.grad, HALF.unrotate(torch.ones_like(x), positions))
+
+
+def test_second_derivatives_on_both_ways() -> None:
+    x = torch.randn(1, 3, 1, 8, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        assert torch.autograd.gradgradcheck(lambda x: HALF.rotate(x, [7, 8, 9.5]) ** 2, (x,))

@@ -253,3 +253,19 @@ def test_rows_that_lie_askew_are_read_as_they_can_be(
     assert planned[0].unit == start
     _, stores = inspect(planned[0], CUDA[1], tmp_path)
     assert set(stores) == {{1: "b16", 2: "b32", 4: "v2.b32"}[start]}
+
+
+@pytest.mark.exhaustive
+def test_two_tiles_of_a_program_are_pipelined(
+    planned: list[KernelVariant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
+    monkeypatch.setattr(triton_plan, "TILES", 2)
+    triton_plan.plan.cache_clear()
+    assert "LDGSTS" not in compiled(layer(planned), CUDA[1]).asm["sass"]
+    monkeypatch.setattr(triton_plan, "BARRIER", 0)
+    triton_plan.plan.cache_clear()
+    kernel = compiled(layer(planned), CUDA[1])
+    triton_plan.plan.cache_clear()
+    assert kernel.asm["sass"].count("LDGSTS.E.BYPASS") >= 2 * 4
+    assert resources(kernel, tmp_path) <= REGISTERS
