@@ -191,7 +191,8 @@ def compute_cos_sin(
 
     Also a builder for later calls of the signature, None where they cannot be cached.
     """
-    path = next((path for path in backend.paths if path.makes_tables), None)
+    paths = [path for path in backend.paths if path.makes_tables]
+    path = paths[0] if paths else None
     if path is not None and choice.name in (None, path.name) and not backend.is_compiling():
         results = _rotate_unit_pairs(path, backend, lookup, signature)
         if results is not None:

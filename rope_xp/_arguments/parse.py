@@ -18,7 +18,7 @@ from rope_xp._core.call import (
     TableLookup,
     get_position_range,
 )
-from rope_xp._core.library import Rope, TableKey
+from rope_xp._core.library import Rope, TableKey, count_components
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -44,7 +44,7 @@ def _lookup(
 ) -> TableLookup:
     shape = x.shape
     tokens = shape[axes.tokens]
-    components = table_key.components
+    components = count_components(table_key.rope)
     whole = part = None
     if positions is None:
         if tokens is None:
@@ -93,7 +93,7 @@ def apply(
         argument = "positions"
         if k_positions is not None:
             positions, argument = k_positions, "k_positions"
-        k_key = table_key._replace(double=k_double)
+        k_key = TableKey(rope, head_dim, inverse=False, double=k_double)
         angles += (_lookup(backend, k_key, k, where, positions, argument),)
     out = check_out(backend, ("q", "k"), (q, k), out)
     return Call(backend, (q, k), angles, out, RotationSpec(where, rope.layout, r, offset, False))
@@ -163,11 +163,11 @@ def position_lookup(
     whole, part, position_range = resolve_positions(
         backend, positions, owner, like, table_key.double, "positions"
     )
-    if table_key.components:
-        check_components("positions", tuple(whole.shape), table_key.components)
+    if count_components(table_key.rope):
+        check_components("positions", tuple(whole.shape), count_components(table_key.rope))
     tables, device = backend.tables(table_key, like), backend.device(like)
     return TableLookup(
-        tables, whole, part, device, 0, position_range, table_key.components, table_key
+        tables, whole, part, device, 0, position_range, count_components(table_key.rope), table_key
     )
 
 

@@ -1,6 +1,5 @@
 """From tables of cos and sin to a checked Call, and from positions to such tables."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from rope_xp._arguments.table_forms import check_one_per_pair
 from rope_xp._core import numbers
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import Rope, TableKey
+from rope_xp._core.library import Rope, TableKey, count_components
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -94,12 +93,17 @@ def angles(
     lookup = parse.position_lookup(
         backend, table_key, positions, parse.find_device_owner(positions), like
     )
-    whole, part = parse.add_tokens_axis(lookup.whole, lookup.part, table_key.components)
-    lookup = replace(lookup, whole=whole, part=part)
+    whole, part = parse.add_tokens_axis(lookup.whole, lookup.part, count_components(table_key.rope))
+    lookup.whole, lookup.part = whole, part
     if rope.attention_factor == 1.0:
         return backend, lookup, None
-    inverse = table_key._replace(inverse=True)
-    return backend, lookup, replace(lookup, tables=backend.tables(inverse, like), table_key=inverse)
+    inverse = TableKey(rope, like.shape[-1], inverse=True, double=double)
+    rest = lookup.device, lookup.tokens, lookup.position_range, lookup.components
+    return (
+        backend,
+        lookup,
+        TableLookup(backend.tables(inverse, like), whole, part, *rest, inverse),
+    )
 
 
 def _check_slice(rope: Rope, x: Array, axes: Axes, cos: Array) -> tuple[int, int]:

@@ -155,7 +155,8 @@ def check_broadcast(
     """Check that the axes behind that of components broadcast to (batch..., tokens)."""
     rows, full = shape[bool(components) :], (*batch, tokens)
     fits = len(rows) <= len(full) and all(
-        n == 1 or same_length(n, m) for n, m in zip(rows[::-1], full[::-1], strict=False)
+        n == 1 or same_length(n, m)
+        for n, m in zip(rows, full[len(full) - len(rows) :], strict=True)
     )
     if not fits:
         check_known(argument, rows)

@@ -74,11 +74,14 @@ class RotationSpec(NamedTuple):
     inverse: bool
     """Whether to rotate by the negative angle, with input and output layouts swapped."""
 
-    @property
-    def interleaved(self) -> tuple[bool, bool]:
-        """Whether pairs are neighbouring components on input, and on output."""
-        read, written = self.layout != "half", self.layout == "interleaved"
-        return (written, read) if self.inverse else (read, written)
+
+def get_interleaved(spec: RotationSpec) -> tuple[bool, bool]:
+    """Return whether pairs are neighbouring components on input, and on output.
+
+    No property: torch.compile traces none of a NamedTuple before torch 2.8.
+    """
+    read, written = spec.layout != "half", spec.layout == "interleaved"
+    return (written, read) if spec.inverse else (read, written)
 
 
 # --- sources of angles ---------------------------------------------------------------------------

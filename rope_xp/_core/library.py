@@ -42,11 +42,11 @@ class TableKey(NamedTuple):
     double: bool
     """Whether angles are computed in float64."""
 
-    @property
-    def components(self) -> int:
-        """The length of the leading axis of positions, 0 where they have none."""
-        axes = self.rope.position_axes
-        return 0 if axes is None else max(axes) + 1
+
+def count_components(rope: Rope) -> int:
+    """Return the length of the leading axis of positions, 0 where they have none."""
+    axes = rope.position_axes
+    return 0 if axes is None else max(axes) + 1
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

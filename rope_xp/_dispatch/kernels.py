@@ -41,7 +41,8 @@ class Kernels(Generic[Key, Kernel]):
     def decline_reason(self, *keys: Key) -> str | None:
         """Return why this process lacks one of these kernels, None if it can have them all."""
         if self._decline_reason is None and self._failed:
-            return next((self._failed[key] for key in keys if key in self._failed), None)
+            reasons = [self._failed[key] for key in keys if key in self._failed]
+            return reasons[0] if reasons else None
         return self._decline_reason
 
     def ready(self, key: Key) -> bool:

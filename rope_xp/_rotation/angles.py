@@ -71,7 +71,7 @@ def _look_up(
     library: ArrayLibrary, lookup: TableLookup, whole: Array, part: Array | None
 ) -> tuple[Array, Array]:
     xp, position_range = library.xp, lookup.position_range
-    low, middle, high, frequencies, _ = lookup.tables
+    tables, low = lookup.tables, lookup.tables.low
     double = library.dtype_name(low) == "float64"
     compose = _compose_cosm1 if double else _compose
     series = fractions.DOUBLE if double else fractions.SINGLE
@@ -86,17 +86,17 @@ def _look_up(
     if position_range.digits > 1:
         digit = size >> DIGIT_BITS
         digit = digit & (DIGIT - 1) if position_range.digits > 2 else digit
-        cos, sin = compose(library, cos, sin, *_row(library, middle, digit))
+        cos, sin = compose(library, cos, sin, *_row(library, tables.middle, digit))
     if position_range.digits > 2:
         digit = size >> (2 * DIGIT_BITS)
         if outside is not None:
             digit = xp.where(outside, xp.full_like(digit, TOP_DIGIT), digit)
-        cos, sin = compose(library, cos, sin, *_row(library, high, digit))
+        cos, sin = compose(library, cos, sin, *_row(library, tables.high, digit))
     if position_range.signed:
         sin = xp.where((whole < 0)[..., None], -sin, sin)
     if part is not None:
         part = xp.astype(part, low.dtype, copy=False)
-        angle = part[..., None] * with_axes(frequencies, len(part.shape) + 1)
+        angle = part[..., None] * with_axes(tables.frequencies, len(part.shape) + 1)
         cos, sin = _compose_cosm1(library, cos, sin, *fractions.cosm1_sin(xp, angle, series))
     return cos, sin
 

@@ -9,7 +9,7 @@ A layout reads r consecutive components as a matrix: (r/2, 2) for pairs (2i, 2i+
 pairs (i, i + r/2). Compilers like that: XLA on a CPU takes 2.7 times as long to concatenate halves.
 """
 
-from rope_xp._core.call import RotationSpec
+from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.typing import Array, Namespace
 
 
@@ -22,7 +22,7 @@ def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, spec: RotationSpec) 
     rotary_dim = 2 * pairs
     whole = x.shape[-1] == rotary_dim
     y = x if whole else x[..., offset : offset + rotary_dim]
-    interleaved_in, interleaved_out = spec.interleaved
+    interleaved_in, interleaved_out = get_interleaved(spec)
     if spec.inverse:
         sin = -sin
     lead = y.shape[:-1]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rope_xp._core.call import RotationSpec
+from rope_xp._core.call import RotationSpec, get_interleaved
 
 from . import threads as pool
 from .compiled import Kernel
@@ -18,7 +18,7 @@ BYTES_TO_STREAM = 1 << 25
 
 def get_kernel_keys(spec: RotationSpec, dtypes: Sequence[str]) -> list[KernelKey]:
     """Return the keys of the kernels that rotate arrays of these dtypes."""
-    return [KernelKey(dtype, *spec.interleaved) for dtype in dtypes]
+    return [KernelKey(dtype, *get_interleaved(spec)) for dtype in dtypes]
 
 
 @dataclass(frozen=True, slots=True)

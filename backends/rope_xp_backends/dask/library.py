@@ -11,7 +11,7 @@ from dask.array.utils import meta_from_array
 from rope_xp._core.caches import cached
 from rope_xp._core.call import TableLookup
 from rope_xp._core.dtypes import numpy_name
-from rope_xp._core.library import DigitTables, TableKey
+from rope_xp._core.library import DigitTables, TableKey, count_components
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
@@ -104,7 +104,7 @@ def known_length(n: int) -> int:
 def _lazy_tables(table_key: TableKey) -> DigitTables:
     pairs = len(checked_frequencies(table_key.rope, table_key.head_dim))
     dtype = np.dtype(np.float64 if table_key.double else np.float32)
-    shapes = table_shapes(pairs, table_key.components)
+    shapes = table_shapes(pairs, count_components(table_key.rope))
     tables: dict[str, Array] = {}
     for name, shape in zip(DigitTables.__match_args__, shapes, strict=True):
         tables[name] = shape and da.map_blocks(

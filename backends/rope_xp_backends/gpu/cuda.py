@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from rope_xp._core.call import AngleSource, Call, CosSin
+from rope_xp._core.call import AngleSource, Call, CosSin, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
@@ -162,7 +162,7 @@ def _launch_group(
     contiguous: Contiguous,
 ) -> list[CudaLaunch]:
     backend, spec = call.backend, call.spec
-    interleaved_in, interleaved_out = spec.interleaved
+    interleaved_in, interleaved_out = get_interleaved(spec)
     pinned, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))

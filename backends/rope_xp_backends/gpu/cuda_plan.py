@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp._core.caches import cached
-from rope_xp._core.call import RotationSpec
+from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment
 
@@ -106,7 +106,7 @@ def plan_steps(
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * pairs_a_thread * size // access)
     grid, block = _choose_grid(lanes, sum(heads), at_once, inner.length, outer.length)
-    key = CudaKey(job.dtype, *spec.interleaved, access, job.source, any(job.in_place))
+    key = CudaKey(job.dtype, *get_interleaved(spec), access, job.source, any(job.in_place))
     steps = []
     for index in product(*(range(row.length) for row in rest)):
         offsets = [0] * 7
@@ -144,7 +144,7 @@ def _choose_access(
     job: CudaJob, size: int, pairs: int, aligned: int, angles_aligned: int
 ) -> tuple[int, int]:
     """Return the bytes of a load or store, and the pairs of a thread."""
-    both = all(job.spec.interleaved)
+    both = all(get_interleaved(job.spec))
     access = ACCESS
     while True:
         count = access // size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from rope_xp._core.caches import cached
-from rope_xp._core.call import RotationSpec
+from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, alignment, span
 
@@ -125,7 +125,7 @@ def plan_launch(
     angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
     heads, n = layout.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
-    interleaved_in, interleaved_out = spec.interleaved
+    interleaved_in, interleaved_out = get_interleaved(spec)
     # Copied components beside a slice count half, or the slice would move in narrow accesses.
     components = head_dim // 2 if layout.copies else 2 * pairs
     heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])

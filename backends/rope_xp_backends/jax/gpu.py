@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rope_xp._core.call import RotationSpec
+from rope_xp._core.call import RotationSpec, get_interleaved
 
 
 def rotate(_xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, spec: RotationSpec) -> jax.Array:
     """Return x rotated, with the arguments of rope_xp._rotation.pairs.rotate."""
     pairs, offset = cos.shape[-1], spec.rotary_offset
     rotary_dim = 2 * pairs
-    read, write = (-1 if interleaved else -2 for interleaved in spec.interleaved)
+    read, write = (-1 if interleaved else -2 for interleaved in get_interleaved(spec))
     if spec.inverse:
         sin = -sin
     # The derivative of a split is a concatenation, that of slices a sum.

@@ -1,11 +1,13 @@
 """jax: devices, shardings, and what XLA needs to compile the same numbers."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from rope_xp._core.caches import cached
 from rope_xp._core.call import TableLookup
@@ -65,12 +67,13 @@ class Jax(Backend):
 
         Explicit sharding is that of the indices.
         """
-        sharding, out_sharding = jax.typeof(indices).sharding, None
-        if AxisType.Explicit in (sharding.mesh.axis_types or ()):
-            spec = PartitionSpec(*sharding.spec, None)  # type: ignore[no-untyped-call]  # in jax
-            out_sharding = NamedSharding(sharding.mesh, spec)
-        rows = jnp.asarray(table).at[indices]
-        return rows.get(mode="promise_in_bounds", out_sharding=out_sharding)
+        options: dict[str, Any] = {}
+        if hasattr(jax, "typeof"):  # jax >= 0.5.3 has explicit sharding
+            sharding = jax.typeof(indices).sharding
+            if jax.sharding.AxisType.Explicit in (sharding.mesh.axis_types or ()):
+                spec = PartitionSpec(*sharding.spec, None)  # type: ignore[no-untyped-call]  # in jax
+                options = {"out_sharding": NamedSharding(sharding.mesh, spec)}
+        return jnp.asarray(table).at[indices].get(mode="promise_in_bounds", **options)
 
     def materialize(self, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Write them to memory where XLA on a CPU would fuse lookup and rotation.
@@ -83,7 +86,10 @@ class Jax(Backend):
         axis, pairs = cos.ndim - 1, cos.shape[-1]
         both = jnp.concatenate([cos, sin], axis)
         # New arrays belong to the mesh in use, which may be another than that of these.
-        with jax.sharding.use_abstract_mesh(jax.typeof(both).sharding.mesh):
+        mesh: AbstractContextManager[object] = nullcontext()
+        if hasattr(jax.sharding, "use_abstract_mesh"):  # jax >= 0.8
+            mesh = jax.sharding.use_abstract_mesh(jax.typeof(both).sharding.mesh)
+        with mesh:
             both = jnp.zeros_like(both)
         both = jax.lax.dynamic_update_slice_in_dim(both, cos, 0, axis)
         both = jax.lax.dynamic_update_slice_in_dim(both, sin, pairs, axis)

@@ -17,9 +17,10 @@ from . import gpu
 # A call is a pytree: arrays are traced, the rest is static and part of jit's cache key. Table keys
 # are dropped, so that ropes that differ in numbers alone share compiled functions.
 _LOOKUP = ["device", "tokens", "position_range", "components"]
+_DROPPED: Any = ["table_key", ("table_key",)]  # jax < 0.10 takes each item for a set of names
 for kind, arrays, plain, dropped in (
     (Call, ["arrays", "angles", "out"], ["backend", "spec"], []),
-    (TableLookup, ["tables", "whole", "part"], _LOOKUP, ["table_key"]),
+    (TableLookup, ["tables", "whole", "part"], _LOOKUP, _DROPPED),
     (DigitTables, [*DigitTables.__match_args__], [], []),
     (CosSin, ["cos", "sin"], [], []),
     (RelativeAngles, ["new", "old"], [], []),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rope_xp._core.call import Call
+from rope_xp._core.call import Call, get_interleaved
 from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
@@ -61,7 +61,7 @@ class Chunked(Path):
             cos, sin = (portable.align(xp, table, spec.axes) for table in tables)
             sin = -sin if spec.inverse else sin
             for x, out in zip(arrays, group, strict=True):
-                chunks.rotate(x, out, cos, sin, spec.interleaved, spec.rotary_offset)
+                chunks.rotate(x, out, cos, sin, get_interleaved(spec), spec.rotary_offset)
         return outs
 
 

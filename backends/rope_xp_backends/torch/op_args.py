@@ -95,12 +95,13 @@ def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:
     rest = spec.axes.names, spec.layout, spec.rotary_offset, spec.inverse
     if isinstance(source, CosSin):
         return OpArgs(None, None, source.cos, source.sin, None, None, None, *rest)
-    low, middle, high, frequencies, component = source.tables
-    whole, part = source.whole, source.part
+    tables, whole, part = source.tables, source.whole, source.part
+    component: torch.Tensor | None = tables.component
     if whole is None or not source.components:
         component = None
     else:
         whole, part = whole.movedim(0, -1), None if part is None else part.movedim(0, -1)
-    if part is None:
-        frequencies = None
-    return OpArgs(whole, part, low, middle, high, frequencies, component, *rest)
+    frequencies = None if part is None else tables.frequencies
+    return OpArgs(
+        whole, part, tables.low, tables.middle, tables.high, frequencies, component, *rest
+    )

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from rope_xp._core.call import Call, TableLookup, leaves
+from rope_xp._core.call import Call, TableLookup, get_interleaved, leaves
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
@@ -116,13 +116,17 @@ def _decline_small(call: Call) -> str | None:
     """Return why a size that is known to be small is left to the compiler of a graph."""
     if not torch.compiler.is_compiling():
         return None
-    most = FUSED[any(call.spec.interleaved)]
+    most = FUSED[any(get_interleaved(call.spec))]
     few = private.is_known_true(sum([x.numel() for x in call.arrays]) <= most)
     return "inductor makes one loop of it and its neighbours" if few else None
 
 
 def _decline_any(tensors: Tensors, decline: Decline) -> str | None:
-    return next(filter(None, map(decline, tensors)), None)
+    for x in tensors:  # torch 2.6 does not trace next() with a default
+        reason = decline(x)
+        if reason is not None:
+            return reason
+    return None
 
 
 def _decline_for_cpu(x: torch.Tensor) -> str | None:

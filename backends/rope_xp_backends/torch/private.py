@@ -43,8 +43,10 @@ _without_transforms: Any = _resolve("_C._DisableFuncTorch")
 _without_modes: Any = _resolve("_disable_current_modes", "utils._python_dispatch")
 _fake_tensor: Any = _resolve("_subclasses.FakeTensor")
 _has_storage: Callable[[torch.Tensor], bool] | None = _resolve("_C._has_storage")
-_guard_scalar: Any = _resolve("guard_scalar", "fx.experimental.symbolic_shapes")
-_known_true: Any = _resolve("statically_known_true", "fx.experimental.symbolic_shapes")
+# Dynamo traces these since torch 2.8, as it has that tag.
+_symbols = "fx.experimental.symbolic_shapes" if _resolve("Tag.needs_exact_strides") else "_none"
+_guard_scalar: Any = _resolve("guard_scalar", _symbols)
+_known_true: Any = _resolve("statically_known_true", _symbols)
 current_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 

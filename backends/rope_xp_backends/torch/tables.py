@@ -59,7 +59,7 @@ def tables_in_graph(table_key: TableKey, device: torch.device) -> DigitTables:
     head_dim, double = private.guard_scalar(table_key.head_dim), table_key.double
     flat_rope = _flatten(rope, scaling)
     tables = []
-    for index in range(5 if table_key.components else 4):
+    for index in range(4 if rope.position_axes is None else 5):
         name = _name_reader(flat_rope, scaling, head_dim, table_key.inverse, double, device, index)
         tables.append(getattr(_readers, name)())
     return DigitTables(*(*tables, None)[:5])
