@@ -1,4 +1,4 @@
-"""Draw layouts.svg, slices.svg and sections.svg.
+"""Draw accuracy.svg, layouts.svg, slices.svg and sections.svg.
 
 Which components a pair has is found by rotating one-hot vectors, so that the pictures cannot differ
 from the code. The colours are those of Okabe and Ito, which people with any common colour blindness
@@ -174,7 +174,44 @@ def sections() -> Figure:
 CONTIGUOUS = (0,) * 16 + (1,) * 24 + (2,) * 24
 INTERLEAVED = tuple(i % 3 if i < 60 else 0 for i in range(64))
 
-PICTURES = {"layouts": layouts, "slices": slices, "sections": sections}
+
+def accuracy() -> Figure:
+    """Draw the largest error of cos and sin by position: of a float32 product, and of rope_xp.
+
+    The product is rounded to float32, its cos and sin are not: so the picture is the same on every
+    machine, whatever its cos.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    ends = np.unique(np.geomspace(16, 1e7, 60).round().astype(np.int64))
+    rope = rope_xp.RoPE()
+    frequencies = rope.frequencies(128)
+    errors = []
+    for end in ends:
+        positions = np.arange(max(0, end - 256), end)
+        exact = np.exp(1j * np.outer(positions, frequencies))
+        product = np.outer(positions.astype(np.float32), frequencies.astype(np.float32))
+        cos, sin = rope.cos_sin(positions, 128)
+        ways = np.exp(1j * product.astype(np.float64)), cos + 1j * sin.astype(np.float64)
+        errors.append(
+            [max(abs(e.real).max(), abs(e.imag).max()) for e in (w - exact for w in ways)]
+        )
+    with mpl.rc_context(plots.LOOK):
+        drawing = Figure(figsize=(WIDTH, 2.8), layout="constrained")
+        axes = drawing.add_subplot()
+    names = ("float32 position * inv_freq", "rope_xp")
+    for name, column, colour in zip(names, np.array(errors).T, COLOURS[:2], strict=True):
+        axes.plot(ends, column, color=colour, lw=2)
+        axes.annotate(name, (ends[-1], column[-1]), xytext=(-4, 6), textcoords="offset points",
+                      ha="right", color=colour)  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="position, tokens", ylim=(1e-8, 10))
+    axes.set_ylabel("largest error of cos, sin")
+    axes.grid(alpha=0.3)
+    return drawing
+
+
+PICTURES = {"accuracy": accuracy, "layouts": layouts, "slices": slices, "sections": sections}
 
 
 def write(folder: Path) -> None:

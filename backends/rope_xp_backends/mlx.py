@@ -5,7 +5,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from rope_xp._core.versions import check_version
 from rope_xp._dispatch.backend import Backend
+
+check_version("mlx")
 
 
 class _Namespace:

@@ -6,7 +6,10 @@ import ndonnx
 import numpy as np
 from spox.opset.ai.onnx import v21 as op
 
+from rope_xp._core.versions import check_version
 from rope_xp._dispatch.backend import Backend
+
+check_version("ndonnx")
 
 
 class _Namespace:

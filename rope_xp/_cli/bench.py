@@ -128,7 +128,7 @@ def _print_missing(chosen: list[Target], missing: list[Skipped]) -> None:
     for s in missing:
         print(f"{'' if s.expected else 'PROBLEM: '}{s.target}: {s.reason}")
     for package, hint, loss, affected in (
-        ("llvmlite", "pip install 'rope-xp[llvmlite]'", "the slower paths run", _COMPILED),
+        ("llvmlite", "pip install llvmlite", "the slower paths run", _COMPILED),
         ("ml_dtypes", "pip install ml_dtypes", "no bfloat16", _FOREIGN_BFLOAT16),
     ):
         names = [target.name for target in chosen if target.name in affected]

@@ -16,7 +16,7 @@ from rope_xp._arguments import parse
 from rope_xp._bench import targets
 from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
-from rope_xp._core import caches
+from rope_xp._core import caches, versions
 from rope_xp._core.errors import BROKEN
 from rope_xp._core.path import Path
 from rope_xp._dispatch import call_cache, find
@@ -70,7 +70,7 @@ def _describe_library(library: Library) -> dict[str, Any]:
     backend = targets.load(library)
     if isinstance(backend, str):
         return _build_row(problem=backend)
-    version = importlib.import_module(library.name).__version__
+    version = versions.find_version(library.name)
     devices = targets.devices(library)
     if isinstance(devices, str):
         return _build_row(version=version, problem=devices)
@@ -79,7 +79,9 @@ def _describe_library(library: Library) -> dict[str, Any]:
         **{path.name: _find_decline_reason(library, path) for path in backend.paths},
         portable.NAME: None,
     }
-    return _build_row(version, None, devices, {**dict.fromkeys(library.paths, missing), **paths})
+    lowest = versions.LOWEST[library.name]
+    row = _build_row(version, None, devices, {**dict.fromkeys(library.paths, missing), **paths})
+    return {**row, "lowest": lowest}
 
 
 def _describe_strict() -> dict[str, Any]:
@@ -145,7 +147,8 @@ def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     # Missing libraries come first.
     libraries = sorted(report["libraries"].items(), key=lambda row: row[1]["version"] is not None)
     for name, row in libraries:
-        yield name, ", ".join(filter(None, (row["version"], row["problem"])))
+        lowest = row.get("lowest") and f"{row['lowest']} or later is supported"
+        yield name, ", ".join(filter(None, (row["version"], lowest, row["problem"])))
         if row["devices"]:
             yield f"  {name} devices", ", ".join(row["devices"])
         for path, reason in row["paths"].items():

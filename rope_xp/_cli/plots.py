@@ -19,7 +19,7 @@ INK = "#767676"
 """Colour of words and lines: visible on white and on dark pages."""
 _SIZE = (5.2, 3.5)
 """Inches of one drawing: its words can be read on the page of a phone."""
-_LOOK = {
+LOOK = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     "axes.facecolor": "none",
@@ -108,7 +108,7 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
         msg = f"drawing needs matplotlib (pip install 'rope-xp[plot]'): {error}"
         raise RopeError(msg) from error
     size = (_SIZE[0], _SIZE[1] * drawings)
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(LOOK):
         figure = figures.Figure(figsize=size, dpi=220, layout="constrained")
         yield list(figure.subplots(drawings, squeeze=False).ravel())
         save(figure, path)
@@ -124,7 +124,7 @@ def save(figure: Any, path: Path) -> None:
             raise RopeError(f"{path}: {error}") from error
         return
     svg = io.StringIO()
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(LOOK):
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(svg, format="svg", transparent=True, metadata=no_metadata)
     # Machines differ below a hundredth of a point, which no screen shows.

@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from rope_xp._core.typing import Layout
@@ -48,7 +47,7 @@ class Layers:
         """Whether the frequencies change with the length of the context."""
         return self.rope is not None and self.rope.for_length(1) is not self.rope
 
-    @cached_property
+    @property
     def contexts(self) -> tuple[int | None, int | None]:
         """Original and extended length of the context, None where the configuration omits one."""
         # Perhaps no scaling read them, so they are checked here.

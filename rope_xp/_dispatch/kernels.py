@@ -36,7 +36,7 @@ class Kernels(Generic[Key, Kernel]):
         self._failed: dict[Key, str] = {}
         self._decline_reason: str | None = None
         if importlib.util.find_spec(package) is None:
-            self._decline_reason = f"{package} is not installed (pip install 'rope-xp[{package}]')"
+            self._decline_reason = f"{package} is not installed (pip install {package})"
 
     def decline_reason(self, *keys: Key) -> str | None:
         """Return why this process lacks one of these kernels, None if it can have them all."""

@@ -1,9 +1,11 @@
 """Check the rotation of a model of transformers, or hand it to rope_xp."""
 
+import sys
 from typing import Literal, TypeVar
 
 import torch
 
+from rope_xp._core import versions
 from rope_xp._core.errors import RopeError
 from rope_xp.integrations import (
     _check,
@@ -138,6 +140,8 @@ def patch(
     >>> model = unpatch(model)
     """
     _check_module(model)
+    if "transformers" in sys.modules:
+        versions.check_version("transformers")
     if trust not in ("both", "config"):
         raise RopeError(f"trust must be 'both' or 'config'; got {trust!r}")
     _classes.check_unpatched(model.modules())

@@ -76,7 +76,7 @@ def test_missing_packages_come_first(monkeypatch: pytest.MonkeyPatch, capsys) ->
     assert lines[:3] == [
         "PROBLEM: dask: not installed (pip install 'rope-xp[dask]')",
         (
-            "llvmlite: not installed (pip install 'rope-xp[llvmlite]'); "
+            "llvmlite: not installed (pip install llvmlite); "
             "the slower paths run: numpy:cpu"
         ),
         "ml_dtypes: not installed (pip install ml_dtypes); no bfloat16: numpy:cpu",

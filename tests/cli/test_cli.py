@@ -34,11 +34,12 @@ def test_info(capsys) -> None:
     assert {library.name for library in find.libraries} <= set(report["libraries"])
     absent = None
     if importlib.util.find_spec("llvmlite") is None:
-        absent = "llvmlite is not installed (pip install 'rope-xp[llvmlite]')"
+        absent = "llvmlite is not installed (pip install llvmlite)"
     assert report["libraries"]["numpy"] == {
         "version": np.__version__,
         "problem": None,
         "devices": ["cpu"],
+        "lowest": "2.0",
         "paths": {"llvm": absent, "chunked": None, "portable": None},
     }
 

@@ -66,7 +66,7 @@ def test_lines_fit_80_columns() -> None:
     lines = [line.rpartition("\r")[2] for line in text.split("\n")]
     assert [line for line in lines if len(line) > 80] == []
     assert sum(line.startswith("suspicious: nothing") for line in lines) == len(CONFIGS)
-    assert lines[0].startswith("slower than it need be: llvmlite is not installed (pip install")
+    assert any(line.startswith("slower than it need be: llvmlite is not") for line in lines)
 
 
 def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -84,7 +84,7 @@ def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
 def test_info_says_first_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = info._build_row(problem="not installed (pip install x)")
     present = info._build_row("1.0", devices=["cpu"])
-    describe = lambda library: missing if library.name == "cupy" else present  # noqa: E731
+    describe = lambda library: missing if library.name == "cupy" else present  # noqa: E731  # one line of a table
     monkeypatch.setattr(info, "_describe_library", describe)
     names = [name for name, _ in info._format_report(info.build_report())]
     assert names.index("cupy") < names.index("numpy")

@@ -14,6 +14,7 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE
+from rope_xp._core import versions
 from rope_xp._dispatch.libraries import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
@@ -152,9 +153,18 @@ def test_a_rope_is_a_value() -> None:
     assert eval(repr(rope), {"RoPE": RoPE, "Linear": rope_xp.scaling.Linear}) == rope
 
 
+OF_DEVELOPERS = ("test", "gpu-test", "bench", "docs")
+
+
 def test_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     every = [*project["dependencies"], *(d for listed in extras.values() for d in listed)]
-    assert all(">=" in d and "==" not in d for d in every)  # lower bounds alone
+    required = [d.partition(";")[0] for d in every]
+    assert all(">=" in d and "==" not in d for d in required)  # lower bounds alone
+    of_users = [d for name, listed in extras.items() if name not in OF_DEVELOPERS for d in listed]
+    lowest = dict(d.partition("[")[0].split(">=") for d in of_users if "[" not in d)
+    shared = set(lowest) & set(versions.LOWEST)
+    assert shared >= {"torch", "jax", "transformers"}
+    assert all(lowest[name] == versions.LOWEST[name] for name in shared)
     assert {library.extra for library in LIBRARIES if library.extra} <= set(extras)

@@ -108,7 +108,7 @@ def flash_attn() -> dict[str, Any]:
         x: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets: int = 0
     ) -> Any:
         rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
-        return peers.flash_attn(interleaved)(x, cos[rows], sin[rows])
+        return peers.flash_attn(x, cos[rows], sin[rows], interleaved)
 
     angles = torch.outer(torch.arange(32.0), peers._inverse(64))
     tables = {"cos": angles.cos(), "sin": angles.sin()}
@@ -118,9 +118,10 @@ def flash_attn() -> dict[str, Any]:
 def keras_hub() -> dict[str, Any]:
     def formula(max_wavelength: int = 10_000, scaling_factor: float = 1.0) -> Callable[..., Any]:
         def rotate(x: Any, start_index: int = 0) -> Any:
-            shift = peers.keras_hub(scaling_factor)
             assert max_wavelength == 10_000  # as the formula of peers.py has it
-            return torch.from_numpy(shift(x.numpy(), start_index + np.arange(x.shape[1])))
+            return torch.from_numpy(
+                peers.keras_hub(x.numpy(), start_index + np.arange(x.shape[1]), scaling_factor)
+            )
 
         return rotate
 

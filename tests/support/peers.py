@@ -66,13 +66,17 @@ def meta(q: Any, k: Any, positions: Any) -> Any:
     return turned(q), turned(k)
 
 
-def flash_attn(x: Any, cos: Any, sin: Any) -> Any:
-    """Its reference in torch for neighbours: tables of pairs, each value twice."""
-    r = 2 * cos.shape[-1]
-    cos, sin = (t.repeat_interleave(2, dim=-1)[:, None] for t in (cos, sin))
-    y = x[..., :r]
-    other = torch.stack([-y[..., 1::2], y[..., ::2]], dim=-1).flatten(-2)
-    return torch.cat([y * cos + other * sin, x[..., r:]], dim=-1)
+def flash_attn(x: Any, cos: Any, sin: Any, interleaved: bool = True) -> Any:
+    """Its reference in torch: tables of pairs, repeated as the layout has it."""
+    y, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    if interleaved:
+        cos, sin = (t.repeat_interleave(2, dim=-1)[:, None] for t in (cos, sin))
+        other = torch.stack([-y[..., 1::2], y[..., ::2]], dim=-1).flatten(-2)
+    else:
+        cos, sin = (torch.cat([t, t], dim=-1)[:, None] for t in (cos, sin))
+        a, b = y.chunk(2, dim=-1)
+        other = torch.cat([-b, a], dim=-1)
+    return torch.cat([y * cos + other * sin, rest], dim=-1)
 
 
 def flash_tables(positions: Any) -> Any:
@@ -114,10 +118,10 @@ def gpt_neox(q: Any, k: Any, cos: Any, sin: Any) -> Any:
     return turned(q), turned(k)
 
 
-def keras_hub(x: Any, positions: Any) -> Any:
+def keras_hub(x: Any, positions: Any, factor: float = 4.0) -> Any:
     """Halves stacked and reshaped, of a layer with a factor on frequencies."""
     w = np.power(np.float32(1e4), -np.arange(0, 64, 2, dtype=np.float32) / np.float32(64))
-    angles = np.einsum("s,f->sf", positions.astype(np.float32), w / np.float32(4.0))
+    angles = np.einsum("s,f->sf", positions.astype(np.float32), w / np.float32(factor))
     angles = np.stack([angles, angles], axis=-2).reshape(len(positions), 64)[None, :, None]
     a, b = np.split(x, 2, axis=-1)
     half = np.stack([-b, a], axis=-2).reshape(x.shape)

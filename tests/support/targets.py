@@ -50,10 +50,6 @@ def _jitted_for_gpus(function: Callable[..., Any], *arrays: Any) -> Any:
         return _jitted(function, *arrays)
 
 
-def _compiled_by_mlx(function: Callable[..., Any], *arrays: Any) -> Any:
-    return importlib.import_module("mlx.core").compile(function)(*arrays)
-
-
 def _put_mlx(x: np.ndarray) -> Any:
     mx = importlib.import_module("mlx.core")
     if x.dtype.name == "bfloat16":  # of ml_dtypes, which mlx does not read
@@ -187,7 +183,6 @@ TARGETS = (
     Target("jax-jit", "jax", "jax:cpu", run=_jitted, **JAX),
     Target("jax-jit-gpu", "jax", "jax:cpu", run=_jitted_for_gpus, **JAX),
     Target("mlx", "mlx", **MLX),
-    Target("mlx-compile", "mlx", **MLX, run=_compiled_by_mlx, compiles=True),
     Target("dask", "dask", "dask:cpu", compiles=True),
     Target("dask-portable", "dask", "dask:cpu", path="portable", compiles=True),
     Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, path="portable"),

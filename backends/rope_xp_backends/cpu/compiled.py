@@ -1,5 +1,7 @@
 """LLVM's kernels: one for each dtype and layout, compiled when it is first needed."""
 
+import importlib.util
+import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -17,3 +19,8 @@ def _load() -> Callable[[KernelKey], Kernel]:
 
 
 KERNELS: Kernels[KernelKey, Kernel] = Kernels("llvmlite", _load)
+if importlib.util.find_spec("llvmlite") is None:
+    logging.getLogger("rope_xp").warning(
+        "llvmlite is not installed. Without it numpy and torch have no compiled kernels\n"
+        "on CPUs, and calls take up to five times as long: pip install llvmlite"
+    )

@@ -2,7 +2,11 @@
 
 import array_api_compat.cupy as xp
 
-from .library import Cupy
-from .paths import Cuda
+from rope_xp._core.versions import check_version
+
+check_version("cupy")
+
+from .library import Cupy  # noqa: E402  # an older version fails there without a reason
+from .paths import Cuda  # noqa: E402  # likewise
 
 BACKEND = Cupy("cupy", xp, (Cuda(),))

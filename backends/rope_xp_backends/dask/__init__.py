@@ -2,7 +2,11 @@
 
 import array_api_compat.dask.array as xp
 
-from .library import Dask
-from .paths import Blockwise
+from rope_xp._core.versions import check_version
+
+check_version("dask")
+
+from .library import Dask  # noqa: E402  # an older version fails there without a reason
+from .paths import Blockwise  # noqa: E402  # likewise
 
 BACKEND = Dask("dask", xp, (Blockwise(),))

@@ -2,7 +2,11 @@
 
 import jax.numpy as jnp
 
-from .library import Jax
-from .paths import Jit, JitGpu
+from rope_xp._core.versions import check_version
+
+check_version("jax")
+
+from .library import Jax  # noqa: E402  # an older version fails there without a reason
+from .paths import Jit, JitGpu  # noqa: E402  # likewise
 
 BACKEND = Jax("jax", jnp, (JitGpu(), Jit()))

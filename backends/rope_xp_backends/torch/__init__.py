@@ -2,7 +2,11 @@
 
 import array_api_compat.torch as xp
 
-from .library import Torch
-from .paths import TorchLLVM, Triton
+from rope_xp._core.versions import check_version
+
+check_version("torch")
+
+from .library import Torch  # noqa: E402  # an older version fails there without a reason
+from .paths import TorchLLVM, Triton  # noqa: E402  # likewise
 
 BACKEND = Torch("torch", xp, (Triton(), TorchLLVM()))
