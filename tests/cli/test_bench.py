@@ -75,10 +75,7 @@ def test_missing_packages_come_first(monkeypatch: pytest.MonkeyPatch, capsys) ->
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "PROBLEM: dask: not installed (pip install 'rope-xp[dask]')",
-        (
-            "llvmlite: not installed (pip install llvmlite); "
-            "the slower paths run: numpy:cpu"
-        ),
+        ("llvmlite: not installed (pip install llvmlite); the slower paths run: numpy:cpu"),
         "ml_dtypes: not installed (pip install ml_dtypes); no bfloat16: numpy:cpu",
     ]
     assert any("numpy:cpu  float32" in line for line in lines[3:])

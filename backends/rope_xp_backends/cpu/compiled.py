@@ -22,5 +22,5 @@ KERNELS: Kernels[KernelKey, Kernel] = Kernels("llvmlite", _load)
 if importlib.util.find_spec("llvmlite") is None:
     logging.getLogger("rope_xp").warning(
         "llvmlite is not installed. Without it numpy and torch have no compiled kernels\n"
-        "on CPUs, and calls take up to five times as long: pip install llvmlite"
+        "on CPUs, and calls take two to four times as long: pip install llvmlite"
     )

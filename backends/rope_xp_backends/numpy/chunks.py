@@ -17,31 +17,51 @@ CHUNKS_A_THREAD = 2
 
 
 def rotate(
-    x: np.ndarray,
-    out: np.ndarray,
+    arrays: tuple[np.ndarray, ...],
+    outs: tuple[np.ndarray, ...],
     cos: np.ndarray,
     sin: np.ndarray,
     interleaved: tuple[bool, bool],
     offset: int,
 ) -> None:
-    """Rotate x, (..., head_dim), into out, which is x or disjoint from it.
+    """Rotate arrays, (..., head_dim), into outs, each its array or disjoint from it.
 
-    cos and sin, (..., r/2), have as many axes and broadcast against x; the sine has its sign.
+    cos and sin, (..., r/2), have as many axes and broadcast against them; the sine has its sign.
     """
-    rows = max(CHUNK_BYTES // max(x.shape[-1] * cos.itemsize, 1), 1)
+    wide = cos
+    if interleaved[0] == interleaved[1]:  # one product over rows twice as long
+        wide = np.repeat(cos, 2, axis=-1) if interleaved[0] else np.concatenate([cos, cos], -1)
+    factors = wide, -sin, sin
+    for x, out in zip(arrays, outs, strict=True):
+        if x.nbytes <= CHUNK_BYTES:
+            _rotate_chunk(x, out, factors, interleaved, offset)
+        else:
+            _rotate_in_chunks(x, out, factors, interleaved, offset)
+
+
+def _rotate_in_chunks(
+    x: np.ndarray,
+    out: np.ndarray,
+    factors: tuple[np.ndarray, ...],
+    interleaved: tuple[bool, bool],
+    offset: int,
+) -> None:
+    rows = max(CHUNK_BYTES // max(x.shape[-1] * factors[1].itemsize, 1), 1)
     axes: list[list[slice]] = []
     for n in x.shape[-2::-1]:  # innermost axes whole, as far as they fit
         step = max(min(rows, n), 1)
         axes.insert(0, [slice(i, i + step) for i in range(0, n, step)])
         rows = max(rows // step, 1)
     chunks = list(product(*axes))
+    lengths = factors[0].shape
 
     def work(start: int, stop: int) -> None:
         for chunk in chunks[start:stop]:
             part = tuple(
-                [s if n > 1 else slice(None) for s, n in zip(chunk, cos.shape, strict=False)]
+                [s if n > 1 else slice(None) for s, n in zip(chunk, lengths, strict=False)]
             )
-            _rotate_chunk(x[chunk], out[chunk], cos[part], sin[part], interleaved, offset)
+            parts = tuple([factor[part] for factor in factors])
+            _rotate_chunk(x[chunk], out[chunk], parts, interleaved, offset)
 
     pool.share(work, len(chunks), min(pool.limit(), len(chunks) // CHUNKS_A_THREAD))
 
@@ -49,35 +69,35 @@ def rotate(
 def _rotate_chunk(
     x: np.ndarray,
     out: np.ndarray,
-    cos: np.ndarray,
-    sin: np.ndarray,
+    factors: tuple[np.ndarray, ...],
     interleaved: tuple[bool, bool],
     offset: int,
 ) -> None:
-    end = offset + 2 * cos.shape[-1]
-    y = x[..., offset:end]
+    cos, negative_sin, sin = factors
+    end = offset + 2 * sin.shape[-1]
+    y, target = x, out
+    if end - offset != x.shape[-1]:
+        y, target = x[..., offset:end], out[..., offset:end]
+        out[..., :offset] = x[..., :offset]
+        out[..., end:] = x[..., end:]
     if y.dtype != cos.dtype:
         y = y.astype(cos.dtype)
     x1, x2 = _split_pairs(y, interleaved[0])
     if interleaved[0] == interleaved[1]:
-        # One product over rows twice as long.
-        both = np.repeat(cos, 2, axis=-1) if interleaved[0] else np.concatenate([cos, cos], -1)
-        straight = y * both
+        straight = y * cos
     else:
         straight = np.empty(y.shape, y.dtype)
-        for half, target in zip((x1, x2), _split_pairs(straight, interleaved[1]), strict=True):
-            np.multiply(half, cos, out=target)
+        for half, result in zip((x1, x2), _split_pairs(straight, interleaved[1]), strict=True):
+            np.multiply(half, cos, out=result)
     crossed = np.empty(y.shape, y.dtype)
     first, second = _split_pairs(crossed, interleaved[1])
-    np.multiply(x2, -sin, out=first)
+    np.multiply(x2, negative_sin, out=first)
     np.multiply(x1, sin, out=second)
     # x1 cos + x2 (-sin) has the bits of x1 cos - x2 sin.
-    if out.dtype == y.dtype:
-        np.add(straight, crossed, out=out[..., offset:end])
+    if target.dtype == y.dtype:
+        np.add(straight, crossed, out=target)
     else:
-        out[..., offset:end] = straight + crossed
-    out[..., :offset] = x[..., :offset]
-    out[..., end:] = x[..., end:]
+        target[...] = straight + crossed
 
 
 def _split_pairs(x: np.ndarray, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -60,8 +60,7 @@ class Chunked(Path):
             tables = portable.cos_sin(call, source)
             cos, sin = (portable.align(xp, table, spec.axes) for table in tables)
             sin = -sin if spec.inverse else sin
-            for x, out in zip(arrays, group, strict=True):
-                chunks.rotate(x, out, cos, sin, get_interleaved(spec), spec.rotary_offset)
+            chunks.rotate(arrays, group, cos, sin, get_interleaved(spec), spec.rotary_offset)
         return outs
 
 
