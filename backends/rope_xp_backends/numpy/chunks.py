@@ -31,12 +31,12 @@ def rotate(
     wide = cos
     if interleaved[0] == interleaved[1]:  # one product over rows twice as long
         wide = np.repeat(cos, 2, axis=-1) if interleaved[0] else np.concatenate([cos, cos], -1)
-    factors = wide, -sin, sin
+    factors, threads = (wide, -sin, sin), pool.limit()
     for x, out in zip(arrays, outs, strict=True):
         if x.nbytes <= CHUNK_BYTES:
             _rotate_chunk(x, out, factors, interleaved, offset)
         else:
-            _rotate_in_chunks(x, out, factors, interleaved, offset)
+            _rotate_in_chunks(x, out, factors, interleaved, offset, threads)
 
 
 def _rotate_in_chunks(
@@ -45,6 +45,7 @@ def _rotate_in_chunks(
     factors: tuple[np.ndarray, ...],
     interleaved: tuple[bool, bool],
     offset: int,
+    threads: int,
 ) -> None:
     rows = max(CHUNK_BYTES // max(x.shape[-1] * factors[1].itemsize, 1), 1)
     axes: list[list[slice]] = []
@@ -63,7 +64,7 @@ def _rotate_in_chunks(
             parts = tuple([factor[part] for factor in factors])
             _rotate_chunk(x[chunk], out[chunk], parts, interleaved, offset)
 
-    pool.share(work, len(chunks), min(pool.limit(), len(chunks) // CHUNKS_A_THREAD))
+    pool.share(work, len(chunks), min(threads, len(chunks) // CHUNKS_A_THREAD))
 
 
 def _rotate_chunk(
