@@ -19,6 +19,8 @@ PINNED = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 MAY = {
     "gate/gate": {"contents": "read"},
     "gate/core": {"contents": "read"},
+    "gate/platforms": {"contents": "read"},
+    "newest/core": {"contents": "read"},
     "release/gate": {"contents": "read"},
     "release/build": {"contents": "read"},
     "release/attest": {"id-token": "write", "attestations": "write"},
@@ -44,8 +46,8 @@ def commands(job: dict[str, Any]) -> list[str]:
     return [line for step in steps(job) for line in step.get("run", "").splitlines()]
 
 
-def test_there_are_the_two() -> None:
-    assert [file.name for file in WORKFLOWS] == ["gate.yml", "release.yml"]
+def test_there_are_the_three() -> None:
+    assert [file.name for file in WORKFLOWS] == ["gate.yml", "newest.yml", "release.yml"]
 
 
 @ALL
