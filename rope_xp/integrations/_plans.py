@@ -155,6 +155,8 @@ def _build_plan(
     module: torch.nn.Module, label: str | None, buffer: torch.Tensor, options: PatchOptions
 ) -> RotaryPlan:
     ropes = _rotary.configured_ropes(module, label)
+    if len(ropes) > 1:  # transformers < 5: a module for each layer type, which does not know its own
+        ropes = [rope for rope in ropes if _has_frequencies(buffer, rope)]
     if len(ropes) != 1:  # of one module for all layers, some may not rotate
         raise RopeError(f"its configuration has no RoPE for {label!r}")
     (rope,) = ropes
@@ -183,17 +185,21 @@ def _build_plan(
 def _check_frequencies(ropes: list[RoPE], buffer: torch.Tensor) -> None:
     if buffer.device.type == "meta":
         raise RopeError("it is on the meta device; load its weights first")
-    # A model in bfloat16 has rounded frequencies, one in float64 those of float32.
-    tolerance = max(_FREQUENCIES, 2 * torch.finfo(buffer.dtype).eps)
-    for rope in ropes:
-        expected = torch.from_numpy(_rotary.series(rope, len(buffer))).to(buffer)
-        if buffer.shape == expected.shape and torch.allclose(buffer, expected, tolerance, 0.0):
-            return
+    if any(_has_frequencies(buffer, rope) for rope in ropes):
+        return
+    expected = torch.from_numpy(_rotary.series(ropes[-1], len(buffer)))
     msg = (
         f"its configuration says the frequencies {expected[:3].tolist()} ..., its buffer holds "
         f"{buffer[:3].tolist()} ..."
     )
     raise RopeError(msg)
+
+
+def _has_frequencies(buffer: torch.Tensor, rope: RoPE) -> bool:
+    # A model in bfloat16 has rounded frequencies, one in float64 those of float32.
+    tolerance = max(_FREQUENCIES, 2 * torch.finfo(buffer.dtype).eps)
+    expected = torch.from_numpy(_rotary.series(rope, len(buffer))).to(buffer)
+    return buffer.shape == expected.shape and torch.allclose(buffer, expected, tolerance, 0.0)
 
 
 def _fit(
@@ -215,9 +221,11 @@ def _fit(
         return tables if isinstance(tables, tuple) else (tables,)
 
     pairs, theirs = _rotary.rotated_pairs(rope, size), compute(torch.float32)
+    # transformers < 5 has tables of each component, which its functions select from.
+    ropes = dict.fromkeys((rope, replace(rope, position_axes=None))) if positions.ndim == 3 else [rope]
     candidates = [
         RotaryPlan(rope, None, 0, pairs, form, leading)
-        for form, leading in itertools.product(_formats.FORMATS, (False, True))
+        for rope, form, leading in itertools.product(ropes, _formats.FORMATS, (False, True))
     ]
     errors = [_largest_error(p.tables(positions, torch.float32), theirs) for p in candidates]
     error, plan = min(zip(errors, candidates, strict=True), key=lambda candidate: candidate[0])
