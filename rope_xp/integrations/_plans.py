@@ -155,7 +155,9 @@ def _build_plan(
     module: torch.nn.Module, label: str | None, buffer: torch.Tensor, options: PatchOptions
 ) -> RotaryPlan:
     ropes = _rotary.configured_ropes(module, label)
-    if len(ropes) > 1:  # transformers < 5: a module for each layer type, which does not know its own
+    if (
+        len(ropes) > 1
+    ):  # transformers < 5: a module for each layer type, which does not know its own
         ropes = [rope for rope in ropes if _has_frequencies(buffer, rope)]
     if len(ropes) != 1:  # of one module for all layers, some may not rotate
         raise RopeError(f"its configuration has no RoPE for {label!r}")
@@ -221,8 +223,9 @@ def _fit(
         return tables if isinstance(tables, tuple) else (tables,)
 
     pairs, theirs = _rotary.rotated_pairs(rope, size), compute(torch.float32)
-    # transformers < 5 has tables of each component, which its functions select from.
-    ropes = dict.fromkeys((rope, replace(rope, position_axes=None))) if positions.ndim == 3 else [rope]
+    ropes = [rope]
+    if positions.ndim == 3:  # transformers < 5 has tables of each component to select from
+        ropes.append(replace(rope, position_axes=None))
     candidates = [
         RotaryPlan(rope, None, 0, pairs, form, leading)
         for rope, form, leading in itertools.product(ropes, _formats.FORMATS, (False, True))

@@ -90,7 +90,7 @@ def recognize(name: str, function: Function, forms: Iterable[Format]) -> Recogni
             return trial
     msg = (
         f"cannot patch {name}: given tables such as those of the model's rotary modules, it does "
-        "not rotate as any layout does"
+        "not rotate as any layout does; patch(model, rotation=False) makes the tables exact alone"
     )
     raise RopeError(msg)
 

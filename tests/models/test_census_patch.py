@@ -29,7 +29,7 @@ LEFT = (
     "its buffer holds",  # ERNIE 4.5 VL, MiniMax-M3, MusicFlamingo
     "must sum to",  # sections of M-RoPE that do not fit the default head
     "cannot be rotated in pairs",
-    *("it rotates two slices", "its frequencies are learned", "it turns by the negative angle"),
+    *("it rotates two slices", "its frequencies are learned", "it rotates by the negative angle"),
 )
 """Why a class is not patched."""
 

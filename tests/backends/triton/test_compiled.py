@@ -261,11 +261,11 @@ def test_two_tiles_of_a_program_are_pipelined(
 ) -> None:
     """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
     monkeypatch.setattr(triton_plan, "TILES", 2)
-    triton_plan.plan.cache_clear()
+    triton_plan.plan_launch.cache_clear()
     assert "LDGSTS" not in compiled(layer(planned), CUDA[1]).asm["sass"]
     monkeypatch.setattr(triton_plan, "BARRIER", 0)
-    triton_plan.plan.cache_clear()
+    triton_plan.plan_launch.cache_clear()
     kernel = compiled(layer(planned), CUDA[1])
-    triton_plan.plan.cache_clear()
+    triton_plan.plan_launch.cache_clear()
     assert kernel.asm["sass"].count("LDGSTS.E.BYPASS") >= 2 * 4
     assert resources(kernel, tmp_path) <= REGISTERS

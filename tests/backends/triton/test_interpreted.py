@@ -29,7 +29,7 @@ LONG = "not many_batch_axes and not tables_of_the_caller"
 # Files, which of their tests, those of the short suite or all, and how many there are at least.
 RUNS = [
     ([KERNEL, EQUIVALENCE], LONG, "not exhaustive", 95),
-    exhaustive([KERNEL, EQUIVALENCE], "", "", 250),
+    exhaustive([KERNEL, EQUIVALENCE], "", "", 240),
     exhaustive(["core/test_rotation.py"], "torch-triton and not bfloat16", "", 15),
     exhaustive(["core/test_oracles.py", "core/test_angles*.py"], "torch-triton", "", 60),
     exhaustive(["backends/torch/test_op*.py"], OPERATOR, "", 35),
