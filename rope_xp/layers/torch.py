@@ -1,5 +1,7 @@
 """A RoPE as a module of torch."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
