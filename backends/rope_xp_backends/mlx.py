@@ -11,7 +11,7 @@ from rope_xp._dispatch.backend import Backend
 check_version("mlx")
 
 
-class _Namespace:
+class _MlxNamespace:
     """mlx.core, which lacks some arguments of the standard."""
 
     __name__ = "mlx.core"
@@ -54,4 +54,4 @@ class Mlx(Backend):
         return mx.default_device().type == mx.DeviceType.cpu
 
 
-BACKEND = Mlx("mlx", _Namespace())
+BACKEND = Mlx("mlx", _MlxNamespace())

@@ -96,7 +96,7 @@ def test_every_script_that_is_called_can_be(file: Path) -> None:
 
 
 def test_the_gate_is_called_for_changes_and_for_releases() -> None:
-    gate, release = (read(file) for file in WORKFLOWS)
+    gate, _, release = (read(file) for file in WORKFLOWS)
     assert commands(gate["jobs"]["gate"]) == [".ci/run"]
     assert {"push", "pull_request", "workflow_call"} <= set(gate["True"])
     assert release["True"] == {"push": {"tags": ["v*"]}}
