@@ -40,6 +40,9 @@ def digit_tables(head_dim: int) -> tuple[torch.Tensor, ...]:
     return tuple(BACKEND.tables(TableKey(RoPE(), head_dim, False, False), sample(1)))[:3]
 
 
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
+
 class Temperature(rope_xp.scaling.Linear):
     """A rule whose factor is part of the derivative."""
 
