@@ -19,6 +19,7 @@ import pytest
 from asv_benchmarks import (
     gpu_bars,
     gpu_clock,
+    gpu_facts,
     gpu_measure,
     gpu_picture,
     gpu_report,
@@ -290,3 +291,49 @@ def test_dynamo_forgets_once_for_all_contenders(monkeypatch: pytest.MonkeyPatch)
     arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
     gpu_measure.actions_of(target, contenders, arrays, positions)
     assert events == ["reset", "compile", "compile"]
+
+
+def test_sizes_are_those_of_the_bars() -> None:
+    sizes = [case.bytes for case in gpu_report.CASES["gpu"]]
+    assert any(gpu_bars.LARGE <= size < 1.001 * gpu_bars.LARGE for size in sizes)
+    assert max(sizes) >= 2 * gpu_bars.LARGE
+    pairs = [case.bytes for case in gpu_report.CASES["gpu"] if len(case.heads) > 1]
+    assert pairs == sorted(pairs, reverse=True)  # what bars ask for is measured first
+    assert Case(1, 65536, (1,), 64) in gpu_report.CASES["gpu"]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_at_one(arrays: Any, positions: Any) -> Any:
+        if len(arrays) == 1:
+            msg = "out of memory"
+            raise RuntimeError(msg)
+        return gpu_rivals._ours(arrays, positions)
+
+    def no_clock(*_: Any) -> float:
+        msg = "no clock"
+        raise OSError(msg)
+
+    def made_for_many(positions: Any, arrays: Any) -> Any:
+        if arrays and arrays[0].shape[1] == 1:
+            msg = "no kernel for one token"
+            raise RuntimeError(msg)
+        return gpu_rivals._ours
+
+    made = {name: gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True) for name in ("rope_xp",)}
+    made["fragile"] = gpu_rivals.Contender(lambda *_: fails_at_one, alone=True)
+    made["of many"] = gpu_rivals.Contender(made_for_many)
+    monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (made, {}))
+    monkeypatch.setattr(gpu_facts, "host_microseconds", no_clock)
+    found = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
+    assert found["missing"] == {
+        "torch:gpu fragile, 1 x 16, one head of 64": "out of memory",
+        "torch:gpu of many, 1 x 1": "no kernel for one token",
+        "torch:gpu of many": "no kernel for one token",
+        "torch:gpu rope_xp host_us": "no clock",
+        "torch:gpu fragile host_us": "no clock",
+    }
+    timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
+    assert {("fragile", 1), ("rope_xp", 16)} <= timed
+    assert ("fragile", 16) not in timed
+    assert "not measured" in gpu_bars.markdown(found)
