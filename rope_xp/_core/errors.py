@@ -14,7 +14,7 @@ class RopeConfigError(RopeError):
 
 
 class MissingBackendError(ImportError):
-    """A path was asked for by name, and the package that it needs is not installed."""
+    """A package that a path or a library's backend needs is not installed, or is too old."""
 
     __module__ = "rope_xp"
 

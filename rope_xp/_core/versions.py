@@ -24,9 +24,12 @@ def find_version(name: str) -> str:
 
 
 def check_version(name: str) -> None:
-    """Raise MissingBackendError where an imported library is older than the oldest tested."""
+    """Raise MissingBackendError where an imported library is older than the oldest tested.
+
+    A build without a version is taken as it is.
+    """
     version, lowest = find_version(name), LOWEST[name]
-    if _parse(version) < _parse(lowest):
+    if _parse(version) and _parse(version) < _parse(lowest):
         needed = f"rope_xp needs {lowest} or later (pip install -U {name})"
         msg = f"{name} {version} is installed; {needed}"
         raise MissingBackendError(msg)

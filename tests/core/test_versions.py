@@ -17,6 +17,7 @@ from rope_xp._core import versions
         ("2.6.0", False),
         ("2.13.0a0+git1", False),
         ("3", False),
+        ("unknown", False),
     ],
 )
 def test_an_old_version_is_named_beside_the_lowest(
