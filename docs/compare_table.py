@@ -86,9 +86,7 @@ def of_mlx() -> Tables:
 
     def tables(end: int) -> tuple[Any, Any]:
         rotated = np.asarray(
-            mx.fast.rope(
-                ones, HEAD_DIM, traditional=True, base=BASE, scale=1.0, offset=end - COUNT
-            )
+            mx.fast.rope(ones, HEAD_DIM, traditional=True, base=BASE, scale=1.0, offset=end - COUNT)
         )[0, 0]
         return rotated[:, ::2], rotated[:, 1::2]
 
