@@ -15,7 +15,7 @@ import pytest
 from support.configs import BASE, CONTEXT, LLAMA, SCALINGS, SIZES, YARN, list_spellings, longrope
 
 from rope_xp import RoPE, from_hf_config
-from rope_xp.hf import _text_models
+from rope_xp.hf._models import MODELS
 from rope_xp.scaling import NTK, DynamicNTK, Linear, LongRoPE, Proportional, YaRN
 
 
@@ -136,7 +136,7 @@ def test_a_dictionary_is_read_without_torch_and_transformers() -> None:
 
 def test_sizes_are_those_of_transformers() -> None:
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")
-    for name, sizes in _text_models.SIZES.items():
+    for name, sizes in {name: row.sizes for name, row in MODELS.items() if row.sizes}.items():
         model_type = next(n for n in (f"{name}_text", name) if n in auto.CONFIG_MAPPING)
         defaults = auto.CONFIG_MAPPING[model_type]().to_dict()
         assert {key: defaults[key] for key in sizes} == sizes, name

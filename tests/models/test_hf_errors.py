@@ -214,8 +214,6 @@ def test_models_without_a_rotary_embedding() -> None:
     parts = {"model_type": "clip", **rotating, "label2id": {"a": 0}}
     refused(parts, "; pass the part that has one alone: vision_config, other")
     refused({**parts, **dict.fromkeys(rotating)}, "partial_rotary_factors, rotary_pct, rope_pct")
-    with_code = {"model_type": "chatglm", "rope_ratio": 500, "auto_map": {"AutoConfig": "x.y"}}
-    refused(with_code, "no rotary embedding", "its code comes with the model (auto_map)")
 
 
 def test_a_key_that_the_code_of_a_model_does_not_read() -> None:
