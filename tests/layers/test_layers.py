@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.layers import (
     FRAMEWORKS,
+    KERAS,
     ROPES,
     SCALED,
     Framework,
@@ -57,20 +58,19 @@ def test_axes_and_positions_of_keys(framework: Framework) -> None:
     assert_same(rotated, rope.apply(q, k, axes="bhsd", **arguments))
 
 
-def assert_reloaded(framework: Framework, rope: RoPE, folder: Path) -> None:
-    loaded = framework.reloaded(framework.layer(rope, axes="bshd"), folder)
+@pytest.mark.parametrize(
+    ("framework", "rope"),
+    [
+        *(pytest.param(framework, ROPES["yarn"], id=framework.name) for framework in FRAMEWORKS),
+        *(pytest.param(KERAS, rope, id=f"keras-{name}") for name, rope in SCALED.items()),
+    ],
+)
+def test_it_is_saved_and_loaded(framework: Framework, rope: RoPE, tmp_path: Path) -> None:
+    loaded = framework.reload(framework.layer(rope, axes="bshd"), tmp_path)
     assert (loaded.rope, loaded.axes) == (rope, "bshd")
     assert repr(loaded.rope) == repr(rope)
-
-
-@every_framework
-def test_it_is_saved_and_loaded(framework: Framework, tmp_path: Path) -> None:
-    assert_reloaded(framework, ROPES["yarn"], tmp_path)
-
-
-@pytest.mark.parametrize("rope", SCALED.values(), ids=SCALED)
-def test_keras_saves_every_scaling(rope: RoPE, tmp_path: Path) -> None:
-    assert_reloaded(FRAMEWORKS[3], rope, tmp_path)
+    q, k, positions = inputs(framework, rope)
+    assert_same(loaded(q, k, positions), rope.apply(q, k, positions))
 
 
 def test_those_are_all_scalings() -> None:
