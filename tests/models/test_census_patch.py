@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from support import census  # first, as it skips this module where torch or transformers is missing
-from support.census_lists import MENDED
 
 from rope_xp import RopeError
 from rope_xp.integrations import _rotary
@@ -49,7 +48,7 @@ def models(directory: str) -> Iterator[torch.nn.Module]:
 
 
 def build(kind: Any, config_class: type, layers: int | None) -> Any:
-    config = config_class(**MENDED.get(config_class.__name__, {}))
+    config = config_class(**census.MENDED.get(config_class.__name__, {}))
     if layers is not None:
         for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
             shorten(part, layers)
