@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,28 +74,6 @@ def test_same_bits_as_numpy(name: str, shape: tuple[Any, ...]) -> None:
     check(rope.rotate, x)
 
 
-@pytest.mark.parametrize("shape", [KNOWN, UNKNOWN], ids=["known", "unknown"])
-def test_angles_of_a_pass(shape: tuple[Any, ...]) -> None:
-    rope = ROPES["yarn"]
-
-    def layers(x: Any, p: Any) -> Any:
-        angles = rope.at(p, like=x)
-        return (*angles.apply(x, x), angles.unrotate(x))
-
-    check(layers, (sample(), shape), (POSITIONS, shape[1:2]))
-    check(layers, (sample(), shape), (BY_BATCH, shape[:2]))
-
-
-@pytest.mark.parametrize("axes", ["bhsd", exhaustive("sbhd"), exhaustive("shbd"), "hsbd"])
-def test_axes(axes: str) -> None:
-    names = dict(zip("bshd", UNKNOWN, strict=True))
-    order = ["bshd".index(name) for name in axes]
-    x = (sample().transpose(order).copy(), tuple(names[name] for name in axes))
-    check(lambda x, p: RoPE().rotate(x, p, axes=axes), x, (POSITIONS, ("tokens",)))
-    check(lambda x, p: RoPE().rotate(x, p, axes=axes), x, (BY_BATCH, ("batch", "tokens")))
-    check(lambda x: RoPE().rotate(x, axes=axes), x)
-
-
 def test_one_graph_runs_at_every_length() -> None:
     q, k, p = sample(), sample(shape=(BATCH, TOKENS, 2, D)), POSITIONS
     shapes = UNKNOWN, ("batch", "tokens", 2, D), ("tokens",)
@@ -107,14 +86,31 @@ def test_one_graph_runs_at_every_length() -> None:
 
 
 YARN, X, P = ROPES["yarn"], (sample(), UNKNOWN), (POSITIONS, ("tokens",))
-P_BY_BATCH, X16, X64 = (
-    (BY_BATCH, ("batch", "tokens")),
-    *((sample(d), UNKNOWN) for d in ("float16", "float64")),
-)
+X16, X64 = ((sample(dtype), UNKNOWN) for dtype in ("float16", "float64"))
+P_BY_BATCH = (BY_BATCH, ("batch", "tokens"))
 SEVERAL = RoPE(position_axes=(0, 1, 2, 0, 1, 2, 0, 1))
 TABLES = RoPE().cos_sin(POSITIONS, D, dtype=np.float64)
 SMALL = np.array([0, 1, 2, 3, 5, 8, 13, 21, 127])
+
+
+def rotate_by_angles(x: Any, p: Any) -> tuple[Any, ...]:
+    angles = YARN.at(p, like=x)
+    return (*angles.apply(x, x), angles.unrotate(x))
+
+
+def rotate_axes(axes: str) -> tuple[Any, ...]:
+    """Return a function of x with axes in another order, and its arguments."""
+    order = ["bshd".index(name) for name in axes]
+    x = (sample().transpose(order).copy(), tuple(UNKNOWN[i] for i in order))
+    rotate = partial(RoPE().rotate, axes=axes)
+    return lambda x, p, by_batch: (rotate(x, p), rotate(x, by_batch), rotate(x)), x, P, P_BY_BATCH
+
+
 CALLS: dict[str, tuple[Any, ...]] = {
+    "angles": (rotate_by_angles, X, P),
+    "angles by batch": (rotate_by_angles, X, P_BY_BATCH),
+    "angles of known lengths": (rotate_by_angles, (sample(), KNOWN), (BY_BATCH, KNOWN[:2])),
+    **{axes: rotate_axes(axes) for axes in ("bhsd", "sbhd", "shbd", "hsbd")},
     "float16": (RoPE().rotate, X16, P),
     "separate": (lambda q, k, p: rope_xp.apply(q, k, p, k_positions=p + 0), X16, X, P),
     **{
@@ -131,12 +127,11 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "float64, counted": (YARN.rotate, X64),
     "tables": (lambda x: rope_xp.apply_tables(x, *TABLES), X64),
 }
+LONG = ("int32", "uint64", "sbhd", "shbd")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n not in ("int32", "uint64") else exhaustive(n) for n in CALLS]
-)
-def test_other_calls_and_dtypes(name: str) -> None:
+@pytest.mark.parametrize("name", [exhaustive(n) if n in LONG else n for n in CALLS])
+def test_same_bits_of_other_calls(name: str) -> None:
     check(*CALLS[name])
 
 

@@ -42,14 +42,21 @@ def test_one_compilation_serves_equal_layers(framework: Framework) -> None:
 
 @either
 def test_equal_layers_have_equal_structures(framework: Framework) -> None:
-    def structure(rope: Any) -> Any:
+    def split(rope: Any) -> tuple[Any, Any]:
         layer = framework.layer(rope, axes="bshd")
         if framework is EQUINOX:
-            return jax.tree.structure(layer)
-        return importlib.import_module("flax.nnx").split(layer)[0]
+            return jax.tree.flatten(layer)[::-1]
+        return importlib.import_module("flax.nnx").split(layer)
 
-    assert structure(ROPES["slice"]) == structure(ROPES["slice"]) != structure(ROPE)
-    assert "scaling=YaRN(factor=4.0" in repr(framework.layer(ROPE))
+    structure, state = split(ROPE)
+    assert structure == split(ROPE)[0] != split(ROPES["slice"])[0]
+    merge = (
+        jax.tree.unflatten if framework is EQUINOX else importlib.import_module("flax.nnx").merge
+    )
+    merged = merge(structure, state)
+    assert (merged.rope, merged.axes) == (ROPE, "bshd")
+    assert_same(merged(Q, K, POSITIONS), ROPE.apply(Q, K, POSITIONS))
+    assert "scaling=YaRN(factor=4.0" in repr(merged)
 
 
 def test_vmap() -> None:

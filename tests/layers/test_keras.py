@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.layers import KERAS, ROPES, assert_same, inputs, to_numpy
+from support.layers import KERAS, ROPES, SCALED, assert_same, inputs, to_numpy
 from support.programs import ROOT, environment
 
-from rope_xp import RoPE, RopeError
-from rope_xp.scaling import Scaling
+from rope_xp import RoPE, RopeError, scaling
 
 keras = pytest.importorskip("keras")
 
@@ -33,7 +32,7 @@ def test_a_configuration_holds_all() -> None:
 
 
 @dataclass(frozen=True)
-class Own(Scaling):
+class Own(scaling.Scaling):
     """A scaling of a user."""
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
@@ -43,6 +42,22 @@ class Own(Scaling):
 def test_other_scalings_are_not_saved() -> None:
     with pytest.raises(RopeError, match=r"cannot save scaling = Own\(\): only classes of"):
         Rotary(RoPE(scaling=Own())).get_config()
+
+
+@pytest.mark.parametrize("rope", SCALED.values(), ids=SCALED)
+def test_every_scaling_is_saved(rope: RoPE, tmp_path: Path) -> None:
+    shapes = [keras.Input((None, heads, 16)) for heads in (4, 2)]
+    layer = Rotary(rope, axes="bshd")
+    keras.Model(shapes, layer(*shapes)).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer(layer.name)
+    assert (loaded.rope, loaded.axes) == (rope, "bshd")
+    assert repr(loaded.rope) == repr(rope)
+
+
+def test_those_are_all_scalings() -> None:
+    classes = {value for value in vars(scaling).values() if isinstance(value, type)}
+    derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
+    assert {type(rope.scaling) for rope in SCALED.values()} == derived
 
 
 @pytest.mark.parametrize("name", ["slice", "sections"])

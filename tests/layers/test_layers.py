@@ -8,15 +8,12 @@ import importlib
 import itertools
 import pickle
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.layers import (
     FRAMEWORKS,
-    KERAS,
     ROPES,
-    SCALED,
     Framework,
     assert_same,
     every_framework,
@@ -24,7 +21,7 @@ from support.layers import (
 )
 
 import rope_xp
-from rope_xp import Angles, RoPE, RopeError, scaling
+from rope_xp import Angles, RoPE, RopeError
 
 # A layer hands its RoPE on: each RoPE is tested once, and each framework several times.
 DEALT = [
@@ -56,27 +53,6 @@ def test_axes_and_positions_of_keys(framework: Framework) -> None:
     arguments = {"positions": positions[:, :4], "k_positions": positions[:, 1:3]}
     rotated = framework.layer(rope, axes="bhsd")(q, k, **arguments)
     assert_same(rotated, rope.apply(q, k, axes="bhsd", **arguments))
-
-
-@pytest.mark.parametrize(
-    ("framework", "rope"),
-    [
-        *(pytest.param(framework, ROPES["yarn"], id=framework.name) for framework in FRAMEWORKS),
-        *(pytest.param(KERAS, rope, id=f"keras-{name}") for name, rope in SCALED.items()),
-    ],
-)
-def test_it_is_saved_and_loaded(framework: Framework, rope: RoPE, tmp_path: Path) -> None:
-    loaded = framework.reload(framework.layer(rope, axes="bshd"), tmp_path)
-    assert (loaded.rope, loaded.axes) == (rope, "bshd")
-    assert repr(loaded.rope) == repr(rope)
-    q, k, positions = inputs(framework, rope)
-    assert_same(loaded(q, k, positions), rope.apply(q, k, positions))
-
-
-def test_those_are_all_scalings() -> None:
-    classes = {value for value in vars(scaling).values() if isinstance(value, type)}
-    derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
-    assert {type(rope.scaling) for rope in SCALED.values()} == derived
 
 
 @every_framework

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,6 @@ class Framework:
     arrays: str  # the library whose arrays it takes
     state: Callable[[Any], list[Any]]
     """Returns the arrays of a layer that could be cast, trained or saved."""
-    reload: Callable[[Any, Path], Any]
-    """Returns a layer after its framework saved it in a folder and loaded it."""
 
     def layer(self, rope: Any, **options: Any) -> Any:
         pytest.importorskip(self.name)
@@ -63,41 +59,15 @@ def _equinox_state(layer: Any) -> list[Any]:
     return importlib.import_module("jax").tree.leaves(layer)  # type: ignore[no-any-return]
 
 
-def _reload_torch(layer: Any, folder: Path) -> Any:
-    torch = importlib.import_module("torch")
-    torch.save(layer, folder / "layer.pt")
-    return torch.load(folder / "layer.pt", weights_only=False)
-
-
-def _reload_flax(layer: Any, folder: Path) -> Any:
-    nnx = importlib.import_module("flax.nnx")
-    (folder / "layer").write_bytes(pickle.dumps(nnx.split(layer)))
-    return nnx.merge(*pickle.loads((folder / "layer").read_bytes()))
-
-
-def _reload_equinox(layer: Any, folder: Path) -> Any:
-    equinox = importlib.import_module("equinox")
-    equinox.tree_serialise_leaves(folder / "layer.eqx", layer)
-    copied = pickle.loads(pickle.dumps(layer))
-    return equinox.tree_deserialise_leaves(folder / "layer.eqx", copied)
-
-
-def _reload_keras(layer: Any, folder: Path) -> Any:
-    keras = importlib.import_module("keras")
-    shapes = [keras.Input((None, heads, 16)) for heads in (4, 2)]
-    keras.Model(shapes, layer(*shapes)).save(folder / "model.keras")
-    return keras.saving.load_model(folder / "model.keras").get_layer(layer.name)
+def _keras_state(layer: Any) -> list[Any]:
+    return [*layer.weights, *layer.losses]
 
 
 TORCH, FLAX, EQUINOX, KERAS = FRAMEWORKS = (
-    Framework("torch", "torch", _torch_state, _reload_torch),
-    Framework("flax", "jax", _flax_state, _reload_flax),
-    Framework("equinox", "jax", _equinox_state, _reload_equinox),
-    Framework(
-        *("keras", os.environ["KERAS_BACKEND"]),
-        lambda layer: [*layer.weights, *layer.losses],
-        _reload_keras,
-    ),
+    Framework("torch", "torch", _torch_state),
+    Framework("flax", "jax", _flax_state),
+    Framework("equinox", "jax", _equinox_state),
+    Framework("keras", os.environ["KERAS_BACKEND"], _keras_state),
 )
 
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda f: f.name)
