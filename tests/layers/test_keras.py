@@ -21,16 +21,6 @@ keras = pytest.importorskip("keras")
 from rope_xp.layers.keras import Rotary  # noqa: E402  # needs keras
 
 
-def test_a_configuration_holds_all() -> None:
-    rope = ROPES["sections"]
-    layer = Rotary(rope, axes="bshd", name="rotary")
-    copied = Rotary.from_config(json.loads(json.dumps(layer.get_config())))
-    assert (copied.rope, copied.axes, copied.name) == (rope, "bshd", "rotary")
-    data = keras.saving.serialize_keras_object(layer)
-    assert data["registered_name"] == "rope_xp>Rotary"
-    assert keras.saving.deserialize_keras_object(data).rope == rope
-
-
 @dataclass(frozen=True)
 class Own(scaling.Scaling):
     """A scaling of a user."""
@@ -45,12 +35,11 @@ def test_other_scalings_are_not_saved() -> None:
 
 
 @pytest.mark.parametrize("rope", SCALED.values(), ids=SCALED)
-def test_every_scaling_is_saved(rope: RoPE, tmp_path: Path) -> None:
-    shapes = [keras.Input((None, heads, 16)) for heads in (4, 2)]
-    layer = Rotary(rope, axes="bshd")
-    keras.Model(shapes, layer(*shapes)).save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer(layer.name)
-    assert (loaded.rope, loaded.axes) == (rope, "bshd")
+def test_every_scaling_is_saved(rope: RoPE) -> None:
+    data = keras.saving.serialize_keras_object(Rotary(rope, axes="bshd", name="rotary"))
+    assert data["registered_name"] == "rope_xp>Rotary"
+    loaded = keras.saving.deserialize_keras_object(json.loads(json.dumps(data)))
+    assert (loaded.rope, loaded.axes, loaded.name) == (rope, "bshd", "rotary")
     assert repr(loaded.rope) == repr(rope)
 
 

@@ -280,19 +280,6 @@ def test_export() -> None:
     assert_same(program.module()(q, k, positions), ROPE.apply(q, k, positions))
 
 
-def test_a_step_of_an_optimiser_moves_what_is_rotated() -> None:
-    model = torch.nn.Sequential(learner()).bfloat16()
-    q, k, positions = inputs(TORCH, ROPES["half"])
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)
-    before = model[0](q, k, positions)[0]
-    before.square().mul(q).sum().backward()
-    optimiser.step()
-    moved = model[0].frequencies.detach()
-    assert not torch.equal(moved, learner().frequencies)
-    assert (model[0](q, k, positions)[0] - before).abs().max() > 1e-3
-    assert_same(model[0](q, k, positions), apply_frequencies(q, k, positions, moved, layout="half"))
-
-
 # --- arguments ------------------------------------------------------------------------------------
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -31,7 +31,7 @@ def find_problems(unit: census.Unit) -> dict[str, str]:
     """Return the problem that each check finds in a unit, empty where it is equal."""
     problems = {}
     for name, find_difference in census.CHECKS.items():
-        if name == "tables" or census.is_checkable(name, unit.name):
+        if name == "tables" or unit.name not in census.SKIPPED[name]:
             try:
                 problems[name] = find_difference(unit)
             except REFUSALS as error:
@@ -69,16 +69,6 @@ def test_nearly_all_units_are_equal() -> None:
     listed = {*census.LEFT, *census.NOT_CALLED, *census.LEARNED, *census.NO_TABLES}
     assert listed <= set(every)
     assert len(set(every) - set(census.NO_TABLES)) > 200
-
-
-def test_code_that_asks_for_float32_computes_in_float64() -> None:
-    """Or tables would be compared in float32."""
-    with census.in_float64():
-        numbers = torch.arange(0, 8, 2, dtype=torch.int64).to(dtype=torch.float) / 8
-        third = torch.tensor(1.0, dtype=torch.float32).float() / 3
-    assert numbers.dtype == third.dtype == torch.float64
-    assert third.item() == 1 / 3
-    assert torch.ones(1).dtype == torch.float32
 
 
 @pytest.mark.parametrize("model", ["gptj", "codegen", "roformer"])

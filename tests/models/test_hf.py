@@ -116,14 +116,6 @@ def test_the_softmax_scale_is_for_latent_attention_alone() -> None:
     assert latent.attention_factor == rope_of(keys).attention_factor == 1.0
 
 
-def test_an_odd_share_of_the_head_has_one_more_component_and_its_own_series() -> None:
-    rope = rope_of({"head_dim": 50, "partial_rotary_factor": 0.3, "rope_theta": 500.0})
-    assert rope.rotary_dim == 16
-    odd = 500.0 ** (-2.0 * np.arange(8) / 15)
-    # the base is raised to 16/15 and then to -2i/16: two roundings of an exponent of 6
-    np.testing.assert_allclose(rope.frequencies(50), odd, rtol=1e-14)
-
-
 def test_the_magnitude_of_phimoe() -> None:
     keys = {**longrope(32), "original_max_position_embeddings": 1024}
     equal = {"type": "longrope", **keys, "short_mscale": 1.25, "long_mscale": 1.25}
