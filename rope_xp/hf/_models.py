@@ -11,21 +11,21 @@ from typing import Any
 from rope_xp.hf._keys import FLAT, TRAINED, LayerType, Model
 
 
-def _types(**rows: tuple[Any, ...] | None) -> Mapping[str, LayerType | None]:
+def _list_types(**rows: tuple[Any, ...] | None) -> Mapping[str, LayerType | None]:
     return {label: None if row is None else LayerType(*row) for label, row in rows.items()}
 
 
-def _two(full: tuple[Any, ...] | None, sliding: tuple[Any, ...]) -> Model:
-    return Model(layers=_types(full_attention=full, sliding_attention=sliding))
+def _pair(full: tuple[Any, ...] | None, sliding: tuple[Any, ...]) -> Model:
+    return Model(layers=_list_types(full_attention=full, sliding_attention=sliding))
 
 
-def _flat(rope_type: str, base: float, factor: float, trained: int, **others: Any) -> Model:
+def _scale(rope_type: str, base: float, factor: float, trained: int, **others: Any) -> Model:
     parameters = {"rope_type": rope_type, "factor": factor, TRAINED: trained, **others}
     return Model(layers={FLAT: LayerType(base, None, others=parameters)})
 
 
 _FULL = ("full_attention",)
-_GPT_OSS = _flat("yarn", 1.5e5, 32.0, 4096, truncate=False)
+_GPT_OSS = _scale("yarn", 1.5e5, 32.0, 4096, truncate=False)
 _MISTRAL = {"mscale": 1.0, "mscale_all_dim": 1.0}
 _PROPORTIONAL = (None, False, {"rope_type": "proportional"})
 _ROTARY = ("position_embeddings_type", "rotary")
@@ -73,37 +73,39 @@ _ROWS: dict[str, Model] = {
     "dots3_note_audio_encoder glmasr_encoder nemotron3_5_transcribe_asr_audio": Model(partial=0.5),
     "nemotron3_5_transcribe_word_timestamp": Model(partial=0.5),
     "gpt_neox qwen3_next stablelm": Model(partial=0.25),
-    "apertus": _flat("llama3", 1.2e7, 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
-    "cwm": _flat("llama3", 1e6, 16.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
-    "higgs_audio_v2": _flat("llama3", 5e5, 32.0, 1024, low_freq_factor=0.125, high_freq_factor=0.5),
+    "apertus": _scale("llama3", 1.2e7, 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+    "cwm": _scale("llama3", 1e6, 16.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+    "higgs_audio_v2": _scale(
+        "llama3", 5e5, 32.0, 1024, low_freq_factor=0.125, high_freq_factor=0.5
+    ),
     "gpt_oss": _GPT_OSS,
     "openai_privacy_filter": replace(_GPT_OSS, layout="interleaved"),
-    "ministral3": _flat("yarn", 1e6, 16.0, 16384, **_MISTRAL),
+    "ministral3": _scale("yarn", 1e6, 16.0, 16384, **_MISTRAL),
     "mistral4": replace(
-        _flat("yarn", 1e4, 128.0, 8192, partial_rotary_factor=0.5, **_MISTRAL),
+        _scale("yarn", 1e4, 128.0, 8192, partial_rotary_factor=0.5, **_MISTRAL),
         layout="interleaved_to_half",
     ),
     # --- layer types: base, share of the head, top-level key of the base, takes flat parameters ---
-    "gemma3 gemma3n t5gemma2 t5gemma2_decoder": _two(
+    "gemma3 gemma3n t5gemma2 t5gemma2_decoder": _pair(
         (1e6, 1.0, "rope_theta", True), (1e4, 1.0, "rope_local_base_freq")
     ),
-    "embedding_gemma2": _two((1e6,), (1e4,)),
-    "diffusion_gemma gemma4 gemma4_unified": _two((1e6, 0.25, *_PROPORTIONAL), (1e4,)),
-    "lfm3": _two((1e6, 0.5, *_PROPORTIONAL), (1e4,)),
-    "olmo3": _two((5e5, 1.0, "rope_theta", True), (5e5, 1.0, "rope_theta")),
-    "modernbert modernbert-decoder": _two(
+    "embedding_gemma2": _pair((1e6,), (1e4,)),
+    "diffusion_gemma gemma4 gemma4_unified": _pair((1e6, 0.25, *_PROPORTIONAL), (1e4,)),
+    "lfm3": _pair((1e6, 0.5, *_PROPORTIONAL), (1e4,)),
+    "olmo3": _pair((5e5, 1.0, "rope_theta", True), (5e5, 1.0, "rope_theta")),
+    "modernbert modernbert-decoder": _pair(
         (1.6e5, 1.0, "global_rope_theta", True), (1e4, 1.0, "local_rope_theta", True)
     ),
-    "ultrabert": _two((2.56e6, 1.0, "rope_theta"), (1e4, 1.0, "rope_theta")),
-    "step3p5": _two((1e4, None, "rope_theta", True), (1e4, None, "rope_theta")),
-    "mellum": _two((5e5,), (1e4,)),
-    "laguna": _two((5e5, 0.5), (1e4,)),
-    "mimo_v2_flash": _two((5e6, 0.334, "rope_theta"), (1e4, 0.334, "swa_rope_theta")),
-    "beam": _two(None, (1e4,)),
-    "zaya": Model(layers=_types(hybrid=(5e6, 0.5), hybrid_sliding=(1e4, 0.5))),
+    "ultrabert": _pair((2.56e6, 1.0, "rope_theta"), (1e4, 1.0, "rope_theta")),
+    "step3p5": _pair((1e4, None, "rope_theta", True), (1e4, None, "rope_theta")),
+    "mellum": _pair((5e5,), (1e4,)),
+    "laguna": _pair((5e5, 0.5), (1e4,)),
+    "mimo_v2_flash": _pair((5e6, 0.334, "rope_theta"), (1e4, 0.334, "swa_rope_theta")),
+    "beam": _pair(None, (1e4,)),
+    "zaya": Model(layers=_list_types(hybrid=(5e6, 0.5), hybrid_sliding=(1e4, 0.5))),
     "dots3_note": Model(
         "interleaved_to_half",
-        layers=_types(
+        layers=_list_types(
             indexed_attention=(8e7, 1.0, "rope_theta", True),
             sliding_attention=(5e4, 1.0, "swa_rope_theta", True),
         ),
@@ -112,7 +114,7 @@ _ROWS: dict[str, Model] = {
         "interleaved",
         partial=0.125,
         trailing=True,
-        layers=_types(
+        layers=_list_types(
             main=(1e4, 0.125, "rope_theta"),
             # Its attention factor is 1 with YaRN too.
             compress=(1.6e5, 0.125, "compress_rope_theta", True, {"attention_factor": 1.0}),
@@ -155,7 +157,7 @@ _ROWS: dict[str, Model] = {
     ),
     # It rotates all channels before they are split into heads.
     "efficientloftr": Model("interleaved", axial="alternating", width=("hidden_size",)),
-    "neomme": replace(_two((1e6, 0.25), (1e4, None)), section_order="rows and columns"),
+    "neomme": replace(_pair((1e6, 0.25), (1e4, None)), section_order="rows and columns"),
 }
 
 _PLAIN = """

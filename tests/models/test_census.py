@@ -42,7 +42,7 @@ def find_problems(unit: census.Unit) -> dict[str, str]:
 def compare(directory: str) -> dict[str, dict[str, str]]:
     """Check the units of a directory, and return the problems of each."""
     problems_by_unit = {}
-    for unit in census.units(directory):
+    for unit in census.list_units(directory):
         problems = problems_by_unit[unit.name] = find_problems(unit)
         table_problem = problems.pop("tables")
         assert bool(table_problem) == (unit.name in census.NO_TABLES), (unit.name, table_problem)
@@ -61,7 +61,9 @@ def test_every_unit_is_equal_but_those_that_are_left(directory: str) -> None:
 
 @pytest.mark.exhaustive
 def test_nearly_all_units_are_equal() -> None:
-    every = {u: problems for name in census.directories() for u, problems in compare(name).items()}
+    every = {
+        u: problems for name in census.list_directories() for u, problems in compare(name).items()
+    }
     for name in ("frequencies", "rotation"):
         texts = [problems[name] for problems in every.values() if name in problems]
         assert len(texts) > 200  # so that a change of the class names does not empty the census

@@ -121,14 +121,14 @@ class Unit:
         return f"{self.directory}.{type(self.config).__name__}.{self.rotary.__name__}"
 
 
-def directories() -> list[str]:
+def list_directories() -> list[str]:
     """Return the model directories with a rotary module, found without importing them."""
     files = MODELS.glob("*/modeling_*.py")
     names = {path.parent.name for path in files if ROTARY.search(path.read_text(encoding="utf-8"))}
     return sorted(names.difference(UNREADABLE))
 
 
-def units(directory: str) -> Iterator[Unit]:
+def list_units(directory: str) -> Iterator[Unit]:
     """Yield the units of one directory."""
     for path in sorted((MODELS / directory).glob("modeling_*.py")):
         module = importlib.import_module(f"transformers.models.{directory}.{path.stem}")
@@ -185,7 +185,7 @@ def _can_build(rotary: type, config: Any) -> bool:
 NAMELESS = ("SaProtConfig", "Qwen3OmniMoeCode2WavConfig")  # have no model_type
 
 
-def read(unit: Unit) -> Any:
+def read_ropes(unit: Unit) -> Any:
     """Return what from_hf_config makes of a configuration."""
     layout = "half" if type(unit.config).__name__ in NAMELESS else None
     return rope_xp.from_hf_config(unit.config.to_dict(), layout=layout)
@@ -194,11 +194,11 @@ def read(unit: Unit) -> Any:
 # --- frequencies ---------------------------------------------------------------------------------
 
 
-def frequencies(unit: Unit) -> str:
+def compare_frequencies(unit: Unit) -> str:
     """Return how frequencies and attention factor differ; empty where they do not."""
-    module, ropes, problems = unit.rotary(unit.config), read(unit), []
+    module, ropes, problems = unit.rotary(unit.config), read_ropes(unit), []
     for label, buffer in _buffers(module).items():
-        rope, theirs = of(ropes, label), buffer.double().numpy()
+        rope, theirs = select_rope(ropes, label), buffer.double().numpy()
         ours = rope.for_length(1).frequencies(rope.rotary_dim or 2 * len(theirs))
         if rope.position_axes is not None:  # each component has the series, in its own order
             theirs, ours = np.unique(theirs), np.unique(ours.astype(np.float32))
@@ -213,7 +213,7 @@ def frequencies(unit: Unit) -> str:
     return "; ".join(problems)
 
 
-def of(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
+def select_rope(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
     """Return the RoPE of a layer type, or the only one where the module has no layer types."""
     if isinstance(ropes, RoPE):
         return ropes
@@ -234,7 +234,7 @@ def _buffers(module: Any) -> dict[str, torch.Tensor]:
 # --- rotation ------------------------------------------------------------------------------------
 
 
-def rotation(unit: Unit) -> str:
+def compare_rotation(unit: Unit) -> str:
     """Return how rotated q and k differ; empty where they do not."""
     module, problems = unit.rotary(unit.config).eval(), []
     if unit.name in LEARNED:
@@ -245,9 +245,9 @@ def rotation(unit: Unit) -> str:
         arguments, frequencies = (call.q, call.k, call.positions), read_frequencies(module)
         rotated = rope_xp.apply_frequencies(*arguments, frequencies, layout=layout, axes=call.axes)
         return "; ".join(_differences("", rotated, call))
-    ropes = read(unit)
+    ropes = read_ropes(unit)
     for label, buffer in (_buffers(module) or {"": torch.empty(0)}).items():
-        rope = of(ropes, label).for_length(TOKENS)
+        rope = select_rope(ropes, label).for_length(TOKENS)
         call = call_model(unit, module, label, buffer, rope)
         rotated = rope.apply(call.q, call.k, call.positions, axes=call.axes)
         problems += _differences(label, rotated, call)
@@ -275,7 +275,7 @@ def call_model(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: 
     """Return random q and k, and what the model's code makes of them."""
     generator = torch.Generator().manual_seed(0)
     positions, tables = _compute_tables(module, label, rope, generator)
-    apply = function(unit)
+    apply = find_function(unit)
     wanted = list(inspect.signature(apply).parameters)
     cos = tables[0] if isinstance(tables, tuple) else tables
     axes = "bshd" if unit.directory in ("llama4", "efficientloftr") else "bhsd"
@@ -320,9 +320,9 @@ def _compute_tables(
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
     positions = torch.randint(TOKENS, (components, 1, TOKENS), generator=generator)
     axial = isinstance(rope.scaling, rope_xp.scaling.Axial)
-    given = positions[:, 0].T if axial else positions[0] if components == 1 else positions
+    argument = positions[:, 0].T if axial else positions[0] if components == 1 else positions
     more = {"layer_type": label} if label else {}
-    tables = module(torch.zeros(1), given, **more)
+    tables = module(torch.zeros(1), argument, **more)
     return positions[0] if components == 1 else positions, tables
 
 
@@ -333,7 +333,7 @@ VISION = (
 )
 
 
-def function(unit: Unit) -> Callable[..., Any]:
+def find_function(unit: Unit) -> Callable[..., Any]:
     """Return the function with which the model rotates."""
     names = VISION if re.search("Vision|ViT|MLCD", unit.rotary.__name__) else ()
     names += NAMES[1:] if "Audio" in unit.rotary.__name__ else NAMES
@@ -357,7 +357,7 @@ def _head_dim(
 # --- defaults ------------------------------------------------------------------------------------
 
 
-def defaults(unit: Unit) -> str:
+def compare_defaults(unit: Unit) -> str:
     """Return whether a file that leaves the defaults out is read as something else."""
     whole = unit.config.to_dict()
     if type(unit.config).__name__ in NAMELESS:
@@ -420,16 +420,16 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def tables(unit: Unit) -> list[tuple[RoPE, np.ndarray, np.ndarray, np.ndarray]]:
+def compute_float64_tables(unit: Unit) -> list[tuple[RoPE, np.ndarray, np.ndarray, np.ndarray]]:
     """Return for each layer type the rope, positions, and the module's cos and sin in float64.
 
     Positions (..., tokens), with components first if the rope has some; cos and sin (tokens, r/2).
     """
-    ropes, results = read(unit), []
+    ropes, results = read_ropes(unit), []
     with in_float64():
         module = unit.rotary(unit.config).eval()
         for label in _buffers(module) or {"": None}:
-            rope = of(ropes, label).for_length(TOKENS)
+            rope = select_rope(ropes, label).for_length(TOKENS)
             wanted = list(inspect.signature(module.forward).parameters)
             if wanted == ["hidden_states"] and not hasattr(module, "freqs_ci"):
                 positions = torch.arange(TOKENS)
@@ -459,19 +459,19 @@ def _drop_copies(table: torch.Tensor, unit: Unit, doubled_halves: bool) -> np.nd
     return first
 
 
-def table_differences(unit: Unit) -> str:
+def compare_tables(unit: Unit) -> str:
     """Return how a table of a unit differs in any form and dtype; empty where none does."""
     return "; ".join(
         f"{form} in {dtype}: {problem}"
-        for unit_tables in tables(unit)
+        for unit_tables in compute_float64_tables(unit)
         for form in ("huggingface", "vllm", "megatron", "complex", "onnx")
         for dtype in ("float32", "float16", "bfloat16")
         if form != "complex" or dtype == "float32"
-        if (problem := _table_difference(*unit_tables, form, dtype))
+        if (problem := _compare_table(*unit_tables, form, dtype))
     )
 
 
-def _table_difference(
+def _compare_table(
     rope: RoPE, at: np.ndarray, cos: np.ndarray, sin: np.ndarray, form: str, dtype: str
 ) -> str:
     head_dim = 2 * cos.shape[-1]
@@ -520,10 +520,10 @@ def _select_rows(table: torch.Tensor, at: np.ndarray, rope: RoPE, form: str) -> 
 
 
 CHECKS = {
-    "frequencies": frequencies,
-    "rotation": rotation,
-    "defaults": defaults,
-    "tables": table_differences,
+    "frequencies": compare_frequencies,
+    "rotation": compare_rotation,
+    "defaults": compare_defaults,
+    "tables": compare_tables,
 }
 SKIPPED = dict(zip(CHECKS, (LEARNED, NOT_CALLED, LEARNED, NO_TABLES), strict=True))
 """Units of which a check cannot be made."""
@@ -546,7 +546,7 @@ def count_functions() -> tuple[int, int]:
 
 def main() -> int:
     """Print what is left and how many units are equal in each respect."""
-    every = [unit for directory in directories() for unit in units(directory)]
+    every = [unit for directory in list_directories() for unit in list_units(directory)]
     print(f"transformers {transformers.__version__}, {len(every)} configurations")
     status = 0
     for name, check in CHECKS.items():
