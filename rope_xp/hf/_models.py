@@ -36,7 +36,6 @@ _AXIAL = Model("interleaved", axial="blocks")
 
 # "_text" at the end of a model type may be missing in the first column.
 _ROWS: dict[str, Model] = {
-    # --- layout ---
     "blt_patcher deepseek_v2 roformer": Model("interleaved"),
     "codegen gptj": Model("interleaved", rotary_dim=64),
     "cohere2 cohere2_moe": Model("interleaved", unrotated=_FULL),

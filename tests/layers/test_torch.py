@@ -256,7 +256,7 @@ def test_one_recompilation_serves_all_lengths(learn: str | None) -> None:
     torch._dynamo.reset()
     counter, layer = CompileCounter(), learner(learn=learn) if learn else Rotary(ROPE)
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
-    for tokens in (5, 6, 64, 700):
+    for tokens in (5, 6, 700):
         q, k, positions = inputs(TORCH, ROPE, tokens)
         assert_same(compiled(q, k, positions), layer(q, k, positions))
     assert counter.frame_count <= 2
