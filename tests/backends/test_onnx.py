@@ -86,7 +86,7 @@ def test_16_bits_are_rounded_once(dtype: str) -> None:
     feeds, expected = {"x": pack(x), "position_ids": p}, RoPE().rotate(x, p)
     (exact,) = evaluate(model, feeds)
     np.testing.assert_array_equal(unpack(exact), expected)
-    if dtype == "bfloat16":  # which onnxruntime does not rotate on CPUs
+    if dtype == "bfloat16":  # whose arrays onnxruntime does not take
         return
     # A fused multiply-add moves a float32 by 2e-7; where that is a tie, float16 goes the other way.
     fused = unpack(session(model).run(None, feeds)[0])

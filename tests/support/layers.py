@@ -56,7 +56,7 @@ def _flax_state(layer: Any) -> list[Any]:
 
 
 def _equinox_state(layer: Any) -> list[Any]:
-    return importlib.import_module("jax").tree.leaves(layer)  # type: ignore[no-any-return]
+    return importlib.import_module("jax").tree.leaves(layer)  # type: ignore[no-any-return]  # a list
 
 
 def _keras_state(layer: Any) -> list[Any]:
