@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -254,14 +254,13 @@ def compare_rotation(unit: Unit) -> str:
     return "; ".join(problems)
 
 
-def _differences(label: str, rotated: tuple[torch.Tensor, ...], call: Call) -> list[str]:
+def _differences(label: str, rotated: tuple[torch.Tensor, ...], call: ModelCall) -> list[str]:
     pairs = zip("qk", rotated, call.rotated, strict=True)
     errors = {name: (ours - theirs).abs().max().item() for name, ours, theirs in pairs}
     return [f"{label} {name} off by {e:.1e}" for name, e in errors.items() if not e < ROTATION]
 
 
-@dataclass(frozen=True)
-class Call:
+class ModelCall(NamedTuple):
     """Arguments and results of a model's code."""
 
     q: torch.Tensor
@@ -271,7 +270,7 @@ class Call:
     rotated: tuple[torch.Tensor, torch.Tensor]
 
 
-def call_model(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: RoPE) -> Call:
+def call_model(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: RoPE) -> ModelCall:
     """Return random q and k, and what the model's code makes of them."""
     generator = torch.Generator().manual_seed(0)
     positions, tables = _compute_tables(module, label, rope, generator)
@@ -292,7 +291,7 @@ def call_model(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: 
         rotated = apply(q, k, tables)
     if axes == "shd" and positions.ndim > 1:
         positions = positions[:, 0]
-    return Call(q, k, positions, axes, rotated)
+    return ModelCall(q, k, positions, axes, rotated)
 
 
 def _compute_tables(
