@@ -73,21 +73,21 @@ def shorten(config: Any, layers: int) -> None:
 
 def patch_all(directory: str) -> list[bool]:
     """Return which models of a directory are patched; the others are left for a reason."""
-    results = []
+    patched = []
     for model in models(directory):
-        kinds = [type(module) for module in model.modules()]
-        message = ""
+        classes = [type(module) for module in model.modules()]
         try:
             patch(model)
+            message = ""
         except RopeError as error:
             message = str(error)
         else:
-            assert [type(module) for module in model.modules()] != kinds
+            assert [type(module) for module in model.modules()] != classes
             unpatch(model)
-        assert [type(module) for module in model.modules()] == kinds
+        assert [type(module) for module in model.modules()] == classes
         assert not message or re.search("|".join(LEFT), message), (type(model), message)
-        results.append(not message)
-    return results
+        patched.append(not message)
+    return patched
 
 
 @pytest.mark.parametrize("directory", SHORT)

@@ -79,7 +79,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def make(model_type: str, **more: Any) -> Any:
     """Return a model for text with the same weights at each call."""
     config = transformers.AutoConfig.for_model(
-        model_type, **{**_SMALL, **MODELS[model_type], **more}
+        model_type, **{**_SMALL, **MODELS.get(model_type, {}), **more}
     )
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -109,10 +109,10 @@ def vision_language() -> tuple[Any, dict[str, Any]]:
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     tokens = torch.randint(7, 64, (1, 24))
     tokens[0, 4:10] = torch.tensor([5, 3, 3, 3, 3, 6])
-    arguments = {
+    inputs = {
         "input_ids": tokens,
         "pixel_values": torch.randn(16, 3 * 2 * 14 * 14),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),
         "mm_token_type_ids": (tokens == 3).long(),
     }
-    return model, arguments
+    return model, inputs
