@@ -168,43 +168,30 @@ def test_impossible_values(message: str) -> None:
     refused({**LLAMA, **IMPOSSIBLE[message]}, *message.split(" ... "))
 
 
-CONTEXT = "max_position_embeddings is missing"
+AXIAL = {"rope_parameters": {"rope_type": "axial"}}
 ROTATING = {"vision_config": {"model_type": "pixtral"}, "other": {"rope_theta": 1e4}}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+# A part of the message, a model type and its keys. The sizes of dbrx are not known.
+MISSING_SIZES: list[tuple[str, str, dict[str, Any]]] = [
+    ("head_dim is missing", "dbrx", {"partial_rotary_factor": 0.5}),
+    ("head_dim is missing", "dbrx", {"rope_parameters": {"mrope_section": [16, 24, 24]}}),
+    ("head_dim is missing", "dbrx", AXIAL),
+    ("and so is hidden_size; rope_type 'axial' divides it", "efficientloftr", AXIAL),
+    ("or memory_attention_num_attention_heads; rope_type 'axial'", "sam2_video", AXIAL),
+    ("max_position_embeddings is missing", "llama", {"rope_scaling": LLAMA3}),
+    ("max_position_embeddings is missing", "llama", {"rope_scaling": {"rope_type": "yarn"}}),
+    ("max_position_embeddings is missing", "llama", {"rope_scaling": DYNAMIC}),
+    ("so is max_position_embeddings", "llama", {"rope_scaling": {**YARN, "factor": None}}),
+    ("'gpt2' has no rotary embedding", "gpt2", {"n_embd": 768, "n_head": 12}),
+    ("no rotary embedding", "", {}),
+    ("; pass the part that has one alone: vision_config, other", "clip", {**ROTATING, "a": {}}),
+    ("rotary_pct, rope_pct", "clip", dict.fromkeys(ROTATING)),
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "part"),
-    [
-        # the sizes of dbrx are not known
-        ({"model_type": "dbrx", "partial_rotary_factor": 0.5}, "head_dim is missing"),
-        ({"model_type": "dbrx", "rope_scaling": {"mrope_section": [16, 24, 24]}}, "head_dim is m"),
-        ({"model_type": "dbrx", "rope_parameters": {"rope_type": "axial"}}, "head_dim is missing"),
-        (
-            {"model_type": "efficientloftr", "rope_parameters": {"rope_type": "axial"}},
-            "and so is hidden_size; rope_type 'axial' divides it",
-        ),
-        (
-            {"model_type": "sam2_video", "rope_parameters": {"rope_type": "axial"}},
-            "or memory_attention_num_attention_heads; rope_type 'axial' divides it",
-        ),
-        ({"model_type": "llama", "rope_scaling": LLAMA3}, CONTEXT),
-        ({"model_type": "llama", "rope_scaling": {"rope_type": "yarn"}}, CONTEXT),
-        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, CONTEXT),
-        (
-            {"model_type": "llama", "rope_scaling": {**YARN, "factor": None}},
-            "factor is missing, and so is max_position_embeddings",
-        ),
-        ({"model_type": "gpt2", "n_embd": 768, "n_head": 12}, "'gpt2' has no rotary embedding"),
-        ({}, "no rotary embedding"),
-        (
-            {"model_type": "clip", **ROTATING, "label2id": {"a": 0}},
-            "; pass the part that has one alone: vision_config, other",
-        ),
-        ({"model_type": "clip", **dict.fromkeys(ROTATING)}, "rotary_pct, rope_pct"),
-    ],
-)
-def test_what_is_missing_is_named(config: dict[str, Any], part: str) -> None:
-    refused(config, part)
+@pytest.mark.parametrize(("message", "model_type", "keys"), MISSING_SIZES)
+def test_what_is_missing_is_named(message: str, model_type: str, keys: dict[str, Any]) -> None:
+    refused({"model_type": model_type, **keys}, message)
 
 
 def test_a_key_that_the_code_of_a_model_does_not_read() -> None:
