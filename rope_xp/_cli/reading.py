@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _files, _keys, _scaling, _table, from_hf_config
-from rope_xp.hf._model import FLAT, Model, Parameters
+from rope_xp.hf import _build, _files, _keys, _scaling, from_hf_config
+from rope_xp.hf._keys import FLAT, Model, Parameters
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
 
@@ -95,7 +95,7 @@ def read_config(config: object, layout: Layout | None = None) -> Reading:
     result = from_hf_config(whole, layout=layout)
     ropes = result if isinstance(result, dict) else {FLAT: result}
     part = _keys.find_language_part(whole)
-    model = _fill_sizes(part, _table.find_model(part, layout))
+    model = _fill_sizes(part, _build.find_model(part, layout))
     parameters = _keys.read_layers(part, model)
     layers = []
     for label, rope in ropes.items():
@@ -170,6 +170,6 @@ def has_base(reading: Reading, layers: Layers) -> bool:
     part, label = reading.part, layers.label
     shared = part.get(_keys.parameters_key(part)) or {}
     nested = shared[label] if isinstance(shared.get(label), Mapping) else shared
-    names = reading.model.base_keys
-    keys = (names[label],) if label in names else _keys.BASE
+    layer = reading.model.layers.get(label)
+    keys = (layer.base_key,) if layer and layer.base_key else _keys.BASE
     return nested.get("rope_theta") is not None or _keys.first_value(part, *keys) is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rope_xp._cli.reading import EXTENDED, TRAINED, Layers, Reading
-from rope_xp.hf import _build, _keys, _scaling, _slices, _table, _text_models
+from rope_xp.hf import _build, _keys, _scaling, from_hf_config
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
 _ATTENTION_KEYS = {"llama_4_scaling_beta": "scales q with its position"}
@@ -57,8 +57,7 @@ def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
 
 def is_checked(model_type: object) -> bool:
     """Return whether the table has the model type, and so its layout and its defaults."""
-    names = {str(model_type), str(model_type).removesuffix("_text")}
-    return not names.isdisjoint({*_table.MODELS, *_text_models.PLAIN})
+    return _build.get_row(model_type) is not None
 
 
 def _prefix(layers: Layers, text: str) -> str:
@@ -89,8 +88,8 @@ class _Watched(Mapping[str, Any]):
 def _find_unread_keys(reading: Reading) -> Iterator[str]:
     """Yield unread keys beside the rotary parameters whose names are about positions."""
     watched = _Watched(reading.part)
-    _build.read_ropes(watched, reading.layout)
-    read = {*watched.read, *_table.find_ignored_keys(reading.part), *_REPORTED}
+    from_hf_config(watched, layout=reading.layout)
+    read = {*watched.read, *_build.find_ignored_keys(reading.part), *_REPORTED}
     for key, value in reading.part.items():
         if key not in read and _ROTARY.search(key) and value not in (None, False):
             yield f"nothing reads {key} = {reprlib.repr(value)}"
@@ -105,7 +104,8 @@ def _find_unread_parameters(reading: Reading) -> Iterator[str]:
     shared = {key: value for key, value in parameters.items() if key not in nested}
     groups = [(f"{name}.{label}", values, read[label]) for label, values in nested.items()]
     # Flat parameters are of some layer types, or of those that rotate.
-    flat = [label for label in read if model.unrotated or label in (*model.scaled, "")]
+    scaled = [label for label, layer in model.layers.items() if layer and layer.is_scaled]
+    flat = [label for label in read if model.unrotated or label in (*scaled, "")]
     groups.append((name, shared, set().union(*(read[label] for label in flat if not nested))))
     for where, values, used in groups:
         for key in sorted(set(values) - used - set(_ATTENTION_KEYS)):
@@ -118,8 +118,7 @@ def _watch_parameters(layers: Layers) -> set[str]:
     """Return the keys of the parameters that are read, by reading them once more."""
     source, watched = layers.source, _Watched(layers.parameters)
     if layers.rope is not None:
-        _scaling.read_scaling(_scaling.Source(source.config, source.model, watched, source.where))
-        _slices.find_slice(source.config, source.model, watched)
+        _build.build_rope(_scaling.Source(source.config, source.model, watched, source.where))
         # The configuration's own goes first; _find_contradictions reports where they differ.
         if source.config.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):
             watched.read.add(TRAINED)
