@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rope_xp import RopeConfigError, RopeError, positions
-from rope_xp.positions._rope_index import minicpm, models
+from rope_xp.positions._rope_index import canvases, indexer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -30,7 +30,7 @@ def test_every_model_is_counted() -> None:
         for path in folder.glob("*/modeling_*.py")
         if "def get_rope_index" in path.read_text(encoding="utf-8")
     }
-    assert names == {*models.MODELS}
+    assert names == {*indexer.MODELS}
 
 
 def load(name: str) -> tuple[Any, Any]:
@@ -92,7 +92,7 @@ def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, A
                 row += [(config.image_token_id, 1)] * (height * width)
                 continue
             grids["video_grid_thw"].append([frames * temporal, merge * height, merge * width])
-            between = [(TEXT, 0)] * 2 if name in models.SEPARATE_FRAMES else []
+            between = [(TEXT, 0)] * 2 if name in indexer.SEPARATE_FRAMES else []
             frame = [*between, *[(video, 2)] * (height * width)]
             row += [(marks[0], 0), *frame * frames, (marks[1], 0)]
         rows.append(row)
@@ -113,7 +113,7 @@ PROMPTS: list[list[list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", [*models.WHOLE_VIDEOS, *models.SEPARATE_FRAMES])
+@pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
 def test_images_and_videos(name: str, parts: list[list[Any]]) -> None:
     get_rope_index, config = load(name)
@@ -153,7 +153,7 @@ def audio_length(name: str, tokens: int) -> int:
     return next(n for n in range(2000) if module._get_feat_extract_output_lengths(n) == tokens)
 
 
-@pytest.mark.parametrize("name", models.OMNI)
+@pytest.mark.parametrize("name", indexer.OMNI)
 @pytest.mark.parametrize("seconds", [1.0, 2 / 3, 5.0, 2 / 25])
 @pytest.mark.parametrize("audio_tokens", [0, 1, 7, 160])
 @pytest.mark.parametrize("grid", [(4, 4, 6), (2, 100, 4), (1, 2, 2)], ids=str)
@@ -328,7 +328,7 @@ def test_halves_are_rounded_as_torch_does() -> None:
     for n in range(1, 64):
         for length in range(1, 120, 1 if n < 20 else 7):
             expected = torch.linspace(0, length - 1, n).round().long().numpy()
-            np.testing.assert_array_equal(minicpm._round_linspace(n, length), expected)
+            np.testing.assert_array_equal(canvases._round_linspace(n, length), expected)
 
 
 # --- errors --------------------------------------------------------------------------------------
