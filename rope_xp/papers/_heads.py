@@ -1,6 +1,5 @@
 """Arrays with heads: what :mod:`rope_xp.papers.attention` and ``encodings`` share."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from rope_xp._arguments import messages
@@ -11,6 +10,13 @@ from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
 AXES = "(batch..., tokens, heads, head_dim)"
+
+
+def check_arrays(**arrays: Any) -> tuple[Backend, set[str]]:
+    """Check that arrays are floats of one library and device; return their backend and dtypes."""
+    first, x = next(iter(arrays.items()))
+    backend = find.require_backend(x, first)
+    return backend, {check_array(backend, first, x, name, y) for name, y in arrays.items()}
 
 
 def check_array(backend: Backend, first: str, like: Array, argument: str, x: Any) -> str:
@@ -27,58 +33,50 @@ def check_library(backend: Backend, first: str, like: Array, argument: str, x: A
     messages.check_same_device(backend, first, like, argument, x)
 
 
-def check_axes(argument: str, x: Array) -> None:
-    """Check that x has tokens, heads and head_dim."""
-    if len(x.shape) < 3:
-        msg = (
-            f"{argument} has shape {tuple(x.shape)}; it needs {AXES}. Where there is one head "
-            f"and no axis for it, {argument}[..., None, :]"
-        )
-        raise RopeError(msg)
+def check_shape(name: str, x: Array, axes: str, *shapes: tuple[Any, ...]) -> None:
+    """Check that x has one of the shapes: None stands for any length but 0, ... for any."""
+    shape = tuple(x.shape)
+    if not any(_matches(shape, expected) for expected in shapes):
+        fits = " or ".join(map(str, shapes)).replace("None", "any but 0").replace("Ellipsis", "any")
+        hint = f". Where there is one head and no axis for it, {name}[..., None, :]"
+        msg = f"{name} has shape {shape}; it must be {axes}, here {fits}"
+        raise RopeError(msg + hint * (axes == AXES and len(shape) < 3))
 
 
-def check_shapes(q: Array, k: Array) -> None:
+def _matches(shape: tuple[int, ...], expected: tuple[Any, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        m in (n, ...) or (m is None and n > 0) for n, m in zip(shape, expected, strict=True)
+    )
+
+
+def check_queries(q: Array, k: Array) -> None:
     """Check that q and k have tokens, heads and head_dim, and differ in tokens and heads alone."""
-    check_axes("q", q)
-    check_axes("k", k)
-    q_shape, k_shape = tuple(q.shape), tuple(k.shape)
-    if q_shape[:-3] != k_shape[:-3] or q_shape[-1] != k_shape[-1]:
-        fix = f"batch axes of {AXES}; broadcast one of them"
-        if q_shape[:-3] == k_shape[:-3]:
-            fix = "head_dim, the last axis, whose products are summed; project both to one size"
-        msg = f"q of shape {q_shape} and k of shape {k_shape} must have equal {fix}"
-        raise RopeError(msg)
-    check_head_dim("q", q)
-    q_heads, k_heads = q_shape[-2], k_shape[-2]
-    if k_heads == 0 or q_heads % k_heads:
-        msg = (
-            f"q has {q_heads} heads and k {k_heads}; those of q must be a multiple, as each head "
-            f"of k serves as many of q. The axes are {AXES}; move heads behind tokens if they are "
-            "not"
+    check_shape("q", q, AXES, (*q.shape[:-3], ..., ..., None))
+    check_shape("k", k, AXES, (*q.shape[:-3], ..., ..., q.shape[-1]))
+    check_heads("q", q.shape[-2], "k", k.shape[-2])
+
+
+def check_heads(first: str, heads: int, second: str, fewer: int) -> None:
+    """Check that each head of one array serves as many of the other."""
+    if fewer == 0 or heads % fewer:
+        raise RopeError(
+            f"{first} has {heads} heads and {second} {fewer}; those of {first} must be a multiple, "
+            f"as each head of {second} serves as many of {first}. Axes of q, k and v are {AXES}"
         )
-        raise RopeError(msg)
-
-
-def check_head_dim(argument: str, x: Array) -> None:
-    """Check that there are components."""
-    if x.shape[-1] == 0:
-        msg = f"{argument} has shape {tuple(x.shape)}; its last axis, head_dim, must not be empty"
-        raise RopeError(msg)
 
 
 def check_scale(scale: float) -> float:
-    """Check what products are multiplied by; return it as Python's, as array-api-strict needs."""
+    """Check the factor on products; return it as Python's, as array-api-strict needs."""
     return float(numbers.check_positive("scale", scale))
 
 
 def can_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Return whether an array of one shape broadcasts to another, which does not change."""
-    return len(shape) <= len(to) and all(
-        n in {1, m} for n, m in zip(shape[::-1], to[::-1], strict=False)
-    )
+    pairs = zip(shape[::-1], to[::-1], strict=False)
+    return len(shape) <= len(to) and all(n in {1, m} for n, m in pairs)
 
 
-def compute_dtype(xp: Namespace, dtypes: Iterable[str]) -> Any:
+def compute_dtype(xp: Namespace, dtypes: set[str]) -> Any:
     """Return the dtype of the arithmetic: float64 if one array is float64, else float32."""
     return xp.float64 if "float64" in dtypes else xp.float32
 
@@ -97,12 +95,15 @@ def swap_tokens_and_heads(xp: Namespace, x: Array) -> Array:
 
 
 def repeat_heads(xp: Namespace, x: Array, heads: int) -> Array:
-    """Return (batch..., tokens, heads, d) of (batch..., tokens, fewer heads, d).
-
-    Each head of x is repeated for a run of heads that follow each other, as torch and jax have it.
-    """
+    """Return (batch..., tokens, heads, d) of fewer heads, each repeated for a run of heads."""
     *lead, fewer, d = x.shape
     if fewer == heads:
         return x
     runs = xp.broadcast_to(x[..., None, :], (*lead, fewer, heads // fewer, d))
     return xp.reshape(runs, (*lead, heads, d))
+
+
+def multiply_heads(xp: Namespace, q: Array, k: Array) -> Array:
+    """Return q . k, (batch..., heads, q tokens, k tokens)."""
+    k = swap_tokens_and_heads(xp, repeat_heads(xp, k, q.shape[-2]))
+    return xp.matmul(swap_tokens_and_heads(xp, q), xp.matrix_transpose(k))

@@ -1,11 +1,11 @@
-"""From the arguments of :mod:`rope_xp.papers.attention` to checked arrays of one float dtype."""
+"""Checks and arithmetic that the functions of :mod:`rope_xp.papers.attention` share."""
 
+import math
 from typing import Any, NamedTuple
 
 from rope_xp._arguments import fields, messages
 from rope_xp._core.errors import RopeError
-from rope_xp._core.typing import Array
-from rope_xp._dispatch import find
+from rope_xp._core.typing import Array, Namespace
 from rope_xp._dispatch.backend import Backend
 from rope_xp.papers import _heads
 from rope_xp.rope import RoPE
@@ -21,34 +21,19 @@ class CheckedArrays(NamedTuple):
     """k again where a function takes no v."""
 
 
-def check_arrays(q: Any, k: Any, *values: Any) -> CheckedArrays:
+def check_arrays(*, same_tokens: bool = False, **arrays: Any) -> CheckedArrays:
     """Check q, k and optionally v, and convert them to the dtype of the arithmetic."""
-    arrays = dict(zip(("q", "k", "v"), (q, k, *values), strict=False))
-    backend = find.require_backend(q, "q")
-    dtypes = [_heads.check_array(backend, "q", q, name, x) for name, x in arrays.items()]
-    _heads.check_shapes(q, k)
-    for v in values:
-        _heads.check_axes("v", v)
-        if tuple(k.shape[:-1]) != tuple(v.shape[:-1]):
-            msg = (
-                f"k of shape {tuple(k.shape)} and v of shape {tuple(v.shape)} must have equal "
-                f"batch, tokens and heads: the axes are {_heads.AXES}, and head_dim alone may "
-                "differ. Pass the v of the same tokens"
-            )
-            raise RopeError(msg)
+    backend, dtypes = _heads.check_arrays(**arrays)
+    _heads.check_queries(arrays["q"], arrays["k"])
+    if same_tokens:
+        shape = (*arrays["q"].shape[:-2], ..., ...)
+        _heads.check_shape("k", arrays["k"], f"{_heads.AXES} with the tokens of q", shape)
+    if "v" in arrays:
+        axes = "(batch..., k tokens, k heads, v head_dim)"
+        _heads.check_shape("v", arrays["v"], axes, (*arrays["k"].shape[:-1], ...))
     dtype = _heads.compute_dtype(backend.xp, dtypes)
     converted = [backend.xp.astype(x, dtype, copy=False) for x in arrays.values()]
     return CheckedArrays(backend, converted[0], converted[1], converted[-1])
-
-
-def check_same_tokens(function: str, q: Array, k: Array) -> None:
-    """Check that q and k have as many tokens."""
-    if q.shape[-3] != k.shape[-3]:
-        msg = (
-            f"q has {q.shape[-3]} tokens and k {k.shape[-3]}; {function} needs q and k of the same "
-            "tokens. Pass those of the whole sequence"
-        )
-        raise RopeError(msg)
 
 
 def check_mask(arrays: CheckedArrays, mask: Any, shape: tuple[int, ...], axes: str) -> None:
@@ -84,3 +69,31 @@ def rotate(
             )
             raise RopeError(msg)
     return q, k
+
+
+def causal_mask(backend: Backend, x: Array, rows: int, columns: int) -> Array:
+    """Return a (rows, columns) mask: True where the column comes no later than the row."""
+    device = backend.device(x)
+    return backend.arange(rows, device)[:, None] >= backend.arange(columns, device)[None, :]
+
+
+def keep(xp: Namespace, mask: Array, x: Array, other: float) -> Array:
+    """Return x where the mask is True, a number elsewhere."""
+    # where itself takes a number only since 2024.12 of the standard.
+    return xp.where(mask, x, xp.full_like(x, other))
+
+
+def divide(xp: Namespace, x: Array, by: Array) -> Array:
+    """Return x / by, and zero where by is zero."""
+    # By infinity: a where of the quotient would leave gradients that are not numbers.
+    return x / keep(xp, by != 0.0, by, math.inf)
+
+
+def softmax(xp: Namespace, x: Array, axis: int) -> Array:
+    """Return the softmax along an axis; zeros along lines that hold nothing but -inf."""
+    if x.shape[axis] == 0:
+        return x
+    highest = xp.max(x, axis=axis, keepdims=True)
+    # A line of -inf alone would give -inf - -inf, which is not a number.
+    weights = xp.exp(x - keep(xp, xp.isfinite(highest), highest, 0.0))
+    return divide(xp, weights, xp.sum(weights, axis=axis, keepdims=True))
