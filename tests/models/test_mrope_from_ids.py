@@ -1,13 +1,11 @@
-"""positions.mrope_from_ids against get_rope_index of every model of transformers that has one."""
+"""positions.mrope and mrope_from_ids against get_rope_index of transformers' models."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,23 +42,16 @@ def load(name: str) -> tuple[Any, Any]:
         classes = [c for c in vars(module).values() if inspect.isclass(c)]
         cls = next(c for c in classes if "get_rope_index" in vars(c))
         config = cls.config_class()
-    stand_in = SimpleNamespace(config=config, spatial_merge_size=2)
-    for helper in (
-        *("get_vision_position_ids", "_group_visual_frames", "_frame_end_idx"),
-        *("get_llm_pos_ids_for_vision", "get_chunked_index"),
-    ):
-        if hasattr(cls, helper):
-            function = getattr(cls, helper)
-            is_static = isinstance(inspect.getattr_static(cls, helper), staticmethod)
-            setattr(stand_in, helper, function if is_static else function.__get__(stand_in))
-    return functools.partial(cls.get_rope_index, stand_in), config
+    model = object.__new__(type(cls.__name__, (cls,), {"__getattr__": object.__getattribute__}))
+    vars(model).update(config=config, spatial_merge_size=2)
+    return model.get_rope_index, config
 
 
 def pad(rows: list[list[int]], value: int = 0) -> tuple[list[list[int]], Any]:
     """Return rows padded in front to one length, and their attention mask."""
-    longest = max(map(len, rows))
-    ids = [[value] * (longest - len(row)) + row for row in rows]
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    missing = [max(map(len, rows)) - len(row) for row in rows]
+    ids = [[value] * n + row for n, row in zip(missing, rows, strict=True)]
+    mask = [[0] * n + [1] * len(row) for n, row in zip(missing, rows, strict=True)]
     return ids, torch.tensor(mask)
 
 
@@ -125,21 +116,42 @@ def test_images_and_videos(name: str, parts: list[list[Any]]) -> None:
 
 
 def test_one_sequence_and_another_library() -> None:
-    _, config = load("qwen2_vl")
-    ids, _, inputs = build_prompt("qwen2_vl", config, [[2, (1, 2, 3), 4]])
-    lists = {"image_grid_thw": inputs["image_grid_thw"].tolist()}
-    result = positions.mrope_from_ids(ids[0], lists, config, xp=torch)
-    assert isinstance(result, torch.Tensor)
-    np.testing.assert_array_equal(result.numpy(), positions.mrope([2, (1, 2, 3), 4]))
-
-
-def test_two_adjacent_images() -> None:
-    """Without text between them, their grids determine where one ends, unlike in transformers."""
+    """Without text between images, their grids determine where one ends, unlike in transformers."""
     _, config = load("qwen2_vl")
     spans = [1, (1, 2, 2), (1, 1, 2), 1]
     ids, _, inputs = build_prompt("qwen2_vl", config, [spans])
-    result = positions.mrope_from_ids(ids, inputs, config)[:, 0]
-    np.testing.assert_array_equal(result, positions.mrope(spans))
+    lists = {"image_grid_thw": inputs["image_grid_thw"].tolist()}
+    result = positions.mrope_from_ids(ids[0], lists, config, xp=torch)
+    assert isinstance(result, torch.Tensor)
+    np.testing.assert_array_equal(result.numpy(), positions.mrope(spans))
+
+
+@pytest.mark.parametrize(
+    ("spans", "second", "tokens_per_second"),
+    [
+        *(([3, (1, 2, 2), 1, (1, 6, 4), 2], 0.5, rate) for rate in (None, 2)),
+        *(([2, (3, 2, 4), 5, (4, 2, 2), 3], 1.0, rate) for rate in (None, 1)),
+        # Frames at 3 * (25 * 2 / 3) are at 50 in float32 and at 49 in float64.
+        *(([2, (96, 1, 1)], second, rate) for second, rate in ((2 / 3, 25), (2 / 7, 25))),
+        ([2, (96, 1, 1)], 2 / 2.3, 4),
+    ],
+)
+def test_spans(spans: list[Any], second: float, tokens_per_second: int | None) -> None:
+    """mrope, of Qwen2-VL and by time of Qwen2.5-VL."""
+    name = "qwen2_vl" if tokens_per_second is None else "qwen2_5_vl"
+    get_rope_index, config = load(name)
+    ids, types, inputs = build_prompt(name, config, [spans])
+    interval = 1.0
+    if "second_per_grid_ts" in inputs:
+        config.vision_config.tokens_per_second = tokens_per_second
+        inputs["second_per_grid_ts"] = torch.full(inputs["second_per_grid_ts"].shape, second)
+        interval = float(np.float32(tokens_per_second) * np.float32(second))
+    expected, _ = get_rope_index(torch.tensor(ids), mm_token_type_ids=torch.tensor(types), **inputs)
+    marked: list[Any] = []
+    for span in spans:
+        marked += [span] if isinstance(span, int) or span[0] == 1 else [1, span, 1]
+    result = positions.mrope(marked, interval=interval)
+    np.testing.assert_array_equal(result, expected[:, 0].numpy())
 
 
 # --- videos by time, with audio ------------------------------------------------------------------
@@ -333,25 +345,14 @@ def test_halves_are_rounded_as_torch_does() -> None:
 
 # --- errors --------------------------------------------------------------------------------------
 
-QWEN = {
-    "model_type": "qwen2_vl",
-    "image_token_id": 9,
-    "vision_config": {"spatial_merge_size": 2},
-}
+VISION = {"image_token_id": 9, "vision_config": {"spatial_merge_size": 2}}
+QWEN = {"model_type": "qwen2_vl", **VISION}
 GLM = {"model_type": "glm_image", "image_start_token_id": 1, "image_end_token_id": 2}
-HUNYUAN = {
-    **QWEN,
-    "model_type": "hunyuan_vl",
-    "text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}},
-}
+SECTIONS = {"rope_parameters": {"mrope_section": [2, 3, 3]}}
+HUNYUAN = {"model_type": "hunyuan_vl", **VISION, "text_config": SECTIONS}
 MINICPM = {"model_type": "minicpmv4_7", **MARKS}
-OMNI = {
-    **QWEN,
-    "model_type": "qwen2_5_omni",
-    "video_token_id": 8,
-    "audio_token_id": 9,
-    "position_id_per_seconds": 25,
-}
+OMNI = {"model_type": "qwen2_5_omni", **VISION, "video_token_id": 8, "audio_token_id": 9}
+OMNI["position_id_per_seconds"] = 25
 IMAGE, VIDEO = {"image_grid_thw": [[1, 4, 4]]}, {"video_grid_thw": [[1, 4, 4]]}
 CROP, SIZES = [23, 26, 24], {"target_sizes": [[4, 4]]}
 ERRORS: list[tuple[str, Any, Any, Any]] = [
@@ -382,12 +383,6 @@ ERRORS: list[tuple[str, Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "ids", "inputs", "config"), ERRORS)
-def test_errors(message: str, ids: Any, inputs: Any, config: Any) -> None:
-    with pytest.raises(RopeError, match=re.escape(message)):
-        positions.mrope_from_ids(ids, inputs, config)
-
-
 BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("'llama' is none whose positions are counted", {**QWEN, "model_type": "llama"}),
     ("None is none whose positions are counted", {**QWEN, "model_type": None}),
@@ -401,7 +396,13 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "config"), BAD_CONFIGS)
-def test_configurations_that_lack_a_key(message: str, config: dict[str, Any]) -> None:
-    with pytest.raises(RopeConfigError, match=re.escape(message)):
-        positions.mrope_from_ids(CROP, SIZES, config)
+@pytest.mark.parametrize(
+    ("error", "message", "ids", "inputs", "config"),
+    [
+        *((RopeError, *case) for case in ERRORS),
+        *((RopeConfigError, message, CROP, SIZES, config) for message, config in BAD_CONFIGS),
+    ],
+)
+def test_errors(error: type[Exception], message: str, ids: Any, inputs: Any, config: Any) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        positions.mrope_from_ids(ids, inputs, config)

@@ -52,10 +52,6 @@ def test_text_is_large_and_nothing_held_out_is_trained_on() -> None:
     assert len(shared) < 0.02 * len(paragraphs), shared
 
 
-def test_characters_outside_the_alphabet_are_left_out() -> None:
-    assert tiny_shared.tokens("a\té\nb").tolist() == [ALPHABET.index(c) for c in "a\nb"]
-
-
 def test_windows_of_both_lengths_hold_the_same_characters() -> None:
     tokens = torch.arange(12 * 16 + 1)
     for length in (8, 16):
@@ -144,14 +140,6 @@ def test_a_seed_gives_one_result(tensors) -> None:
     assert first == again
     assert all(torch.equal(w, same[name]) for name, w in weights.items())
     assert first.loss != other.loss
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    shares = [train_tiny.share_of_rate(step, 100) for step in range(100)]
-    assert shares[9] == shares[10] == max(shares) == 1.0
-    assert (np.diff(shares[:10]) > 0).all()
-    assert (np.diff(shares[10:]) < 0).all()
-    assert 0 < shares[-1] < 0.001
 
 
 # --- the command line and the page ---------------------------------------------------------------
