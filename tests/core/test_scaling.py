@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
 import math
 import pickle
 from typing import Any
@@ -125,7 +127,12 @@ def test_deepseeks_softmax_scale_is_never_folded_in() -> None:
     assert YaRN(40.0, 4096).softmax_scale == 1.0
 
 
-@pytest.mark.parametrize("scaling", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
+needs_length = pytest.mark.parametrize(
+    "scaling", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)]
+)
+
+
+@needs_length
 def test_scalings_that_need_a_length_say_so(scaling: Scaling) -> None:
     rope, x = RoPE(scaling=scaling), np.ones((3, 2, HEAD_DIM), np.float32)
     for use in (lambda: rope.rotate(x), lambda: rope.frequencies(HEAD_DIM)):
@@ -138,7 +145,7 @@ def test_scalings_that_need_a_length_say_so(scaling: Scaling) -> None:
         rope.for_length(0)
 
 
-@pytest.mark.parametrize("scaling", [DynamicNTK(4.0, 512), LongRoPE(SHORT, LONG, 512, 4.0)])
+@needs_length
 def test_cached_keys_migrate_when_the_context_outgrows_the_trained_one(
     scaling: Scaling, rng: np.random.Generator
 ) -> None:
@@ -152,14 +159,31 @@ def test_cached_keys_migrate_when_the_context_outgrows_the_trained_one(
     np.testing.assert_allclose(moved, long.rotate(raw, p), rtol=0, atol=4e-6)
 
 
-def test_scalings_are_values() -> None:
-    for _, _, _, scaling in CASES:
-        assert isinstance(scaling, Scaling)
-        again = pickle.loads(pickle.dumps(scaling))
-        assert again == scaling
-        assert hash(again) == hash(scaling)
-        assert eval(repr(scaling), vars(rope_xp.scaling)) == scaling
-        assert dataclasses.replace(scaling) == scaling
+@dataclasses.dataclass(frozen=True)
+class WarmYaRN(YaRN):
+    """A scaling of a user, with one more field."""
+
+    warmth: float = 1.0
+
+
+@pytest.mark.parametrize(
+    "scaling", [*(case[-1] for case in CASES), NTK(2.0), Axial(2), WarmYaRN(4.0, 4096, warmth=2.0)]
+)
+def test_scalings_are_values(scaling: Any) -> None:
+    assert isinstance(scaling, Scaling)
+    values = dataclasses.asdict(scaling)
+    names = [field.name for field in dataclasses.fields(scaling)]
+    assert [*values] == names == [*inspect.signature(type(scaling)).parameters]
+    # torch.compile lists the fields of our own classes alone.
+    assert values == vars(scaling) == get_attributes(scaling)
+    copies = pickle.loads(pickle.dumps(scaling)), copy.deepcopy(scaling), copy.copy(scaling)
+    for copied in (*copies, type(scaling)(**values), dataclasses.replace(scaling)):
+        assert copied == scaling
+        assert hash(copied) == hash(scaling)
+    assert eval(repr(scaling), vars(rope_xp.scaling) | {"WarmYaRN": WarmYaRN}) == scaling
+
+
+def test_sequences_become_tuples() -> None:
     assert LongRoPE(list(SHORT), list(LONG), 512, 4.0) == LongRoPE(SHORT, LONG, 512, 4.0)
 
 
@@ -207,11 +231,3 @@ NO_NUMBERS: list[tuple[str, Any]] = [
 def test_impossible_fields(error: type[Exception], message: str, make: Any) -> None:
     with pytest.raises(error, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    "fields", [*(scaling for *_, scaling in CASES), NTK(2.0), Axial(2), RoPE(base=5e5)], ids=str
-)
-def test_fields_are_all_attributes(fields: Any) -> None:
-    """torch.compile lists the fields of our own classes alone."""
-    assert get_attributes(fields) == vars(fields)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import pickle
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +30,6 @@ SCALINGS = {
 every_scaling = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
 
 
-# --- fields --------------------------------------------------------------------------------------
-
-
 @every_scaling
 def test_a_replaced_scaling_follows_its_factor(scaling: Any) -> None:
     assert scaling.attention_factor is None
@@ -51,25 +45,10 @@ def test_a_replaced_scaling_follows_its_factor(scaling: Any) -> None:
 
 
 @every_scaling
-def test_dataclasses_see_all_fields(scaling: Any) -> None:
-    names = list(inspect.signature(type(scaling)).parameters)
-    assert list(asdict(scaling)) == names == [field.name for field in fields(scaling)]
-    assert "attention_factor" in names
-    assert type(scaling)(**asdict(scaling)) == scaling
-    assert set(vars(scaling)) == set(names)
-    for copied in (pickle.loads(pickle.dumps(scaling)), copy.deepcopy(scaling), copy.copy(scaling)):
-        assert copied == scaling
-        assert replace(copied, factor=8.0) == replace(scaling, factor=8.0)
-
-
-@every_scaling
 def test_pydantic_sees_all_fields(scaling: Any) -> None:
     pydantic = pytest.importorskip("pydantic")
     adapter = pydantic.TypeAdapter(type(scaling))
     assert adapter.validate_json(adapter.dump_json(scaling)) == scaling
-
-
-# --- within a compiled graph ---------------------------------------------------------------------
 
 
 def test_scalings_are_built_within_a_graph() -> None:
@@ -88,9 +67,6 @@ def test_scalings_are_built_within_a_graph() -> None:
     compiled = torch.compile(rotate, fullgraph=True, backend="eager")
     for result, expected in zip(compiled(q), rotate(q), strict=True):
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
-
-
-# --- members of scalings that users write --------------------------------------------------------
 
 
 @dataclass(frozen=True)

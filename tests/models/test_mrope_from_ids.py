@@ -60,9 +60,6 @@ def assert_equal(ids: Any, inputs: dict[str, Any], config: Any, expected: Any) -
     np.testing.assert_array_equal(result, expected.numpy())
 
 
-# --- images and videos ---------------------------------------------------------------------------
-
-
 def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, Any, dict[str, Any]]:
     """Return ids, types and inputs of rows of n text tokens or merged (frames, height, width)."""
     merge, keys = config.vision_config.spatial_merge_size, config.to_dict()
@@ -154,9 +151,6 @@ def test_spans(spans: list[Any], second: float, tokens_per_second: int | None) -
     np.testing.assert_array_equal(result, expected[:, 0].numpy())
 
 
-# --- videos by time, with audio ------------------------------------------------------------------
-
-
 def audio_length(name: str, tokens: int) -> int:
     """Return a length of features that makes as many tokens, by the model's own formula."""
     if name == "qwen2_5_omni":
@@ -201,9 +195,6 @@ def test_qwen_omni(
         second_per_grids=per_grid,
     )
     assert_equal(ids, inputs | {"second_per_grid_ts": per_grid}, config, expected)
-
-
-# --- GLM-Image, HunYuan-VL, MiniCPM-V 4.7 --------------------------------------------------------
 
 
 @pytest.mark.parametrize("images", [[], [(2, 3)], [(4, 2), (1, 5)]], ids=str)
@@ -342,8 +333,6 @@ def test_halves_are_rounded_as_torch_does() -> None:
             expected = torch.linspace(0, length - 1, n).round().long().numpy()
             np.testing.assert_array_equal(canvases._round_linspace(n, length), expected)
 
-
-# --- errors --------------------------------------------------------------------------------------
 
 VISION = {"image_token_id": 9, "vision_config": {"spatial_merge_size": 2}}
 QWEN = {"model_type": "qwen2_vl", **VISION}

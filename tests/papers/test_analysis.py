@@ -30,9 +30,6 @@ CURVES = {"decay_bound": analysis.decay_bound, "score_curve": analysis.score_cur
 every_curve = pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 
 
-# --- the bound -----------------------------------------------------------------------------------
-
-
 @every_rope
 def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope: RoPE) -> None:
     distances = np.array([0, 1, 2.5, -17, 1000, 54321])
@@ -59,21 +56,6 @@ def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope: RoPE) -> 
     assert np.all(np.abs(scores) <= steepest * pairs * bound + 1e-12)
 
 
-def test_the_bound_against_mpmath() -> None:
-    distance = 99_999
-    with mpmath.workdps(40):
-        frequencies = [mpmath.mpf(500_000) ** (-mpmath.mpf(2 * i) / 128) for i in range(64)]
-        units = [mpmath.expjpi(distance * f / mpmath.pi) for f in frequencies]
-        expected = mpmath.fsum(abs(mpmath.fsum(units[: j + 1])) for j in range(64)) / 64
-    bound = analysis.decay_bound(RoPE(base=500_000.0), 128, distance)
-    assert bound.shape == ()
-    # The frequency and the product are each rounded by 2**-53: 2.3e-11 at most, 64 pairs.
-    assert abs(float(bound) - float(expected)) < 1e-9
-
-
-# --- scores --------------------------------------------------------------------------------------
-
-
 @every_rope
 @pytest.mark.parametrize("ones", [False, True])
 def test_a_score_is_what_rotated_vectors_have(rope: RoPE, ones: bool) -> None:
@@ -95,12 +77,10 @@ def test_shapes_and_blocks(curve, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_once.shape == (3, 4, 5)
     assert at_once.dtype == np.float64
     assert curve(RoPE(), HEAD_DIM, []).shape == (0,)
+    assert curve(RoPE(), HEAD_DIM, 7) == at_once[0, 1, 2]
     monkeypatch.setattr(analysis, "_BLOCK", 7 * HEAD_DIM // 2)
     # BLAS adds in an order that depends on the size of the block.
     np.testing.assert_allclose(curve(RoPE(), HEAD_DIM, distances), at_once, rtol=0, atol=1e-13)
-
-
-# --- the first negative sum ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("base", "expected"), [(1e4, 1707), (5e5, 18438), (4.3e3, 1077)])
@@ -170,9 +150,6 @@ def test_a_sum_that_rounds_to_zero_has_the_sign_of_the_exact_one() -> None:
 def test_turns(rope: RoPE) -> None:
     turns = analysis.turns(rope, HEAD_DIM, 4096)
     np.testing.assert_allclose(turns, 4096 / rope.wavelengths(HEAD_DIM), rtol=1e-15)
-
-
-# --- errors --------------------------------------------------------------------------------------
 
 
 HEAD_DIM_CALLS = {

@@ -28,8 +28,6 @@ CALLS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 }
 """Each with the number of its arrays. Masks need 12 tokens."""
 
-# --- softmax attention ---------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("kind", ["causal", "mask", "both", "cross", "rope", "scale"])
 def test_against_torch(kind: str) -> None:
@@ -89,9 +87,6 @@ def test_large_scores_do_not_overflow() -> None:
         np.testing.assert_allclose(result[b, :, h], v[b, nearest[b, h], h // 2], **CLOSE)
 
 
-# --- libraries and dtypes ------------------------------------------------------------------------
-
-
 @pytest.mark.covering
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
@@ -144,9 +139,6 @@ def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None
             assert function(*arrays, rope=RoPE(), **made).dtype == xp.float32
 
 
-# --- rotation ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", oracles.ROTATIONS)
 def test_scores_are_products_of_rotated_heads(layout: Any) -> None:
     q, k, _ = build_qkv()
@@ -174,9 +166,6 @@ def test_a_shift_of_all_positions_changes_nothing(function: Any, n: int, shift: 
     np.testing.assert_allclose(shifted, plain, rtol=1e-5, atol=1e-5)
 
 
-# --- shapes --------------------------------------------------------------------------------------
-
-
 @given(
     st.integers(0, 2), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2), st.integers(1, 3),
     st.integers(1, 4), st.integers(1, 5), st.booleans(),
@@ -199,9 +188,6 @@ def test_batch_axes_are_any_number(function: Any, n: int) -> None:
     np.testing.assert_allclose(function(*(x[0] for x in arrays), rope=RoPE()), whole[0], **CLOSE)
     more = function(*(x[:, None] for x in arrays), rope=RoPE())
     np.testing.assert_allclose(more[:, 0], whole, **CLOSE)
-
-
-# --- spans ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("upper", [True, False])

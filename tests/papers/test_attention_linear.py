@@ -83,9 +83,6 @@ def test_zeros_where_no_weight_is_left(causal: bool, feature_map: str) -> None:
     np.testing.assert_array_equal(result, np.zeros_like(x))
 
 
-# --- gradients -----------------------------------------------------------------------------------
-
-
 Q, K, V = normal(2, 7, 4, 8, seed=0), normal(2, 7, 2, 8, seed=1), normal(2, 7, 2, 3, seed=2)
 MASK = np.random.default_rng(3).random((2, 1, 7, 7)) < 0.6
 MASK[1, 0, 2] = False  # a row with nothing to attend to, whose gradient must not be NaN

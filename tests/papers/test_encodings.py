@@ -82,9 +82,6 @@ def test_values_of_shaw(backend: Target, size: Any, rng: np.random.Generator) ->
     np.testing.assert_allclose(backend.back(values), expected_values(c), rtol=0, atol=ATOL)
 
 
-# --- positions -----------------------------------------------------------------------------------
-
-
 @every_score
 def test_distances_count_alone(name: str, rng: np.random.Generator) -> None:
     case = Case(rng, SIZES[1], "float64")
@@ -160,9 +157,6 @@ def test_base_of_transformer_xl(rng: np.random.Generator) -> None:
     assert np.abs(scores - run("transformer_xl", case)).max() > 0.01
 
 
-# --- no tokens, no heads -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "size",
     [((2,), 0, 0, 2, 1, 3), ((2,), 0, 3, 2, 1, 3), ((), 3, 0, 2, 2, 3), ((0,), 2, 3, 2, 1, 3)],
@@ -188,9 +182,6 @@ def test_no_heads(name: str, rng: np.random.Generator) -> None:
     for field in ("q", *axes, "relative_k", "position_q", "position_k"):
         setattr(case, field, np.take(getattr(case, field), [], axis=axes.get(field, -2)))
     assert run(name, case).shape == (2, 0, 3, 5)
-
-
-# --- transforms ----------------------------------------------------------------------------------
 
 
 @every_score

@@ -32,9 +32,6 @@ def build_qkv(*, s: int = 12, t: int = 12, fewer: int = 2) -> tuple[np.ndarray, 
     return normal(2, s, 4, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
 
 
-# --- the rotation, x (..., tokens, heads, d) at positions (tokens,) -------------------------------
-
-
 def paper(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.ndarray:
     """Stack, reshape, and repeat the sines: RoFormer's pseudo-code, interleaved."""
     d = x.shape[-1]
@@ -60,8 +57,6 @@ ROTATIONS: dict[str, Callable[..., np.ndarray]] = {
     "interleaved_to_half": paper,  # products do not depend on the order of pairs
 }
 """By layout."""
-
-# --- attention -----------------------------------------------------------------------------------
 
 
 def head_pairs(q: np.ndarray, k: np.ndarray) -> list[tuple[int, int]]:
