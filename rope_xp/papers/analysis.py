@@ -168,7 +168,7 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     Returns
     -------
     numpy.ndarray
-        Shape (r/2,), float64: ``tokens`` divided by :meth:`rope_xp.RoPE.wavelengths`.
+        Shape (r/2,), float64: ``tokens`` by :meth:`rope_xp.RoPE.wavelengths`, 0 at frequency zero.
 
     Examples
     --------

@@ -21,6 +21,11 @@ def mrope(
 ) -> Array:
     """Return the time, height and width of tokens of text, images and videos in one sequence.
 
+    Text tokens have three equal components. The tokens of an image or video are the cells of its
+    grid, which starts at the next position after the text. The span behind it starts after the
+    larger of height and width, whatever the number of frames, as in transformers 5. Wang et al.,
+    "Qwen2-VL", arXiv 2409.12191, section 2.1.
+
     Parameters
     ----------
     spans : sequence
@@ -38,13 +43,6 @@ def mrope(
     -------
     array, (3, tokens)
         Components (time, height, width).
-
-    Notes
-    -----
-    Text tokens have three equal components. The tokens of an image or video are the cells of its
-    grid, which starts at the next position after the text. The span behind it starts after the
-    larger of height and width, whatever the number of frames, as in transformers 5. Wang et al.,
-    "Qwen2-VL", arXiv 2409.12191, section 2.1.
 
     Examples
     --------
@@ -79,6 +77,11 @@ def mrope_from_ids(
 ) -> Array:
     """Return the time, height and width of tokens, from the output of a processor.
 
+    Equal to ``get_rope_index`` of transformers 5, for all models that have it: the Qwen-VL,
+    Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, GLM-Image,
+    HunYuan-VL and MiniCPM-V 4.7. Audio among the tokens of a Qwen-Omni video belongs to the video.
+    RopeError is raised if grids and tokens do not match, and RopeConfigError for other models.
+
     Parameters
     ----------
     ids : array or sequence, (tokens,) or (batch, tokens)
@@ -101,31 +104,14 @@ def mrope_from_ids(
     array, (3, tokens) or (3, batch, tokens)
         Components (time, height, width); padding is 0, or what the model uses. float32 for
         Qwen3-Omni, whose frames may have fractional positions. The next token of a sequence is at
-        its largest position plus one. For HunYuan-VL (width, height, image) or
-        (token, width, height, image), as many components as ``mrope_section`` has.
-
-    Raises
-    ------
-    RopeConfigError
-        If the model is not known, or has no M-RoPE.
-    RopeError
-        If grids and tokens do not match.
-
-    Notes
-    -----
-    Equal to ``get_rope_index`` of transformers 5, for all models that have it: the Qwen-VL,
-    Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, GLM-Image,
-    HunYuan-VL and MiniCPM-V 4.7. Audio among the tokens of a Qwen-Omni video belongs to the video,
-    and the number of its tokens is its length.
+        its largest position plus one. For HunYuan-VL as many components as ``mrope_section`` has:
+        (width, height, image) or (token, width, height, image).
 
     Examples
     --------
     >>> from rope_xp import positions
-    >>> config = {
-    ...     "model_type": "qwen2_vl",
-    ...     "image_token_id": 9,
-    ...     "vision_config": {"spatial_merge_size": 2},
-    ... }
+    >>> config = {"model_type": "qwen2_vl", "image_token_id": 9}
+    >>> config["vision_config"] = {"spatial_merge_size": 2}
     >>> image = {"image_grid_thw": [[1, 4, 4]]}  # 2 by 2 merged patches
     >>> positions.mrope_from_ids([5, 6, 9, 9, 9, 9, 7], image, config).tolist()
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]

@@ -16,12 +16,11 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     Parameters
     ----------
     cu_seqlens : array or sequence, (sequences + 1,)
-        Integers: cumulative lengths in tokens from 0, as in flash-attention. Those of a numpy array
-        are checked not to decrease or exceed total.
+        Integers: cumulative lengths in tokens from 0, as in flash-attention. On a host they are
+        checked not to decrease or exceed total.
     total : int, optional
-        Number of tokens, ``cu_seqlens[-1]`` or more. Required under a compiler, which has no
-        values; on a GPU it avoids a synchronisation. Tokens beyond the last sequence are counted
-        from 0 too.
+        Number of tokens, ``cu_seqlens[-1]`` or more; the rest is counted from 0 too. Required under
+        a compiler, which has no values; on a GPU it avoids a synchronisation.
 
     Returns
     -------
@@ -87,9 +86,8 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
     """
     backend, lengths = values.to_integers("lengths", lengths)
     new_tokens = values.check_count("new_tokens", new_tokens)
-    device = backend.device(lengths)
-    steps = backend.xp.arange(new_tokens, dtype=lengths.dtype, device=device)
-    return lengths[:, None] + steps[None, :]
+    options = {"dtype": lengths.dtype, "device": backend.device(lengths)}
+    return lengths[:, None] + backend.xp.arange(new_tokens, **options)[None, :]
 
 
 def zigzag(
@@ -103,42 +101,33 @@ def zigzag(
     """Return the tokens of each device, which balance the load of causal attention.
 
     Each sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
-    i from the back, for packed sequences one sequence after the other.
+    i from the back, for packed sequences one sequence after the other: context parallelism in
+    Megatron, and for packed sequences ("thd") in Transformer Engine.
 
     Parameters
     ----------
     tokens : int, optional
-        Number of tokens, a multiple of ``2 * shards``. With cu_seqlens it is required only under a
-        compiler, which has no values.
+        Number of tokens, a multiple of ``2 * shards``. With cu_seqlens as total of :func:`packed`.
     shards : int
         Number of devices.
     cu_seqlens : array or sequence, (sequences + 1,), optional
         As in :func:`packed`. Each sequence is padded to a multiple of ``2 * shards``.
     xp, device : optional
-        Library and device of the result; numpy by default, or those of cu_seqlens if it is on a
-        device.
+        As for :func:`video`. Not with cu_seqlens on a device, where the result is too.
 
     Returns
     -------
     array, (shards, tokens / shards)
-        Row i holds the tokens of device i, in its order. Without cu_seqlens these are also their
-        positions; with it, positions are ``packed(cu_seqlens)[row]``.
-
-    Notes
-    -----
-    The split of context parallelism in Megatron, and for packed sequences ("thd") in Transformer
-    Engine.
+        Row i holds the tokens of device i, in its order. Their positions are the same, and with
+        cu_seqlens ``packed(cu_seqlens)[row]``.
 
     Examples
     --------
     >>> from rope_xp import positions
     >>> positions.zigzag(8, 2).tolist()
     [[0, 1, 6, 7], [2, 3, 4, 5]]
-    >>> tokens = positions.zigzag(cu_seqlens=[0, 4, 12], shards=2)
-    >>> tokens.tolist()
+    >>> positions.zigzag(cu_seqlens=[0, 4, 12], shards=2).tolist()
     [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
-    >>> positions.packed([0, 4, 12])[tokens[0]].tolist()
-    [0, 3, 0, 1, 6, 7]
     """
     shards = values.check_count("shards", shards)
     chunks = 2 * shards
@@ -150,10 +139,9 @@ def zigzag(
     total = _count_tokens(ends) if tokens is None else values.check_count("tokens", tokens, 0)
     on_host = isinstance(ends, np.ndarray)
     if total % chunks or (on_host and total != ends[-1]):
-        raise RopeError(
-            f"tokens = {total} must be a multiple of 2 * shards = {chunks}, and must be "
-            "cu_seqlens[-1]"
-        )
+        msg = f"tokens = {total} must be a multiple of 2 * shards = {chunks}"
+        msg += " and must be cu_seqlens[-1]"
+        raise RopeError(msg)
     if on_host and (np.diff(ends) % chunks).any():
         raise RopeError(
             f"each sequence of cu_seqlens must be a multiple of 2 * shards = {chunks} long; "

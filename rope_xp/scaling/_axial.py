@@ -19,7 +19,10 @@ class Axial(Scaling):
     """Frequencies for positions of several components, such as the row and column of a patch.
 
     ``position_axes`` of the RoPE names the component of each pair; :meth:`rope_xp.RoPE.axial` makes
-    both.
+    both. With n components of a head, "blocks" and "alternating" have ``base ** (-2 j / n)``,
+    j = 0 ... n/2 - 1, for each component of a position. Without sections n = r / a. Heo et al.,
+    "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, describe axial
+    frequencies; the orders are those of models in transformers and diffusers.
 
     Parameters
     ----------
@@ -35,13 +38,6 @@ class Axial(Scaling):
         such as (16, 56, 56). Then axes is their number. None: equal shares. Not with "strided".
     bases : tuple of float, optional
         A base for each component. None: that of the RoPE for all. Not with "strided".
-
-    Notes
-    -----
-    With n components of a head, "blocks" and "alternating" have ``base ** (-2 j / n)``,
-    j = 0 ... n/2 - 1, for each component of a position. Without sections n = r / a. Heo et al.,
-    "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, describe axial
-    frequencies; the orders are those of models in transformers and diffusers.
 
     Examples
     --------
@@ -118,7 +114,9 @@ def assign_pairs(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
 class RIFLEx(Scaling):
     """One pair of the frames slowed down, so that a longer video does not repeat itself.
 
-    A pair that completes a turn within a video makes it start again.
+    A pair that completes a turn within a video makes it start again. Frequency k becomes
+    ``share * 2 pi / L``, and the others stay. Zhao et al., "RIFLEx: A Free Lunch for Length
+    Extrapolation in Video Diffusion Transformers", arXiv 2502.15894, whose code has the share 0.9.
 
     Parameters
     ----------
@@ -133,12 +131,6 @@ class RIFLEx(Scaling):
         The component of positions that counts frames.
     share : float, default 0.9
         The share of a whole turn that the video makes.
-
-    Notes
-    -----
-    Frequency k becomes ``share * 2 pi / L``, and the others stay. Zhao et al., "RIFLEx: A Free
-    Lunch for Length Extrapolation in Video Diffusion Transformers", arXiv 2502.15894, whose code
-    has the share 0.9.
 
     Examples
     --------

@@ -17,6 +17,12 @@ from rope_xp.scaling._base import Scaling, no_length
 class YaRN(Scaling):
     """Slow pairs divided by ``factor``, fast ones left, a ramp over the pairs between.
 
+    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv
+    2309.00071: eq. 17 for the pair that turns b times, c(b) = r ln(L / (2 pi b)) / (2 ln base);
+    eq. 18 to 20 for ``w_i (1 - t_i) + w_i / s * t_i``, with a ramp t_i over i from c(beta_fast) to
+    c(beta_slow), as the authors' code has it; eq. 22 for g. ``softmax_scale``, by which the caller
+    multiplies its own as DeepSeek-V2 and V3 do, is g(mscale_all_dim)**2.
+
     Parameters
     ----------
     factor : float
@@ -33,14 +39,6 @@ class YaRN(Scaling):
         0 or more, as in DeepSeek's configurations.
     truncate : bool, default True
         Whether the ends of the ramp are rounded to whole pairs, outwards.
-
-    Notes
-    -----
-    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv
-    2309.00071: eq. 17 for the pair that turns b times, c(b) = r ln(L / (2 pi b)) / (2 ln base);
-    eq. 18 to 20 for ``w_i (1 - t_i) + w_i / s * t_i``, with a ramp t_i over i from c(beta_fast) to
-    c(beta_slow), as the authors' code has it; eq. 22 for g. ``softmax_scale``, by which the caller
-    multiplies its own as DeepSeek-V2 and V3 do, is g(mscale_all_dim)**2.
 
     Examples
     --------
@@ -111,6 +109,9 @@ class YaRN(Scaling):
 class LongRoPE(Scaling):
     """Each pair divided by its own factor, from a list for short contexts or one for long ones.
 
+    Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv 2402.13753,
+    eq. 2 for the divisors; the attention factor is that of Phi-3, Abdin et al., arXiv 2404.14219.
+
     Parameters
     ----------
     short_factor, long_factor : sequence of float, length r/2
@@ -125,11 +126,6 @@ class LongRoPE(Scaling):
         Tokens of the extended context, required if the other two are None.
     length : int, optional
         As for :class:`DynamicNTK`.
-
-    Notes
-    -----
-    Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv 2402.13753,
-    eq. 2 for the divisors; the attention factor is that of Phi-3, Abdin et al., arXiv 2404.14219.
 
     Examples
     --------

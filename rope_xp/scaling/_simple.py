@@ -16,15 +16,13 @@ from rope_xp.scaling._base import Scaling, no_length
 class Linear(Scaling):
     """Position interpolation: every frequency divided by ``factor``.
 
+    Chen et al., "Extending Context Window of Large Language Models via Positional
+    Interpolation", arXiv 2306.15595, eq. 4: f'(x, m) = f(x, m / factor).
+
     Parameters
     ----------
     factor : float
         How many times longer the context is than the trained one.
-
-    Notes
-    -----
-    Chen et al., "Extending Context Window of Large Language Models via Positional
-    Interpolation", arXiv 2306.15595, eq. 4: f'(x, m) = f(x, m / factor).
 
     Examples
     --------
@@ -48,15 +46,13 @@ class Linear(Scaling):
 class NTK(Scaling):
     """A larger base: the slowest pair turns ``factor`` times slower, the fastest as before.
 
+    "NTK-aware" interpolation: the base becomes ``base * factor ** (r / (r - 2))``. Peng et al.,
+    YaRN, arXiv 2309.00071, eq. 16 and 17.
+
     Parameters
     ----------
     factor : float
         As for :class:`Linear`; often called alpha. Needs two pairs.
-
-    Notes
-    -----
-    "NTK-aware" interpolation: the base becomes ``base * factor ** (r / (r - 2))``. Peng et al.,
-    YaRN, arXiv 2309.00071, eq. 16 and 17.
 
     Examples
     --------
@@ -79,6 +75,10 @@ class NTK(Scaling):
 class DynamicNTK(Scaling):
     """NTK with a factor that grows with the context: no change within the trained one.
 
+    With n = max(length, L), the base becomes
+    ``base * (factor * n / L - (factor - 1)) ** (r / (r - 2))``. Peng et al., arXiv 2309.00071,
+    section 3.3, in the form of transformers' ``dynamic``.
+
     Parameters
     ----------
     factor : float
@@ -88,12 +88,6 @@ class DynamicNTK(Scaling):
     length : int, optional
         Tokens of the present context, fixed by :meth:`for_length`. All keys of one attention must
         be rotated for the same length; see :meth:`rope_xp.RoPE.rerotate` for cached ones.
-
-    Notes
-    -----
-    With n = max(length, L), the base becomes
-    ``base * (factor * n / L - (factor - 1)) ** (r / (r - 2))``. Peng et al., arXiv 2309.00071,
-    section 3.3, in the form of transformers' ``dynamic``.
 
     Examples
     --------
@@ -139,6 +133,10 @@ def _stretch(name: str, base: float, factor: float, rotary_dim: int) -> NDArray[
 class Llama3(Scaling):
     """Slow pairs divided by ``factor``, fast ones left, a ramp between. Llama 3.1 and later.
 
+    With t_i = (L w_i / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clipped to
+    [0, 1]: ``(1 - t_i) * w_i / factor + t_i * w_i``. From Meta's code for Llama 3.1; Dubey et al.,
+    "The Llama 3 Herd of Models", arXiv 2407.21783, describe the model.
+
     Parameters
     ----------
     factor : float
@@ -149,12 +147,6 @@ class Llama3(Scaling):
         factors make a step, as in Llama 4 Scout.
     original_max_position_embeddings : int
         Tokens of the trained context, L.
-
-    Notes
-    -----
-    With t_i = (L w_i / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clipped to
-    [0, 1]: ``(1 - t_i) * w_i / factor + t_i * w_i``. From Meta's code for Llama 3.1; Dubey et al.,
-    "The Llama 3 Herd of Models", arXiv 2407.21783, describe the model.
 
     Examples
     --------
@@ -188,17 +180,15 @@ class Llama3(Scaling):
 class Proportional(Scaling):
     """Only the fastest share of the pairs of a whole head turns, the others have 0. Gemma 4.
 
+    ``w_i / factor`` for i < floor(partial_rotary_factor * r / 2), else 0; transformers'
+    ``proportional``. A smaller ``rotary_dim`` has other frequencies.
+
     Parameters
     ----------
     partial_rotary_factor : float, default 1.0
         Share of pairs that turn, at most 1.
     factor : float, default 1.0
         Divisor of all frequencies.
-
-    Notes
-    -----
-    ``w_i / factor`` for i < floor(partial_rotary_factor * r / 2), else 0; transformers'
-    ``proportional``. A smaller ``rotary_dim`` has other frequencies.
 
     Examples
     --------

@@ -8,7 +8,6 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch.backend import Backend
 from rope_xp.papers import _heads
-from rope_xp.papers.attention import _arrays
 from rope_xp.rope import Positions, RoPE
 
 _CHUNK = 128
@@ -61,12 +60,12 @@ def linear_attention(
     >>> attention.linear_attention(x, x, x, rope=RoPE(), causal=True)[:2, 0].round(3).tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.126, 0.538, 0.0, 0.0]]
     """
-    arrays = _arrays.check_arrays(q=q, k=k, v=v, same_tokens=True)
+    arrays = _heads.check_arrays(q=q, k=k, v=v, same_tokens=True)
     backend, xp = arrays.backend, arrays.backend.xp
     phi, varphi = _feature_maps(xp, feature_map, causal)
     plain_q = _apply_map(backend, "phi", phi, arrays.q, ...)
     plain_k = _apply_map(backend, "varphi", varphi, arrays.k, plain_q.shape[-1])
-    rotated_q, rotated_k = _arrays.rotate(rope, plain_q, plain_k, positions)
+    rotated_q, rotated_k = _heads.rotate(rope, plain_q, plain_k, positions)
     operands = (
         _heads.swap_tokens_and_heads(xp, _heads.repeat_heads(xp, x, arrays.q.shape[-2]))
         for x in (rotated_q, rotated_k, plain_q, plain_k, arrays.v)
@@ -78,7 +77,7 @@ def linear_attention(
 def _elu_plus_one(xp: Namespace, x: Array) -> Array:
     """Return elu(x) + 1: x + 1 above zero, exp(x) below."""
     # exp sees no large x, whose infinity would make the gradient of where not a number.
-    return xp.where(x > 0.0, x + 1.0, xp.exp(_arrays.keep(xp, x < 0.0, x, 0.0)))
+    return xp.where(x > 0.0, x + 1.0, xp.exp(_heads.keep(xp, x < 0.0, x, 0.0)))
 
 
 def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, _Map]:
@@ -97,7 +96,7 @@ def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, 
                 "it cannot be causal; use 'elu', or functions of each token alone"
             )
             raise RopeError(msg)
-        return partial(_arrays.softmax, xp, axis=-1), partial(_arrays.softmax, xp, axis=-3)
+        return partial(_heads.softmax, xp, axis=-1), partial(_heads.softmax, xp, axis=-3)
     is_pair = isinstance(feature_map, Sequence) and len(feature_map) == 2
     if not is_pair or not all(map(callable, feature_map)):
         raise TypeError(expected)
@@ -126,7 +125,7 @@ def _attend(
         above = xp.matmul(q, xp.matmul(xp.matrix_transpose(k), v))
         total = xp.sum(plain_k, axis=-2, keepdims=True, dtype=v.dtype)
         below = xp.sum(plain_q * total, axis=-1, keepdims=True, dtype=v.dtype)
-    return _arrays.divide(xp, above, below)
+    return _heads.divide(xp, above, below)
 
 
 def _sum_prefixes(backend: Backend, q: Array, k: Array, v: Array) -> Array:
@@ -141,8 +140,8 @@ def _sum_prefixes(backend: Backend, q: Array, k: Array, v: Array) -> Array:
         stop = min(start + _CHUNK, tokens)
         chunk_q, chunk_k, chunk_v = (x[..., start:stop, :] for x in (q, k, v))
         columns = xp.matrix_transpose(chunk_k)
-        earlier = _arrays.causal_mask(backend, q, stop - start, stop - start)
-        part = xp.matmul(_arrays.keep(xp, earlier, xp.matmul(chunk_q, columns), 0.0), chunk_v)
+        earlier = _heads.causal_mask(backend, q, stop - start, stop - start)
+        part = xp.matmul(_heads.keep(xp, earlier, xp.matmul(chunk_q, columns), 0.0), chunk_v)
         parts.append(part if state is None else part + xp.matmul(chunk_q, state))
         update = xp.matmul(columns, chunk_v)
         state = update if state is None else state + update

@@ -5,7 +5,6 @@ from typing import Any
 
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp.papers import _heads
-from rope_xp.papers.attention import _arrays
 from rope_xp.rope import Positions, RoPE
 
 
@@ -48,7 +47,7 @@ def scores(
     >>> attention.scores(x, x, [10, 11, 12], RoPE()).round(3).tolist()
     [[[2.0, 1.54, 0.584], [1.54, 2.0, 1.54], [0.584, 1.54, 2.0]]]
     """
-    arrays = _arrays.check_arrays(q=q, k=k)
+    arrays = _heads.check_arrays(q=q, k=k)
     result = _scaled_products(arrays, rope, positions, k_positions, scale)
     return _heads.cast_like(arrays.backend.xp, result, q)
 
@@ -95,20 +94,20 @@ def attention(
     >>> attention.attention(x, x, x, rope=RoPE(), causal=True)[:2, 0].round(3).tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.285, 0.715, 0.0, 0.0]]
     """
-    arrays = _arrays.check_arrays(q=q, k=k, v=v)
+    arrays = _heads.check_arrays(q=q, k=k, v=v)
     backend, xp = arrays.backend, arrays.backend.xp
     (rows, heads), columns = arrays.q.shape[-3:-1], arrays.k.shape[-3]
     if mask is not None:
         shape = (*arrays.q.shape[:-3], heads, rows, columns)
-        _arrays.check_mask(arrays, mask, shape, "(batch..., heads, tokens, k tokens)")
+        _heads.check_mask(arrays, mask, shape, "(batch..., heads, tokens, k tokens)")
     logits = _scaled_products(arrays, rope, positions, k_positions, scale)
     if mask is not None:
-        logits = _arrays.keep(xp, mask, logits, -math.inf)
+        logits = _heads.keep(xp, mask, logits, -math.inf)
     if causal:
-        earlier = _arrays.causal_mask(backend, logits, rows, columns)
-        logits = _arrays.keep(xp, earlier, logits, -math.inf)
+        earlier = _heads.causal_mask(backend, logits, rows, columns)
+        logits = _heads.keep(xp, earlier, logits, -math.inf)
     values = _heads.swap_tokens_and_heads(xp, _heads.repeat_heads(xp, arrays.v, heads))
-    result = xp.matmul(_arrays.softmax(xp, logits, -1), values)
+    result = xp.matmul(_heads.softmax(xp, logits, -1), values)
     return _heads.cast_like(xp, _heads.swap_tokens_and_heads(xp, result), q)
 
 
@@ -154,29 +153,29 @@ def global_pointer(
     >>> spans[0, :2].round(2).tolist()
     [[2.0, 1.54, -1000000000000.0], [-1000000000000.0, 2.0, -1000000000000.0]]
     """
-    arrays = _arrays.check_arrays(q=q, k=k, same_tokens=True)
+    arrays = _heads.check_arrays(q=q, k=k, same_tokens=True)
     backend, xp, tokens = arrays.backend, arrays.backend.xp, arrays.q.shape[-3]
     shape = tuple(arrays.q.shape[:-2])
     if mask is not None:
-        _arrays.check_mask(arrays, mask, shape, "(batch..., tokens)")
+        _heads.check_mask(arrays, mask, shape, "(batch..., tokens)")
     factor = 1.0 / math.sqrt(arrays.q.shape[-1]) if scale else 1.0  # without rope.softmax_scale
     logits = _scaled_products(arrays, rope, positions, None, factor)
     no_span = -65504.0 if backend.dtype_name(q) == "float16" else -1e12
     if mask is not None:
         real = xp.broadcast_to(mask, shape)
         both = real[..., None, :, None] & real[..., None, None, :]
-        logits = _arrays.keep(xp, both, logits, no_span)
+        logits = _heads.keep(xp, both, logits, no_span)
     if upper_triangular:
-        spans = xp.matrix_transpose(_arrays.causal_mask(backend, logits, tokens, tokens))
-        logits = _arrays.keep(xp, spans, logits, no_span)
+        spans = xp.matrix_transpose(_heads.causal_mask(backend, logits, tokens, tokens))
+        logits = _heads.keep(xp, spans, logits, no_span)
     return _heads.cast_like(xp, logits, q)
 
 
 def _scaled_products(
-    arrays: _arrays.CheckedArrays, rope: RoPE | None, positions: Any, k_positions: Any, scale: Any
+    arrays: _heads.CheckedArrays, rope: RoPE | None, positions: Any, k_positions: Any, scale: Any
 ) -> Array:
     """Return scaled products of rotated heads, (batch..., heads, q tokens, k tokens)."""
-    q, k = _arrays.rotate(rope, arrays.q, arrays.k, positions, k_positions)
+    q, k = _heads.rotate(rope, arrays.q, arrays.k, positions, k_positions)
     if scale is None:
         scale = (1.0 if rope is None else rope.softmax_scale) / math.sqrt(q.shape[-1])
     # Scaled before they are multiplied, so that nothing overflows that would fit after scaling.

@@ -111,7 +111,7 @@ def check_weights(weights: Any, v: Any, positions: Any, k_positions: Any) -> Ope
 
 
 def _check_dtypes(**arrays: Any) -> Backend:
-    backend, dtypes = _heads.check_arrays(**arrays)
+    backend, dtypes = _heads.check_floats(**arrays)
     if len(dtypes) > 1:
         (first, x), (second, y) = arrays.items()
         dtypes_of_both = f"{first} is {backend.dtype_name(x)} and {second} {backend.dtype_name(y)}"

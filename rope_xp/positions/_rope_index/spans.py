@@ -54,8 +54,7 @@ class SpanIndexer(Indexer):
             self.token_ids.clear()  # marks alone determine the types
         if self._is_omni:
             self.token_ids[AUDIO] = keys.get("audio_token_id", keys.get("audio_token_index"))
-        self._keep_fractions = name == "qwen3_omni_moe"
-        self.dtype = np.float32 if self._keep_fractions else np.int64
+        self.dtype = np.float32 if name == "qwen3_omni_moe" else np.int64
         self.padding = int(name in ("glm_image", "qwen2_5_omni"))
         # The positions after which video and audio alternate; None sorts them by time.
         self._chunk: int | None = None
@@ -98,7 +97,7 @@ class SpanIndexer(Indexer):
         parts: list[np.ndarray] = [np.empty((3, 0), self.dtype)]
         start: Any = 0
         for span in self._split_spans(types, self._images[row]):
-            cells, length = index_span(span.grid, span.interval, self._keep_fractions)
+            cells, length = index_span(span.grid, span.interval, self.dtype is np.float32)
             positions = (start + cells).astype(self.dtype)  # rounds each sum, as transformers does
             if span.audio_tokens:
                 parts += _interleave_audio(positions, span.audio_tokens, self._chunk)
@@ -177,8 +176,7 @@ def _read_videos(
     seconds = inputs.get("second_per_grid_ts", inputs.get("video_second_per_grid"))
     seconds = [1.0] * len(grids) if seconds is None else np.asarray(seconds).tolist()
     if len(seconds) != len(grids):
-        msg = f"second_per_grid_ts has {len(seconds)} numbers for {len(grids)} videos"
-        raise RopeError(msg)
+        raise RopeError(f"second_per_grid_ts has {len(seconds)} numbers for {len(grids)} videos")
     for grid, second in zip(grids, seconds, strict=True):
         if name in SEPARATE_FRAMES:
             yield from [Span((1, *grid[1:]))] * grid[0]
