@@ -91,7 +91,7 @@ def t5_bias(
     >>> encodings.t5_bias(q, q, bias, max_distance=2).tolist()
     [[[0.0, 3.0, 3.0], [1.0, 0.0, 3.0], [1.0, 1.0, 0.0]]]
     """
-    operands = _operands.check_queries(q, k, positions, k_positions, scale)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     added = _bias(operands, bias, max_distance, bidirectional)
     return operands.finish(q, operands.content(), added)
 
@@ -134,7 +134,7 @@ def tupe(
     >>> encodings.tupe(q, q, places, places).tolist()
     [[[1.0, 2.0], [2.0, 4.0]]]
     """
-    operands = _operands.check_queries(q, k, positions, k_positions, scale)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     axes = "(tokens, heads, head_dim), with the batch axes of q or without"
     embedded = []
     for name, value in (("position_q", position_q), ("position_k", position_k)):

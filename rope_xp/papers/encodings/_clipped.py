@@ -46,7 +46,7 @@ def shaw(
     >>> encodings.shaw(q, k, np.array([[-1.0], [0.0], [1.0]])).tolist()
     [[[0.0, -1.0, -1.0], [1.0, 0.0, -1.0], [1.0, 1.0, 0.0]]]
     """
-    operands = _operands.check_queries(q, k, positions, k_positions, scale)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     shape = (None, operands.head_shape[1])
     rows = operands.take_clipped("relative_keys", relative_keys, _SHARED_AXES, shape)
     return operands.finish(q, operands.content() + operands.multiply_rows(operands.q, rows))
@@ -85,7 +85,7 @@ def shaw_values(
     >>> encodings.shaw_values(weights, v, np.array([[-1.0], [0.0], [3.0]])).tolist()
     [[[0.0]], [[1.5]]]
     """
-    operands = _operands.check_weights(weights, v, positions, k_positions)
+    operands = _operands.check_operands(positions, k_positions, weights=weights, v=v)
     xp, shape = operands.xp, (None, operands.head_shape[1])
     rows = operands.take_clipped("relative_values", relative_values, _SHARED_AXES, shape)
     content = xp.matmul(operands.q, _heads.swap_tokens_and_heads(xp, operands.k))
@@ -126,7 +126,7 @@ def deberta(
     >>> encodings.deberta(q, k, table, table).tolist()
     [[[0.0, -1.0, -1.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]]
     """
-    operands = _operands.check_queries(q, k, positions, k_positions, scale)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     xp, axes = operands.xp, "(2 * clip, heads, head_dim)"
     shape = (None, *operands.head_shape)
     to_keys = operands.take_clipped("relative_q", relative_q, axes, shape, symmetric=False)
@@ -165,7 +165,7 @@ def multiplicative(
     >>> encodings.multiplicative(q, q, np.array([0.0, 1.0, 0.5])).tolist()
     [[[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]]]
     """
-    operands = _operands.check_queries(q, k, positions, k_positions, scale)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     shapes = ((None,), (None, operands.head_shape[0]))
     axes = "(2 * clip + 1,) or (2 * clip + 1, heads)"
     entries = operands.take_clipped("factors", factors, axes, *shapes)

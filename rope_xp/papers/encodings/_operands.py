@@ -90,46 +90,22 @@ class Operands:
         return _heads.cast_like(self.xp, scores if bias is None else scores + bias, q)
 
 
-def check_queries(q: Any, k: Any, positions: Any, k_positions: Any, scale: float) -> Operands:
-    """Check queries and keys and return them with their distances."""
-    scale = _heads.check_scale(scale)
-    backend = _check_dtypes(q=q, k=k)
-    _heads.check_queries(q, k)
-    tokens, heads = q.shape[-3:-1]
-    return _build(backend, "q", q, k, tokens, heads, positions, k_positions, scale)
-
-
-def check_weights(weights: Any, v: Any, positions: Any, k_positions: Any) -> Operands:
-    """Check attention weights and values; they take the places of q and k."""
-    backend = _check_dtypes(weights=weights, v=v)
-    _heads.check_shape("v", v, _heads.AXES, (*v.shape[:-3], ..., ..., None))
-    axes = "(batch..., heads, q tokens, k tokens)"
-    _heads.check_shape("weights", weights, axes, (*v.shape[:-3], ..., ..., v.shape[-3]))
-    heads, tokens = weights.shape[-3:-1]
-    _heads.check_heads("weights", heads, "v", v.shape[-2])
-    return _build(backend, "weights", weights, v, tokens, heads, positions, k_positions, 1.0)
-
-
-def _check_dtypes(**arrays: Any) -> Backend:
+def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **arrays: Any) -> Operands:
+    """Check q and k, or weights and v in their places, and return them with their distances."""
     backend, dtypes = _heads.check_floats(**arrays)
+    (first, q), (second, k) = arrays.items()
     if len(dtypes) > 1:
-        (first, x), (second, y) = arrays.items()
-        dtypes_of_both = f"{first} is {backend.dtype_name(x)} and {second} {backend.dtype_name(y)}"
-        raise TypeError(f"{dtypes_of_both}; convert one of them")
-    return backend
-
-
-def _build(
-    backend: Backend,
-    first: str,
-    q: Array,
-    k: Array,
-    tokens: int,
-    heads: int,
-    positions: Any,
-    k_positions: Any,
-    scale: float,
-) -> Operands:
+        names = f"{first} is {backend.dtype_name(q)} and {second} {backend.dtype_name(k)}"
+        raise TypeError(f"{names}; convert one of them")
+    if first == "q":
+        _heads.check_queries(q, k)
+        tokens, heads = q.shape[-3:-1]
+    else:
+        _heads.check_shape(second, k, _heads.AXES, (*k.shape[:-3], ..., ..., None))
+        axes = "(batch..., heads, q tokens, k tokens)"
+        _heads.check_shape(first, q, axes, (*k.shape[:-3], ..., ..., k.shape[-3]))
+        heads, tokens = q.shape[-3:-1]
+        _heads.check_heads(first, heads, second, k.shape[-2])
     xp, batch, k_tokens = backend.xp, tuple(k.shape[:-3]), k.shape[-3]
     if k_positions is None and tokens != k_tokens:
         msg = (
@@ -148,9 +124,10 @@ def _build(
         halves = (m >> 1) - (n >> 1)
         distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
         distances = xp.where(halves <= -(2**30), xp.full_like(distances, -FARTHEST), distances)
-    dtype = _heads.compute_dtype(xp, {backend.dtype_name(q)})
-    keys = _heads.repeat_heads(xp, xp.astype(k, dtype, copy=False), heads)
-    return Operands(backend, xp.astype(q, dtype, copy=False), keys, distances, first, scale)
+    dtype = _heads.compute_dtype(xp, dtypes)
+    q, k = (xp.astype(x, dtype, copy=False) for x in (q, k))
+    k = _heads.repeat_heads(xp, k, heads)
+    return Operands(backend, q, k, distances, first, _heads.check_scale(scale))
 
 
 def _resolve(

@@ -94,7 +94,7 @@ def transformer_xl(
     >>> encodings.transformer_xl(q, q, u, v, w).round(2).tolist()
     [[[0.0, -0.84, -0.91], [0.84, 0.0, -0.84], [0.91, 0.84, 0.0]]]
     """
-    operands = _operands.check_queries(q, k, positions, k_positions, scale)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     shape = operands.head_shape
     to_content, to_position = (
         with_axes(operands.parameter(name, x, "(heads, head_dim)", shape), len(operands.q.shape))
