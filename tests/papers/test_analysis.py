@@ -43,14 +43,7 @@ def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope: RoPE) -> 
 
     q, k = np.random.default_rng(0).standard_normal((2, HEAD_DIM))
     q[: HEAD_DIM - 2 * pairs] = 0  # components that pass through are not bounded
-    rotated = slice(-2 * pairs, None) if rope.rotary_offset else slice(2 * pairs)
-    order = (2, pairs) if rope.layout == "half" else (pairs, 2)
-    first, second = (
-        np.stack([q, k])[:, rotated]
-        .reshape(2, *order)
-        .transpose((1, 0, 2) if rope.layout == "half" else (2, 0, 1))
-    )
-    h = (first[0] + 1j * second[0]) * (first[1] - 1j * second[1])  # of eq. 35
+    h = analysis._complex_pairs(rope, q) * analysis._complex_pairs(rope, k).conj()  # of eq. 35
     steepest = np.abs(np.diff([*h, 0.0])).max() * rope.attention_factor**2
     scores = analysis.score_curve(rope, HEAD_DIM, distances, q, k)
     assert np.all(np.abs(scores) <= steepest * pairs * bound + 1e-12)
@@ -123,27 +116,29 @@ class Fixed(scaling.Scaling):
         return np.array(self.fixed)
 
 
-def test_sums_that_rounding_could_turn_are_summed_again() -> None:
-    """The sum passes zero within rounding: the sign is that of the exact angles."""
-    # cos(m f) of f = pi / (2 m) is zero but for the rounding of f.
-    m = 1_000_003
-    for f in (math.pi / (2 * m), math.nextafter(math.pi / (2 * m), 1)):
-        with mpmath.workdps(40):
-            expected = mpmath.cos(m * mpmath.mpf(f))
-        assert abs(analysis._sum_cosines_exactly(m, np.array([f])) - float(expected)) < 2e-16
-        rope = RoPE(scaling=Fixed(f))
-        assert analysis.max_distance(rope, 2, limit=m + 5) == (m if expected < 0 else m + 1)
+HEXES = (
+    *("0x1.03abeffc94db6p-20", "0x1.26877769d4463p-19", "0x1.222237520e714p-19"),
+    *("0x1.a5bbbe8ea57bep-20", "0x1.92e607335d757p-20", "0x1.17d86e1943ba7p-20"),
+)
+M = 1_000_003
+# cos(M f) of f = pi / (2 M) is zero but for the rounding of f; the float64 sum of HEXES is zero.
+QUARTER = math.pi / (2 * M)
 
 
-def test_a_sum_that_rounds_to_zero_has_the_sign_of_the_exact_one() -> None:
-    hexes = (
-        *("0x1.03abeffc94db6p-20", "0x1.26877769d4463p-19", "0x1.222237520e714p-19"),
-        *("0x1.a5bbbe8ea57bep-20", "0x1.92e607335d757p-20", "0x1.17d86e1943ba7p-20"),
-    )
-    rule = Fixed(*map(float.fromhex, hexes))
-    m = 1_000_003
-    assert np.cos(m * np.array(rule.fixed)).sum() == 0.0
-    assert analysis.max_distance(RoPE(scaling=rule), 12, limit=m + 5) == m
+@pytest.mark.parametrize(
+    "frequencies", [(QUARTER,), (math.nextafter(QUARTER, 1),), tuple(map(float.fromhex, HEXES))]
+)
+def test_sums_that_rounding_could_turn_have_the_sign_of_exact_ones(
+    frequencies: tuple[float, ...],
+) -> None:
+    pairs = len(frequencies)
+    with mpmath.workdps(40):
+        exact = mpmath.fsum(mpmath.cos(M * mpmath.mpf(f)) for f in frequencies)
+    assert abs(np.cos(M * np.array(frequencies)).sum()) < 1e-15
+    result = analysis._sum_cosines_exactly(M, np.array(frequencies))
+    assert abs(result - float(exact)) < 2e-16 * pairs
+    rope = RoPE(scaling=Fixed(*frequencies))
+    assert analysis.max_distance(rope, 2 * pairs, limit=M + 5) == (M if exact < 0 else M + 1)
 
 
 @every_rope

@@ -11,22 +11,12 @@ import numpy as np
 import pytest
 
 from rope_xp import RopeError
-from rope_xp.papers.encodings import (
-    deberta,
-    multiplicative,
-    shaw,
-    shaw_values,
-    sinusoidal,
-    t5_bias,
-    t5_buckets,
-    transformer_xl,
-    tupe,
-)
+from rope_xp.papers import encodings
 
 Q, TABLE = np.zeros((2, 5, 4, 6)), np.zeros((7, 6))
 W, V, V_TABLE = np.zeros((2, 4, 5, 6)), np.zeros((2, 6, 2, 3)), np.zeros((7, 3))
 SHAPES: dict[Any, list[tuple[Any, str]]] = {
-    shaw: [
+    encodings.shaw: [
         ((Q[0, 0], Q[0, 0], TABLE), r"q has shape \(4, 6\); .*q\[\.\.\., None, :\]"),
         ((Q[..., :0], Q[..., :0], TABLE), r"q has shape \(2, 5, 4, 0\); .*any but 0\)"),
         ((Q, Q[:, :3], TABLE), "give positions and k_positions"),
@@ -34,12 +24,12 @@ SHAPES: dict[Any, list[tuple[Any, str]]] = {
         ((Q, Q, TABLE[:, :5]), r"\(7, 5\); .* here \(any but 0, 6\)"),
         ((Q, Q, TABLE[:0]), r"\(0, 6\)"),
     ],
-    partial(shaw, Q, Q, TABLE): [
+    partial(encodings.shaw, Q, Q, TABLE): [
         ({"scale": 0.0}, "scale must be positive"),
         ({"positions": [0, 1]}, r"\(tokens,\) = \(5,\)"),
         ({"positions": 7}, r"positions has shape \(\); it must be \(tokens,\) = \(5,"),
     ],
-    shaw_values: [
+    encodings.shaw_values: [
         ((W[:, :3], V, V_TABLE), "weights has 3 heads and v 2; .* a multiple"),
         ((W, V[:, :, :0], V_TABLE), "weights has 4 heads and v 0"),
         ((W[:1], V, V_TABLE), r"weights has shape \(1, 4, 5, 6\); .* here \(2, any, any, 6\)"),
@@ -50,45 +40,45 @@ SHAPES: dict[Any, list[tuple[Any, str]]] = {
         ((W[..., :5], V[:, :5], V_TABLE[:, :2]), r"_values has shape \(7, 2\)"),
         ((W, V, V_TABLE), "give positions and k_positions"),
     ],
-    transformer_xl: [
+    encodings.transformer_xl: [
         ((Q, Q, TABLE[:3], TABLE[:4], np.zeros((4, 6, 2))), r"u has .*\(3, 6\).*\(4, 6\)"),
         ((Q, Q, TABLE[:4], TABLE[:4], np.zeros((4, 6, 3))), "w_relative must be even"),
     ],
-    t5_bias: [
+    encodings.t5_bias: [
         ((Q, Q, np.zeros((3, 4))), "num_buckets must be 4"),
         ((Q, Q, np.zeros((32, 3))), r"here \(any but 0, 4\)"),
     ],
-    t5_buckets: [
+    encodings.t5_buckets: [
         (([1], 32, 8), "max_distance must exceed the 8"),
         (([1], 32, 2**31), r"below 2\*\*31"),
         (([1], 1, 8, False), "must be 2 at least"),
     ],
-    tupe: [((Q, Q, Q[:, :4], Q), "position_q has shape")],
-    deberta: [
+    encodings.tupe: [((Q, Q, Q[:, :4], Q), "position_q has shape")],
+    encodings.deberta: [
         ((Q, Q, *[np.zeros((5, 4, 6))] * 2), r"clip entries, an even number"),
         ((Q, Q, np.zeros((4, 4, 6)), np.zeros((6, 4, 6))), r"relative_k .* here \(4, 4, 6\)"),
     ],
-    multiplicative: [((Q, Q, np.ones((7, 3))), r"\(any but 0, 4\)")],
-    sinusoidal: [(([0], 5), "dim must be even"), (([2**31], 4), "positions")],
+    encodings.multiplicative: [((Q, Q, np.ones((7, 3))), r"\(any but 0, 4\)")],
+    encodings.sinusoidal: [(([0], 5), "dim must be even"), (([2**31], 4), "positions")],
 }
 TYPES: dict[Any, list[tuple[Any, str]]] = {
-    shaw: [
+    encodings.shaw: [
         (([1.0], Q, TABLE), "q is a list"),
         ((Q, Q, [[0.0]]), "relative_keys is a list"),
         ((Q.astype(int), Q, TABLE), "q is a numpy array"),
         ((Q, Q, TABLE.astype(int)), "must hold .*float32"),
         ((Q, Q.astype("f4"), TABLE), "float64 and k float32"),
     ],
-    partial(shaw, Q, Q, TABLE): [
+    partial(encodings.shaw, Q, Q, TABLE): [
         ({"scale": "1"}, "scale must be a number"),
         ({"positions": np.arange(5) + 0.5}, "positions must hold integers"),
     ],
-    shaw_values: [
+    encodings.shaw_values: [
         ((W, V.astype("f4"), V_TABLE), "weights is float64 and v float32"),
         ((W > 0, V, V_TABLE), "weights is .* bool; it must hold .*Convert it"),
     ],
-    t5_buckets: [(([0.5],), "relative must hold integers")],
-    sinusoidal: [(([0], 4.0), "dim must be an integer")],
+    encodings.t5_buckets: [(([0.5],), "relative must hold integers")],
+    encodings.sinusoidal: [(([0], 4.0), "dim must be an integer")],
 }
 
 
@@ -111,25 +101,25 @@ def test_libraries_are_not_mixed() -> None:
     torch = pytest.importorskip("torch")
     q = torch.zeros(Q.shape, dtype=torch.float64)
     with pytest.raises(TypeError, match="q is a torch array and k a numpy array"):
-        shaw(q, Q, TABLE)
+        encodings.shaw(q, Q, TABLE)
     with pytest.raises(TypeError, match="q is a torch array and relative_keys a numpy array"):
-        shaw(q, q, TABLE)
+        encodings.shaw(q, q, TABLE)
     with pytest.raises(TypeError, match="q is a numpy array and positions a torch array"):
-        shaw(Q, Q, TABLE, positions=torch.arange(5))
+        encodings.shaw(Q, Q, TABLE, positions=torch.arange(5))
 
 
 @pytest.mark.parametrize(
-    ("function", "names", "shapes"),
+    ("function", "names", "shape"),
     [
-        (shaw, ("q", "k", "relative_keys", "positions"), [(5, 2, 3), (5, 2, 3), (7, 3)]),
-        (shaw_values, ("weights", "v", "relative_values"), [(2, 5, 5), (5, 2, 3), (7, 3)]),
+        (encodings.shaw, ("q", "k", "relative_keys", "positions"), (5, 2, 3)),
+        (encodings.shaw_values, ("weights", "v", "relative_values"), (2, 5, 5)),
     ],
 )
-def test_devices_are_not_mixed(function: Any, names: Any, shapes: Any) -> None:
+def test_devices_are_not_mixed(function: Any, names: Any, shape: Any) -> None:
     xp = pytest.importorskip("array_api_strict")
     other = xp.Device("device1")
     for moved, name in enumerate(names):
-        arrays = [xp.zeros(shape, dtype=xp.float32) for shape in shapes]
+        arrays = [xp.zeros(lengths, dtype=xp.float32) for lengths in (shape, (5, 2, 3), (7, 3))]
         if moved < 3:
             arrays[moved] = arrays[moved].to_device(other)
         options = {"positions": xp.arange(5, device=other)} if moved == 3 else {}

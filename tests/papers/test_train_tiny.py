@@ -49,14 +49,6 @@ def test_text_is_large_and_nothing_held_out_is_trained_on() -> None:
     assert len(shared) < 0.02 * len(paragraphs), shared
 
 
-def test_counts_are_what_a_model_can_do_without_positions() -> None:
-    tokens = tiny_shared.tokens("ab" * 500)
-    alone, after_one = (tiny_shared.loss_of_counts(tokens, tokens, n) for n in (0, 1))
-    # 0.1 for each of 94 other characters beside 500 or 1000 of these.
-    assert alone == pytest.approx(math.log(2), abs=0.01)
-    assert after_one == pytest.approx(0.0, abs=0.02)
-
-
 @every_combination
 def test_no_token_sees_a_later_one(attention: str, encoding: str) -> None:
     config = Config(attention, encoding, **SMALL)
