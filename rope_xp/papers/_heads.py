@@ -4,7 +4,6 @@ import math
 from typing import Any, NamedTuple
 
 from rope_xp._arguments import fields, messages
-from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch import find
@@ -18,13 +17,9 @@ def check_floats(**arrays: Any) -> tuple[Backend, set[str]]:
     """Check that arrays are floats of one library and device; return their backend and dtypes."""
     first, x = next(iter(arrays.items()))
     backend = find.require_backend(x, first)
-    return backend, {check_array(backend, first, x, name, y) for name, y in arrays.items()}
-
-
-def check_array(backend: Backend, first: str, like: Array, argument: str, x: Any) -> str:
-    """Check that x is a float array of the library and device of ``like``; return its dtype."""
-    check_library(backend, first, like, argument, x)
-    return messages.check_float(backend, argument, x)
+    for name, y in arrays.items():
+        check_library(backend, first, x, name, y)
+    return backend, {messages.check_float(backend, name, y) for name, y in arrays.items()}
 
 
 def check_library(backend: Backend, first: str, like: Array, argument: str, x: Any) -> None:
@@ -67,20 +62,16 @@ def check_heads(first: str, heads: int, second: str, fewer: int) -> None:
         )
 
 
-def check_scale(scale: float) -> float:
-    """Check the factor on products; return it as Python's, as array-api-strict needs."""
-    return float(numbers.check_positive("scale", scale))
-
-
 def can_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Return whether an array of one shape broadcasts to another, which does not change."""
     pairs = zip(shape[::-1], to[::-1], strict=False)
     return len(shape) <= len(to) and all(n in {1, m} for n, m in pairs)
 
 
-def compute_dtype(xp: Namespace, dtypes: set[str]) -> Any:
-    """Return the dtype of the arithmetic: float64 if one array is float64, else float32."""
-    return xp.float64 if "float64" in dtypes else xp.float32
+def convert(xp: Namespace, dtypes: set[str], *arrays: Array) -> list[Array]:
+    """Return arrays in the dtype of the arithmetic: float64 if one is float64, else float32."""
+    dtype = xp.float64 if "float64" in dtypes else xp.float32
+    return [xp.astype(x, dtype, copy=False) for x in arrays]
 
 
 class CheckedArrays(NamedTuple):
@@ -103,9 +94,8 @@ def check_arrays(*, same_tokens: bool = False, **arrays: Any) -> CheckedArrays:
     if "v" in arrays:
         axes = "(batch..., k tokens, k heads, v head_dim)"
         check_shape("v", arrays["v"], axes, (*arrays["k"].shape[:-1], ...))
-    dtype = compute_dtype(backend.xp, dtypes)
-    converted = [backend.xp.astype(x, dtype, copy=False) for x in arrays.values()]
-    return CheckedArrays(backend, converted[0], converted[1], converted[-1])
+    q, k, *v = convert(backend.xp, dtypes, *arrays.values())
+    return CheckedArrays(backend, q, k, *(v or [k]))
 
 
 def check_mask(arrays: CheckedArrays, mask: Any, shape: tuple[int, ...], axes: str) -> None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from rope_xp._core import numbers
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp.papers import _heads
 from rope_xp.rope import Positions, RoPE
@@ -179,4 +180,5 @@ def _scaled_products(
     if scale is None:
         scale = (1.0 if rope is None else rope.softmax_scale) / math.sqrt(q.shape[-1])
     # Scaled before they are multiplied, so that nothing overflows that would fit after scaling.
-    return _heads.multiply_heads(arrays.backend.xp, q * _heads.check_scale(scale), k)
+    q = q * float(numbers.check_positive("scale", scale))
+    return _heads.multiply_heads(arrays.backend.xp, q, k)

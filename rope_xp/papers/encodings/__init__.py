@@ -1,9 +1,8 @@
 """The position encodings that RoFormer reviews, to compare RoPE with.
 
-Section 2 of Su et al., "RoFormer", arXiv 2104.09864, sets RoPE beside what came before it. These
-are those encodings as plain functions of arrays, exact and readable rather than fast: parameters
-are passed in, nothing is masked, and no softmax is taken. All but :func:`sinusoidal` and
-:func:`t5_buckets` need memory for each pair of tokens.
+Those of section 2 of Su et al., "RoFormer", arXiv 2104.09864, as plain functions of arrays, exact
+and readable rather than fast: parameters are passed in, nothing is masked, and no softmax is taken.
+All but :func:`sinusoidal` and :func:`t5_buckets` need memory for each pair of tokens.
 
 RoFormer's eq. 4 is :func:`sinusoidal`; eq. 5 :func:`shaw` and :func:`shaw_values`; eq. 6 the
 product of q + p and k + p, with p of :func:`sinusoidal`; eq. 7 :func:`transformer_xl`; eq. 8

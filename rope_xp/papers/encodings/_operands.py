@@ -6,6 +6,7 @@ from typing import Any
 
 from rope_xp._arguments import messages, parse
 from rope_xp._arguments.positions import resolve_positions
+from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch.backend import Backend
@@ -44,7 +45,8 @@ class Operands:
 
     def parameter(self, name: str, value: Any, axes: str, *shapes: tuple[Any, ...]) -> Array:
         """Return a parameter in the dtype of the arithmetic, checked to have one of the shapes."""
-        _heads.check_array(self.backend, self.first_name, self.q, name, value)
+        _heads.check_library(self.backend, self.first_name, self.q, name, value)
+        messages.check_float(self.backend, name, value)
         _heads.check_shape(name, value, axes, *shapes)
         return self.xp.astype(value, self.k.dtype, copy=False)
 
@@ -124,10 +126,9 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
         halves = (m >> 1) - (n >> 1)
         distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
         distances = xp.where(halves <= -(2**30), xp.full_like(distances, -FARTHEST), distances)
-    dtype = _heads.compute_dtype(xp, dtypes)
-    q, k = (xp.astype(x, dtype, copy=False) for x in (q, k))
-    k = _heads.repeat_heads(xp, k, heads)
-    return Operands(backend, q, k, distances, first, _heads.check_scale(scale))
+    q, k = _heads.convert(xp, dtypes, q, k)
+    scale = float(numbers.check_positive("scale", scale))  # a number of Python, for strict arrays
+    return Operands(backend, q, _heads.repeat_heads(xp, k, heads), distances, first, scale)
 
 
 def _resolve(

@@ -102,20 +102,17 @@ def transformer_xl(
     )
     w = operands.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*shape, None))
     _check_dim("the last axis of w_relative", w.shape[-1])
-    encoding = sinusoidal(_angle_distances(operands), w.shape[-1], base=base, dtype=w.dtype)
+    xp, distances = operands.xp, operands.distances
+    if operands.backend.dtype_name(distances) == "int32":
+        # Distances that saturated leave the range of angles, for a NaN.
+        is_farthest = xp.abs(distances) == _operands.FARTHEST
+        beyond = xp.full_like(distances, -_operands.FARTHEST - 1)
+        distances = xp.where(is_farthest, beyond, distances)
+    encoding = sinusoidal(distances, w.shape[-1], base=base, dtype=w.dtype)
     # W is applied to the query, which spares projecting the encoding for every head.
-    projected = operands.xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
+    projected = xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
     content = operands.content(operands.q + to_content)
     return operands.finish(q, content + operands.multiply_rows(projected, encoding))
-
-
-def _angle_distances(operands: _operands.Operands) -> Array:
-    """Return the distances; those that saturated lie out of the range of angles, for a NaN."""
-    distances, xp = operands.distances, operands.xp
-    if operands.backend.dtype_name(distances) != "int32":
-        return distances
-    is_farthest = xp.abs(distances) == _operands.FARTHEST
-    return xp.where(is_farthest, xp.full_like(distances, -_operands.FARTHEST - 1), distances)
 
 
 def _check_dim(name: str, dim: int) -> None:
