@@ -73,6 +73,7 @@ class YaRN(Scaling):
         """Return slow, fast and intermediate frequencies."""
         if base == 1:
             raise RopeError("base must not be 1 with YaRN, as all pairs then have one frequency")
+        plain, i = inverse_frequencies(base, rotary_dim), np.arange(rotary_dim // 2)
 
         def pair_index(turns: float) -> float:
             length = self.original_max_position_embeddings / (2.0 * math.pi * turns)
@@ -85,7 +86,6 @@ class YaRN(Scaling):
         low, high = max(low, 0), min(high, rotary_dim - 1)
         if low == high:
             high += 0.001  # a step, as the authors' code has it
-        plain, i = inverse_frequencies(base, rotary_dim), np.arange(rotary_dim // 2)
         ramp = np.clip((i - low) / (high - low), 0.0, 1.0)
         return np.asarray(plain * (1.0 - ramp) + plain / self.factor * ramp)
 
