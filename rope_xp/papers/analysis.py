@@ -143,7 +143,7 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
     for start in range(1, limit + 1, length):
         distances = np.arange(start, min(start + length, limit + 1))
         sums = np.cos(np.multiply.outer(distances, frequencies)).sum(axis=1)
-        # Twice what rounding the angles, the cosines and their sum may cost.
+        # Twice the rounding errors of the angles, the cosines and their sum.
         doubt = (distances * np.abs(frequencies).sum() + pairs * (pairs + 8)) * 2.0**-52
         for i in np.flatnonzero(sums < doubt):
             distance = int(distances[i])

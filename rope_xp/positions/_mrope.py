@@ -102,7 +102,7 @@ def mrope_from_ids(
     Returns
     -------
     array, (3, tokens) or (3, batch, tokens)
-        Components (time, height, width); padding is 0, or what the model uses. float32 for
+        Components (time, height, width); padding is 0 or as in the model. float32 for
         Qwen3-Omni, whose frames may have fractional positions. The next token of a sequence is at
         its largest position plus one. For HunYuan-VL as many components as ``mrope_section`` has:
         (width, height, image) or (token, width, height, image).

@@ -1,4 +1,4 @@
-"""rope_xp.papers.analysis: against mpmath and plain loops, with every scaling; what it refuses."""
+"""rope_xp.papers.analysis: against mpmath and plain loops, with every scaling; its errors."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def test_every_library_has_the_numbers_of_numpy(backend: Target, name: str) -> N
     function, n, options = CALLS[name]
     tokens = 12 if "mask" in options else 150  # of linear attention, more than a chunk
     arrays = build_qkv(s=tokens, t=tokens)[:n]
-    made = {key: backend.make(x) if key == "mask" else x for key, x in options.items()}
-    result = backend.run(lambda *a: function(*a, rope=RoPE(), **made), *map(backend.make, arrays))
+    masks = {key: backend.make(x) if key == "mask" else x for key, x in options.items()}
+    result = backend.run(lambda *a: function(*a, rope=RoPE(), **masks), *map(backend.make, arrays))
     assert type(result) is type(backend.make(arrays[0]))
     expected = function(*arrays, rope=RoPE(), **options)
     np.testing.assert_allclose(backend.back(result), expected, **CLOSE)
@@ -135,8 +135,8 @@ def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None
     with xp.ArrayAPIStrictFlags(api_version=version, **flags):
         for function, n, options in CALLS.values():
             arrays = [xp.asarray(x) for x in build_qkv()[:n]]
-            made = {key: xp.asarray(x) if key == "mask" else x for key, x in options.items()}
-            assert function(*arrays, rope=RoPE(), **made).dtype == xp.float32
+            masks = {key: xp.asarray(x) if key == "mask" else x for key, x in options.items()}
+            assert function(*arrays, rope=RoPE(), **masks).dtype == xp.float32
 
 
 @pytest.mark.parametrize("layout", oracles.ROTATIONS)

@@ -96,9 +96,9 @@ OPTIONS: list[tuple[str, type[Exception], Any, dict[str, Any]]] = [
                 ("'softmax' or two functions", TypeError, maps)
                 for maps in (None, np.exp, (np.exp,), (np.exp, "elu"))
             ),
-            (r"what phi returned has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
-            ("what varphi returned has.* 5, 4, 8", RopeError, (np.exp, lambda x: x[..., :4])),
-            ("what varphi returned is a float, which", TypeError, (np.exp, lambda x: 1.0)),
+            (r"the result of phi has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
+            ("the result of varphi has.* 5, 4, 8", RopeError, (np.exp, lambda x: x[..., :4])),
+            ("the result of varphi is a float, which", TypeError, (np.exp, lambda x: 1.0)),
         )
     ),
     (
@@ -121,5 +121,5 @@ def test_masks_and_features_of_another_library() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
         attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
-    with pytest.raises(TypeError, match="q is a numpy array and what phi returned a torch array"):
+    with pytest.raises(TypeError, match="q is a numpy array and the result of phi a torch array"):
         linear_attention(X, X, X, feature_map=(torch.tensor, np.exp))

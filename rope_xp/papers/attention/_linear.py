@@ -106,7 +106,7 @@ def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, 
 
 def _apply_map(backend: Backend, name: str, function: _Map, x: Array, features: Any) -> Array:
     """Return a feature map of x, checked and in the dtype of x."""
-    result, name = function(x), f"what {name} returned"
+    result, name = function(x), f"the result of {name}"
     _heads.check_library(backend, "q", x, name, result)
     axes = "(batch..., tokens, heads, features), of each head alone"
     _heads.check_shape(name, result, axes, (*x.shape[:-1], features))

@@ -38,8 +38,7 @@ def t5_buckets(
     Returns
     -------
     array, shape of relative
-        Integers from 0 to num_buckets - 1; of the library and device of relative, numpy for Python
-        numbers.
+        Integers below num_buckets, of the library and device of relative; numpy for Python numbers.
 
     Examples
     --------

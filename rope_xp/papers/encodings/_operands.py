@@ -110,11 +110,10 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
         _heads.check_heads(first, heads, second, k.shape[-2])
     xp, batch, k_tokens = backend.xp, tuple(k.shape[:-3]), k.shape[-3]
     if k_positions is None and tokens != k_tokens:
-        msg = (
-            f"there are {tokens} query tokens and {k_tokens} key tokens, so where the queries "
-            "lie among the keys must be said; give positions and k_positions"
+        raise RopeError(
+            f"{tokens} query tokens have no default positions among {k_tokens} key tokens; give "
+            "positions and k_positions"
         )
-        raise RopeError(msg)
     m = n = _resolve(backend, first, q, "positions", positions, (*batch, tokens))
     if k_positions is not None:
         n = _resolve(backend, first, q, "k_positions", k_positions, (*batch, k_tokens))
