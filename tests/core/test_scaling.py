@@ -183,6 +183,11 @@ def test_scalings_are_values(scaling: Any) -> None:
     assert eval(repr(scaling), vars(rope_xp.scaling) | {"WarmYaRN": WarmYaRN}) == scaling
 
 
+def test_attributes_of_a_rope_are_its_fields() -> None:
+    rope = RoPE(base=5e5)
+    assert get_attributes(rope) == vars(rope)
+
+
 def test_sequences_become_tuples() -> None:
     assert LongRoPE(list(SHORT), list(LONG), 512, 4.0) == LongRoPE(SHORT, LONG, 512, 4.0)
 
