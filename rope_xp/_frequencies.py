@@ -17,7 +17,7 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Layout, Namespace
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.angles import compute_cos_sin
-from rope_xp.scaling import Axial, Scaling, _checks
+from rope_xp.scaling import Axial, Scaling, _base
 from rope_xp.scaling._axial import assign_pairs
 
 
@@ -42,8 +42,8 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             axes = fields.check_position_axes(self.position_axes, self.rotary_dim)
             object.__setattr__(self, "position_axes", axes)
         if self.scaling is not None:
-            _checks.check_scaling(self.scaling)
-            _checks.check_components(self.scaling, self.position_axes)
+            _base.check_scaling(self.scaling)
+            _base.check_components(self.scaling, self.position_axes)
 
     def _set_plain(self, name: str, value: float) -> None:
         if type(value) is not type(getattr(self, name)):  # it was a number of numpy
@@ -114,7 +114,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         if self.scaling is None:
             return self
         fixed = self.scaling.for_length(n)
-        _checks.check_fixed(self.scaling, fixed, n)
+        _base.check_fixed(self.scaling, fixed, n)
         return self if fixed is self.scaling else replace(self, scaling=fixed)
 
     @property
@@ -145,7 +145,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             return inverse_frequencies(self.base, r)
         with np.errstate(all="ignore"):  # what is too large is infinite, and refused below
             scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
-        _checks.check_frequencies(self.scaling, scaled, r // 2)
+        _base.check_frequencies(self.scaling, scaled, r // 2)
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:

@@ -92,11 +92,11 @@ def test_positions_of_one_component_are_refused() -> None:
 WRONG: tuple[tuple[str, type[Exception], Any], ...] = (
     ("must be even", RopeError, lambda: RoPE.axial((3, 5))),
     ("must be positive", RopeError, lambda: RoPE.axial((0, 4))),
-    ("sections must be an integer", TypeError, lambda: RoPE.axial((2.0, 4))),  # type: ignore[arg-type]  # the mistake
+    (r"sections\[0\] must be an integer", TypeError, lambda: RoPE.axial((2.0, 4))),  # type: ignore[arg-type]  # the mistake
     ("sections is empty", RopeError, lambda: RoPE.axial(())),
     ("sections must be a tuple", TypeError, lambda: RoPE.axial(64)),  # type: ignore[arg-type]  # the mistake
     ("bases must be 2 numbers", RopeError, lambda: RoPE.axial((2, 4), bases=(1.0,))),
-    ("bases must be positive", RopeError, lambda: RoPE.axial((2, 4), bases=(1.0, 0.0))),
+    (r"bases\[1\] must be positive", RopeError, lambda: RoPE.axial((2, 4), bases=(1.0, 0.0))),
     ("takes neither sections", RopeError, lambda: RoPE.axial((2, 4), order="strided")),
     ("order must be one of", RopeError, lambda: RoPE.axial((2, 4), order="rows")),
     ("makes rotary_dim", TypeError, lambda: RoPE.axial((2, 4), rotary_dim=6)),
