@@ -60,7 +60,7 @@ def _check_scaling(
         trained = getattr(scaling, _TRAINED, None)
         # transformers writes the one as the other where it is missing.
         same = trained == raw.get(_EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
-        if trained is not None and (same or not _names_trained_length(raw, label)):
+        if trained is not None and (same or not _has_trained_length(raw, label)):
             what = (
                 f"{_TRAINED} is {trained}, as {_EXTENDED}: it was missing and that was taken for "
                 "it, or no context is extended"
@@ -72,7 +72,8 @@ def _check_scaling(
         limit = getattr(scaling, _EXTENDED if isinstance(scaling, DynamicNTK) else _TRAINED)
         changes = f"{type(scaling).__name__} changes frequencies beyond {limit} tokens"
         mend = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
-        if _has_static_cache(model):
+        owners = getattr(model, "generation_config", None), getattr(model, "config", None)
+        if any("static" in str(getattr(owner, "cache_implementation", "")) for owner in owners):
             what = f"{changes}, and the cache is static"
             yield Finding("error", name, "static cache", what, None, mend)
         elif getattr(config, "use_cache", True):
@@ -80,21 +81,10 @@ def _check_scaling(
             yield Finding("warning", name, "two regimes", what, None, mend)
 
 
-def _names_trained_length(raw: Mapping[str, Any], label: str) -> bool:
-    if raw.get(_TRAINED):
-        return True
-    for key in ("rope_parameters", "rope_scaling"):
-        parameters = raw.get(key)
-        if isinstance(parameters, Mapping):
-            parameters = parameters.get(label, parameters)
-        if isinstance(parameters, Mapping) and parameters.get(_TRAINED):
-            return True
-    return False
-
-
-def _has_static_cache(model: torch.nn.Module) -> bool:
-    owners = getattr(model, "generation_config", None), getattr(model, "config", None)
-    return any("static" in str(getattr(owner, "cache_implementation", "")) for owner in owners)
+def _has_trained_length(raw: Mapping[str, Any], label: str) -> bool:
+    parts = [raw, *(raw.get(key) for key in ("rope_parameters", "rope_scaling"))]
+    parts += [part.get(label) for part in parts[1:] if isinstance(part, Mapping)]
+    return any(isinstance(part, Mapping) and part.get(_TRAINED) for part in parts)
 
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -128,13 +118,10 @@ def _check_layouts(model: torch.nn.Module) -> Iterator[Finding]:
 
 def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
     """Yield the functions that a class calls, and the layout of each that rotates."""
-    try:
-        functions = _methods.functions_called(kind)
-    except RopeError:  # an overridden method, which patch refuses
-        return
-    for name, function in functions:
-        with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
-            yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
+    with contextlib.suppress(RopeError):  # an overridden method, which patch refuses
+        for name, function in _methods.functions_called(kind):
+            with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
+                yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
 
 
 # --- modules that hold a RoPE --------------------------------------------------------------------

@@ -70,19 +70,18 @@ def apply_rotary_transformers(
     True
     """
     backend = find.require_backend(cos, "cos")
-    if tuple(cos.shape) != tuple(sin.shape):
-        msg = f"cos and sin must have one shape; got {tuple(cos.shape)} and {tuple(sin.shape)}"
-        raise RopeError(msg)
+    shapes = tuple(cos.shape), tuple(sin.shape)
+    if shapes[0] != shapes[1]:
+        raise RopeError(f"cos and sin must have one shape; got {shapes[0]} and {shapes[1]}")
     columns = _detect_columns(backend, cos, sin) if columns is None else columns
     if columns not in COLUMNS:
-        msg = f"columns must be one of {', '.join(map(repr, COLUMNS))}; got {columns!r}"
-        raise RopeError(msg)
+        names = ", ".join(map(repr, COLUMNS))
+        raise RopeError(f"columns must be one of {names}; got {columns!r}")
     if layout is None and columns == "pairs":
         msg = "columns='pairs' does not tell the layout; give layout='half' or 'interleaved'"
         raise RopeError(msg)
     if columns != "pairs" and cos.shape[-1] % 2:
-        msg = f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}"
-        raise RopeError(msg)
+        raise RopeError(f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}")
     cos, sin = one_per_pair(cos, columns), one_per_pair(sin, columns)
     paired: Layout = layout or ("half" if columns == "halves" else "interleaved")
     rope = load_rope(backend.is_compiling(), paired, 2 * cos.shape[-1])
@@ -102,15 +101,11 @@ def apply_rotary_transformers(
 
 def load_rope(is_compiling: bool, layout: Layout, rotary_dim: int, rotary_offset: int = 0) -> RoPE:
     """Return a RoPE for angles from tables: it says which components they rotate."""
-    create = _create_rope if is_compiling else _cached_rope  # Dynamo traces no cache
-    return create(layout, rotary_dim, rotary_offset)
+    create = RoPE if is_compiling else _cached_rope  # Dynamo traces no cache
+    return create(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
 
 
-def _create_rope(layout: Layout, rotary_dim: int, rotary_offset: int) -> RoPE:
-    return RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
-
-
-_cached_rope = cached(64)(_create_rope)
+_cached_rope = cached(64)(RoPE)
 
 
 def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
@@ -136,10 +131,7 @@ def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
 
 
 def find_axes(ndim: int, table_ndim: int, unsqueeze_dim: int) -> str | None:
-    """Return the names of the axes of q or k, by the axis for heads that tables get.
-
-    None if that axis is not beside the tokens.
-    """
+    """Return the axes of q or k, by the axis for heads of tables; None if not beside tokens."""
     place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
     return axes_of(ndim, {-3: True, -2: False}.get(place))
 

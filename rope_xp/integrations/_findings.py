@@ -45,23 +45,13 @@ class Finding:
     mend: str
 
     def __str__(self) -> str:
-        errors = "".join(f"; off by {off:.2g} at position {p}" for p, off in self.shown.items())
+        effect = (self.effect or {}).items()
+        errors = "".join(f"; off by {error:.2g} at position {p}" for p, error in effect)
         return f"{self.severity}: {self.module}: {self.what}{errors}. {self.mend}"
-
-    @property
-    def shown(self) -> Mapping[int, float]:
-        """The effect, empty where there is none."""
-        return self.effect or {}
 
 
 def compute_effect(frequencies: Floats, expected: Floats) -> dict[int, float]:
-    """Return the errors of cos and sin by frequencies that are not the expected ones, at most 2.
-
-    Examples
-    --------
-    >>> compute_effect(np.array([1.0, 0.0]), np.array([1.0, 0.0]))
-    {4097: 0.0, 131071: 0.0}
-    """
+    """Return the errors of cos and sin by frequencies that are not the expected ones, at most 2."""
     if frequencies.shape != expected.shape or not np.isfinite(frequencies).all():
         return dict.fromkeys(POSITIONS, 2.0)
     with np.errstate(all="ignore"):  # of numbers so large that they have no sine

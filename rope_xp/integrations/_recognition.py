@@ -21,8 +21,6 @@ from rope_xp.integrations._methods import Function
 from rope_xp.rope import RoPE
 
 _PAIRS, _TOKENS = 4, 6
-# One rotation in float32 of numbers below 6.
-_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,11 @@ def own_function(function: Function) -> Function:
 
 
 def recognize(name: str, function: Function, forms: Iterable[Format]) -> RecognizedRotation:
-    """Return what a function does to random arrays.
-
-    Raises
-    ------
-    RopeError
-        If it does not rotate as any layout does.
-    """
+    """Return what a function does to random arrays, RopeError if it rotates as no layout does."""
     function = own_function(function)
     parameters = inspect.signature(function).parameters
+    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
     names = tuple(parameters)
-    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in names else None
     arrays = 1 if names[1:2] == ("cos",) else 2
     slices = (True, False), (True, True), (False, False)  # partial, and then at which end
     for form, layout, heads_first, (partial, trailing), batch in itertools.product(
@@ -98,10 +90,10 @@ def recognize(name: str, function: Function, forms: Iterable[Format]) -> Recogni
 def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch: bool) -> bool:
     """Return whether a function does what the trial says to random arrays."""
     generator = torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
     sizes = {"b": 2, "h": 3, "s": _TOKENS, "d": 2 * _PAIRS + 4 * partial}
     axes = "b" * batch + ("hs" if trial.heads_first else "sh") + "d"
-    shape = [sizes[a] for a in axes]
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
+    shape = [sizes[axis] for axis in axes]
     xs = tuple([torch.randn(shape, **options) for _ in range(trial.arrays)])
     angles = torch.rand((2,) * batch + (_TOKENS, _PAIRS), **options)
     tables = _formats.write(angles.cos(), angles.sin(), trial.form)
@@ -110,11 +102,7 @@ def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch:
     except (RuntimeError, TypeError, ValueError, LookupError, NameError):  # it is for other shapes
         return False
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    ours = rotate(trial, xs, tables, axes)
-    return len(theirs) == len(ours) and all(
-        a.shape == b.shape and bool(torch.allclose(a, b, rtol=0, atol=_TOLERANCE))
-        for a, b in zip(ours, theirs, strict=True)
-    )
+    return _formats.scaled_error(rotate(trial, xs, tables, axes), theirs) <= 1
 
 
 def rotate(

@@ -46,13 +46,7 @@ def frequency_buffers(module: torch.nn.Module) -> dict[str | None, torch.Tensor]
 
 
 def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
-    """Return the ropes that a module's configuration has for a layer type, or for all layers.
-
-    Raises
-    ------
-    RopeError
-        If the configuration is missing or cannot be read.
-    """
+    """Return the ropes that a module's configuration has for a layer type, or for all layers."""
     config = getattr(module, "config", None)
     if config is None:
         raise RopeError("it has no configuration to read the RoPE from")

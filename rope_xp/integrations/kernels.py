@@ -7,14 +7,12 @@ import torch
 from kernels import LocalLayerRepository
 
 from rope_xp._core.errors import RopeError
-from rope_xp.integrations import _functions, _recognition
+from rope_xp.integrations import _recognition, _replacements
 from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 
 __all__ = ["repository"]
 
-_FOLDER = Path(__file__).parent / "hub"
-"""A repository as the package kernels reads them: its layers are those of this module."""
 _FORMS: tuple[Format, ...] = ("halves", "neighbours", "pairs")
 _REPLACEMENTS: dict[type, Function] = {}
 
@@ -39,7 +37,9 @@ def repository() -> LocalLayerRepository:
     >>> mapping = {"rotary_pos_emb": {"cpu": repository(), "cuda": repository()}}
     >>> kernels.register_kernel_mapping(mapping)
     """
-    return LocalLayerRepository(repo_path=_FOLDER, layer_name="apply_rotary_transformers")
+    # A repository as the package kernels reads them: its layers are those of this module.
+    folder = Path(__file__).parent / "hub"
+    return LocalLayerRepository(repo_path=folder, layer_name="apply_rotary_transformers")
 
 
 class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositories on the Hub call it
@@ -63,7 +63,6 @@ def _find_replacement(module: torch.nn.Module) -> Function:
     """Return what rotates as a model's function does: that function if it is not recognized."""
     function, name = _recognition.own_function(module), type(module).__name__
     try:
-        rotation = _recognition.recognize(name, function, _FORMS)
+        return _replacements.build_replacement(name, function, None, _FORMS)
     except RopeError:
         return function
-    return _functions.build_replacement(name, function, rotation)

@@ -11,12 +11,14 @@ from rope_xp.integrations import (
     _check,
     _check_config,
     _classes,
-    _functions,
+    _methods,
     _plans,
     _readers,
+    _replacements,
     _rotary,
 )
 from rope_xp.integrations._findings import Finding
+from rope_xp.integrations._formats import Format
 
 __all__ = ["Finding", "check", "patch", "unpatch"]
 
@@ -149,32 +151,35 @@ def patch(
     if not rotary:
         reason = _readers.explain_missing_angles(model)
         raise RopeError(f"cannot patch {type(model).__name__}: {reason}")
-    kinds = dict.fromkeys(map(type, model.modules()))
-    rotating = [kind for kind in kinds if rotation and _functions.functions_called(kind)]
-    for name, module in model.named_modules():
-        if name in rotary or type(module) in rotating:
-            _classes.check_forward(name, module, "patch")
     options = _plans.PatchOptions(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
         plans = {name: _plans.build_plans(name, module, options) for name, module in rotary.items()}
-        forms = tuple(
-            dict.fromkeys(p.form for by_label in plans.values() for p in by_label.values())
-        )
-        classes = {kind: _functions.load_rotating(kind, forms) for kind in rotating}
-    if rotation and not classes:
-        raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
-    rotary_kinds = set(map(type, rotary.values()))
-    if rotation:
-        for kind in kinds:
-            if kind not in rotary_kinds:
-                _readers.check_readers(kind)
-    classes |= {kind: _plans.load_rotary(kind) for kind in rotary_kinds}
-    for module in model.modules():
-        if type(module) in classes:
-            _classes.exchange(module, classes[type(module)])
+        classes = {kind: _plans.load_rotary(kind) for kind in map(type, rotary.values())}
+        if rotation:
+            forms = {plan.form: None for by_label in plans.values() for plan in by_label.values()}
+            classes |= _load_rotating_classes(model, set(classes), tuple(forms))
+    _classes.patch_classes(dict(model.named_modules()), classes)
     for name, module in rotary.items():
         _plans.set_plans(module, plans[name], options.trusting)
     return model
+
+
+def _load_rotating_classes(
+    model: torch.nn.Module, rotary_kinds: set[type], forms: tuple[Format, ...]
+) -> dict[type, type]:
+    """Return the classes of a model that rotate, each with the class that takes its place."""
+    kinds = [kind for kind in dict.fromkeys(map(type, model.modules())) if kind not in rotary_kinds]
+    try:
+        rotating = [kind for kind in kinds if _methods.functions_called(kind)]
+    except RopeError as error:
+        raise RopeError(f"{error}; {_readers.ALONE}") from None
+    if not rotating:
+        raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
+    build = _replacements.build_replacement
+    classes = {kind: _classes.load_rotating(kind, build, forms) for kind in rotating}
+    for kind in kinds:
+        _readers.check_readers(kind)
+    return classes
 
 
 def unpatch(model: ModelT) -> ModelT:
@@ -187,7 +192,7 @@ def unpatch(model: ModelT) -> ModelT:
         message names it, and the model stays patched.
     """
     _check_module(model)
-    _classes.restore(model.named_modules(), _plans.PLANS)
+    _classes.restore_classes(model.named_modules(), _plans.PLANS)
     return model
 
 

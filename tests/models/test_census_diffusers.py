@@ -156,7 +156,7 @@ def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> N
     for row in rows:
         arrays, tables = rotations.make_example(row)
         narrow = [x.to(dtype) for x in arrays]
-        exact = rotations.rotate([x.double() for x in narrow], tables, row)
+        exact = rotations.rotate_arrays([x.double() for x in narrow], tables, row)
         ours = rotations.rotate_like(rows, function, *narrow, *tables, **row.options)
         theirs = function(*narrow, *tables, **row.options)
         for mine, other, true in zip(_tuple(ours), _tuple(theirs), exact, strict=True):

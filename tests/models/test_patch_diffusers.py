@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from rope_xp import RopeError
-from rope_xp.integrations._diffusion import patching, rotations
-from rope_xp.integrations._diffusion import tables as tables_module
+from rope_xp.integrations import _classes, _formats
+from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations.diffusers import patch, unpatch
 
 if TYPE_CHECKING:
@@ -265,10 +265,10 @@ def test_keys_of_an_image_are_not_rotated(done: list[str]) -> None:
     processor = wan_module.WanAttnProcessor()
     x, context = torch.randn(1, 512, 32), torch.randn(1, 6 + 512, 32)  # 6 tokens of an image
     angles = torch.rand(1, 512, 1, 8)
-    tables = tables_module.write(angles.cos(), angles.sin(), "neighbours")
+    tables = _formats.write(angles.cos(), angles.sin(), "neighbours")
     with torch.no_grad():
         theirs = processor(attention, x, context, rotary_emb=tables)
-        processor.__class__ = patching.load_processor(type(processor))
+        processor.__class__ = _classes.load_rotating(type(processor), rotations.build_replacement)
         ours = processor(attention, x, context, rotary_emb=tables)
     assert len(done) == 2
     assert (ours - theirs).abs().max() < 1e-6
@@ -283,11 +283,11 @@ def test_processors_that_define_their_rotation(name: str, done: list[str]) -> No
     processor = getattr(module, f"{kind}AttnProcessor")()
     angles = torch.arange(6)[None, :, None, None] * torch.linspace(1, 0.1, 8)
     form = "neighbours" if name in PROCESSORS else "matrices"
-    tables = tables_module.write(angles.cos(), angles.sin(), form)
+    tables = _formats.unwrap(_formats.write(angles.cos(), angles.sin(), form))
     x = torch.randn((2, 6, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         theirs, plain = processor(attention, x, rotary_emb=tables), processor(attention, x)
-        processor.__class__ = patching.load_processor(type(processor))
+        processor.__class__ = _classes.load_rotating(type(processor), rotations.build_replacement)
         ours = processor(attention, x, rotary_emb=tables)
         assert len(done) == 2  # q and k
         assert torch.equal(processor(attention, x), plain)  # without tables nothing is rotated

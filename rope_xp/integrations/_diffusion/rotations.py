@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,6 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp._functions import apply_tables
 from rope_xp.integrations import _formats
-from rope_xp.integrations._diffusion.tables import are_close, write
 from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 
@@ -45,6 +45,7 @@ _LTX = RotationRow(axes="bsd")
 _LTX_SPLIT = RotationRow("pairs", axes="bsnd", table_axes="bnsd")
 _QWEN = RotationRow("complex", table_axes="sd", options={"use_real": False})
 _WAN = RotationRow(packing="two")
+_MATRICES = RotationRow("matrices")
 
 ROTATIONS: dict[str, tuple[RotationRow, ...]] = {
     "embeddings.apply_rotary_emb": (
@@ -103,7 +104,20 @@ def find_key(name: str, function: Function) -> str:
     return f"{getattr(function, '__module__', '').rpartition('.')[2]}.{name}"
 
 
-# --- rotation ------------------------------------------------------------------------------------
+def build_replacement(name: str, original: Function, module: ModuleType | None) -> Function:
+    """Return a function that rotates as one of diffusers does, by rope_xp.
+
+    A function that replaces the original in its module later on is called instead.
+    """
+    rows = ROTATIONS[find_key(name, original)]
+
+    def rotate(*arguments: Any, **options: Any) -> Any:
+        if module is not None and getattr(module, name) is not original:
+            return getattr(module, name)(*arguments, **options)
+        return rotate_like(rows, original, *arguments, **options)
+
+    rotate.replaces = original, rows  # type: ignore[attr-defined]  # see _methods.Replace
+    return rotate
 
 
 def rotate_like(
@@ -112,24 +126,23 @@ def rotate_like(
     """Rotate as a function of diffusers does; call it if no row has these arguments."""
     changed = {k: v for k, v in options.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
     for rotation in rotations:
-        n = rotation.arrays
-        if rotation.options == changed and len(arguments) == n + _count_tables(rotation):
-            rotated = rotate(arguments[:n], arguments[n:], rotation)
-            return rotated if n > 1 else rotated[0]
+        n, tables = rotation.arrays, 2 if rotation.packing in ("two", "thirds") else 1
+        if rotation.options == changed and len(arguments) == n + tables:
+            return _formats.unwrap(rotate_arrays(arguments[:n], arguments[n:], rotation))
     return function(*arguments, **options)
 
 
-def _count_tables(rotation: RotationRow) -> int:
-    return 2 if rotation.packing in ("two", "thirds") else 1
-
-
-def rotate(
+def rotate_arrays(
     arrays: Sequence[torch.Tensor], tables: Sequence[Any], rotation: RotationRow
 ) -> tuple[torch.Tensor, ...]:
     """Return rotated arrays."""
     if rotation.packing == "thirds":
         return tuple(_rotate_thirds(x, *tables) for x in arrays)
-    cos, sin = _read(tables, rotation)
+    if rotation.packing == "joined":
+        tables = tables[0].chunk(2, dim=-1)
+    elif rotation.packing == "tuple" and isinstance(tables[0], tuple | list):
+        (tables,) = tables
+    cos, sin = _formats.read(tables, rotation.form)
     axes, table_axes = rotation.axes, rotation.table_axes or rotation.axes[-cos.ndim :]
     if "h" in table_axes:
         cos, sin = (table.squeeze(table_axes.index("h")) for table in (cos, sin))
@@ -155,25 +168,16 @@ def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
     thirds: list[torch.Tensor] = []
     for third, tables, rows in zip(x.chunk(3, dim=-1), pairs, positions, strict=True):
         selected = [torch.nn.functional.embedding(rows, table) for table in tables]
-        thirds += rotate((third,), selected, rotation)
+        thirds += rotate_arrays((third,), selected, rotation)
     return torch.cat(thirds, dim=-1)
-
-
-def _read(tables: Sequence[Any], rotation: RotationRow) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin with one column per pair."""
-    if rotation.packing == "joined":
-        tables = tables[0].chunk(2, dim=-1)
-    elif rotation.packing == "tuple" and isinstance(tables[0], tuple | list):
-        (tables,) = tables
-    return _formats.read(tables, rotation.form)
 
 
 # --- check ---------------------------------------------------------------------------------------
 
 
-def check(where: str, name: str, function: Function, rotations: Sequence[RotationRow]) -> None:
-    """Check that a function rotates random arrays as the rotations do that replace it."""
-    for rotation in rotations:
+def check_rotations(where: str, name: str, function: Function) -> None:
+    """Check that a function rotates random arrays as the rows do that replace it."""
+    for rotation in ROTATIONS[name]:
         arrays, tables = make_example(rotation)
         options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
         try:
@@ -182,8 +186,8 @@ def check(where: str, name: str, function: Function, rotations: Sequence[Rotatio
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             msg = f"cannot patch {where}: {name}({options}) takes other arguments now: {error}"
             raise RopeError(msg) from error
-        ours = rotate(arrays, tables, rotation)
-        if not are_close(ours, theirs if isinstance(theirs, tuple) else (theirs,)):
+        ours = _formats.unwrap(rotate_arrays(arrays, tables, rotation))
+        if _formats.scaled_error(ours, theirs) > 1:
             msg = (
                 f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
                 f"one angle in the layout {rotation.layout!r}"
@@ -203,16 +207,12 @@ def make_example(rotation: RotationRow) -> tuple[tuple[torch.Tensor, ...], tuple
     shape = [sizes[axis] for axis in rotation.table_axes or rotation.axes]
     angles = 6 * torch.rand(shape, generator=generator)
     arrays = (x.flatten(-2) if "n" in rotation.axes else x,) * rotation.arrays
-    return arrays, _pack(write(angles.cos(), angles.sin(), rotation.form), rotation)
-
-
-def _pack(tables: Any, rotation: RotationRow) -> tuple[Any, ...]:
-    if rotation.packing == "two":
-        return tuple(tables)
+    tables = _formats.write(angles.cos(), angles.sin(), rotation.form)
     if rotation.packing == "joined":
-        return (torch.cat(tables, dim=-1),)
+        return arrays, (torch.cat(tables, dim=-1),)
     if rotation.packing == "thirds":
         flat = [table.flatten(0, 1) for table in tables]
         rows = torch.arange(len(flat[0])).view(tables[0].shape[:2])
-        return tuple(tuple(table.roll(i, 0) for table in flat) for i in range(3)), (rows,) * 3
-    return (tables,)
+        thirds = tuple(tuple(table.roll(i, 0) for table in flat) for i in range(3))
+        return arrays, (thirds, (rows,) * 3)
+    return arrays, tables if rotation.packing == "two" else (_formats.unwrap(tables),)
