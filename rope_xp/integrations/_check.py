@@ -12,7 +12,7 @@ import torch
 
 from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _formats, _plans, _rotary
-from rope_xp.integrations._findings import POSITIONS, Finding, compute_effect
+from rope_xp.integrations._check_config import POSITIONS, Finding, compute_effect
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing import _rounding, _rules
@@ -179,10 +179,7 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     copied = copy.deepcopy(module)  # as scaling that depends on the length writes to buffers
     device = next(module.buffers()).device
     for label, plan in plans.items():
-        result = _compare_tables(copied, plan, label, device)
-        if result is None:
-            continue
-        cause, effect = result
+        cause, effect = _compare_tables(copied, plan, label, device)
         if cause:
             what = f"angles are wrong on {device} as computed here: {cause}"
             mend = "Compute them in float32, without TF32 and outside of autocast, or patch"
@@ -190,18 +187,21 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
             continue
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast(device.type, dtype=dtype):
-                result = _compare_tables(copied, plan, label, device)
-            if result is not None and result[0]:
-                what = f"autocast to {_name_dtype(dtype)} reaches the angles: {result[0]}"
+                cause, effect = _compare_tables(copied, plan, label, device)
+            if cause:
+                what = f"autocast to {_name_dtype(dtype)} reaches the angles: {cause}"
                 mend = "Have its forward leave autocast, or patch the model"
-                yield Finding("warning", name, "autocast", what, result[1], mend)
+                yield Finding("warning", name, "autocast", what, effect, mend)
                 break
 
 
 def _compare_tables(
     module: Any, plan: _plans.RotaryPlan, label: str | None, device: torch.device
-) -> tuple[str, dict[int, float]] | None:
-    """Return why tables are off by more than float32 explains, "" if they are not, and how far."""
+) -> tuple[str, dict[int, float]]:
+    """Return why tables are off by more than float32 explains, "" if they are not, and how far.
+
+    Tables that cannot be compared are not off.
+    """
     numbers = sorted({0, 1, 257, 1023, *(POSITIONS if plan.beyond is None else ())})
     ids = _rotary.probe_positions(plan.rope, numbers, step=0)
 
@@ -216,10 +216,10 @@ def _compare_tables(
             turns = read(module(x, ids.to(device), **_rotary.label_argument(label)))
         exact = read(plan.tables(ids, torch.float64))
     except (RopeError, *_rotary.FAILURES):
-        return None
+        return "", {}
     positions, frequencies = np.array(numbers, float), plan.rope.frequencies(2 * plan.pairs)
     if not turns.shape == exact.shape == (len(numbers), len(frequencies)):
-        return None
+        return "", {}
     errors = np.abs(turns - exact)
     angles = np.abs(np.multiply.outer(positions, frequencies))
     beyond = ~(errors <= 1e-5 + _rounding.PRODUCT * angles)

@@ -18,7 +18,7 @@ _ORIGINAL = "_patched_by_rope_xp"
 def load_rotating(kind: type, build: Callable[..., Function], *arguments: Any) -> type:
     """Return a class whose methods call replacements of the functions that rotate.
 
-    ``build(name, function, module, *arguments)`` returns a replacement, see ``_methods.Replace``.
+    ``build(name, function, module, *arguments)`` returns a replacement, see ``replace_rotations``.
     The module of a class may hold other functions by now, which are then replaced.
     """
     return _rotating_class(kind, _methods.functions_called(kind), build, arguments)

@@ -109,7 +109,6 @@ _cached_rope = cached(64)(RoPE)
 
 
 def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
-    """Return which columns of tables are equal."""
     traced = (
         "tables cannot be read while a compiler traces the call, to tell how they are doubled; "
         "give columns='halves', or 'neighbours', such as by functools.partial"
@@ -122,22 +121,22 @@ def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
         raise RopeError(traced) from error
     if columns is None:
         msg = (
-            "cos and sin have no two equal columns for a pair, neither their halves nor "
-            "neighbours; where they have one column a pair, as those of gpt-oss, give "
-            "columns='pairs'"
+            "cos and sin have no two equal columns for a pair, neither their halves nor neighbours;"
+            " where they have one column a pair, as those of gpt-oss, give columns='pairs'"
         )
         raise RopeError(msg)
     return columns
 
 
-def find_axes(ndim: int, table_ndim: int, unsqueeze_dim: int) -> str | None:
-    """Return the axes of q or k, by the axis for heads of tables; None if not beside tokens."""
-    place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
-    return axes_of(ndim, {-3: True, -2: False}.get(place))
+def find_axes(
+    ndim: int, table_ndim: int, unsqueeze_dim: int | None, heads_first: bool = True
+) -> str | None:
+    """Return the names of the axes of q or k, by the axis for heads that tables get.
 
-
-def axes_of(ndim: int, heads_first: bool | None) -> str | None:
-    """Return the names of the axes of q or k; None where they are not known."""
-    if ndim not in (3, 4) or heads_first is None:
-        return None
-    return "b" * (ndim - 3) + ("hs" if heads_first else "sh") + "d"
+    None if that is not beside the tokens; without it ``heads_first`` says the order.
+    """
+    place = -3 if heads_first else -2
+    if unsqueeze_dim is not None:
+        place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
+    order = {-3: "hs", -2: "sh"}.get(place)
+    return None if order is None or ndim not in (3, 4) else "b" * (ndim - 3) + order + "d"

@@ -59,10 +59,7 @@ def _load_local(code: CodeType, module: str) -> FunctionType:
 
 
 def rotations_called(function: FunctionType) -> dict[str, Function]:
-    """Return the functions that rotate which a function calls or defines, by name.
-
-    A decorator's wrapper calls what the function inside calls.
-    """
+    """Return the functions that rotate which a function, or one it wraps, calls or defines."""
     return {
         name: rotation
         for part in wrapped_functions(function)
@@ -116,19 +113,14 @@ def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
     )
 
 
-Replace = Callable[[str, Function, ModuleType | None], Function]
-"""From a function that rotates, by its name and the module that holds it, to its replacement.
-
-A function that a method defines is in no module. ``replaces`` of the replacement identifies it.
-"""
-
-
-def replace_rotations(function: FunctionType, replace: Replace) -> FunctionType:
+def replace_rotations(
+    function: FunctionType, replace: Callable[[str, Function, ModuleType | None], Function]
+) -> FunctionType:
     """Return a copy of a function that calls replacements of functions that rotate.
 
-    Replacements stand under new names beside the functions. The modules' own names stay as they
-    are, so that other models are not touched, and all else that the copy calls is what the modules
-    hold when it is called.
+    ``replace`` takes the name of a function, itself and the module that holds it, None where a
+    method defines it; ``replaces`` of a replacement identifies it. Replacements stand under new
+    names beside the functions, so that other models are not touched.
     """
     copies: dict[FunctionType, FunctionType] = {}
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import threading
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -22,8 +22,7 @@ from rope_xp.scaling import Axial, DynamicNTK, LongRoPE
 # Their frequencies are float32 powers and quotients: a few units of 6e-8.
 _FREQUENCIES = 1e-6
 _TOKENS = 8
-PLANS = "rope_xp_plans"
-"""The attribute of a patched module that holds its plan for each layer type."""
+PLANS = "rope_xp_plans"  # the attribute of a patched module that holds its plans
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,14 @@ class RotaryPlan:
     rope: RoPE
     pairs: int
     form: Format
-    leading: bool
-    """Whether tables begin with an axis for a batch of one, which positions do not have."""
-    beyond: RoPE | None = None
-    """The rope of calls with positions from ``limit`` on; None for most."""
+    leading: bool  # tables begin with an axis for a batch of one, which positions do not have
+    beyond: RoPE | None = None  # of calls with positions from ``limit`` on
     limit: int = 0
+    # Functions of the model's own take tables in the dtype that they expect.
     rounding: Literal["never", "as x", "float32"] = "never"
-    """The dtype of tables: functions of the model's own take the dtype that they expect."""
 
     def tables(self, positions: torch.Tensor, like: torch.dtype) -> Any:
-        """Return the tables of positions as the model's own module does, for x of a dtype."""
+        """Return tables as the model's own module does, for x of a dtype."""
         single = self.rounding == "float32" or like != torch.float64
         dtype = torch.float32 if single else torch.float64
         if isinstance(self.rope.scaling, Axial):  # of patches: (..., components)
@@ -64,7 +61,6 @@ class RotaryPlan:
     def _cos_sin(
         self, rope: RoPE, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin with one column per pair."""
         head = torch.empty(2 * self.pairs, dtype=dtype, device=positions.device)
         if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # of torch
             # Another thread, which is not traced, caches tables, which are constants of the trace.
@@ -83,7 +79,6 @@ RotaryPlans = dict[str | None, RotaryPlan]
 def _forward(
     self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
 ) -> Any:
-    """Return exact tables for these positions, in float32 whatever the dtype of the model is."""
     plan: RotaryPlan = self.rope_xp_plans[layer_type]
     if position_ids.requires_grad:  # as in the models. no_grad around it all would take 3 us
         position_ids = position_ids.detach()
@@ -92,7 +87,6 @@ def _forward(
 
 @cached(256)
 def load_rotary(kind: type) -> type:
-    """Return a class of rotary modules whose tables are those of their plans."""
     return _classes.rotary_class(kind, "forward", PLANS, _forward, load_rotary)
 
 
@@ -107,17 +101,13 @@ def set_plans(module: torch.nn.Module, plans: RotaryPlans, trusting: bool) -> No
             setattr(module, key, frequencies.to(buffer.device, torch.float32))
 
 
-@dataclass(frozen=True)
-class PatchOptions:
+class PatchOptions(NamedTuple):
     """How to patch a module."""
 
     length: int | None = None
-    rotation: bool = True
-    """Whether functions of rope_xp read its tables, and not the model's own."""
-    trusting: bool = False
-    """Whether buffers may differ from the configuration."""
-    strict: bool = True
-    """Whether tables may not differ from those of the configuration."""
+    rotation: bool = True  # rope_xp's functions read its tables, and not the model's own
+    trusting: bool = False  # buffers may differ from the configuration
+    strict: bool = True  # tables may not
 
 
 def build_plans(name: str, module: torch.nn.Module, options: PatchOptions) -> RotaryPlans:
@@ -148,28 +138,25 @@ def _build_plan(
             "follow; fix them by patch(model, length=n)"
         )
         raise RopeError(msg)
-    first, *rest = _rotary.regimes(rope)
+    regimes = _rotary.regimes(rope)
     if not options.trusting:
         if buffer.is_meta:
             raise RopeError("it is on the meta device; load its weights first")
         # Of either regime: the last call may have written to the buffer.
-        if not any(_has_frequencies(buffer, regime) for regime in (first, *rest)):
-            expected = torch.from_numpy(_rotary.series([first, *rest][-1], len(buffer)))
-            msg = (
-                f"its configuration says the frequencies {expected[:3].tolist()} ..., its buffer "
-                f"holds {buffer[:3].tolist()} ..."
-            )
-            raise RopeError(msg)
+        if not any(_has_frequencies(buffer, regime) for regime in regimes):
+            expected = _rotary.series(regimes[-1], len(buffer))[:3].tolist()
+            msg = f"its configuration says the frequencies {expected} ..., its buffer holds "
+            raise RopeError(f"{msg}{buffer[:3].tolist()} ...")
     factor = _rotary.own_attention_factor(module, label)
     if abs(rope.attention_factor - factor) > _FREQUENCIES:
         msg = f"its configuration says the attention factor {rope.attention_factor}, it {factor}"
         raise RopeError(msg)
-    plan = _fit(module, label, first, len(buffer), options)
+    plan = _fit(module, label, regimes[0], len(buffer), options)
     if options.length is not None:
         return replace(plan, rope=rope.for_length(options.length))
     if isinstance(rope.scaling, LongRoPE):
         limit = rope.scaling.original_max_position_embeddings
-        return replace(plan, beyond=rest[0], limit=limit)
+        return replace(plan, beyond=regimes[1], limit=limit)
     return plan
 
 

@@ -13,13 +13,14 @@ from rope_xp._core.call import Call
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp.integrations import _formats, _recognition
+from rope_xp.integrations._drop_in import find_axes
 from rope_xp.integrations._formats import Format, Tables
 from rope_xp.integrations._methods import Function
 from rope_xp.integrations._recognition import RecognizedRotation
 
 
 class _UnusualCallError(Exception):
-    """A call with other arguments than arrays and tables, which the model's own function takes."""
+    """The model's own function takes this call: it has more than arrays and tables."""
 
 
 def _operands(
@@ -27,7 +28,8 @@ def _operands(
 ) -> tuple[tuple[torch.Tensor, ...], Tables, str] | None:
     """Return the arrays of a call, its tables and the axes of the arrays; None if it is unusual."""
     parameters = rotation.parameters
-    n, plain = rotation.arrays, rotation.arrays + rotation.tables
+    n = rotation.arrays
+    plain = n + (1 if rotation.form == "complex" else 2)
     if len(arguments) > len(parameters) or not named.keys() <= set(parameters[len(arguments) :]):
         return None
     values = dict(zip(parameters, arguments, strict=False)) | named
@@ -40,7 +42,7 @@ def _operands(
         return None
     if any(value is None for value in (*xs, *tables)):
         return None
-    axes = rotation.axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim)
+    axes = find_axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim, rotation.heads_first)
     if axes is None:
         return None
     tokens, place = tables[0].shape[-2], axes.index("s")
@@ -65,11 +67,7 @@ def _parse(rotation: RecognizedRotation, arguments: tuple[Any, ...], named: dict
 def _signature(
     rotation: RecognizedRotation, key: Hashable, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> CallSignature | None:
-    """Return the signature of a call, None where it is unusual.
-
-    The columns that are read begin where the model's tables begin, and their strides follow from
-    the strides of these: so the tables stand in it as they are. Only torch's library knows that.
-    """
+    """Return the signature of a call, None where it is unusual."""
     n, plain = rotation.arrays, rotation.arrays + 2
     if rotation.form == "complex" or len(arguments) < plain:
         return None
@@ -80,6 +78,8 @@ def _signature(
         if not all(type(x) is int for x in (*rest, *named.values())):
             return None
         key = key, rest, *named.items()
+    # The columns that are read begin where the model's tables begin, and their strides follow from
+    # the strides of these: so the tables stand in it as they are. Only torch's library knows that.
     tables = arguments[n], arguments[n + 1]
     return call_cache.signature(key, arguments[:n], None, None, None, False, tables)
 
@@ -116,7 +116,7 @@ def build_replacement(
         return results if rotation.arrays > 1 else results[0]
 
     rotate.__name__ = name
-    rotate.replaces = original, rotation  # type: ignore[attr-defined]  # see Replace
+    rotate.replaces = original, rotation  # type: ignore[attr-defined]  # see replace_rotations
     return rotate
 
 

@@ -86,8 +86,7 @@ class Positions:
         )
         row = MODELS[self._name].text
         if grid.text and row is None:
-            msg = f"text = {text}: this model does not rotate its text; leave text out"
-            raise RopeError(msg)
+            raise RopeError(f"text = {text}: this model does not rotate its text; leave text out")
         lines = np.meshgrid(*self.lines(grid), indexing="ij")
         tokens = np.stack([line.ravel() for line in lines])
         if row is not None:
@@ -147,10 +146,8 @@ def from_config(config: object) -> RotaryConfig:
     if name in UNSUPPORTED:
         raise RopeConfigError(f"_class_name {name!r} has no RoPE: {UNSUPPORTED[name]}")
     if name not in MODELS:
-        msg = (
-            f"_class_name {name!r} is not known, or does not rotate; known are "
-            f"{', '.join(sorted(MODELS))}"
-        )
+        known = ", ".join(sorted(MODELS))
+        msg = f"_class_name {name!r} is not known, or does not rotate; known are {known}"
         raise RopeConfigError(msg)
     try:
         rope = _build_rope(MODELS[name], values)
@@ -195,11 +192,8 @@ def patch(transformer: ModelT) -> ModelT:
 
     Notes
     -----
-    Rotary modules get a subclass with one method replaced, processors one whose methods are copies
-    that call rope_xp's functions. A function of diffusers that is replaced later on is called
-    instead. A processor that is set later is the model's own again; it gets exact tables.
-
-    LTX, Allegro and SANA-WM keep their own tables, which no RoPE of a whole head makes.
+    A processor that is set later is the model's own again; it gets exact tables. LTX, Allegro and
+    SANA-WM keep their own tables, which no RoPE of a whole head makes.
 
     Examples
     --------
@@ -207,31 +201,21 @@ def patch(transformer: ModelT) -> ModelT:
     >>> from diffusers import FluxTransformer2DModel
     >>> from rope_xp.integrations.diffusers import patch, unpatch
     >>> model = FluxTransformer2DModel(
-    ...     in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
-    ...     num_attention_heads=2, joint_attention_dim=8, pooled_projection_dim=8,
-    ...     axes_dims_rope=(4, 4, 8),
+    ...     num_layers=1, num_single_layers=1, num_attention_heads=1, joint_attention_dim=8
     ... )
     >>> model = patch(model)
     >>> type(model.pos_embed).__name__
     'FluxPosEmbed'
     >>> model = unpatch(model)
     """
-    # Imported here, as reading a configuration needs no torch.
-    from rope_xp.integrations._diffusion import patching
+    from rope_xp.integrations._diffusion import patching  # reading a configuration needs no torch
 
     patching.patch(transformer)
     return transformer
 
 
 def unpatch(transformer: ModelT) -> ModelT:
-    """Undo :func:`patch` and return the model, patched or not.
-
-    Raises
-    ------
-    RopeError
-        If a patched module has changed since in a way that unpatching would lose; the message names
-        it, and the model stays patched.
-    """
+    """Undo :func:`patch`: see :func:`rope_xp.integrations.transformers.unpatch`."""
     from rope_xp.integrations._diffusion import patching
 
     patching.unpatch(transformer)

@@ -1,5 +1,6 @@
 """Register rope_xp's rotation with the package kernels, for models of transformers."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,10 @@ from kernels import LocalLayerRepository
 
 from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _recognition, _replacements
-from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 
 __all__ = ["repository"]
 
-_FORMS: tuple[Format, ...] = ("halves", "neighbours", "pairs")
 _REPLACEMENTS: dict[type, Function] = {}
 
 
@@ -55,14 +54,9 @@ class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositori
         if kind not in _REPLACEMENTS:
             if torch.compiler.is_compiling():  # which cannot trace how functions are recognized
                 return kind.forward(self, q, k, cos, sin, unsqueeze_dim)
-            _REPLACEMENTS[kind] = _find_replacement(self)
+            function = _REPLACEMENTS[kind] = _recognition.own_function(self)
+            with contextlib.suppress(RopeError):  # it is not recognized, and computes by itself
+                _REPLACEMENTS[kind] = _replacements.build_replacement(
+                    kind.__name__, function, None, ("halves", "neighbours", "pairs")
+                )
         return _REPLACEMENTS[kind](q, k, cos, sin, unsqueeze_dim)
-
-
-def _find_replacement(module: torch.nn.Module) -> Function:
-    """Return what rotates as a model's function does: that function if it is not recognized."""
-    function, name = _recognition.own_function(module), type(module).__name__
-    try:
-        return _replacements.build_replacement(name, function, None, _FORMS)
-    except RopeError:
-        return function

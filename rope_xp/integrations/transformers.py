@@ -17,7 +17,7 @@ from rope_xp.integrations import (
     _replacements,
     _rotary,
 )
-from rope_xp.integrations._findings import Finding
+from rope_xp.integrations._check_config import Finding
 from rope_xp.integrations._formats import Format
 
 __all__ = ["Finding", "check", "patch", "unpatch"]
@@ -54,10 +54,7 @@ def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     >>> import torch
     >>> from rope_xp.integrations.transformers import check
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(
-    ...     vocab_size=32, hidden_size=32, intermediate_size=32,
-    ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-    ... )
+    >>> config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
     >>> model = LlamaForCausalLM(config)
     >>> check(model)
     ()
@@ -83,8 +80,8 @@ def patch(
     caches, padding, ``torch.compile``, hooks of accelerate, pickles and copies work as before.
     Other models of the same type do not change.
 
-    Before anything changes, the tables of each rotary module and the results of each function that
-    rotates are compared with those of rope_xp, on a few values.
+    Before anything changes, the tables of each rotary module and each function that rotates are
+    compared with those of rope_xp, on a few values.
 
     Parameters
     ----------
@@ -129,10 +126,7 @@ def patch(
     >>> import torch
     >>> from rope_xp.integrations.transformers import patch, unpatch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(
-    ...     vocab_size=32, hidden_size=32, intermediate_size=32,
-    ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-    ... )
+    >>> config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
     >>> model = LlamaForCausalLM(config).eval()
     >>> tokens = torch.arange(8)[None]
     >>> with torch.no_grad():
@@ -188,8 +182,8 @@ def unpatch(model: ModelT) -> ModelT:
     Raises
     ------
     RopeError
-        If something has changed a patched module since in a way that unpatching would lose; the
-        message names it, and the model stays patched.
+        If a patched module has changed since in a way that unpatching would lose; the message names
+        it, and the model stays patched.
     """
     _check_module(model)
     _classes.restore_classes(model.named_modules(), _plans.PLANS)
@@ -198,8 +192,5 @@ def unpatch(model: ModelT) -> ModelT:
 
 def _check_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
-        msg = (
-            "model must be a torch.nn.Module, such as what from_pretrained of transformers "
-            f"returns; got {type(model).__name__}"
-        )
-        raise TypeError(msg)
+        kind = type(model).__name__
+        raise TypeError(f"model must be a torch.nn.Module, as from_pretrained returns; got {kind}")

@@ -87,7 +87,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def make(model_type: str, **more: Any) -> Any:
     """Return a model for text with the same weights at each call."""
     config = transformers.AutoConfig.for_model(
-        model_type, **{**_SMALL, **MODELS[model_type], **more}
+        model_type, **{**_SMALL, **MODELS.get(model_type, {}), **more}
     )
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -14,8 +14,7 @@ from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES, TABLE
 from rope_xp.integrations._methods import Function
 from rope_xp.integrations.diffusers import RotaryConfig, from_config
 
-_CONFIG = "rope_xp_config"
-"""The attribute of a patched rotary module that holds its RotaryConfig."""
+_CONFIG = "rope_xp_config"  # the attribute of a patched rotary module that holds its RotaryConfig
 
 
 def patch(model: torch.nn.Module) -> None:

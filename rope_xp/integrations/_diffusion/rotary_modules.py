@@ -22,10 +22,8 @@ from rope_xp.rope import RoPE
 class RotaryModule:
     """The replacement of a rotary module's method."""
 
-    compute: Callable[..., Any]
-    """Takes the transformer's RotaryConfig, the module and the arguments of the method."""
-    arguments: Callable[[Any, RotaryConfig], tuple[Any, ...]]
-    """Returns the arguments of a small call, which compares the two."""
+    compute: Callable[..., Any]  # from the RotaryConfig, the module and the method's arguments
+    arguments: Callable[[Any, RotaryConfig], tuple[Any, ...]]  # of a small call, to compare
     method: str = "forward"
 
 
@@ -46,9 +44,6 @@ def _span_grid(lines: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _arange_on(device: Any) -> Callable[[int], torch.Tensor]:
     return functools.partial(torch.arange, dtype=torch.int32, device=device)
-
-
-# --- modules of positions ------------------------------------------------------------------------
 
 
 def _from_ids(
@@ -108,9 +103,6 @@ def _kandinsky6(config: RotaryConfig, _: Any, pos: Any, scale_factor: Any = (1, 
     scaled = zip(pos, scale_factor, strict=True)
     lines = [line if scale == 1 else line / scale for line, scale in scaled]
     return _build_tables(config.rope, _span_grid(lines), "matrices").unsqueeze(-4)
-
-
-# --- modules of sizes ----------------------------------------------------------------------------
 
 
 def _from_latents(form: Format, *, heads: bool = False) -> RotaryModule:
@@ -234,12 +226,10 @@ ROTARY_MODULES: dict[str, RotaryModule] = {
     "Kandinsky6SRRoPE3D": _KANDINSKY6,
 }
 
-TABLES_FROM_CALLER = frozenset(
-    [
-        "CogVideoXTransformer3DModel",
-        "ConsisIDTransformer3DModel",
-        "StableAudioDiTModel",
-        "JoyImageEditTransformer3DModel",
-    ]
+TABLES_FROM_CALLER = (
+    "CogVideoXTransformer3DModel",
+    "ConsisIDTransformer3DModel",
+    "StableAudioDiTModel",
+    "JoyImageEditTransformer3DModel",
 )
 """Models whose tables come from the caller, or from a method of the model itself."""

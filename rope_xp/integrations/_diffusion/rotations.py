@@ -21,31 +21,30 @@ class RotationRow:
     """A way to call a function that rotates."""
 
     form: Format = "neighbours"
+    # How cos and sin are passed: in a tuple, as two arguments, joined along the last axis, or in a
+    # tuple for each third of a head, with positions that select its rows. Of complex numbers and
+    # matrices there is one array.
     packing: Literal["tuple", "two", "joined", "thirds"] = "tuple"
-    """How cos and sin are passed: in a tuple, as two arguments, joined along the last axis, or in a
-    tuple for each third of a head, with positions that select its rows. Of complex numbers and
-    matrices there is one array."""
-    axes: str = "bshd"
-    """As in :func:`rope_xp.apply`; with "n" each head has its own tables."""
-    table_axes: str = ""
-    """Empty for the last of ``axes``, as arrays are broadcast."""
-    arrays: int = 1
-    """How many arrays a call rotates."""
-    partial: bool = False
-    """Whether a head may be longer than the tables."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """The keyword arguments by which a function does so."""
+    axes: str = "bshd"  # as in rope_xp.apply; with "n" each head has its own tables
+    table_axes: str = ""  # empty for the last of ``axes``, as arrays are broadcast
+    arrays: int = 1  # how many arrays a call rotates
+    partial: bool = False  # a head may be longer than the tables
+    options: dict[str, Any] = field(default_factory=dict)  # of calls that rotate so
 
     @property
     def layout(self) -> Layout:
         return "half" if self.form in ("halves", "pairs") else "interleaved"
 
 
+_ALLEGRO = RotationRow("halves", "thirds", axes="bhsd", table_axes="bsd")
+_HELIOS = RotationRow(packing="joined", table_axes="bsd")
+_MINIMAX = RotationRow("halves", "two", table_axes="sd", partial=True)
+_MUSIC = RotationRow("halves", table_axes="sd", partial=True)
+_SANA = RotationRow("complex", axes="bhds", table_axes="bhsd")
 _LTX = RotationRow(axes="bsd")
 _LTX_SPLIT = RotationRow("pairs", axes="bsnd", table_axes="bnsd")
 _QWEN = RotationRow("complex", table_axes="sd", options={"use_real": False})
 _WAN = RotationRow(packing="two")
-_MATRICES = RotationRow("matrices")
 
 ROTATIONS: dict[str, tuple[RotationRow, ...]] = {
     "embeddings.apply_rotary_emb": (
@@ -57,12 +56,8 @@ ROTATIONS: dict[str, tuple[RotationRow, ...]] = {
         ),
         RotationRow("complex", table_axes="bsd", options={"use_real": False}),
     ),
-    "embeddings.apply_rotary_emb_allegro": (
-        RotationRow("halves", "thirds", axes="bhsd", table_axes="bsd"),
-    ),
-    "transformer_helios.apply_rotary_emb_transposed": (
-        RotationRow(packing="joined", table_axes="bsd"),
-    ),
+    "embeddings.apply_rotary_emb_allegro": (_ALLEGRO,),
+    "transformer_helios.apply_rotary_emb_transposed": (_HELIOS,),
     "transformer_hidream_image.apply_rope": (RotationRow("matrices", arrays=2),),
     "transformer_joyimage._apply_rotary_emb": (RotationRow(table_axes="sd", arrays=2),),
     "transformer_kandinsky6.apply_rotary": (RotationRow("matrices"),),
@@ -71,18 +66,12 @@ ROTATIONS: dict[str, tuple[RotationRow, ...]] = {
     "transformer_ltx.apply_rotary_emb": (_LTX,),
     "transformer_ltx2.apply_interleaved_rotary_emb": (_LTX,),
     "transformer_ltx2.apply_split_rotary_emb": (_LTX_SPLIT,),
-    "transformer_minimax_h3._apply_rotary_emb": (
-        RotationRow("halves", "two", table_axes="sd", partial=True),
-    ),
-    "transformer_minimax_music3._apply_partial_rotary_emb": (
-        RotationRow("halves", table_axes="sd", partial=True),
-    ),
+    "transformer_minimax_h3._apply_rotary_emb": (_MINIMAX,),
+    "transformer_minimax_music3._apply_partial_rotary_emb": (_MUSIC,),
     "transformer_nucleusmoe_image._apply_rotary_emb_nucleus": (_QWEN,),
     "transformer_prx.apply_rope": (RotationRow("matrices", axes="bhsd"),),
     "transformer_qwenimage.apply_rotary_emb_qwen": (_QWEN,),
-    "transformer_sana_wm._apply_rotary_emb": (
-        RotationRow("complex", axes="bhds", table_axes="bhsd"),
-    ),
+    "transformer_sana_wm._apply_rotary_emb": (_SANA,),
     "transformer_sana_wm_refiner.apply_interleaved_rotary_emb": (_LTX,),
     "transformer_sana_wm_refiner.apply_split_rotary_emb": (_LTX_SPLIT,),
     "Kandinsky5AttnProcessor.apply_rotary": (RotationRow("matrices"),),
@@ -116,7 +105,7 @@ def build_replacement(name: str, original: Function, module: ModuleType | None) 
             return getattr(module, name)(*arguments, **options)
         return rotate_like(rows, original, *arguments, **options)
 
-    rotate.replaces = original, rows  # type: ignore[attr-defined]  # see _methods.Replace
+    rotate.replaces = original, rows  # type: ignore[attr-defined]  # see replace_rotations
     return rotate
 
 
@@ -135,7 +124,6 @@ def rotate_like(
 def rotate_arrays(
     arrays: Sequence[torch.Tensor], tables: Sequence[Any], rotation: RotationRow
 ) -> tuple[torch.Tensor, ...]:
-    """Return rotated arrays."""
     if rotation.packing == "thirds":
         return tuple(_rotate_thirds(x, *tables) for x in arrays)
     if rotation.packing == "joined":
@@ -170,9 +158,6 @@ def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
         selected = [torch.nn.functional.embedding(rows, table) for table in tables]
         thirds += rotate_arrays((third,), selected, rotation)
     return torch.cat(thirds, dim=-1)
-
-
-# --- check ---------------------------------------------------------------------------------------
 
 
 def check_rotations(where: str, name: str, function: Function) -> None:
