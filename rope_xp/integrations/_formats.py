@@ -11,11 +11,8 @@ Format = Literal["halves", "neighbours", "pairs", "complex", "matrices"]
 """Columns (0 ... n-1, 0 ... n-1), (0, 0, 1, 1, ...) or (0 ... n-1); of the last, cos + i sin or
 [[cos, -sin], [sin, cos]]."""
 
-FORMATS: tuple[Format, ...] = ("halves", "neighbours", "pairs", "complex")
-"""The formats of transformers."""
-
-Tables = tuple[torch.Tensor, ...]
-"""cos and sin, or one tensor of complex numbers or matrices."""
+FORMATS: tuple[Format, ...] = ("halves", "neighbours", "pairs", "complex")  # of transformers
+Tables = tuple[torch.Tensor, ...]  # cos and sin, or one tensor of complex numbers or matrices
 
 
 def write(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Tables:

@@ -69,9 +69,8 @@ def _signature(
 ) -> CallSignature | None:
     """Return the signature of a call, None where it is unusual."""
     n, plain = rotation.arrays, rotation.arrays + 2
-    if rotation.form == "complex" or len(arguments) < plain:
-        return None
-    if not isinstance(arguments[0], torch.Tensor):
+    usual = rotation.form != "complex" and len(arguments) >= plain
+    if not usual or not isinstance(arguments[0], torch.Tensor):
         return None
     if len(arguments) > plain or named:
         rest = arguments[plain:]

@@ -14,8 +14,8 @@ from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.scaling import Axial, LongRoPE
 
+# Errors of a module's own code for arguments that it does not expect.
 FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a module's own code may raise for arguments that it does not expect."""
 
 
 def rotary_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -75,7 +75,7 @@ def regimes(rope: RoPE) -> list[RoPE]:
 
 
 def rotated_pairs(rope: RoPE, size: int) -> int:
-    """Return how many pairs a buffer of this size rotates, one series for all components."""
+    """Return how many pairs a buffer of this size rotates."""
     if isinstance(rope.scaling, Axial) and rope.scaling.order != "strided":
         return size * rope.scaling.axes
     return size

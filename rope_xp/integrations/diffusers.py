@@ -121,11 +121,6 @@ def from_config(config: object) -> RotaryConfig:
     FileNotFoundError
         If there is no such file.
 
-    Notes
-    -----
-    A table by ``_class_name`` holds the values that diffusers keeps in code, and the defaults of
-    keys that a file leaves out.
-
     Examples
     --------
     >>> from rope_xp.integrations.diffusers import from_config

@@ -78,9 +78,7 @@ def patch(
     The model's rotary modules return tables that are exact at any position, in float32 whatever the
     dtype of the model, and its attention rotates on rope_xp's fast path. Gradients, key-value
     caches, padding, ``torch.compile``, hooks of accelerate, pickles and copies work as before.
-    Other models of the same type do not change.
-
-    Before anything changes, the tables of each rotary module and each function that rotates are
+    Other models do not change. Before anything changes, tables and functions that rotate are
     compared with those of rope_xp, on a few values.
 
     Parameters
@@ -114,12 +112,10 @@ def patch(
 
     Notes
     -----
-    Rotary modules, and modules whose methods call a function that rotates, get a subclass of their
-    class, of the same name. Its methods are copies that call rope_xp's functions, which stand in
-    the modules of transformers under names of their own. A function that replaces the model's own
-    later on, as Liger-Kernel does, is called instead, with tables in the dtype of q. Parameters,
-    buffers, configurations, state dictionaries and files of ``save_pretrained`` stay the same, but
-    for the buffers that ``trust="config"`` makes anew.
+    Rotary modules, and modules that call a function that rotates, get a subclass of their class, of
+    the same name, whose methods call rope_xp. A function that replaces the model's own later on, as
+    Liger-Kernel does, is called instead, with tables in the dtype of q. State dictionaries and
+    files of ``save_pretrained`` stay the same, but for buffers that ``trust="config"`` makes anew.
 
     Examples
     --------

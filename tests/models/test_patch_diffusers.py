@@ -18,7 +18,7 @@ import diffusers
 import torch
 from diffusers.models.transformers import transformer_flux as flux_module
 from diffusers.models.transformers import transformer_wan as wan_module
-from support.diffusion_models import SMALL, Small, called, flux, hidream, wan, z_image
+from support.diffusion_models import SMALL, Small, call_model, flux, hidream, wan, z_image
 from support.exhaustive import exhaustive
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -61,7 +61,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def output(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
-        return called(model, arguments)
+        return call_model(model, arguments)
 
 
 class Forbidding(TorchDispatchMode):
@@ -103,7 +103,7 @@ def test_gradients(small: Small) -> None:
 
     def gradients() -> list[torch.Tensor]:
         model.zero_grad()
-        called(model, arguments).square().mean().backward()
+        call_model(model, arguments).square().mean().backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     before = gradients()

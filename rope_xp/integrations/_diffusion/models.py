@@ -72,6 +72,10 @@ def _strided_axes(config: Config) -> tuple[int, ...]:
     return tuple(axes)
 
 
+def _centred(grid: Grid, config: Config) -> list[Any]:
+    return video(grid, config, (0, -grid.height // 2, -grid.width // 2))
+
+
 def _four_axes(grid: Grid, config: Config) -> list[Any]:
     return [*video(grid, config), grid.arange(1)]  # the last axis counts text
 
@@ -114,16 +118,12 @@ _FRAMES = Text(along=(0,))
 _FRAMES_BEHIND = Text(along=(0,), start=(1, 0, 0), first=False)
 _DIAGONAL = Text(along=(1, 2))
 _FOURTH = Text(along=(3,))
+_CONTINUED = Text(along=None, start=grids.half_size)
 _BEHIND = Text(along=None, start=lambda grid: max(grid[:3]), first=False)
 
 _flux = ModelRow(_FLUX, text=_AT_ZERO)
 _bria = ModelRow(_FLUX, base_key=_THETA, text=_AT_ZERO)
-# Rows and columns are 0 in the middle of the image.
-_qwen = ModelRow(
-    _FLUX,
-    text=Text(along=None, start=grids.half_size),
-    lines=lambda grid, config: video(grid, config, (0, -grid.height // 2, -grid.width // 2)),
-)
+_qwen = ModelRow(_FLUX, text=_CONTINUED, lines=_centred)
 _wan = ModelRow(_divide(_thirds, 128))
 _hunyuan = ModelRow(_key("rope_axes_dim", 16, 56, 56), 256.0, _THETA)
 _joyimage = ModelRow(_key("rope_dim_list", 16, 56, 56), 256.0, "theta", _BEHIND)
