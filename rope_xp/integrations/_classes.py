@@ -32,7 +32,7 @@ def _rotating_class(
     arguments: tuple[Any, ...],
 ) -> type:
     copies = {
-        name: _methods.replace_rotations(method, lambda *found: build(*found, *arguments))
+        name: _methods.replace_rotations(method, lambda *rotation: build(*rotation, *arguments))
         for name, method in _methods.rotating_methods(kind).items()
     }
     return _subclass(kind, copies, load_rotating, (kind, build, *arguments))

@@ -37,19 +37,19 @@ def _find_rotations(function: FunctionType) -> dict[str, tuple[Function, dict[st
     None holds a function that it defines itself.
     """
     scope = function.__globals__
-    found: dict[str, tuple[Function, dict[str, Any] | None]] = {}
+    rotations: dict[str, tuple[Function, dict[str, Any] | None]] = {}
     for name in rotation_names(function):
         holder = scope
         if name not in scope and scope["__name__"].startswith("diffusers."):
             # The method imports it from there.
             holder = vars(sys.modules["diffusers.models.embeddings"])
         if callable(holder.get(name)):
-            found[name] = holder[name], holder
+            rotations[name] = holder[name], holder
     _, *codes = inner_codes(function.__code__)
     for code in codes:
         if _NAME.fullmatch(code.co_name):
-            found[code.co_name] = _load_local(code, scope["__name__"]), None
-    return found
+            rotations[code.co_name] = _load_local(code, scope["__name__"]), None
+    return rotations
 
 
 @cached(64)

@@ -91,8 +91,10 @@ class Positions:
         tokens = np.stack([line.ravel() for line in lines])
         if row is not None:
             start = row.start(grid) if callable(row.start) else row.start
-            words = positions.text(grid.text, len(lines), start=start, along=row.along)
-            tokens = np.concatenate([words, tokens] if row.first else [tokens, words], axis=1)
+            text_tokens = positions.text(grid.text, len(lines), start=start, along=row.along)
+            tokens = np.concatenate(
+                [text_tokens, tokens] if row.first else [tokens, text_tokens], axis=1
+            )
         return _values.to_library(tokens if len(lines) > 1 else tokens[0], xp, device)
 
 

@@ -62,10 +62,10 @@ def test_tables_are_those_of_the_module(name: str) -> None:
     theirs = torch.utils._pytree.tree_leaves(getattr(module, row.method)(*arguments))
     ours = torch.utils._pytree.tree_leaves(row.compute(config, module, *arguments))
     assert len(ours) == len(theirs)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.shape == other.shape
-        assert torch.allclose(mine, other.to(mine.dtype), rtol=0, atol=OWN)
-        assert mine.dtype in (torch.float32, torch.complex64)
+    for our_table, their_table in zip(ours, theirs, strict=True):
+        assert our_table.shape == their_table.shape
+        assert torch.allclose(our_table, their_table.to(our_table.dtype), rtol=0, atol=OWN)
+        assert our_table.dtype in (torch.float32, torch.complex64)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -82,23 +82,23 @@ def test_tables_that_are_left_are_those_of_a_rope(name: str) -> None:
     # Those of LTX turn by up to 15,708: as exact as this in float64 alone.
     dtype = np.float64 if frequencies.max() > 1 else np.float32
     ours = hand.rope.cos_sin(at, 2 * pairs, dtype=dtype)
-    for mine, other, true in zip(ours, theirs, exact, strict=True):
-        np.testing.assert_allclose(mine, true, rtol=0, atol=TABLES)
-        np.testing.assert_allclose(mine, other, rtol=0, atol=hand.bound)
+    for our_table, their_table, true in zip(ours, theirs, exact, strict=True):
+        np.testing.assert_allclose(our_table, true, rtol=0, atol=TABLES)
+        np.testing.assert_allclose(our_table, their_table, rtol=0, atol=hand.bound)
 
 
 # --- functions that rotate -----------------------------------------------------------------------
 
 
 def test_each_method_that_rotates_is_replaced_or_listed() -> None:
-    found = census.methods()
-    assert {*census.NO_ROTATION, *census.LEFT_METHODS} <= set(found)
+    classes = census.methods()
+    assert {*census.NO_ROTATION, *census.LEFT_METHODS} <= set(classes)
     keys = {
         name: {rotations.find_key(*call) for call in patching.functions_called(kind)}
-        for name, kind in found.items()
+        for name, kind in classes.items()
     }
-    replaced = {name for name in found if keys[name] and keys[name] <= ROTATIONS.keys()}
-    assert replaced == set(found) - {*census.NO_ROTATION, *census.LEFT_METHODS}
+    replaced = {name for name in classes if keys[name] and keys[name] <= ROTATIONS.keys()}
+    assert replaced == set(classes) - {*census.NO_ROTATION, *census.LEFT_METHODS}
 
 
 @cache
@@ -127,12 +127,12 @@ def test_rotations_are_those_of_the_function(name: str, dtype: torch.dtype) -> N
         exact = rotations.rotate_arrays([x.double() for x in narrow], tables, row)
         ours = rotations.rotate_like(rows, function, *narrow, *tables, **row.options)
         theirs = function(*narrow, *tables, **row.options)
-        for mine, other, true in zip(_tuple(ours), _tuple(theirs), exact, strict=True):
-            assert (mine.shape, mine.dtype) == (narrow[0].shape, dtype)
+        for our_table, their_table, true in zip(_tuple(ours), _tuple(theirs), exact, strict=True):
+            assert (our_table.shape, our_table.dtype) == (narrow[0].shape, dtype)
             unit = torch.finfo(dtype).eps * true.abs().max()
-            error = (mine.double() - true).abs().max()
-            assert error <= max(unit, (other.double() - true).abs().max())
-            assert (mine - narrow[0]).abs().max() > 0.5  # it does rotate
+            error = (our_table.double() - true).abs().max()
+            assert error <= max(unit, (their_table.double() - true).abs().max())
+            assert (our_table - narrow[0]).abs().max() > 0.5  # it does rotate
 
 
 def test_unusual_calls_go_to_the_function() -> None:
@@ -213,9 +213,9 @@ def test_positions_of_a_grid_are_those_of_the_module(name: str) -> None:
     theirs = module(latents)
     form = "halves" if rope.layout == "half" else "neighbours"
     pairs = slice(cos.shape[-1]) if form == "halves" else slice(None, None, 2)
-    for mine, other in zip((cos, sin), theirs, strict=True):
-        flat = other.reshape(-1, other.shape[-1])[:, pairs]
-        np.testing.assert_allclose(mine, flat, rtol=0, atol=OWN)
+    for our_table, their_table in zip((cos, sin), theirs, strict=True):
+        flat = their_table.reshape(-1, their_table.shape[-1])[:, pairs]
+        np.testing.assert_allclose(our_table, flat, rtol=0, atol=OWN)
 
 
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -227,9 +227,9 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("said", "config"), WRONG)
-def test_errors_of_configurations(said: str, config: dict[str, Any]) -> None:
-    with pytest.raises(RopeConfigError, match=said):
+@pytest.mark.parametrize(("message", "config"), WRONG)
+def test_errors_of_configurations(message: str, config: dict[str, Any]) -> None:
+    with pytest.raises(RopeConfigError, match=message):
         from_config(config)
 
 
@@ -238,7 +238,7 @@ def test_errors_of_positions() -> None:
         from_config({"_class_name": f"{name}Model"}).positions
         for name in ("WanTransformer3D", "AceStepTransformer1D", "CogVideoXTransformer3D")
     )
-    for said, call in (
+    for message, call in (
         ("does not rotate its text", lambda: wan(2, 2, text=1)),
         ("height must be positive", lambda: wan(0, 2)),
         ("height must be positive", lambda: cogvideox(0, 2)),
@@ -247,7 +247,7 @@ def test_errors_of_positions() -> None:
         ("width must be positive", lambda: sound(1, 0)),
         ("needs xp", lambda: wan(2, 2, device="cpu")),
     ):
-        with pytest.raises(RopeError, match=said):
+        with pytest.raises(RopeError, match=message):
             call()
     assert wan(2, 2, xp=torch).dtype == torch.int64
 

@@ -78,16 +78,16 @@ def patch_all(directory: str) -> list[bool]:
     """Return which models of a directory are patched; the others are left for a reason."""
     patched = []
     for model in models(directory):
-        kinds = [type(module) for module in model.modules()]
+        classes = [type(module) for module in model.modules()]
         try:
             patch(model)
             message = ""
         except RopeError as error:
             message = str(error)
         else:
-            assert [type(module) for module in model.modules()] != kinds
+            assert [type(module) for module in model.modules()] != classes
             unpatch(model)
-        assert [type(module) for module in model.modules()] == kinds
+        assert [type(module) for module in model.modules()] == classes
         assert not message or re.search("|".join(LEFT), message), (type(model), message)
         patched.append(not message)
     return patched

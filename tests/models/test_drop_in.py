@@ -120,13 +120,13 @@ def test_compiled() -> None:
 
 def test_jitted() -> None:
     jax = pytest.importorskip("jax")
-    given = [jax.numpy.asarray(x.numpy()) for x in arrays("cohere")[:4]]
-    expected = apply_rotary_transformers(*given)
+    jax_arrays = [jax.numpy.asarray(x.numpy()) for x in arrays("cohere")[:4]]
+    expected = apply_rotary_transformers(*jax_arrays)
     rotate = functools.partial(apply_rotary_transformers, columns="neighbours")
-    for ours, theirs in zip(jax.jit(rotate)(*given), expected, strict=True):
+    for ours, theirs in zip(jax.jit(rotate)(*jax_arrays), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)  # fused otherwise
     with pytest.raises(RopeError, match="tables cannot be read while a compiler"):
-        jax.jit(apply_rotary_transformers)(*given)
+        jax.jit(apply_rotary_transformers)(*jax_arrays)
 
 
 def test_what_does_not_fit() -> None:

@@ -38,18 +38,18 @@ def small(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def rotations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note each rotation by rope_xp."""
-    rotated: list[str] = []
-    own = _recognition.rotate
+    records: list[str] = []
+    rotate = _recognition.rotate
 
     def note(rotation: Any, *operands: Any) -> Any:
-        rotated.append(f"{rotation.form}, {rotation.layout}")
-        return own(rotation, *operands)
+        records.append(f"{rotation.form}, {rotation.layout}")
+        return rotate(rotation, *operands)
 
     monkeypatch.setattr(_recognition, "rotate", note)
     monkeypatch.setattr(layers, "_REPLACEMENTS", {})
-    return rotated
+    return records
 
 
 def kernelized(model: Any, mode: Any) -> Any:
@@ -63,23 +63,23 @@ def kernelized(model: Any, mode: Any) -> Any:
 )
 @pytest.mark.parametrize("mode", ["INFERENCE", "TRAINING"])
 def test_a_kernelized_model(
-    name: str, form: str, mode: str, counted: list[str], monkeypatch: pytest.MonkeyPatch
+    name: str, form: str, mode: str, rotations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small(monkeypatch, name)
     expected = model(TOKENS).logits
-    assert not counted
+    assert not rotations
     kernelized(model, getattr(kernels.Mode, mode))
     model(TOKENS)  # now it is known what the function does
-    counted.clear()
+    rotations.clear()
     logits = model(TOKENS).logits
-    assert counted == [form] * 2  # q and k of a layer at once, of two layers
+    assert rotations == [form] * 2  # q and k of a layer at once, of two layers
     torch.testing.assert_close(logits, expected, rtol=0, atol=LOGITS)
     logits.sum().backward()
     assert float(model.get_input_embeddings().weight.grad.abs().max()) > 0
 
 
 def test_a_function_that_turns_the_other_way_is_left(
-    counted: list[str], monkeypatch: pytest.MonkeyPatch
+    rotations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nanochat's goes by the same name: what rotates Llama would turn it the wrong way."""
     model = small(monkeypatch, "nanochat")
@@ -90,7 +90,7 @@ def test_a_function_that_turns_the_other_way_is_left(
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 
-def test_compiled(counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled(rotations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     model = small(monkeypatch, "llama")
     with torch.no_grad():
@@ -98,8 +98,8 @@ def test_compiled(counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         kernelized(model, kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE)
         compiled = torch.compile(model, backend="eager")
         torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=0, atol=LOGITS)
-        assert not counted  # as nobody knew yet what the function does
+        assert not rotations  # as nobody knew yet what the function does
         model(TOKENS)
-        counted.clear()
+        rotations.clear()
         torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=0, atol=LOGITS)
-    assert set(counted) == {"halves, half"}
+    assert set(rotations) == {"halves, half"}

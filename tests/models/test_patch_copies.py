@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, ROTATIONS, TOKENS, counted, logits, replaced
+from support.patched import LOGITS, ROTATIONS, TOKENS, count_rotations, logits, replaced
 from support.small_models import make, multimodal_text, vision_language
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -26,17 +26,17 @@ from rope_xp.integrations.transformers import patch, unpatch
 
 @pytest.fixture(autouse=True)
 def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    return counted(monkeypatch)
+    return count_rotations(monkeypatch)
 
 
 def test_a_new_module_of_a_patched_class_does_as_the_models_own() -> None:
     model = make("llama")
-    own = model.model.rotary_emb
+    original = model.model.rotary_emb
     x, positions = torch.zeros(1, dtype=torch.bfloat16), torch.arange(9)[None]
-    expected = own(x, positions)
+    expected = original(x, positions)
     new = type(patch(model).model.rotary_emb)(model.config)
     assert all(map(torch.equal, new(x, position_ids=positions), expected))
-    assert own(x, positions)[0].dtype == torch.float32
+    assert original(x, positions)[0].dtype == torch.float32
 
 
 def by_torch(model: Any) -> Any:
@@ -60,10 +60,10 @@ def test_copies(rotation: bool, copied: str, rotations: list[None]) -> None:
     model = make("llama")
     before = logits(model)
     after = logits(patch(model, rotation=rotation))
-    done = len(rotations)
+    before_copy = len(rotations)
     again = COPIES[copied](model)
     assert torch.equal(logits(again), after)
-    assert len(rotations) == 2 * done == 2 * ROTATIONS * rotation
+    assert len(rotations) == 2 * before_copy == 2 * ROTATIONS * rotation
     assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
     unpatch(model)  # and not the copy
     assert torch.equal(logits(again), after)
@@ -81,21 +81,23 @@ def test_copies(rotation: bool, copied: str, rotations: list[None]) -> None:
 )
 def test_the_rotary_modules_alone(name: str, dtype: torch.dtype, rotations: list[None]) -> None:
     model = make(name).to(dtype)
-    own = {id(m) for m in model.modules() if hasattr(m, "inv_freq") or "Rotary" in str(type(m))}
-    kinds = {id(module): type(module) for module in model.modules()}
-    asked = model.model.rotary_emb
-    label = {"layer_type": next(iter(asked.config.rope_parameters))} if name in LABELLED else {}
+    rotary_ids = {
+        id(m) for m in model.modules() if hasattr(m, "inv_freq") or "Rotary" in str(type(m))
+    }
+    classes = {id(module): type(module) for module in model.modules()}
+    rotary = model.model.rotary_emb
+    label = {"layer_type": next(iter(rotary.config.rope_parameters))} if name in LABELLED else {}
     x, positions = torch.zeros(1, 9, 4, dtype=dtype), torch.arange(9)[None]
-    theirs = asked(x, positions, **label)
+    theirs = rotary(x, positions, **label)
     patch(model, rotation=False)
-    changed = {id(module) for module in model.modules() if type(module) is not kinds[id(module)]}
-    assert changed == own
-    ours = asked(x, positions, **label)
-    for mine, other in zip(tables(ours), tables(theirs), strict=True):
-        assert (mine.dtype, mine.shape) == (other.dtype, other.shape)
+    changed = {id(module) for module in model.modules() if type(module) is not classes[id(module)]}
+    assert changed == rotary_ids
+    ours = rotary(x, positions, **label)
+    for our_table, their_table in zip(tables(ours), tables(theirs), strict=True):
+        assert (our_table.dtype, our_table.shape) == (their_table.dtype, their_table.shape)
         # Angles below 9, of float32 frequencies, or rounded ones where the model was cast.
         close = max(1e-5, 9 * torch.finfo(dtype).eps)
-        torch.testing.assert_close(mine, other, rtol=0, atol=close)
+        torch.testing.assert_close(our_table, their_table, rtol=0, atol=close)
     assert logits(model).dtype == dtype
     assert not rotations
 
@@ -103,8 +105,8 @@ def test_the_rotary_modules_alone(name: str, dtype: torch.dtype, rotations: list
 LABELLED = ("deepseek_v4", "gemma3_text")
 
 
-def tables(given: Any) -> tuple[torch.Tensor, ...]:
-    return given if isinstance(given, tuple) else (given,)
+def tables(inputs: Any) -> tuple[torch.Tensor, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
 def test_tables_of_an_image_keep_their_axis_for_a_batch() -> None:
@@ -113,9 +115,9 @@ def test_tables_of_an_image_keep_their_axis_for_a_batch() -> None:
     positions = torch.stack((torch.arange(6) % 3, torch.arange(6) // 3), dim=-1)
     theirs = rotary(torch.zeros(1), positions)
     ours = patch(rotary, rotation=False)(torch.zeros(1), positions)
-    for mine, other in zip(ours, theirs, strict=True):
+    for our_table, their_table in zip(ours, theirs, strict=True):
         # float32 angles below 3
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+        torch.testing.assert_close(our_table, their_table, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -125,30 +127,30 @@ def test_tables_of_an_image_keep_their_axis_for_a_batch() -> None:
 def test_positions_of_mrope_in_each_shape_that_the_models_expand(
     model_type: str,
 ) -> None:
-    own, model = multimodal_text(model_type), patch(multimodal_text(model_type))
+    original, model = multimodal_text(model_type), patch(multimodal_text(model_type))
     for shape in ((1, 3, 5), (3, 3, 5), (3, 5), (1, 3, 1)):
         positions = 7 + torch.arange(torch.Size(shape).numel()).reshape(shape)
         tokens = TOKENS[:1].expand(3, -1)[:, : shape[-1]]
         with torch.no_grad():
-            before = own(tokens, position_ids=positions).last_hidden_state
+            before = original(tokens, position_ids=positions).last_hidden_state
             after = model(tokens, position_ids=positions).last_hidden_state
         torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
 
 
 def test_generation_that_goes_on_from_a_cache_of_mrope() -> None:
-    model, given = vision_language()
-    more: dict[str, Any] = {
+    model, inputs = vision_language()
+    options: dict[str, Any] = {
         "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "disable_compile": True,
     }  # fmt: skip
 
-    def generated() -> torch.Tensor:
-        first = model.generate(**given, **more, return_dict_in_generate=True)
+    def generate() -> torch.Tensor:
+        first = model.generate(**inputs, **options, return_dict_in_generate=True)
         longer = torch.cat([first.sequences, torch.tensor([[9, 10, 11]])], dim=1)
-        return model.generate(longer, past_key_values=first.past_key_values, **more)  # type: ignore[no-any-return]  # a tensor
+        return model.generate(longer, past_key_values=first.past_key_values, **options)  # type: ignore[no-any-return]  # a tensor
 
-    before = generated()
+    before = generate()
     patch(model)
-    assert torch.equal(generated(), before)
+    assert torch.equal(generate(), before)
 
 
 def test_queries_of_the_last_tokens_alone() -> None:

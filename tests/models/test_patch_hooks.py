@@ -15,7 +15,7 @@ import accelerate
 import torch
 import torch.distributed
 from accelerate.hooks import remove_hook_from_module
-from support.patched import LOGITS, ROTATIONS, counted, logits
+from support.patched import LOGITS, ROTATIONS, count_rotations, logits
 from support.small_models import make
 from torch.distributed.fsdp import fully_shard
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    return counted(monkeypatch)
+    return count_rotations(monkeypatch)
 
 
 # --- hooks ---------------------------------------------------------------------------------------
@@ -81,10 +81,10 @@ def test_unpatch_refuses_a_forward_that_something_replaced_since() -> None:
     model = patch(make("llama"))
     attention = model.model.layers[1].self_attn
     attention.forward = functools.partial(attention.forward)
-    kinds = [type(module) for module in model.modules()]
+    classes = [type(module) for module in model.modules()]
     with pytest.raises(RopeError, match=r"cannot unpatch model\.layers\.1\.self_attn .*forward"):
         unpatch(model)
-    assert [type(module) for module in model.modules()] == kinds
+    assert [type(module) for module in model.modules()] == classes
     del attention.forward
     unpatch(model)
 
@@ -123,9 +123,9 @@ def test_shards_of_what_is_patched(mesh: Any) -> None:
 
     after = patch(make("llama"))
     fully_shard(after.model.layers[0].self_attn, mesh=mesh)
-    kinds = [type(module) for module in after.modules()]
+    classes = [type(module) for module in after.modules()]
     with pytest.raises(RopeError, match=r"model\.layers\.0\.self_attn \(FSDPLlamaAttention\)"):
         unpatch(after)
-    assert [type(module) for module in after.modules()] == kinds
+    assert [type(module) for module in after.modules()] == classes
     with pytest.raises(RopeError, match="patched already"):
         patch(after)

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, ROTATIONS, counted, logits
+from support.patched import LOGITS, ROTATIONS, count_rotations, logits
 from support.small_models import make, vision_language
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -28,11 +28,11 @@ from rope_xp.integrations.transformers import patch, unpatch
 
 def refused(model: Any, message: str) -> None:
     """Check that patch raises and leaves every module as it was."""
-    kinds = [type(module) for module in model.modules()]
+    classes = [type(module) for module in model.modules()]
     keys = [set(vars(module)) for module in model.modules()]
     with pytest.raises(RopeError, match=message):
         patch(model)
-    assert [type(module) for module in model.modules()] == kinds
+    assert [type(module) for module in model.modules()] == classes
     assert [set(vars(module)) for module in model.modules()] == keys
 
 
@@ -43,10 +43,36 @@ def test_a_rule_that_changes_while_it_runs_is_refused() -> None:
     patch(model, length=512)
 
 
-def test_frequencies_that_the_configuration_does_not_say_are_refused() -> None:
-    model = make("llama")
+def scale_frequencies(model: Any) -> None:
     model.model.rotary_emb.inv_freq *= 1.001
-    refused(model, r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00")
+
+
+def change_attention_factor(model: Any) -> None:
+    model.model.rotary_emb.attention_scaling = 1.5
+
+
+def replace_rotary_forward(model: Any) -> None:
+    model.model.rotary_emb.forward = functools.partial(model.model.rotary_emb.forward)
+
+
+def replace_attention_forward(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.forward = functools.partial(attention.forward)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (scale_frequencies, r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00"),
+        (change_attention_factor, "says the attention factor 1.0, it 1.5"),
+        (replace_rotary_forward, r"model\.rotary_emb .*something has replaced its forward"),
+        (replace_attention_forward, r"layers\.1\.self_attn .*something has replaced its forward"),
+    ],
+)
+def test_a_module_that_was_changed_is_refused(change: Any, message: str) -> None:
+    model = make("llama")
+    change(model)
+    refused(model, message)
 
 
 def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +85,10 @@ def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPat
     refused(make("llama"), "apply_rotary_pos_emb: given tables .* does not rotate as any layout")
 
 
-def test_models_without_rotary_modules_are_refused() -> None:
+def test_models_without_rotary_modules_or_weights_are_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
     for model_type, message in (
+        ("dinov3_vit", "its forward takes no position_ids"),
         ("gpt2", "GPT2Model: none of its modules makes angles .* not rotary"),
         ("bert", "BertModel: none .* positions are probably not rotary, as those of BERT"),
         ("gptj", "GPTJAttention calls apply_rotary_pos_emb, and reads cos and sin from a table"),
@@ -71,22 +98,15 @@ def test_models_without_rotary_modules_are_refused() -> None:
         more = {"rotary_dim": 8} if model_type in ("gptj", "codegen") else {}
         config = transformers.AutoConfig.for_model(model_type, **sizes, **more)
         refused(transformers.AutoModel.from_config(config), message)
+    with torch.device("meta"):
+        model = make("llama")
+    refused(model, r"LlamaRotaryEmbedding\): it is on the meta device; load its weights first")
 
 
 @pytest.mark.parametrize("change", [patch, unpatch])
-@pytest.mark.parametrize(("model", "kind"), [("Qwen/Qwen2-7B", "str"), (None, "NoneType")])
-def test_what_is_no_model_is_a_type_error(change: Any, model: Any, kind: str) -> None:
-    with pytest.raises(TypeError, match=rf"model must be a torch.nn.Module, .*; got {kind}$"):
-        change(model)
-
-
-def test_a_forward_that_something_replaced_is_refused() -> None:
-    """Hooks that move modules between devices do that; the class would not be asked any more."""
-    for part in ("rotary_emb", "layers.1.self_attn"):
-        model = make("llama")
-        module = model.model.get_submodule(part)
-        module.forward = functools.partial(module.forward)
-        refused(model, rf"model\.{part} .*something has replaced its forward")
+def test_a_name_is_a_type_error(change: Any) -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .*; got str$"):
+        change("Qwen/Qwen2-7B")
 
 
 def test_a_class_that_overrides_what_rotates_is_refused() -> None:
@@ -94,8 +114,8 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
     attention = model.model.layers[1].self_attn
 
     class Mine(type(attention)):  # type: ignore[misc]  # a class that is only known here
-        def forward(self, *given: Any, **named: Any) -> Any:
-            return super().forward(*given, **named)
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            return super().forward(*inputs, **named)
 
     attention.__class__ = Mine
     advice = r"patch\(model, rotation=False\) replaces the rotary modules alone"
@@ -103,31 +123,8 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
     patch(model, rotation=False)
 
 
-def test_models_without_weights_are_refused() -> None:
-    with torch.device("meta"):
-        model = make("llama")
-    refused(model, r"LlamaRotaryEmbedding\): it is on the meta device; load its weights first")
-
-
-def test_rotary_modules_without_positions_are_refused() -> None:
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32)
-    refused(transformers.DINOv3ViTModel(config), "its forward takes no position_ids")
-
-
-def test_an_attention_factor_that_was_changed_is_refused() -> None:
-    model = make("llama")
-    model.model.rotary_emb.attention_scaling = 1.5
-    refused(model, "says the attention factor 1.0, it 1.5")
-
-
 def test_patching_twice_is_refused() -> None:
-    model = patch(make("llama"))
-    with pytest.raises(RopeError, match="patched already; unpatch it first"):
-        patch(model)
-
-
-# --- functions that are modules of the package kernels -------------------------------------------
+    refused(patch(make("llama")), "patched already; unpatch it first")
 
 
 def as_kernels_does(function: Any) -> nn.Module:
@@ -157,12 +154,12 @@ def test_functions_that_the_package_kernels_makes_modules(
     kernelized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module("transformers.models.llama.modeling_llama")
-    made = as_kernels_does(module.apply_rotary_pos_emb)
+    layer = as_kernels_does(module.apply_rotary_pos_emb)
     model, tokens = make("llama"), torch.arange(24)[None]
     before = model(tokens).logits
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", made)
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", layer)
     if kernelized:  # as kernelize(model) does
-        made.forward = MethodType(kernel_of_a_gpu, made)  # type: ignore[method-assign]  # as kernelize does
+        layer.forward = MethodType(kernel_of_a_gpu, layer)  # type: ignore[method-assign]  # as kernelize does
     after = patch(make("llama"))(tokens).logits
     torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
 
@@ -170,13 +167,13 @@ def test_functions_that_the_package_kernels_makes_modules(
 def test_a_model_of_which_one_half_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Qwen2-VL, the function for the text is one that kernels may replace."""
     module = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
-    model, given = vision_language()
-    before = model(**given).logits
-    made = as_kernels_does(module.apply_rotary_pos_emb)
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", made)
+    model, inputs = vision_language()
+    before = model(**inputs).logits
+    layer = as_kernels_does(module.apply_rotary_pos_emb)
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", layer)
     patch(model)
-    torch.testing.assert_close(model(**given).logits, before, rtol=0, atol=LOGITS)
-    half = given | {"pixel_values": given["pixel_values"].bfloat16()}
+    torch.testing.assert_close(model(**inputs).logits, before, rtol=0, atol=LOGITS)
+    half = inputs | {"pixel_values": inputs["pixel_values"].bfloat16()}
     assert model.bfloat16()(**half).logits.dtype == torch.bfloat16
 
 
@@ -325,7 +322,7 @@ def test_the_rotary_modules_alone(part: type[nn.Module]) -> None:
 def test_a_function_that_rotates_and_is_replaced_later_is_called_in_the_dtype_of_q(
     dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rotations = counted(monkeypatch)
+    rotations = count_rotations(monkeypatch)
     model = patch(make("llama").to(dtype))
     before = logits(model)
     assert len(rotations) == ROTATIONS

@@ -64,8 +64,8 @@ _FRACTIONS = 2 * _COORDINATES[0].double().numpy() / [[20.0], [2048.0], [2048.0]]
 
 
 def _ltx(module: Any) -> tuple[Any, Any]:
-    found = module(torch.zeros(1, 3, 20), video_coords=_COORDINATES)
-    return tuple(table[0, :, ::2] for table in found)  # type: ignore[return-value]  # two
+    tables = module(torch.zeros(1, 3, 20), video_coords=_COORDINATES)
+    return tuple(table[0, :, ::2] for table in tables)  # type: ignore[return-value]  # two
 
 
 def _ltx2(module: Any) -> tuple[Any, Any]:

@@ -21,8 +21,8 @@ def modules() -> Iterator[Any]:
     yield importlib.import_module("diffusers.models.embeddings")
     for room in _ROOMS:
         package = importlib.import_module(f"diffusers.models.{room}")
-        for found in pkgutil.iter_modules(package.__path__):
-            yield importlib.import_module(f"{package.__name__}.{found.name}")
+        for entry in pkgutil.iter_modules(package.__path__):
+            yield importlib.import_module(f"{package.__name__}.{entry.name}")
 
 
 def _own_classes(module: Any) -> Iterator[type]:

@@ -34,14 +34,14 @@ def replaced(kind: str, form: Format, name: str = "apply_rotary_pos_emb") -> tup
     return function, _replacements.build_replacement(name, function, None, [form])
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def count_rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
-    done: list[None] = []
+    rotations: list[None] = []
     rotate, run = _recognition.rotate, call_cache.run
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
-        done.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
+        rotations.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
 
     def rotate_and_count(rotation: Any, xs: Sequence[torch.Tensor], *rest: Any) -> Any:
         count(xs)
@@ -55,4 +55,4 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     monkeypatch.setattr(_recognition, "rotate", rotate_and_count)
     counting = SimpleNamespace(**vars(call_cache) | {"run": run_and_count})
     monkeypatch.setattr(_replacements, "call_cache", counting)
-    return done
+    return rotations

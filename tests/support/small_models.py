@@ -122,10 +122,10 @@ def vision_language() -> tuple[Any, dict[str, Any]]:
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     tokens = torch.randint(7, 64, (1, 24))
     tokens[0, 4:10] = torch.tensor([5, 3, 3, 3, 3, 6])
-    given = {
+    inputs = {
         "input_ids": tokens,
         "pixel_values": torch.randn(16, 3 * 2 * 14 * 14),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),
         "mm_token_type_ids": (tokens == 3).long(),
     }
-    return model, given
+    return model, inputs
