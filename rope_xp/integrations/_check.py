@@ -25,26 +25,21 @@ _CLOSE = 2e-6
 
 
 def check_rotary_modules(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield the findings of each rotary module."""
     for name, module in model.named_modules():
         yield from _check_tables(name, module)
         if hasattr(module, _plans.PLANS):  # patched: it does not read its buffers
             continue
-        buffers = [
-            (key, buffer)
-            for key, buffer in module.named_buffers(recurse=False)
-            if key.endswith("inv_freq") and ("original" not in key or _reads_originals(module))
-        ]
-        findings = [f for key, buffer in buffers for f in _check_buffer(name, module, key, buffer)]
+        named = list(module.named_buffers(recurse=False))
+        buffers = {key: buffer for key, buffer in named if key.endswith("inv_freq")}
+        ropes = _configured_ropes(module, None) if buffers else []
+        if not any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in ropes):
+            # Only scaling that changes with the length reads the originals.
+            buffers = {key: buffer for key, buffer in buffers.items() if "original" not in key}
+        findings = [f for key in buffers for f in _check_buffer(name, module, key, buffers[key])]
         yield from findings
         if buffers and not findings:
             yield from _check_attention_factor(name, module)
             yield from _check_forward(name, module)
-
-
-def _reads_originals(module: torch.nn.Module) -> bool:
-    ropes = _configured_ropes(module, None)
-    return any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in ropes)
 
 
 def _configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:

@@ -77,7 +77,6 @@ def compute_effect(frequencies: Floats, expected: Floats) -> dict[int, float]:
 
 
 def check_configs(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield the findings of the configurations of a model and its parts."""
     yield from _check_held_ropes(model)
     groups: dict[int, tuple[Any, dict[str, torch.nn.Module]]] = {}
     for name, module in model.named_modules():

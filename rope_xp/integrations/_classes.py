@@ -76,7 +76,6 @@ def is_patched(part: Any) -> bool:
 
 
 def check_unpatched(parts: Iterable[Any]) -> None:
-    """Check that no part of a model is patched."""
     if any(map(is_patched, parts)):
         raise RopeError("the model is patched already; unpatch it first")
 

@@ -100,7 +100,6 @@ def apply_rotary_transformers(
 
 
 def load_rope(is_compiling: bool, layout: Layout, rotary_dim: int, rotary_offset: int = 0) -> RoPE:
-    """Return a RoPE for angles from tables: it says which components they rotate."""
     create = RoPE if is_compiling else _cached_rope  # Dynamo traces no cache
     return create(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
 

@@ -16,7 +16,6 @@ Tables = tuple[torch.Tensor, ...]  # cos and sin, or one tensor of complex numbe
 
 
 def write(cos: torch.Tensor, sin: torch.Tensor, form: Format) -> Tables:
-    """Return tables with one column per pair in a format."""
     if form == "complex":
         return (torch.complex(cos, sin),)
     if form == "matrices":
@@ -30,7 +29,6 @@ def unwrap(tables: Tables) -> Any:
 
 
 def read(tables: Any, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin with one column per pair."""
     if form == "complex":
         return tables[0].real, tables[0].imag
     if form == "matrices":

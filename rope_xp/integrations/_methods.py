@@ -18,7 +18,6 @@ _NAME = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
 
 
 def inner_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield code and that of the functions that it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -26,7 +25,6 @@ def inner_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def rotation_names(function: FunctionType) -> list[str]:
-    """Return the names in a function that functions which rotate usually have."""
     names = {name for code in inner_codes(function.__code__) for name in code.co_names}
     return sorted(filter(_NAME.fullmatch, names))
 

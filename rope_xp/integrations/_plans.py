@@ -39,7 +39,6 @@ class RotaryPlan:
     rounding: Literal["never", "as x", "float32"] = "never"
 
     def tables(self, positions: torch.Tensor, like: torch.dtype) -> Any:
-        """Return tables as the model's own module does, for x of a dtype."""
         single = self.rounding == "float32" or like != torch.float64
         dtype = torch.float32 if single else torch.float64
         if isinstance(self.rope.scaling, Axial):  # of patches: (..., components)

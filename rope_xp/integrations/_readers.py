@@ -9,10 +9,9 @@ from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _methods
 
 ALONE = "patch(model, rotation=False) replaces the rotary modules alone"
-_TABLES = frozenset({"cos", "sin", "freqs_cis"})
-"""Variables of code that reads tables of a rotary module."""
-_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}
-"""Parameters of functions that take tables."""
+_TABLES = frozenset({"cos", "sin", "freqs_cis"})  # variables of code that reads tables
+_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}  # parameters that take them
+# Classes that have such names and rotate nothing by the tables of a patched module.
 _HARMLESS = frozenset(
     f"transformers.models.{name}"
     for name in (
@@ -24,7 +23,6 @@ _HARMLESS = frozenset(
         "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
     )
 )
-"""Classes that have such names and rotate nothing by the tables of a patched module."""
 
 
 def check_readers(kind: type) -> None:
@@ -50,7 +48,6 @@ def check_readers(kind: type) -> None:
 
 
 def _describe_readers(function: FunctionType) -> Iterator[str]:
-    """Yield how a function reads tables."""
     for code in _methods.inner_codes(function.__code__):
         for variable in (*code.co_varnames, *code.co_cellvars):
             if variable in _TABLES:
@@ -64,7 +61,6 @@ def _describe_readers(function: FunctionType) -> Iterator[str]:
 
 
 def explain_missing_angles(model: torch.nn.Module) -> str:
-    """Return why a model without rotary modules has nothing to patch."""
     for kind in dict.fromkeys(map(type, model.modules())):
         members = (member for base in kind.__mro__ for member in vars(base).values())
         methods = (member for member in members if isinstance(member, FunctionType))

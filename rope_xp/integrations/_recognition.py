@@ -34,7 +34,6 @@ class RecognizedRotation:
     unsqueeze_dim: int | None
 
     def rope(self, rotary_dim: int) -> RoPE:
-        """Return a RoPE for angles from tables: it says which components they rotate."""
         offset = -rotary_dim if self.trailing else 0
         return load_rope(torch.compiler.is_compiling(), self.layout, rotary_dim, offset)
 
@@ -93,7 +92,6 @@ def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch:
 def rotate(
     rotation: RecognizedRotation, xs: tuple[torch.Tensor, ...], tables: Tables, axes: str
 ) -> tuple[torch.Tensor, ...]:
-    """Rotate arrays by tables as a recognized function does."""
     cos, sin = _formats.read(tables, rotation.form)
     angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))
     if len(xs) == 1:

@@ -52,7 +52,6 @@ def _operands(
 
 
 def _parse(rotation: RecognizedRotation, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call:
-    """Return the checked call of a rotation without gradients."""
     operands = _operands(rotation, arguments, named)
     if operands is None:
         raise _UnusualCallError
@@ -67,7 +66,6 @@ def _parse(rotation: RecognizedRotation, arguments: tuple[Any, ...], named: dict
 def _signature(
     rotation: RecognizedRotation, key: Hashable, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> CallSignature | None:
-    """Return the signature of a call, None where it is unusual."""
     n, plain = rotation.arrays, rotation.arrays + 2
     usual = rotation.form != "complex" and len(arguments) >= plain
     if not usual or not isinstance(arguments[0], torch.Tensor):

@@ -19,7 +19,6 @@ FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 
 
 def rotary_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the rotary modules of a model with their names."""
     for name, module in model.named_modules():
         if any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False)):
             yield name, module
@@ -32,12 +31,10 @@ def layer_type(key: str) -> str | None:
 
 
 def label_argument(label: str | None) -> dict[str, Any]:
-    """Return the keyword argument by which ``forward`` takes a layer type."""
     return {} if label is None else {"layer_type": label}
 
 
 def frequency_buffers(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
-    """Return the frequencies of a rotary module by layer type."""
     return {
         layer_type(key): buffer
         for key, buffer in module.named_buffers(recurse=False)
@@ -82,7 +79,6 @@ def rotated_pairs(rope: RoPE, size: int) -> int:
 
 
 def series(rope: RoPE, size: int) -> NDArray[np.float64]:
-    """Return the frequencies in a buffer of this size."""
     frequencies = rope.frequencies(2 * rotated_pairs(rope, size))
     if isinstance(rope.scaling, Axial):
         alternating = rope.scaling.order == "alternating"

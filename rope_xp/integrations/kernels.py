@@ -49,7 +49,6 @@ class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositori
     has_backward = True
 
     def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-        """Replace ``forward`` of a module that kernels has made of a model's function."""
         kind = type(self)
         if kind not in _REPLACEMENTS:
             if torch.compiler.is_compiling():  # which cannot trace how functions are recognized

@@ -69,7 +69,6 @@ def _is_of_diffusers(kind: type) -> bool:
 
 
 def _check_tables(path: str, part: Any, config: RotaryConfig | None) -> None:
-    """Check that the tables of a rotary module are those of its configuration."""
     row = ROTARY_MODULES[type(part).__name__]
     where = f"{path} ({type(part).__name__})"
     if config is None:
@@ -82,7 +81,6 @@ def _check_tables(path: str, part: Any, config: RotaryConfig | None) -> None:
 
 @cached(256)
 def load_rotary_module(kind: type) -> type:
-    """Return the subclass of a rotary module that computes its tables by rope_xp."""
     row = ROTARY_MODULES[kind.__name__]
 
     def compute(self: Any, *arguments: Any, **named: Any) -> Any:

@@ -67,7 +67,7 @@ def _from_ids(
 
 
 def _calling(compute: Callable[..., Any], *arguments: Any) -> RotaryModule:
-    return RotaryModule(compute, lambda _module, _config: arguments)
+    return RotaryModule(compute, lambda *_: arguments)
 
 
 def _framepack(
