@@ -283,9 +283,11 @@ def test_a_length_fixes_rules_that_depend_on_it() -> None:
     assert rope.scaling.length == 64
 
 
-@pytest.mark.parametrize("name", ["_drop_in", "diffusers", "kernels", "transformers"])
+@pytest.mark.parametrize(
+    "name", ["_drop_in", "_diffusion.config", "diffusers", "kernels", "transformers"]
+)
 def test_examples(name: str) -> None:
-    pytest.importorskip({"_drop_in": "numpy"}.get(name, name))
+    pytest.importorskip("numpy" if name.startswith("_") else name)
     results = doctest.testmod(importlib.import_module(f"rope_xp.integrations.{name}"))
     assert results.attempted > 3
     assert results.failed == 0

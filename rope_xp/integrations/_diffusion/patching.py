@@ -9,10 +9,10 @@ from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp.integrations import _classes, _formats, _methods
 from rope_xp.integrations._diffusion import rotations
+from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
 from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES, TABLES_FROM_CALLER
 from rope_xp.integrations._methods import Function
-from rope_xp.integrations.diffusers import RotaryConfig, from_config
 
 _CONFIG = "rope_xp_config"  # the attribute of a patched rotary module that holds its RotaryConfig
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 
 from rope_xp.integrations import _formats
+from rope_xp.integrations._diffusion.config import RotaryConfig
 from rope_xp.integrations._diffusion.grids import Grid, half_size
 from rope_xp.integrations._formats import Format
-from rope_xp.integrations.diffusers import RotaryConfig
 from rope_xp.rope import RoPE
 
 
