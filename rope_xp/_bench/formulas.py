@@ -1,11 +1,8 @@
 """Two references: the rotation in float64, and the float32 formula in common use.
 
-The demo, the tests and the benchmarks compare rope_xp with these, which share no code with it.
-
-A float64 product ``position * frequency`` is rounded by at most 2**-53 of itself, and its frequency
-by as much, so an angle is off by at most ``position * frequency * 2**-52``: 2.3e-9 at position
-10**7 and frequency 1, where rounding a cosine to float32 costs up to 3e-8. Up to that position the
-reference is exact enough. At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
+They share no code with rope_xp. A float64 angle is off by at most ``position * frequency *
+2**-52``: 2.3e-9 at position 10**7 and frequency 1, where rounding a cosine to float32 costs up to
+3e-8. At 2**31 it is off by 4.8e-7, and mpmath has to take the place of this reference.
 """
 
 import importlib
@@ -37,8 +34,7 @@ def rotate_exact(
     """Rotate in float64: a pair is a complex number, and turning it is one product.
 
     x is (batch, tokens, heads, head_dim), positions (tokens,) or (batch, tokens), frequencies
-    (r/2,). Components after the first r pass through. Off by 3e-9 of the pair's length at most up
-    to position 10**7.
+    (r/2,). Components after the first r pass through.
     """
     x = np.asarray(x, dtype=np.float64)
     unit = turns(positions, frequencies)
