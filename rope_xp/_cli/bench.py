@@ -22,11 +22,7 @@ _LOOPS, _ROUNDS = 200, 5
 
 @dataclass(frozen=True)
 class BenchRow:
-    """The figures of one target with arrays of one dtype, over the repeated calls.
-
-    ``times_copy`` and ``times_usual`` say how many times as fast it is as a copy of q and k, and as
-    the formula in common use.
-    """
+    """The figures of one target: times as fast as a copy of q and k, and as the usual formula."""
 
     target: str
     dtype: str

@@ -4,11 +4,9 @@ TARGET is ``package.module:function``, called as ``function(q, k, positions)`` o
 positions)``; or a folder with a config.json, or that file. Of a folder the configuration is read,
 and the weights if asked for: from safetensors alone, without code that comes with them.
 
-The keys of the JSON object of a function are ``target``, ``rope`` (its fields), ``error`` (by
-position, null where positions are refused), ``passes``, ``frequencies``, ``notes``, ``faults`` and
-``differences`` (from ``--config``); where it is none, ``target`` and ``faults``. Those of a model
-are ``target`` and ``findings``, each with ``severity``, ``module``, ``kind``, ``what``, ``effect``
-and ``mend``.
+The JSON object of a function has its ``rope``, the ``error`` by position (null where positions are
+refused), ``notes``, ``faults``, and ``differences`` from ``--config``; where it is none, ``faults``
+alone. That of a model has ``findings``.
 """
 
 import argparse
@@ -19,7 +17,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,10 @@ from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES, CallError
 from rope_xp.testing._differences import list_differences
+
+_TABLES_ADVICE = (
+    "It takes cos and sin: give --tables package.module:function, which makes them from positions"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +65,6 @@ def run(options: argparse.Namespace) -> int:
     return _check_model(options) if Path(options.target).exists() else _check_function(options)
 
 
-# --- functions -----------------------------------------------------------------------------------
-
-
 def _check_function(options: argparse.Namespace) -> int:
     function = _import_target(options.target)
     tables = None if options.tables is None else _import_target(options.tables)
@@ -78,7 +77,12 @@ def _check_function(options: argparse.Namespace) -> int:
     try:
         result = identify(function, options.head_dim, tables=tables, like=like, **shape)
     except RopeError as error:
-        fault = _explain_failure(options, error) if isinstance(error, CallError) else str(error)
+        fault = str(error)
+        if isinstance(error, CallError):
+            takes_tables = re.search(r"'(cos|sin|freqs\w*)'", error.summary)
+            needs_tables = takes_tables and options.tables is None
+            advice = _TABLES_ADVICE if needs_tables else "Try --head-dim, --axes or --tables"
+            fault = f"{error.summary}. {advice}"
         if not options.json:
             return terminal.fail("check", fault)
         print(json.dumps({"target": options.target, "faults": [fault]}, indent=2))
@@ -93,7 +97,18 @@ def _check_function(options: argparse.Namespace) -> int:
         ropes = {"nearest rule": nearest, "as measured": measured}
         plots.write_wavelengths(options.plot, {f"{dim} rotated components": (ropes, dim, {})})
     if options.json:
-        report = _build_report(options.target, result, mismatches)
+        rule = result.rope.scaling
+        name = {"name": type(rule).__name__}
+        report = {
+            "target": options.target,
+            "rope": vars(result.rope) | {"scaling": rule and name | vars(rule)},
+            "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
+            "passes": result.passes,
+            "frequencies": list(result.frequencies),
+            "notes": result.notes,
+            "faults": result.faults,
+            "differences": mismatches,
+        }
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
         _print_result(options, result, mismatches)
@@ -130,31 +145,6 @@ def _read_rope(config: str, layout: Any) -> RoPE:
     raise RopeError(f"{config} has a RoPE for each of {labels}; a function is compared with one")
 
 
-def _explain_failure(options: argparse.Namespace, error: CallError) -> str:
-    advice = "Try --head-dim, --axes or --tables"
-    if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
-        advice = "It takes cos and sin: give --tables package.module:function, which makes them "
-        advice += "from positions"
-    return f"{error.summary}. {advice}"
-
-
-def _build_report(target: str, result: Identified, mismatches: list[str]) -> dict[str, Any]:
-    fields = dict(vars(result.rope))
-    scaling = result.rope.scaling
-    if is_dataclass(scaling) and not isinstance(scaling, type):
-        fields["scaling"] = {"name": type(scaling).__name__, **asdict(scaling)}
-    return {
-        "target": target,
-        "rope": fields,
-        "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
-        "passes": result.passes,
-        "frequencies": list(result.frequencies),
-        "notes": list(result.notes),
-        "faults": list(result.faults),
-        "differences": mismatches,
-    }
-
-
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
     print(terminal.plain_pairs([(name, str(value)) for name, value in vars(result.rope).items()]))
     print()
@@ -178,11 +168,16 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     print(terminal.folded("\n", f"{scope}{max(result.error)}: {outcome}.", 0))
 
 
-# --- models --------------------------------------------------------------------------------------
-
-
 def _check_model(options: argparse.Namespace) -> int:
-    findings = [*_check_config(options), *(_check_weights(options) if options.weights else ())]
+    try:
+        sentences = suspicions.find_suspicions(read_config(options.target, options.layout))
+        severity = "warning"
+    except RopeConfigError as error:
+        sentences, severity = [str(error)], "error"
+    row = {"severity": severity, "module": "config.json", "kind": "configuration"}
+    rest = {"effect": None, "mend": "Correct the file"}
+    findings = [{**row, "what": sentence, **rest} for sentence in sentences]
+    findings += _check_weights(options) if options.weights else ()
     if options.plot is not None:
         reading = read_config(options.target, options.layout)
         inspect_config.draw_config(options.plot, reading, None)
@@ -191,18 +186,6 @@ def _check_model(options: argparse.Namespace) -> int:
     else:
         _print_findings(options, findings)
     return int(any(options.strict or row["severity"] == "error" for row in findings))
-
-
-def _check_config(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the findings of the configuration alone."""
-    try:
-        sentences = suspicions.find_suspicions(read_config(options.target, options.layout))
-        severity = "warning"
-    except RopeConfigError as error:
-        sentences, severity = [str(error)], "error"
-    row = {"severity": severity, "module": "config.json", "kind": "configuration"}
-    rest = {"effect": None, "mend": "Correct the file"}
-    return [{**row, "what": sentence, **rest} for sentence in sentences]
 
 
 def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -29,22 +29,15 @@ ULP_BOUND = 2.0
 _BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu", "dask:cpu"})
 _CHUNK = 256
 """Tokens compared at once: float64 copies of whole arrays would take ten times their memory."""
-_COLUMNS = ("target", "path", "from", "error", "formula's", "time", "x the formula")
-_LEGEND = """\
-from:          the first position
-error:         largest difference from float64
-formula's:     that of the formula in common use, float32 position * inv_freq
-x the formula: times as fast as that formula in the same library"""
-
+_COLUMNS = ("target", "path", "from position", "error", "usual error", "ms", "x usual")
 Arrays = list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class DemoRow:
-    """The figures of one target from one start position.
+    """The figures of one target from one start position, and of the usual formula in float32.
 
-    ``usual`` is the float32 formula in common use, in the same library. ``ulp_from_first`` is the
-    largest difference from the first target, in ulp of the larger component of the pair.
+    Differences from the first target are in ulp of the larger component of the pair.
     """
 
     target: str
@@ -188,7 +181,7 @@ def summarize_agreement(rows: list[DemoRow]) -> str:
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
-    print(f"At positions from {STARTS[-1]}, beside the usual formula of the same library:")
+    print(f"Beside the usual float32 formula in the same library, from position {STARTS[-1]}:")
     for row in rows:
         if row.start == STARTS[-1]:
             errors = [f"{e:.0e}".replace("e-0", "e-") for e in (row.max_error, row.usual_max_error)]
@@ -197,14 +190,14 @@ def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
             print(f"{row.target}: error {errors[0]}, usual {errors[1]}: ", end="")
             print(f"{ratio:,.0f} times as exact; {fast}")
     q, k = (f"(1, {tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
-    print(f"\nq {q} and k {k}, float32,\nlayout {LAYOUT!r}, base {BASE:.0f}")
+    print(f"\nq {q} and k {k}, float32, layout {LAYOUT!r},")
+    print(f"base {BASE:.0f}; errors are the largest differences from float64")
     cells = [
         (
             *(row.target, row.path, str(row.start)),
             *(f"{row.max_error:.1e}", f"{row.usual_max_error:.1e}"),
-            *(f"{row.seconds * 1e3:.2f} ms", f"{row.times_usual:.2f}"),
+            *(f"{row.seconds * 1e3:.2f}", f"{row.times_usual:.2f}"),
         )
         for row in rows
     ]
     terminal.table(_COLUMNS, cells, text_columns=2)
-    print(_LEGEND)

@@ -15,10 +15,10 @@ from rope_xp._arguments import parse
 from rope_xp._bench import targets
 from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
-from rope_xp._core import caches, versions
+from rope_xp._core import versions
 from rope_xp._core.errors import BROKEN
 from rope_xp._core.path import Path
-from rope_xp._dispatch import call_cache, find
+from rope_xp._dispatch import find
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
 
@@ -57,11 +57,6 @@ def build_report() -> dict[str, Any]:
         "libraries": {library.name: _describe_library(library) for library in find.libraries},
         "third_party": {entry.name: _describe_entry_point(entry) for entry in entries},
         "choice": {"variable": _VARIABLE, "path": path, "problem": problem},
-        "cached": {
-            "tables_bytes": caches.cached_bytes(),
-            "pinned_tables": len(caches.PINNED),
-            "calls": len(call_cache.CALLS),
-        },
     }
 
 
@@ -131,9 +126,6 @@ def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"third-party {name}", f"{row['object']}: {outcome}"
     if not report["third_party"]:
         yield "third-party", "none registered"
-    cached = report["cached"]
-    tables = f"tables of {cached['tables_bytes'] / 2**20:.1f} MiB, {cached['calls']} calls"
-    yield "cached by this report", f"{tables}; rope_xp.clear_caches() frees them"
     choice = report["choice"]
     yield _VARIABLE, choice["path"] or "not set"
     yield "choice", choice["problem"] or choice["path"] or "automatic: the fastest path"

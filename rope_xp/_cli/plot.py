@@ -7,6 +7,7 @@
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,6 @@ def draw_decay(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) 
     axes.set_ylim(bottom=0)
     axes.set_ylabel("bound on the score, mean of $|S_j|$")
     _finish(axes, distance, _DISTANCE, _BAND)
-
-
-def draw_wavelengths(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
-    """Draw wavelengths, and count the pairs that turn within a context of some tokens."""
-    labelled = {}
-    for name, rope in ropes.items():
-        turning = analysis.turns(rope, head_dim, distance) >= 1
-        count = f"{np.count_nonzero(turning)} of {len(turning)} pairs turn within the context"
-        labelled[f"{name}; {count}"] = rope
-    plots.draw_wavelengths(axes, labelled, head_dim, {"context": distance})
 
 
 def draw_score(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
@@ -120,9 +111,12 @@ def _measure_errors(rope: RoPE, head_dim: int, end: int) -> tuple[float, ...]:
     )
 
 
-_KINDS = {
+_KINDS: dict[str, tuple[Callable[[Any, dict[str, RoPE], int, int], None], int]] = {
     "decay": (draw_decay, 4096),
-    "wavelengths": (draw_wavelengths, 4096),
+    "wavelengths": (
+        lambda axes, ropes, dim, n: plots.draw_wavelengths(axes, ropes, dim, {"context": n}),
+        4096,
+    ),
     "score": (draw_score, 32768),
     "accuracy": (draw_accuracy, 10_000_000),
 }

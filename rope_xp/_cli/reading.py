@@ -24,10 +24,8 @@ PERIODS = {
 class Layers:
     """Layers of one type. A number is None where the configuration does not say it.
 
-    ``rope`` is None for layers without positions, ``rotated`` the number of rotated components,
-    ``contexts`` the original and the extended length of the context; ``has_base`` says whether the
-    configuration has their base, and ``depends_on_length`` whether frequencies change with the
-    length of the context.
+    ``rope`` is None for layers without positions; ``rotated`` counts rotated components. The two
+    ``contexts`` are the original and the extended length.
     """
 
     label: str
@@ -60,12 +58,10 @@ class Layers:
 
 @dataclass(frozen=True)
 class Reading:
-    """A configuration that was read.
+    """A configuration that was read, with the argument ``layout``.
 
-    ``part`` has the rotary embedding: it is the language model, or the whole. ``path`` has the keys
-    that lead there, such as "text_config". ``layout`` is the argument, ``by_default`` has the sizes
-    that the configuration omits, with the defaults of its model type, and ``unrotated`` the numbers
-    of the layers that are exempt from rotation.
+    ``part`` has the rotary embedding, and ``path`` the keys that lead there; ``by_default`` has the
+    sizes that it omits, and ``unrotated`` the numbers of the layers that are exempt from rotation.
     """
 
     part: Mapping[str, Any]
@@ -198,11 +194,8 @@ def _count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | No
 
 
 def _list_unrotated(part: Mapping[str, Any], model: Model) -> list[int]:
-    """Return the numbers of the layers that are exempt from rotation.
-
-    Llama 4 and SmolLM3 list a 1 for every layer that rotates, and a 0 for every other. With no
-    list their code exempts every fourth.
-    """
+    """Return the numbers of the layers that are exempt from rotation."""
+    # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
     flags = part.get("no_rope_layers")
     if isinstance(flags, list) and flags:
         return [i for i, rotates in enumerate(flags) if not rotates]

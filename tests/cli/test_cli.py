@@ -68,7 +68,7 @@ def test_demo_in_words(capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r"numpy:cpu: error \de-\d, usual \de-1: \d00,000 times as exact; \d", lines[1])
     (header,) = (i for i, line in enumerate(lines) if line.startswith("target "))
-    assert re.search(r"from +error +formula's +time +x the formula", lines[header])
+    assert re.search(r"from position +error +usual error +ms +x usual", lines[header])
     assert re.match(r"numpy:cpu  (llvm|chunked) ", lines[header + 2])
     agreement = next(i for i, line in enumerate(lines) if line.startswith("All libraries agree"))
     assert not any("not installed" in line or "found" in line for line in lines[:agreement])

@@ -208,13 +208,3 @@ def test_accuracy_as_drawn(axes) -> None:
     for line in ours:
         assert 0 < line.get_ydata().min() <= line.get_ydata().max() < 2.4e-7  # RoPE.cos_sin
     assert axes.get_xscale() == axes.get_yscale() == "log"
-
-
-def test_wavelengths_as_drawn(axes) -> None:
-    plot.draw_wavelengths(axes, BASES, 128, 4096)
-    *waves, context = axes.get_lines()
-    labels = [line.get_label().partition("; ")[2] for line in waves]
-    assert labels == [f"{n} of 64 pairs turn within the context" for n in (46, 32)]
-    for line, rope in zip(waves, BASES.values(), strict=True):
-        np.testing.assert_array_equal(line.get_ydata(), rope.wavelengths(128))
-    assert set(context.get_ydata()) == {4096}
