@@ -33,8 +33,8 @@ def rotate_exact(
 ) -> NDArray[np.float64]:
     """Rotate in float64: a pair is a complex number, and turning it is one product.
 
-    x is (batch, tokens, heads, head_dim), positions (tokens,) or (batch, tokens), frequencies
-    (r/2,). Components after the first r pass through.
+    Shapes are those of :func:`turns`; x is (batch, tokens, heads, head_dim). Components after the
+    first r pass through.
     """
     x = np.asarray(x, dtype=np.float64)
     unit = turns(positions, frequencies)
@@ -65,13 +65,11 @@ def usual_cos_sin(
 
 
 def usual_rotate(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
-    """Rotate x, (batch, tokens, heads, head_dim), by the formula of most model libraries.
+    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama.
 
-    It is that of Hugging Face's Llama, in layout "half". Its angles are off by some 2**-24 of
-    themselves: 0.06 at position 10**6.
+    Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
     """
-    cos, sin = usual_cos_sin(xp, positions, x.shape[-1], base)
-    return usual_apply_tables(xp, x, cos, sin)
+    return usual_apply_tables(xp, x, *usual_cos_sin(xp, positions, x.shape[-1], base))
 
 
 def usual_apply_tables(xp: Namespace, x: Array, cos: Array, sin: Array) -> Array:

@@ -72,7 +72,12 @@ def _check_function(options: argparse.Namespace) -> int:
     if options.library is not None:
         xp = importlib.import_module({"jax": "jax.numpy"}.get(options.library, options.library))
         like = xp.zeros(1, dtype=xp.float32)
-    expected = None if options.config is None else _read_rope(options.config, options.layout)
+    expected = None
+    if options.config is not None:
+        expected = from_hf_config(options.config, layout=options.layout)
+        if not isinstance(expected, RoPE):
+            labels = f"{options.config} has a RoPE for each of {', '.join(expected)}"
+            raise RopeError(f"{labels}; a function is compared with one")
     shape = {name: getattr(options, name) for name in ("axes", "heads", "components")}
     try:
         result = identify(function, options.head_dim, tables=tables, like=like, **shape)
@@ -88,7 +93,7 @@ def _check_function(options: argparse.Namespace) -> int:
         print(json.dumps({"target": options.target, "faults": [fault]}, indent=2))
         return 1
     mismatches = []
-    if expected is not None:
+    if isinstance(expected, RoPE):
         mismatches = list_differences(result.rope, expected, options.head_dim)
     if options.plot is not None:
         dim = result.rope.rotary_dim or options.head_dim
@@ -135,14 +140,6 @@ def _import_target(target: str) -> Callable[..., Any]:
     if not callable(value):
         raise RopeError(f"{target}: function must be callable; got {type(value).__name__}")
     return value  # type: ignore[no-any-return]  # any callable
-
-
-def _read_rope(config: str, layout: Any) -> RoPE:
-    ropes = from_hf_config(config, layout=layout)
-    if isinstance(ropes, RoPE):
-        return ropes
-    labels = ", ".join(ropes)
-    raise RopeError(f"{config} has a RoPE for each of {labels}; a function is compared with one")
 
 
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:

@@ -23,6 +23,8 @@ from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
 
 _VARIABLE = "ROPE_XP_PATH"
+EMPTY: dict[str, Any] = {"version": None, "problem": None, "devices": [], "paths": {}}
+"""What is known of a library that is missing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,27 +66,19 @@ def _describe_library(library: Library) -> dict[str, Any]:
     """Describe one row of the dispatch table."""
     backend = targets.load(library)
     if isinstance(backend, str):
-        return _build_row(problem=backend)
+        return {**EMPTY, "problem": backend}
     version = versions.find_version(library.name)
     devices = targets.list_devices(library)
     if isinstance(devices, str):
-        return _build_row(version, problem=devices)
+        return {**EMPTY, "version": version, "problem": devices}
     missing = f"the {library.name} backend did not load it"
     paths: dict[str, str | None] = {
         **dict.fromkeys(library.paths, missing),
         **{path.name: _find_decline_reason(library, path) for path in backend.paths},
         portable.NAME: None,
     }
-    return {**_build_row(version, devices, paths), "lowest": versions.LOWEST[library.name]}
-
-
-def _build_row(
-    version: str | None = None,
-    devices: list[str] | None = None,
-    paths: dict[str, str | None] | None = None,
-    problem: str | None = None,
-) -> dict[str, Any]:
-    return {"version": version, "problem": problem, "devices": devices or [], "paths": paths or {}}
+    row = {"version": version, "devices": devices, "paths": paths}
+    return {**EMPTY, **row, "lowest": versions.LOWEST[library.name]}
 
 
 def _find_decline_reason(library: Library, path: Path) -> str | None:
@@ -101,12 +95,12 @@ def _find_decline_reason(library: Library, path: Path) -> str | None:
 
 
 def _describe_entry_point(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
+    problem, names = None, []
     try:
-        backend = entry.load()
+        names = [*(path.name for path in entry.load().paths), portable.NAME]
     except BROKEN as error:
-        return {"object": entry.value, "problem": f"broken: {error}", "paths": []}
-    names = [*(path.name for path in backend.paths), portable.NAME]
-    return {"object": entry.value, "problem": None, "paths": names}
+        problem = f"broken: {error}"
+    return {"object": entry.value, "problem": problem, "paths": names}
 
 
 def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -108,12 +108,14 @@ def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
     axes = getattr(rope, "position_axes", None)
     lengths: tuple[int | None, ...] = layers.list_lengths(requested) or (None,)
     waves = [] if rope is None else [_measure_wavelengths(layers, rope, n) for n in lengths]
+    rule = getattr(rope, "scaling", None)
+    values = {f.name: getattr(rule, f.name) for f in fields(rule)} if is_dataclass(rule) else {}
     return {
         "layer_type": layers.label or None,
         "count": layers.count,
         "rotated": rope is not None,
         "rope_type": layers.source.parameters.get("rope_type"),
-        "rule": None if rope is None else _describe_scaling(rope.scaling),
+        "rule": rule and {"name": type(rule).__name__, "fields": values},
         "base": getattr(rope, "base", None),
         "base_by_default": rope is not None and not layers.has_base,
         "layout": getattr(rope, "layout", None),
@@ -130,13 +132,6 @@ def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
         "wavelengths": waves,
         "python": format_assignment(layers.label if layers.label.isidentifier() else "rope", rope),
     }
-
-
-def _describe_scaling(rule: object) -> dict[str, Any] | None:
-    if rule is None:
-        return None
-    values = {f.name: getattr(rule, f.name) for f in fields(rule)} if is_dataclass(rule) else {}
-    return {"name": type(rule).__name__, "fields": values}
 
 
 def _measure_wavelengths(layers: Layers, rope: RoPE, length: int | None) -> dict[str, Any]:
@@ -178,7 +173,19 @@ def print_report(report: dict[str, Any]) -> None:
                 if value is not None and value is not False
             }
             print(terminal.plain_pairs(list(texts.items())))
-        rows += [(name, *_format_waves(waves, layers["pairs"])) for waves in layers["wavelengths"]]
+        for waves in layers["wavelengths"]:
+            tokens = [
+                "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
+                for n in (waves["fastest"], waves["slowest"])
+            ]
+            counts = [waves[f"below_one_turn_in_{context}"] for context in ("original", "extended")]
+            rows.append(
+                (
+                    *(name, str(waves["length"] or "any"), tokens[0]),
+                    "never turns" if waves["standing_pairs"] else tokens[1],
+                    *("unknown" if n is None else f"{n} of {layers['pairs']}" for n in counts),
+                )
+            )
     if rows:
         print()
         terminal.table(("layers", *_LEGEND), rows, text_columns=1)
@@ -206,20 +213,6 @@ def _format_fact(value: Any) -> str:
     if value is True:
         return "yes"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _format_waves(waves: dict[str, Any], pairs: int | None) -> tuple[str, ...]:
-    tokens = [
-        "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
-        for n in (waves["fastest"], waves["slowest"])
-    ]
-    counts = (waves["below_one_turn_in_original"], waves["below_one_turn_in_extended"])
-    return (
-        str(waves["length"] or "any"),
-        tokens[0],
-        "never turns" if waves["standing_pairs"] else tokens[1],
-        *("unknown" if count is None else f"{count} of {pairs}" for count in counts),
-    )
 
 
 def format_assignment(name: str, rope: RoPE | None) -> str | None:

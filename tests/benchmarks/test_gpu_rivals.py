@@ -88,14 +88,14 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, function: Any) -> None:
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_rival_is_given_what_it_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, name, STAND_INS[name])
-    made, _ = gpu_rivals.contenders(TARGET, False)
-    found, missing = gpu_measure.tried(TARGET, {name: made[name]})
-    assert list(found) == [name], missing
+    contender = gpu_rivals.contenders(TARGET, False)[0][name]
+    accepted, missing = gpu_measure.tried(TARGET, {name: contender})
+    assert list(accepted) == [name], missing
     arrays, positions = gpu_measure.inputs(TARGET, gpu_measure.CHECKED)
-    own = tuple(map(torch.clone, arrays))
-    results = made[name].make(positions, own)(own, positions)
-    written_over = [a.data_ptr() == b.data_ptr() for a, b in zip(own, results, strict=True)]
-    assert written_over == [made[name].in_place] * 2
+    copies = tuple(map(torch.clone, arrays))
+    results = contender.make(positions, copies)(copies, positions)
+    written_over = [a.data_ptr() == b.data_ptr() for a, b in zip(copies, results, strict=True)]
+    assert written_over == [contender.in_place] * 2
 
 
 @pytest.mark.parametrize("fault", ["other way", "other layout", "one array", "NaN"])

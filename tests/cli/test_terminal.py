@@ -67,7 +67,7 @@ def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     reason = "a reason of more words than fit beside the name of its path, " * 2
-    row = info._build_row("1.0", devices=["cpu"], paths={"fast": reason, "portable": None})
+    row = {**info.EMPTY, "devices": ["cpu"], "paths": {"fast": reason, "portable": None}}
     monkeypatch.setattr(info, "_describe_library", lambda library: row)
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
@@ -77,8 +77,8 @@ def test_info_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
 
 
 def test_info_says_first_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"cupy": info._build_row(problem="not installed (pip install x)")}
-    present = info._build_row("1.0", devices=["cpu"])
+    rows = {"cupy": {**info.EMPTY, "problem": "not installed (pip install x)"}}
+    present = {**info.EMPTY, "version": "1.0", "devices": ["cpu"]}
     monkeypatch.setattr(info, "_describe_library", lambda library: rows.get(library.name, present))
     names = [name for name, _ in info._format_report(info.build_report())]
     assert names.index("cupy") < names.index("numpy")
