@@ -1,9 +1,7 @@
 """Time a call on every installed library, beside a copy of the same arrays and the usual formula.
 
-q and k are those of one attention layer of Llama-3-8B over 4096 tokens, and of one token. Those of
-Flux are "--tokens 4608 --heads 24 24", those of Wan "--tokens 131040 --heads 12 12". A rotation
-reads and writes as much as a copy does, so 1 times as fast as a copy is as fast as memory allows.
-Above 1, results lie in pages of 2 MB, which torch's own allocator does not ask for.
+A rotation reads and writes as much as a copy does: 1 times as fast is as fast as memory allows, and
+results in pages of 2 MB, which torch's own allocator does not ask for, are faster.
 """
 
 import argparse

@@ -222,9 +222,9 @@ def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]])
         return
     rows = []
     for row in findings:
-        effect = row["effect"] or {}
-        errors = ", ".join(f"{error:.2g} at {position}" for position, error in effect.items())
-        rows.append((row["severity"], row["module"], row["kind"], errors))
+        errors = (row["effect"] or {}).items()
+        texts = [f"{error:.2g} at {position}" for position, error in errors]
+        rows.append((row["severity"], row["module"], row["kind"], ", ".join(texts)))
     terminal.table(("severity", "module", "kind", "cos and sin are off by"), rows, text_columns=4)
     for row in findings:
         print(f"\n{row['module']}: {row['what']}. {row['mend']}.")

@@ -1,8 +1,4 @@
-"""Rotate one attention layer of Llama-3-8B on every installed library, and compare the results.
-
-Each library rotates the same q and k, at positions from 0 and from a million. Its error and its
-time are compared with those of the float32 formula in common use.
-"""
+"""Rotate one attention layer of Llama-3-8B on every installed library, and compare the results."""
 
 import argparse
 import json
@@ -163,21 +159,18 @@ def find_problems(rows: list[DemoRow], skipped: list[Skipped]) -> list[str]:
 
 def summarize_agreement(rows: list[DemoRow]) -> str:
     """Return one line on whether the libraries agree."""
-    if not rows:
-        return "No library ran, so there is nothing to compare."
     ulps: dict[str, float] = {}
     for row in rows:
         ulps[row.target] = float(np.maximum(ulps.get(row.target, 0.0), row.ulp_from_first))
-    first, *_ = ulps
-    del ulps[first]
-    if not ulps:
-        return f"{first} is the only library that ran."
+    if len(ulps) < 2:
+        return f"{rows[0].target} is the only library that ran." if rows else "No library ran."
+    _, *others = (
+        name + (f" within {ulp:.2g} ulp" if ulp else " equal in every bit")
+        for name, ulp in ulps.items()
+    )
     agree = all(ulp <= ULP_BOUND for ulp in ulps.values())
-    distances = {
-        name: f"within {u:.2g} ulp" if u else "equal in every bit" for name, u in ulps.items()
-    }
-    texts = ", ".join(f"{name} {text}" for name, text in distances.items())
-    return f"{'All libraries agree' if agree else 'THE LIBRARIES DIFFER'}. To {first}: {texts}."
+    verdict = "All libraries agree" if agree else "THE LIBRARIES DIFFER"
+    return f"{verdict}. To {rows[0].target}: {', '.join(others)}."
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:

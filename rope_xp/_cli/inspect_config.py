@@ -1,15 +1,9 @@
 """Report what a Hugging Face configuration says of its rotary embedding, and what is odd there.
 
-The keys of the JSON object are always there. null stands for what is not known or does not apply.
-Those that their names do not explain:
-
-- ``checked``: whether the table knows the model type; ``part``: of the configuration
-- ``by_default``: sizes that the configuration leaves out, as the class of the model type has them
-- ``pairs_per_component``: of a position (time, height, width, or row, column)
-- ``python``: an assignment to paste, null for a rule that is none of rope_xp's
-- ``fastest`` and ``slowest``: tokens, null where a pair never turns; ``standing_pairs``,
-  ``below_one_turn_in_original`` and ``below_one_turn_in_extended``: numbers of pairs
-- ``notes`` (what is in order, and must be heeded) and ``suspicious``: sentences
+The keys of the JSON object are always there. null stands for what is not known or does not apply:
+``python`` for a rule that is none of rope_xp's, ``slowest`` where a pair never turns. ``fastest``
+and ``slowest`` are in tokens; ``by_default`` has the sizes that the configuration leaves out, and
+``pairs_per_component`` the pairs of time, height and width, or of row and column.
 """
 
 import argparse
@@ -24,7 +18,15 @@ from typing import Any
 from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import plots, suspicions, terminal
-from rope_xp._cli.reading import Layers, Reading, read_config
+from rope_xp._cli.reading import (
+    Layers,
+    Reading,
+    count_layers,
+    has_base,
+    list_defaults,
+    list_unrotated,
+    read_config,
+)
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
@@ -96,8 +98,8 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
         "checked": suspicions.is_checked(model_type),
         "part": reading.path or None,
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
-        "by_default": reading.by_default,
-        "layers_without_rotation": reading.unrotated,
+        "by_default": list_defaults(reading),
+        "layers_without_rotation": list_unrotated(reading.part, reading.model),
         "notes": suspicions.find_notes(reading, requested),
         "suspicious": suspicions.find_suspicions(reading),
     }
@@ -112,12 +114,12 @@ def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
     values = {f.name: getattr(rule, f.name) for f in fields(rule)} if is_dataclass(rule) else {}
     return {
         "layer_type": layers.label or None,
-        "count": layers.count,
+        "count": count_layers(layers.source.config, layers.source.model, layers.label),
         "rotated": rope is not None,
         "rope_type": layers.source.parameters.get("rope_type"),
         "rule": rule and {"name": type(rule).__name__, "fields": values},
         "base": getattr(rope, "base", None),
-        "base_by_default": rope is not None and not layers.has_base,
+        "base_by_default": rope is not None and not has_base(layers.source, layers.label),
         "layout": getattr(rope, "layout", None),
         "head_dim": layers.head_dim,
         "rotary_dim": None if rope is None else rotated,

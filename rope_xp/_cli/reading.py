@@ -31,11 +31,9 @@ class Layers:
     label: str
     source: Source
     rope: RoPE | None
-    count: int | None
     head_dim: int | None
     rotated: int | None
     contexts: tuple[int | None, int | None]
-    has_base: bool
     depends_on_length: bool
 
     @property
@@ -60,8 +58,7 @@ class Layers:
 class Reading:
     """A configuration that was read, with the argument ``layout``.
 
-    ``part`` has the rotary embedding, and ``path`` the keys that lead there; ``by_default`` has the
-    sizes that it omits, and ``unrotated`` the numbers of the layers that are exempt from rotation.
+    ``part`` has the rotary embedding, and ``path`` the keys that lead there.
     """
 
     part: Mapping[str, Any]
@@ -69,8 +66,6 @@ class Reading:
     model: Model
     layout: Layout | None
     layers: tuple[Layers, ...]
-    by_default: dict[str, int]
-    unrotated: list[int]
 
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
@@ -86,15 +81,16 @@ def read_config(config: object, layout: Layout | None = None) -> Reading:
     for label, rope in (ropes if isinstance(ropes, dict) else {FLAT: ropes}).items():
         where = f"rope_parameters.{label}" if label else "rope_parameters"
         source = _scaling.Source(part, model, parameters[label] or {}, where)
-        layers.append(_read_layers(source, label, rope))
-    missing = [key for key in _list_missing_sizes(part, model) if key in model.sizes]
+        head_dim = _read_head_dim(part, model, label)
+        rotated = head_dim if rope is None or rope.rotary_dim is None else rope.rotary_dim
+        depends_on_length = rope is not None and rope.for_length(1) is not rope
+        sizes = (head_dim, rotated, _find_contexts(source, rope))
+        layers.append(Layers(label, source, rope, *sizes, depends_on_length))
     path, place = [], whole
     while names := [name for name in _keys.PARTS if isinstance(place.get(name), Mapping)]:
         path.append(names[0])
         place = place[names[0]]
-    by_default = {key: model.sizes[key] for key in missing}
-    unrotated = _list_unrotated(part, model)
-    return Reading(part, ".".join(path), model, layout, tuple(layers), by_default, unrotated)
+    return Reading(part, ".".join(path), model, layout, tuple(layers))
 
 
 def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> list[str]:
@@ -142,24 +138,20 @@ def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | N
     return wide or _keys.read_head_dim(part, model)
 
 
-def _read_layers(source: Source, label: str, rope: RoPE | None) -> Layers:
-    part, model = source.config, source.model
-    shared = part.get(_keys.parameters_key(part)) or {}
+def list_defaults(reading: Reading) -> dict[str, int]:
+    """Return the sizes that a configuration omits, with the defaults of its model type."""
+    part, sizes = reading.part, reading.model.sizes
+    return {k: sizes[k] for k in _list_missing_sizes(part, reading.model) if k in sizes}
+
+
+def has_base(source: Source, label: str) -> bool:
+    """Return whether the configuration has a base for layers of a type."""
+    shared = source.config.get(_keys.parameters_key(source.config)) or {}
     nested = shared[label] if isinstance(shared.get(label), Mapping) else shared
-    keys = (model.base_keys[label],) if label in model.base_keys else _keys.BASE
-    bases = (nested.get("rope_theta"), _keys.first_value(part, *keys))
-    head_dim = _read_head_dim(part, model, label)
-    return Layers(
-        label=label,
-        source=source,
-        rope=rope,
-        count=_count_layers(part, model, label),
-        head_dim=head_dim,
-        rotated=head_dim if rope is None or rope.rotary_dim is None else rope.rotary_dim,
-        contexts=_find_contexts(source, rope),
-        has_base=bases != (None, None),
-        depends_on_length=rope is not None and rope.for_length(1) is not rope,
-    )
+    names = source.model.base_keys
+    keys = (names[label],) if label in names else _keys.BASE
+    bases = (nested.get("rope_theta"), _keys.first_value(source.config, *keys))
+    return bases != (None, None)
 
 
 def _find_contexts(source: Source, rope: RoPE | None) -> tuple[int | None, int | None]:
@@ -176,7 +168,7 @@ def _find_contexts(source: Source, rope: RoPE | None) -> tuple[int | None, int |
     return trained, extended
 
 
-def _count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | None:
+def count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | None:
     """Return the number of layers of a type, None where the configuration does not say."""
     types, key = part.get("layer_types"), "num_hidden_layers"
     if label and isinstance(types, list):
@@ -193,12 +185,11 @@ def _count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | No
     return full if label == "full_attention" else total - full
 
 
-def _list_unrotated(part: Mapping[str, Any], model: Model) -> list[int]:
+def list_unrotated(part: Mapping[str, Any], model: Model) -> list[int]:
     """Return the numbers of the layers that are exempt from rotation."""
     # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
-    flags = part.get("no_rope_layers")
+    flags, total = part.get("no_rope_layers"), count_layers(part, model, "")
     if isinstance(flags, list) and flags:
         return [i for i, rotates in enumerate(flags) if not rotates]
     interval = _keys.read_size(part, "no_rope_layer_interval") or model.unrotated_every
-    layers = _count_layers(part, model, "")
-    return [] if interval is None or layers is None else list(range(interval - 1, layers, interval))
+    return list(range(interval - 1, total, interval)) if interval and total else []

@@ -189,7 +189,7 @@ def test_a_configuration_that_is_right(tmp_path: Path, capsys) -> None:
     assert "--weights loads the model too" in out
 
 
-def test_a_configuration_that_is_odd(tmp_path: Path, capsys) -> None:
+def test_a_configuration_that_is_odd_or_wrong(tmp_path: Path, capsys) -> None:
     folder = write_config(tmp_path, with_rule(LLAMA, original_max_position_embeddings=None))
     status, out, _ = run_check(capsys, folder)
     assert status == 0
@@ -197,9 +197,6 @@ def test_a_configuration_that_is_odd(tmp_path: Path, capsys) -> None:
     assert run_check(capsys, folder, "--strict")[0] == 1
     (finding,) = json.loads(run_check(capsys, folder, "--json")[1])["findings"]
     assert set(finding) == {"severity", "module", "kind", "what", "effect", "mend"}
-
-
-def test_a_configuration_that_is_wrong(tmp_path: Path, capsys) -> None:
     status, out, _ = run_check(capsys, write_config(tmp_path, with_rule(LLAMA, rope_type="warp")))
     assert status == 1
     assert "rope_type 'warp' is not known" in out

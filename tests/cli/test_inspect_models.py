@@ -49,8 +49,10 @@ def test_layers_of_each_type_are_counted_as_transformers_does(model_type: str) -
     key, _, _ = reading.PERIODS[model_type.removesuffix("_text")]
     for sizes in ({}, {"num_hidden_layers": 7}, {"num_hidden_layers": 9, key: 4}):
         types = mapping[model_type](**sizes).layer_types
-        for layers in reading.read_config({"model_type": model_type, **sizes}).layers:
-            assert layers.count == types.count(layers.label)
+        result = reading.read_config({"model_type": model_type, **sizes})
+        for label in ("full_attention", "sliding_attention"):
+            count = reading.count_layers(result.part, result.model, label)
+            assert count == types.count(label)
 
 
 # --- to paste ------------------------------------------------------------------------------------

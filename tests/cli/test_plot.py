@@ -143,9 +143,9 @@ def test_colours_are_told_from_the_page(page: str) -> None:
 
 
 def test_grey_is_for_what_others_are_compared_with() -> None:
-    grey, blue = plots.STYLES[:2]
-    assert plots.choose_style(0, 1) == blue
-    assert [plots.choose_style(i, 2) for i in range(2)] == [grey, blue]
+    assert [plots.choose_style(i, n) for i, n in ((0, 1), (0, 2), (1, 2))] == [
+        plots.STYLES[i] for i in (1, 0, 1)
+    ]
 
 
 # --- what is drawn -------------------------------------------------------------------------------
@@ -153,34 +153,26 @@ def test_grey_is_for_what_others_are_compared_with() -> None:
 
 def test_the_bound_as_drawn(axes) -> None:
     plot.draw_decay(axes, BASES, 32, 5000)
-    for line, band, (name, rope) in zip(
-        axes.get_lines(), axes.collections, BASES.items(), strict=True
+    lines = axes.get_lines()
+    assert [line.get_label() for line in lines] == list(BASES)
+    assert len({line.get_linestyle() for line in lines}) == len(BASES)  # without colours too
+    for line, band, (colour, _), rope in zip(
+        lines, axes.collections, plots.STYLES, BASES.values(), strict=False
     ):
         exact = analysis.decay_bound(rope, 32, np.arange(1, 5001))
-        assert line.get_label() == name
-        assert line.get_color() == plots.STYLES[list(BASES).index(name)][0]
+        assert line.get_color() == colour
         x, y = line.get_data()
         np.testing.assert_array_equal(x[:20], np.arange(1, 21))  # one by one where there is room
         np.testing.assert_array_equal(y[:20], exact[:20])
+        # The last point is the mean of all distances from halfway to the one before.
+        count = round(2 * (5000 - x[-1])) + 1
+        assert count > 20
+        np.testing.assert_allclose(y[-1], exact[-count:].mean(), rtol=0, atol=1e-14)
         heights = band.get_paths()[0].vertices[:, 1]
         assert (heights.min(), heights.max()) == (exact.min(), exact.max())
-    dashes = [line.get_linestyle() for line in axes.get_lines()]
-    assert len(set(dashes)) == len(BASES)  # told apart without colours
-    assert axes.get_xscale() == "log"
+        assert {exact[-count:].min(), exact[-count:].max()} <= set(heights)
     assert axes.get_xlabel() == "distance of query and key, tokens"
     assert axes.get_ylabel().startswith("bound on the score")
-
-
-def test_a_band_holds_every_value_and_a_line_their_mean(axes) -> None:
-    values = np.random.default_rng(0).standard_normal(2000)
-    plot._draw_curve(axes, values, "noise", 0, 1)
-    x, y = axes.get_lines()[0].get_data()
-    # The last point stands for all distances from halfway to the one before.
-    count = round(2 * (2000 - x[-1])) + 1
-    assert count > 20
-    np.testing.assert_allclose(y[-1], values[-count:].mean(), rtol=0, atol=1e-14)
-    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert {values[-count:].min(), values[-count:].max()} <= set(heights)
 
 
 def test_scores_as_drawn(axes) -> None:
