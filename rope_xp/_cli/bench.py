@@ -5,8 +5,7 @@ results in pages of 2 MB, which torch's own allocator does not ask for, are fast
 """
 
 import argparse
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import rope_xp
@@ -54,16 +53,7 @@ def run(options: argparse.Namespace) -> int:
         }
     )
     if options.json:
-        report = {
-            "tokens": tokens,
-            "heads": dict(zip(("q", "k"), heads, strict=True)),
-            "head_dim": HEAD_DIM,
-            "layout": "half",
-            "base": BASE,
-            "rows": [asdict(row) for row in rows],
-            "skipped": [asdict(s) for s in missing + failed],
-        }
-        print(json.dumps(report, indent=2))
+        choice.print_json(tokens, heads, rows, missing + failed)
     else:
         _print_rows(tokens, heads, rows)
         choice.print_missing([], [s for s in failed if not s.expected])

@@ -2,13 +2,14 @@
 
 import argparse
 import importlib.util
+import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rope_xp._bench import targets
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
 from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
 from rope_xp._core.errors import RopeError
@@ -94,3 +95,12 @@ def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Ski
             except (Absent, RopeError, RuntimeError, MemoryError, ImportError) as error:
                 skipped.append(Skipped(name, str(error), isinstance(error, Absent)))
     return rows, skipped
+
+
+def print_json(
+    tokens: int, heads: tuple[int, int], rows: list[Row], skipped: list[Skipped], **facts: object
+) -> None:
+    """Print one JSON object: the inputs, the rows, the skipped targets and other facts."""
+    names = {"tokens": tokens, "heads": dict(zip("qk", heads, strict=True)), "head_dim": HEAD_DIM}
+    report = {**names, "layout": "half", "base": BASE, "rows": rows, "skipped": skipped, **facts}
+    print(json.dumps(report, indent=2, default=vars))

@@ -1,8 +1,7 @@
 """Rotate one attention layer of Llama-3-8B on every installed library, and compare the results."""
 
 import argparse
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,20 +64,9 @@ def run(options: argparse.Namespace) -> int:
     skipped = missing + failed
     agreement, problems = summarize_agreement(rows), find_problems(rows, skipped)
     if options.json:
-        report = {
-            "tokens": options.tokens,
-            "rows": [asdict(row) for row in rows],
-            "skipped": [asdict(s) for s in skipped],
-            "heads": dict(zip(("q", "k"), HEADS, strict=True)),
-            "head_dim": HEAD_DIM,
-            "dtype": "float32",
-            "layout": LAYOUT,
-            "base": BASE,
-            "ulp_bound": ULP_BOUND,
-            "agreement": agreement,
-            "problems": problems,
-        }
-        print(json.dumps(report, indent=2))
+        facts = {"dtype": "float32", "ulp_bound": ULP_BOUND}
+        facts |= {"agreement": agreement, "problems": problems}
+        choice.print_json(options.tokens, HEADS, rows, skipped, **facts)
     else:
         if rows:
             _print_rows(options.tokens, rows)
