@@ -55,14 +55,14 @@ def find(name: str) -> Target | str:
     # Imported late: asv_benchmarks may first put an older library's table in its place.
     from rope_xp._dispatch.find import libraries
 
-    wanted = name.partition(":")[0]
-    library = next((library for library in libraries if library.name == wanted), None)
+    library_name = name.partition(":")[0]
+    library = next((library for library in libraries if library.name == library_name), None)
     if library is None:  # the table of an older rope_xp is shorter
-        return f"this rope_xp has no backend for {wanted}"
+        return f"this rope_xp has no backend for {library_name}"
     backend = load(library)
     if isinstance(backend, str):
         return backend
-    return _attempt(lambda: _BUILDERS[wanted](name, backend))
+    return _attempt(lambda: _BUILDERS[library_name](name, backend))
 
 
 def list_devices(library: Library) -> list[str] | str:

@@ -64,13 +64,13 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
     """Time a target with arrays of one dtype."""
     rope = rope_xp.RoPE(base=BASE, layout="half")
     target, q, k, positions = case(name, tokens, dtype=dtype, heads=heads)
-    usual = formulas.usual_formula(target, BASE)
+    formula = formulas.usual_formula(target, BASE)
     seconds, copy_seconds, usual_seconds = clock.turns_of_seconds(
         target,
         repeat,
         lambda: rope.apply(q, k, positions),
         lambda: (target.copy(q), target.copy(k)),
-        lambda: usual(q, k, positions),
+        lambda: formula(q, k, positions),
     )
     path = rope_xp.explain(q, k, positions, rope).path
     _, one_q, one_k, one_position = case(name, 1, dtype=dtype, heads=heads)
@@ -95,12 +95,12 @@ def _print_rows(tokens: int, heads: tuple[int, int], rows: list[BenchRow]) -> No
     q, k = (f"(1, {tokens}, {count}, {HEAD_DIM})" for count in heads)
     print(f"q {q} and k {k}, layout 'half',")
     print("into new arrays. Figures are median [min, max].")
-    many = [
+    timed_rows = [
         (row.target, row.dtype, *map(str, (row.milliseconds, row.times_copy, row.times_usual)))
         for row in rows
     ]
-    terminal.table(("target", "dtype", "ms", "x a copy", "x the formula"), many, 2)
+    terminal.table(("target", "dtype", "ms", "x a copy", "x the formula"), timed_rows, 2)
     print("x a copy: times as fast as copying q and k to new arrays in the same library")
     print("x the formula: times as fast as the formula of Hugging Face's Llama; jax: jitted\n")
-    one = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
-    terminal.table(("target", "dtype", "path", "one token, us"), one, 3)
+    token_rows = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
+    terminal.table(("target", "dtype", "path", "one token, us"), token_rows, 3)

@@ -80,20 +80,20 @@ def measure_target(
 ) -> DemoRow:
     """Return the row of a target. ``first`` holds results of the first target, by start."""
     _, q, k, positions = case(target.name, tokens, start)
-    usual = formulas.usual_formula(target, BASE)
+    formula = formulas.usual_formula(target, BASE)
 
     def rotate() -> tuple[Array, ...]:
         return apply(q, k, positions, layout=LAYOUT, base=BASE)
 
     seconds, usual_seconds = clock.best_seconds(
-        target, repeat, rotate, lambda: usual(q, k, positions)
+        target, repeat, rotate, lambda: formula(q, k, positions)
     )
     arrays, results, usual_results = (
-        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), usual(q, k, positions))
+        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), formula(q, k, positions))
     )
-    others = first.setdefault(start, results)
+    reference = first.setdefault(start, results)
     error, usual_error, ulp = _compare(
-        target.fetch(positions), arrays, results, usual_results, others
+        target.fetch(positions), arrays, results, usual_results, reference
     )
     return DemoRow(
         target=target.name,
@@ -152,13 +152,13 @@ def summarize_agreement(rows: list[DemoRow]) -> str:
         ulps[row.target] = float(np.maximum(ulps.get(row.target, 0.0), row.ulp_from_first))
     if len(ulps) < 2:
         return f"{rows[0].target} is the only library that ran." if rows else "No library ran."
-    _, *others = (
+    _, *texts = (
         name + (f" within {ulp:.2g} ulp" if ulp else " equal in every bit")
         for name, ulp in ulps.items()
     )
     agree = all(ulp <= ULP_BOUND for ulp in ulps.values())
     verdict = "All libraries agree" if agree else "THE LIBRARIES DIFFER"
-    return f"{verdict}. To {rows[0].target}: {', '.join(others)}."
+    return f"{verdict}. To {rows[0].target}: {', '.join(texts)}."
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:

@@ -85,26 +85,29 @@ def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: in
     if below := [name for name, rope in ropes.items() if rope.base < 1]:
         msg = f"accuracy is measured where no frequency exceeds 1, for bases from 1; got {below[0]}"
         raise RopeError(msg)
-    ends = np.unique(np.geomspace(1, distance, _BLOCKS).round().astype(np.int64))
+    stops = np.unique(np.geomspace(1, distance, _BLOCKS).round().astype(np.int64))
     errors = [
-        np.array([_measure_errors(rope, head_dim, int(end)) for end in ends])
+        np.array([_measure_errors(rope, head_dim, int(stop)) for stop in stops])
         for rope in ropes.values()
     ]
     for column, (method, line) in enumerate((("float32 product", "--"), ("rope_xp", "-"))):
         for i, name in enumerate(ropes):
             look = {"color": choose_style(i, len(ropes))[0], "linewidth": 1.2}
-            axes.plot(ends, errors[i][:, column], line, label=f"{method}, {name}", **look)
+            axes.plot(stops, errors[i][:, column], line, label=f"{method}, {name}", **look)
     axes.set_yscale("log")
     axes.set_ylabel("largest error of cos and sin,\nabsolute")
     _finish(axes, distance, "position, tokens")
 
 
-def _measure_errors(rope: RoPE, head_dim: int, end: int) -> tuple[float, ...]:
+def _measure_errors(rope: RoPE, head_dim: int, stop: int) -> tuple[float, ...]:
     """Return the errors of the usual formula and of rope_xp in the block of positions at an end."""
-    positions = np.arange(max(1, end - _BLOCK + 1), end + 1)
+    positions = np.arange(max(1, stop - _BLOCK + 1), stop + 1)
     exact = formulas.turns(positions, rope.base ** (-np.arange(0, head_dim, 2) / head_dim))
-    usual = formulas.usual_cos_sin(xp, positions, head_dim, rope.base)
-    tables = [table[:, : head_dim // 2] for table in usual], rope.cos_sin(positions, head_dim)
+    usual_tables = formulas.usual_cos_sin(xp, positions, head_dim, rope.base)
+    tables = (
+        [table[:, : head_dim // 2] for table in usual_tables],
+        rope.cos_sin(positions, head_dim),
+    )
     return tuple(
         float(max(np.abs(cos - exact.real).max(), np.abs(sin - exact.imag).max()))
         for cos, sin in tables
@@ -149,9 +152,9 @@ def run(options: argparse.Namespace) -> int:
         raise RopeError(f"--out {path} names no file; give a name such as {options.kind}.png")
     path = path if path.suffix else path.with_suffix(".png")
     ropes = {f"base {base:,.10g}": RoPE(base=base) for base in options.base}
-    most = len(plots.STYLES)
-    if len(ropes) > most:
-        raise RopeError(f"{most} bases at most can be told apart in one picture; got {len(ropes)}")
+    limit = len(plots.STYLES)
+    if len(ropes) > limit:
+        raise RopeError(f"{limit} bases at most can be told apart in one picture; got {len(ropes)}")
     try:
         with plots.picture(path) as (axes,):
             axes.set_title(f"head of {options.head_dim} components")

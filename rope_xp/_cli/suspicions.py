@@ -117,12 +117,12 @@ def _find_contradictions(layers: Layers) -> Iterator[str]:
     """Yield where two keys for one fact have different values."""
     part, parameters, where = layers.source.config, layers.source.parameters, layers.source.where
     rope_type = None if parameters["rope_type"] == "axial" else parameters["rope_type"]
-    twice = [("rope_type", rope_type, "type", parameters.get("type"))]
+    pairs = [("rope_type", rope_type, "type", parameters.get("type"))]
     if not layers.label:  # parameters of one layer type differ from shared ones by intent
         shared = ("rope_theta", "partial_rotary_factor")
-        twice += [(f"{where}.{key}", parameters[key], key, part.get(key)) for key in shared]
-        twice += [(TRAINED, part.get(TRAINED), f"{where}.{TRAINED}", parameters.get(TRAINED))]
-    for name, value, other_name, other in twice:
+        pairs += [(f"{where}.{key}", parameters[key], key, part.get(key)) for key in shared]
+        pairs += [(TRAINED, part.get(TRAINED), f"{where}.{TRAINED}", parameters.get(TRAINED))]
+    for name, value, other_name, other in pairs:
         if None not in (value, other) and value != other:
             yield f"{name} = {value!r} is read and not {other_name} = {other!r}"
 

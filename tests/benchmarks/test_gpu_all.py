@@ -89,8 +89,8 @@ def test_a_step_that_fails_ends_no_other(
     monkeypatch.setattr(gpu_all, "steps", lambda out: steps)
     assert gpu_all.main(["--out", str(tmp_path)]) == 1
     ended = json.loads((tmp_path / "steps.json").read_text())
-    ends = [row["how"].partition(":")[0] for row in ended.values()]
-    assert ends == ["done", "exit status 3", "did not start", "done"]
+    outcomes = [row["how"].partition(":")[0] for row in ended.values()]
+    assert outcomes == ["done", "exit status 3", "did not start", "done"]
     printed = capsys.readouterr().out
     assert printed.find("said x7") < printed.find("at last")
     assert "said x7" in printed
@@ -154,8 +154,8 @@ def test_the_steps_are_commands_that_there_are(capsys) -> None:
 def test_one_token_in_a_graph_needs_no_asv() -> None:
     """Where there is a GPU there may be no asv_runner."""
     code = "import sys; sys.modules['asv_runner'] = None; import asv_benchmarks.in_graph"
-    done = subprocess.run(python(code), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(python(code), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.exhaustive
@@ -207,6 +207,6 @@ def test_the_sanitizer_has_a_verdict_of_its_own(tmp_path: Path) -> None:
     (step,) = [step for step in gpu_all.steps(tmp_path) if step.name == "sanitizer"]
     status = int(step.command[step.command.index("--error-exitcode") + 1])
     assert status not in set(pytest.ExitCode)
-    for number, words in ((status, "found errors"), (1, "tests failed")):
-        ends = step._replace(command=python(f"raise SystemExit({number})"), environment={})
-        assert words in gpu_all.run(ends, tmp_path / "log.txt")
+    for number, message in ((status, "found errors"), (1, "tests failed")):
+        outcomes = step._replace(command=python(f"raise SystemExit({number})"), environment={})
+        assert message in gpu_all.run(outcomes, tmp_path / "log.txt")

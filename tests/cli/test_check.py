@@ -115,8 +115,8 @@ def test_a_numpy_function_and_a_configuration_import_no_framework(tmp_path: Path
         "assert not {'torch', 'transformers', 'jax', 'matplotlib'} & set(sys.modules)"
     )
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_function_of_tables(capsys) -> None:

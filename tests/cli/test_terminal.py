@@ -53,10 +53,10 @@ def test_lines_fit_80_columns() -> None:
     inspected = [["inspect", str(path)] for path in CONFIGS]
     failing = [["check", "json:dumps"], ["inspect", "no/such-model"]]
     calls = [DEMO, ["check", PHI3], *failing, *helps, *inspected]
-    seen = read_terminal("-c", ALL_COMMANDS.format(calls=calls))
+    output = read_terminal("-c", ALL_COMMANDS.format(calls=calls))
     # Progress is shown and cleared.
-    assert "\x1b[K1 of 2: numpy:cpu from position 0\r\x1b[K2 of 2" in seen
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r\n", "\n")
+    assert "\x1b[K1 of 2: numpy:cpu from position 0\r\x1b[K2 of 2" in output
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output).replace("\r\n", "\n")
     lines = [line.rpartition("\r")[2] for line in text.split("\n")]
     assert [line for line in lines if len(line) > 80] == []
     assert sum(line.startswith("suspicious: nothing") for line in lines) == len(CONFIGS)
@@ -102,8 +102,8 @@ def test_a_reader_that_goes_away_amid_the_output() -> None:
     """More than a pipe holds, so that printing fails before the end."""
     code = f"from rope_xp.__main__ import main\nfor _ in range(99): s = main(['inspect', {PHI3!r}])"
     command = f'{sys.executable} -c "{code}\nraise SystemExit(s)" | head -1'
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("model type: phi3\n", "")
+    process = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (process.stdout, process.stderr) == ("model type: phi3\n", "")
 
 
 @pytest.mark.parametrize(

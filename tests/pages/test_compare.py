@@ -28,8 +28,8 @@ def test_errors_are_those_of_the_page(name: str) -> None:
     (errors,) = (line.strip("| ").split(" | ")[1:] for line in lines if "e-" in line)
     tables = compare_table.PACKAGES[name][1]()
     # At a million positions equinox and torchtune make whole tables of gigabytes.
-    ends = list(compare_table.ENDS.values())[: 2 if name in {"equinox", "torchtune"} else 3]
-    assert [compare_table.error(tables, end) for end in ends] == errors[: len(ends)]
+    stops = list(compare_table.ENDS.values())[: 2 if name in {"equinox", "torchtune"} else 3]
+    assert [compare_table.error(tables, end) for end in stops] == errors[: len(stops)]
 
 
 def test_rows_are_as_wide_as_their_heads() -> None:
