@@ -142,12 +142,6 @@ def test_colours_are_told_from_the_page(page: str) -> None:
         assert (high + 0.05) / (low + 0.05) > least
 
 
-def test_grey_is_for_what_others_are_compared_with() -> None:
-    assert [plots.choose_style(i, n) for i, n in ((0, 1), (0, 2), (1, 2))] == [
-        plots.STYLES[i] for i in (1, 0, 1)
-    ]
-
-
 # --- what is drawn -------------------------------------------------------------------------------
 
 
