@@ -9,7 +9,8 @@ import torch
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._frequencies import apply_frequencies, initial_frequencies
+from rope_xp._frequencies import initial_frequencies
+from rope_xp._functions import apply_frequencies
 from rope_xp.angles import Angles
 from rope_xp.layers import _checkpoint, _common
 from rope_xp.rope import Positions, RoPE

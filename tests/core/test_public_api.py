@@ -111,7 +111,7 @@ def test_names() -> None:
         "rope",
         "testing",
     }  # modules
-    members = {name for name in vars(RoPE) if not name.startswith("_")}
+    members = {name for name in dir(RoPE) if not name.startswith("_")}
     assert members == {
         *(field.name for field in fields(RoPE)),
         *("apply", "rotate", "unrotate", "rerotate", "frequencies", "wavelengths", "cos_sin"),

@@ -38,14 +38,10 @@ def test_pictures_are_shown_small_and_without_background() -> None:
         assert "<image" not in text, picture
 
 
-def test_every_page_is_in_the_navigation_and_on_the_first_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    listed = {link.target for link in markdown.links(index)}
-    lines = set(index.splitlines())
-    for page in (ROOT / "docs").glob("*.md"):
-        if page.name != "index.md":
-            assert page.name in listed
-            assert page.stem in lines  # of a toctree
+def test_every_page_is_in_the_navigation() -> None:
+    lines = set((ROOT / "docs" / "index.md").read_text("utf-8").splitlines())
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages <= lines  # of a toctree
 
 
 # --- what these tests would notice ---------------------------------------------------------------

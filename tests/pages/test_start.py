@@ -1,4 +1,4 @@
-"""docs/start.md: its examples run, say what they promise, and are what the page shows."""
+"""docs/start_*.md: their examples run, say what they promise, and are what the pages show."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def load(name: str) -> dict[str, Any]:
 
 def test_the_page_shows_each_file() -> None:
     """A block is a file without its docstring: to mend this, paste the file into the page."""
-    shown = {path: text for _, path, text in SHOWN.findall((DOCS / "start.md").read_text("utf-8"))}
+    pages = [page.read_text("utf-8") for page in DOCS.glob("start_*.md")]
+    shown = {path: text for page in pages for _, path, text in SHOWN.findall(page)}
     assert shown.keys() == {f"examples/start/{file.name}" for file in FILES}
     for file in FILES:
         _, _, code = file.read_text("utf-8").split('"""', 2)

@@ -21,6 +21,7 @@ MAY = {
     "gate/core": {"contents": "read"},
     "gate/platforms": {"contents": "read"},
     "newest/core": {"contents": "read"},
+    "newest/versions": {"contents": "read"},
     "release/gate": {"contents": "read"},
     "release/build": {"contents": "read"},
     "release/attest": {"id-token": "write", "attestations": "write"},
