@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import rope_xp
-from rope_xp._cli import arguments, terminal
+from rope_xp._cli import terminal
 
 BASE, HEADS, HEAD_DIM, SYMBOLS, DISTANCES, TOKENS, BATCH = 500000.0, 4, 32, 16, 48, 96, 32
 ANGLES = ("exact", "float32 product", "bfloat16 tables", "bfloat16 product")
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train and evaluate what the command line asks for, and print losses and errors."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     add = parser.add_argument
-    add("--steps", type=arguments.count, default=600, metavar="N", help="default %(default)s")
+    add("--steps", type=terminal.count, default=600, metavar="N", help="default %(default)s")
     add("--seeds", type=int, nargs="+", default=[0], metavar="N", help="default 0")
     add("--json", type=Path, metavar="FILE", help="results to write")
     options = parser.parse_args(argv)
