@@ -1,19 +1,49 @@
-"""Compare random calls of a function with a RoPE."""
+"""Compare a rotation with a RoPE: two ropes by their fields, a function by random calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp.rope import RoPE
-from rope_xp.testing._box import EPS, BlackBox, CallRefused, Floats, find_buffer
+from rope_xp.testing._box import BlackBox, CallRefused, Floats
 from rope_xp.testing._rounding import NARROW, PRODUCT
 
-CALLS = ((1, 1), (3, 7), (2, 37), (1, 1031))
+_CALLS = [(1, 1), (3, 7), (2, 37), (1, 1031)]
 """Batch and tokens: odd, and beyond the blocks of kernels."""
+
+
+def list_differences(actual: RoPE, expected: RoPE, head_dim: int) -> list[str]:
+    """Return how two ropes differ that rotate heads of head_dim, in sentences."""
+    one, other = fix_length(actual, head_dim), fix_length(expected, head_dim)
+    sentences = [
+        f"{name} is {getattr(one, name)!r}, and not {getattr(other, name)!r}"
+        for name in ("layout", "rotary_dim", "rotary_offset", "position_axes")
+        if getattr(one, name) != getattr(other, name)
+    ]
+    series = one.frequencies(head_dim), other.frequencies(head_dim)
+    same_length = series[0].shape == series[1].shape
+    if not (same_length and np.allclose(*series, rtol=1e-5, atol=1e-12)):
+        if actual.base != expected.base:
+            sentences.append(f"base is {actual.base:g}, and not {expected.base:g}")
+        if actual.scaling != expected.scaling or actual.base == expected.base:
+            sentences.append(f"scaling is {actual.scaling}, and not {expected.scaling}")
+    factors = actual.attention_factor, expected.attention_factor
+    if not math.isclose(*factors, rel_tol=1e-4):
+        sentences.append(f"attention factor is {factors[0]:.6g}, and not {factors[1]:.6g}")
+    return sentences
+
+
+def fix_length(rope: RoPE, head_dim: int) -> RoPE:
+    """Return a rope for short contexts, with its slice of the head filled in."""
+    rotary_dim = rope.rotary_dim or head_dim
+    offset = rope.rotary_offset % head_dim
+    return replace(rope.for_length(1), rotary_dim=rotary_dim, rotary_offset=offset)
 
 
 class Problem(NamedTuple):
@@ -24,10 +54,9 @@ class Problem(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call with random vectors, and its results."""
+    """A call with random vectors, (batch, heads, tokens, head_dim), and its results."""
 
     arrays: list[Floats]
-    """q, k and v as far as there are any, (batch, heads, tokens, head_dim)."""
     positions: NDArray[np.int64]
     """(components, batch, tokens)"""
     results: list[Floats]
@@ -35,29 +64,27 @@ class _Call(NamedTuple):
     """Names of arrays that the function overwrites while it returns others."""
 
 
-def spread_positions(positions: ArrayLike, components: int) -> NDArray[np.int64]:
-    """Return positions (components, n); one line is shifted for each component."""
-    p = np.asarray(positions)
-    return p if p.ndim > 1 else np.stack([np.roll(p, c) for c in range(components)])
-
-
 def find_problems(
     box: BlackBox,
     rope: RoPE,
-    positions: NDArray[np.int64],
-    calls: Sequence[tuple[int, int]] = CALLS,
+    positions: ArrayLike,
     atol: float | None = None,
+    *,
+    in_one_call: bool = False,
 ) -> Iterator[Problem]:
-    """Yield the errors of a function in random calls at positions (components, n).
+    """Yield the errors of a function in random calls at positions (n,) or (components, n).
 
-    Each call has vectors and an order of positions of its own, from a fixed seed.
+    One line of positions is shifted for each component. Each call has vectors and an order of
+    positions of its own, from a fixed seed. With ``in_one_call`` the first has all positions.
     """
-    for batch, tokens in calls:
+    line, rope = np.asarray(positions), fix_length(rope, box.head_dim)
+    p = line if line.ndim > 1 else np.stack([np.roll(line, c) for c in range(box.components)])
+    for batch, tokens in [(1, p.shape[1])] * in_one_call + _CALLS:
         try:
-            call = _call_randomly(box, positions, batch, tokens)
+            call = _call_randomly(box, p, batch, tokens)
         except CallRefused as refused:
-            if (batch, tokens) != CALLS[-1]:  # a function may limit the length of a call
-                shown = (positions if len(positions) > 1 else positions[0])[..., :8].tolist()
+            if (batch, tokens) != _CALLS[-1]:  # a function may limit the length of a call
+                shown = (p if len(p) > 1 else p[0])[..., :8].tolist()
                 message = f"{tokens} tokens at positions {shown} ... are refused: {refused}"
                 yield Problem(message, "refused")
             continue
@@ -76,26 +103,24 @@ def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, toke
     rng = np.random.default_rng([batch, tokens])
     order = rng.permutation(np.arange(batch * tokens) % positions.shape[1])
     shuffled = positions[:, ::-1][:, order].reshape(-1, batch, tokens)
-    if "b" not in box.position_axes:
+    if "b" not in box.position_format:
         shuffled = np.broadcast_to(shuffled[:, :1], shuffled.shape)
-
-    def call_with(q_heads: int) -> _Call:
+    for q_heads in (2 * box.heads, box.heads):
         heads = [q_heads, box.heads, box.heads][: len(box.names)]
-        vectors = [rng.standard_normal((batch, h, tokens, box.head_dim)) for h in heads]
-        arguments = [box.put(x) for x in vectors]
+        arguments = [box.put(rng.standard_normal((batch, h, tokens, box.head_dim))) for h in heads]
         arrays = [np.array(box.read(x)) for x in arguments]  # as rounded to their dtype
-        returned, results = box.call(arguments, shuffled)
-        overwritten = [
-            name
-            for name, before, x, y in zip(box.names, arrays, arguments, returned, strict=False)
-            if find_buffer(x) != find_buffer(y) and not np.array_equal(box.read(x), before)
-        ]
-        return _Call(arrays, shuffled, results, overwritten)
-
-    try:
-        return call_with(2 * box.heads)
-    except CallRefused:
-        return call_with(box.heads)
+        try:
+            returned, results = box.call(arguments, shuffled)
+            break
+        except CallRefused:
+            if q_heads == box.heads:
+                raise
+    overwritten = [
+        name
+        for name, before, x, y in zip(box.names, arrays, arguments, returned, strict=False)
+        if x is not y and box.backend.are_disjoint(x, y) and (box.read(x) != before).any()
+    ]
+    return _Call(arrays, shuffled, results, overwritten)
 
 
 def _compare_array(
@@ -149,5 +174,5 @@ def _bound_errors(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Fl
     ones, sin = np.ones((1, box.head_dim)), np.zeros_like(frequencies)
     scaled = np.asarray(rope.with_tables(1.0 + frequencies, sin).rotate(ones, axes="sd"))
     angles = np.abs(positions).max(axis=0)[:, None, :, None] * (scaled - 1.0)
-    relative = 16 * EPS[box.dtype] + PRODUCT * angles
+    relative = 16 * box.eps + PRODUCT * angles
     return np.asarray(max(1.0, rope.attention_factor) * relative + 1e-6)

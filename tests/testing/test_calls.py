@@ -12,7 +12,7 @@ import pytest
 
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import assert_rotates, identify
-from rope_xp.testing._differences import list_differences
+from rope_xp.testing._compare import list_differences
 
 HEAD_DIM = 16
 ROPE = RoPE(layout="half")

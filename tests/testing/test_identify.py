@@ -15,7 +15,7 @@ from support.planted import HEAD_DIM, SECTIONS, dynamic, reaching
 from rope_xp import RoPE, RopeError, scaling
 from rope_xp.testing import Measured, assert_rotates, identify
 from rope_xp.testing._box import CallError
-from rope_xp.testing._differences import list_differences
+from rope_xp.testing._compare import list_differences
 
 ROPES = {
     "plain": RoPE(),

@@ -16,7 +16,7 @@ from support.peers import PEERS, ROWS, Peer
 
 from rope_xp import RoPE, scaling
 from rope_xp.testing import Identified, assert_rotates, identify
-from rope_xp.testing._differences import list_differences
+from rope_xp.testing._compare import list_differences
 
 
 def right(found: Identified, rope: RoPE, head_dim: int, refuses: bool = False) -> None:
