@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,6 @@ Result = tuple[np.ndarray, np.ndarray]
 # Half a unit of the last place of 1.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
-
-
-def left_out(library: Library, seed: int) -> bool:
-    """Return whether an example is left out, as all but a few are of libraries that take long."""
-    return zlib.crc32(str(seed).encode()) % library.share > 0
-
-
-# --- angles --------------------------------------------------------------------------------------
 
 
 def table_error(
@@ -74,9 +65,6 @@ def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray
     return positions
 
 
-# --- rotations -----------------------------------------------------------------------------------
-
-
 def turned(
     x: np.ndarray, shape: Shape, rope: RoPE, positions: np.ndarray | None, inverse: bool
 ) -> Result:
@@ -85,7 +73,7 @@ def turned(
     cos, sin, error = looked_up(rope, x.shape[-1], at, x.itemsize == 8)
     factor = 1 / WIDE(rope.attention_factor) if inverse else WIDE(rope.attention_factor)
     scaled = (cos * factor, sin * factor, error * factor)
-    return _by(x, shape, *scaled, rope.layout, rope.rotary_offset, inverse)
+    return rotate(x, shape, *scaled, rope.layout, rope.rotary_offset, inverse)
 
 
 def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: Any) -> Result:
@@ -99,21 +87,20 @@ def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: 
     error = 1.5 * (before + after) + 6 * ROUNDING["float64" if double else "float32"]
     layout = "interleaved" if rope.layout == "interleaved" else "half"
     scaled = (cos * factor, sin * factor, error * factor)
-    return _by(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)
+    return rotate(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)
 
 
-def by_tables(
-    x: np.ndarray, shape: Shape, cos: Any, sin: Any, layout: str, offset: int, inverse: bool
-) -> Result:
-    """Return x rotated by tables that are exact."""
-    cos, sin = cos.astype(WIDE), sin.astype(WIDE)
-    return _by(x, shape, cos, sin, np.zeros_like(cos), layout, offset, inverse)
-
-
-def _by(
-    x: np.ndarray, shape: Shape, cos: Any, sin: Any, error: Any, layout: str, offset: int,
+def rotate(
+    x: np.ndarray,
+    shape: Shape,
+    cos: Any,
+    sin: Any,
+    error: Any,
+    layout: str,
+    offset: int,
     inverse: bool,
-) -> Result:  # fmt: skip
+) -> Result:
+    """Return x rotated by tables with an error."""
     axes = shape.axes
     full = tuple(n for n, a in zip(x.shape, axes, strict=True) if a not in "shd")
     full = (*full, x.shape[axes.index("s")], cos.shape[-1])

@@ -22,8 +22,6 @@ POSITIONS = (
     *ALL_FLOATS,
 )
 
-# --- positions -----------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Positions:
@@ -112,8 +110,6 @@ def positions(
     return Positions(kind, shape, draw(_HOW), draw(views(len(shape), POSITIONS)))
 
 
-# --- ropes ---------------------------------------------------------------------------------------
-
 _factors = st.floats(0.25, 64.0)
 _trained = st.integers(2, 1 << 20)
 _BASES = st.sampled_from([1e4, 5e5]) | st.floats(1.5, 1e9)
@@ -194,9 +190,6 @@ def ropes(draw: st.DrawFn, head_dim: int, *, like: RoPE | None = None) -> RoPE:
 
 def components(rope: RoPE) -> int:
     return 0 if rope.position_axes is None else max(rope.position_axes) + 1
-
-
-# --- arrays --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

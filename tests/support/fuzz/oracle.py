@@ -11,9 +11,6 @@ WIDE = np.longdouble
 PI = WIDE("3.14159265358979323846264338327950288419716939937511")
 
 
-# --- frequencies ---------------------------------------------------------------------------------
-
-
 def series(base: Any, r: int) -> np.ndarray:
     """Return base ** (-2i / r), RoFormer's eq. 15."""
     return WIDE(base) ** (-2 * np.arange(r // 2, dtype=WIDE) / r)
@@ -90,18 +87,12 @@ def _axial(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
     return np.array(dealt)
 
 
-# --- angles --------------------------------------------------------------------------------------
-
-
 def angles(positions: np.ndarray, turned: np.ndarray, axes: Sequence[int] | None) -> np.ndarray:
     """Return (batch..., tokens, r/2); with axes, positions (components, batch..., tokens)."""
     p = positions.astype(WIDE)
     if axes is None:
         return p[..., None] * turned
     return np.stack([p[axis] * f for axis, f in zip(axes, turned, strict=True)], axis=-1)
-
-
-# --- the rotation --------------------------------------------------------------------------------
 
 
 def pairs(layout: str, r: int, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
