@@ -79,29 +79,23 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
             error[length] = max(float(off.max()) for *_, off in tried)
     positions, turns, off = (np.concatenate(parts) for parts in zip(*tried, strict=True))
     wrong = positions[(off > _WRONG).any(axis=1)]
-    fault, explained = _find_fault(rotation, positions, turns, off)
-    return Accuracy(error, int(wrong[0]) if wrong.size else None, notes, fault, explained)
-
-
-def _find_fault(
-    rotation: ArrayRotation, positions: Floats, turns: Complex, off: Floats
-) -> tuple[str | None, bool]:
-    """Return the errors beyond a float32 product, in words, and whether a cause explains them."""
+    passes = int(wrong[0]) if wrong.size else None
     shifted, factor = positions + rotation.angles.offset, rotation.angles.factor
-    noise = 2e-6 + 2 * rotation.array.box.eps
-    beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, rotation.frequencies))
+    angles = np.abs(np.multiply.outer(shifted, rotation.frequencies))
+    beyond = off > 2e-6 + 2 * rotation.array.box.eps + PRODUCT * angles
     if not beyond.any():
-        return None, True
-    cause = find_cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
-    cause = cause or _find_substitute(rotation)
-    if cause:
-        return cause, True
+        return Accuracy(error, passes, notes, None, explained=True)
+    fault = find_cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
+    fault = fault or _find_substitute(rotation)
+    if fault:
+        return Accuracy(error, passes, notes, fault, explained=True)
     first = int(positions[beyond.any(axis=1)][0])
-    later = positions >= first
-    if not np.isfinite(turns[later]).all():
-        return f"results are not finite from position {first} on", True
-    error = f"angles are off by up to {off[later].max():.2g} from position {first} on"
-    return f"{error}, by more than float32 explains and by no rounding that is known here", False
+    if not np.isfinite(turns[positions >= first]).all():
+        fault = f"results are not finite from position {first} on"
+        return Accuracy(error, passes, notes, fault, explained=True)
+    most = f"{off[positions >= first].max():.2g} from position {first} on"
+    fault = f"angles are off by up to {most}, by more than float32 explains and by no rounding "
+    return Accuracy(error, passes, notes, fault + "that is known here", explained=False)
 
 
 def _find_substitute(rotation: ArrayRotation) -> str | None:

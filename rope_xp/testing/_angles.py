@@ -9,7 +9,7 @@ import numpy as np
 
 from rope_xp._core.errors import RopeError
 from rope_xp.testing._box import CallRefused, Complex, Floats
-from rope_xp.testing._pairs import Indices, RotatedArray
+from rope_xp.testing._pairs import Indices, RotatedArray, read_first
 
 _FEW = (1, 2, 3, 5)
 _FILLER = 6
@@ -107,7 +107,9 @@ class MeasuredAngles(NamedTuple):
 def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
     """Return the angles of one array up to ``last``; raise if they do not follow positions."""
     name = array.name
-    steps, turns = _read_powers_of_two(array, last)
+    exponents = range(max(last, 4).bit_length(), 2, -1)
+    powers = ([0, *(1 << k for k in range(exponent))] for exponent in exponents)
+    steps, turns = read_first(array.read, powers)
     sizes = np.abs(turns)
     factor = float(np.median(sizes))
     fault = f"function is no rotation: {name} is multiplied by numbers that depend on the"
@@ -133,19 +135,6 @@ def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
     sign = -sign if swapped else sign  # sin + i cos turns the other way
     axes = _find_position_axes(array, signed, noise)
     return MeasuredAngles(frequencies, uncertainty, sign, offset, swapped, factor, axes)
-
-
-def _read_powers_of_two(array: RotatedArray, last: int) -> tuple[list[int], Complex]:
-    """Return 0 and the powers of two that the function takes, with their turns."""
-    for exponent in range(max(last, 4).bit_length() - 1, 1, -1):
-        steps = [0, *(1 << k for k in range(exponent + 1))]
-        try:
-            turns = array.read(steps)
-        except CallRefused:
-            continue
-        if np.isfinite(turns).all():
-            return steps, turns
-    raise RopeError("function takes no positions 0, 1, 2 and 4 together, or makes them not finite")
 
 
 def _follow_angles(steps: list[int], turns: Complex, tolerance: float) -> tuple[Floats, Floats]:

@@ -88,8 +88,8 @@ def find_problems(
                 message = f"{tokens} tokens at positions {shown} ... are refused: {refused}"
                 yield Problem(message, "refused")
             continue
-        for index in range(len(call.results)):
-            yield from _compare_array(box, rope, call, index, atol)
+        problems = [_compare_array(box, rope, call, i, atol) for i in range(len(call.results))]
+        yield from filter(None, problems)
         for name in call.overwritten:
             yield Problem(f"{name} is written over, and another array returned")
 
@@ -125,8 +125,8 @@ def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, toke
 
 def _compare_array(
     box: BlackBox, rope: RoPE, call: _Call, index: int, atol: float | None
-) -> Iterator[Problem]:
-    """Yield the error of one array of a call, with its cause."""
+) -> Problem | None:
+    """Return the error of one array of a call, with its cause."""
     name, x, result = box.names[index], call.arrays[index], call.results[index]
     positions = call.positions[0] if rope.position_axes is None else call.positions
 
@@ -138,7 +138,7 @@ def _compare_array(
     bound = np.broadcast_to(bound, x.shape)
     off = np.abs(result - expected)
     if (off <= bound).all():
-        return
+        return None
     excess = np.where(np.isfinite(off), off - bound, np.inf)
     worst = np.unravel_index(excess.argmax(), x.shape)
     entry, head, token, _ = (int(i) for i in worst)
@@ -151,20 +151,18 @@ def _compare_array(
     for dtype, to in NARROW.items():
         if (np.abs(result - rotate(to(x))) <= bound).all():
             cause = f"{name} is rounded to {dtype} before it is rotated"
-            yield Problem(f"{cause}; {message}", "rounded")
-            return
+            return Problem(f"{cause}; {message}", "rounded")
     doubled = box.call([box.put(2 * array) for array in call.arrays], call.positions)[1][index]
     if not (np.abs(doubled / 2 - result) <= bound).all():
         message = f"it is not linear in {name}, as if it also normalised; {message}"
-    vector = result[entry, head, token]
-    vector_bound = bound[entry, head, token]
-    if (np.abs(vector - x[entry, head, token]) <= vector_bound).all():
+    vector, allowed = result[entry, head, token], bound[entry, head, token]
+    if (np.abs(vector - x[entry, head, token]) <= allowed).all():
         message += ", which is left as it is"
-    same = np.argwhere((np.abs(vector - expected) <= vector_bound).all(axis=-1)).tolist()
+    same = np.argwhere((np.abs(vector - expected) <= allowed).all(axis=-1)).tolist()
     if same:
         entry, head, token = same[0]
         message += f", which has the result of token {token}, head {head}, batch entry {entry}"
-    yield Problem(message)
+    return Problem(message)
 
 
 def _bound_errors(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Floats:

@@ -64,22 +64,18 @@ class Fit(NamedTuple):
     scaling: Scaling | None
     series: FrequencySeries
     notes: tuple[str, ...] = ()
-    rounding: str | None = None
-    """How the frequencies of the scaling are rounded, in words."""
 
 
 def fit_angles(array: RotatedArray, angles: MeasuredAngles) -> Fit:
     """Return base and scaling of measured angles; :class:`Measured` if none fits."""
     series = _build_series(array, angles, array.rotary_dim)
-    rule, rounding = _rules.find_nearest(series, plain=True), None
+    rule = _rules.find_nearest(series, plain=True)
     if rule is None and array.layout != "half" and not array.rotary_offset:
         # A slice of neighbours cannot be told from a head whose other pairs stand still.
         whole = _build_series(array, angles, array.box.head_dim)
         rule = _rules.find_nearest(whole, plain=True)
         series = series if rule is None else whole
-    rule = rule or _rules.find_nearest(series)
-    if rule is None:
-        rule, rounding = _fit_rounded(series)
+    rule = rule or _rules.find_nearest(series) or _fit_rounded(series)
     if rule is None:
         measured = Measured(tuple(series.values.tolist()), angles.factor)
         note = "frequencies follow no rule that is known here; they may be learned"
@@ -89,7 +85,7 @@ def fit_angles(array: RotatedArray, angles: MeasuredAngles) -> Fit:
     if abs(factor - angles.factor) > 1e-3 * factor:
         exact = tuple(_rules.compute_frequencies(*rule, series.rotary_dim).tolist())
         note = f"cos and sin are multiplied by {angles.factor:.6g}, which no rule gives here"
-        return Fit(base, Measured(exact, angles.factor), series, (note,), rounding)
+        return Fit(base, Measured(exact, angles.factor), series, (note,))
     notes = []
     if isinstance(scaling, YaRN):
         paper = YaRN(scaling.factor, scaling.original_max_position_embeddings)
@@ -99,7 +95,7 @@ def fit_angles(array: RotatedArray, angles: MeasuredAngles) -> Fit:
                 f"cos and sin are multiplied by {factor:g}, and by {expected:.6g} in YaRN's paper: "
                 "right where mscale or attention_factor of the configuration says so"
             )
-    return Fit(base, scaling, series, tuple(notes), rounding)
+    return Fit(base, scaling, series, tuple(notes))
 
 
 def _build_series(array: RotatedArray, angles: MeasuredAngles, rotary_dim: int) -> FrequencySeries:
@@ -113,17 +109,16 @@ def _build_series(array: RotatedArray, angles: MeasuredAngles, rotary_dim: int) 
     return FrequencySeries(values, uncertainty, tuple(axes.astype(int).tolist()), angles.factor)
 
 
-def _fit_rounded(series: FrequencySeries) -> tuple[Rule | None, str | None]:
-    """Return base and scaling of frequencies that were rounded, and how."""
+def _fit_rounded(series: FrequencySeries) -> Rule | None:
+    """Return base and scaling of frequencies that were rounded."""
     for name, to in _rounding.NARROW.items():
         rule = _rules.find_nearest(series, 2.0**-8 if name == "bfloat16" else 2.0**-10)
-        if rule is None:
-            continue
-        exact = to(_rules.compute_frequencies(*rule, series.rotary_dim))
-        bound = (2e-6 + series.uncertainty) * exact + 1e-12
-        if np.mean(np.abs(series.values - exact) <= bound) > 0.9:
-            return rule, f"frequencies are rounded to {name}"
-    return None, None
+        if rule is not None:
+            exact = to(_rules.compute_frequencies(*rule, series.rotary_dim))
+            bound = (2e-6 + series.uncertainty) * exact + 1e-12
+            if np.mean(np.abs(series.values - exact) <= bound) > 0.9:
+                return rule
+    return None
 
 
 def fit_dynamic_ntk(array: RotatedArray, length: LengthDependence, fit: Fit) -> DynamicNTK | None:

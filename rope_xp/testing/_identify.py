@@ -202,8 +202,7 @@ def _identify_box(box: BlackBox) -> Identified:
             faults.append("q and k turn against each other")
         differences = list_differences(k.rope, first.rope, box.head_dim)
         faults += [f"q and k are turned differently: of k, {text}" for text in differences]
-    # The cause of errors in angles explains those of frequencies too.
-    faults += [fault for fault in (accuracy.fault or first.fit.rounding,) if fault]
+    faults += [accuracy.fault] if accuracy.fault else []
     problems = []
     if not (accuracy.explained and faults):  # a known fault makes all results wrong
         last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,25 +46,30 @@ class RotatedArray(NamedTuple):
 
 def find_rotated_arrays(box: BlackBox) -> list[RotatedArray | None]:
     """Return each array with its pairs, None if it is not rotated; raise if it has no pairs."""
-    matrices = zip(_read_matrices(box), box.names, strict=False)
+    n = box.heads * box.head_dim
+    units = np.eye(n).reshape(n, box.heads, box.head_dim)
+    # (arrays, n, heads, tokens, d), and then (arrays, tokens, heads, d, heads, d)
+    _, results = read_first(lambda p: np.stack(box.rotate(units, p)), _POSITIONS)
+    matrices = np.moveaxis(results, (1, 3), (-1, 1))
+    matrices = matrices.reshape(*matrices.shape[:-1], box.heads, box.head_dim)
     return [
-        _find_pairs(box, name, _extract_head(matrix, name, box.eps)) for matrix, name in matrices
+        _find_pairs(box, name, _extract_head(matrix, name, box.eps))
+        for matrix, name in zip(matrices, box.names, strict=False)
     ]
 
 
-def _read_matrices(box: BlackBox) -> Floats:
-    """Return what each array is multiplied by, (arrays, tokens, heads, d, heads, d)."""
-    n = box.heads * box.head_dim
-    units = np.eye(n).reshape(n, box.heads, box.head_dim)
-    for positions in _POSITIONS:
+def read_first(
+    read: Callable[[list[int]], NDArray[Any]], candidates: Iterable[list[int]]
+) -> tuple[list[int], NDArray[Any]]:
+    """Return the first positions whose results are finite, and these results."""
+    for positions in candidates:
         try:
-            results = np.stack(box.rotate(units, positions))  # (arrays, n, heads, tokens, d)
+            results = np.asarray(read(positions))
         except CallRefused as refused:
             reason = str(refused)
             continue
         if np.isfinite(results).all():
-            matrices = np.moveaxis(results, (1, 3), (-1, 1))
-            return matrices.reshape(*matrices.shape[:-1], box.heads, box.head_dim)
+            return positions, results
         reason = "its results are not finite"  # as large positions in float16
     raise RopeError(f"function takes positions 0 to 7 in order alone; of others it says: {reason}")
 
