@@ -85,7 +85,9 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
     beyond = off > 2e-6 + 2 * rotation.array.box.eps + PRODUCT * angles
     if not beyond.any():
         return Accuracy(error, passes, notes, None, explained=True)
-    fault = find_cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
+    fault = find_cause(
+        np.asarray(factor * turns, complex), shifted, rotation.frequencies, factor, beyond
+    )
     fault = fault or _find_substitute(rotation)
     if fault:
         return Accuracy(error, passes, notes, fault, explained=True)

@@ -79,10 +79,7 @@ class BlackBox:
         return _EPS[self.dtype]
 
     def rotate(self, vectors: Floats, positions: ArrayLike) -> list[Floats]:
-        """Return vectors, (n, heads, head_dim), rotated at each position by each array's rotation.
-
-        Each vector stands at all tokens of a batch entry of its own. Raises CallRefused.
-        """
+        """Return vectors, (n, heads, head_dim), rotated at each position, n batch entries."""
         tokens = np.shape(positions)[-1]
         x = np.broadcast_to(vectors[:, :, None], (*vectors.shape[:2], tokens, self.head_dim))
         return self.call([self.put(x) for _ in self.names], positions)[1]
@@ -183,14 +180,13 @@ def open_box(
     # Errors of libraries that the function's module does not import are of the array type alone.
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     imports = [str(getattr(x, "__name__", "")) for x in vars(module or object).values()]
-    used = errors.keys() & {name.partition(".")[0] for name in imports}
-    first = [error for library, error in errors.items() if library in (used or errors)]
+    roots = {name.partition(".")[0] for name in imports}
+    first = [library for library in errors if library in roots][-1:] or [*errors]
     shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
     name = getattr(function, "__name__", type(function).__name__)
     arrays = ", ".join(names) if len(names) > 1 else "x"
     raise CallError(
-        f"could not call {name} with {arrays} of shape ({shape}); first error: "
-        f"{first[-1 if used else 0]}"
+        f"could not call {name} with {arrays} of shape ({shape}); first error: {errors[first[0]]}"
     )
 
 

@@ -74,8 +74,8 @@ def find_problems(
 ) -> Iterator[Problem]:
     """Yield the errors of a function in random calls at positions (n,) or (components, n).
 
-    One line of positions is shifted for each component. Each call has vectors and an order of
-    positions of its own, from a fixed seed. With ``in_one_call`` the first has all positions.
+    Each call has vectors and an order of positions of its own, from a fixed seed. With
+    ``in_one_call`` the first has all positions.
     """
     line, rope = np.asarray(positions), fix_length(rope, box.head_dim)
     p = line if line.ndim > 1 else np.stack([np.roll(line, c) for c in range(box.components)])
@@ -95,15 +95,11 @@ def find_problems(
 
 
 def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, tokens: int) -> _Call:
-    """Call a function with standard normal numbers.
-
-    q has twice the heads of k and v where the function takes that. Entries of the batch have
-    positions of their own where positions have an axis for the batch.
-    """
+    """Call a function with standard normal numbers, with more heads of q if it takes them."""
     rng = np.random.default_rng([batch, tokens])
     order = rng.permutation(np.arange(batch * tokens) % positions.shape[1])
     shuffled = positions[:, ::-1][:, order].reshape(-1, batch, tokens)
-    if "b" not in box.position_format:
+    if "b" not in box.position_format:  # batch entries share their positions
         shuffled = np.broadcast_to(shuffled[:, :1], shuffled.shape)
     for q_heads in (2 * box.heads, box.heads):
         heads = [q_heads, box.heads, box.heads][: len(box.names)]

@@ -100,13 +100,12 @@ def fit_angles(array: RotatedArray, angles: MeasuredAngles) -> Fit:
 
 def _build_series(array: RotatedArray, angles: MeasuredAngles, rotary_dim: int) -> FrequencySeries:
     """Return frequencies at their indices in a slice."""
-    values, uncertainty, axes = np.zeros((3, rotary_dim // 2))
-    values[array.indices] = angles.frequencies
-    uncertainty[array.indices] = angles.uncertainty
-    if angles.position_axes is None:
-        return FrequencySeries(values, uncertainty, None, angles.factor)
-    axes[array.indices] = angles.position_axes  # pairs that stand still may read any component
-    return FrequencySeries(values, uncertainty, tuple(axes.astype(int).tolist()), angles.factor)
+    axes = angles.position_axes
+    rows = angles.frequencies, angles.uncertainty, np.zeros(1) if axes is None else axes
+    table = np.zeros((3, rotary_dim // 2))
+    table[:, array.indices] = np.broadcast_arrays(*rows)
+    read = None if axes is None else tuple(table[2].astype(int).tolist())
+    return FrequencySeries(table[0], table[1], read, angles.factor)
 
 
 def _fit_rounded(series: FrequencySeries) -> Rule | None:

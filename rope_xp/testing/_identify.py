@@ -29,9 +29,8 @@ class Identified:
     rope : RoPE
         The RoPE that agrees, apart from what ``faults`` says.
     error : dict of int to float
-        The largest error of cos and sin of positions below 128, 4096, 131072 and 1048576, against
-        exact angles of ``rope``; inf where the function takes no such positions. What the faults
-        say of sign and offset is not counted.
+        The largest error of cos and sin below positions 128, 4096, 131072 and 1048576, apart from
+        faults of sign and offset; inf where the function takes no such positions.
     passes : int, optional
         The first position that was tried whose error is above 1e-2; None where there is none.
     frequencies : tuple of float, length r/2
@@ -68,8 +67,8 @@ def identify(
     ----------
     function : callable
         ``function(q, k, positions)``, ``function(x, positions)``, or with ``tables``
-        ``function(q, k, cos, sin)`` or ``function(x, cos, sin)``. Of numpy, torch, jax or cupy. It
-        returns its arrays rotated; with q, k and v, all three.
+        ``function(q, k, cos, sin)`` or ``function(x, cos, sin)``. It returns its arrays rotated;
+        with q, k and v, all three.
     head_dim : int
         Components of a head.
     axes : str, default "bhsd"
@@ -126,8 +125,8 @@ def assert_rotates(
 ) -> None:
     """Check that a function rotates as a RoPE does.
 
-    The function is called with random vectors and up to 1031 tokens, at positions in random order,
-    with several batch entries and more heads of q than of k.
+    It is called with up to 1031 random vectors, at positions in random order, with several batch
+    entries and more heads of q than of k.
 
     Parameters
     ----------
@@ -136,21 +135,18 @@ def assert_rotates(
     rope : RoPE
         What it must do. A rule that depends on length is taken for one token.
     positions : sequence of int, (tokens,) or (components, tokens), optional
-        Where to compare; one line for several components is shifted for each. Default: some from
-        0 to 131071.
+        Where to compare; one line is shifted for each component. Default: some up to 131071.
     atol : float, optional
-        What results may be off by, for arrays of standard normal numbers. Default: sixteen units
-        of the dtype, and what a product of float32 makes of angles at these positions.
+        What results may be off by, for standard normal numbers. Default: sixteen units of the
+        dtype, and the error of angles in float32.
 
     Raises
     ------
     AssertionError
         If a result is off by more, with the largest difference and what the function is instead;
         if an argument is written over, and another array returned.
-    RopeError
-        If the function takes no call that was tried, or rope does not fit head_dim.
-    TypeError
-        If an argument is of the wrong type.
+    RopeError, TypeError
+        As by :func:`identify`; if rope does not fit head_dim.
 
     Examples
     --------

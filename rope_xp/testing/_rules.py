@@ -123,10 +123,7 @@ def _fit_simple(series: FrequencySeries, rounding: float) -> Iterator[Rule]:
 def _find_ramps(
     series: FrequencySeries, rounding: float, *, by_frequency: bool
 ) -> Iterator[tuple[float, float, float, float]]:
-    """Yield base, factor, slope and start of the line through the unscaled shares of frequencies.
-
-    The line is over plain frequencies or over the indices of pairs.
-    """
+    """Yield base, factor, and the line through unscaled shares, over frequencies or indices."""
     w = series.values
     if len(w) < 3 or not w.all():
         return
