@@ -100,20 +100,25 @@ def rotate(
     offset: int,
     inverse: bool,
 ) -> Result:
-    """Return x rotated by tables with an error."""
-    axes = shape.axes
-    full = tuple(n for n, a in zip(x.shape, axes, strict=True) if a not in "shd")
-    full = (*full, x.shape[axes.index("s")], cos.shape[-1])
-    cos, sin, error = (np.broadcast_to(table, full) for table in (cos, sin, error))
-    right, size = oracle.rotated(x, axes, cos, sin, layout, offset, inverse)
-    most = np.maximum(np.abs(cos), np.abs(sin))
-    off, most = (oracle.spread(table, x, axes, layout, offset, inverse) for table in (error, most))
-    dtype = x.dtype.name
-    computed = "float64" if dtype == "float64" else "float32"
+    """Return x rotated (eq. 34) by tables with an error."""
+    dtype, computed = x.dtype.name, "float64" if x.dtype.name == "float64" else "float32"
+    y = oracle.forward(x.astype(WIDE), shape.axes).copy()
+    bound, r = np.zeros_like(y), 2 * cos.shape[-1]
+    offset %= y.shape[-1]
+    (a, b), (to_a, to_b) = oracle.pairs(layout, r, inverse)
+    part = y[..., offset : offset + r].copy()
+    x1, x2, c, s = part[..., a], part[..., b], cos[..., None, :], sin[..., None, :]
+    s = -s if inverse else s
     # Of tables; of two products and their sum; of the result.
-    bound = size * (off + 3 * ROUNDING[computed] * most) * (1 + WIDE(2.0**-20))
-    bound = bound + (np.abs(right) + bound) * ROUNDING[dtype] * (computed != dtype)
-    return right, np.where(size > 0, bound + 4 * LEAST[dtype], 0)
+    error = np.asarray(error)[..., None, :] if np.ndim(error) else error
+    error = error + 3 * ROUNDING[computed] * np.maximum(np.abs(c), np.abs(s))
+    size = np.abs(x1) + np.abs(x2)
+    for to, right in ((to_a, x1 * c - x2 * s), (to_b, x2 * c + x1 * s)):
+        most = size * error * (1 + WIDE(2.0**-20))
+        most = most + (np.abs(right) + most) * ROUNDING[dtype] * (computed != dtype)
+        y[..., offset + to] = right
+        bound[..., offset + to] = np.where(size > 0, most + 4 * LEAST[dtype], 0)
+    return oracle.back(y, shape.axes), oracle.back(bound, shape.axes)
 
 
 def close(
