@@ -9,7 +9,6 @@ import numpy as np
 from rope_xp.rope import RoPE
 from rope_xp.testing._angles import MeasuredAngles, find_last
 from rope_xp.testing._box import CallRefused, Complex, Floats
-from rope_xp.testing._fit import Fit
 from rope_xp.testing._pairs import RotatedArray
 from rope_xp.testing._rounding import PRODUCT, find_cause
 
@@ -40,8 +39,10 @@ class ArrayRotation(NamedTuple):
     angles: MeasuredAngles
     frequencies: Floats
     """Exact ones, of the pairs that move."""
-    fit: Fit
-    faults: tuple[str, ...]
+    measured: Floats
+    """Frequencies of all pairs of the slice."""
+    notes: list[str]
+    faults: list[str]
 
     def measure(self, positions: Floats) -> tuple[Complex, Floats]:
         """Return the function's cos + i sin without what the faults state, and its errors."""

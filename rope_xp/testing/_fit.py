@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
+from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, Scaling, YaRN
 from rope_xp.testing import _rounding, _rules
 from rope_xp.testing._angles import LengthDependence, MeasuredAngles
@@ -57,17 +57,11 @@ class Measured(Scaling):
         return np.array(self.values)
 
 
-class Fit(NamedTuple):
-    """The base and the scaling of measured frequencies."""
-
-    base: float
-    scaling: Scaling | None
-    series: FrequencySeries
-    notes: tuple[str, ...] = ()
-
-
-def fit_angles(array: RotatedArray, angles: MeasuredAngles) -> Fit:
-    """Return base and scaling of measured angles; :class:`Measured` if none fits."""
+def fit_angles(
+    array: RotatedArray, angles: MeasuredAngles, length: LengthDependence | None
+) -> tuple[RoPE, FrequencySeries, list[str]]:
+    """Return the RoPE of measured angles, its frequencies as measured, and notes."""
+    notes: list[str] = []
     series = _build_series(array, angles, array.rotary_dim)
     rule = _rules.find_nearest(series, plain=True)
     if rule is None and array.layout != "half" and not array.rotary_offset:
@@ -77,17 +71,15 @@ def fit_angles(array: RotatedArray, angles: MeasuredAngles) -> Fit:
         series = series if rule is None else whole
     rule = rule or _rules.find_nearest(series) or _fit_rounded(series)
     if rule is None:
-        measured = Measured(tuple(series.values.tolist()), angles.factor)
-        note = "frequencies follow no rule that is known here; they may be learned"
-        return Fit(10000.0, measured, series, (note,))
+        rule = 10000.0, Measured(tuple(series.values.tolist()), angles.factor)
+        notes.append("frequencies follow no rule that is known here; they may be learned")
     base, scaling = rule
     factor = 1.0 if scaling is None else scaling.effective_attention_factor
     if abs(factor - angles.factor) > 1e-3 * factor:
         exact = tuple(_rules.compute_frequencies(*rule, series.rotary_dim).tolist())
-        note = f"cos and sin are multiplied by {angles.factor:.6g}, which no rule gives here"
-        return Fit(base, Measured(exact, angles.factor), series, (note,))
-    notes = []
-    if isinstance(scaling, YaRN):
+        scaling = Measured(exact, angles.factor)
+        notes.append(f"cos and sin are multiplied by {angles.factor:.6g}, which no rule gives here")
+    elif isinstance(scaling, YaRN):
         paper = YaRN(scaling.factor, scaling.original_max_position_embeddings)
         expected = paper.effective_attention_factor
         if abs(expected - factor) > 1e-4:
@@ -95,7 +87,17 @@ def fit_angles(array: RotatedArray, angles: MeasuredAngles) -> Fit:
                 f"cos and sin are multiplied by {factor:g}, and by {expected:.6g} in YaRN's paper: "
                 "right where mscale or attention_factor of the configuration says so"
             )
-    return Fit(base, scaling, series, tuple(notes))
+    elif scaling is None and length is not None:
+        scaling = _fit_dynamic_ntk(array, length, base, series.rotary_dim)
+    rope = RoPE(
+        base=base,
+        layout=array.layout,
+        rotary_dim=None if series.rotary_dim == array.box.head_dim else series.rotary_dim,
+        rotary_offset=array.rotary_offset,
+        scaling=scaling,
+        position_axes=series.position_axes,
+    )
+    return rope, series, notes
 
 
 def _build_series(array: RotatedArray, angles: MeasuredAngles, rotary_dim: int) -> FrequencySeries:
@@ -120,13 +122,11 @@ def _fit_rounded(series: FrequencySeries) -> Rule | None:
     return None
 
 
-def fit_dynamic_ntk(array: RotatedArray, length: LengthDependence, fit: Fit) -> DynamicNTK | None:
-    """Return the dynamic NTK by which frequencies change with the length, None if it does not fit.
-
-    ``fit`` is that of a short call.
-    """
-    r = fit.series.rotary_dim
-    short = _rules.compute_frequencies(fit.base, None, r)[-1]
+def _fit_dynamic_ntk(
+    array: RotatedArray, length: LengthDependence, base: float, r: int
+) -> DynamicNTK | None:
+    """Return the dynamic NTK by which frequencies change with the length, None if none does."""
+    short = _rules.compute_frequencies(base, None, r)[-1]
     steps = [0, *(1 << k for k in range(9))]
     lengths = [2 * length.trained, 4 * length.trained]
     slowdowns = []
@@ -141,7 +141,7 @@ def fit_dynamic_ntk(array: RotatedArray, length: LengthDependence, fit: Fit) -> 
     slope = (slowdowns[1] - slowdowns[0]) / (lengths[1] - lengths[0])
     for factor in _rules.round_to_few_digits(slope * length.trained, 2e-2):
         scaling = DynamicNTK(factor, length.trained)
-        slow = [scaling.for_length(n).frequencies(fit.base, r)[-1] for n in lengths]
+        slow = [scaling.for_length(n).frequencies(base, r)[-1] for n in lengths]
         if np.allclose(slow, short / np.array(slowdowns), rtol=2e-3, atol=0.0):
             return scaling
     return None

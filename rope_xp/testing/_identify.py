@@ -14,7 +14,7 @@ from rope_xp.testing._accuracy import ArrayRotation, measure_accuracy
 from rope_xp.testing._angles import check_positions, find_length_dependence, measure_angles
 from rope_xp.testing._box import BlackBox, Function, open_box
 from rope_xp.testing._compare import find_problems, fix_length, list_differences
-from rope_xp.testing._fit import fit_angles, fit_dynamic_ntk
+from rope_xp.testing._fit import fit_angles
 from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
 
 _POSITIONS = (0, 1, 2, 7, 100, 1023, 4097, 40_001, 131_071)
@@ -212,8 +212,8 @@ def _identify_box(box: BlackBox) -> Identified:
         first.rope,
         accuracy.error,
         accuracy.passes,
-        tuple(first.fit.series.values.tolist()),
-        (*first.fit.notes, *accuracy.notes, *refused),
+        tuple(first.measured.tolist()),
+        (*first.notes, *accuracy.notes, *refused),
         tuple(dict.fromkeys(faults)),
     )
 
@@ -226,8 +226,7 @@ def _identify_array(array: RotatedArray) -> ArrayRotation:
     if length is not None and "position" in length.quantity:
         last = max(4, length.trained - 1)
     angles = measure_angles(array, last)
-    fit = fit_angles(array, angles)
-    scaling, rotary_dim = fit.scaling, fit.series.rotary_dim
+    rope, series, notes = fit_angles(array, angles, length)
     shift = f"{angles.offset:+g}"
     checks = {
         f"{name} turns by the negative angle; if meant, it is RoPE.unrotate": angles.sign < 0,
@@ -243,17 +242,7 @@ def _identify_array(array: RotatedArray) -> ArrayRotation:
             f"they change beyond {length.trained}, and keys that were cached before turn by the"
         )
         faults.append(f"angles depend on {length.quantity}: {change} old ones")
-        if scaling is None:
-            scaling = fit_dynamic_ntk(array, length, fit)
-    rope = RoPE(
-        base=fit.base,
-        layout=array.layout,
-        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
-        rotary_offset=array.rotary_offset,
-        scaling=scaling,
-        position_axes=fit.series.position_axes,
-    )
     exact = fix_length(rope, head_dim).frequencies(head_dim)[array.indices]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = angles._replace(factor=rope.attention_factor)
-    return ArrayRotation(rope, array, angles, exact, fit, tuple(faults))
+    return ArrayRotation(rope, array, angles, exact, series.values, notes, faults)
