@@ -63,11 +63,8 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
     tried: list[tuple[Floats, Complex, Floats]] = []
     for length in (1 << k for k in range(3, _LARGEST.bit_length())):
         # Even, odd, and of many bits: 257/512 has one bit at either end, which short formats drop.
-        chosen = {
-            length * 257 // 512 + 1,
-            length * 5 // 8 + 1,
-            *(length - k for k in (1, 2, 3, 5, 9)),
-        }
+        near = (length - k for k in (1, 2, 3, 5, 9))
+        chosen = {length * 257 // 512 + 1, length * 5 // 8 + 1, *near}
         positions = np.array(sorted(p for p in chosen if p >= 0), float)
         try:
             tried.append((positions, *rotation.measure(positions)))
@@ -86,9 +83,8 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
     beyond = off > 2e-6 + 2 * rotation.array.box.eps + PRODUCT * angles
     if not beyond.any():
         return Accuracy(error, passes, notes, None, explained=True)
-    fault = find_cause(
-        np.asarray(factor * turns, complex), shifted, rotation.frequencies, factor, beyond
-    )
+    scaled = np.asarray(factor * turns, complex)
+    fault = find_cause(scaled, shifted, rotation.frequencies, factor, beyond)
     fault = fault or _find_substitute(rotation)
     if fault:
         return Accuracy(error, passes, notes, fault, explained=True)

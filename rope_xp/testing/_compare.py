@@ -70,16 +70,16 @@ def find_problems(
     positions: ArrayLike,
     atol: float | None = None,
     *,
-    in_one_call: bool = False,
+    whole: bool = False,
 ) -> Iterator[Problem]:
     """Yield the errors of a function in random calls at positions (n,) or (components, n).
 
-    Each call has vectors and an order of positions of its own, from a fixed seed. With
-    ``in_one_call`` the first has all positions.
+    Each call has vectors and an order of positions of its own, from a fixed seed. With ``whole``
+    the first has all positions.
     """
     line, rope = np.asarray(positions), fix_length(rope, box.head_dim)
     p = line if line.ndim > 1 else np.stack([np.roll(line, c) for c in range(box.components)])
-    for batch, tokens in [(1, p.shape[1])] * in_one_call + _CALLS:
+    for batch, tokens in [(1, p.shape[1])] * whole + _CALLS:
         try:
             call = _call_randomly(box, p, batch, tokens)
         except CallRefused as refused:

@@ -164,16 +164,13 @@ def assert_rotates(
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
     box = open_box(function, head_dim, axes, tables, like, heads, components)
     at = _POSITIONS if positions is None else positions
-    problem = next(find_problems(box, rope, at, atol, in_one_call=True), None)
+    problem = next(find_problems(box, rope, at, atol, whole=True), None)
     if problem is None:
         return
     try:
         result = _identify_box(box)
-        reasons = [
-            *list_differences(result.rope, rope, head_dim),
-            *result.faults,
-            *result.notes,
-        ]
+        differences = list_differences(result.rope, rope, head_dim)
+        reasons = [*differences, *result.faults, *result.notes]
     except RopeError as error:
         reasons = [str(error)]
     reasons = reasons or ["nothing that is known here explains it"]
@@ -238,10 +235,8 @@ def _identify_array(array: RotatedArray) -> ArrayRotation:
     }
     faults = [fault for fault, is_wrong in checks.items() if is_wrong]
     if length is not None:
-        change = (
-            f"they change beyond {length.trained}, and keys that were cached before turn by the"
-        )
-        faults.append(f"angles depend on {length.quantity}: {change} old ones")
+        fault = f"angles depend on {length.quantity}: they change beyond {length.trained}, and "
+        faults.append(fault + "keys that were cached before turn by the old ones")
     exact = fix_length(rope, head_dim).frequencies(head_dim)[array.indices]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = angles._replace(factor=rope.attention_factor)

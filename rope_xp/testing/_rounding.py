@@ -24,10 +24,6 @@ def _round_bits(x: Floats, bits: int, nearest: Round = np.rint) -> Floats:
     return np.asarray(np.ldexp(nearest(np.ldexp(mantissa, bits + 1)), exponent - bits - 1))
 
 
-def _round_half_away(x: Floats) -> Floats:
-    return np.copysign(np.floor(np.abs(x) + 0.5), x)
-
-
 def _cast(x: Floats, dtype: type[np.floating]) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(dtype).astype(np.float64)
@@ -39,7 +35,10 @@ NARROW: dict[str, Round] = {
     "TF32": partial(_round_bits, bits=10),
 }
 # Tensor cores get numbers rounded half away from zero, truncated, or rounded half to even.
-_TF32 = [partial(_round_bits, bits=10, nearest=f) for f in (_round_half_away, np.trunc, np.rint)]
+_TF32 = [
+    partial(_round_bits, bits=10, nearest=nearest)
+    for nearest in (lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x), np.trunc, np.rint)
+]
 # The rounded steps: p positions, w frequencies, a their product, t cos and sin. Simplest first.
 _STEPS = {
     "cos and sin are rounded to {}": "t",

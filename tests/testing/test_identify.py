@@ -183,6 +183,7 @@ def test_the_first_error_is_of_the_library_that_a_function_uses() -> None:
     ("options", "message"),
     [
         ({"head_dim": 0}, "head_dim must be positive"),
+        ({"components": 0}, "components must be positive"),
         ({"axes": "bhd"}, r"axes must name b, h, s and d, each once, .*got 'bhd'"),
         ({"like": np.zeros(1, np.int32)}, "like must be of float16, .*got int32"),
     ],
