@@ -157,8 +157,9 @@ def open_box(
     """Return a function with the first way of calling that it takes; raise CallError for none."""
     if not callable(function):
         raise TypeError(f"function must be callable; got {type(function).__name__}")
-    numbers.check_positive_int("head_dim", head_dim)
-    numbers.check_positive_int("heads", heads)
+    counts = (1, 2, 3) if components is None else (components,)
+    for name, n in {"head_dim": head_dim, "heads": heads, "components": counts[0]}.items():
+        numbers.check_positive_int(name, n)
     if not isinstance(axes, str) or sorted(axes) != sorted("bhsd"):
         raise RopeError(
             f"axes must name b, h, s and d, each once, such as 'bhsd' or 'bshd'; got {axes!r}"
@@ -168,7 +169,6 @@ def open_box(
     errors: dict[str, str] = {}
     for backend, device, dtype in _find_libraries(like):
         box = BlackBox(function, tables, names, axes, head_dim, heads, backend, device, dtype)
-        counts = (1, 2, 3) if components is None else (components,)
         for count, form in itertools.product(counts, _POSITION_FORMATS):
             candidate = replace(box, components=count, position_format=form)
             try:
