@@ -43,26 +43,29 @@ def identify_unit(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tup
     few = torch.arange(5).expand(components, 1, 5) if components > 1 else torch.arange(5)[None]
     if isinstance(rope.scaling, Axial):
         few = few[:, 0].T
-    cos = tables(few)
-    cos = cos[0] if isinstance(cos, tuple) else cos
+    made = tables(few)
+    cos = made[0] if isinstance(made, tuple) else made
     head_dim = census._head_dim(unit, buffer, cos, rotate)
     axes = "bshd" if unit.directory in ("llama4", "efficientloftr") else "bhsd"
     flat = cos.ndim == 2 and bool(re.search(r"unsqueeze|None, :", inspect.getsource(rotate)))
 
-    def function(x: Any, positions: Any) -> Any:
-        args = tables(positions)
+    def one(x: Any, given: Any) -> Any:
         if flat:  # of all images, without a batch
-            return torch.stack([rotate(image, image, *args)[0] for image in x])
+            return torch.stack([rotate(each, each, *given)[0] for each in x])
         if first in ("x", "tensor"):
-            return rotate(x, *args)
-        if axes == "bshd" and isinstance(args, tuple):
-            return rotate(x, x, *args, unsqueeze_dim=2)[1]
-        return rotate(x, x, *(args if isinstance(args, tuple) else (args,)))[1]
+            return rotate(x, *given)
+        if axes == "bshd" and isinstance(given, tuple):
+            return rotate(x, x, *given, unsqueeze_dim=2)[1]
+        return rotate(x, x, *(given if isinstance(given, tuple) else (given,)))[1]
 
-    axes_of_x = "bshd" if flat else axes
-    like = torch.zeros(1)
-    result = identify(function, head_dim, axes=axes_of_x, components=components, like=like, heads=3)
-    return result, head_dim
+    def function(x: Any, positions: Any) -> Any:
+        return one(x, tables(positions))
+
+    found = identify(
+        function, head_dim, axes="bshd" if flat else axes, components=components,
+        like=torch.zeros(1), heads=3,
+    )  # fmt: skip
+    return found, head_dim
 
 
 def list_problems(unit: census.Unit) -> list[str]:
@@ -72,17 +75,17 @@ def list_problems(unit: census.Unit) -> list[str]:
     problems = []
     for label in census._buffers(module) or {"": None}:
         rope = census.of(ropes, label).for_length(1)
-        result, head_dim = identify_unit(unit, module, label, rope)
-        differences = list_differences(result.rope, rope, head_dim)
-        problems += [f"{label} {text}" for text in (*result.faults, *differences)]
+        found, head_dim = identify_unit(unit, module, label, rope)
+        differences = list_differences(found.rope, rope, head_dim)
+        problems += [f"{label} {text}" for text in (*found.faults, *differences)]
     return problems
 
 
 def takes_positions(unit: census.Unit) -> bool:
     """Return whether a unit's rotary module takes positions."""
     module = unit.rotary(unit.config)
-    names = list(inspect.signature(type(module).forward).parameters)
-    return not (hasattr(module, "freqs_ci") or "pixel_values" in names or names == ["self", "x"])
+    wanted = list(inspect.signature(type(module).forward).parameters)
+    return not (hasattr(module, "freqs_ci") or "pixel_values" in wanted or wanted == ["self", "x"])
 
 
 TESTED: set[tuple[str, str, str]] = set()
