@@ -29,7 +29,7 @@ from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES, CallError
-from rope_xp.testing._differences import list_differences
+from rope_xp.testing._compare import list_differences
 
 _TABLES_ADVICE = (
     "It takes cos and sin: give --tables package.module:function, which makes them from positions"

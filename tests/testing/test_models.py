@@ -16,7 +16,7 @@ from support.exhaustive import exhaustive
 from rope_xp import RoPE
 from rope_xp.scaling import Axial
 from rope_xp.testing import Identified, identify
-from rope_xp.testing._differences import list_differences
+from rope_xp.testing._compare import list_differences
 
 SHORT = ("deepseek_v3", "gpt_oss", "qwen3_vl", "pixtral")
 
