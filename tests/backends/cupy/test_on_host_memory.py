@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import capture, cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
 from support import cuda_on_cpu
 from support.targets import TARGETS, missing, numpy_dtype
 
@@ -79,13 +79,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, where it needs no stand-in")
 
-    def compiled(_source: str, expression: str) -> Any:
-        (key,) = [key for key in cuda_on_cpu.every_key() if key.expression == expression]
-
-        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any]) -> None:
-            cuda_on_cpu.launch(key, grid, block, *arguments)
-
-        return launch
+    def compiled(key: tuple[CudaKey, int]) -> Any:
+        return lambda grid, block, words: cuda_on_cpu.launch(key[0], grid, block, *words)
 
     monkeypatch.setattr(paths, "compile_kernel", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
@@ -199,7 +194,7 @@ def test_graphs_keep_the_tables_that_they_read(
 def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
     host: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_source: str, expression: str) -> Any:
+    def refused(_key: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     x = on_host(np.ones((3, 2, 8), np.float32))
@@ -229,7 +224,7 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> 
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
     monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
     monkeypatch.setattr(cupy, "RawModule", load)
-    assert paths.compile_kernel("", "rotate<float>") == "loaded"
+    assert paths.compile_kernel((next(cuda_on_cpu.every_key()), 0)) == "loaded"
     assert loaded_in == [2]
     assert modes == [0]  # as it was before
 
@@ -268,7 +263,7 @@ def test_a_kernel_that_cannot_be_compiled(
 ) -> None:
     """Its path warns once, and leaves this call and all others to the portable one."""
 
-    def broken(_source: str, expression: str) -> Any:
+    def broken(_key: Any) -> Any:
         raise error
 
     monkeypatch.setattr(paths, "compile_kernel", broken)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from support.lazy import equal, sample
@@ -129,11 +131,12 @@ def test_tables_of_one_position() -> None:
 def test_blocks_of_another_library_than_their_positions() -> None:
     """Positions of numpy follow a block to where it lies: cupy's in earnest, torch's here."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from rope_xp_backends.dask import blocks
+    from rope_xp_backends.dask import library, paths
 
     x = sample(2, 9, 4, 8)
     call = parse.rotate(RoPE(), x, np.arange(9), None, None, False)
-    turn = blocks.Rotation(call.spec, blocks.remove_arrays(call.angles[0]), ((1,),))
+    source = library.remove_arrays(call.angles[0])
+    turn = partial(paths.rotate_block, call.spec, source, ((1,),))
     got = turn(torch.from_numpy(x), np.arange(9))
     np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
     with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):
