@@ -1,7 +1,5 @@
 """apply_frequencies: derivatives with respect to all that it takes, in torch and jax."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

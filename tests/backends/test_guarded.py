@@ -1,7 +1,5 @@
 """No kernel reads or writes beyond an array, as the pages there are nobody's: see guarded.py."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from importlib.metadata import version

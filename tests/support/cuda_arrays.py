@@ -1,7 +1,5 @@
 """Arrays that the kernel for GPUs rotates on the CPU, and what was launched for them."""
 
-from __future__ import annotations
-
 import numpy as np
 from rope_xp_backends.gpu.cuda_plan import CudaKey
 

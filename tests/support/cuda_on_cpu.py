@@ -3,8 +3,6 @@
 What differs from a GPU is who compiles it, and that threads take turns.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import shutil

@@ -1,7 +1,5 @@
 """Cases of DTensors: out=, refusals, paths, empty parts, compilers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

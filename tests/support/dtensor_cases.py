@@ -5,8 +5,6 @@
 Runs all cases if none is named.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import traceback

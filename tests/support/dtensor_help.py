@@ -1,7 +1,5 @@
 """What the cases for DTensors share: samples, comparisons, counts of collectives."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

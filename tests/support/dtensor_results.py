@@ -1,7 +1,5 @@
 """Cases of DTensors: values, gradients and collectives of every placement."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

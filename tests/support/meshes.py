@@ -6,8 +6,6 @@ Prints a line for each case that does not hold, and the number of cases. Those o
 path, if one is named. If a kind of axes is named, one sharding of one layout over such is tried.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"

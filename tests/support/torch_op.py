@@ -1,7 +1,5 @@
 """What tests of torch's operator around kernels share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -8,8 +8,6 @@ results, what moves between devices, and the PTX of each kernel by its name. Of 
 GPUs it may be each EVERYth case.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

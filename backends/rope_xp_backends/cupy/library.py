@@ -24,7 +24,8 @@ def signature(
     if checked is None:
         return None
     operands, in_place = checked
-    angle_inputs, allowed = (positions,), _INTEGERS
+    angle_inputs: Arrays = (positions,)
+    allowed: tuple[Any, ...] = _INTEGERS
     if positions is None:
         double = arrays[0].dtype == np.float64
         angle_inputs, allowed = tables or (), (np.dtype(np.float64 if double else np.float32),)

@@ -1,7 +1,5 @@
 """Kernels for aarch64, run by qemu on an image of the memory of this process."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import shutil

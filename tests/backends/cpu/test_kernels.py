@@ -1,7 +1,5 @@
 """Kernels on numpy's arrays have numpy's bits, of every number and every size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import plan

@@ -1,7 +1,5 @@
 """Machine code: what its instructions are, and where there is none."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from typing import Any

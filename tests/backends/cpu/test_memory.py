@@ -1,7 +1,5 @@
 """Kernels on numpy's arrays, in memory of any strides and byte order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

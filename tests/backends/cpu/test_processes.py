@@ -1,7 +1,5 @@
 """Kernels as processes have them: compiled late, not at all, from files, in forked children."""
 
-from __future__ import annotations
-
 import compileall
 import importlib
 import os

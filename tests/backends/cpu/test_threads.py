@@ -1,7 +1,5 @@
 """Kernels on numpy's arrays: threads of rope_xp and of its callers."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

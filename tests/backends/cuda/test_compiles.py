@@ -1,7 +1,5 @@
 """What NVRTC makes of the kernel for GPUs, without a GPU: registers, accesses, arithmetic."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import re

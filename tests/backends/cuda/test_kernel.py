@@ -4,8 +4,6 @@ Its source is run by support/cuda_on_cpu.py as the path "cuda" of numpy. The row
 support/targets.py take it through the tests of every path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Launches of the kernel for GPUs, without a GPU: how many, of what, and how far they reach."""
 
-from __future__ import annotations
-
 import math
 import mmap
 

@@ -1,7 +1,5 @@
 """cupy with a GPU: what only one can show. The whole matrix runs on it too, by its rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

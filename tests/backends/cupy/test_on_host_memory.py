@@ -1,7 +1,5 @@
 """cupy without a GPU: its dispatch, and its path on host memory."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable

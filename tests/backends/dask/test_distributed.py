@@ -1,7 +1,5 @@
 """dask.distributed: an array larger than a worker's memory passes through it chunk by chunk."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 

@@ -1,7 +1,5 @@
 """dask: how many tasks there are, how they are named and what travels with them."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """dask: chunks, the size of the graph, positions of every kind. The rest is tested with others."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

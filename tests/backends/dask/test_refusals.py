@@ -1,7 +1,5 @@
 """dask: what is refused, at once or when it is computed, and chunks of unknown lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.lazy import equal, sample

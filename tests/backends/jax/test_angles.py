@@ -1,7 +1,5 @@
 """jax: Angles are a tree, so that transformations take and return them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

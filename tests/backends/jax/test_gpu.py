@@ -1,7 +1,5 @@
 """What XLA makes of a rotation on a GPU, read where there is none: see xla_for_gpu.py."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Shardings of jax pass through a rotation, and nothing moves between devices."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """jax: one cached jitted function for eager calls, clean traces under every transformation."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What makes calls take torch's operator around kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

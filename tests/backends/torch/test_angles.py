@@ -1,7 +1,5 @@
 """torch: Angles within graphs and across them, exported, and with gradients to all that is held."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What users do around calls must not take them off the cached way, nor copy tables each time."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

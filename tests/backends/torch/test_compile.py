@@ -1,7 +1,5 @@
 """torch.compile: one graph for all lengths, exact angles in generated code, ropes kept apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 

@@ -1,7 +1,5 @@
 """torch DTensor: the cases of dtensor_cases.py on 2 and 4 processes, and the docs' examples."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

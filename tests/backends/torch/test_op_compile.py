@@ -3,8 +3,6 @@
 The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

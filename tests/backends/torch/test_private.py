@@ -1,7 +1,5 @@
 """A version of torch that lacks a private name: calls take the slow path, and give the same."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re

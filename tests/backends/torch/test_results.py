@@ -1,7 +1,5 @@
 """Memory of results: in huge pages, unless the user wants none."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

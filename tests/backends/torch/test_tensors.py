@@ -1,7 +1,5 @@
 """torch: modules that are exported and saved, and tensors of every other kind."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive

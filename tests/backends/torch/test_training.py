@@ -1,7 +1,5 @@
 """Training: what autograd saves is the same however a call runs, and is not the caller's memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What makes calls take the kernel for GPUs, and variants of it that they would launch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The kernel for GPUs where there is none, compiled for GPUs by name."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

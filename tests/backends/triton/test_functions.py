@@ -1,7 +1,5 @@
 """What patched functions of models launch, without a GPU: a stand-in kernel notes addresses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ A stand-in for kernels is launched, and torch told that a graph is captured. Wha
 graphs is in test_gpu.py.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The kernel for GPUs where there is none, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -7,8 +7,6 @@ On a GPU; or in Triton's interpreter, on tensors of the CPU:
 test_interpreted.py does the latter, as it is fixed when kernels are imported.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The kernel for GPUs, as test_kernel.py runs it: positions, their components, and tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls with torch down to the driver of CUDA, which has a stand-in: see triton_launches.py."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import shutil

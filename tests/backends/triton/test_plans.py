@@ -1,7 +1,5 @@
 """What is launched on GPUs, and when calls go by another path, without a GPU."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any
