@@ -128,3 +128,8 @@ class Cuda(_Path):
 
 
 PATH = Cuda()
+
+
+def get_keys() -> list[CudaKey]:
+    """Return the keys of the launches of the last call."""
+    return [launch.key for launch in PATH.ran]

@@ -2,17 +2,17 @@
 
 import math
 import mmap
+from functools import partial
 
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import cuda_plan
 from rope_xp_backends.gpu.cuda_plan import TABLE_LOOKUP
 from support import cuda_on_cpu
-from support.cuda_arrays import keys_of_last_call, same, sample
+from support.bits import same, sample
 from support.occupancy import waves
 from support.targets import truth
 
-import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import parse
 from rope_xp._arguments.axes import parse_axes
@@ -20,6 +20,21 @@ from rope_xp._core.call import UNKNOWN, RotationSpec
 from rope_xp._core.memory import StridedLayout
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
+Shape = tuple[int, ...]
+
+
+def draw(rng: np.random.Generator, shape: Shape | None) -> np.ndarray | None:
+    return None if shape is None else rng.integers(0, 1 << 23, shape)
+
+
+def check(
+    q: np.ndarray, k: np.ndarray, positions: np.ndarray | None, axes: str | None = None
+) -> None:
+    apply = partial(RoPE(layout="half").apply, q, k, positions, axes=axes)
+    for got, expected in zip(apply(), truth(apply), strict=True):
+        same(got, expected)
+
+
 # Rows are q's and k's shape, axes, and how many launches take both.
 ONE_LAUNCH = [
     ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", None),
@@ -36,18 +51,9 @@ ONE_LAUNCH = [
 
 @pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
 def test_one_launch_takes_q_and_k(
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    axes: str,
-    positions: tuple[int, ...] | None,
-    rng: np.random.Generator,
+    q_shape: Shape, k_shape: Shape, axes: str, positions: Shape | None, rng: np.random.Generator
 ) -> None:
-    q, k = sample(rng, *q_shape), sample(rng, *k_shape)
-    given = None if positions is None else rng.integers(0, 1 << 23, positions)
-    rope = RoPE(layout="half")
-    expected = truth(rope.apply, q, k, given, axes=axes)
-    for got, e in zip(rope.apply(q, k, given, axes=axes), expected, strict=True):
-        same(got, e)
+    check(sample(rng, *q_shape), sample(rng, *k_shape), draw(rng, positions), axes)
     assert len(cuda_on_cpu.PATH.ran) == 1
 
 
@@ -55,10 +61,7 @@ def test_one_launch_takes_q_and_k(
 def test_batch_axes_that_do_not_fold_take_launches(counted: bool, rng: np.random.Generator) -> None:
     q = sample(rng, 3, 2, 4, 21, 5, 64)[:, ::-1, ::2, ::-1]
     k = sample(rng, 3, 2, 2, 21, 2, 64)
-    positions = None if counted else rng.integers(0, 1 << 23, (3, 1, 2, 21))
-    expected = truth(rope_xp.apply, q, k, positions)
-    for got, e in zip(rope_xp.apply(q, k, positions), expected, strict=True):
-        same(got, e)
+    check(q, k, draw(rng, None if counted else (3, 1, 2, 21)))
     assert len(cuda_on_cpu.PATH.ran) > 1
 
 
@@ -74,22 +77,22 @@ def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Ge
 def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
     x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
     same(rope.rotate(x), truth(rope.rotate, x))
-    assert keys_of_last_call()[0].source == TABLE_LOOKUP  # alike in all components
+    assert cuda_on_cpu.get_keys()[0].source == TABLE_LOOKUP  # alike in all components
 
 
 def step_of(
     tokens: int, heads: tuple[int, int], head_dim: int = 128, axes: str = "bshd"
 ) -> cuda_plan.CudaStep:
     """Return the launch for q and k of bfloat16."""
-    laid = []
+    layouts = []
     for n in heads:
         sizes = {"b": 1, "s": tokens, "h": n, "d": head_dim}
         shape = tuple(sizes[c] for c in axes)
         strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
-        laid.append(StridedLayout(shape, strides))
-    turn = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
-    job = cuda_plan.CudaJob("bfloat16", turn, (False, False), TABLE_LOOKUP, True, 16, 0)
-    (step,) = cuda_plan.plan_steps(job, (*laid, *laid), (StridedLayout((tokens,), (8,)),))
+        layouts.append(StridedLayout(shape, strides))
+    spec = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
+    job = cuda_plan.CudaJob("bfloat16", spec, (False, False), TABLE_LOOKUP, True, 16, 0)
+    (step,) = cuda_plan.plan_steps(job, (*layouts, *layouts), (StridedLayout((tokens,), (8,)),))
     return step
 
 

@@ -62,9 +62,8 @@ def test_scan_over_layers() -> None:
 def test_gradients() -> None:
     x = sample(4, 2, 8)
     angles = ROPE.at(POSITIONS, like=x)
-    by_angles, by_x = jax.jit(jax.grad(lambda a, x: (a.rotate(x) ** 2).sum() / 2, (0, 1)))(
-        angles, x
-    )
+    gradients = jax.jit(jax.grad(lambda a, x: (a.rotate(x) ** 2).sum() / 2, (0, 1)))
+    by_angles, by_x = gradients(angles, x)
     close(by_x, x)  # a rotation keeps the norm
     assert isinstance(by_angles, Angles)
     x1, x2 = x[..., :4], x[..., 4:]
@@ -81,10 +80,7 @@ def test_vmap() -> None:
 
 @pytest.mark.exhaustive
 def test_the_tree_is_known_when_the_first_angles_are_made() -> None:
-    code = (
-        "import jax, jax.numpy as jnp, rope_xp\n"
-        "x = jnp.ones((1, 4))\n"
-        "a = rope_xp.RoPE().with_tables(x[:, :2], x[:, :2])\n"
-        "assert len(jax.tree.leaves(a)) == 2"
-    )
+    code = """import jax, jax.numpy as jnp, rope_xp
+x = jnp.ones((1, 4))
+assert len(jax.tree.leaves(rope_xp.RoPE().with_tables(x[:, :2], x[:, :2]))) == 2"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,6 +1,6 @@
 """jax: one cached jitted function for eager calls, clean traces under every transformation."""
 
-from functools import partial
+import importlib
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from rope_xp._rotation.tables import host_tables
 
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
+glue = importlib.import_module("rope_xp_backends.jax")
 
 POSITIONS = np.array([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
 # Two compilations of the same operations may fuse differently: 2 ulp at |x| up to 4.
@@ -22,8 +23,6 @@ ATOL = 1e-6
 @pytest.fixture(autouse=True, params=["jit", exhaustive("jit-gpu")])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have jax's arrays take a path; use_path would ask numpy's for it as well."""
-    from rope_xp_backends import jax as glue
-
     reason = None if request.param == "jit-gpu" else "it is the other one's turn"
     monkeypatch.setattr(glue.JitGpu, "decline_reason", lambda *_, **__: reason)
     return request.param
@@ -39,8 +38,6 @@ def close(a: jax.Array, b: jax.Array, atol: float = ATOL) -> None:
 
 @pytest.mark.parametrize("path", ["jit", "jit-gpu"], indirect=True)
 def test_eager_calls_run_one_jitted_function(path: str) -> None:
-    from rope_xp_backends import jax as glue
-
     q, k = sample(1, 5, 4, 16), sample(1, 5, 2, 16)
     assert rope_xp.explain(q, k).path == path
     (run,) = [p._run for p in glue.BACKEND.paths if p.name == path]
@@ -94,13 +91,10 @@ def test_transformations_compose() -> None:
     expected = rope.rotate(x, p)
     close(jax.jit(rope.rotate)(x, p), expected)
     close(jax.vmap(lambda x: rope.rotate(x, p))(x), expected)
-    own = jnp.stack([p, p - 1, p // 2])
-    close(jax.vmap(rope.rotate)(x, own), rope.rotate(x, own))
-    close(
-        jax.jit(jax.vmap(jax.grad(lambda x, p: (rope.rotate(x, p) ** 2).sum())))(x, own),
-        2 * x,
-        5e-6,
-    )
+    batched = jnp.stack([p, p - 1, p // 2])
+    close(jax.vmap(rope.rotate)(x, batched), rope.rotate(x, batched))
+    gradient = jax.grad(lambda x, p: (rope.rotate(x, p) ** 2).sum())
+    close(jax.jit(jax.vmap(gradient))(x, batched), 2 * x, 5e-6)
     close(jax.checkpoint(rope.rotate)(x, p), expected)
     close(jax.linearize(lambda x: rope.rotate(x, p), x)[0], expected)
     assert jax.eval_shape(rope.rotate, x, p).shape == x.shape
@@ -117,19 +111,6 @@ def test_decoding_in_scan() -> None:
     close(got[:, 0], rope.rotate(x[:, 0], np.arange(6) + 1_000_000))
     looped = jax.lax.fori_loop(0, 3, lambda i, y: rope.rotate(y, i[None]), x[0])
     close(looped, rope.rotate(x[0], [3]), 2e-6)
-
-
-def test_shard_map() -> None:
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((1,), ("tokens",), axis_types=auto, devices=jax.devices()[:1])
-    spec = jax.sharding.PartitionSpec("tokens")
-
-    @partial(jax.shard_map, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
-    def rotate(x, p):
-        return RoPE().rotate(x, p)
-
-    x, p = sample(5, 2, 8), jnp.asarray(POSITIONS, jnp.int32)
-    close(jax.jit(rotate)(x, p), RoPE().rotate(x, p))
 
 
 def test_no_table_is_built_for_a_call_or_a_length(path: str) -> None:
@@ -151,13 +132,8 @@ def test_traces_leave_no_tracers_behind() -> None:
     with jax.checking_leaks():
         jax.jit(rope.rotate)(x)
     close(rope.rotate(x), RoPE(base=32_109.0).rotate(np.asarray(x)))
-    assert not any(isinstance(t, jax.core.Tracer) for t in _tables(rope))
-
-
-def _tables(rope: RoPE):
-    from rope_xp_backends import jax as glue
-
-    return glue.BACKEND.tables(TableKey(rope, 8, False, False), sample(1, 1, 8))
+    tables = glue.BACKEND.tables(TableKey(rope, 8, False, False), x)
+    assert not any(isinstance(table, jax.core.Tracer) for table in tables)
 
 
 def test_donated_inputs_are_reused() -> None:
@@ -183,29 +159,6 @@ def test_strict_dtype_and_rank_promotion() -> None:
         close(g, e)
 
 
-@pytest.mark.parametrize("axes", ["sd", "hbsxd", *map(exhaustive, ["hsd", "bshd", "xbhsd"])])
-def test_no_axes_are_left_to_be_broadcast(axes: str) -> None:
-    lengths = {"b": 2, "x": 3, "s": 5, "h": 4, "d": 8}
-    x = sample(*(lengths[name] for name in axes))
-    batch = tuple(lengths[name] for name in axes if name in "bx")
-    rows = (sample(5), sample(*batch, 5), jnp.arange(5), None)
-    pairs = [(RoPE(rotary_dim=6, rotary_offset=1), p) for p in rows]
-    axial = RoPE(position_axes=(0, 1, 1, 0))
-    pairs += [(axial, None if p is None else jnp.stack([p, p + 1])) for p in rows]
-    with jax.numpy_rank_promotion("raise"):
-        for rope, p in pairs:
-            for turn in (
-                lambda x, rope=rope, p=p: rope.rotate(x, p, axes=axes),
-                lambda x, rope=rope, p=p: rope.rerotate(x, p, None, axes=axes),
-                lambda x, rope=rope, p=p: rope.rerotate(x, None, p, axes=axes),
-            ):
-                assert jax.eval_shape(turn, x).shape == x.shape
-        tables = RoPE().cos_sin(rows[0], 8)
-        for t in (tables, RoPE().cos_sin(rows[1], 8)):
-            got = jax.eval_shape(partial(rope_xp.apply_tables, axes=axes), x, *t)
-            assert got.shape == x.shape
-
-
 def test_x64() -> None:
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 8)))
@@ -217,15 +170,6 @@ def test_x64() -> None:
         assert cos.dtype == jnp.float64
         beyond = RoPE().rotate(sample(1, 1, 8).astype(jnp.float32), jnp.asarray([1 << 31]))
         assert bool(jnp.isnan(beyond).all())
-
-
-def test_committed_arrays_stay_on_their_device() -> None:
-    device = jax.devices()[-1]
-    x = jax.device_put(sample(5, 2, 8), device)
-    assert x.committed
-    for positions in (None, POSITIONS, jax.device_put(jnp.arange(5), device)):
-        got = RoPE().rotate(x, positions)
-        assert got.devices() == {device}
 
 
 @pytest.mark.parametrize("implicit", [True, False])
@@ -252,17 +196,19 @@ def test_float64_without_x64_is_refused() -> None:
     rope = RoPE(base=21_098.0)
     with jax.enable_x64(True):
         wide = jnp.ones((1, 1, 8), jnp.float64)
-    for attempt in (
-        lambda: rope.cos_sin(jnp.asarray([10_000_000]), 8, dtype=jnp.float64),
-        lambda: rope.cos_sin([10_000_000], 8, xp=jnp, dtype=jnp.float64),
-        lambda: rope.rotate(wide, [10_000_000]),
-    ):
-        with pytest.raises(rope_xp.RopeError, match="set jax_enable_x64"):
-            attempt()
-    with jax.enable_x64(True):
-        got = rope.rotate(wide, [10_000_000])
     expected = rope.rotate(np.ones((1, 1, 8)), [10_000_000])
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
+    for _ in range(2):
+        for attempt in (
+            lambda: rope.cos_sin(jnp.asarray([10_000_000]), 8, dtype=jnp.float64),
+            lambda: rope.cos_sin([10_000_000], 8, xp=jnp, dtype=jnp.float64),
+            lambda: rope.rotate(wide, [10_000_000]),
+        ):
+            with pytest.raises(rope_xp.RopeError, match="set jax_enable_x64"):
+                attempt()
+        with jax.enable_x64(True):
+            for _ in range(2):  # the second is cached
+                got = rope.rotate(wide, [10_000_000])
+                np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
 
 
 def test_debug_nans_sees_none() -> None:
