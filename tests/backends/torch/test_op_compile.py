@@ -10,13 +10,7 @@ import pytest
 from rope_xp_backends.torch import cpu, gpu
 from support.exhaustive import exhaustive
 from support.targets import KERNELS
-from support.torch_op import (
-    POSITIONS,
-    TORCH,
-    Temperature,
-    same,
-    sample,
-)
+from support.torch_op import POSITIONS, TORCH, Temperature, same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -44,7 +38,7 @@ class Attention(torch.nn.Module):
         return rope_xp.apply(q, k, p, layout="half", scaling=Temperature(2.0))
 
 
-def turned(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
+def train(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
     """Return results and gradients."""
     q, k = sample(2, tokens, 4, 16, grad=True), sample(2, tokens, 2, 16, grad=True)
     results = attention(q, k, p)
@@ -65,7 +59,7 @@ def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first:
         compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
         for tokens in (first, 9, 700):
             p = torch.arange(tokens) + 70_000
-            same(turned(compiled, tokens, p), turned(Attention(), tokens, p))
+            same(train(compiled, tokens, p), train(Attention(), tokens, p))
     assert len(graphs) == 4  # forward and backward, of one length and of all
     assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
 
@@ -74,7 +68,7 @@ def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first:
 def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
-    expected = turned(compiled, 5, POSITIONS)
+    expected = train(compiled, 5, POSITIONS)
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
 
@@ -86,16 +80,7 @@ def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     rope_xp.clear_caches()  # of plans with kernels
     for name in (None, "portable"):
         with rope_xp.use_path(name):
-            same(turned(compiled, 5, POSITIONS), expected)
+            same(train(compiled, 5, POSITIONS), expected)
             same(given(*tables), expected_given)
     with pytest.raises(RopeError, match="was asked for and cannot take this call"):
         given(*tables)
-
-
-@pytest.mark.parametrize("strict", [exhaustive(True), False])
-def test_exported_programs_need_no_rope_xp(strict: bool) -> None:
-    arguments = sample(2, 5, 4, 16), sample(2, 5, 2, 16), POSITIONS
-    with rope_xp.use_path(None):
-        program = torch.export.export(Attention(), arguments, strict=strict)
-    assert not [n for n in program.graph.nodes if "rope_xp" in str(n.target)]
-    same(program.module()(*arguments), Attention()(*arguments))

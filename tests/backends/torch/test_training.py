@@ -74,9 +74,9 @@ WRAPS = {
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_activation_checkpointing(wrap: str, positions: str) -> None:
     """A first call of a signature and its recomputation save the same tensors."""
-    layers = [Layer(by) for by in ("positions", "rotate", "positions")]
-    if positions == "int64":
-        layers += [Layer("angles")]
+    layers = [Layer(by) for by in ("positions", "rotate", "positions", "angles")]
+    if positions == "none":
+        layers.pop()
     for tokens in LENGTHS:
         x = torch.randn(2, tokens, 32, requires_grad=True)
         where = positions_of(positions, tokens)
@@ -114,16 +114,19 @@ def test_offloaded_tensors() -> None:
         assert torch.equal(x.grad, expected)
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("kind", ["int64", "int32", "fractions"])
-def test_positions_refilled_before_backward(kind: str) -> None:
-    """As pipelines and captured loops do, whose buffers are static."""
+def test_positions_refilled_before_backward(kind: str, inference: bool) -> None:
+    """As pipelines and captured loops do, whose buffers are static; or made in inference mode."""
     x = torch.randn(1, 9, 2, 16, requires_grad=True)
-    positions = positions_of(kind, 9)
+    with torch.inference_mode(inference):
+        positions = positions_of(kind, 9)
     for _ in range(3):
         expected = HALF.unrotate(torch.ones_like(x), positions.clone())
         x.grad = None
         y = HALF.rotate(x, positions)
-        positions.add_(1)
+        with torch.inference_mode(inference):
+            positions.add_(1)
         y.sum().backward()
         assert torch.equal(x.grad, expected)
 
@@ -202,27 +205,6 @@ def test_compiled_layers_train_under_checkpointing() -> None:
         got = [p.grad for layer in layers for p in layer.parameters()]
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_activation_checkpointing_of_angles(wrap: str) -> None:
-    layers = [Layer("angles") for _ in range(3)]
-    for tokens in LENGTHS:
-        x = torch.randn(2, tokens, 32, requires_grad=True)
-        got = run(layers, x, torch.arange(tokens), WRAPS[wrap])
-        for a, b in zip(got, run(layers, x, torch.arange(tokens), None), strict=True):
-            torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("kind", ["int64", "int32", "fractions"])
-def test_positions_of_inference_mode(kind: str) -> None:
-    with torch.inference_mode():
-        positions = positions_of(kind, 11)
-    x = torch.randn(1, 11, 2, 16, requires_grad=True)
-    for _ in range(3):
-        x.grad = None
-        HALF.rotate(x, positions).sum().backward()
-        assert torch.equal(x.grad, HALF.unrotate(torch.ones_like(x), positions))
 
 
 def test_second_derivatives_on_both_ways() -> None:
