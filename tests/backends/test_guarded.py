@@ -16,7 +16,7 @@ from support.programs import printed
 @pytest.mark.parametrize(
     ("path", "every", "count"),
     [
-        *(("llvm", 541, 8), ("streaming", 433, 12), ("cuda", 29, 152), ("triton", 541, 8)),
+        *(("llvm", 541, 8), ("streaming", 433, 12), ("cuda", 61, 72)),
         *(exhaustive("llvm", 5, 864), exhaustive("streaming", 11, 396)),
         *(exhaustive("cuda", 2, 2160), exhaustive("triton", 23, 188)),
     ],

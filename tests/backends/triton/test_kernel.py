@@ -20,6 +20,7 @@ from support.tensors import (
     DEVICE,
     DTYPES,
     LAYOUTS,
+    ON_A_GPU,
     POSITIONS,
     check,
     right,
@@ -35,10 +36,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering]
-if not INTERPRETED:
-    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
-    pytestmark += [pytest.mark.gpu, no_gpu]
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering, *ON_A_GPU]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,16 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
-from rope_xp_backends.torch import op
 from rope_xp_backends.torch.library import Torch
-from support.targets import INTERPRETED, truth
+from support.targets import truth
 from support.tensors import (
-    DEVICE,
     DTYPES,
     LAYOUTS,
-    POSITIONS,
+    ON_A_GPU,
     anywhere,
     check,
     right,
@@ -28,10 +25,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering]
-if not INTERPRETED:
-    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
-    pytestmark += [pytest.mark.gpu, no_gpu]
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering, *ON_A_GPU]
 
 
 @pytest.mark.usefixtures("_offsets")
@@ -124,42 +118,3 @@ def test_components_in_more_ways() -> None:
     scaled = RoPE(position_axes=rope.position_axes, scaling=Temperature(3.0))
     expected = truth(scaled.rotate, x.detach(), images, axes="xbshd")
     same(scaled.rotate(x, images, axes="xbshd").detach(), expected)
-
-
-def test_fractions_and_differences() -> None:
-    """Angles that the kernel is given as cos and sin."""
-    q, k = sample(2, 5, 4, 16), sample(2, 5, 2, 16, seed=1)
-    check(rotation(RoPE(), np.array(POSITIONS) / 3), q, k)
-    images = np.stack([np.array(POSITIONS) / n for n in (7, 5, 3)])
-    rope = RoPE(layout="half", position_axes=(0, 0, 0, 1, 1, 1, 2, 2))
-    check(rotation(rope, images), q, k)
-    check(rotation(RoPE(layout="half", position_axes=(0, 1, 0, 1)), None), q[..., :8], k[..., :8])
-    check(
-        lambda x, out=None: RoPE().rerotate(x, POSITIONS, POSITIONS[::-1], out=out),
-        sample(2, 5, 4, 16),
-    )
-
-
-def test_components_reach_the_kernel_in_a_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward, for two lengths: no cos or sin is computed in front of the kernel."""
-    run, looked_up = op.RUNS[DEVICE], []
-
-    def watched(out: Any, arrays: Any, how: Any) -> Any:
-        looked_up.append(how.table_3 is not None and how.components is not None)
-        return run(out, arrays, how)
-
-    monkeypatch.setitem(op.RUNS, DEVICE, watched)
-    rope = RoPE(layout="half", position_axes=(0, 1, 2, 2, 1, 0))
-    torch._dynamo.reset()
-    compiled = torch.compile(rope.apply, fullgraph=True, backend="aot_eager")
-    for tokens in (5, 7):
-        q, k = sample(2, tokens, 3, 12).requires_grad_(), sample(2, tokens, 1, 12, seed=1)
-        images = anywhere((3, 2, tokens))
-        expected = truth(rope.apply, q.detach(), k, images)
-        looked_up.clear()
-        results = compiled(q, k, images)
-        (gradient,) = torch.autograd.grad(results[0], q, q.detach())
-        assert looked_up == [True] * 3  # q, which has a gradient, k, and that gradient
-        for got, right_ones in zip(results, expected, strict=True):
-            same(got.detach(), right_ones)
-        same(gradient, truth(rope.unrotate, q.detach(), images))

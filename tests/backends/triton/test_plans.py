@@ -19,7 +19,8 @@ from rope_xp._dispatch.kernels import Kernels
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from rope_xp_backends.torch import gpu, op  # noqa: E402  # they need torch
+from functorch.compile import make_boxed_func  # noqa: E402  # it needs torch
+from rope_xp_backends.torch import gpu  # noqa: E402  # they need torch
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402  # it needs torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
@@ -71,26 +72,30 @@ def test_tensors_of_a_gpu_are_followed_without_one() -> None:
 
 
 def test_components_reach_the_operator_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing beside it: no cos or sin is gathered, composed and stored in front of it."""
+    """And nothing beside it: no cos or sin is gathered, composed and stored, nor in backward."""
     graphs: list[list[str]] = []
 
     def keep(graph: Any, _: Any) -> Any:
         graphs.append([str(node.target) for node in graph.graph.nodes if node.op != "placeholder"])
-        return graph
+        return make_boxed_func(graph.forward)
 
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     rope = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
-    q, k, images = torch.ones(1, 9, 4, 128), torch.ones(1, 9, 2, 128), torch.arange(27).view(3, 9)
+    images = torch.arange(27).view(3, 9)
+    q, k = (torch.ones(1, 9, n, 128, requires_grad=True) for n in (4, 2))
     torch._dynamo.reset()
-    compiled = torch.compile(rope.apply, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
-    for got, expected in zip(compiled(q, k, images), truth(rope.apply, q, k, images), strict=True):
-        torch.testing.assert_close(got, expected)
-    (targets,) = graphs
-    assert targets.count("rope_xp.rotate_pair.default") == 1
-    others = set(targets) - {"rope_xp.rotate_pair.default", "output"}
-    assert all(
-        re.search(r"getitem|permute|as_strided|lift_fresh|tensor_constant", t) for t in others
-    )
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    results = torch.compile(rope.apply, fullgraph=True, backend=backend)(q, k, images)
+    torch.testing.assert_close(results, truth(rope.apply, q, k, images))
+    gradients = torch.autograd.grad(results, (q, k), (q.detach(), k.detach()))
+    for gradient, x in zip(gradients, (q, k), strict=True):
+        torch.testing.assert_close(gradient, truth(rope.unrotate, x.detach(), images))
+    assert len(graphs) == 2
+    for targets in graphs:
+        operators = [name for name in targets if name.startswith("rope_xp.rotate")]
+        assert len(operators) == 1
+        allowed = "rope_xp|output|getitem|permute|as_strided|lift_fresh|tensor_constant|detach"
+        assert all(re.search(allowed, name) for name in targets), targets
 
 
 def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +123,13 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
         RoPE().rotate(x)
 
 
-def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_triton_fails_others_run(compile_by: Any) -> None:
     """Here for the reason that there is no GPU: the first launch finds no driver."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, and triton works")
     x = torch.randn(5, 2, 8)
     expected = RoPE().rotate(x)
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load_compiler))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
+    compile_by(gpu._load_compiler())
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. triton cannot compile "):
         got = RoPE().rotate(x.clone(), out=x)
     assert torch.equal(got, expected)
@@ -137,7 +140,7 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
         RoPE().rotate(x)
 
 
-def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_memory_of_a_moment_costs_one_call(compile_by: Any) -> None:
     """A device that has none to load a kernel into; the next call tries again."""
     tried, ran = [], []
 
@@ -147,12 +150,9 @@ def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("Triton Error [CUDA]: out of memory")
         return lambda *launch: ran.append(launch)
 
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: load))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
+    compile_by(load)
     x = torch.randn(5, 2, 8)
-    with rope_xp.use_path("portable"):
-        expected = RoPE(base=77.0).rotate(x)
+    expected = truth(RoPE(base=77.0).rotate, x)
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. .*out of memory"):
         assert torch.equal(RoPE(base=77.0).rotate(x), expected)
     assert not ran
