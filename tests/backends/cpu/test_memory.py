@@ -40,8 +40,8 @@ def test_views(any_path: str, view: str, dtype: str, rng: np.random.Generator) -
         same(x, before)
 
 
-class Own(np.ndarray):
-    """An array of somebody's own class."""
+class Derived(np.ndarray):
+    """An array of a user's class."""
 
 
 def unaligned(x: np.ndarray) -> np.ndarray:
@@ -55,10 +55,7 @@ COPIED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "byte order": lambda x: x.astype(x.dtype.newbyteorder()),
     "unaligned": unaligned,
 }
-OTHER: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "file": lambda x: x.view(np.memmap),
-    "class": lambda x: x.view(Own),
-}
+OTHER = {"file": lambda x: x.view(np.memmap), "class": lambda x: x.view(Derived)}
 
 
 @pytest.mark.parametrize("kind", COPIED)
@@ -91,15 +88,9 @@ def test_classes_of_their_own(kind: str, rng: np.random.Generator) -> None:
     same(np.array(x), expected)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["Fortran order", "byte order", "unaligned", *OTHER, "tokens backwards", "every second token"],
-)
+@pytest.mark.parametrize("kind", ["Fortran order", "byte order", "unaligned", *OTHER])
 def test_angles_in_any_memory(any_path: str, kind: str, rng: np.random.Generator) -> None:
-    make = {
-        "tokens backwards": lambda a: a[::-1].copy()[::-1],
-        "every second token": lambda a: np.repeat(a, 2, axis=0)[::2],
-    }.get(kind) or (COPIED | OTHER)[kind]
+    make = (COPIED | OTHER)[kind]
     x, angles = sample(rng, 2, 130, 3, 16), RoPE().cos_sin(POSITIONS, 16)
     expected = truth(RoPE().rotate, x, POSITIONS)
     same(RoPE().rotate(x, make(POSITIONS)), expected)
