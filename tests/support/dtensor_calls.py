@@ -1,7 +1,5 @@
 """Cases of DTensors: out=, refusals, paths, empty parts, compilers."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,6 +20,7 @@ from support.dtensor_help import (
     same,
     sample,
 )
+from support.torch_op import recording
 
 
 @case(2)
@@ -85,17 +84,14 @@ def paths(mesh: DeviceMesh) -> None:
     cut = distribute_tensor(Q, mesh, [Shard(3)])
     if dist.get_rank() == 0:  # the others are not waited for
         assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
-        assert rope_xp.explain(cut, cut, distribute_tensor_alone(mesh)).path
+        size = {"shape": (TOKENS,), "stride": (1,)}
+        alone = DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], **size)
+        assert rope_xp.explain(cut, cut, alone).path
     for name in ("portable", "llvm"):
         with rope_xp.use_path(name):
             assert rope_xp.explain(q, k).path == name
             check(mesh, [Shard(1)], POSITIONS, POSITIONS)
             check(mesh, [Shard(2)], POSITIONS, POSITIONS, k_placements=[R])
-
-
-def distribute_tensor_alone(mesh: DeviceMesh) -> DTensor:
-    """Return positions in parts, without a word to others."""
-    return DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], shape=(TOKENS,), stride=(1,))
 
 
 @case(4)
@@ -125,18 +121,6 @@ def processes_outside_the_mesh(mesh: DeviceMesh) -> None:
         assert y.to_local().numel() == cos.to_local().numel() == 0
 
 
-def recording(graphs: list[str]) -> Any:
-    """Return a backend of torch.compile that keeps its graphs, and runs them as they are."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    def compiler(graph: Any, inputs: Any) -> Any:
-        graphs.append(str(graph.graph))
-        return make_boxed_func(graph.forward)
-
-    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
-
-
 @case(2)
 def compiled(mesh: DeviceMesh) -> None:
     over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
@@ -145,12 +129,12 @@ def compiled(mesh: DeviceMesh) -> None:
         (Shard(1), over_tokens, False),
         (Shard(2), over_tokens, True),
     ):
-        graphs: list[str] = []
+        graphs: list[set[str]] = []
         torch._dynamo.reset()
-        turn = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
-        check(mesh, [p], positions, None if positions is None else POSITIONS, function=turn)
+        apply = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
+        check(mesh, [p], positions, POSITIONS, function=apply)
         assert len(graphs) == 2  # forward and backward
-        assert any("_c10d_functional" in graph for graph in graphs) == moved
+        assert any("_c10d_functional" in name for graph in graphs for name in graph) == moved
     with refuses(Exception, "a compiler cannot follow out= of DTensors"):
         x = distribute_tensor(Q, mesh, [Shard(1)])
         torch.compile(lambda x: ROPE.rotate(x, out=x), fullgraph=True, backend="eager")(x)

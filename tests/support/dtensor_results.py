@@ -37,13 +37,10 @@ def plain_tensors_do_not_bring_it(mesh: DeviceMesh) -> None:
 @case(2, 4)
 def positions_that_every_process_knows(mesh: DeviceMesh) -> None:
     for p in one(mesh.ndim):
-        check(mesh, p, POSITIONS, POSITIONS)
-        check(mesh, p, POSITIONS.tolist(), POSITIONS)
-        check(mesh, p, POSITIONS.numpy(), POSITIONS)
-        check(mesh, p, None, None)
-        check(mesh, p, BATCHED, BATCHED)
-        check(mesh, p, BATCHED[:, :1], BATCHED[:, :1])
-        check(mesh, p, POSITIONS + 0.5, POSITIONS + 0.5)
+        for positions in (POSITIONS, None, BATCHED, BATCHED[:, :1], POSITIONS + 0.5):
+            check(mesh, p, positions, positions)
+        for positions in (POSITIONS.tolist(), POSITIONS.numpy()):
+            check(mesh, p, positions, POSITIONS)
 
 
 @case(2, 4)
@@ -78,9 +75,8 @@ def components_dtypes_and_layouts(mesh: DeviceMesh) -> None:
         for dtype in (torch.float64, torch.bfloat16):
             check(mesh, [p], POSITIONS, POSITIONS, rope=RoPE(), dtype=dtype)
     check(mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(1)]), three, rope=axial)
-    check(
-        mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(0)]), three, rope=axial, forward=1
-    )
+    over_components = distribute_tensor(three, mesh, [Shard(0)])
+    check(mesh, [Shard(1)], over_components, three, rope=axial, forward=1)
 
 
 @case(2, 4)
@@ -137,10 +133,10 @@ def other_functions(mesh: DeviceMesh) -> None:
             tables = ROPE.cos_sin(positions, 16)
             expected = rope_xp.apply_tables(Q, *tables, layout="half")
             numpy_tables = [t.numpy() for t in tables]
-            spread = [distribute_tensor(t, mesh, [R]) for t in tables]
-            for given in (tables, numpy_tables, spread):
+            replicas = [distribute_tensor(t, mesh, [R]) for t in tables]
+            for cos_sin in (tables, numpy_tables, replicas):
                 with collectives(0):
-                    y = rope_xp.apply_tables(x, *given, layout="half")
+                    y = rope_xp.apply_tables(x, *cos_sin, layout="half")
                 same(y, expected, [p])
         long, k_positions = distribute_tensor(sample(4, 9, 2, 16), mesh, [p]), torch.arange(9)
         with collectives(0):

@@ -30,6 +30,18 @@ def rotate(x: torch.Tensor, positions: Any = POSITIONS) -> torch.Tensor:
     return RoPE().rotate(x, positions)
 
 
+def recording(graphs: list[set[str]]) -> Any:
+    """Return a backend of torch.compile that notes what graphs call, and runs them as they are."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+
+
 class Temperature(rope_xp.scaling.Linear):
     """A rule whose factor is part of the derivative."""
 

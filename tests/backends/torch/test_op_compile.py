@@ -10,7 +10,7 @@ import pytest
 from rope_xp_backends.torch import cpu, gpu
 from support.exhaustive import exhaustive
 from support.targets import KERNELS
-from support.torch_op import POSITIONS, TORCH, Temperature, same, sample
+from support.torch_op import POSITIONS, TORCH, Temperature, recording, same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -19,18 +19,6 @@ from rope_xp._core.path import PathUnavailable
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.usefixtures("_by_kernels")
-
-
-def recording(graphs: list[set[str]]) -> Any:
-    """Return a backend of torch.compile that keeps what graphs call, and runs them as they are."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    def compiler(graph: Any, inputs: Any) -> Any:
-        graphs.append({str(node.target) for node in graph.graph.nodes})
-        return make_boxed_func(graph.forward)
-
-    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
 
 
 class Attention(torch.nn.Module):
