@@ -1,4 +1,4 @@
-"""torch DTensor: the cases of support/dtensor_*.py on 2 and 4 processes, and the docs' examples."""
+"""torch DTensor: the cases of dtensor_cases.py on 2 and 4 processes, and the docs' examples."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ SHORT = (
 
 RUN = """
 import sys
-from support import dtensor_calls, dtensor_help, dtensor_results
+from support import dtensor_cases, dtensor_help
 dtensor_help.run(*sys.argv[1:])
 """
 # Processes leave cores to each other.

@@ -1,10 +1,10 @@
-"""Cases of DTensors: values, gradients and collectives of every placement."""
+"""Cases of DTensors: values, gradients, collectives, out=, refusals, paths, compilers."""
 
 import sys
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 import rope_xp
@@ -25,6 +25,7 @@ from support.dtensor_help import (
     same,
     sample,
 )
+from support.torch_op import recording
 
 
 @case(2, 4)
@@ -189,3 +190,113 @@ def gradients_only_where_inputs_need_one(mesh: DeviceMesh) -> None:
             with rope_xp.use_path("llvm"):
                 results = ROPE.apply(*arrays, POSITIONS)
             assert tuple(y.requires_grad for y in results) == needed
+
+
+@case(2)
+def in_place(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(1), Shard(2)):
+        q, k = (distribute_tensor(x.clone(), mesh, [p]) for x in (Q, K))
+        empty = torch.empty_like(q)
+        assert ROPE.rotate(q, POSITIONS, out=empty) is empty
+        same(empty, ROPE.rotate(Q, POSITIONS), [p])
+        results = ROPE.apply(q, k, POSITIONS, out=(q, k))
+        assert results[0] is q
+        assert results[1] is k
+        for got, expected in zip((q, k), ROPE.apply(Q, K, POSITIONS), strict=True):
+            same(got, expected, [p])
+    x, w = distribute_tensor(Q, mesh, [Shard(1)]), distribute_tensor(Q, mesh, [Shard(1)])
+    y = w.requires_grad_() * x
+    with torch.no_grad():
+        ROPE.rotate(x, POSITIONS, out=x)
+    with refuses(RuntimeError, "modified by an inplace operation"):
+        y.sum().backward()
+
+
+@case(2)
+def what_does_not_fit_is_refused(mesh: DeviceMesh) -> None:
+    cos, sin = ROPE.cos_sin(POSITIONS, 16)
+    q, other = distribute_tensor(Q, mesh, [Shard(1)]), DeviceMesh("cpu", [1, 0])
+    positions = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    far, cut = distribute_tensor(POSITIONS, other, [R]), distribute_tensor(Q, mesh, [Shard(3)])
+    far_k, far_sin = distribute_tensor(K, other, [Shard(1)]), distribute_tensor(sin, other, [R])
+    new, replica = torch.empty_like(q), distribute_tensor(Q, mesh, [R])
+    leaf = q.detach().requires_grad_()
+    for error, message, call in (
+        (TypeError, "q is a torch DTensor array and k a torch array", lambda: ROPE.apply(q, K)),
+        (TypeError, "q is a torch array and k a torch DTensor array", lambda: ROPE.apply(K, q)),
+        (TypeError, "positions a torch DTensor array", lambda: ROPE.rotate(Q, positions)),
+        (RopeError, "positions has shape (3,)", lambda: ROPE.rotate(q, [1, 2, 3])),
+        (RopeError, "k lies on", lambda: ROPE.apply(q, far_k)),
+        (RopeError, "k_positions lies on", lambda: ROPE.apply(q, q, POSITIONS, k_positions=far)),
+        (RopeError, "new_positions lies on", lambda: ROPE.rerotate(q, POSITIONS, far)),
+        (RopeError, "sin lies on", lambda: rope_xp.apply_tables(q, cos, far_sin)),
+        (TypeError, "out must be an array of torch DTensor", lambda: ROPE.rotate(q, out=Q.clone())),
+        (RopeError, "out has the placements", lambda: ROPE.rotate(q, out=replica)),
+        (RopeError, "out[1] overlaps q", lambda: ROPE.apply(q, new, out=(q.clone(), q))),
+        (RopeError, "out: x is sharded over head_dim", lambda: ROPE.rotate(cut, out=cut)),
+        (RopeError, "out: autograd cannot follow", lambda: ROPE.rotate(leaf, out=new)),
+    ):
+        with refuses(error, message):
+            call()
+
+
+@case(2)
+def paths(mesh: DeviceMesh) -> None:
+    q, k = (distribute_tensor(x, mesh, [Shard(1)]) for x in (Q, K))
+    cut = distribute_tensor(Q, mesh, [Shard(3)])
+    if dist.get_rank() == 0:  # the others are not waited for
+        assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
+        size = {"shape": (TOKENS,), "stride": (1,)}
+        alone = DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], **size)
+        assert rope_xp.explain(cut, cut, alone).path
+    for name in ("portable", "llvm"):
+        with rope_xp.use_path(name):
+            assert rope_xp.explain(q, k).path == name
+            check(mesh, [Shard(1)], POSITIONS, POSITIONS)
+            check(mesh, [Shard(2)], POSITIONS, POSITIONS, k_placements=[R])
+
+
+@case(4)
+def parts_that_are_empty(mesh: DeviceMesh) -> None:
+    line, x = init_device_mesh("cpu", (4,)), sample(2, 3, 1, 16)
+    for p in (Shard(0), Shard(1), Shard(2)):
+        spread = distribute_tensor(x, line, [p]).requires_grad_()
+        for positions in (POSITIONS[:3], POSITIONS[None, :1], None):
+            y, expected = ROPE.rotate(spread, positions), ROPE.rotate(x, positions)
+            same(y, expected, [p])
+            (gradient,) = torch.autograd.grad(y, spread, y.detach())
+            same(gradient, ROPE.unrotate(expected, positions), [p])
+
+
+@case(4)
+def processes_outside_the_mesh(mesh: DeviceMesh) -> None:
+    half = DeviceMesh("cpu", [0, 1])
+    x = distribute_tensor(Q, half, [Shard(1)])
+    y = ROPE.rotate(x, POSITIONS)
+    cos, _ = ROPE.cos_sin(distribute_tensor(POSITIONS, half, [Shard(0)]), 16)
+    assert (y.shape, y.placements) == (Q.shape, (Shard(1),))
+    assert (cos.shape, cos.placements) == ((TOKENS, 6), (Shard(0),))
+    if dist.get_rank() < 2:
+        same(y, ROPE.rotate(Q, POSITIONS), [Shard(1)])
+        same(cos, ROPE.cos_sin(POSITIONS, 16)[0], [Shard(0)])
+    else:
+        assert y.to_local().numel() == cos.to_local().numel() == 0
+
+
+@case(2)
+def compiled(mesh: DeviceMesh) -> None:
+    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    for p, positions, moved in (
+        (Shard(1), POSITIONS, False),
+        (Shard(1), over_tokens, False),
+        (Shard(2), over_tokens, True),
+    ):
+        graphs: list[set[str]] = []
+        torch._dynamo.reset()
+        apply = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
+        check(mesh, [p], positions, POSITIONS, function=apply)
+        assert len(graphs) == 2  # forward and backward
+        assert any("_c10d_functional" in name for graph in graphs for name in graph) == moved
+    with refuses(Exception, "a compiler cannot follow out= of DTensors"):
+        x = distribute_tensor(Q, mesh, [Shard(1)])
+        torch.compile(lambda x: ROPE.rotate(x, out=x), fullgraph=True, backend="eager")(x)
