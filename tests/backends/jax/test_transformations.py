@@ -1,15 +1,18 @@
 """jax: one cached jitted function for eager calls, clean traces under every transformation."""
 
 import importlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import Angles, RoPE
 from rope_xp._core.library import TableKey
 from rope_xp._rotation.tables import host_tables
+from rope_xp.scaling import YaRN
 
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
@@ -214,3 +217,68 @@ def test_float64_without_x64_is_refused() -> None:
 def test_debug_nans_sees_none() -> None:
     with jax.debug_nans(True):
         RoPE(base=10_987.0).rotate(sample(5, 2, 8))
+
+
+# Angles are a tree, so that transformations take and return them.
+HALF = RoPE(layout="half")
+PLACES = jnp.asarray(POSITIONS[:4], jnp.int32)
+
+
+def test_its_leaves_are_cos_and_sin() -> None:
+    angles = HALF.at(PLACES, like=sample(4, 2, 8))
+    leaves, tree = jax.tree.flatten(angles)
+    assert [x.shape for x in leaves] == [(4, 4), (4, 4)]
+    assert tree != jax.tree.structure(RoPE().at(PLACES, like=sample(4, 2, 8)))
+    back = jax.tree.map(jnp.negative, angles)
+    assert isinstance(back, Angles)
+    assert back.rope == HALF
+    np.testing.assert_array_equal(back.sin, -angles.sin)
+    other = RoPE(scaling=YaRN(4.0, 4096)).at(PLACES, like=sample(4, 2, 8))
+    assert len(jax.tree.leaves(other)) == 4  # with those that undo its factor
+
+
+def test_scan_over_layers_that_share_angles() -> None:
+    q, k = sample(2, 4, 4, 8), sample(2, 4, 2, 8)
+
+    @jax.jit
+    def layers(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        angles = HALF.at(PLACES, like=q)
+
+        def layer(carry: tuple[jax.Array, jax.Array, Angles], _: None) -> tuple[object, None]:
+            q, k, angles = carry
+            return (*angles.apply(q, k), angles), None
+
+        return jax.lax.scan(layer, (q, k, angles), None, length=3)[0][:2]
+
+    expected = q, k
+    for _ in range(3):
+        expected = HALF.apply(*expected, PLACES)
+    for got, e in zip(layers(q, k), expected, strict=True):
+        close(got, e, 3 * ATOL)
+
+
+def test_gradients_of_angles() -> None:
+    x = sample(4, 2, 8)
+    angles = HALF.at(PLACES, like=x)
+    gradients = jax.jit(jax.grad(lambda a, x: (a.rotate(x) ** 2).sum() / 2, (0, 1)))
+    by_angles, by_x = gradients(angles, x)
+    close(by_x, x)  # a rotation keeps the norm
+    assert isinstance(by_angles, Angles)
+    x1, x2 = x[..., :4], x[..., 4:]
+    close(by_angles.cos, ((x1**2 + x2**2).sum(1)) * angles.cos, 20 * ATOL)
+
+
+def test_vmap_of_angles() -> None:
+    x, positions = sample(3, 4, 2, 8), PLACES + jnp.arange(3)[:, None]
+    angles = jax.vmap(lambda p, x: HALF.at(p, like=x))(positions, x)
+    assert angles.cos.shape == (3, 4, 4)
+    got = jax.vmap(lambda a, x: a.rotate(x))(angles, x)
+    close(got, HALF.rotate(x, positions))
+
+
+@pytest.mark.exhaustive
+def test_the_tree_is_known_when_the_first_angles_are_made() -> None:
+    code = """import jax, jax.numpy as jnp, rope_xp
+x = jnp.ones((1, 4))
+assert len(jax.tree.leaves(rope_xp.RoPE().with_tables(x[:, :2], x[:, :2]))) == 2"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,12 +1,17 @@
 """What is launched on GPUs, and when calls go by another path, without a GPU."""
 
+import ctypes
+import json
 import re
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
 from support.occupancy import waves
+from support.programs import printed
 from support.targets import truth
 
 import rope_xp
@@ -201,3 +206,47 @@ def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
         assert kernels.decline_reason() is None  # others may do better
         (key,) = kernels._failed
         assert kernels.decline_reason(key) == "triton cannot compile its kernel: no"
+
+
+# How many launches a call takes, and how many kernels that no earlier call has loaded.
+CALLS = {
+    "q and k": (1, 1),
+    "again": (1, 0),
+    "in place": (1, 1),
+    "one token": (1, 1),  # rows of one axis, which take no division
+    "counted": (1, 1),
+    "one array": (1, 1),
+    "tables": (1, 1),
+    "two dtypes": (2, 1),
+    "two positions": (2, 1),
+    "more than 2**31 elements": (1, 1),
+    "nothing": (0, 0),
+}
+
+
+@pytest.mark.exhaustive
+def test_the_driver_gets_what_was_planned(tmp_path: Path) -> None:
+    """One launch for q and k, of the grid and the arguments that the interpreter is given too.
+
+    The driver is a stand-in: see triton_launches.py. A graph is captured meanwhile, where it loads
+    a kernel in relaxed mode alone.
+    """
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc, which compiles Triton's launcher")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("there is a driver of CUDA; test_gpu.py launches by it")
+    calls = [json.loads(line) for line in printed("triton_launches.py", tmp_path).splitlines()]
+    assert {c["name"]: (len(c["found"]), c["modules"]) for c in calls} == CALLS
+    for call in calls:
+        assert call["capture mode"] == 0  # as it was before
+        for launch in call["found"]:
+            assert launch["launches"] == 1
+            assert launch["grid and threads got"] == [*launch["grid"], 128, 1, 1]
+            assert launch["got"] == launch["given"], call["name"]
+            assert len(launch["given"]) == 28
+            assert set(launch["added"]) <= {0}
+            assert launch["wide"] == (call["name"] == "more than 2**31 elements")
