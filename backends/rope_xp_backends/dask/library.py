@@ -46,7 +46,8 @@ class Dask(Backend):
 
     def arange(self, n: int, device: None) -> Array:
         """Return one chunk."""
-        return da.arange(known_length(n), chunks=-1, dtype=np.int32)
+        check_known(ROTATED, (n,))
+        return da.arange(n, chunks=-1, dtype=np.int32)
 
     def integers(self, positions: Array) -> Array:
         """Convert block by block."""
@@ -62,7 +63,8 @@ class Dask(Backend):
 
     def replace_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
         """Take from both. Slots are computed, as chunks depend on them."""
-        source = np.arange(known_length(x.shape[axis]))
+        check_known(ROTATED, (x.shape[axis],))
+        source = np.arange(x.shape[axis])
         source[np.asarray(slots)] = len(source) + np.arange(values.shape[axis])
         return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
 
@@ -97,12 +99,6 @@ class Dask(Backend):
             align_arrays=False,
         )
         return both[0], both[1]
-
-
-def known_length(n: int) -> int:
-    """Return the length of an axis of an array to rotate, or raise if it is unknown."""
-    check_known(ROTATED, (n,))
-    return n
 
 
 @cached(64)  # graphs of one task a table

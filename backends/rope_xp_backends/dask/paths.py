@@ -21,7 +21,7 @@ from rope_xp._core.path import Path
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
 
-from .library import add_arrays, known_length, remove_arrays
+from .library import add_arrays, remove_arrays
 
 
 class Blockwise(Path):
@@ -96,7 +96,8 @@ def _leaves(source: AngleSource, x: Array, axes: Axes) -> tuple[Leaf, ...]:
     if isinstance(source, RelativeAngles):
         return _leaves(source.new, x, axes) + _leaves(source.old, x, axes)
     if isinstance(source, TableLookup) and source.whole is None:
-        n, chunks = known_length(x.shape[axes.tokens]), x.chunks[axes.tokens]
+        n, chunks = x.shape[axes.tokens], x.chunks[axes.tokens]
+        check_known(ROTATED, (n,))
         return (Leaf(da.arange(n, chunks=(chunks,), dtype=np.int32), 0, 0),)
     return leaves(source)
 

@@ -1,7 +1,6 @@
 """Kernels on numpy's arrays have numpy's bits, of every number and size, in memory of any kind."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -62,9 +61,7 @@ def test_angles_that_are_no_numbers(any_path: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 130), (1, 2, 130), (4, 1, 130), (4, 2, 1), (130,)])
-def test_two_batch_axes_and_positions_of_their_own(
-    any_path: str, shape: tuple[int, ...], rng: np.random.Generator
-) -> None:
+def test_two_batch_axes_and_positions_of_their_own(any_path, shape, rng) -> None:
     positions = rng.integers(0, 1 << 20, shape)
     q, k = sample(rng, 4, 2, 130, 3, 8), sample(rng, 4, 2, 130, 1, 8)
     for axes in ("xbshd", "sxhbd"):
@@ -76,9 +73,7 @@ def test_two_batch_axes_and_positions_of_their_own(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_blocks_of_tokens_where_heads_lie_apart(
-    any_path: str, dtype: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_blocks_of_tokens_where_heads_lie_apart(any_path, dtype, monkeypatch, rng) -> None:
     """Of one that holds all tokens, of some that do not, and of the least."""
     positions = rng.integers(0, 1 << 20, (2, 333))
     q, k = sample(rng, 2, 3, 333, 8, dtype=dtype), sample(rng, 2, 1, 333, 8, dtype=dtype)
@@ -112,9 +107,7 @@ AXES = [None, (0,) * 5 + (1,) * 12 + (2,) * 8, (0, 1, 2) * 8 + (0,), (0,) * 9 + 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # float32 is computed as bfloat16
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("kind", ["integers", "floats"])
-def test_positions_with_components_and_fractions(
-    any_path: str, kind: str, axes: Any, dtype: str, rng: np.random.Generator
-) -> None:
+def test_positions_with_components_and_fractions(any_path, kind, axes, dtype, rng) -> None:
     """And with a frequency so high that a fraction of a token turns by more than a quarter."""
     lead = () if axes is None else (3,)
     x = sample(rng, 2, 130, 3, 50, dtype=dtype)
@@ -187,9 +180,7 @@ OTHER = {"file": lambda x: x.view(np.memmap), "class": lambda x: x.view(Derived)
 
 @pytest.mark.parametrize("kind", COPIED)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_memory_that_kernels_have_copied(
-    path: str, kind: str, dtype: str, rng: np.random.Generator
-) -> None:
+def test_memory_that_kernels_have_copied(path, kind, dtype, rng) -> None:
     for layout in LAYOUTS:
         x, rope = COPIED[kind](sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
         expected = truth(rope.rotate, np.array(x, dtype, order="C"), POSITIONS)

@@ -110,9 +110,7 @@ def test_a_rotation_while_the_interpreter_shuts_down(pool: str, tmp_path: Path) 
     assert python(tmp_path / "at_exit.py", AT_EXIT, pool, ROPE_XP_NUM_THREADS="3") == "True"
 
 
-def test_llvm_that_cannot_be_imported(
-    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_llvm_that_cannot_be_imported(nothing_compiled, monkeypatch, rng) -> None:
     package = importlib.import_module("rope_xp_backends.cpu")
     monkeypatch.delattr(package, "machine", raising=False)
     monkeypatch.setitem(sys.modules, "rope_xp_backends.cpu.machine", None)
@@ -129,9 +127,7 @@ def test_llvm_that_cannot_be_imported(
         RoPE().rotate(x, POSITIONS)
 
 
-def test_arrays_that_are_laid_out_in_another_way(
-    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_arrays_that_are_laid_out_in_another_way(nothing_compiled, monkeypatch, rng) -> None:
     """The address of elements is read where CPython has it, else from numpy itself."""
     host = importlib.import_module("rope_xp_backends.numpy.host")
     arrays = [sample(rng, 3, 2, 8), sample(rng, 3, 2, 16)[:, ::-1, 3:11]]
@@ -227,9 +223,7 @@ def compile_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return run
 
 
-def test_damaged_kernels_are_compiled_again(
-    compile_one: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_kernels_are_compiled_again(compile_one, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     assert [compile_one(), compile_one()] == [1, 0]
     (file,) = list_files(tmp_path)
@@ -241,9 +235,7 @@ def test_damaged_kernels_are_compiled_again(
     assert compile_one() == 0
 
 
-def test_kernels_that_cannot_be_kept(
-    compile_one: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_cannot_be_kept(compile_one, tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("ROPE_XP_KERNEL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     assert [compile_one(), compile_one()] == [1, 0]
@@ -278,9 +270,7 @@ def test_kernels_in_folders_of_others(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems name other folders")
-def test_a_relative_folder_for_caches_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_folder_for_caches_is_ignored(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROPE_XP_KERNEL_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -290,9 +280,7 @@ def test_a_relative_folder_for_caches_is_ignored(
     assert file.parent == tmp_path / "home" / ".cache" / "rope_xp"
 
 
-def test_kernels_that_nobody_uses_are_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_nobody_uses_are_deleted(tmp_path, monkeypatch) -> None:
     """By the writer of a new one; what is not a kernel stays, however old."""
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     for name in ("unused", "used", *map(str, range(40))):
@@ -308,9 +296,7 @@ def test_kernels_that_nobody_uses_are_deleted(
     assert names == {"letter", "used", *(f"new{i}" for i in range(8))}
 
 
-def test_files_are_named_for_all_that_code_depends_on(
-    compile_one: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_named_for_all_that_code_depends_on(compile_one, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     compile_one()
     write, llvm = machine.build_ir, machine.llvm

@@ -22,9 +22,7 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 
 
 @pytest.mark.parametrize("number", ["1", "2", "3", "7"])
-def test_any_number_of_threads(
-    path: str, number: str, threads: Callable[[str], None], rng: np.random.Generator
-) -> None:
+def test_any_number_of_threads(path, number, threads, rng) -> None:
     threads(number)
     for dtype in ("float32", "bfloat16"):
         q, k = (sample(rng, 2, 130, n, 16, dtype=dtype) for n in (4, 1))
@@ -77,9 +75,7 @@ def test_threads_obey_the_errstate_of_the_caller(threads: Callable[[str], None])
 
 
 @pytest.mark.parametrize("number", ["0", "two", "-1", "1.5", " "])
-def test_a_number_of_threads_that_is_none(
-    path: str, number: str, threads: Callable[[str], None]
-) -> None:
+def test_a_number_of_threads_that_is_none(path, number, threads) -> None:
     threads(number)
     with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*whole number"):
         RoPE().rotate(np.ones((3, 2, 8), np.float32))
@@ -116,9 +112,7 @@ os.wait()
         *(("0", "", CORES), ("all", "", CORES)),
     ],
 )
-def test_threads_of_a_worker(
-    openmp: str, ours: str, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_a_worker(openmp, ours, expected, monkeypatch) -> None:
     """Those of OpenMP, which joblib and others set for workers, unless ours is set."""
     monkeypatch.setenv("OMP_NUM_THREADS", openmp)
     monkeypatch.setenv("ROPE_XP_NUM_THREADS", ours)

@@ -169,9 +169,7 @@ ONE_LAUNCH = [
 
 
 @pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
-def test_one_launch_takes_q_and_k(
-    q_shape: Shape, k_shape: Shape, axes: str, positions: Shape | None, rng: np.random.Generator
-) -> None:
+def test_one_launch_takes_q_and_k(q_shape, k_shape, axes, positions, rng) -> None:
     check(sample(rng, *q_shape), sample(rng, *k_shape), draw(rng, positions), axes)
     assert len(cuda_on_cpu.PATH.ran) == 1
 

@@ -96,14 +96,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("axes", VIEWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_on_host_memory(
-    host: list[int],
-    layout: str,
-    dtype: str,
-    axes: str,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch) -> None:
     """Arrays, glue and launches are cupy's own; only who computes is not."""
     fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
     rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
@@ -146,9 +139,7 @@ def test_tables_are_waited_for_once(host: list[int]) -> None:
         assert host == [0]
 
 
-def test_graphs_keep_the_tables_that_they_read(
-    host: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_keep_the_tables_that_they_read(host, monkeypatch) -> None:
     monkeypatch.setattr(caches, "PINNED", {})
     x = on_host(np.ones((3, 2, 8), np.float32))
     RoPE().rotate(x, [5, 6, 7])
@@ -159,9 +150,7 @@ def test_graphs_keep_the_tables_that_they_read(
         assert len(caches.PINNED) == 3 + 1  # digits, and frequencies
 
 
-def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
-    host: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_a_graph_cannot_load_is_tried_again(host, monkeypatch) -> None:
     x = on_host(np.ones((3, 2, 8), np.float32))
     with monkeypatch.context() as patched:
         patched.setattr(paths, "compile_kernel", fail_with(RuntimeError("not permitted here")))
@@ -226,9 +215,7 @@ class CompileException(Exception):  # noqa: N818  # as cupy calls its own
 @pytest.mark.parametrize(
     "error", [RuntimeError("no libnvrtc"), CompileException("no cuda_fp16.h")], ids=repr
 )
-def test_a_kernel_that_cannot_be_compiled(
-    host: list[int], error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_cannot_be_compiled(host, error, monkeypatch) -> None:
     """Its path warns once, and leaves this call and all others to the portable one."""
 
     monkeypatch.setattr(paths, "compile_kernel", fail_with(error))

@@ -32,9 +32,7 @@ POSITIONS = {
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_same_bits(
-    positions: str, dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_bits(positions, dtype, rng, monkeypatch) -> None:
     q, k = (jnp.asarray(sample(rng, 2, 2, n, 8), dtype) for n in (4, 2))
     at = POSITIONS[positions]
     for call in (
@@ -47,9 +45,7 @@ def test_same_bits(
             np.testing.assert_array_equal(np.asarray(first, "f4"), np.asarray(second, "f4"))
 
 
-def test_same_bits_of_components_and_tables(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_bits_of_components_and_tables(rng, monkeypatch) -> None:
     q, k = (jnp.asarray(sample(rng, 1, 3, n, 8)) for n in (4, 2))
     images = jnp.asarray([[1, 2, 3], [4, 5, 6]])
     angles = HALF.at(images[0], like=q)

@@ -135,9 +135,7 @@ def check(variant: KernelVariant, target: GPUTarget, path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", [*CUDA, ROCM], ids=lambda t: f"{t.backend}:{t.arch}")
-def test_accesses_are_of_16_bytes(
-    target: GPUTarget, layout: str, dtype: str, planned: list[KernelVariant], tmp_path: Path
-) -> None:
+def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path) -> None:
     q, k = (torch.empty(1, 16, n, 128, dtype=getattr(torch, dtype)) for n in (32, 8))
     RoPE(layout=layout).apply(q, k, torch.arange(16))
     (variant,) = planned
@@ -175,9 +173,7 @@ def test_slices_and_widths(case: str, planned: list[KernelVariant], tmp_path: Pa
         check(variant, target, tmp_path)
 
 
-def test_other_angles_heads_first_and_parts_of_one_projection(
-    planned: list[KernelVariant], tmp_path: Path
-) -> None:
+def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path) -> None:
     q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
     rope_xp.apply_tables(q, *RoPE().cos_sin(torch.arange(16), 128), axes="bhsd")
     RoPE().rotate(q, torch.arange(16), axes="bhsd")
@@ -241,9 +237,7 @@ def test_what_is_written_in_place_is_read_first_whatever_is_tuned(
 
 
 @pytest.mark.parametrize("start", [1, 2, 4])
-def test_rows_that_lie_askew_are_read_as_they_can_be(
-    start: int, planned: list[KernelVariant], tmp_path: Path
-) -> None:
+def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path) -> None:
     """No access is wider than its address allows: a GPU stops at the first that is."""
     memory = torch.empty(start + 16 * 8 * 136, dtype=torch.bfloat16)
     x = memory[start:].unflatten(0, (16, 8, 136))[..., :128]
@@ -254,9 +248,7 @@ def test_rows_that_lie_askew_are_read_as_they_can_be(
 
 
 @pytest.mark.exhaustive
-def test_two_tiles_of_a_program_are_pipelined(
-    planned: list[KernelVariant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_tiles_of_a_program_are_pipelined(planned, tmp_path, monkeypatch) -> None:
     """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
     monkeypatch.setattr(triton_plan, "TILES", 2)
     triton_plan.plan_launch.cache_clear()

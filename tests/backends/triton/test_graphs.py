@@ -6,7 +6,7 @@ graphs is in test_gpu.py.
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,12 +73,7 @@ def backward(rope: RoPE, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("call", [forward, exhaustive(in_place), backward])
-def test_graphs_keep_the_tables_that_they_read(
-    call: Callable[..., None],
-    again: bool,
-    read: list[tuple[Any, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch) -> None:
     """Also those of a call that was cached before, which tells nobody else of its tables."""
     rope, x = RoPE(base=9_999.0), torch.ones(5, 2, 8)
     with rope_xp.use_path("triton"):
@@ -100,9 +95,7 @@ def test_graphs_keep_the_tables_that_they_read(
         assert not any(table() is not None for table in uncaptured)  # nobody else keeps them
 
 
-def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
-    read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(read, monkeypatch) -> None:
     """They come from what the forward pass saved, and through no cache."""
     with rope_xp.use_path("triton"):
         loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
@@ -113,9 +106,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
     assert all(table() is not None for table in read[-1])
 
 
-def test_a_graph_of_many_calls_keeps_tables_once(
-    read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch) -> None:
     monkeypatch.setattr(streams, "is_capturing", lambda _: True)
     with rope_xp.use_path("triton"):
         for _ in range(3):
@@ -142,9 +133,7 @@ def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_a_second_backward_makes_no_plan(
-    capturing: bool, read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_backward_makes_no_plan(capturing, read, monkeypatch) -> None:
     """Forward and backward look their launches up, by positions and by tables of the caller."""
     angles = RoPE().with_tables(*RoPE().cos_sin(torch.arange(5), 8))
 

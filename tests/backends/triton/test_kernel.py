@@ -86,9 +86,7 @@ def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter tells what is written")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(
-    layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(layout, monkeypatch) -> None:
     """One array in place and one not: the same launch copies for one and not for the other."""
     interpreter = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
     store, addresses = interpreter.create_masked_store, set()
@@ -170,9 +168,7 @@ TUNED = [
 
 
 @pytest.mark.parametrize("constants", TUNED, ids=str)
-def test_constants_that_can_be_tuned(
-    constants: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constants_that_can_be_tuned(constants, monkeypatch) -> None:
     """The same bits, also where a program has tiles behind the last row, and in place."""
     for name, value in constants.items():
         monkeypatch.setattr(triton_plan, name, value)
