@@ -7,7 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
-from support.torch_op import POSITIONS, same, sample
+from support.torch_op import POSITIONS, recording, same, sample
 
 import rope_xp
 from rope_xp import RoPE
@@ -43,11 +43,7 @@ def test_compile_without_warning_in_two_graphs(function) -> None:
     """The first graph is for one length, the second for all."""
     torch._dynamo.reset()
     graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph
-
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731  # short
     compiled = torch.compile(function, fullgraph=True, backend=count)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -235,18 +231,13 @@ def test_compiled_tables_of_any_positions(positions, options) -> None:
 def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynamic, fused) -> None:
     torch._dynamo.reset()
     graphs = []
-
-    def keep(graph, inputs):
-        graphs.append([str(node.target) for node in graph.graph.nodes])
-        return graph
-
     rope = RoPE(layout=layout)
     q, k, p = sample(1, tokens, 6, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
     if dynamic is not None:
         for x in (q, k):
             torch._dynamo.mark_dynamic(x, 1, **dynamic)
         torch._dynamo.mark_dynamic(p, 0, **dynamic)
-    compiled = torch.compile(rope.apply, fullgraph=True, backend=keep)
+    compiled = torch.compile(rope.apply, fullgraph=True, backend=recording(graphs))
     same(compiled(q, k, p), rope.apply(q, k, p))
     (graph,) = graphs
     assert any("rope_xp.rotate_pair" in name for name in graph) is not fused

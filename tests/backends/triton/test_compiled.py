@@ -46,9 +46,9 @@ def resources(kernel: Any, path: Path) -> int:
     cubin.write_bytes(kernel.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
     usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:0 SHARED:\d+ LOCAL:0 ", usage)
-    assert found, usage
-    return int(found[1])
+    match = re.search(r"REG:(\d+) STACK:0 SHARED:\d+ LOCAL:0 ", usage)
+    assert match, usage
+    return int(match[1])
 
 
 def inspect(
@@ -89,18 +89,18 @@ def check_that_rows_are_read_before_they_are_written(variant: KernelVariant, cod
     All threads of a program wait for each other in between. And where results lie as what they come
     from, each thread writes what it read itself.
     """
-    at: dict[str, list[int]] = {"load": [], "store": [], "barrier": []}
+    lines: dict[str, list[int]] = {"load": [], "store": [], "barrier": []}
     maps = set()
     for number, line in enumerate(code.splitlines()):
         tile = TILE.search(line)
-        for what in ("load", "store"):
-            if tile and f"tt.{what} " in line:
-                at[what].append(number)
+        for operation in ("load", "store"):
+            if tile and f"tt.{operation} " in line:
+                lines[operation].append(number)
                 maps.add(tile[1])
         if re.search(r"\bt*g(pu)?\.barrier", line):
-            at["barrier"].append(number)
-    assert at["load"], code
-    assert any(max(at["load"]) < n < min(at["store"]) for n in at["barrier"]), at
+            lines["barrier"].append(number)
+    assert lines["load"], code
+    assert any(max(lines["load"]) < n < min(lines["store"]) for n in lines["barrier"]), lines
     whole = variant.head_dim == 2 * variant.pairs
     if variant.interleaved_in == variant.interleaved_out and whole:
         assert len(maps) == 1, maps
@@ -182,9 +182,8 @@ def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path)
     RoPE().apply(q, k, torch.arange(16), out=(q, k))
     images = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
     images.apply(q, k, torch.arange(48).view(3, 16))
-    assert [variant.angles for variant in planned] == [
-        *("tables", "positions", "positions", "components")
-    ]
+    angles = [variant.angles for variant in planned]
+    assert angles == ["tables", "positions", "positions", "components"]
     for variant in planned:
         assert variant.unit == 8
         check(variant, CUDA[1], tmp_path)
