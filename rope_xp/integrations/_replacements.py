@@ -67,8 +67,8 @@ def _signature(
     rotation: RecognizedRotation, key: Hashable, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> CallSignature | None:
     n, plain = rotation.arrays, rotation.arrays + 2
-    usual = rotation.form != "complex" and len(arguments) >= plain
-    if not usual or not isinstance(arguments[0], torch.Tensor):
+    is_supported = rotation.form != "complex" and len(arguments) >= plain
+    if not is_supported or not isinstance(arguments[0], torch.Tensor):
         return None
     if len(arguments) > plain or named:
         rest = arguments[plain:]

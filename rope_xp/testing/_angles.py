@@ -120,9 +120,9 @@ def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
         raise RopeError(f"{fault} pair")
     # Rounded tables scatter the sizes of turns.
     noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * array.box.eps)
-    signed, reach = _follow_angles(steps, turns, min(4 * noise, 0.02))
-    backwards = signed < -noise / reach
-    if (signed > noise / reach).any() and backwards.any():
+    signed, last_steps = _follow_angles(steps, turns, min(4 * noise, 0.02))
+    backwards = signed < -noise / last_steps
+    if (signed > noise / last_steps).any() and backwards.any():
         raise RopeError(
             f"function is no rotary embedding: pairs {np.flatnonzero(backwards)[:4].tolist()} ... "
             f"of {name} turn backwards, and the others forwards; or they turn by more than half a "
@@ -131,7 +131,7 @@ def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
     sign = -1 if backwards.any() else 1
     offset, swapped = _find_offset(np.angle(turns[0]), signed, noise, name)
     frequencies = sign * signed
-    uncertainty = noise / (reach * np.maximum(frequencies, 1e-12))
+    uncertainty = noise / (last_steps * np.maximum(frequencies, 1e-12))
     sign = -sign if swapped else sign  # sin + i cos turns the other way
     axes = _find_position_axes(array, signed, noise)
     return MeasuredAngles(frequencies, uncertainty, sign, offset, swapped, factor, axes)
@@ -141,7 +141,7 @@ def _follow_angles(steps: list[int], turns: Complex, tolerance: float) -> tuple[
     """Return signed frequencies, and the step up to which each was followed."""
     relative = np.angle(turns / turns[0])
     frequencies = relative[1].copy()
-    reach = np.ones_like(frequencies)
+    last_steps = np.ones_like(frequencies)
     followed = np.ones(len(frequencies), bool)
     for step, angle in zip(steps[2:], relative[2:], strict=True):
         expected = frequencies * step
@@ -149,8 +149,8 @@ def _follow_angles(steps: list[int], turns: Complex, tolerance: float) -> tuple[
         # The last step doubles its error, this one adds its own: more is no rounding.
         followed &= np.abs(off) < tolerance
         frequencies = np.where(followed, (expected + off) / step, frequencies)
-        reach = np.where(followed, step, reach)
-    return frequencies, reach
+        last_steps = np.where(followed, step, last_steps)
+    return frequencies, last_steps
 
 
 def _find_offset(phases: Floats, signed: Floats, noise: float, name: str) -> tuple[float, bool]:

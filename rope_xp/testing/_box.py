@@ -105,12 +105,14 @@ class BlackBox:
         p = np.broadcast_to(p, (self.components, batch, p.shape[-1]))
         dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
         host = np.ascontiguousarray(_POSITION_FORMATS[self.position_format](p), dtype)
-        at = self.backend.asarray(host, self.device)
+        device_positions = self.backend.asarray(host, self.device)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
-                rest = (at,) if self.tables is None else _to_tuple(self.tables(at))
-                result = self.function(*arguments, *rest)
+                last = (device_positions,)
+                if self.tables is not None:
+                    last = _to_tuple(self.tables(device_positions))
+                result = self.function(*arguments, *last)
                 results = _to_tuple(result) if len(self.names) > 1 else (result,)
                 for y, x in zip(results, arguments, strict=False):  # it may return more
                     if find.find_backend(y) is not self.backend:

@@ -163,8 +163,8 @@ def assert_rotates(
     fields.check_rope(rope, RoPE, "rope")
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
     box = open_box(function, head_dim, axes, tables, like, heads, components)
-    at = _POSITIONS if positions is None else positions
-    problem = next(find_problems(box, rope, at, atol, whole=True), None)
+    positions = _POSITIONS if positions is None else positions
+    problem = next(find_problems(box, rope, positions, atol, whole=True), None)
     if problem is None:
         return
     try:
