@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from support.equality import check
 from support.targets import Target, truth
 
 import rope_xp
@@ -24,12 +27,10 @@ def onnx_cases() -> list[object]:
 CASES = onnx_cases()
 
 
-def test_onnx_ships_eight_cases() -> None:
-    assert len(CASES) == 8
-
-
+@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_onnx_node_tests(backend: Target, case: object) -> None:
+def test_onnx_node_tests(backend: Target, case: Any) -> None:
+    assert len(CASES) == 8
     attributes = {a.name: a.i for a in case.model.graph.node[0].attribute}
     (x, cos, sin, *ids), (expected,) = case.data_sets[0]
     if ids:
@@ -39,40 +40,30 @@ def test_onnx_node_tests(backend: Target, case: object) -> None:
     shape, axes = x.shape, "bhsd"
     if heads:
         x, axes = x.reshape(*x.shape[:2], heads, -1), "bshd"
-    got = backend.run(
+    rotated = backend.run(
         lambda x, c, s: rope_xp.apply_tables(x, c, s, layout=layout, axes=axes),
         *map(backend.make, (x, cos, sin)),
     )
-    got = backend.back(got).reshape(shape)
-    if backend.ulps == 0:
-        np.testing.assert_array_equal(got, expected)  # the same operations in the same order
-    else:
-        np.testing.assert_allclose(got, expected, rtol=0, atol=3e-7)
+    bound = 3e-7 if backend.ulps else 0  # the same operations in the same order
+    np.testing.assert_allclose(backend.back(rotated).reshape(shape), expected, rtol=0, atol=bound)
 
 
+@pytest.mark.parametrize("library", ["onnx", "torch"])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_onnx_reference_operator(layout: str) -> None:
-    oracle = pytest.importorskip("onnx.reference.ops.op_rotary_embedding")
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 3, 50, 16)).astype(np.float32)
+def test_onnx_operators(layout: str, library: str) -> None:
+    """The reference of ONNX has the same operations in the same order; torch's own has not."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 50, 16), np.float32)
     cos, sin = RoPE().cos_sin(np.arange(50) + 1_000_000, 16)
-    tables = [np.broadcast_to(t, (2, 50, 8)) for t in (cos, sin)]
-    expected = oracle.rotary_embedding(x, *tables, interleaved=layout == "interleaved")
-    got = rope_xp.apply_tables(x, cos, sin, layout=layout, axes="bhsd")
-    np.testing.assert_array_equal(got, expected)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_torch_onnx_operator(layout: str) -> None:
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
-    x = torch.tensor(rng.standard_normal((2, 3, 50, 16)), dtype=torch.float32)
-    cos, sin = RoPE().cos_sin(torch.arange(50) + 1_000_000, 16)
-    expected = torch.onnx.ops.rotary_embedding(
-        x, cos.expand(2, 50, 8), sin.expand(2, 50, 8), interleaved=layout == "interleaved"
-    )
-    got = rope_xp.apply_tables(x, cos, sin, layout=layout, axes="bhsd")
-    torch.testing.assert_close(got, expected, rtol=0, atol=5e-7)
+    arrays = [x, *(np.broadcast_to(t, (2, 50, 8)).copy() for t in (cos, sin))]
+    if library == "onnx":
+        rotate = pytest.importorskip("onnx.reference.ops.op_rotary_embedding").rotary_embedding
+    else:
+        torch = pytest.importorskip("torch")
+        rotate, arrays = torch.onnx.ops.rotary_embedding, [torch.from_numpy(t) for t in arrays]
+    expected = rotate(*arrays, interleaved=layout == "interleaved")
+    rotated = rope_xp.apply_tables(x, cos, sin, layout=layout, axes="bhsd")
+    bound = 0 if library == "onnx" else 5e-7
+    np.testing.assert_allclose(rotated, np.asarray(expected), rtol=0, atol=bound)
 
 
 # --- transformers --------------------------------------------------------------------------------
@@ -82,69 +73,61 @@ def test_torch_onnx_operator(layout: str) -> None:
 TOKENS = 64
 
 
-def _angle_error(positions: np.ndarray, x: np.ndarray) -> float:
-    return float(np.abs(positions).max() * 2.0**-23 * 1.5 * np.abs(x).max() * 2 + 1e-6)
+def _angle_error(positions: Any, x: Any) -> float:
+    return float(abs(positions).max() * 2.0**-23 * 1.5 * abs(x).max() * 2 + 1e-6)
 
 
-def _llama(layer_type: str | None = None):
+def _llama() -> tuple[Any, ...]:
     from transformers import LlamaConfig
     from transformers.models.llama import modeling_llama as module
 
+    parameters = {"rope_type": "default", "rope_theta": 500000.0}
     config = LlamaConfig(
-        hidden_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=parameters
     )
     return module.LlamaRotaryEmbedding(config), module.apply_rotary_pos_emb, "half", {"base": 5e5}
 
 
-def _deepseek():
+def _deepseek() -> tuple[Any, ...]:
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 
     return _llama()[0], apply_rotary_pos_emb_interleave, "interleaved_to_half", {"base": 5e5}
 
 
-def _glm():
+def _glm() -> tuple[Any, ...]:
     from transformers import GlmConfig
     from transformers.models.glm import modeling_glm as module
 
-    config = GlmConfig(head_dim=64, hidden_size=256, num_attention_heads=4)
-    embedding = module.GlmRotaryEmbedding(config)
+    embedding = module.GlmRotaryEmbedding(
+        GlmConfig(head_dim=64, hidden_size=256, num_attention_heads=4)
+    )
     options = {"base": 1e4, "rotary_dim": 2 * embedding.inv_freq.shape[0]}
     return embedding, module.apply_rotary_pos_emb, "interleaved", options
 
 
-@pytest.mark.parametrize("model", [_llama, _deepseek, _glm], ids=["llama", "deepseek", "glm"])
+@pytest.mark.parametrize("model", [_llama, _deepseek, _glm])
 @pytest.mark.parametrize("start", [0, 4000])
-def test_transformers_apply_functions(model, start: int) -> None:
+def test_transformers_apply_functions(model: Callable[[], Any], start: int) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     embedding, apply, layout, options = model()
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn(2, 4, TOKENS, 64, generator=generator)
-    k = torch.randn(2, 2, TOKENS, 64, generator=generator)
+    q, k = (torch.randn(2, heads, TOKENS, 64, generator=generator) for heads in (4, 2))
     positions = start + torch.arange(TOKENS)[None].expand(2, -1)
     expected = apply(q, k, *embedding(q, positions))
-    got = rope_xp.apply(q, k, positions, layout=layout, axes="bhsd", **options)
-    for g, e, x in zip(got, expected, (q, k), strict=True):
-        np.testing.assert_allclose(g, e, rtol=0, atol=_angle_error(positions.numpy(), x.numpy()))
+    rotated = rope_xp.apply(q, k, positions, layout=layout, axes="bhsd", **options)
+    for y, theirs, x in zip(rotated, expected, (q, k), strict=True):
+        np.testing.assert_allclose(y, theirs, rtol=0, atol=_angle_error(positions, x))
     # Given the same tables, only the order of operations is left.
     cos, sin = (t[..., : t.shape[-1] // 2] for t in embedding(q, positions))
-    got_q = rope_xp.apply_tables(q, cos, sin, layout=layout, axes="bhsd")
-    torch.testing.assert_close(got_q, expected[0], rtol=0, atol=1e-6)
+    by_tables = rope_xp.apply_tables(q, cos, sin, layout=layout, axes="bhsd")
+    torch.testing.assert_close(by_tables, expected[0], rtol=0, atol=1e-6)
 
 
 # --- several position components -----------------------------------------------------------------
 
 
-def contiguous(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Return position_axes for M-RoPE as in Qwen2-VL: sections one after the other."""
-    return tuple(axis for axis, n in enumerate(sections) for _ in range(n))
-
-
-def interleaved(sections: tuple[int, ...]) -> tuple[int, ...]:
+def interleave(sections: tuple[int, ...]) -> tuple[int, ...]:
     """Return position_axes for M-RoPE as in Qwen3-VL: t h w t h w ... t t."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
@@ -152,79 +135,59 @@ def interleaved(sections: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def _qwen2_vl(sections):
+def _qwen2_vl() -> tuple[Any, ...]:
     from transformers.models.qwen2_vl import modeling_qwen2_vl as module
     from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 
-    return module, module.Qwen2VLRotaryEmbedding, Qwen2VLTextConfig, contiguous(sections)
+    axes = (0,) * 16 + (1,) * 24 + (2,) * 24  # sections one after the other
+    return module, module.Qwen2VLRotaryEmbedding, Qwen2VLTextConfig, (16, 24, 24), axes
 
 
-def _qwen3_vl(sections):
+def _qwen3_vl() -> tuple[Any, ...]:
     from transformers.models.qwen3_vl import modeling_qwen3_vl as module
     from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
-    return module, module.Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig, interleaved(sections)
+    sections = (24, 20, 20)
+    embedding = module.Qwen3VLTextRotaryEmbedding
+    return module, embedding, Qwen3VLTextConfig, sections, interleave(sections)
 
 
-@pytest.mark.parametrize(
-    ("model", "sections"),
-    [(_qwen2_vl, (16, 24, 24)), (_qwen3_vl, (24, 20, 20))],
-    ids=["qwen2-vl", "qwen3-vl"],
-)
-def test_transformers_mrope(model, sections: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("model", [_qwen2_vl, _qwen3_vl])
+def test_transformers_mrope(model: Callable[[], Any]) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    module, embedding, config_class, position_axes = model(sections)
-    config = config_class(
-        hidden_size=256,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=128,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "mrope_section": list(sections),
-        },
-    )
+    module, embedding, config_class, sections, position_axes = model()
+    parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(sections)}
+    config = config_class(hidden_size=256, num_attention_heads=2, rope_parameters=parameters)
     config.head_dim = 128
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 2, TOKENS, 128, generator=generator)
     positions = torch.randint(0, 3000, (3, 2, TOKENS), generator=generator)
     expected, _ = module.apply_rotary_pos_emb(q, q, *embedding(config)(q, positions))
     rope = RoPE(base=1e6, layout="half", position_axes=position_axes)
-    got = rope.rotate(q, positions, axes="bhsd")
-    np.testing.assert_allclose(
-        got, expected, rtol=0, atol=_angle_error(positions.numpy(), q.numpy())
-    )
+    rotated = rope.rotate(q, positions, axes="bhsd")
+    np.testing.assert_allclose(rotated, expected, rtol=0, atol=_angle_error(positions, q))
 
 
 def test_components_on_every_backend(backend: Target) -> None:
     """Each pair turns by its own component, and by nothing of the others."""
     rng = np.random.default_rng(0)
-    axes = interleaved((4, 2, 2))
-    x = rng.standard_normal((2, 9, 3, 16)).astype(np.float32)
+    axes = interleave((4, 2, 2))
+    x = rng.standard_normal((2, 9, 3, 16), np.float32)
     positions = rng.integers(-1_000_000, 1_000_000, (3, 2, 9))
     rope = RoPE(position_axes=axes)
     expected = np.empty_like(x)
     for component in range(3):
-        alone = truth(RoPE().rotate, x, positions[component])
-        mine = np.repeat(np.array(axes) == component, 2)
-        expected[..., mine] = alone[..., mine]
-    got = backend.back(backend.run(rope.rotate, backend.make(x), backend.make(positions)))
-    if backend.ulps == 0:
-        np.testing.assert_array_equal(got, expected)
-    else:
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+        columns = np.repeat(np.array(axes) == component, 2)
+        expected[..., columns] = truth(RoPE().rotate, x, positions[component])[..., columns]
+    check(backend, rope.rotate, x, positions, expected=expected)
     counted = backend.back(rope.rotate(backend.make(x)))
     np.testing.assert_allclose(counted, truth(RoPE().rotate, x), rtol=0, atol=1e-6)
     if "float64" in backend.floats:
         wide = backend.back(rope.rotate(backend.make(x.astype(float)), positions))
         np.testing.assert_allclose(wide, expected, rtol=0, atol=3e-6)
-
-
-def test_scalar_components_for_one_token(backend: Target) -> None:
-    rope = RoPE(position_axes=(0, 1, 2, 0))
-    x = np.ones((1, 2, 8), np.float32)
-    got = rope.rotate(backend.make(x), [5, 6, 7])
-    expected = truth(rope.rotate, x, [[5], [6], [7]])
-    np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=3e-7)
+    # One position of each component, for one token.
+    token, short = x[:1, :1, :, :8], RoPE(position_axes=(0, 1, 2, 0))
+    rotated = backend.back(short.rotate(backend.make(token), [5, 6, 7]))
+    expected = truth(short.rotate, token, [[5], [6], [7]])
+    np.testing.assert_allclose(rotated, expected, rtol=0, atol=1e-6)
