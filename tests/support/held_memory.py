@@ -51,7 +51,7 @@ def lengths(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
 def angles(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
     """Prompts of many lengths, each with angles of its own."""
     rope = RoPE(layout="half")
-    for n in range(1500, 2200, 2):
+    for n in range(1500, 2200, 4):
         x = make(np.ones((1, n, 1, 128), np.float32))
         for _ in range(3):
             yield rope.at(np.arange(n), like=x).rotate(x)
@@ -60,7 +60,7 @@ def angles(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
 def gradients(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
     """The same in training."""
     rope = RoPE(layout="half")
-    for n in range(1500, 2200, 2):
+    for n in range(1500, 2200, 4):
         x = make(np.ones((1, n, 1, 128), np.float32)).requires_grad_()
         for _ in range(3):
             y = rope.at(np.arange(n), like=x).rotate(x)
