@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.targets import Target, rows
 
-import rope_xp
 from rope_xp import RoPE
 
 # Float32 angles below 2**31 are off by 3.4e-7 a table; a property composes up to three of them on
 # values up to 1, and sums over at most 32 components.
 ATOL = 5e-6
+SLICES = [(None, 0), (2, 1), (6, 0), (8, -8), (8, 2)]
 
 ropes = st.builds(
     lambda base, layout, part: RoPE(
@@ -21,7 +24,7 @@ ropes = st.builds(
     ),
     st.sampled_from([100.0, 1e4, 5e5, 1e7]),
     st.sampled_from(["interleaved", "half"]),
-    st.sampled_from([(None, 0), (2, 1), (6, 0), (8, -8), (8, 2)]),
+    st.sampled_from(SLICES),
 )
 positions = st.integers(-(2**29), 2**29)
 fewer = settings(max_examples=8)
@@ -29,14 +32,12 @@ fewer = settings(max_examples=8)
 random_on = pytest.mark.parametrize("backend", rows(names=("numpy", "array-api-strict", "torch")))
 
 
-def vectors(seed: int, tokens: int) -> np.ndarray:
-    x = np.random.default_rng(seed).uniform(-1, 1, (tokens, 3, 10))
-    return x.astype(np.float32)
+def sample(seed: int, tokens: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (tokens, 3, 10)).astype(np.float32)
 
 
-def rotated(backend: Target, rope: RoPE, x: np.ndarray, p: list[int]) -> np.ndarray:
-    made = backend.run(lambda x: rope.rotate(x, p), backend.make(x))
-    return backend.back(made).astype(np.float64)
+def run(backend: Target, rotate: Callable[..., Any], x: np.ndarray, p: list[int]) -> np.ndarray:
+    return backend.back(backend.run(lambda x: rotate(x, p), backend.make(x)))
 
 
 @random_on
@@ -46,9 +47,10 @@ def test_scores_depend_on_the_difference_alone(
     backend: Target, rope: RoPE, seed: int, m: int, n: int
 ) -> None:
     """R(m)^T R(n) = R(n - m), arXiv 2104.09864, eq. 16."""
-    q, k = vectors(seed, 1), vectors(seed + 1, 1)
-    score = (rotated(backend, rope, q, [m]) * rotated(backend, rope, k, [n])).sum(-1)
-    moved = (q * rotated(backend, rope, k, [n - m])).sum(-1)
+    q, k = sample(seed, 1).astype(np.float64), sample(seed + 1, 1)
+    q_at_m = run(backend, rope.rotate, q.astype(np.float32), [m]).astype(np.float64)
+    score = (q_at_m * run(backend, rope.rotate, k, [n])).sum(-1)
+    moved = (q * run(backend, rope.rotate, k, [n - m])).sum(-1)
     np.testing.assert_allclose(score, moved, rtol=0, atol=ATOL)
 
 
@@ -56,29 +58,22 @@ def test_scores_depend_on_the_difference_alone(
 @fewer
 @given(ropes, st.integers(0, 99), st.lists(positions, min_size=1, max_size=5))
 def test_unrotate_is_the_inverse(backend: Target, rope: RoPE, seed: int, p: list[int]) -> None:
-    x = vectors(seed, len(p))
-    there = backend.run(lambda x: rope.rotate(x, p), backend.make(x))
-    back = backend.back(backend.run(lambda y: rope.unrotate(y, p), there))
+    x = sample(seed, len(p))
+    back = run(backend, rope.unrotate, run(backend, rope.rotate, x, p), p)
     np.testing.assert_allclose(back, x, rtol=0, atol=ATOL)
-    negative = rotated(backend, rope, x, [-n for n in p])
-    conjugate = backend.back(backend.run(lambda x: rope.unrotate(x, p), backend.make(x)))
-    np.testing.assert_array_equal(conjugate, negative)
+    negative = run(backend, rope.rotate, x, [-n for n in p])
+    np.testing.assert_array_equal(run(backend, rope.unrotate, x, p), negative)
 
 
 @given(
-    st.integers(0, 3),
-    st.integers(0, 5),
-    st.integers(0, 4),
-    st.integers(1, 9).map(lambda n: 2 * n),
+    st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 4), st.integers(1, 9)),
     st.sampled_from(["bshd", "bhsd", "sbhd"]),
     st.integers(0, 99),
 )
-def test_any_shape_and_axes(b: int, s: int, h: int, d: int, axes: str, seed: int) -> None:
+def test_any_shape_and_axes(shape: tuple[int, ...], axes: str, seed: int) -> None:
     """numpy alone: rotating a transposed array is transposing a rotated one."""
-    sizes = {"b": b, "s": s, "h": h, "d": d}
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal([sizes[a] for a in "bshd"])
-    p = rng.integers(0, 1000, (b, s))
+    x, p = rng.standard_normal((*shape[:3], 2 * shape[3])), rng.integers(0, 1000, shape[:2])
     order = ["bshd".index(a) for a in axes]
-    expected = rope_xp.RoPE().rotate(x, p).transpose(order)
+    expected = RoPE().rotate(x, p).transpose(order)
     np.testing.assert_array_equal(RoPE().rotate(x.transpose(order), p, axes=axes), expected)
