@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.random import Generator
 from support.bits import sample
 from support.targets import truth
 
@@ -77,7 +78,7 @@ ROPES = {
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
 def test_same_bits_as_the_slow_path(
-    put: Put, axes: str, rope: RoPE, dtype: str, rng: np.random.Generator, cached: Any
+    put: Put, axes: str, rope: RoPE, dtype: str, rng: Generator, cached: Any
 ) -> None:
     q, k = sample(rng, 2, 2, 2, 8, dtype=dtype), sample(rng, 2, 2, 2, 8, dtype=dtype)
     for positions in (
@@ -93,9 +94,7 @@ def test_same_bits_as_the_slow_path(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_fractions_and_components(
-    put: Put, dtype: str, rng: np.random.Generator, cached: Any
-) -> None:
+def test_fractions_and_components(put: Put, dtype: str, rng: Generator, cached: Any) -> None:
     many, one = sample(rng, 2, 3, 2, 8, dtype=dtype), sample(rng, 1, 1, 2, 8, dtype=dtype)
     mixed = RoPE(layout="half", position_axes=(0, 1, 1, 0))
     cases = [(HALF, many, (3,)), (HALF, one, (1,)), (mixed, many, (2, 3)), (mixed, one, (2, 1))]
@@ -116,7 +115,7 @@ def test_fractions_out_of_range_are_loud(put: Put) -> None:
             HALF.rotate(x, put(np.array([np.inf, -3e9])))
 
 
-def test_into_given_memory(put: Put, rng: np.random.Generator, cached: Any) -> None:
+def test_into_given_memory(put: Put, rng: Generator, cached: Any) -> None:
     q, k = sample(rng, 1, 3, 4, 8), sample(rng, 1, 3, 2, 8)
     expected = truth(HALF.apply, q, k, [1, 2, 3])
     pair, out = (put(q), put(k)), (put(q), put(k))

@@ -8,6 +8,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+from numpy.random import Generator
 from support.oracles import exact_cos_sin
 from support.targets import Target
 
@@ -59,7 +60,7 @@ def test_angles_are_exact_at_any_position(backend: Target, dtype: str) -> None:
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("scale", [1.0, 1e-7, 1000.0])
-def test_positions_with_fractions(rng: np.random.Generator, kind: Any, scale: float) -> None:
+def test_positions_with_fractions(rng: Generator, kind: Any, scale: float) -> None:
     positions = (rng.uniform(-1, 1, 20) * scale).astype(kind)
     for dtype, bound in BOUND.items():
         frequencies = FREQUENCIES.astype(dtype)
@@ -126,9 +127,7 @@ def rotate_in_float64(x: np.ndarray, positions: Any, f: np.ndarray, layout: str)
 
 @pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_shapes_axes_and_layouts(
-    backend: Target, case: tuple[Any, ...], rng: np.random.Generator
-) -> None:
+def test_shapes_axes_and_layouts(backend: Target, case: tuple[Any, ...], rng: Generator) -> None:
     layout, shape, axes, kind = case
     pair = rng.standard_normal((2, 5, 4, 20), "f4"), rng.standard_normal((2, 5, 2, 20), "f4")
     frequencies = rng.standard_normal(shape, "f4")
@@ -159,7 +158,7 @@ def test_it_is_a_rope_where_frequencies_are_those_of_one(backend: Target) -> Non
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_learning_starts_from_a_rope(heads: int, rng: np.random.Generator) -> None:
+def test_learning_starts_from_a_rope(heads: int, rng: Generator) -> None:
     q, k = rng.standard_normal((1, 6, 4, 16)), rng.standard_normal((1, 6, 2, 16))
     for axes in (None, (0, 1, 1, 0, 2, 2, 2, 0)):
         rope = RoPE(layout="half", position_axes=axes)
@@ -178,7 +177,7 @@ def test_learning_starts_from_a_rope(heads: int, rng: np.random.Generator) -> No
 # --- out and errors ------------------------------------------------------------------------------
 
 
-def test_in_place_and_counted_from_0(rng: np.random.Generator) -> None:
+def test_in_place_and_counted_from_0(rng: Generator) -> None:
     for f in (rng.standard_normal(4), rng.standard_normal((2, 4))):
         q, k = rng.standard_normal((2, 5, 4, 8)), rng.standard_normal((2, 5, 2, 8))
         expected = apply_frequencies(q, k, [range(5)] * 2, f, layout="half")

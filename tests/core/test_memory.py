@@ -5,14 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_xp._core.memory import (
-    ACCESS,
     Memory,
     StridedLayout,
-    alignment,
     collapse_dims,
     get_span,
     have_overlap,
-    span,
 )
 
 
@@ -64,18 +61,6 @@ def test_contiguous_rows_are_one_axis() -> None:
     assert collapse_dims((0, 1, 2), [get_layout(x[:1, :1, :1])], []) == []
     for axes, steps in (((0, 1, 2), [0, 1]), ((2, 0, 1), [0, 0, 1])):
         assert [r.steps[-1] for r in collapse_dims(axes, [get_layout(x[..., 0, :])], [])] == steps
-
-
-@given(st.lists(st.integers(-1000, 1000), max_size=5))
-def test_alignment(numbers: list[int]) -> None:
-    width = alignment(*numbers)
-    assert width in {1, 2, 4, 8, 16}
-    assert all(n % width == 0 for n in numbers)
-    assert width == ACCESS or any(n % (2 * width) for n in numbers)
-
-
-def test_span() -> None:
-    assert span((3, 1, 4), (10, 1000, -2)) == 26
 
 
 @given(st.data())

@@ -63,17 +63,3 @@ def test_unrotate_is_the_inverse(backend: Target, rope: RoPE, seed: int, p: list
     np.testing.assert_allclose(back, x, rtol=0, atol=ATOL)
     negative = run(backend, rope.rotate, x, [-n for n in p])
     np.testing.assert_array_equal(run(backend, rope.unrotate, x, p), negative)
-
-
-@given(
-    st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 4), st.integers(1, 9)),
-    st.sampled_from(["bshd", "bhsd", "sbhd"]),
-    st.integers(0, 99),
-)
-def test_any_shape_and_axes(shape: tuple[int, ...], axes: str, seed: int) -> None:
-    """numpy alone: rotating a transposed array is transposing a rotated one."""
-    rng = np.random.default_rng(seed)
-    x, p = rng.standard_normal((*shape[:3], 2 * shape[3])), rng.integers(0, 1000, shape[:2])
-    order = ["bshd".index(a) for a in axes]
-    expected = RoPE().rotate(x, p).transpose(order)
-    np.testing.assert_array_equal(RoPE().rotate(x.transpose(order), p, axes=axes), expected)

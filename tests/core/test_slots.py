@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.random import Generator
 from support.bits import sample
 from support.targets import Target, numpy_dtype, rows
 
@@ -18,9 +19,7 @@ AXES = {"shd": (9, 2, 12), "bhsd": (2, 2, 9, 12)}
 
 
 @pytest.mark.parametrize(("where", "axes"), [("host", "shd"), ("device", "bhsd")])
-def test_slots_move_and_others_stay(
-    backend: Target, axes: str, where: str, rng: np.random.Generator
-) -> None:
+def test_slots_move_and_others_stay(backend: Target, axes: str, where: str, rng: Generator) -> None:
     cache, axis = sample(rng, *AXES[axes]), axes.index("s")
     x, slots = backend.make(cache), np.array(SLOTS, np.int32)
 
@@ -49,7 +48,7 @@ WRITING = ("numpy-llvm", "array-api-strict", "torch", "torch-llvm", "torch:gpu",
 
 @pytest.mark.parametrize("backend", rows(WRITING))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_in_place(backend: Target, dtype: str, rng: np.random.Generator) -> None:
+def test_in_place(backend: Target, dtype: str, rng: Generator) -> None:
     if dtype not in backend.floats:
         pytest.skip(f"{backend} is not tested with {dtype}")
     cache = sample(rng, 9, 2, 12, dtype=dtype)
@@ -62,7 +61,7 @@ def test_in_place(backend: Target, dtype: str, rng: np.random.Generator) -> None
         np.testing.assert_array_equal(backend.back(written), expected)
 
 
-def test_to_another_rope(rng: np.random.Generator) -> None:
+def test_to_another_rope(rng: Generator) -> None:
     raw, to = rng.standard_normal((9, 2, 12)), RoPE(base=5e5, layout="half", rotary_dim=8)
     cache = ROPE.rotate(raw, np.arange(9))
     moved = ROPE.rerotate(cache, SLOTS, NEW, slots=SLOTS, to=to)

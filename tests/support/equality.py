@@ -30,7 +30,10 @@ def check(
     ``rope`` names the pairs that are rotated, back if ``inverse``.
     """
     expected = truth(rotate, *arrays) if expected is None else expected
-    results = backend.run(rotate, *map(backend.make, arrays))
+    inputs = [backend.make(x) for x in arrays]
+    results = backend.run(rotate, *inputs)
+    for x, before in zip(inputs, arrays, strict=True):  # which are left alone
+        np.testing.assert_array_equal(backend.back(x), before)
     if not isinstance(results, tuple):
         results, expected = (results,), (expected,)
     for result, numbers, x in zip(results, expected, cycle(arrays), strict=False):
