@@ -106,6 +106,25 @@ def test_options(options: dict[str, Any], error: type[Exception], message: str) 
             RoPE(**options)
 
 
+class Constant(Scaling):
+    """A scaling with the frequencies and the attention factor that it is given."""
+
+    def __init__(self, frequencies: object, factor: float = 1.0) -> None:
+        self.constant, self.attention_factor = frequencies, factor
+
+    def frequencies(self, base: float, rotary_dim: int) -> object:
+        return self.constant
+
+
+@dataclass(frozen=True)
+class Noted(Constant):
+    """A scaling with a note, which may or may not be a part of its hash."""
+
+    attention_factor = 1.0
+    note: object = None
+    aside: object = field(default=None, compare=False)
+
+
 HALF, THREE = RoPE(layout="half"), RoPE(position_axes=(0, 1, 2, 2))
 ANGLES = RoPE().at(range(9), like=Q)
 COS, LONG = ANGLES.cos, LongRoPE((1.0,) * 4, (2.0,) * 4, 64, max_position_embeddings=128)
@@ -114,6 +133,11 @@ apply, axial, tables = rope_xp.apply, RoPE.axial, rope_xp.apply_tables
 permute, at, choose = rope_xp.permute_weights, RoPE().at, Choice
 
 
+NONSENSE = [Constant(f) for f in ([1.0, 0.1], [1.0] * 8, 1.0, [1.0, 0.1, NAN, 0.0], [[1.0] * 4])]
+UNHASHED = "scaling must be hashable.*: unhashable type: '"
+ENDLESS = [Constant([1.0] * 4, factor) for factor in (0.0, -1.0, NAN, math.inf)]
+NOTES = ([1.0], np.ones(2), (1, (2, {})), Noted(note=[1.0]))
+NO_NUMBERS = (True, np.True_, np.array(4.0), "4", 4j, None)
 UNHASHABLE = type("Unhashable", (Linear,), {"__hash__": None})(2.0)
 
 
@@ -179,6 +203,9 @@ VALUES: list[Row] = [
     ("DynamicNTK.length must be positive and fin", lambda: DynamicNTK(2.0, 1, length=10**400)),
     # Scalings.
     *(("Linear.factor must be pos", lambda f=f: Linear(f)) for f in (0, -1.0, NAN, math.inf)),
+    *(("must return 4 finite frequ", lambda f=f: RoPE(scaling=f).rotate(Q)) for f in NONSENSE),
+    *(("must return 4 finite", lambda f=f: RoPE(scaling=f).frequencies(8)) for f in NONSENSE),
+    *(("Constant.effective_att", lambda s=s: RoPE(scaling=s)) for s in ENDLESS),
     ("softmax_scale must be", lambda: YaRN(1e17, 512, mscale=1.0, mscale_all_dim=1e300)),
     ("RIFLEx.k must be positive", lambda: RIFLEx(0, 4)),
     ("RIFLEx.share must be positive", lambda: RIFLEx(1, 4, share=0)),
@@ -243,6 +270,12 @@ TYPES: list[Row] = [
     ("n must be an integer", lambda: RoPE().for_length(1e3)),
     ("xp must be an array API namespace", lambda: RoPE().cos_sin([1], 8, xp="numpy")),
     ("must be an integer; got np.float", lambda: DynamicNTK(2.0, np.float32(64))),
+    *(("must be a", lambda v=v: RoPE(base=v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: Linear(v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: DynamicNTK(2.0, v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: RoPE().for_length(v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: RoPE().frequencies(v)) for v in NO_NUMBERS),
+    *((UNHASHED, lambda n=n: RoPE(scaling=Noted(note=n))) for n in NOTES),
     ("RIFLEx.length must be an integer", lambda: RIFLEx(1, 4.0)),
     ("RIFLEx.scaling must be", lambda: RIFLEx(1, 4, "axial")),
     ("sections must be an integer", lambda: axial((2.0, 4))),
@@ -255,26 +288,13 @@ TYPES: list[Row] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "call"), VALUES)
-def test_values(message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(RopeError, match=message):
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [*((RopeError, *row) for row in VALUES), *((TypeError, *row) for row in TYPES)],
+)
+def test_calls(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize(("message", "call"), TYPES)
-def test_types(message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match=message):
-        call()
-
-
-@pytest.mark.parametrize("value", [True, np.True_, np.array(4.0), "4", 4j, None])
-def test_truth_values_and_arrays_are_no_numbers(value: Any) -> None:
-    for call in (
-        *(lambda: RoPE(base=value), lambda: Linear(value), lambda: DynamicNTK(2.0, value)),
-        *(lambda: RoPE().for_length(value), lambda: RoPE().frequencies(value)),
-    ):
-        with pytest.raises(TypeError, match="must be a"):
-            call()
 
 
 def test_libraries_and_devices_do_not_mix() -> None:
@@ -362,49 +382,6 @@ def test_frequencies_of_an_impossible_base_or_slice(rule: Scaling) -> None:
     for rotary_dim in (0, -2, 3):
         with pytest.raises(RopeError, match=f"rotary_dim must be .*; got {rotary_dim}"):
             inverse_frequencies(1e4, rotary_dim)
-
-
-class Constant(Scaling):
-    """A scaling with the frequencies and the attention factor that it is given."""
-
-    def __init__(self, frequencies: object, factor: float = 1.0) -> None:
-        self.constant, self.attention_factor = frequencies, factor
-
-    def frequencies(self, base: float, rotary_dim: int) -> object:
-        return self.constant
-
-
-@pytest.mark.parametrize(
-    "frequencies", [[1.0, 0.1], [1.0] * 8, 1.0, [1.0, 0.1, NAN, 0.0], [[1.0] * 4]]
-)
-def test_frequencies_that_are_nonsense(frequencies: object) -> None:
-    rope = RoPE(scaling=Constant(frequencies))
-    for call in (lambda: rope.rotate(Q), lambda: rope.frequencies(8)):
-        with pytest.raises(RopeError, match="must return 4 finite frequencies, one a pair"):
-            call()
-
-
-@pytest.mark.parametrize("factor", [0.0, -1.0, NAN, math.inf])
-def test_attention_factors_that_cannot_be_undone(factor: float) -> None:
-    scaling = Constant([1.0, 0.1, 0.01, 0.0], factor)
-    message = r"Constant.effective_attention_factor is .*a positive finite"
-    with pytest.raises(RopeError, match=message):
-        RoPE(scaling=scaling)
-
-
-@dataclass(frozen=True)
-class Noted(Constant):
-    """A scaling with a note, which may or may not be a part of its hash."""
-
-    attention_factor = 1.0
-    note: object = None
-    aside: object = field(default=None, compare=False)
-
-
-@pytest.mark.parametrize("note", [[1.0], np.ones(2), (1, (2, {})), Noted(note=[1.0])])
-def test_scalings_with_a_field_that_cannot_be_a_key(note: object) -> None:
-    with pytest.raises(TypeError, match="scaling must be hashable.*: unhashable type: '"):
-        RoPE(scaling=Noted(note=note))
 
 
 @pytest.mark.parametrize("note", [Constant, Linear, math.inf, len, frozenset((1, 2))])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 from support.oracles import exact_cos_sin
-from support.targets import Target
+from support.targets import TARGETS, Target, rows
 
 from rope_xp import RoPE, RopeError, apply_frequencies
 from rope_xp._frequencies import initial_frequencies
@@ -25,12 +25,15 @@ FREQUENCIES = np.concatenate(
 )
 
 
+NUMPY = TARGETS[0]
+
+
 def true_cos_sin(positions: Any, frequencies: np.ndarray) -> np.ndarray:
     return np.stack(exact_cos_sin(tuple(positions), tuple(frequencies.tolist())))
 
 
-def cos_sin(backend: Target | None, positions: Any, frequencies: Any, dtype: str) -> np.ndarray:
-    """Return cosines beside sines by which a backend, or numpy, rotates pairs (1, 0)."""
+def cos_sin(backend: Target, positions: Any, frequencies: Any, dtype: str) -> np.ndarray:
+    """Return cosines beside sines by which a backend rotates pairs (1, 0)."""
     tokens, pairs = len(positions), frequencies.shape[-1]
     x = np.zeros((tokens, 1, 2, pairs), dtype)
     x[:, :, 0] = 1
@@ -39,10 +42,7 @@ def cos_sin(backend: Target | None, positions: Any, frequencies: Any, dtype: str
     def rotate(x: Any, f: Any) -> Any:
         return apply_frequencies(x, x, positions, f, layout="half")[0]
 
-    if backend is None:
-        y = np.asarray(rotate(x, frequencies))
-    else:
-        y = backend.back(backend.run(rotate, backend.make(x), backend.make(frequencies)))
+    y = backend.back(backend.run(rotate, backend.make(x), frequencies))
     assert y.dtype == dtype
     return y.reshape(tokens, 2, pairs).swapaxes(0, 1)
 
@@ -52,10 +52,10 @@ def test_angles_are_exact_at_any_position(backend: Target, dtype: str) -> None:
     if dtype not in backend.floats:
         pytest.skip(f"{backend} is not tested with {dtype}")
     frequencies = FREQUENCIES.astype(dtype)
-    tables = cos_sin(backend, POSITIONS, frequencies, dtype)
+    tables = cos_sin(backend, POSITIONS, backend.make(frequencies), dtype)
     assert np.abs(tables - true_cos_sin(POSITIONS, frequencies)).max() <= BOUND[dtype]
     if not backend.ulps:
-        np.testing.assert_array_equal(tables, cos_sin(None, POSITIONS, frequencies, dtype))
+        np.testing.assert_array_equal(tables, cos_sin(NUMPY, POSITIONS, frequencies, dtype))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
@@ -65,23 +65,18 @@ def test_positions_with_fractions(rng: Generator, kind: Any, scale: float) -> No
     for dtype, bound in BOUND.items():
         frequencies = FREQUENCIES.astype(dtype)
         expected = true_cos_sin(positions.tolist(), frequencies)
-        tables = cos_sin(None, positions, frequencies, dtype)
+        tables = cos_sin(NUMPY, positions, frequencies, dtype)
         # Beyond 2**-23, or 2**-44, a position is multiplied as it is: an ulp of that angle.
         assert np.abs(tables - expected).max() <= 1.5 * bound
 
 
-def test_frequencies_of_float64_keep_their_digits() -> None:
+@pytest.mark.parametrize("backend", rows(("numpy", "torch")))
+def test_frequencies_of_float64_keep_their_digits(backend: Target) -> None:
     """For angles of float32 too."""
-    torch = pytest.importorskip("torch")
     frequencies = FREQUENCIES * (1 + 1e-9)
     expected = true_cos_sin(POSITIONS, frequencies)
-    x = np.zeros((len(POSITIONS), 1, 2, len(frequencies)), np.float32)
-    x[:, :, 0] = 1
-    x = x.reshape(len(x), 1, -1)
-    t = torch.from_numpy(x)
-    for q, f in ((x, frequencies), (t, frequencies), (t, torch.from_numpy(frequencies))):
-        y, _ = apply_frequencies(q, q, POSITIONS, f, layout="half")
-        tables = np.asarray(y).reshape(len(x), 2, -1).swapaxes(0, 1)
+    for made in (frequencies, backend.make(frequencies)):
+        tables = cos_sin(backend, POSITIONS, made, "float32")
         assert np.abs(tables - expected).max() <= BOUND["float32"]
 
 

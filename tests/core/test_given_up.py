@@ -138,8 +138,6 @@ def test_files_that_another_process_is_writing_are_read_again() -> None:
     assert compiled == ["a", "a"]
     with unavailable("kernel.json"):
         kernels.get("gone")
-    assert "kernel.json" in str(kernels.decline_reason("gone"))
-    assert kernels.get("b") == "B"
 
 
 @PHASES

@@ -30,7 +30,7 @@ def python(code: str, *flags: str) -> list[str]:
 
 @pytest.mark.parametrize("flags", [exhaustive(()), ("-OO",)])
 def test_no_framework_is_imported(flags: tuple[str, ...]) -> None:
-    """import stays light: 50 ms beyond numpy are promised, which asv_benchmarks/imports.py times."""
+    """import takes 50 ms beyond numpy at most, which asv_benchmarks/imports.py times."""
     lines = python(
         "import sys, numpy as np; before = set(sys.modules); import rope_xp\n"
         "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))\n"
