@@ -39,14 +39,12 @@ def leave_out(items: list[pytest.Item]) -> None:
             libraries = sorted(set(map(compiling_library, compiled)))
             own = [i for i in compiled if compiling_library(i) == libraries[turn % len(libraries)]]
             turn += bool(libraries)
-            eager = [item for item in cases if item not in compiled]
-            if mark := cases[0].get_closest_marker("covering"):
-                cases_params = [item.callspec.params for item in eager + own]
-                chosen = [(eager + own)[i] for i in covering(cases_params, *mark.args)]
-            else:
-                cases_params = [item.callspec.params | {"backend": None} for item in own]
-                chosen = eager + [own[i] for i in covering(cases_params)]
-            for item in set(cases) - set(chosen):
+            mark, eager = cases[0].get_closest_marker("covering"), set(cases) - set(compiled)
+            if mark:
+                own, eager = [item for item in cases if item in eager or item in own], set()
+            params = [item.callspec.params | ({} if mark else {"backend": None}) for item in own]
+            chosen = {own[i] for i in covering(params, *(mark.args if mark else ()))}
+            for item in set(cases) - eager - chosen:
                 item.add_marker(pytest.mark.exhaustive)
 
 
@@ -67,10 +65,9 @@ def covering(cases: list[dict[Any, Any]], at_once: int = 1) -> set[int]:
     tuples = [set(combinations(sorted(v), min(at_once, len(v)))) for v in values]
     left, kept, used = set().union(*tuples), set(), Counter()
     while left:
-        best = max(
-            range(len(cases)),
-            key=lambda i: (len(tuples[i] & left), -sum(used[value] for value in values[i])),
-        )
+        new = [len(t & left) for t in tuples]
+        use = [-sum(used[value] for value in v) for v in values]
+        best = max(range(len(cases)), key=lambda i: (new[i], use[i]))
         kept.add(best)
         left -= tuples[best]
         used.update(values[best])

@@ -30,10 +30,6 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def _run_eager(function: Callable[..., Any], *arrays: Any) -> Any:
-    return function(*arrays)
-
-
 def _run_compiled(function: Callable[..., Any], *arrays: Any) -> Any:
     torch = importlib.import_module("torch")
     # Each case tests tracing; code generation has tests of its own, as it is slow.
@@ -43,11 +39,6 @@ def _run_compiled(function: Callable[..., Any], *arrays: Any) -> Any:
 
 def _run_jitted(function: Callable[..., Any], *arrays: Any) -> Any:
     return importlib.import_module("jax").jit(function)(*arrays)
-
-
-def _run_jitted_for_gpus(function: Callable[..., Any], *arrays: Any) -> Any:
-    with rope_xp.use_path("jit-gpu"):
-        return _run_jitted(function, *arrays)
 
 
 def _put_mlx(x: np.ndarray) -> Any:
@@ -88,31 +79,21 @@ class Target:
     """One row: a library, its device, a path, and how far its results may lie from numpy's."""
 
     name: str
-    module: str
-    """The library, which must be importable."""
-    on: str = ""
-    """The target of rope_xp._bench.targets that makes its arrays, unless it has put and fetch."""
+    module: str  # the library, which must be importable
+    on: str = ""  # its target in rope_xp._bench.targets, unless it has put and fetch
     put: Callable[[np.ndarray], Any] | None = None
     fetch: Callable[[Any], np.ndarray] = np.asarray
-    run: Callable[..., Any] = _run_eager
-    """Calls a function of arrays: plainly, jitted or compiled."""
+    run: Callable[..., Any] = lambda function, *arrays: function(*arrays)  # or jits, compiles
     floats: tuple[str, ...] = ALL_FLOATS
-    ulps: int = 0
-    """Distance to numpy's result, in ulp of max(|x1|, |x2|). 0: the same bits."""
+    ulps: int = 0  # distance to numpy's result, in ulp of max(|x1|, |x2|)
     gpu: bool = False
-    path: str | None = None
-    """The path that is forced in all calls of a test but those of ``truth``."""
-    needs: str | None = None
-    """A second module that must be importable."""
-    lent: Path | None = None
-    """The path, where numpy has it for the tests alone."""
+    path: str | None = None  # which is forced in all calls of a test but those of truth
+    needs: str | None = None  # a second module that must be importable
+    lent: Path | None = None  # the path, where numpy has it for the tests alone
     decline_reason: Callable[[], str | None] = lambda: None
-    set_up: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Context of each test."""
-    compiles: bool = False
-    """Whether each case is compiled or planned anew, so that the short suite runs some of them."""
-    truncates: bool = False
-    """Whether bfloat16 is truncated instead of rounded, which is one step away at most."""
+    set_up: Callable[[], AbstractContextManager[Any]] = nullcontext  # of each test
+    compiles: bool = False  # each case anew, so that the short suite runs some of them
+    truncates: bool = False  # bfloat16 by the interpreter, which is one step away at most
 
     def __str__(self) -> str:
         return self.name
@@ -130,8 +111,8 @@ class Target:
 # less than numpy: at most one step, of 2 ulp where the result lies in the next binade.
 FUSED = 2
 
-# The standard has neither 16-bit float.
-STRICT = ("float32", "float64")
+CUPY_FLOATS = ("float16", "float32", "float64")
+STRICT = ("float32", "float64")  # the standard has neither 16-bit float
 
 
 def _forbid_rank_promotion() -> AbstractContextManager[Any]:
@@ -165,7 +146,7 @@ TARGETS = (
     Target("torch-compile-llvm", "torch", "torch:cpu", **COMPILED, **LLVM),
     Target("jax", "jax", "jax:cpu", **JAX),
     Target("jax-jit", "jax", "jax:cpu", run=_run_jitted, **JAX),
-    Target("jax-jit-gpu", "jax", "jax:cpu", run=_run_jitted_for_gpus, **JAX),
+    Target("jax-jit-gpu", "jax", "jax:cpu", run=_run_jitted, path="jit-gpu", **JAX),
     Target("mlx", "mlx", put=_put_mlx, fetch=_fetch_mlx),
     Target("dask", "dask", "dask:cpu", compiles=True),
     Target("dask-portable", "dask", "dask:cpu", path="portable", compiles=True),
@@ -173,23 +154,14 @@ TARGETS = (
     Target("torch-triton:gpu", "torch", "torch:gpu", **GPU, **TRITON),
     Target("jax:gpu", "jax", "jax:gpu", run=_run_jitted, **JAX | GPU),
     Target("cupy", "cupy", "cupy:gpu", path="cuda", **GPU),
-    Target(
-        *("cupy-portable", "cupy", "cupy:gpu"),
-        path="portable",
-        floats=("float16", *STRICT),
-        **GPU,
-    ),
+    Target("cupy-portable", "cupy", "cupy:gpu", path="portable", **GPU, floats=CUPY_FLOATS),
 )
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether this process tests the kernel for GPUs, and nothing else, on tensors of the CPU.
+"""Whether this process tests Triton's kernel, and nothing else, interpreted by numpy."""
 
-Triton's interpreter runs kernels by numpy. It truncates float32 to bfloat16 where GPUs round to the
-nearest. tests/backends/triton/test_interpreted.py starts such a process.
-"""
-
+# The path of torch's operator around kernels in this process.
 KERNELS, COMPILER = ("triton", "triton") if INTERPRETED else ("llvm", "llvmlite")
-"""The path of torch's operator around kernels in this process."""
 
 if INTERPRETED:
     TARGETS = (
@@ -215,13 +187,10 @@ def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 @contextmanager
 def lent(path: Path | None) -> Iterator[None]:
     """Have numpy offer a path besides its own."""
-    backend = numpy_glue.BACKEND
-    own = backend.paths
-    backend.paths = (*own, path) if path else own
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if path:
+            patch.setattr(numpy_glue.BACKEND, "paths", (*numpy_glue.BACKEND.paths, path))
         yield
-    finally:
-        backend.paths = own
 
 
 def namespace(target: Target) -> Any:
