@@ -174,7 +174,7 @@ def test_each_sequence_is_rotated_by_its_own_rope(
     positions = np.array([[5, 6, 7], [1, 2, 3], [70_000, 4, 1_000_000], [0, 0, 1]])
     arrays, expected = [], []
     for x in (sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)):
-        rows = [CHOICES[j].rotate(x[i : i + 1], positions[i : i + 1]) for i, j in enumerate(which)]
+        rows = [truth(CHOICES[j].rotate, x[[i]], positions[[i]]) for i, j in enumerate(which)]
         order = ["bshd".index(name) for name in axes]
         arrays.append(x.transpose(order).copy())
         expected.append(np.concatenate(rows).transpose(order))
