@@ -79,6 +79,20 @@ def of_equinox() -> Tables:
     return tables
 
 
+def of_mlx() -> Tables:
+    import mlx.core as mx
+
+    ones = mx.array(np.tile(np.float32([1.0, 0.0]), (1, 1, COUNT, HEAD_DIM // 2)))
+
+    def tables(end: int) -> tuple[Any, Any]:
+        rotated = np.asarray(
+            mx.fast.rope(ones, HEAD_DIM, traditional=True, base=BASE, scale=1.0, offset=end - COUNT)
+        )[0, 0]
+        return rotated[:, ::2], rotated[:, 1::2]
+
+    return tables
+
+
 def of_torchtune() -> Tables:
     import torch
 
@@ -114,6 +128,7 @@ PACKAGES: dict[str, tuple[str, Callable[[], Tables]]] = {
     "torchtune": ("torchtune", of_torchtune),
     "keras-hub": ("keras_hub", of_keras_hub),
     "equinox": ("equinox", of_equinox),
+    "mlx": ("mlx", of_mlx),
     "rope-xp": ("torch", of_rope_xp),
 }
 """Name, the module that must be there, and what makes its tables."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from rope_xp import RoPE
-from rope_xp._cli.curves import DASHES, draw_decay
-from rope_xp._cli.plots import INK, STYLES, picture
+from rope_xp._cli.plot import draw_decay
+from rope_xp._cli.plots import DASHES, INK, STYLES, picture
 from rope_xp.papers import analysis, attention
 
 HEAD_DIM = 128

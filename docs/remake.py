@@ -21,13 +21,14 @@ DRAWN = HERE / "drawn"
 sys.path[:0] = [str(HERE), str(HERE / "examples")]
 
 import accuracy_table
+import architecture_picture
 import history_pictures
 import libraries_table
 import paper_pictures
 import pictures
 import position_pictures
-import rooms_picture
 import rule_pictures
+import speed_picture
 import tiny_results
 
 TINY = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
@@ -43,7 +44,14 @@ PART = re.compile(r'(\S+), from "(.+)" to "(.+)"')
 
 def draw(folder: Path) -> None:
     """Draw all pictures."""
-    for one in (pictures, rule_pictures, position_pictures, paper_pictures, rooms_picture):
+    for one in (
+        pictures,
+        rule_pictures,
+        position_pictures,
+        paper_pictures,
+        architecture_picture,
+        speed_picture,
+    ):
         one.write(folder)
     history_pictures.draw(folder / "history.svg")
     tiny_results.draw(TINY, folder / "train_tiny.svg")

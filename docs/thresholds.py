@@ -1,4 +1,4 @@
-"""Print the tables behind the thresholds of the CPU paths, as in docs/speed.md.
+"""Print the tables behind the thresholds of the CPU paths, as in docs/speed_details.md.
 
     python docs/thresholds.py
 

@@ -12,8 +12,7 @@ from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
 from rope_xp._dispatch import find as _find
 from rope_xp._dispatch import libraries as _libraries
 from rope_xp._dispatch.choose import Explanation, use_path
-from rope_xp._frequencies import apply_frequencies
-from rope_xp._functions import apply, apply_tables, explain, permute_weights
+from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice
 from rope_xp.hf import from_hf_config

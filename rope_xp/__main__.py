@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
 
 from rope_xp import __version__
 from rope_xp._cli import bench, check, demo, info, inspect_config, plot, terminal
@@ -15,21 +15,7 @@ _CLOSED_PIPE = 141
 """Exit status of a program that SIGPIPE ended, as a shell reports it."""
 
 
-class Command(Protocol):
-    """A module with a command. The first line of its docstring is the command's help."""
-
-    __doc__: str | None
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the command."""
-        ...
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command; return the exit status."""
-        ...
-
-
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, ModuleType] = {
     "info": info,
     "demo": demo,
     "inspect": inspect_config,
@@ -37,6 +23,8 @@ COMMANDS: dict[str, Command] = {
     "plot": plot,
     "bench": bench,
 }
+"""Modules with ``add_arguments(parser)`` and ``run(options)``, which returns the exit status. The
+first line of their docstring is the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +53,7 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         command.add_arguments(commands.add_parser(name, help=summary, description=summary))
     options = parser.parse_args(arguments)
     try:
-        return COMMANDS[options.command].run(options)
+        return int(COMMANDS[options.command].run(options))
     except BrokenPipeError:
         raise  # of stdout, and no file
     except OSError as error:

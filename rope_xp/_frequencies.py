@@ -1,94 +1,276 @@
-"""Rotation by arrays of frequencies: learned, or mixed from several components."""
+"""The fields of a RoPE, and the frequencies, cos and sin that they give."""
 
-from typing import Any
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._arguments import learned
+from rope_xp._arguments import fields, parse, table_forms
 from rope_xp._arguments.slices import slice_of
+from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._core.typing import ArrayT, Layout
-from rope_xp._dispatch import choose
-from rope_xp.rope import Positions, RoPE
+from rope_xp._core.typing import Array, Device, Layout, Namespace
+from rope_xp._rotation.frequencies import inverse_frequencies
+from rope_xp.angles import compute_cos_sin
+from rope_xp.scaling import Axial, Scaling, _base
+from rope_xp.scaling._axial import assign_pairs
 
 
-def apply_frequencies(
-    q: ArrayT,
-    k: ArrayT,
-    positions: Positions,
-    frequencies: Any,
-    *,
-    layout: Layout,
-    axes: str | None = None,
-    out: tuple[ArrayT, ArrayT] | None = None,
-) -> tuple[ArrayT, ArrayT]:
-    """Rotate queries and keys by frequencies that are an array: learned, mixed, or one set a head.
+@dataclass(frozen=True, kw_only=True)
+class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
+    """See :class:`rope_xp.RoPE`, which adds the rotation of arrays."""
 
-    The angle of a pair is its frequency times the position. With several components it is the sum
-    of their products, as in RoPE-Mixed and Mochi.
+    base: float = 10000.0
+    layout: Layout = "interleaved"
+    rotary_dim: int | None = None
+    rotary_offset: int = 0
+    scaling: Scaling | None = None
+    position_axes: tuple[int, ...] | None = None
 
-    Parameters
-    ----------
-    q, k, axes, out
-        As for :meth:`RoPE.apply`.
-    positions : array or sequence, (tokens,) or (batch, tokens)
-        As for :meth:`RoPE.apply`. Where frequencies have components: (components, tokens) or
-        (components, batch, tokens). None: 0, 1, ... for each component.
-    frequencies : array, (r/2,), (heads, r/2) or (components, heads, r/2)
-        Radians per token, below 2**20 in modulus; others on a device give NaN. Of the library and
-        device of q, or numpy. r <= head_dim components are rotated, the rest passes through. heads
-        are those of k, and each serves as many heads of q; 1 stands for all.
-    layout
-        As for :class:`RoPE`.
+    def __post_init__(self) -> None:
+        self._set_plain("base", numbers.check_positive("base", self.base))
+        fields.check_layout(self.layout)
+        if self.rotary_dim is not None:
+            self._set_plain("rotary_dim", fields.check_rotary_dim(self.rotary_dim))
+        self._set_plain("rotary_offset", numbers.check_int("rotary_offset", self.rotary_offset))
+        if self.position_axes is not None:
+            axes = fields.check_position_axes(self.position_axes, self.rotary_dim)
+            object.__setattr__(self, "position_axes", axes)
+        if self.scaling is not None:
+            _base.check_scaling(self.scaling)
+            _base.check_components(self.scaling, self.position_axes)
 
-    Returns
-    -------
-    q_rotated, k_rotated : array
-        With the shape, dtype, library and device of q and k. In torch and jax they can be
-        differentiated with respect to q, k, frequencies, and positions that are floats.
+    def _set_plain(self, name: str, value: float) -> None:
+        if type(value) is not type(getattr(self, name)):  # it was a number of numpy
+            object.__setattr__(self, name, value)
 
-    Raises
-    ------
-    RopeError, TypeError
-        As :meth:`RoPE.apply`; also for frequencies that do not fit.
+    def __eq__(self, other: object) -> bool:
+        # A rope is a cache key, and scaling of another class has other frequencies.
+        if type(other) is not type(self):
+            return NotImplemented
+        return vars(self) == vars(other) and numbers.is_identical(self.scaling, other.scaling)
 
-    Notes
-    -----
-    A float32 product of position and frequency is off by 3e-2 at position 10**6. Here whole turns
-    are subtracted before rounding: cos and sin of float32 are off by less than 3.2e-7 at any
-    position of one component below 2**31, those of float64 by less than 4e-16, for exactly these
-    frequencies. A float32 does not hold all digits of a RoPE's: where they are not learned, use
-    :class:`RoPE`, which is faster too.
+    @classmethod
+    def axial(
+        cls,
+        sections: Sequence[int],
+        *,
+        bases: Sequence[float] | None = None,
+        order: str = "blocks",
+        **fields: Any,
+    ) -> Self:
+        """Return the RoPE of positions with several components, such as those of images and videos.
 
-    Heo et al., "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, eq. 14
-    (RoPE-Mixed).
+        Each component has its own series of frequencies, ``base ** (-2 j / n)`` for a section of n
+        components of a head.
 
-    Examples
-    --------
-    Two components of a position, each head with its own mixture of them:
+        Parameters
+        ----------
+        sections : sequence of int
+            Components of a head for each component of a position, even numbers: (16, 56, 56) for
+            Flux. They sum to ``rotary_dim``.
+        bases, order, **fields
+            See :class:`rope_xp.scaling.Axial`, where bases None is ``base`` for all; and ``base``,
+            ``layout`` and ``rotary_offset``.
 
-    >>> import numpy as np
-    >>> import rope_xp
-    >>> from rope_xp import positions
-    >>> rng = np.random.default_rng(0)
-    >>> q, k = rng.standard_normal((2, 1, 6, 8, 64), np.float32)
-    >>> frequencies = rng.standard_normal((2, 8, 32), np.float32)
-    >>> cells = positions.grid(2, 3)
-    >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
-    >>> q_rotated.shape
-    (1, 6, 8, 64)
-    """
-    call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
-    rotated_q, rotated_k = choose.run(call)
-    return rotated_q, rotated_k
+        Examples
+        --------
+        >>> import rope_xp
+        >>> from rope_xp import positions
+        >>> rope = rope_xp.RoPE.axial((4, 2, 2), base=256.0)
+        >>> rope.position_axes, rope.frequencies(8).tolist()
+        ((0, 0, 1, 2), [1.0, 0.0625, 1.0, 1.0])
+        >>> rope.cos_sin(positions.video(2, 3, 5), head_dim=8)[0].shape
+        (30, 4)
+        """
+        derived = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
+        if derived:
+            msg = f"RoPE.axial makes {', '.join(derived)} of its sections; leave that out"
+            raise TypeError(msg)
+        scaling = Axial(
+            order=order,
+            sections=sections,  # type: ignore[arg-type]  # which makes a tuple of it
+            bases=bases,  # type: ignore[arg-type]  # likewise
+        )
+        axes = tuple(axis for axis, _ in assign_pairs(scaling.sections or (), order))
+        return cls(rotary_dim=2 * len(axes), scaling=scaling, position_axes=axes, **fields)
+
+    def for_length(self, n: int) -> Self:
+        """Return the RoPE fixed for a context of n tokens; itself where scaling has no length.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> rope = rope_xp.RoPE()
+        >>> rope.for_length(8192) is rope
+        True
+        """
+        n = numbers.check_positive_int("n", n)
+        if self.scaling is None:
+            return self
+        fixed = self.scaling.for_length(n)
+        _base.check_fixed(self.scaling, fixed, n)
+        return self if fixed is self.scaling else replace(self, scaling=fixed)
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor on cos and sin (YaRN, LongRoPE); 1.0 without such scaling."""
+        return 1.0 if self.scaling is None else self.scaling.effective_attention_factor
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor for the caller's softmax scale (DeepSeek); never folded into q or k."""
+        return 1.0 if self.scaling is None else self.scaling.softmax_scale
+
+    def frequencies(self, head_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies: ``base ** (-2 i / r)`` (arXiv 2104.09864, eq. 15), then scaling.
+
+        Shape (r/2,), float64, radians per token. RopeError where scaling depends on the length of
+        the context, and :meth:`for_length` has not fixed it.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> rope_xp.RoPE().frequencies(8).tolist()
+        [1.0, 0.1, 0.01, 0.001]
+        """
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
+        r, _ = slice_of(self, head_dim)
+        if self.scaling is None:
+            return inverse_frequencies(self.base, r)
+        with np.errstate(all="ignore"):  # what is too large is infinite, and refused below
+            scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
+        _base.check_frequencies(self.scaling, scaled, r // 2)
+        return scaled
+
+    def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
+        """Return the tokens of a full turn of each pair: 2 pi / :meth:`frequencies`, or inf.
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> rope_xp.RoPE().wavelengths(4).round(2).tolist()
+        [6.28, 628.32]
+        """
+        with np.errstate(divide="ignore"):
+            return 2.0 * math.pi / self.frequencies(head_dim)
+
+    def cos_sin(
+        self,
+        positions: Any,
+        head_dim: int,
+        *,
+        xp: Namespace | None = None,
+        device: Device | None = None,
+        dtype: Any = None,
+    ) -> tuple[Array, Array]:
+        """Return cos and sin of the angles, times the attention factor.
+
+        Parameters
+        ----------
+        positions : array or sequence, (..., tokens)
+            See :meth:`apply`. With ``position_axes``: (components, ..., tokens).
+        head_dim : int
+        xp : namespace, optional
+            The library of the result (numpy, torch, jax.numpy, ...). Default: that of positions,
+            numpy for Python numbers; under torch.compile, which traces no dtypes of numpy, name it.
+        device : device, optional
+            Default: that of positions, which may lie on no other device, or the library's default.
+        dtype : dtype of xp, optional
+            Default float32. float64 is computed in float64; anything else in float32.
+
+        Returns
+        -------
+        cos, sin : array, (..., tokens, r/2)
+            Off by less than 2.4e-7 for positions below 2**22 in modulus, 4e-7 below 2**31 (float32,
+            before the attention factor).
+
+        Examples
+        --------
+        >>> import rope_xp
+        >>> cos, sin = rope_xp.RoPE().cos_sin([0, 1_000_000], head_dim=4)
+        >>> cos.dtype.name, cos.shape
+        ('float32', (2, 2))
+        """
+        head_dim = numbers.check_positive_int("head_dim", head_dim)
+        lookup, backend = parse.cos_sin(self, positions, head_dim, xp, device, dtype)
+        (cos, sin), _ = compute_cos_sin(backend, lookup)
+        if dtype is None or cos.dtype == dtype:
+            return cos, sin
+        return backend.xp.astype(cos, dtype), backend.xp.astype(sin, dtype)
+
+    def table(
+        self,
+        length: int,
+        head_dim: int,
+        *,
+        form: str,
+        xp: Namespace | None = None,
+        device: Device | None = None,
+        dtype: Any = None,
+    ) -> Array | tuple[Array, Array]:
+        """Return the table of another engine, of exact angles rounded once.
+
+        Row p is for position p, from 0 to ``length - 1``. With ``position_axes`` all components of
+        a row's position are p; engines pick the columns of each component from its own row. A
+        RopeError where scaling needs :meth:`for_length` first, or a compiler traces the call.
+
+        Parameters
+        ----------
+        length, head_dim : int
+        form : {"vllm", "huggingface", "megatron", "complex", "onnx"}
+            - "vllm": ``cos_sin_cache`` of vLLM, SGLang and flashinfer, (length, r): a column of
+              cos for each pair, then one of sin.
+            - "huggingface": cos and sin, each (length, r), a column for each component: (a, b, a,
+              b), or (a, a, b, b) for the layout "interleaved".
+            - "megatron": angles in radians, (length, 1, 1, r), doubled likewise, less whole turns,
+              which float32 has no digits for. Megatron and TransformerEngine take the
+              ``attention_factor`` separately, as ``mscale``.
+            - "complex": cos + i sin, (length, r/2), as Meta and Mistral multiply by.
+            - "onnx": cos and sin, each (length, r/2), as ONNX and flash-attn.
+        xp, device
+            See :meth:`cos_sin`; numpy by default.
+        dtype : dtype of xp, optional
+            float32 by default, float64, float16 or bfloat16; for "complex" complex64 or complex128.
+
+        Returns
+        -------
+        array or (array, array)
+            Times the attention factor, but for "megatron". Each number is that of float64, whose
+            error is below 2**-52 (1 + position * frequency), rounded to dtype. :meth:`cos_sin` in
+            float32 may differ by a few units in the last place: to match a serving engine bit for
+            bit, pass its table to :meth:`with_tables`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_xp
+        >>> rope_xp.RoPE(layout="half").table(8192, 128, form="vllm", dtype=np.float16).shape
+        (8192, 128)
+        """
+        numbers.check_one_of("form", form, table_forms.FORMS)
+        length = numbers.check_positive_int("length", length)
+        backend = table_forms.find_host_backend(xp)
+        positions = np.arange(length)
+        if self.position_axes is not None:
+            positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))
+        cos, sin = self.cos_sin(positions, head_dim, dtype=np.float64)
+        tables = tuple(
+            table_forms.round_once(backend, table, device, dtype)
+            for table in table_forms.arrange(form, self.layout, cos, sin)
+        )
+        return tables[0] if len(tables) == 1 else tables
 
 
-def initial_frequencies(rope: RoPE, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
-    """Return the frequencies of a RoPE in the shape that :func:`apply_frequencies` takes.
+def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
+    """Return the frequencies of a RoPE as :func:`rope_xp.apply_frequencies` takes them.
 
-    (r/2,), for several heads (heads, r/2), and with position axes (components, heads, r/2): each
-    pair has its frequency at the component that it reads, and 0 at the others.
+    With position axes a pair has its frequency at the component that it reads, 0 at the others.
     """
     r, offset = slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:

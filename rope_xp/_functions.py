@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from rope_xp._arguments import fields, parse, parse_tables
+from rope_xp._arguments import fields, learned, parse, parse_tables
 from rope_xp._core import numbers
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.errors import RopeError
@@ -12,8 +12,6 @@ from rope_xp._dispatch.choose import Explanation
 from rope_xp.rope import Positions, RoPE
 
 _DEFAULT = RoPE()
-
-
 _ropes = BoundedCache(f"{__name__}._ropes", 128)
 """Ropes by their fields, with the values of these, whose addresses stay valid that way."""
 _BY_VALUE = frozenset({int, float, str, type(None)})
@@ -57,28 +55,17 @@ def apply(
     out: tuple[ArrayT, ArrayT] | None = None,
     **options: Any,
 ) -> tuple[ArrayT, ArrayT]:
-    """Rotate queries and keys by their positions: :meth:`RoPE.apply`, which describes arguments.
+    """Rotate queries and keys by their positions. See :meth:`RoPE.apply`.
 
     Parameters
     ----------
-    q, k : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-        Queries and keys; k may have fewer heads.
-    positions, axes, k_positions, out
-        As for :meth:`RoPE.apply`.
+    q, k, positions, axes, k_positions, out
+        See :meth:`RoPE.apply`.
     rope : RoPE, optional
         Default ``RoPE()``.
     **options
-        The fields of :class:`RoPE`, instead of ``rope``: ``layout="half", base=5e5``.
-
-    Returns
-    -------
-    q_rotated, k_rotated : array
-        With the shape, dtype, library and device of q and k.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :meth:`RoPE.apply`; TypeError also where both ``rope`` and ``options`` are given.
+        The fields of :class:`RoPE`, instead of ``rope``: ``layout="half", base=5e5``. Both are a
+        TypeError.
 
     Examples
     --------
@@ -88,8 +75,6 @@ def apply(
     >>> import rope_xp
     >>> q, k = np.ones((1, 4, 8, 64), np.float32), np.ones((1, 4, 4, 64), np.float32)
     >>> q_rotated, k_rotated = rope_xp.apply(q, k, 1000 + np.arange(4), layout="half", base=5e5)
-    >>> q_rotated.shape, k_rotated.shape
-    ((1, 4, 8, 64), (1, 4, 4, 64))
 
     In place, with named axes:
 
@@ -117,24 +102,14 @@ def apply_tables(
     Parameters
     ----------
     x, axes, out
-        As for :meth:`RoPE.rotate`.
+        See :meth:`RoPE.apply`, whose errors are raised; ``out=x`` is in place.
     cos, sin : array, broadcastable to (batch, tokens, r/2)
         One column for each pair; r <= head_dim components are rotated. Of the same library and
         device, or numpy. They are used in float32, in float64 where x is.
     layout, rotary_offset
-        As for :class:`RoPE`.
+        See :class:`RoPE`.
     inverse : bool, default False
         Rotate by the negative angle, with the layouts read and written swapped.
-
-    Returns
-    -------
-    array
-        With the shape, dtype, library and device of x.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :meth:`RoPE.apply`.
 
     Examples
     --------
@@ -152,6 +127,65 @@ def apply_tables(
     return call_cache.run(signature, parse_tables.apply_tables, *arguments)[0]  # type: ignore[no-any-return]  # same kind as x
 
 
+def apply_frequencies(
+    q: ArrayT,
+    k: ArrayT,
+    positions: Positions,
+    frequencies: Any,
+    *,
+    layout: Layout,
+    axes: str | None = None,
+    out: tuple[ArrayT, ArrayT] | None = None,
+) -> tuple[ArrayT, ArrayT]:
+    """Rotate queries and keys by frequencies that are an array: learned, mixed, or one set a head.
+
+    The angle of a pair is its frequency times the position. With several components it is the sum
+    of their products, as in RoPE-Mixed (Heo et al., arXiv 2403.13298, eq. 14) and Mochi.
+
+    Parameters
+    ----------
+    q, k, axes, out
+        See :meth:`RoPE.apply`, whose errors are raised.
+    positions : array or sequence, (tokens,) or (batch, tokens)
+        See :meth:`RoPE.apply`. Where frequencies have components: (components, tokens) or
+        (components, batch, tokens). None: 0, 1, ... for each component.
+    frequencies : array, (r/2,), (heads, r/2) or (components, heads, r/2)
+        Radians per token, below 2**20 in modulus; others on a device give NaN. Of the library and
+        device of q, or numpy. r <= head_dim components are rotated, the rest passes through. heads
+        are those of k, and each serves as many heads of q; 1 stands for all.
+    layout
+        See :class:`RoPE`.
+
+    Returns
+    -------
+    q_rotated, k_rotated : array
+        In torch and jax differentiable with respect to q, k, frequencies, and positions that are
+        floats.
+
+    Notes
+    -----
+    Whole turns are subtracted before rounding: cos and sin of float32 are off by less than 3.2e-7
+    at any position of one component below 2**31, those of float64 by less than 4e-16. A float32
+    does not hold all digits of a RoPE's frequencies: where they are not learned, use :class:`RoPE`.
+
+    Examples
+    --------
+    Two components of a position, each head with its own mixture of them:
+
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> from rope_xp import positions
+    >>> rng = np.random.default_rng(0)
+    >>> q, k = rng.standard_normal((2, 1, 6, 8, 64), np.float32)
+    >>> frequencies = rng.standard_normal((2, 8, 32), np.float32)
+    >>> cells = positions.grid(2, 3)
+    >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
+    """
+    call = learned.apply_frequencies(q, k, positions, frequencies, layout, axes, out)
+    rotated_q, rotated_k = choose.run(call)
+    return rotated_q, rotated_k
+
+
 def explain(
     q: ArrayT,
     k: ArrayT,
@@ -165,15 +199,7 @@ def explain(
 ) -> Explanation:
     """Return the path that :func:`apply` would take with these arguments, and why others decline.
 
-    Parameters
-    ----------
-    q, k, positions, rope, axes, k_positions, out, **options
-        As for :func:`apply`.
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`apply`; also where a path that is forced by name cannot run.
+    RopeError also where a path that is forced by name cannot run.
 
     Examples
     --------
@@ -190,8 +216,8 @@ def explain(
 def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "half"]) -> ArrayT:
     """Reorder the rows of a q or k projection from one layout to the other.
 
-    A model whose q and k weights were permuted gives the same attention scores under the other
-    layout. Every component of a head is taken to be rotated.
+    The model then gives the same attention scores under the other layout. Every component of a
+    head is taken to be rotated. RopeError if the first axis does not divide into even heads.
 
     Parameters
     ----------
@@ -205,15 +231,8 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     Returns
     -------
     array
-        The same rows. Row 2i + j of a head (j = 0, 1) in the interleaved layout is row
-        j * head_dim/2 + i in the half layout.
-
-    Raises
-    ------
-    RopeError
-        If the first axis does not divide into heads of an even size, or ``to`` is another word.
-    TypeError
-        If w is no array, or num_heads no integer.
+        Row 2i + j of a head (j = 0, 1) in the interleaved layout is row j * head_dim/2 + i in the
+        half layout.
 
     Examples
     --------

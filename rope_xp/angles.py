@@ -22,8 +22,8 @@ from rope_xp._dispatch.call_cache import CachedCall, CallSignature
 from rope_xp._dispatch.choose import choice
 
 CosSinPair: TypeAlias = tuple[Array, Array]
-Builder: TypeAlias = Callable[[CallSignature], CosSinPair | None]
-"""Computes cos and sin for positions of one signature; None where the slow path must run."""
+UnitRotation: TypeAlias = tuple[CachedCall, Array, int]
+"""The cached rotation of pairs (1, 0), these pairs, and their number."""
 _BATCH_NAMES = "abcefg"
 
 
@@ -52,8 +52,6 @@ class Angles:
     >>> q, k = np.ones((1, 3, 8, 64), np.float32), np.ones((1, 3, 2, 64), np.float32)
     >>> rope = rope_xp.RoPE(layout="half")
     >>> angles = rope.at([1000, 1001, 1002], like=q)
-    >>> angles.cos.shape
-    (3, 32)
     >>> for layer in range(32):
     ...     q_rotated, k_rotated = angles.apply(q, k)
     >>> bool((q_rotated == rope.rotate(q, [1000, 1001, 1002])).all())
@@ -73,34 +71,18 @@ class Angles:
         axes: str | None = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys.
+        """Rotate queries and keys. See :meth:`rope_xp.RoPE.apply`.
 
-        Parameters
-        ----------
-        q, k, axes, out
-            As for :meth:`rope_xp.RoPE.apply`.
-
-        Returns
-        -------
-        q_rotated, k_rotated : array
-            In every bit what :meth:`rope_xp.RoPE.apply` returns, if ``like`` was of float64 where q
-            and k are. XLA and compilers of GPUs may fuse multiply-add in another way in each: 2 ulp
-            apart at most.
-
-        Raises
-        ------
-        RopeError, TypeError
-            As :meth:`rope_xp.RoPE.apply`; also where q is of another library than the angles.
+        Results are equal in every bit, if ``like`` was of float64 where q and k are. XLA and
+        compilers of GPUs may fuse multiply-add in another way in each: 2 ulp apart at most.
+        TypeError also where q is of another library than the angles.
 
         Examples
         --------
         >>> import numpy as np
         >>> import rope_xp
         >>> q, k = np.ones((1, 8, 3, 64)), np.ones((1, 2, 3, 64))
-        >>> angles = rope_xp.RoPE().at([5, 6, 7], like=q)
-        >>> q_rotated, k_rotated = angles.apply(q, k, axes="bhsd")
-        >>> k_rotated.shape
-        (1, 2, 3, 64)
+        >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
         rope, tables = self.rope, (self.cos, self.sin)
         signature = call_cache.signature((Angles, rope), (q, k), None, axes, out, False, tables)
@@ -110,7 +92,7 @@ class Angles:
         return rotated_q, rotated_k
 
     def rotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
-        """Rotate one array; x, axes and out are those of :meth:`rope_xp.RoPE.rotate`.
+        """Rotate one array. See :meth:`rope_xp.RoPE.rotate`.
 
         Examples
         --------
@@ -157,52 +139,54 @@ def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:
     """Return the angles of positions for arrays such as ``like``."""
     signature = call_cache.signature((build_angles, rope), (like,), positions, None, None, False)
     if signature is not None:
-        cached = call_cache.CALLS.get(signature.key)
-        results = None if cached is None else cached(signature)
-        if results is not None:
-            (cos, sin), inverse = results
-            return Angles(cos, sin, rope, inverse)
-    backend, lookup, inverse_lookup = parse_tables.angles(rope, positions, like)
-    tables, forward = compute_cos_sin(backend, lookup, signature)
-    cos, sin = backend.materialize(*tables)
-    inverse = backward = None
-    if inverse_lookup is not None:
-        undo, backward = compute_cos_sin(backend, inverse_lookup, signature)
-        inverse = backend.materialize(*undo)
-    if signature is not None and forward and (backward or inverse is None):
-        call_cache.CALLS.store(signature.key, _join_builders(forward, backward))
-    return Angles(cos, sin, rope, inverse)
+        cached_call = call_cache.CALLS.get(signature.key)
+        tables = None if cached_call is None else cached_call(signature)
+        if tables is not None:
+            (cos, sin), *inverse = tables
+            return Angles(cos, sin, rope, *inverse)
+    backend, *lookups = parse_tables.angles(rope, positions, like)
+    computed = [
+        compute_cos_sin(backend, lookup, signature) for lookup in lookups if lookup is not None
+    ]
+    (cos, sin), *inverse = [backend.materialize(*tables) for tables, _ in computed]
+    rotations = [rotation for _, rotation in computed if rotation]
+    if signature is not None and len(rotations) == len(computed):
+        call_cache.CALLS.store(signature.key, _bind_rotations(rotations))
+    return Angles(cos, sin, rope, *inverse)
 
 
-def _join_builders(forward: Builder, backward: Builder | None) -> Callable[[CallSignature], Any]:
-    def build_both(signature: CallSignature) -> tuple[CosSinPair, CosSinPair | None] | None:
-        tables, inverse = forward(signature), None
-        if tables is not None and backward is not None:
-            inverse = backward(signature)
-        return None if tables is None or (backward and inverse is None) else (tables, inverse)
+def _bind_rotations(
+    rotations: list[UnitRotation],
+) -> Callable[[CallSignature], list[CosSinPair] | None]:
+    def build_tables(signature: CallSignature) -> list[CosSinPair] | None:
+        tables = []
+        for rotate, unit, pairs in rotations:
+            results = rotate(signature._replace(arrays=(unit,)))
+            if results is None:
+                return None
+            tables.append((results[0][..., :pairs], results[0][..., pairs:]))
+        return tables
 
-    return build_both
+    return build_tables
 
 
 def compute_cos_sin(
     backend: Backend, lookup: TableLookup, signature: CallSignature | None = None
-) -> tuple[CosSinPair, Builder | None]:
-    """Return cos and sin, (batch..., tokens, r/2), by a kernel where it can rotate (1, 0) to them.
-
-    Also a builder for later calls of the signature, None where they cannot be cached.
-    """
+) -> tuple[CosSinPair, UnitRotation | None]:
+    """Return cos and sin, (batch..., tokens, r/2), and the rotation to cache for the signature."""
     paths = [path for path in backend.paths if path.makes_tables]
     path = paths[0] if paths else None
     if path is not None and choice.name in (None, path.name) and not backend.is_compiling():
-        results = _rotate_unit_pairs(path, backend, lookup, signature)
-        if results is not None:
-            return results
+        computed = _rotate_unit_pairs(path, backend, lookup, signature)
+        if computed is not None:
+            return computed
     return backend.cos_sin(lookup), None
 
 
 def _rotate_unit_pairs(
     path: Path, backend: Backend, lookup: TableLookup, signature: CallSignature | None
-) -> tuple[CosSinPair, Builder | None] | None:
+) -> tuple[CosSinPair, UnitRotation | None] | None:
+    """Return cos and sin as a kernel rotates (1, 0) to them, None where it cannot."""
     rows = (lookup.tokens,)
     if lookup.whole is not None:
         rows = tuple(lookup.whole.shape)[lookup.components > 0 :]
@@ -222,28 +206,15 @@ def _rotate_unit_pairs(
         results = path.run(call)
     except PathUnavailable:
         return None
-    cached: CachedCall | None = None
+    rotation = None
     if signature is not None:
-        cached = call_cache.specialize(call, path, signature, results)
-    return _split(results[0], pairs), cached and _bind_unit(cached, unit, pairs)
-
-
-def _bind_unit(rotate: CachedCall, unit: Array, pairs: int) -> Builder:
-    def build(signature: CallSignature) -> CosSinPair | None:
-        results = rotate(signature._replace(arrays=(unit,)))
-        return None if results is None else _split(results[0], pairs)
-
-    return build
-
-
-def _split(rotated: Array, pairs: int) -> CosSinPair:
-    return rotated[..., :pairs], rotated[..., pairs:]
+        cached_call = call_cache.specialize(call, path, signature, results)
+        rotation = None if cached_call is None else (cached_call, unit, pairs)
+    return (results[0][..., :pairs], results[0][..., pairs:]), rotation
 
 
 @cached(64)
 def _unit_pairs(pairs: int, dtype: str) -> np.ndarray:
-    """Return pairs (1, -0): a product with 1 is exact, and to add -0 changes no bit.
-
-    A sum of zeros is -0 only where both are, and there the cosine is positive.
-    """
+    # (1, -0): a product with 1 is exact, and to add -0 changes no bit. A sum of zeros is -0 only
+    # where both are, and there the cosine is positive.
     return np.repeat(np.array([1.0, -0.0], dtype), pairs)

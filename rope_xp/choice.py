@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,16 @@ from rope_xp._rotation.angles import with_axes
 from rope_xp.angles import Angles, build_angles
 from rope_xp.rope import Positions, RoPE
 
+_SHARED = "layout", "rotary_dim", "rotary_offset", "position_axes"
+_shared_fields = attrgetter(*_SHARED)
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """A RoPE for each sequence of a batch, of a few that rotate the same pairs.
 
-    For batches whose requests differ in scaling: long and short contexts of LongRoPE, factors that
-    depend on the length of a request. Cos and sin are computed for every rope, and selected for
-    each sequence; q and k are rotated once.
+    For requests that differ in scaling, such as long and short contexts of LongRoPE. Cos and sin
+    are computed for every rope, and selected for each sequence; q and k are rotated once.
 
     Parameters
     ----------
@@ -40,10 +43,8 @@ class Choice:
 
     Raises
     ------
-    RopeError
-        If ropes differ in what they rotate, or a number is out of range.
-    TypeError
-        If ropes is no tuple of RoPE, or which no array of integers.
+    RopeError, TypeError
+        If ropes differ in what they rotate, or a value is out of range or of the wrong type.
 
     Examples
     --------
@@ -71,12 +72,11 @@ class Choice:
             raise TypeError(msg)
         for i, rope in enumerate(self.ropes):
             fields.check_rope(rope, RoPE, f"ropes[{i}]")
-            if _layout_fields(rope) != _layout_fields(self.ropes[0]):
+            first, values = _shared_fields(self.ropes[0]), _shared_fields(rope)
+            if values != first:
                 msg = (
                     "ropes must rotate the same pairs, by the same components of positions: "
-                    "(layout, rotary_dim, rotary_offset, position_axes) is "
-                    f"{_layout_fields(rope)} in ropes[{i}] and {_layout_fields(self.ropes[0])} in "
-                    "ropes[0]"
+                    f"({', '.join(_SHARED)}) is {values} in ropes[{i}] and {first} in ropes[0]"
                 )
                 raise RopeError(msg)
         self._read_which()
@@ -101,17 +101,9 @@ class Choice:
     def at(self, positions: Positions, *, like: Array) -> Angles:
         """Return the angles of positions, each sequence's by its own RoPE.
 
-        Parameters
-        ----------
-        positions, like
-            As for :meth:`rope_xp.RoPE.at`, whose errors it raises; also where ``which`` is of
-            another library or device than ``like``.
-
-        Returns
-        -------
-        Angles
-            For all layers of a forward pass; (batch..., tokens, r/2). The bits of each sequence are
-            those of its RoPE, if ``like`` has the width of the arrays.
+        See :meth:`rope_xp.RoPE.at`. The bits of each sequence are those of its RoPE, if ``like``
+        has the width of the arrays. An error also where ``which`` is of another library or device
+        than ``like``.
 
         Examples
         --------
@@ -149,12 +141,7 @@ class Choice:
         axes: str | None = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys, each sequence by its own RoPE.
-
-        Parameters
-        ----------
-        q, k, positions, axes, out
-            As for :meth:`rope_xp.RoPE.apply`.
+        """Rotate queries and keys, each sequence by its own RoPE. See :meth:`rope_xp.RoPE.apply`.
 
         Examples
         --------
@@ -176,7 +163,7 @@ class Choice:
         axes: str | None = None,
         out: ArrayT | None = None,
     ) -> ArrayT:
-        """Rotate one array; see :meth:`apply`."""
+        """Rotate one array. See :meth:`rope_xp.RoPE.rotate`."""
         return self._angles_of(x, positions, axes).rotate(x, axes=axes, out=out)
 
     def unrotate(
@@ -187,7 +174,7 @@ class Choice:
         axes: str | None = None,
         out: ArrayT | None = None,
     ) -> ArrayT:
-        """Undo :meth:`rotate`; see :meth:`rope_xp.RoPE.unrotate`."""
+        """Undo :meth:`rotate`. See :meth:`rope_xp.RoPE.unrotate`."""
         return self._angles_of(x, positions, axes).unrotate(x, axes=axes, out=out)
 
     def _angles_of(self, x: Array, positions: Positions, axes: str | None) -> Angles:
@@ -196,10 +183,6 @@ class Choice:
             tokens = x.shape[parse_axes(axes, len(x.shape), "x").tokens]
             positions = backend.arange(tokens, backend.device(x))
         return self.at(positions, like=x)
-
-
-def _layout_fields(rope: RoPE) -> tuple[Any, ...]:
-    return rope.layout, rope.rotary_dim, rope.rotary_offset, rope.position_axes
 
 
 def _select(

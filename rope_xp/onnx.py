@@ -17,12 +17,8 @@ from rope_xp.rope import RoPE
 
 __all__ = ["model", "nodes"]
 
-OPSET = 23
-"""The first with RotaryEmbedding."""
-
-IR_VERSION = 11
-"""The one that runtimes with this opset read; onnx would write its newest."""
-
+OPSET = 23  # the first with RotaryEmbedding
+IR_VERSION = 11  # the one that runtimes with this opset read; onnx would write its newest
 _FLOATS = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
@@ -72,10 +68,8 @@ def nodes(
 
     Raises
     ------
-    RopeError
-        If the operator cannot express the rope, or a number is out of range.
-    TypeError
-        If an argument is of the wrong type.
+    RopeError, TypeError
+        If the operator cannot express the rope, or an argument is out of range or of another type.
 
     Examples
     --------
@@ -87,33 +81,38 @@ def nodes(
     >>> [(table.name, list(table.dims)) for table in tables]
     [('rope_cos', [4096, 32]), ('rope_sin', [4096, 32])]
     """
-    head_dim, max_positions, num_heads = _sizes(head_dim, max_positions, num_heads)
-    rotary_dim = _check_expressible(rope, head_dim, dtype)
+    # onnx takes only Python's integers, which the checks return.
+    head_dim = numbers.check_positive_int("head_dim", head_dim)
+    max_positions = numbers.check_positive_int("max_positions", max_positions)
+    if num_heads is not None:
+        num_heads = numbers.check_positive_int("num_heads", num_heads)
+    numbers.check_one_of("dtype", dtype, tuple(_FLOATS))
+    fields.check_rope(rope, RoPE)
+    rotary_dim = _check_expressible(rope, head_dim)
     if isinstance(inputs, str) or len(inputs) != 2:
         msg = f"inputs must be two names, of the value to rotate and its positions; got {inputs!r}"
         raise RopeError(msg)
     x, positions = inputs
     cos, sin = f"{name}_cos", f"{name}_sin"
     wide_x, wide_y = (x, output) if dtype == "float32" else (f"{name}_x", f"{name}_y")
-    rotation = helper.make_node("RotaryEmbedding", [wide_x, cos, sin, positions], [wide_y], name)
-    attributes = {
-        "interleaved": int(rope.layout == "interleaved"),
-        "num_heads": num_heads,
-        "rotary_embedding_dim": None if rotary_dim == head_dim else rotary_dim,
-    }
-    rotation.attribute.extend(
-        helper.make_attribute(key, value) for key, value in attributes.items() if value is not None
+    rotation = helper.make_node(
+        "RotaryEmbedding",
+        [wide_x, cos, sin, positions],
+        [wide_y],
+        name,
+        interleaved=int(rope.layout == "interleaved"),
+        num_heads=num_heads,  # None writes no attribute
+        rotary_embedding_dim=None if rotary_dim == head_dim else rotary_dim,
     )
-    graph_nodes = [rotation]
-    if dtype != "float32":
-        widen = helper.make_node("Cast", [x], [wide_x], f"{name}_widen", to=TensorProto.FLOAT)
-        narrow = helper.make_node("Cast", [wide_y], [output], f"{name}_narrow", to=_FLOATS[dtype])
-        graph_nodes = [widen, rotation, narrow]
-    tables = rope.cos_sin(np.arange(max_positions), head_dim)
-    return graph_nodes, [
-        numpy_helper.from_array(np.ascontiguousarray(table), table_name)
-        for table, table_name in zip(tables, (cos, sin), strict=True)
+    pair = zip(rope.cos_sin(np.arange(max_positions), head_dim), (cos, sin), strict=True)
+    tables = [
+        numpy_helper.from_array(np.ascontiguousarray(t), table_name) for t, table_name in pair
     ]
+    if dtype == "float32":
+        return [rotation], tables
+    widen = helper.make_node("Cast", [x], [wide_x], f"{name}_widen", to=TensorProto.FLOAT)
+    narrow = helper.make_node("Cast", [wide_y], [output], f"{name}_narrow", to=_FLOATS[dtype])
+    return [widen, rotation, narrow], tables
 
 
 def model(
@@ -124,7 +123,7 @@ def model(
     num_heads: int | None = None,
     dtype: str = "float32",
 ) -> onnx.ModelProto:
-    """Return a model that rotates one array ``x`` by ``position_ids`` into ``y``.
+    """Return a model of opset 23 that rotates one array ``x`` by ``position_ids`` into ``y``.
 
     Parameters
     ----------
@@ -135,7 +134,6 @@ def model(
     Returns
     -------
     onnx.ModelProto
-        Of opset 23.
 
     Raises
     ------
@@ -152,59 +150,31 @@ def model(
     >>> [value.name for value in model.graph.input]
     ['x', 'position_ids']
     """
-    head_dim, max_positions, num_heads = _sizes(head_dim, max_positions, num_heads)
     graph_nodes, tables = nodes(rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype)
-    shape: list[str | int] = ["batch", "heads", "tokens", head_dim]
+    shape: list[str | int] = ["batch", "heads", "tokens", int(head_dim)]
     if num_heads is not None:
-        shape = ["batch", "tokens", num_heads * head_dim]
-    graph = helper.make_graph(
-        graph_nodes,
-        "rope",
-        [
-            helper.make_tensor_value_info("x", _FLOATS[dtype], shape),
-            helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "tokens"]),
-        ],
-        [helper.make_tensor_value_info("y", _FLOATS[dtype], shape)],
-        tables,
-    )
-    opset = helper.make_opsetid("", OPSET)
+        shape = ["batch", "tokens", int(num_heads) * int(head_dim)]
+    x, y = (helper.make_tensor_value_info(name, _FLOATS[dtype], shape) for name in "xy")
+    axes = ["batch", "tokens"]
+    positions = helper.make_tensor_value_info("position_ids", TensorProto.INT64, axes)
+    graph = helper.make_graph(graph_nodes, "rope", [x, positions], [y], tables)
+    opsets = [helper.make_opsetid("", OPSET)]
     return helper.make_model(
-        graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="rope_xp"
+        graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="rope_xp"
     )
 
 
-def _sizes(
-    head_dim: object, max_positions: object, num_heads: object
-) -> tuple[int, int, int | None]:
-    """Check sizes; return Python integers, the only ones that onnx takes."""
-    return (
-        numbers.check_positive_int("head_dim", head_dim),
-        numbers.check_positive_int("max_positions", max_positions),
-        None if num_heads is None else numbers.check_positive_int("num_heads", num_heads),
-    )
-
-
-def _check_expressible(rope: RoPE, head_dim: int, dtype: str) -> int:
+def _check_expressible(rope: RoPE, head_dim: int) -> int:
     """Check what the operator can express; return how many components it rotates."""
-    fields.check_rope(rope, RoPE)
-    numbers.check_one_of("dtype", dtype, tuple(_FLOATS))
     if rope.layout == "interleaved_to_half":
-        raise _cannot(
-            "layout='interleaved_to_half'",
-            "take layout='interleaved': attention scores are the same, as q and k are reordered "
-            "alike",
-        )
-    if rope.position_axes is not None:
-        raise _cannot("position_axes", "trace the model by torch.onnx.export or ndonnx")
-    rotary_dim, offset = slice_of(rope, head_dim)
-    if offset:
-        raise _cannot(
-            f"a slice that starts at component {offset}",
-            f"split it off x, rotate it alone as a head of {rotary_dim} components, and join them "
-            "again",
-        )
-    return rotary_dim
-
-
-def _cannot(what: str, remedy: str) -> RopeError:
-    return RopeError(f"RotaryEmbedding of ONNX cannot express {what}; {remedy}")
+        problem = "layout='interleaved_to_half'; take layout='interleaved': attention scores are "
+        problem += "the same, as q and k are reordered alike"
+    elif rope.position_axes is not None:
+        problem = "position_axes; trace the model by torch.onnx.export or ndonnx"
+    else:
+        rotary_dim, offset = slice_of(rope, head_dim)
+        if not offset:
+            return rotary_dim
+        problem = f"a slice that starts at component {offset}; split it off x, rotate it alone as "
+        problem += f"a head of {rotary_dim} components, and join them again"
+    raise RopeError(f"RotaryEmbedding of ONNX cannot express {problem}")

@@ -15,8 +15,7 @@ import numpy as np
 from tiny_shared import COMBINATIONS
 
 from rope_xp._cli import terminal
-from rope_xp._cli.curves import DASHES
-from rope_xp._cli.plots import STYLES, picture
+from rope_xp._cli.plots import DASHES, STYLES, picture
 
 LABELS = {"none": "none", "sinusoidal": "sinusoidal", "shaw": "Shaw", "rope": "RoPE"}
 UNIT = "loss: nats per character; mean over seeds, and least to largest"

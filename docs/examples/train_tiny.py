@@ -26,7 +26,7 @@ from tiny_shared import COMBINATIONS, Config, Saved, loss_of_counts, save, text
 from torch import Tensor
 from torch.nn import functional
 
-from rope_xp._cli import arguments, terminal
+from rope_xp._cli import terminal
 
 BATCH = 16
 """Windows of a step."""
@@ -121,11 +121,11 @@ def parser() -> argparse.ArgumentParser:
     attentions, encodings = (
         list(dict.fromkeys(names)) for names in zip(*COMBINATIONS, strict=True)
     )
-    add("--steps", type=arguments.count, default=300, metavar="N", help="default %(default)s")
+    add("--steps", type=terminal.count, default=300, metavar="N", help="default %(default)s")
     add("--seeds", type=int, nargs="+", default=[0], metavar="N", help="default 0")
     add("--encodings", nargs="+", choices=encodings, default=encodings, help="default: all")
     add("--attention", nargs="+", choices=attentions, default=attentions, help="default: both")
-    add("--threads", type=arguments.count, metavar="N", help="of torch; default: as torch chooses")
+    add("--threads", type=terminal.count, metavar="N", help="of torch; default: as torch chooses")
     out = "picture to write, default %(default)s"
     add("--out", type=Path, default=Path("curves.png"), metavar="FILE.png", help=out)
     add("--json", type=Path, metavar="FILE", help="results to write")

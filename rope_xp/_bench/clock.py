@@ -45,13 +45,14 @@ def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> Spread:
 
 
 def turns_of_seconds(target: Target, repeat: int, *actions: Action) -> list[list[float]]:
-    """Return the seconds of each action, one for each turn, after a turn to warm up.
+    """Return the seconds of each action until its results are there, one for each turn."""
 
-    Actions take turns, so that a busy moment of the machine hits all of them. Their order changes,
-    so that memory freed by one does not always favour the same other. The clock stops once results
-    have been computed.
-    """
-    return take_turns(lambda action: _seconds(target, action), repeat, actions)
+    def seconds(action: Action) -> float:
+        start = time.perf_counter()
+        wait(target, action())  # and frees what it returned, before the next action allocates
+        return time.perf_counter() - start
+
+    return take_turns(seconds, repeat, actions)
 
 
 def best_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
@@ -62,7 +63,11 @@ def best_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
 def take_turns(
     seconds: Callable[[Action], float], repeat: int, actions: tuple[Action, ...]
 ) -> list[list[float]]:
-    """Time actions in turns by a function of one of them."""
+    """Time actions by a function of one of them, in turns after one to warm up.
+
+    A busy moment of the machine hits all of them. Their order changes, so that memory freed by one
+    does not always favour the same other.
+    """
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(repeat + 1):
         for i in np.random.default_rng(turn).permutation(len(actions)):
@@ -99,9 +104,3 @@ def wait(target: Target, results: tuple[Any, ...]) -> None:
     """Return once results have been computed."""
     for result in results:
         target.wait(result)
-
-
-def _seconds(target: Target, action: Action) -> float:
-    start = time.perf_counter()
-    wait(target, action())  # and frees what it returned, before the next action allocates
-    return time.perf_counter() - start

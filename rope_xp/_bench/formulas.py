@@ -1,11 +1,8 @@
 """Two references: the rotation in float64, and the float32 formula in common use.
 
-The demo, the tests and the benchmarks compare rope_xp with these, which share no code with it.
-
-A float64 product ``position * frequency`` is rounded by at most 2**-53 of itself, and its frequency
-by as much, so an angle is off by at most ``position * frequency * 2**-52``: 2.3e-9 at position
-10**7 and frequency 1, where rounding a cosine to float32 costs up to 3e-8. Up to that position the
-reference is exact enough. At 2**31 it is off by 4.8e-7, and mpmath has to take its place.
+They share no code with rope_xp. A float64 angle is off by at most ``position * frequency *
+2**-52``: 2.3e-9 at position 10**7 and frequency 1, where rounding a cosine to float32 costs up to
+3e-8. At 2**31 it is off by 4.8e-7, and mpmath has to take the place of this reference.
 """
 
 import importlib
@@ -36,9 +33,8 @@ def rotate_exact(
 ) -> NDArray[np.float64]:
     """Rotate in float64: a pair is a complex number, and turning it is one product.
 
-    x is (batch, tokens, heads, head_dim), positions (tokens,) or (batch, tokens), frequencies
-    (r/2,). Components after the first r pass through. Off by 3e-9 of the pair's length at most up
-    to position 10**7.
+    Shapes are those of :func:`turns`; x is (batch, tokens, heads, head_dim). Components after the
+    first r pass through.
     """
     x = np.asarray(x, dtype=np.float64)
     unit = turns(positions, frequencies)
@@ -69,13 +65,11 @@ def usual_cos_sin(
 
 
 def usual_rotate(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
-    """Rotate x, (batch, tokens, heads, head_dim), by the formula of most model libraries.
+    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama.
 
-    It is that of Hugging Face's Llama, in layout "half". Its angles are off by some 2**-24 of
-    themselves: 0.06 at position 10**6.
+    Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
     """
-    cos, sin = usual_cos_sin(xp, positions, x.shape[-1], base)
-    return usual_apply_tables(xp, x, cos, sin)
+    return usual_apply_tables(xp, x, *usual_cos_sin(xp, positions, x.shape[-1], base))
 
 
 def usual_apply_tables(xp: Namespace, x: Array, cos: Array, sin: Array) -> Array:

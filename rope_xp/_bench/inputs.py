@@ -30,17 +30,8 @@ class Case(NamedTuple):
 
 
 def find(name: str) -> Target:
-    """Return a target by its name.
-
-    Raises
-    ------
-    Absent
-        If its library or device is not here, or this version of rope_xp does not know it.
-    """
-    if name not in targets.NAMES:
-        msg = f"{name}: not known to this version of rope_xp"
-        raise Absent(msg)
-    target = targets.find(name)
+    """Return a target by its name; raise Absent where this machine or rope_xp does not have it."""
+    target = targets.find(name) if name in targets.NAMES else "not known to this version of rope_xp"
     if isinstance(target, str):
         msg = f"{name}: {target}"
         raise Absent(msg)
@@ -69,25 +60,19 @@ def case(
     dtype: str = "float32",
     heads: tuple[int, int] = HEADS,
 ) -> Case:
-    """Return inputs of some tokens from position ``start``; the same ones at every call.
+    """Return inputs of some tokens from position ``start``, the same ones at every call; or raise.
 
-    Raises
-    ------
-    Absent
-        As :func:`find`; or if the dtype is not here.
+    It raises Absent as :func:`find` and :func:`numpy_dtype` do.
     """
     target = find(name)
     random = np.random.default_rng(0)
-    q, k = (
-        _put(target, random.standard_normal((1, tokens, count, HEAD_DIM), np.float32), dtype)
-        for count in heads
-    )
+
+    def draw(heads: int) -> Array:
+        host = random.standard_normal((1, tokens, heads, HEAD_DIM), np.float32)
+        if target.library == "torch":  # its own bfloat16 rounds as ml_dtypes does
+            xp = target.backend.xp
+            return xp.astype(target.put(host), getattr(xp, dtype))
+        return target.put(host.astype(numpy_dtype(dtype)))
+
     positions = target.put(np.arange(start, start + tokens, dtype=np.int32))
-    return Case(target, q, k, positions)
-
-
-def _put(target: Target, host: np.ndarray, dtype: str) -> Array:
-    if target.library == "torch":  # its own bfloat16 rounds as ml_dtypes does
-        xp = target.backend.xp
-        return xp.astype(target.put(host), getattr(xp, dtype))
-    return target.put(host.astype(numpy_dtype(dtype)))
+    return Case(target, draw(heads[0]), draw(heads[1]), positions)

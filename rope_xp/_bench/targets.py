@@ -18,24 +18,24 @@ from rope_xp._dispatch.find import Library
 
 NAMES = ("numpy:cpu", "torch:cpu", "torch:gpu", "jax:cpu", "jax:gpu", "cupy:gpu", "dask:cpu")
 """Every target, whatever is installed."""
+_NO_ACCELERATOR = "no accelerator found"
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A library on one device."""
+    """A library on one device.
+
+    ``put`` copies a numpy array to the device, and ``fetch`` copies one back; ``copy`` makes a new
+    array of the library, and ``wait`` returns once an array has been computed.
+    """
 
     name: str
-    """As in :data:`NAMES`."""
     backend: Backend
     put: Callable[[np.ndarray], Array]
-    """Copy a numpy array to the device."""
     fetch: Callable[[Array], np.ndarray]
-    """Copy an array of the library to a numpy array."""
     copy: Callable[[Array], Array]
-    """Copy an array of the library to a new one."""
     wait: Callable[[Array], object]
-    """Return once an array has been computed."""
 
     @property
     def library(self) -> str:
@@ -55,19 +55,19 @@ def find(name: str) -> Target | str:
     # Imported late: asv_benchmarks may first put an older library's table in its place.
     from rope_xp._dispatch.find import libraries
 
-    wanted = name.partition(":")[0]
-    library = next((library for library in libraries if library.name == wanted), None)
+    library_name = name.partition(":")[0]
+    library = next((library for library in libraries if library.name == library_name), None)
     if library is None:  # the table of an older rope_xp is shorter
-        return f"this rope_xp has no backend for {wanted}"
+        return f"this rope_xp has no backend for {library_name}"
     backend = load(library)
     if isinstance(backend, str):
         return backend
-    return _attempt(lambda: _BUILDERS[name](name, backend))
+    return _attempt(lambda: _BUILDERS[library_name](name, backend))
 
 
-def devices(library: Library) -> list[str] | str:
+def list_devices(library: Library) -> list[str] | str:
     """Return the devices of a library by its own names, or why there is none."""
-    return _attempt(lambda: _list_devices(library.name) or "no device found")
+    return _attempt(lambda: _name_devices(library.name) or "no device found")
 
 
 def _attempt(action: Callable[[], Result]) -> Result | str:
@@ -91,7 +91,7 @@ def _build_torch(name: str, backend: Backend) -> Target | str:
     device = torch.device("cpu")
     if name.endswith(":gpu"):
         if not torch.accelerator.is_available():
-            return "no accelerator found"
+            return _NO_ACCELERATOR
         device = torch.accelerator.current_accelerator()
 
     def wait(x: Array) -> object:
@@ -115,33 +115,25 @@ def _build_torch(name: str, backend: Backend) -> Target | str:
 
 def _build_jax(name: str, backend: Backend) -> Target | str:
     jax = importlib.import_module("jax")
-    device = jax.devices()[0]
-    if name.endswith(":cpu"):
-        device = jax.devices("cpu")[0]
-    elif device.platform == "cpu":
-        return "no accelerator found"
-    return Target(
-        name,
-        backend,
-        lambda host: jax.device_put(host, device),
-        np.asarray,
-        jax.numpy.copy,
-        jax.block_until_ready,
-    )
+    device = jax.devices("cpu" if name.endswith(":cpu") else None)[0]
+    if name.endswith(":gpu") and device.platform == "cpu":
+        return _NO_ACCELERATOR
+
+    def put(host: np.ndarray) -> Array:
+        return jax.device_put(host, device)
+
+    return Target(name, backend, put, np.asarray, jax.numpy.copy, jax.block_until_ready)
 
 
 def _build_cupy(name: str, backend: Backend) -> Target | str:
     cupy = importlib.import_module("cupy")
     if not cupy.cuda.is_available():
-        return "no accelerator found"
-    return Target(
-        name,
-        backend,
-        cupy.asarray,
-        cupy.asnumpy,
-        cupy.copy,
-        lambda _: cupy.cuda.get_current_stream().synchronize(),
-    )
+        return _NO_ACCELERATOR
+
+    def wait(_: Array) -> object:
+        return cupy.cuda.get_current_stream().synchronize()
+
+    return Target(name, backend, cupy.asarray, cupy.asnumpy, cupy.copy, wait)
 
 
 def _build_dask(name: str, backend: Backend) -> Target:
@@ -159,17 +151,15 @@ def _build_dask(name: str, backend: Backend) -> Target:
 
 
 _BUILDERS: dict[str, Callable[[str, Backend], Target | str]] = {
-    "numpy:cpu": _build_numpy,
-    "torch:cpu": _build_torch,
-    "torch:gpu": _build_torch,
-    "jax:cpu": _build_jax,
-    "jax:gpu": _build_jax,
-    "cupy:gpu": _build_cupy,
-    "dask:cpu": _build_dask,
+    "numpy": _build_numpy,
+    "torch": _build_torch,
+    "jax": _build_jax,
+    "cupy": _build_cupy,
+    "dask": _build_dask,
 }
 
 
-def _list_devices(library: str) -> list[str]:
+def _name_devices(library: str) -> list[str]:
     module = importlib.import_module(library)
     if library == "jax":
         return [f"{d.platform}:{d.id} ({d.device_kind})" for d in module.devices()]

@@ -4,121 +4,119 @@ TARGET is ``package.module:function``, called as ``function(q, k, positions)`` o
 positions)``; or a folder with a config.json, or that file. Of a folder the configuration is read,
 and the weights if asked for: from safetensors alone, without code that comes with them.
 
-The keys of the JSON object of a function are ``target``, ``rope`` (its fields), ``error`` (by
-position, null where positions are refused), ``passes``, ``frequencies``, ``notes``, ``faults`` and
-``differences`` (from ``--config``); where it is none, ``target`` and ``faults``. Those of a model
-are ``target`` and ``findings``, each with ``severity``, ``module``, ``kind``, ``what``, ``effect``
-and ``mend``.
+The JSON object of a function has its ``rope``, the ``error`` by position (null where positions are
+refused), ``notes``, ``faults``, and ``differences`` from ``--config``; where it is none, ``faults``
+alone. That of a model has ``findings``.
 """
 
 import argparse
 import importlib
+import importlib.util
 import json
 import math
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, is_dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import arguments, check_model, plots, terminal
-from rope_xp._core.errors import BROKEN, RopeError
+from rope_xp._cli import inspect_config, plots, suspicions, terminal
+from rope_xp._cli.reading import read_config
+from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES, CallError
-from rope_xp.testing._differences import list_differences
+from rope_xp.testing._compare import list_differences
+
+_TABLES_ADVICE = (
+    "It takes cos and sin: give --tables package.module:function, which makes them from positions"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("target", metavar="TARGET", help="package.module:function, or a folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw frequencies beside the nearest rule's"
-    )
-    of_function = parser.add_argument_group("of a function")
-    of_function.add_argument(
-        "--head-dim",
-        type=arguments.count,
-        default=128,
-        metavar="N",
-        help="default %(default)s",
-    )
-    of_function.add_argument(
-        "--axes", default="bhsd", help="names of the axes of its arrays; default %(default)s"
-    )
-    of_function.add_argument(
-        "--heads", type=arguments.count, default=2, metavar="N", help="default %(default)s"
-    )
-    of_function.add_argument(
-        "--components",
-        type=arguments.count,
-        metavar="N",
-        help="of a position; default: tried",
-    )
-    of_function.add_argument(
-        "--tables",
-        metavar="package.module:function",
-        help="from positions to cos and sin, which it then takes in their place",
-    )
-    of_function.add_argument("--library", choices=LIBRARIES, help="default: tried")
-    of_function.add_argument(
-        "--config", metavar="CONFIG", help="a config.json whose RoPE it must be"
-    )
-    of_model = parser.add_argument_group("of a model")
-    of_model.add_argument(
-        "--weights", action="store_true", help="load the model by transformers, from safetensors"
-    )
-    of_model.add_argument(
-        "--layout",
-        choices=LAYOUTS,
-        metavar="LAYOUT",
-        help=f"how components pair up, for a type that is not known: {', '.join(LAYOUTS)}",
-    )
-    of_model.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    plot_help = "draw frequencies beside the nearest rule's"
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot_help)
+    default, function = "default %(default)s", "package.module:function"
+    add = parser.add_argument_group("of a function").add_argument
+    add("--head-dim", type=terminal.count, default=128, metavar="N", help=default)
+    add("--axes", default="bhsd", help=f"names of the axes of its arrays; {default}")
+    add("--heads", type=terminal.count, default=2, metavar="N", help=default)
+    add("--components", type=terminal.count, metavar="N", help="of a position; default: tried")
+    tables_help = "from positions to cos and sin, which it then takes in their place"
+    add("--tables", metavar=function, help=tables_help)
+    add("--library", choices=LIBRARIES, help="default: tried")
+    add("--config", metavar="CONFIG", help="a config.json whose RoPE it must be")
+    add = parser.add_argument_group("of a model").add_argument
+    weights_help = "load the model by transformers, from safetensors"
+    add("--weights", action="store_true", help=weights_help)
+    layout_help = f"how components pair up, for a type that is not known: {', '.join(LAYOUTS)}"
+    add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help)
+    add("--strict", action="store_true", help="exit with 1 for warnings too")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what is wrong; return the exit status, 1 where something is."""
-    check_target = check_model.check_folder if Path(options.target).exists() else _check_function
-    return check_target(options)
+    return _check_model(options) if Path(options.target).exists() else _check_function(options)
 
 
 def _check_function(options: argparse.Namespace) -> int:
     function = _import_target(options.target)
     tables = None if options.tables is None else _import_target(options.tables)
-    like = None if options.library is None else _build_example(options.library)
-    expected = None if options.config is None else _read_rope(options.config, options.layout)
+    like = None
+    if options.library is not None:
+        xp = importlib.import_module({"jax": "jax.numpy"}.get(options.library, options.library))
+        like = xp.zeros(1, dtype=xp.float32)
+    expected = None
+    if options.config is not None:
+        expected = from_hf_config(options.config, layout=options.layout)
+        if not isinstance(expected, RoPE):
+            labels = f"{options.config} has a RoPE for each of {', '.join(expected)}"
+            raise RopeError(f"{labels}; a function is compared with one")
+    shape = {name: getattr(options, name) for name in ("axes", "heads", "components")}
     try:
-        result = identify(
-            function,
-            options.head_dim,
-            axes=options.axes,
-            tables=tables,
-            like=like,
-            heads=options.heads,
-            components=options.components,
-        )
+        result = identify(function, options.head_dim, tables=tables, like=like, **shape)
     except RopeError as error:
-        fault = _explain_failure(options, error) if isinstance(error, CallError) else str(error)
+        fault = str(error)
+        if isinstance(error, CallError):
+            takes_tables = re.search(r"'(cos|sin|freqs\w*)'", error.summary)
+            needs_tables = takes_tables and options.tables is None
+            advice = _TABLES_ADVICE if needs_tables else "Try --head-dim, --axes or --tables"
+            fault = f"{error.summary}. {advice}"
         if not options.json:
             return terminal.fail("check", fault)
         print(json.dumps({"target": options.target, "faults": [fault]}, indent=2))
         return 1
     mismatches = []
-    if expected is not None:
+    if isinstance(expected, RoPE):
         mismatches = list_differences(result.rope, expected, options.head_dim)
     if options.plot is not None:
-        _draw_result(options.plot, result, options.head_dim)
+        dim = result.rope.rotary_dim or options.head_dim
+        nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)
+        measured = replace(nearest, scaling=Measured(result.frequencies))
+        ropes = {"nearest rule": nearest, "as measured": measured}
+        plots.write_wavelengths(options.plot, {f"{dim} rotated components": (ropes, dim, {})})
     if options.json:
-        report = _build_report(options.target, result, mismatches)
+        rule = result.rope.scaling
+        name = {"name": type(rule).__name__}
+        report = {
+            "target": options.target,
+            "rope": vars(result.rope) | {"scaling": rule and name | vars(rule)},
+            "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
+            "passes": result.passes,
+            "frequencies": list(result.frequencies),
+            "notes": result.notes,
+            "faults": result.faults,
+            "differences": mismatches,
+        }
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print_result(result, mismatches)
-        print(terminal.folded("\n", _summarize(options, result, mismatches), 0))
+        _print_result(options, result, mismatches)
     return int(bool(result.faults or mismatches))
 
 
@@ -144,84 +142,90 @@ def _import_target(target: str) -> Callable[..., Any]:
     return value  # type: ignore[no-any-return]  # any callable
 
 
-def _build_example(library: str) -> Any:
-    xp = importlib.import_module({"jax": "jax.numpy"}.get(library, library))
-    return xp.zeros(1, dtype=xp.float32)
-
-
-def _read_rope(config: str, layout: Any) -> RoPE:
-    ropes = from_hf_config(config, layout=layout)
-    if isinstance(ropes, RoPE):
-        return ropes
-    labels = ", ".join(ropes)
-    raise RopeError(f"{config} has a RoPE for each of {labels}; a function is compared with one")
-
-
-# --- output --------------------------------------------------------------------------------------
-
-
-def _build_report(target: str, result: Identified, mismatches: list[str]) -> dict[str, Any]:
-    fields = dict(vars(result.rope))
-    scaling = result.rope.scaling
-    if is_dataclass(scaling) and not isinstance(scaling, type):
-        fields["scaling"] = {"name": type(scaling).__name__, **asdict(scaling)}
-    return {
-        "target": target,
-        "rope": fields,
-        "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
-        "passes": result.passes,
-        "frequencies": list(result.frequencies),
-        "notes": list(result.notes),
-        "faults": list(result.faults),
-        "differences": mismatches,
-    }
-
-
-def _print_result(result: Identified, mismatches: list[str]) -> None:
+def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
     print(terminal.plain_pairs([(name, str(value)) for name, value in vars(result.rope).items()]))
     print()
-    rows = [
-        (f"below {p}", f"{e:.1e}" if math.isfinite(e) else "refused")
-        for p, e in result.error.items()
-    ]
+    errors = {p: f"{e:.1e}" if math.isfinite(e) else "refused" for p, e in result.error.items()}
+    rows = [(f"below {position}", error) for position, error in errors.items()]
     terminal.table(("positions", "largest error of cos and sin"), rows, text_columns=1)
-    for title, sentences in (
-        ("notes", result.notes),
-        ("faults", result.faults),
-        ("unlike the configuration", mismatches),
-    ):
+    sections = {"notes": result.notes, "faults": result.faults}
+    for title, sentences in {**sections, "unlike the configuration": mismatches}.items():
         if sentences:
             terminal.print_list(title, sentences)
-
-
-def _summarize(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> str:
-    """Return a sentence on what was compared with what, and the outcome."""
+    outcome = "nothing is wrong"
+    if result.faults or mismatches:
+        outcome = "see above"
+    elif result.passes is not None:
+        outcome = (
+            "no fault, but cos and sin are off by more than 1e-2 from position "
+            f"{result.passes} on, as any angle is that is a product in float32"
+        )
     reference = "exact angles" + ("" if options.config is None else f" and {options.config}")
     scope = f"Pairs, frequencies and angles were compared with {reference}, at positions below "
-    scope += f"{max(result.error)}: "
-    if result.faults or mismatches:
-        return f"{scope}see above."
-    if result.passes is None:
-        return f"{scope}nothing is wrong."
-    return (
-        f"{scope}no fault, but cos and sin are off by more than 1e-2 from position {result.passes} "
-        "on, as any angle is that is a product in float32."
-    )
+    print(terminal.folded("\n", f"{scope}{max(result.error)}: {outcome}.", 0))
 
 
-def _explain_failure(options: argparse.Namespace, error: CallError) -> str:
-    advice = "Try --head-dim, --axes or --tables"
-    if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
-        advice = (
-            "It takes cos and sin: give --tables package.module:function, which makes them from "
-            "positions"
+def _check_model(options: argparse.Namespace) -> int:
+    try:
+        sentences = suspicions.find_suspicions(read_config(options.target, options.layout))
+        severity = "warning"
+    except RopeConfigError as error:
+        sentences, severity = [str(error)], "error"
+    row = {"severity": severity, "module": "config.json", "kind": "configuration"}
+    rest = {"effect": None, "mend": "Correct the file"}
+    findings = [{**row, "what": sentence, **rest} for sentence in sentences]
+    findings += _check_weights(options) if options.weights else ()
+    if options.plot is not None:
+        reading = read_config(options.target, options.layout)
+        inspect_config.draw_config(options.plot, reading, None)
+    if options.json:
+        print(json.dumps({"target": options.target, "findings": findings}, indent=2))
+    else:
+        _print_findings(options, findings)
+    return int(any(options.strict or row["severity"] == "error" for row in findings))
+
+
+def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the findings of the model as transformers loads it."""
+    missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
+    if missing:
+        names = " and ".join(missing)
+        raise RopeError(f"--weights needs {names} (pip install 'rope-xp[torch,transformers]')")
+    folder = Path(options.target)
+    folder = folder if folder.is_dir() else folder.parent
+    if not list(folder.glob("*.safetensors")):
+        raise RopeError(f"{folder} has no *.safetensors, and other files of weights are not read")
+    transformers = importlib.import_module("transformers")
+    check = importlib.import_module("rope_xp.integrations.transformers").check
+    try:
+        model = transformers.AutoModel.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
-    return f"{error.summary}. {advice}"
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise RopeError(f"{folder}: transformers cannot load it: {error}") from error
+    for finding in check(model):
+        effect = None if finding.effect is None else dict(finding.effect)
+        yield {**vars(finding), "effect": effect}
 
 
-def _draw_result(path: Path, result: Identified, head_dim: int) -> None:
-    dim = result.rope.rotary_dim or head_dim
-    nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)
-    measured = replace(nearest, scaling=Measured(result.frequencies))
-    ropes = {"nearest rule": nearest, "as measured": measured}
-    plots.write_wavelengths(path, {f"{dim} rotated components": (ropes, dim, {})})
+def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]]) -> None:
+    summary = f"The rotary keys of {options.target} were read as transformers reads them"
+    if options.weights:
+        summary += (
+            ", and of the loaded model buffers of frequencies, angles up to position 131071 and "
+            "functions that rotate were compared with them."
+        )
+    else:
+        summary += ". --weights loads the model too, and asks it for angles."
+    if not findings:
+        print(terminal.folded("", f"Nothing is wrong. {summary}", 0))
+        return
+    rows = []
+    for row in findings:
+        errors = (row["effect"] or {}).items()
+        texts = [f"{error:.2g} at {position}" for position, error in errors]
+        rows.append((row["severity"], row["module"], row["kind"], ", ".join(texts)))
+    terminal.table(("severity", "module", "kind", "cos and sin are off by"), rows, text_columns=4)
+    for row in findings:
+        print(f"\n{row['module']}: {row['what']}. {row['mend']}.")
+    print(terminal.folded("\n", summary, 0))

@@ -1,20 +1,27 @@
 """Options, the choice of libraries and the loop over jobs of the commands that time calls."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import importlib.util
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from rope_xp._bench import targets
-from rope_xp._bench.inputs import Absent
+from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
 from rope_xp._bench.targets import Target
-from rope_xp._cli import arguments, terminal
+from rope_xp._cli import terminal
 from rope_xp._core.errors import RopeError
 from rope_xp._dispatch import find
 
 Row = TypeVar("Row")
-Job: TypeAlias = tuple[str, Callable[[], Row]]
-"""A name, and a function that measures one row."""
+_OPTIONAL_PACKAGES = (
+    ("llvmlite", "the slower paths run", ("numpy:cpu", "torch:cpu")),
+    ("triton", "the slower paths run", ("torch:gpu",)),
+    ("ml_dtypes", "no bfloat16", ("numpy:cpu", "cupy:gpu", "dask:cpu")),
+)
+"""What is lost without a package, and on which targets."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +36,21 @@ class Skipped:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that times calls on libraries."""
-    parser.add_argument("--tokens", type=arguments.count, default=4096, help="default %(default)s")
+    parser.add_argument("--tokens", type=terminal.count, default=4096, help="default %(default)s")
     repeat_help = "timed calls, the best of which counts; default 5"
-    parser.add_argument("--repeat", type=arguments.count, default=5, help=repeat_help)
+    parser.add_argument("--repeat", type=terminal.count, default=5, help=repeat_help)
     timed = {name.partition(":")[0] for name in targets.NAMES}  # ndonnx only makes graphs
     names = [library.name for library in find.libraries if library.name in timed]
+    backend_help = f"only this library, {', '.join(names)}; may be repeated"
     parser.add_argument(
-        "--backend",
-        action="append",
-        choices=names,
-        metavar="NAME",
-        help=f"only this library, {', '.join(names)}; may be repeated",
+        "--backend", action="append", choices=names, metavar="NAME", help=backend_help
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def choose_targets(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
     """Return the targets to run on, by default all that are installed, and the skipped ones."""
-    chosen: list[Target] = []
-    skipped: list[Skipped] = []
+    chosen, skipped = list[Target](), list[Skipped]()
     for library in find.libraries:
         if libraries is not None and library.name not in libraries:
             continue
@@ -55,27 +58,49 @@ def choose_targets(libraries: list[str] | None) -> tuple[list[Target], list[Skip
         results = {name: targets.find(name) for name in names}
         installed = [target for target in results.values() if isinstance(target, Target)]
         reasons = {name: why for name, why in results.items() if isinstance(why, str)}
+        if reasons and not installed:  # one reason for all devices
+            reasons = {library.name: next(iter(reasons.values()))}
+        expected = bool(installed) or libraries is None
         chosen += installed
-        if installed:
-            skipped += [Skipped(name, why, expected=True) for name, why in reasons.items()]
-        elif reasons:
-            reason = next(iter(reasons.values()))
-            skipped.append(Skipped(library.name, reason, expected=libraries is None))
+        skipped += [Skipped(name, why, expected) for name, why in reasons.items()]
     return chosen, skipped
 
 
-def run_jobs(jobs: Sequence[Job[Row]]) -> tuple[list[Row], list[Skipped]]:
-    """Run jobs; return their rows and the jobs that failed."""
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
+def print_missing(chosen: list[Target], skipped: list[Skipped]) -> None:
+    """Print a line for each target that was skipped, and for each package that is missing."""
+    lines = [f"{'' if s.expected else 'PROBLEM: '}{s.target}: {s.reason}" for s in skipped]
+    for package, loss, affected in _OPTIONAL_PACKAGES:
+        names = [target.name for target in chosen if target.name in affected]
+        if names and importlib.util.find_spec(package) is None:
+            hint = f"not installed (pip install {package}); {loss}"
+            lines.append(f"{package}: {hint}: {', '.join(names)}")
+    print_folded(lines)
+
+
+def print_folded(lines: Iterable[str]) -> None:
+    """Print lines in 80 columns, in a file too."""
+    for line in lines:
+        print(textwrap.fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Skipped]]:
+    """Run functions, each of which measures one row; return the rows and the jobs that failed."""
+    rows, skipped = list[Row](), list[Skipped]()
     with terminal.progress(len(jobs)) as advance:
-        for name, measure in jobs:
+        for name, measure in jobs.items():
             advance(name)
             try:
                 rows.append(measure())
-            except Absent as error:
-                skipped.append(Skipped(name, str(error), expected=True))
             # A full GPU or an unfit driver must not stop the other targets.
-            except (RopeError, RuntimeError, MemoryError, ImportError) as error:
-                skipped.append(Skipped(name, str(error), expected=False))
+            except (Absent, RopeError, RuntimeError, MemoryError, ImportError) as error:
+                skipped.append(Skipped(name, str(error), isinstance(error, Absent)))
     return rows, skipped
+
+
+def print_json(
+    tokens: int, heads: tuple[int, int], rows: list[Row], skipped: list[Skipped], **facts: object
+) -> None:
+    """Print one JSON object: the inputs, the rows, the skipped targets and other facts."""
+    names = {"tokens": tokens, "heads": dict(zip("qk", heads, strict=True)), "head_dim": HEAD_DIM}
+    report = {**names, "layout": "half", "base": BASE, "rows": rows, "skipped": skipped, **facts}
+    print(json.dumps(report, indent=2, default=vars))

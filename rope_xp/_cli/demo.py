@@ -1,12 +1,8 @@
-"""Rotate one attention layer of Llama-3-8B on every installed library, and compare the results.
-
-Each library rotates the same q and k, at positions from 0 and from a million. Its error and its
-time are compared with those of the float32 formula in common use.
-"""
+"""Rotate one attention layer of Llama-3-8B on every installed library, and compare the results."""
 
 import argparse
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,71 +24,55 @@ ULP_BOUND = 2.0
 _BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu", "dask:cpu"})
 _CHUNK = 256
 """Tokens compared at once: float64 copies of whole arrays would take ten times their memory."""
-
+_COLUMNS = ("target", "path", "from position", "error", "usual error", "ms", "x usual")
 Arrays = list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class DemoRow:
-    """The figures of one target from one start position."""
+    """The figures of one target from one start position, and of the usual formula in float32.
+
+    Differences from the first target are in ulp of the larger component of the pair.
+    """
 
     target: str
     start: int
     path: str
     seconds: float
     times_usual: float
-    """How many times as fast as the formula in common use."""
     max_error: float
     usual_max_error: float
-    """Of the float32 formula in common use, in the same library."""
     error_bound: float
-    """The promised bound of ``max_error``."""
     ulp_from_first: float
-    """Largest difference from the first target, in ulp of the larger component of the pair."""
-    slower: str | None = None
-    """A package that is not installed and would make it faster, and how to install it."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """All figures of the demo."""
-
-    tokens: int
-    rows: list[DemoRow]
-    skipped: list[Skipped]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    choice.add_arguments(parser)
+add_arguments = choice.add_arguments
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo; return the exit status, 1 where a promise is broken."""
-    outcome = measure(options.tokens, options.repeat, options.backend)
-    problems = find_problems(outcome)
-    if options.json:
-        print(json.dumps(_build_report(outcome, problems), indent=2))
-    else:
-        _print_outcome(outcome, problems)
-    return 1 if problems else 0
-
-
-# --- measuring -----------------------------------------------------------------------------------
-
-
-def measure(tokens: int, repeat: int, libraries: list[str] | None) -> Outcome:
-    """Run every target that is installed, or all of the named libraries."""
-    chosen, skipped = choice.choose_targets(libraries)
+    chosen, missing = choice.choose_targets(options.backend)
     first: dict[int, Arrays] = {}
-
-    def build_job(target: Target, start: int) -> choice.Job[DemoRow]:
-        name = f"{target.name} from position {start}"
-        return name, lambda: measure_target(target, tokens, start, repeat, first)
-
-    jobs = [build_job(target, start) for target in chosen for start in STARTS]
+    jobs = {
+        f"{target.name} from position {start}": partial(
+            measure_target, target, options.tokens, start, options.repeat, first
+        )
+        for target in chosen
+        for start in STARTS
+    }
     rows, failed = choice.run_jobs(jobs)
-    return Outcome(tokens, rows, skipped + failed)
+    skipped = missing + failed
+    agreement, problems = summarize_agreement(rows), find_problems(rows, skipped)
+    if options.json:
+        facts = {"dtype": "float32", "ulp_bound": ULP_BOUND}
+        facts |= {"agreement": agreement, "problems": problems}
+        choice.print_json(options.tokens, HEADS, rows, skipped, **facts)
+    else:
+        if rows:
+            _print_rows(options.tokens, rows)
+        choice.print_folded([agreement, *(f"PROBLEM: {text}" for text in problems)])
+        choice.print_missing(chosen, [s for s in skipped if s.expected])
+    return int(bool(problems))
 
 
 def measure_target(
@@ -100,46 +80,45 @@ def measure_target(
 ) -> DemoRow:
     """Return the row of a target. ``first`` holds results of the first target, by start."""
     _, q, k, positions = case(target.name, tokens, start)
-    usual = formulas.usual_formula(target, BASE)
+    formula = formulas.usual_formula(target, BASE)
 
     def rotate() -> tuple[Array, ...]:
         return apply(q, k, positions, layout=LAYOUT, base=BASE)
 
     seconds, usual_seconds = clock.best_seconds(
-        target, repeat, rotate, lambda: usual(q, k, positions)
+        target, repeat, rotate, lambda: formula(q, k, positions)
     )
     arrays, results, usual_results = (
-        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), usual(q, k, positions))
+        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), formula(q, k, positions))
     )
-    explained = explain(q, k, positions, layout=LAYOUT, base=BASE)
-    others = first.setdefault(start, results)
+    reference = first.setdefault(start, results)
     error, usual_error, ulp = _compare(
-        arrays, target.fetch(positions), results, usual_results, others
+        target.fetch(positions), arrays, results, usual_results, reference
     )
     return DemoRow(
         target=target.name,
         start=start,
-        path=explained.path,
+        path=explain(q, k, positions, layout=LAYOUT, base=BASE).path,
         seconds=seconds,
         times_usual=usual_seconds / seconds,
         max_error=error,
         usual_max_error=usual_error,
         error_bound=ERROR_BOUND * max(float(np.max(np.abs(x))) for x in arrays),
         ulp_from_first=ulp,
-        slower=next((why for _, why in explained.declined if "not installed" in why), None),
     )
 
 
-def _compare(
-    arrays: Arrays, positions: NDArray[Any], results: Arrays, usual: Arrays, others: Arrays
-) -> list[float]:
-    """Return the maximum errors of results and of the usual formula, and the difference in ulp."""
+def _compare(positions: NDArray[Any], *tensors: Arrays) -> list[float]:
+    """Return the maximum errors of results and of the usual formula, and the difference in ulp.
+
+    The tensors are arrays, results, those of the usual formula and those of the first target.
+    """
     frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     maxima = []
     for start in range(0, len(positions), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        for tensors in zip(arrays, results, usual, others, strict=True):
-            x, y, approximate, other = (tensor[:, chunk] for tensor in tensors)
+        for whole in zip(*tensors, strict=True):
+            x, y, approximate, other = (tensor[:, chunk] for tensor in whole)
             exact = formulas.rotate_exact(x, positions[chunk], frequencies, LAYOUT)
             pairs = (*x.shape[:-1], 2, HEAD_DIM // 2)
             ulp = np.spacing(np.max(np.abs(x.reshape(pairs)), axis=-2, keepdims=True))
@@ -150,15 +129,12 @@ def _compare(
     return [float(m) for m in np.max(maxima, axis=0)]
 
 
-# --- judging -------------------------------------------------------------------------------------
-
-
-def find_problems(outcome: Outcome) -> list[str]:
+def find_problems(rows: list[DemoRow], skipped: list[Skipped]) -> list[str]:
     """Return the broken promises as sentences."""
-    problems = [f"{s.target} did not run: {s.reason}" for s in outcome.skipped if not s.expected]
-    for row in outcome.rows:
+    problems = [f"{s.target} did not run: {s.reason}" for s in skipped if not s.expected]
+    for row in rows:
         name = f"{row.target} from position {row.start}"
-        first = outcome.rows[0].target
+        first = rows[0].target
         # "not <=" holds for NaN too.
         if not row.max_error <= row.error_bound:
             problems.append(f"{name}: error {row.max_error:.1e} exceeds {row.error_bound:.1e}")
@@ -171,75 +147,38 @@ def find_problems(outcome: Outcome) -> list[str]:
 
 def summarize_agreement(rows: list[DemoRow]) -> str:
     """Return one line on whether the libraries agree."""
-    worst: dict[str, float] = {}
+    ulps: dict[str, float] = {}
     for row in rows:
-        worst[row.target] = float(np.maximum(worst.get(row.target, 0.0), row.ulp_from_first))
-    if not worst:
-        return "No library ran, so there is nothing to compare."
-    first, *others = worst
-    if not others:
-        return (
-            f"{first} is the only library that ran, and so it is compared with the plain formula "
-            f"in float64: off by {max(row.max_error for row in rows):.1e} at most, the usual "
-            f"formula in float32 by {max(row.usual_max_error for row in rows):.1e}."
-        )
-    agree = all(worst[name] <= ULP_BOUND for name in others)
-    distances = ", ".join(
-        f"{name} {'equal in every bit' if worst[name] == 0 else f'within {worst[name]:.2g} ulp'}"
-        for name in others
+        ulps[row.target] = float(np.maximum(ulps.get(row.target, 0.0), row.ulp_from_first))
+    if len(ulps) < 2:
+        return f"{rows[0].target} is the only library that ran." if rows else "No library ran."
+    _, *texts = (
+        name + (f" within {ulp:.2g} ulp" if ulp else " equal in every bit")
+        for name, ulp in ulps.items()
     )
-    return f"{'All libraries agree' if agree else 'THE LIBRARIES DIFFER'}. To {first}: {distances}."
+    agree = all(ulp <= ULP_BOUND for ulp in ulps.values())
+    verdict = "All libraries agree" if agree else "THE LIBRARIES DIFFER"
+    return f"{verdict}. To {rows[0].target}: {', '.join(texts)}."
 
 
-# --- printing ------------------------------------------------------------------------------------
-
-
-def _print_outcome(outcome: Outcome, problems: list[str]) -> None:
-    lines = [f"{s.target}: {s.reason}" for s in outcome.skipped if s.expected]
-    missing = sorted({row.slower for row in outcome.rows if row.slower})
-    lines += [f"slower than it need be: {reason}" for reason in missing]
-    for line in lines:
-        print(terminal.folded("", line, 2))
-    if outcome.rows:
-        _print_table(outcome)
-    for line in [summarize_agreement(outcome.rows), *(f"PROBLEM: {text}" for text in problems)]:
-        print(terminal.folded("", line, 2))
-
-
-def _print_table(outcome: Outcome) -> None:
-    q, k = (f"(1, {outcome.tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
-    print(f"q {q} and k {k}, float32,\nlayout {LAYOUT!r}, base {BASE:.0f}")
-    columns = ("target", "path", "from", "error", "formula's", "time", "x the formula")
-    rows = [
+def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
+    print(f"Beside the usual float32 formula in the same library, from position {STARTS[-1]}:")
+    for row in rows:
+        if row.start == STARTS[-1]:
+            errors = [f"{e:.0e}".replace("e-0", "e-") for e in (row.max_error, row.usual_max_error)]
+            ratio = float(f"{row.usual_max_error / max(row.max_error, 1e-12):.1g}")
+            fast = f"{clock.digits(row.times_usual)} times as fast"
+            print(f"{row.target}: error {errors[0]}, usual {errors[1]}: ", end="")
+            print(f"{ratio:,.0f} times as exact; {fast}")
+    q, k = (f"(1, {tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
+    print(f"\nq {q} and k {k}, float32, layout {LAYOUT!r},")
+    print(f"base {BASE:.0f}; errors are the largest differences from float64")
+    cells = [
         (
-            row.target,
-            row.path,
-            str(row.start),
-            f"{row.max_error:.1e}",
-            f"{row.usual_max_error:.1e}",
-            f"{row.seconds * 1e3:.2f} ms",
-            f"{row.times_usual:.2f}",
+            *(row.target, row.path, str(row.start)),
+            *(f"{row.max_error:.1e}", f"{row.usual_max_error:.1e}"),
+            *(f"{row.seconds * 1e3:.2f}", f"{row.times_usual:.2f}"),
         )
-        for row in outcome.rows
+        for row in rows
     ]
-    terminal.table(columns, rows, text_columns=2)
-    print(
-        "from:          the first position\n"
-        "error:         largest difference from float64\n"
-        "formula's:     that of the formula in common use, float32 position * inv_freq\n"
-        "x the formula: times as fast as that formula in the same library"
-    )
-
-
-def _build_report(outcome: Outcome, problems: list[str]) -> dict[str, Any]:
-    return {
-        **asdict(outcome),
-        "heads": dict(zip(("q", "k"), HEADS, strict=True)),
-        "head_dim": HEAD_DIM,
-        "dtype": "float32",
-        "layout": LAYOUT,
-        "base": BASE,
-        "ulp_bound": ULP_BOUND,
-        "agreement": summarize_agreement(outcome.rows),
-        "problems": problems,
-    }
+    terminal.table(_COLUMNS, cells, text_columns=2)

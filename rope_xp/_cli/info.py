@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -16,16 +15,16 @@ from rope_xp._arguments import parse
 from rope_xp._bench import targets
 from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
-from rope_xp._core import caches, versions
+from rope_xp._core import versions
 from rope_xp._core.errors import BROKEN
 from rope_xp._core.path import Path
-from rope_xp._dispatch import call_cache, find
-from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch import find
 from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
 
 _VARIABLE = "ROPE_XP_PATH"
-_STRICT = "array-api-strict"
+EMPTY: dict[str, Any] = {"version": None, "problem": None, "devices": [], "paths": {}}
+"""What is known of a library that is missing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,23 +44,21 @@ def run(options: argparse.Namespace) -> int:
 
 def build_report() -> dict[str, Any]:
     """Return everything as what JSON can hold. Keys do not depend on what is installed."""
-    libraries = {library.name: _describe_library(library) for library in find.libraries}
+    entries = importlib.metadata.entry_points(group=find.ENTRY_POINTS)
+    path, problem = os.environ.get(_VARIABLE) or None, None
+    try:
+        with rope_xp.use_path(path):
+            pass
+    except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
+        problem = str(error)
     return {
         "rope_xp": rope_xp.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "array_api_compat": importlib.metadata.version("array-api-compat"),
-        "libraries": {**libraries, _STRICT: _describe_strict()},
-        "third_party": {
-            entry.name: _describe_entry_point(entry)
-            for entry in importlib.metadata.entry_points(group=find.ENTRY_POINTS)
-        },
-        "choice": _describe_choice(),
-        "cached": {
-            "tables_bytes": caches.cached_bytes(),
-            "pinned_tables": len(caches.PINNED),
-            "calls": len(call_cache.CALLS),
-        },
+        "libraries": {library.name: _describe_library(library) for library in find.libraries},
+        "third_party": {entry.name: _describe_entry_point(entry) for entry in entries},
+        "choice": {"variable": _VARIABLE, "path": path, "problem": problem},
     }
 
 
@@ -69,76 +66,41 @@ def _describe_library(library: Library) -> dict[str, Any]:
     """Describe one row of the dispatch table."""
     backend = targets.load(library)
     if isinstance(backend, str):
-        return _build_row(problem=backend)
+        return {**EMPTY, "problem": backend}
     version = versions.find_version(library.name)
-    devices = targets.devices(library)
+    devices = targets.list_devices(library)
     if isinstance(devices, str):
-        return _build_row(version=version, problem=devices)
+        return {**EMPTY, "version": version, "problem": devices}
     missing = f"the {library.name} backend did not load it"
     paths: dict[str, str | None] = {
+        **dict.fromkeys(library.paths, missing),
         **{path.name: _find_decline_reason(library, path) for path in backend.paths},
         portable.NAME: None,
     }
-    lowest = versions.LOWEST[library.name]
-    row = _build_row(version, None, devices, {**dict.fromkeys(library.paths, missing), **paths})
-    return {**row, "lowest": lowest}
-
-
-def _describe_strict() -> dict[str, Any]:
-    """Describe array-api-strict, which the portable path serves without a row."""
-    if importlib.util.find_spec("array_api_strict") is None:
-        return _build_row(problem=f"not installed (pip install {_STRICT})")
-    try:
-        version = importlib.import_module("array_api_strict").__version__
-    except ImportError as error:
-        return _build_row(problem=f"broken: {error}")
-    return _build_row(version, None, ["cpu"], {portable.NAME: None})
-
-
-def _build_row(
-    version: str | None = None,
-    problem: str | None = None,
-    devices: list[str] | None = None,
-    paths: dict[str, str | None] | None = None,
-) -> dict[str, Any]:
-    return {"version": version, "problem": problem, "devices": devices or [], "paths": paths or {}}
+    row = {"version": version, "devices": devices, "paths": paths}
+    return {**EMPTY, **row, "lowest": versions.LOWEST[library.name]}
 
 
 def _find_decline_reason(library: Library, path: Path) -> str | None:
     """Return why a path declines a small, plain call on every device, None if one takes it."""
-    reasons = []
-    host = np.ones((1, 4, 2, 64), np.float32)
-    for name in targets.NAMES:
-        target = targets.find(name) if name.startswith(f"{library.name}:") else None
-        if not isinstance(target, Target):
-            continue
-        x = target.put(host)
-        call = parse.apply(rope_xp.RoPE(), x, x, None, None, None, None)
-        reason = path.decline_reason(call, forced=True)
-        if reason is None:
-            return None
-        reasons.append(reason)
-    return "; ".join(dict.fromkeys(reasons))
+    reasons: list[str | None] = []
+    names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
+    for target in map(targets.find, names):
+        if isinstance(target, Target):
+            x = target.put(np.ones((1, 4, 2, 64), np.float32))
+            call = parse.apply(rope_xp.RoPE(), x, x, None, None, None, None)
+            reasons.append(path.decline_reason(call, forced=True))
+    declined = [reason for reason in reasons if reason is not None]
+    return "; ".join(dict.fromkeys(declined)) if len(declined) == len(reasons) else None
 
 
 def _describe_entry_point(entry: importlib.metadata.EntryPoint) -> dict[str, Any]:
+    problem, names = None, []
     try:
-        backend: Backend = entry.load()
+        names = [*(path.name for path in entry.load().paths), portable.NAME]
     except BROKEN as error:
-        return {"object": entry.value, "problem": f"broken: {error}", "paths": []}
-    names = [*(path.name for path in backend.paths), portable.NAME]
-    return {"object": entry.value, "problem": None, "paths": names}
-
-
-def _describe_choice() -> dict[str, str | None]:
-    name = os.environ.get(_VARIABLE) or None
-    problem = None
-    try:
-        with rope_xp.use_path(name):
-            pass
-    except (rope_xp.RopeError, rope_xp.MissingBackendError) as error:
-        problem = str(error)
-    return {"variable": _VARIABLE, "path": name, "problem": problem}
+        problem = f"broken: {error}"
+    return {"object": entry.value, "problem": problem, "paths": names}
 
 
 def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -158,9 +120,6 @@ def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"third-party {name}", f"{row['object']}: {outcome}"
     if not report["third_party"]:
         yield "third-party", "none registered"
-    cached = report["cached"]
-    tables = f"tables of {cached['tables_bytes'] / 2**20:.1f} MiB, {cached['calls']} calls"
-    yield "cached by this report", f"{tables}; rope_xp.clear_caches() frees them"
     choice = report["choice"]
     yield _VARIABLE, choice["path"] or "not set"
     yield "choice", choice["problem"] or choice["path"] or "automatic: the fastest path"

@@ -1,66 +1,68 @@
 """Report what a Hugging Face configuration says of its rotary embedding, and what is odd there.
 
 The keys of the JSON object are always there. null stands for what is not known or does not apply:
-
-- ``model_type``, ``checked`` (whether the table knows it), ``part`` (of the configuration)
-- ``by_default``: sizes that the configuration leaves out, as the class of the model type has them
-- ``layers``: for each type of layer ``layer_type``, ``count``, ``rotated``, ``rope_type``, ``rule``
-  (``name``, ``fields``), ``base``, ``base_by_default`` (not in the file), ``layout``,
-  ``head_dim``, ``rotary_dim``, ``rotary_offset``, ``pairs``, ``pairs_per_component`` (of a
-  position: time, height, width, or row, column), ``original_context``, ``extended_context``,
-  ``depends_on_length``, ``attention_factor``, ``softmax_scale``, ``wavelengths``, ``python`` (an
-  assignment to paste, null for a rule that is none of rope_xp's)
-- ``wavelengths``: ``length`` (null where it does not matter), ``fastest`` and ``slowest`` in tokens
-  (null where it never turns), ``standing_pairs``, ``below_one_turn_in_original`` and
-  ``below_one_turn_in_extended``, which count pairs; one entry, or one for each length shown
-- ``layers_without_rotation``: numbers of layers
-- ``notes`` (what is in order, and must be heeded) and ``suspicious``: sentences
+``python`` for a rule that is none of rope_xp's, ``slowest`` where a pair never turns. ``fastest``
+and ``slowest`` are in tokens; ``by_default`` has the sizes that the configuration leaves out, and
+``pairs_per_component`` the pairs of time, height and width, or of row and column.
 """
 
 import argparse
 import json
-from dataclasses import replace
+import math
+import pprint
+import textwrap
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
-from rope_xp._cli import arguments, config_report, config_words, plots
-from rope_xp._cli.reading import Layers, Reading, read_config
+from rope_xp._cli import plots, suspicions, terminal
+from rope_xp._cli.reading import (
+    Layers,
+    Reading,
+    count_layers,
+    has_base,
+    list_defaults,
+    list_unrotated,
+    read_config,
+)
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
+
+_LEGEND = {
+    "length": "tokens of the context, if frequencies depend on it",
+    "fastest": "tokens in which the fastest pair makes one turn",
+    "slowest": "the same of the slowest pair",
+    "original": "pairs that make less than one turn in the original context",
+    "extended": "pairs that do in the extended context",
+}
+_ELSEWHERE = ("layer_type", "count", "rotated", "wavelengths", "python")
+"""Keys that the title and the table show."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="a config.json, or its directory")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw the wavelengths of all pairs"
-    )
-    parser.add_argument(
-        "--layout",
-        choices=LAYOUTS,
-        metavar="LAYOUT",
-        help=f"how components pair up, for a model type that is not known: {', '.join(LAYOUTS)}",
-    )
-    parser.add_argument(
-        "--length",
-        type=arguments.count,
-        metavar="N",
-        help="tokens of the context, for rules that depend on it; default: the trained context "
-        "and a longer one",
-    )
+    add = parser.add_argument
+    add("config", metavar="CONFIG", help="a config.json, or its directory")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the wavelengths of all pairs")
+    layout_help = "how components pair up, for a model type that is not known: "
+    add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help + ", ".join(LAYOUTS))
+    length_help = "tokens of the context, for rules that depend on it; default: the trained context"
+    add("--length", type=terminal.count, metavar="N", help=f"{length_help} and a longer one")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; return the exit status, 1 where there is nothing to report on."""
     reading = read_config(options.config, options.layout)
-    report = config_report.build_report(reading, options.length)
+    facts = build_report(reading, options.length)
     if options.plot is not None:
         draw_config(options.plot, reading, options.length)
     if options.json:
-        print(json.dumps(report, indent=2, allow_nan=False))
+        print(json.dumps(facts, indent=2, allow_nan=False))
     else:
-        config_words.print_report(report)
+        print_report(facts)
     return 0
 
 
@@ -68,28 +70,175 @@ def draw_config(path: Path, reading: Reading, requested: int | None) -> None:
     """Draw the wavelengths of each layer type, for a context length if one was requested."""
     drawings = {}
     for layers in reading.layers:
-        if layers.slice_rope is None or layers.rotated is None:
+        if layers.rope is None or layers.rotated is None:
             continue
+        rope = replace(layers.rope, rotary_offset=0)
+        name = type(rope.scaling).__name__
+        ropes = {"without a rule": replace(rope, scaling=None)}
+        for n in layers.list_lengths(requested):
+            ropes[f"{name} at {n} tokens"] = rope.for_length(n)
+        if rope.scaling is not None and not layers.depends_on_length:
+            ropes[name] = rope
+        names = ("original context", "extended context")
+        contexts = {k: n for k, n in zip(names, layers.contexts, strict=True) if n is not None}
+        if len(set(contexts.values())) == 1:
+            contexts = {"context": min(contexts.values())}
         title = f"{layers.label or 'all layers'}, {layers.rotated} rotated components"
-        ropes = _collect_ropes(layers, layers.slice_rope, requested)
-        drawings[title] = (ropes, layers.rotated, _name_contexts(layers))
+        drawings[title] = (ropes, layers.rotated, contexts)
     if not drawings:
         raise RopeError("there is nothing to draw, as head_dim is not known")
     plots.write_wavelengths(path, drawings)
 
 
-def _collect_ropes(layers: Layers, rope: RoPE, requested: int | None) -> dict[str, RoPE]:
-    ropes = {"without a rule": replace(rope, scaling=None)}
-    name = type(rope.scaling).__name__
-    for n in layers.list_lengths(requested):
-        ropes[f"{name} at {n} tokens"] = rope.for_length(n)
-    if rope.scaling is not None and not layers.depends_on_length:
-        ropes[name] = rope
-    return ropes
+def build_report(reading: Reading, requested: int | None = None) -> dict[str, Any]:
+    """Return the report on a configuration, for a context length if one was requested."""
+    model_type = reading.part.get("model_type")
+    return {
+        "model_type": None if model_type is None else str(model_type),
+        "checked": suspicions.is_checked(model_type),
+        "part": reading.path or None,
+        "layers": [_describe_layers(layers, requested) for layers in reading.layers],
+        "by_default": list_defaults(reading),
+        "layers_without_rotation": list_unrotated(reading.part, reading.model),
+        "notes": suspicions.find_notes(reading, requested),
+        "suspicious": suspicions.find_suspicions(reading),
+    }
 
 
-def _name_contexts(layers: Layers) -> dict[str, int]:
-    contexts = dict(zip(("original context", "extended context"), layers.contexts, strict=True))
-    known = {name: tokens for name, tokens in contexts.items() if tokens is not None}
-    distinct = set(known.values())
-    return {"context": distinct.pop()} if len(distinct) == 1 else known
+def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
+    rope, rotated = layers.rope, layers.rotated
+    axes = getattr(rope, "position_axes", None)
+    lengths: tuple[int | None, ...] = layers.list_lengths(requested) or (None,)
+    waves = [] if rope is None else [_measure_wavelengths(layers, rope, n) for n in lengths]
+    rule = getattr(rope, "scaling", None)
+    values = {f.name: getattr(rule, f.name) for f in fields(rule)} if is_dataclass(rule) else {}
+    return {
+        "layer_type": layers.label or None,
+        "count": count_layers(layers.source.config, layers.source.model, layers.label),
+        "rotated": rope is not None,
+        "rope_type": layers.source.parameters.get("rope_type"),
+        "rule": rule and {"name": type(rule).__name__, "fields": values},
+        "base": getattr(rope, "base", None),
+        "base_by_default": rope is not None and not has_base(layers.source, layers.label),
+        "layout": getattr(rope, "layout", None),
+        "head_dim": layers.head_dim,
+        "rotary_dim": None if rope is None else rotated,
+        "rotary_offset": getattr(rope, "rotary_offset", None),
+        "pairs": None if rope is None or rotated is None else rotated // 2,
+        "pairs_per_component": axes and [axes.count(a) for a in range(max(axes) + 1)],
+        "original_context": layers.contexts[0],
+        "extended_context": layers.contexts[1],
+        "depends_on_length": layers.depends_on_length,
+        "attention_factor": getattr(rope, "attention_factor", None),
+        "softmax_scale": getattr(rope, "softmax_scale", None),
+        "wavelengths": waves,
+        "python": format_assignment(layers.label if layers.label.isidentifier() else "rope", rope),
+    }
+
+
+def _measure_wavelengths(layers: Layers, rope: RoPE, length: int | None) -> dict[str, Any]:
+    # The offset of the rotated slice does not change its frequencies.
+    rope = replace(rope.for_length(length or 1), rotary_offset=0)
+    waves = [] if layers.rotated is None else rope.wavelengths(layers.rotated).tolist()
+    slower = [sum(w > n for w in waves) if waves and n else None for n in layers.contexts]
+    return {
+        "length": length,
+        "fastest": min(waves, default=None),
+        "slowest": None if math.inf in waves else max(waves, default=None),  # JSON has no infinity
+        "standing_pairs": waves.count(math.inf) if waves else None,
+        "below_one_turn_in_original": slower[0],
+        "below_one_turn_in_extended": slower[1],
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print a report in words: the facts under the names that they have in JSON."""
+    sizes = ", ".join(f"{key} = {size}" for key, size in report["by_default"].items())
+    exempt = report["layers_without_rotation"]
+    facts = [
+        ("model type", f"{report['model_type']}{'' if report['checked'] else ' (not checked)'}"),
+        ("part", report["part"]),
+        ("by default", sizes and f"{sizes} (not in the file)"),
+        ("not rotated", exempt and f"{len(exempt)} layers: {', '.join(map(str, exempt))}"),
+    ]
+    print(terminal.plain_pairs([(name, text) for name, text in facts if text]))
+    rows = []
+    for layers in report["layers"]:
+        name, count = layers["layer_type"] or "all layers", layers["count"]
+        number = "" if count is None else f" ({count})"
+        print(f"\n{name}{number}{'' if layers['rotated'] else ': no positions'}")
+        if layers["rotated"]:
+            shown = [(key, value) for key, value in layers.items() if key not in _ELSEWHERE]
+            texts = {
+                f"  {key.replace('_', ' ')}": _format_fact(value)
+                for key, value in shown
+                if value is not None and value is not False
+            }
+            print(terminal.plain_pairs(list(texts.items())))
+        for waves in layers["wavelengths"]:
+            tokens = [
+                "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
+                for n in (waves["fastest"], waves["slowest"])
+            ]
+            counts = [waves[f"below_one_turn_in_{context}"] for context in ("original", "extended")]
+            rows.append(
+                (
+                    *(name, str(waves["length"] or "any"), tokens[0]),
+                    "never turns" if waves["standing_pairs"] else tokens[1],
+                    *("unknown" if n is None else f"{n} of {layers['pairs']}" for n in counts),
+                )
+            )
+    if rows:
+        print()
+        terminal.table(("layers", *_LEGEND), rows, text_columns=1)
+        print(f"\n{terminal.plain_pairs([*_LEGEND.items()])}")
+    for title in ("notes", "suspicious"):
+        if report[title]:
+            terminal.print_list(title, report[title])
+    if not report["suspicious"]:
+        print("\nsuspicious: nothing")
+    texts_to_paste = [layers["python"] for layers in report["layers"] if layers["python"]]
+    if texts_to_paste:
+        print("\nin Python:\n\nimport rope_xp\n", *texts_to_paste, sep="\n")
+
+
+def _format_fact(value: Any) -> str:
+    if isinstance(value, dict):  # a scaling
+        values = {name: v for name, v in value["fields"].items() if v is not None}
+        texts = [
+            f"{name}=({len(v)} numbers from {min(v):g} to {max(v):g})"
+            if isinstance(v, tuple)
+            else f"{name}={v!r}"
+            for name, v in values.items()
+        ]
+        return f"{value['name']}({', '.join(texts)})"
+    if value is True:
+        return "yes"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def format_assignment(name: str, rope: RoPE | None) -> str | None:
+    """Return the lines ``name = rope_xp.RoPE(...)``, None if its scaling is not rope_xp's own."""
+    if rope is None:
+        return f"{name} = None"
+    rule = rope.scaling
+    if rule is not None and getattr(scaling, type(rule).__name__, None) is not type(rule):
+        return None
+    return f"{name} = {_format_value(rope)}"
+
+
+def _format_value(value: Any) -> str:
+    """Return the text of a field; that of a dataclass without the fields that have defaults."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    if not is_dataclass(value):
+        return pprint.pformat(value, width=60, compact=True)
+    is_rope = isinstance(value, RoPE)
+    lines = [
+        textwrap.indent(f"{field.name}={_format_value(getattr(value, field.name))},", " " * 4)
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
+        or (is_rope and field.name in ("base", "layout"))
+    ]
+    name = "rope_xp.RoPE" if is_rope else f"rope_xp.scaling.{type(value).__name__}"
+    return "\n".join([f"{name}(", *lines, ")"])

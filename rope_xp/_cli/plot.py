@@ -7,31 +7,121 @@
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from array_api_compat import numpy as xp
+from numpy.typing import NDArray
 
-from rope_xp._cli import arguments, curves, plots
+from rope_xp._bench import formulas
+from rope_xp._cli import plots, terminal
+from rope_xp._cli.plots import DASHES, INK, choose_style
 from rope_xp._core.errors import RopeError
 from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
 
+_POINTS = 300
+"""Of a curve, at most. Up to some forty tokens each is one distance, and there is no band."""
+_BAND = "line: mean of distances nearby; band: all of them"
+_DISTANCE = "distance of query and key, tokens"
+_BLOCKS, _BLOCK = 60, 64
+_EXACT_BELOW = 10_000_000
+"""Positions below which float64 is exact enough as a reference; see _bench.formulas."""
 
-def _draw_wavelengths(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
-    labelled = {}
-    for name, rope in ropes.items():
-        turning = analysis.turns(rope, head_dim, distance) >= 1
-        count = f"{np.count_nonzero(turning)} of {len(turning)} pairs turn within the context"
-        labelled[f"{name}; {count}"] = rope
-    plots.draw_wavelengths(axes, labelled, head_dim, {"context": distance})
+
+def draw_decay(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
+    """Draw RoFormer's bound over distance, in grey for the first of several."""
+    for i, (name, rope) in enumerate(ropes.items()):
+        bound = analysis.decay_bound(rope, head_dim, np.arange(1, distance + 1))
+        _draw_curve(axes, bound, name, i, len(ropes))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("bound on the score, mean of $|S_j|$")
+    _finish(axes, distance, _DISTANCE, _BAND)
 
 
-_KINDS = {
-    "decay": (curves.draw_decay, 4096),
-    "wavelengths": (_draw_wavelengths, 4096),
-    "score": (curves.draw_score, 32768),
-    "accuracy": (curves.draw_accuracy, 10_000_000),
+def draw_score(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
+    """Draw the score of two vectors of ones over distance, and where it is first negative."""
+    for i, (name, rope) in enumerate(ropes.items()):
+        first = analysis.max_distance(rope, head_dim, limit=distance)
+        sign = "not negative" if first is None else f"first negative at {first:,}"
+        score = analysis.score_curve(rope, head_dim, np.arange(1, distance + 1)) / head_dim
+        colour = _draw_curve(axes, score, f"{name}; {sign}", i, len(ropes))
+        if first is not None:
+            axes.plot([first], [0], "v", color=colour, markeredgecolor=INK, zorder=3)
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set_ylabel("score of all-ones vectors,\nshare of that at distance 0")
+    _finish(axes, distance, _DISTANCE, f"{_BAND}; triangle: first negative")
+
+
+def _draw_curve(axes: Any, values: NDArray[Any], label: str, i: int, curves: int) -> str:
+    """Draw values at distances from 1, which waver, as their mean and a band; return the colour."""
+    edges = np.unique(np.geomspace(1, len(values) + 1, _POINTS).round().astype(np.int64)) - 1
+    starts, counts = edges[:-1], np.diff(edges)
+    distances = np.arange(1, len(values) + 1)
+    middle, mean = (np.add.reduceat(numbers, starts) / counts for numbers in (distances, values))
+    low, high = (reduce.reduceat(values, starts) for reduce in (np.minimum, np.maximum))
+    colour, _ = choose_style(i, curves)
+    axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
+    axes.plot(middle, mean, color=colour, linestyle=DASHES[i], linewidth=1.4, label=label)
+    return colour
+
+
+def _finish(axes: Any, distance: int, label: str, title: str | None = None) -> None:
+    """Scale and name the x axis, and put the legend below it, where it hides no curve."""
+    axes.set_xscale("log")
+    axes.set_xlim(1, max(distance, 2))
+    axes.set_xlabel(label)
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
+    axes.get_figure().legend(fontsize=8, title=title, title_fontsize=8, **place)
+
+
+def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
+    """Draw the maximum error of cos and sin over position, of rope_xp and of the usual formula."""
+    if distance > _EXACT_BELOW:
+        msg = f"accuracy is measured against float64, up to position {_EXACT_BELOW}; got {distance}"
+        raise RopeError(msg)
+    if below := [name for name, rope in ropes.items() if rope.base < 1]:
+        msg = f"accuracy is measured where no frequency exceeds 1, for bases from 1; got {below[0]}"
+        raise RopeError(msg)
+    stops = np.unique(np.geomspace(1, distance, _BLOCKS).round().astype(np.int64))
+    errors = [
+        np.array([_measure_errors(rope, head_dim, int(stop)) for stop in stops])
+        for rope in ropes.values()
+    ]
+    for column, (method, line) in enumerate((("float32 product", "--"), ("rope_xp", "-"))):
+        for i, name in enumerate(ropes):
+            look = {"color": choose_style(i, len(ropes))[0], "linewidth": 1.2}
+            axes.plot(stops, errors[i][:, column], line, label=f"{method}, {name}", **look)
+    axes.set_yscale("log")
+    axes.set_ylabel("largest error of cos and sin,\nabsolute")
+    _finish(axes, distance, "position, tokens")
+
+
+def _measure_errors(rope: RoPE, head_dim: int, stop: int) -> tuple[float, ...]:
+    """Return the errors of the usual formula and of rope_xp in the block of positions at an end."""
+    positions = np.arange(max(1, stop - _BLOCK + 1), stop + 1)
+    exact = formulas.turns(positions, rope.base ** (-np.arange(0, head_dim, 2) / head_dim))
+    usual_tables = formulas.usual_cos_sin(xp, positions, head_dim, rope.base)
+    tables = (
+        [table[:, : head_dim // 2] for table in usual_tables],
+        rope.cos_sin(positions, head_dim),
+    )
+    return tuple(
+        float(max(np.abs(cos - exact.real).max(), np.abs(sin - exact.imag).max()))
+        for cos, sin in tables
+    )
+
+
+_KINDS: dict[str, tuple[Callable[[Any, dict[str, RoPE], int, int], None], int]] = {
+    "decay": (draw_decay, 4096),
+    "wavelengths": (
+        lambda axes, ropes, dim, n: plots.draw_wavelengths(axes, ropes, dim, {"context": n}),
+        4096,
+    ),
+    "score": (draw_score, 32768),
+    "accuracy": (draw_accuracy, 10_000_000),
 }
 """The function that draws each kind, and its default distance."""
 
@@ -43,32 +133,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{parser.prog} [-h] {{{','.join(_KINDS)}}}\n"
         "    [--base B [B ...]] [--head-dim N] [--distance N] [--out FILE.png]"
     )
-    parser.add_argument("kind", choices=_KINDS, help="what to draw")
-    parser.add_argument(
-        "--base",
-        type=arguments.positive,
-        nargs="+",
-        default=[10_000.0],
-        metavar="B",
-        help="bases to compare in one picture, up to five; default 10000",
-    )
-    parser.add_argument(
-        "--head-dim",
-        type=arguments.count,
-        default=128,
-        metavar="N",
-        help="default %(default)s",
-    )
+    add = parser.add_argument
+    add("kind", choices=_KINDS, help="what to draw")
+    base_help = "bases to compare in one picture, up to five; default 10000"
+    add("--base", type=terminal.positive, nargs="+", default=[1e4], metavar="B", help=base_help)
+    add("--head-dim", type=terminal.count, default=128, metavar="N", help="default %(default)s")
     defaults = ", ".join(f"{kind} {distance}" for kind, (_, distance) in _KINDS.items())
-    parser.add_argument(
-        "--distance",
-        type=arguments.count,
-        metavar="N",
-        help=f"tokens up to which to draw, for wavelengths the context; default: {defaults}",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.png", help="where to write; default: KIND.png"
-    )
+    distance_help = f"tokens up to which to draw, for wavelengths the context; default: {defaults}"
+    add("--distance", type=terminal.count, metavar="N", help=distance_help)
+    add("--out", type=Path, metavar="FILE.png", help="where to write; default: KIND.png")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,9 +152,9 @@ def run(options: argparse.Namespace) -> int:
         raise RopeError(f"--out {path} names no file; give a name such as {options.kind}.png")
     path = path if path.suffix else path.with_suffix(".png")
     ropes = {f"base {base:,.10g}": RoPE(base=base) for base in options.base}
-    most = len(plots.STYLES)
-    if len(ropes) > most:
-        raise RopeError(f"{most} bases at most can be told apart in one picture; got {len(ropes)}")
+    limit = len(plots.STYLES)
+    if len(ropes) > limit:
+        raise RopeError(f"{limit} bases at most can be told apart in one picture; got {len(ropes)}")
     try:
         with plots.picture(path) as (axes,):
             axes.set_title(f"head of {options.head_dim} components")

@@ -15,6 +15,8 @@ from rope_xp.rope import RoPE
 
 # Of Okabe and Ito, distinct under common colour blindness; grey is for the reference.
 STYLES = (("#7F7F7F", "o"), ("#0072B2", "."), ("#D55E00", "x"), ("#009E73", "+"), ("#CC79A7", "d"))
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+"""A line for each colour of STYLES, distinct in black and white."""
 INK = "#767676"
 """Colour of words and lines: visible on white and on dark pages."""
 _SIZE = (5.2, 3.5)
@@ -46,8 +48,18 @@ def draw_wavelengths(
     legend counts them.
     """
     axes.set_yscale("log")
-    for i, (name, rope) in enumerate(ropes.items()):
-        _draw_rope(axes, name, rope.wavelengths(head_dim), *choose_style(i, len(ropes)))
+    for i, (label, rope) in enumerate(ropes.items()):
+        wavelengths = rope.wavelengths(head_dim)
+        pairs, turning = np.arange(len(wavelengths)), np.isfinite(wavelengths)
+        standing = pairs[~turning]
+        note = f";\n{standing.size} of {len(pairs)} pairs do not turn (triangles)"
+        colour, marker = choose_style(i, len(ropes))
+        look = {"color": colour, "markersize": 4, "label": label + note * bool(standing.size)}
+        look["markerfacecolor"] = "none" if marker == "o" else colour
+        axes.plot(pairs[turning], wavelengths[turning], marker, **look)
+        if standing.size:
+            edge = axes.get_xaxis_transform()  # x in pairs, y as a share of the height
+            axes.plot(standing, 0.97 + 0 * standing, "^", c=colour, ms=4, transform=edge)
     for i, (name, tokens) in enumerate(sorted(contexts.items(), key=lambda item: item[1])):
         axes.axhline(tokens, color=INK, linestyle="--", linewidth=0.8)
         axes.annotate(
@@ -63,21 +75,6 @@ def draw_wavelengths(
     axes.set_xlabel("pair")
     axes.set_ylabel("tokens of a full turn")
     axes.legend(loc="lower right", fontsize=8)
-
-
-def _draw_rope(axes: Any, name: str, wavelengths: Any, colour: str, marker: str) -> None:
-    pairs = np.arange(len(wavelengths))
-    turning = np.isfinite(wavelengths)
-    standing = pairs[~turning]
-    if standing.size:
-        name += f";\n{standing.size} of {len(pairs)} pairs do not turn (triangles)"
-    look = {"color": colour, "markersize": 4}
-    face = "none" if marker == "o" else colour
-    line = pairs[turning], wavelengths[turning]
-    axes.plot(*line, marker, label=name, markerfacecolor=face, **look)
-    if standing.size:
-        edge = axes.get_xaxis_transform()  # x in pairs, y as a share of the height
-        axes.plot(standing, np.full(standing.size, 0.97), "^", transform=edge, **look)
 
 
 def write_wavelengths(

@@ -2,65 +2,44 @@
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rope_xp._core.typing import Layout
-from rope_xp.hf import _files, _keys, _scaling, _table, from_hf_config
-from rope_xp.hf._model import FLAT, Model, Parameters
+from rope_xp.hf import _build, _files, _keys, _scaling, from_hf_config
+from rope_xp.hf._keys import EXTENDED, FLAT, TRAINED, Model
+from rope_xp.hf._scaling import Source
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
 
-TRAINED = "original_max_position_embeddings"
-EXTENDED = "max_position_embeddings"
+PERIODS = {
+    "gemma3": ("sliding_window_pattern", 6, 5),
+    "modernbert": ("global_attn_every_n_layers", 3, 0),
+}
+"""Key of the period of layers with full attention, its default, and the first of these layers."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers of one type: their parameters, their RoPE and their sizes."""
+    """Layers of one type. A number is None where the configuration does not say it.
+
+    ``rope`` is None for layers without positions; ``rotated`` counts rotated components. The two
+    ``contexts`` are the original and the extended length.
+    """
 
     label: str
-    source: _scaling.Source
+    source: Source
     rope: RoPE | None
-    """None for layers without positions."""
     head_dim: int | None
+    rotated: int | None
+    contexts: tuple[int | None, int | None]
+    depends_on_length: bool
 
     @property
-    def parameters(self) -> Parameters:
-        """The rotary parameters, with defaults filled in."""
-        return self.source.parameters
-
-    @property
-    def rotated(self) -> int | None:
-        """Number of rotated components, None where the configuration does not say."""
-        rotary_dim = None if self.rope is None else self.rope.rotary_dim
-        return self.head_dim if rotary_dim is None else rotary_dim
-
-    @property
-    def slice_rope(self) -> RoPE | None:
-        """The RoPE of the rotated slice alone: its offset does not change its frequencies."""
-        return None if self.rope is None else replace(self.rope, rotary_offset=0)
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the frequencies change with the length of the context."""
-        return self.rope is not None and self.rope.for_length(1) is not self.rope
-
-    @property
-    def contexts(self) -> tuple[int | None, int | None]:
-        """Original and extended length of the context, None where the configuration omits one."""
-        # Perhaps no scaling read them, so they are checked here.
-        extended = _keys.read_size({EXTENDED: self.source.extended}, EXTENDED)
-        extended = extended or self.source.model.sizes.get(EXTENDED)
-        trained = _keys.read_size({TRAINED: self.source.original}, TRAINED)
-        scaling = None if self.rope is None else self.rope.scaling
-        if trained is None and not isinstance(scaling, Linear | NTK):
-            trained = extended  # Linear and NTK extend a context whose length they do not hold
-        if isinstance(scaling, YaRN) and trained is not None and trained == extended:
-            # Qwen's files leave max_position_embeddings at the trained length.
-            extended = round(scaling.factor * trained)
-        return trained, extended
+    def prefix(self) -> str:
+        """What begins a sentence on these layers."""
+        return self.label and f"{self.label}: "
 
     def list_lengths(self, requested: int | None) -> tuple[int, ...]:
         """Return the lengths at which to report frequencies; none where length does not matter."""
@@ -77,59 +56,60 @@ class Layers:
 
 @dataclass(frozen=True)
 class Reading:
-    """A configuration that was read."""
+    """A configuration that was read, with the argument ``layout``.
+
+    ``part`` has the rotary embedding, and ``path`` the keys that lead there.
+    """
 
     part: Mapping[str, Any]
-    """The part with the rotary embedding: the language model, or the whole."""
     path: str
-    """Keys that lead to the part, such as "text_config"; empty if it is the whole."""
     model: Model
     layout: Layout | None
-    """The layout argument."""
     layers: tuple[Layers, ...]
 
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
     """Read a configuration; arguments as of :func:`rope_xp.from_hf_config`."""
     whole = _files.read_mapping(config)
-    result = from_hf_config(whole, layout=layout)
-    ropes = result if isinstance(result, dict) else {FLAT: result}
+    ropes = from_hf_config(whole, layout=layout)
     part = _keys.find_language_part(whole)
-    model = _fill_sizes(part, _table.find_model(part, layout))
+    model = _build.find_model(part, layout)
+    if _list_missing_sizes(part, model):
+        model = replace(model, sizes={**_read_default_sizes(part), **model.sizes})
     parameters = _keys.read_layers(part, model)
     layers = []
-    for label, rope in ropes.items():
+    for label, rope in (ropes if isinstance(ropes, dict) else {FLAT: ropes}).items():
         where = f"rope_parameters.{label}" if label else "rope_parameters"
         source = _scaling.Source(part, model, parameters[label] or {}, where)
-        layers.append(Layers(label, source, rope, _read_head_dim(part, model, label)))
-        _ = layers[-1].contexts  # raises if a length is no size
-    return Reading(part, _find_path(whole), model, layout, tuple(layers))
+        head_dim = _read_head_dim(part, model, label)
+        rotated = head_dim if rope is None or rope.rotary_dim is None else rope.rotary_dim
+        depends_on_length = rope is not None and rope.for_length(1) is not rope
+        sizes = (head_dim, rotated, _find_contexts(source, rope))
+        layers.append(Layers(label, source, rope, *sizes, depends_on_length))
+    path, place = [], whole
+    while names := [name for name in _keys.PARTS if isinstance(place.get(name), Mapping)]:
+        path.append(names[0])
+        place = place[names[0]]
+    return Reading(part, ".".join(path), model, layout, tuple(layers))
 
 
-def _find_path(config: Mapping[str, Any]) -> str:
-    for name in _keys.PARTS:
-        if isinstance(config.get(name), Mapping):
-            return ".".join(filter(None, (name, _find_path(config[name]))))
-    return ""
-
-
-def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Yield the keys of sizes that a report needs and the configuration omits."""
+def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> list[str]:
+    """Return the keys of sizes that a report needs and the configuration omits."""
     needed = [EXTENDED]
     if _keys.first_value(part, *_keys.HEAD_DIM, "qk_rope_head_dim") is None:
         needed += ["head_dim"] if "head_dim" in model.sizes else model.width
     if part.get("layer_types") is None:
         needed.append("num_hidden_layers")
-    return (key for key in needed if _keys.read_size(part, key) is None)
+    return [key for key in needed if _keys.read_size(part, key) is None]
 
 
-def _fill_sizes(part: Mapping[str, Any], model: Model) -> Model:
-    """Return a model with the default sizes of its transformers class, if that is installed.
+def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
+    """Return the default sizes of the model's transformers class, none if that is not installed.
 
     transformers is not imported for configurations that omit nothing.
     """
-    if not any(_list_missing_sizes(part, model)) or not importlib.util.find_spec("transformers"):
-        return model
+    if not importlib.util.find_spec("transformers"):
+        return {}
     mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     name = str(part.get("model_type"))
     config_class = next((mapping[n] for n in (f"{name}_text", name) if n in mapping), None)
@@ -139,7 +119,7 @@ def _fill_sizes(part: Mapping[str, Any], model: Model) -> Model:
     by_width = sizes.get("hidden_size", 0) // sizes.get("num_attention_heads", 1)
     if sizes.get("head_dim") == by_width:  # it follows the width of the configuration
         del sizes["head_dim"]
-    return replace(model, sizes={**sizes, **model.sizes})
+    return sizes
 
 
 def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | None:
@@ -159,17 +139,57 @@ def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | N
 
 
 def list_defaults(reading: Reading) -> dict[str, int]:
-    """Return the sizes that the configuration omits, with the defaults of its model type."""
-    sizes = reading.model.sizes
-    missing = _list_missing_sizes(reading.part, reading.model)
-    return {key: sizes[key] for key in missing if key in sizes}
+    """Return the sizes that a configuration omits, with the defaults of its model type."""
+    part, sizes = reading.part, reading.model.sizes
+    return {k: sizes[k] for k in _list_missing_sizes(part, reading.model) if k in sizes}
 
 
-def has_base(reading: Reading, layers: Layers) -> bool:
-    """Return whether the configuration has a base for layers of this type."""
-    part, label = reading.part, layers.label
-    shared = part.get(_keys.parameters_key(part)) or {}
+def has_base(source: Source, label: str) -> bool:
+    """Return whether the configuration has a base for layers of a type."""
+    shared = source.config.get(_keys.parameters_key(source.config)) or {}
     nested = shared[label] if isinstance(shared.get(label), Mapping) else shared
-    names = reading.model.base_keys
-    keys = (names[label],) if label in names else _keys.BASE
-    return nested.get("rope_theta") is not None or _keys.first_value(part, *keys) is not None
+    layer = source.model.layers.get(label)
+    keys = (layer.base_key,) if layer and layer.base_key else _keys.BASE
+    bases = (nested.get("rope_theta"), _keys.first_value(source.config, *keys))
+    return bases != (None, None)
+
+
+def _find_contexts(source: Source, rope: RoPE | None) -> tuple[int | None, int | None]:
+    # Perhaps no scaling read these lengths, so they are checked here.
+    extended = _keys.read_size({EXTENDED: source.extended}, EXTENDED)
+    extended = extended or source.model.sizes.get(EXTENDED)
+    trained = _keys.read_size({TRAINED: source.original}, TRAINED)
+    scaling = None if rope is None else rope.scaling
+    if trained is None and not isinstance(scaling, Linear | NTK):
+        trained = extended  # Linear and NTK extend a context whose length they do not hold
+    if isinstance(scaling, YaRN) and trained is not None and trained == extended:
+        # Qwen's files leave max_position_embeddings at the trained length.
+        extended = round(scaling.factor * trained)
+    return trained, extended
+
+
+def count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | None:
+    """Return the number of layers of a type, None where the configuration does not say."""
+    types, key = part.get("layer_types"), "num_hidden_layers"
+    if label and isinstance(types, list):
+        return types.count(label)
+    total = _keys.read_size(part, key) or model.sizes.get(key)
+    if not label or total is None:
+        return total
+    name = str(part.get("model_type")).removesuffix("_text")
+    if name not in PERIODS or label not in ("full_attention", "sliding_attention"):
+        return None
+    pattern, default, first = PERIODS[name]
+    period = _keys.read_size(part, pattern) or default
+    full = len(range(first and period - 1, total, period))
+    return full if label == "full_attention" else total - full
+
+
+def list_unrotated(part: Mapping[str, Any], model: Model) -> list[int]:
+    """Return the numbers of the layers that are exempt from rotation."""
+    # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
+    flags, total = part.get("no_rope_layers"), count_layers(part, model, "")
+    if isinstance(flags, list) and flags:
+        return [i for i, rotates in enumerate(flags) if not rotates]
+    interval = _keys.read_size(part, "no_rope_layer_interval") or model.unrotated_every
+    return list(range(interval - 1, total, interval)) if interval and total else []

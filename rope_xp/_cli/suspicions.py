@@ -2,15 +2,17 @@
 
 import re
 import reprlib
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rope_xp._cli.reading import EXTENDED, TRAINED, Layers, Reading
-from rope_xp.hf import _build, _keys, _scaling, _slices, _table, _text_models
+from rope_xp._cli.reading import Layers, Reading
+from rope_xp.hf import _build, _keys, _scaling, from_hf_config
+from rope_xp.hf._keys import EXTENDED, TRAINED
 from rope_xp.scaling import Linear, LongRoPE, YaRN
 
-_ATTENTION_KEYS = {"llama_4_scaling_beta": "scales q with its position"}
-"""Keys among the rotary parameters that the attention reads, and what they do there."""
+_ATTENTION_KEY = "llama_4_scaling_beta"
+"""A key among the rotary parameters by which the attention scales q with its position."""
 _ALWAYS_READ = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _ROTARY = re.compile("rope|rotary|alibi|ntk|position_embeddings?_type")
 _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_parameters")
@@ -18,22 +20,20 @@ _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_p
 
 def find_suspicions(reading: Reading) -> list[str]:
     """Return everything odd."""
-    part = reading.part
-    sentences = []
+    part, sentences = reading.part, []
     name = part.get("model_type")
     if not is_checked(name):
         fact = f"model_type {name!r} is not among those that were checked"
         fact = fact if name else "the configuration has no model_type"
         sentences.append(f"{fact}: the usual defaults are assumed")
     if part.get("rope_scaling") and part.get("rope_parameters"):
-        sentences.append(
-            "rope_scaling and rope_parameters are both there; only rope_scaling is read"
-        )
+        both = "rope_scaling and rope_parameters are both there"
+        sentences.append(f"{both}; only rope_scaling is read")
     sentences += [*_find_unread_parameters(reading), *_find_unread_keys(reading)]
     for layers in reading.layers:
         if layers.rope is not None:
-            finders = (_find_contradictions, _check_factor, _check_rounding, _find_missing_sizes)
-            sentences += [_prefix(layers, text) for find in finders for text in find(layers)]
+            odd = (*_find_contradictions(layers), *_check_factor(layers), *_check_sizes(layers))
+            sentences += [layers.prefix + sentence for sentence in odd]
     return sentences
 
 
@@ -46,57 +46,43 @@ def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
             lengths = " and ".join(map(str, layers.list_lengths(requested)))
             note = f"the frequencies of {name} depend on the length of the context: fix it by "
             note += f"rope.for_length(n). Shown here for {lengths} tokens"
-            notes.append(_prefix(layers, note))
+            notes.append(layers.prefix + note)
     parameters = reading.part.get(_keys.parameters_key(reading.part)) or {}
-    for key, effect in _ATTENTION_KEYS.items():
-        if parameters.get(key):
-            note = f"{key} = {parameters[key]} {effect}, which is no rotation: it is left to the "
-            notes.append(f"{note}attention")
+    if beta := parameters.get(_ATTENTION_KEY):
+        note = f"{_ATTENTION_KEY} = {beta} scales q with its position, which is no rotation: it is "
+        notes.append(f"{note}left to the attention")
     return notes
 
 
 def is_checked(model_type: object) -> bool:
     """Return whether the table has the model type, and so its layout and its defaults."""
-    names = {str(model_type), str(model_type).removesuffix("_text")}
-    return not names.isdisjoint({*_table.MODELS, *_text_models.PLAIN})
+    return _build.get_row(model_type) is not None
 
 
-def _prefix(layers: Layers, text: str) -> str:
-    return f"{layers.label}: {text}" if layers.label else text
-
-
-# --- keys that nothing reads ---------------------------------------------------------------------
-
-
-class _Watched(Mapping[str, Any]):
+class _Watched(UserDict[str, Any]):
     """A mapping that records which of its keys were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+        super().__init__(values)
         self.read = set(_ALWAYS_READ)
 
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        return super().__getitem__(key)
 
 
 def _find_unread_keys(reading: Reading) -> Iterator[str]:
     """Yield unread keys beside the rotary parameters whose names are about positions."""
     watched = _Watched(reading.part)
-    _build.read_ropes(watched, reading.layout)
-    read = {*watched.read, *_table.find_ignored_keys(reading.part), *_REPORTED}
+    from_hf_config(watched, layout=reading.layout)
+    read = {*watched.read, *_build.find_ignored_keys(reading.part), *_REPORTED}
     for key, value in reading.part.items():
         if key not in read and _ROTARY.search(key) and value not in (None, False):
             yield f"nothing reads {key} = {reprlib.repr(value)}"
 
 
 def _find_unread_parameters(reading: Reading) -> Iterator[str]:
+    """Yield unread keys among the rotary parameters."""
     part, model = reading.part, reading.model
     name = _keys.parameters_key(part)
     parameters = part.get(name) or {}
@@ -105,10 +91,11 @@ def _find_unread_parameters(reading: Reading) -> Iterator[str]:
     shared = {key: value for key, value in parameters.items() if key not in nested}
     groups = [(f"{name}.{label}", values, read[label]) for label, values in nested.items()]
     # Flat parameters are of some layer types, or of those that rotate.
-    flat = [label for label in read if model.unrotated or label in (*model.scaled, "")]
+    scaled = [label for label, layer in model.layers.items() if layer and layer.is_scaled]
+    flat = [label for label in read if model.unrotated or label in (*scaled, "")]
     groups.append((name, shared, set().union(*(read[label] for label in flat if not nested))))
     for where, values, used in groups:
-        for key in sorted(set(values) - used - set(_ATTENTION_KEYS)):
+        for key in sorted(set(values) - used - {_ATTENTION_KEY}):
             # A key that the configuration repeats with the same value misleads nobody.
             if values[key] is not None and values[key] != part.get(key):
                 yield f"nothing reads {where}.{key} = {reprlib.repr(values[key])}"
@@ -116,29 +103,25 @@ def _find_unread_parameters(reading: Reading) -> Iterator[str]:
 
 def _watch_parameters(layers: Layers) -> set[str]:
     """Return the keys of the parameters that are read, by reading them once more."""
-    source, watched = layers.source, _Watched(layers.parameters)
+    source, watched = layers.source, _Watched(layers.source.parameters)
     if layers.rope is not None:
-        _scaling.read_scaling(_scaling.Source(source.config, source.model, watched, source.where))
-        _slices.find_slice(source.config, source.model, watched)
+        _build.build_rope(_scaling.Source(source.config, source.model, watched, source.where))
         # The configuration's own goes first; _find_contradictions reports where they differ.
         if source.config.get(TRAINED) and hasattr(layers.rope.scaling, TRAINED):
             watched.read.add(TRAINED)
     return watched.read
 
 
-# --- values that do not fit ----------------------------------------------------------------------
-
-
 def _find_contradictions(layers: Layers) -> Iterator[str]:
     """Yield where two keys for one fact have different values."""
-    part, parameters, where = layers.source.config, layers.parameters, layers.source.where
+    part, parameters, where = layers.source.config, layers.source.parameters, layers.source.where
     rope_type = None if parameters["rope_type"] == "axial" else parameters["rope_type"]
-    twice = [("rope_type", rope_type, "type", parameters.get("type"))]
+    pairs = [("rope_type", rope_type, "type", parameters.get("type"))]
     if not layers.label:  # parameters of one layer type differ from shared ones by intent
         shared = ("rope_theta", "partial_rotary_factor")
-        twice += [(f"{where}.{key}", parameters[key], key, part.get(key)) for key in shared]
-        twice += [(TRAINED, part.get(TRAINED), f"{where}.{TRAINED}", parameters.get(TRAINED))]
-    for name, value, other_name, other in twice:
+        pairs += [(f"{where}.{key}", parameters[key], key, part.get(key)) for key in shared]
+        pairs += [(TRAINED, part.get(TRAINED), f"{where}.{TRAINED}", parameters.get(TRAINED))]
+    for name, value, other_name, other in pairs:
         if None not in (value, other) and value != other:
             yield f"{name} = {value!r} is read and not {other_name} = {other!r}"
 
@@ -163,26 +146,21 @@ def _check_factor(layers: Layers) -> Iterator[str]:
         yield f"factor = {factor!r}, but {lengths}"
 
 
-def _check_rounding(layers: Layers) -> Iterator[str]:
-    rope, partial = layers.rope, layers.parameters["partial_rotary_factor"]
-    if rope is None or rope.rotary_dim is None:
-        return
-    product = (_keys.read_head_dim(layers.source.config, layers.source.model) or 0) * partial
-    cut = int(product)
-    if abs(product - cut) > 1e-9 and rope.rotary_dim in (cut, cut + 1):
-        yield f"partial_rotary_factor = {partial} of a head is {product:g} components, cut to {cut}"
-    if rope.base != layers.parameters["rope_theta"]:
-        yield (
-            f"{rope.rotary_dim - 1} components, an odd number, are rotated as "
-            f"{rope.rotary_dim} by the same frequencies: base {rope.base:g} for "
-            f"{layers.parameters['rope_theta']:g}"
-        )
-
-
-def _find_missing_sizes(layers: Layers) -> Iterator[str]:
-    model = layers.source.model
+def _check_sizes(layers: Layers) -> Iterator[str]:
+    """Yield which sizes were rounded, and which are missing."""
+    rope, source = layers.rope, layers.source
+    partial, base = source.parameters["partial_rotary_factor"], source.parameters["rope_theta"]
+    if rope is not None and rope.rotary_dim is not None:
+        product = (_keys.read_head_dim(source.config, source.model) or 0) * partial
+        cut, dim = int(product), rope.rotary_dim
+        if abs(product - cut) > 1e-9 and dim in (cut, cut + 1):
+            fact = f"is {product:g} components, cut to {cut}"
+            yield f"partial_rotary_factor = {partial} of a head {fact}"
+        if rope.base != base:
+            fact = f"by the same frequencies: base {rope.base:g} for {base:g}"
+            yield f"{dim - 1} components, an odd number, are rotated as {dim} {fact}"
     if layers.rotated is None:
-        width = " or ".join(model.width)
-        yield (f"head_dim is missing, and so is {width}: pairs and wavelengths cannot be computed")
-    if layers.contexts[1] is None and not model.axial:  # a grid has no context
+        width = " or ".join(source.model.width)
+        yield f"head_dim is missing, and so is {width}: pairs and wavelengths cannot be computed"
+    if layers.contexts[1] is None and not source.model.axial:  # a grid has no context
         yield f"{EXTENDED} is missing: how far pairs turn within the context is not known"

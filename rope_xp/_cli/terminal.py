@@ -1,8 +1,11 @@
-"""Print tables, folded lines and progress.
+"""Numbers from the command line; tables, folded lines and progress for a terminal.
 
 A file or a pipe gets plain, unfolded text.
 """
 
+import argparse
+import itertools
+import math
 import shutil
 import sys
 import textwrap
@@ -13,15 +16,32 @@ from typing import TextIO
 _CLEAR_LINE = "\r\x1b[K"
 
 
+# argparse names these two in its errors: "invalid count value".
+def count(text: str) -> int:
+    """Return an integer that is at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def positive(text: str) -> float:
+    """Return a positive finite number."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
+    return value
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> None:
     """Print a table to stdout. The first ``text_columns`` columns hold words, the rest numbers."""
-    cells = [list(columns), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligns = "<" * text_columns + ">" * (len(columns) - text_columns)
-    cells.insert(1, ["-" * width for width in widths])
-    for row in cells:
-        padded = (f"{c:{a}{w}}" for c, a, w in zip(row, aligns, widths, strict=True))
-        print("  ".join(padded).rstrip())
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, ["-" * width for width in widths], *rows):
+        cells = [
+            f"{cell:{'<' if i < text_columns else '>'}{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
 
 
 def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
@@ -63,16 +83,13 @@ def fail(command: str, reason: str) -> int:
 @contextmanager
 def progress(steps: int) -> Iterator[Callable[[str], None]]:
     """Yield a function that names the current step on stderr, if that is a terminal."""
-    started = 0
+    numbers = itertools.count(1)
 
-    def advance(step: str) -> None:
-        nonlocal started
-        started += 1
+    def show(text: str) -> None:
         if sys.stderr.isatty():
-            print(f"{_CLEAR_LINE}{started} of {steps}: {step}", end="", file=sys.stderr, flush=True)
+            print(f"{_CLEAR_LINE}{text}", end="", file=sys.stderr, flush=True)
 
     try:
-        yield advance
+        yield lambda step: show(f"{next(numbers)} of {steps}: {step}")
     finally:
-        if sys.stderr.isatty():
-            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        show("")

@@ -1,5 +1,7 @@
 """Read the rotary embedding of a model from its Hugging Face configuration."""
 
+from rope_xp._arguments import fields
+from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.rope import RoPE
 
@@ -27,25 +29,20 @@ def from_hf_config(
     Raises
     ------
     RopeConfigError
-        If a key is missing, unknown or misspelt, a value impossible, or rope_type not known; if
-        model_type is not known and no layout given; if the model has no rotary embedding, or one
-        that no RoPE can express.
-    RopeError
-        If layout is none of the three.
-    TypeError
-        If config is none of these.
+        If a key is missing, unknown or misspelt, a value impossible, rope_type not known, or
+        model_type not known and no layout given; if no RoPE can express the rotary embedding.
+    RopeError, TypeError
+        If layout is none of the three, or config of another type.
     FileNotFoundError
         If there is no such file. Nothing is downloaded; for the name of a model on the Hugging Face
-        Hub the message says how to fetch its config.json.
+        Hub the message says how to fetch it.
 
     Notes
     -----
-    All spellings are read: ``rope_parameters`` of transformers 5 and ``rope_scaling`` with
-    ``rope_theta`` of 4, one dictionary or one a layer type, ``type`` for ``rope_type``, and older
-    names such as ``rotary_pct`` or ``rope_local_base_freq``. The layout of the pairs, the place of
-    the rotated slice and the defaults of keys, which transformers keeps in code, are a table by
-    ``model_type``. Positions of M-RoPE have the components (time, height, width), those of vision
-    towers (height, width).
+    All spellings are read: ``rope_parameters`` of transformers 5, ``rope_scaling`` with
+    ``rope_theta`` of 4, and older names such as ``rotary_pct``. What transformers keeps in code,
+    such as layouts and defaults, is a table by ``model_type``. Positions of M-RoPE have the
+    components (time, height, width), those of vision towers (height, width).
 
     Examples
     --------
@@ -55,6 +52,20 @@ def from_hf_config(
     RoPE(base=10000.0, layout='interleaved', rotary_dim=64, rotary_offset=0, scaling=None, \
 position_axes=None)
     """
-    from rope_xp.hf import _build  # most programs need none, and import rope_xp fast without it
+    from rope_xp.hf import _build, _files, _keys, _scaling  # needed by few programs
 
-    return _build.read_ropes(config, layout)
+    if layout is not None:
+        fields.check_layout(layout)
+    part = _keys.find_language_part(_files.read_mapping(config))
+    model = _build.find_model(part, layout)
+    ropes: dict[str, RoPE | None] = {}
+    for label, parameters in _keys.read_layers(part, model).items():
+        where = ".".join(filter(None, (_keys.parameters_key(part), label)))
+        try:
+            source = _scaling.Source(part, model, parameters or {}, where)
+            ropes[label] = None if parameters is None else _build.build_rope(source)
+        except RopeConfigError:
+            raise
+        except (RopeError, TypeError, OverflowError) as error:
+            raise RopeConfigError(f"{where}: {error}") from error
+    return ropes.get("") or ropes

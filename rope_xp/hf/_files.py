@@ -1,5 +1,6 @@
 """Read a configuration from a file, a dictionary or an object. rope_xp downloads nothing."""
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,14 +14,11 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def read_mapping(config: object) -> Mapping[str, Any]:
     """Return the configuration as a dictionary."""
-    if isinstance(config, Mapping):
-        return config
     if isinstance(config, str | os.PathLike):
         return _read_json(Path(config), str(config))
-    if hasattr(config, "to_dict"):
-        content = config.to_dict()
-        if isinstance(content, Mapping):
-            return content
+    content = config.to_dict() if hasattr(config, "to_dict") else config
+    if isinstance(content, Mapping):
+        return content
     raise TypeError(
         "config must be a dictionary, the path of a config.json or an object with to_dict(); got "
         f"{type(config).__name__}"
@@ -28,14 +26,11 @@ def read_mapping(config: object) -> Mapping[str, Any]:
 
 
 def _read_json(path: Path, name: str) -> Mapping[str, Any]:
-    import json  # needed for files alone
-
     path = path / "config.json" if path.is_dir() else path
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        advice = download_advice(name)
-        if advice is None:
+        if (advice := download_advice(name)) is None:
             raise
         raise FileNotFoundError(error.errno, advice, name) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -46,14 +41,7 @@ def _read_json(path: Path, name: str) -> Mapping[str, Any]:
 
 
 def download_advice(target: str) -> str | None:
-    """Return how to fetch a model of the Hub, if a target without a file looks like one.
-
-    Examples
-    --------
-    >>> download_advice("Qwen/Qwen3-8B")  # doctest: +ELLIPSIS
-    'no file or folder is called Qwen/Qwen3-8B, and rope_xp downloads nothing. If it is a model ...'
-    >>> download_advice("folder/config.json")
-    """
+    """Return how to fetch a model of the Hub, if a target without a file looks like one."""
     if not _MODEL_ID.fullmatch(target) or Path(target).suffix == ".json" or Path(target).exists():
         return None
     name = target.partition("/")[2]

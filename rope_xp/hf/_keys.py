@@ -1,51 +1,85 @@
-"""Look up keys of a Hugging Face configuration under all names that they have had."""
+"""Look up keys of a configuration under all names that they have had, and defaults of its model."""
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError
-from rope_xp.hf._model import FLAT, Model, Parameters
+from rope_xp._core.typing import Layout
 
+Parameters = Mapping[str, Any]
+TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
+FLAT = ""  # the label of parameters for all layers
 # The language model within a configuration of several parts.
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 BASE = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 PARTIAL = ("partial_rotary_factor", "partial_rotary_factors", "rotary_pct", "rope_pct")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 ALIASES = {
+    "head_dim": HEAD_DIM[1:],
     "hidden_size": ("n_embd", "d_model", "embed_dim"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
 }
-ROTARY_KEYS = (
-    *("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim"),
-    *(*BASE, *PARTIAL),
-)
+ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASE, *PARTIAL)
 
-_ESSENTIAL = frozenset(
-    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "rotary_dim"}
-    | {"mrope_section", "xdrope_section"}
-)
-"""Rotary parameters have at least one of these keys."""
+# Rotary parameters have at least one of the essential keys. Ignored ones are in files, and do not
+# change the rotation in transformers; known ones are read.
+_ESSENTIAL = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "rotary_dim"),
+    *("mrope_section", "xdrope_section"),
+}
+_KNOWN = _ESSENTIAL | {
+    *("factor", "alpha", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "mrope_interleaved"),
+    *("short_factor", "long_factor", "short_mscale", "long_mscale", TRAINED, EXTENDED),
+}
+_IGNORED = {
+    "llama_4_scaling_beta",  # the attention scales q by it
+    "interleaved",  # of Qwen3-Omni, whose sections are interleaved without it
+    "apply_yarn_scaling",  # of vLLM
+    *("finetuned", "attn_factor", "extrapolation_factor"),  # of the first models with YaRN
+}
 
-_KNOWN = _ESSENTIAL.union(
-    ("factor", "alpha", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
-    ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "mrope_interleaved"),
-    ("short_factor", "long_factor", "short_mscale", "long_mscale"),
-    ("original_max_position_embeddings", "max_position_embeddings"),
-)
-"""Keys that are read."""
 
-_IGNORED = frozenset(
-    {
-        "llama_4_scaling_beta",  # the attention scales q by it
-        "interleaved",  # of Qwen3-Omni, whose sections are interleaved without it
-        "finetuned",  # of the first models with YaRN, as the two below; transformers reads none
-        *("attn_factor", "extrapolation_factor"),
-        "apply_yarn_scaling",  # of vLLM
-    }
-)
-"""Keys of files that do not change the rotation in transformers."""
+@dataclass(frozen=True)
+class LayerType:
+    """Defaults of the layers of one type."""
+
+    base: float
+    partial: float | None = 1.0
+    base_key: str | None = None  # top-level key of the base
+    is_scaled: bool = False  # whether flat parameters are for these layers
+    others: Parameters = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The rotary parameters."""
+        return {"rope_theta": self.base, "partial_rotary_factor": self.partial, **self.others}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The row of a model type."""
+
+    layout: Layout = "half"
+    base: float = 10000.0
+    partial: float = 1.0
+    trailing: bool = False  # whether the rotated slice lies at the end of the head
+    rotary_dim: int | None = None  # default number of rotated components
+    sections: tuple[int, ...] = ()  # default mrope_section: how many pairs read each component
+    section_order: str = "contiguous"  # or interleaved, ernie, across, rows and columns
+    axial: str = ""  # order of rope_xp.scaling.Axial; empty for other models
+    components: tuple[int, ...] = (0, 1)  # of a position, in the order of the axes of ``axial``
+    width: tuple[str, ...] = ("hidden_size", "num_attention_heads")  # head_dim: first over others
+    sizes: Mapping[str, int] = field(default_factory=dict)  # defaults of head_dim and other sizes
+    layers: Mapping[str, LayerType | None] = field(default_factory=dict)  # None: no positions
+    unrotated: tuple[str, ...] = ()  # layer types that the code does not rotate
+    rotated_without_window: bool = False  # whether it rotates them if sliding_window is null
+    unrotated_every: int | None = None  # of so many layers the last is not rotated, by default
+    rotary_if: tuple[str, Any] | None = None  # a key, and its value if the model rotates
 
 
 def find_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,24 +98,20 @@ def first_value(config: Mapping[str, Any], *names: str) -> Any:
 
 def read_size(config: Mapping[str, Any], name: str) -> int | None:
     """Return a positive integer of the configuration; None if it is missing."""
-    value = first_value(config, name, *ALIASES.get(name, ()))
-    if value is None:
-        return None
-    try:
-        numbers.check_positive_int(name, value)
-    except (ValueError, TypeError) as error:
-        raise RopeConfigError(str(error)) from error
-    return int(value)
+    for key in (name, *ALIASES.get(name, ())):
+        if config.get(key) is not None:
+            try:
+                return numbers.check_positive_int(key, config[key])
+            except (ValueError, TypeError) as error:
+                raise RopeConfigError(str(error)) from error
+    return None
 
 
 def read_head_dim(config: Mapping[str, Any], model: Model) -> int | None:
     """Return the components of a head; None if sizes are missing."""
-    for name in HEAD_DIM:
-        components = read_size(config, name)
-        if components is not None:
-            return components
-    if "head_dim" in model.sizes:
-        return model.sizes["head_dim"]
+    head_dim = read_size(config, "head_dim") or model.sizes.get("head_dim")
+    if head_dim is not None:
+        return head_dim
     width, *divisors = (read_size(config, name) or model.sizes.get(name) for name in model.width)
     return None if None in (width, *divisors) else width // math.prod(divisors)  # type: ignore[operator, arg-type]  # not None
 
@@ -93,85 +123,81 @@ def parameters_key(config: Mapping[str, Any]) -> str:
 
 def read_layers(config: Mapping[str, Any], model: Model) -> dict[str, Parameters | None]:
     """Return the rotary parameters of each layer type, under ``FLAT`` if all share them."""
-    name = parameters_key(config)
-    written = config.get(name) or {}
-    if not isinstance(written, Mapping):
-        raise RopeConfigError(f"{name} must be a dictionary; got {written!r}")
-    nested = _select_nested(config, written, model)
-    raw = {**_default_parameters(config, {} if nested else written, model), **nested}
+    nested, flat = _split_parameters(config, model)
+    layers = {**_default_layers(config, flat, model), **nested}
     if nested:
-        raw.pop(FLAT, None)
-    completed: dict[str, Parameters | None] = {
-        label: None if parameters is None else _fill_in(config, parameters, model, label)
-        for label, parameters in raw.items()
-    }
+        layers.pop(FLAT, None)
+    for label, parameters in layers.items():
+        if parameters is not None:
+            layers[label] = _fill_in(config, parameters, model, label)
     no_window = "sliding_window" in config and config["sliding_window"] is None
-    if FLAT in completed and model.unrotated and not (model.rotated_without_window and no_window):
-        return {"sliding_attention": completed[FLAT], **dict.fromkeys(model.unrotated)}
-    return completed
+    if FLAT in layers and model.unrotated and not (model.rotated_without_window and no_window):
+        return {"sliding_attention": layers[FLAT], **dict.fromkeys(model.unrotated)}
+    return layers
 
 
-def _select_nested(config: Mapping[str, Any], written: Parameters, model: Model) -> dict[str, Any]:
-    """Return the parameters of single layer types; empty if all layers share them."""
+def _split_parameters(
+    config: Mapping[str, Any], model: Model
+) -> tuple[dict[str, Parameters | None], Parameters]:
+    """Return the parameters of single layer types, or else those that all layers share."""
+    name = parameters_key(config)
+    parameters = config.get(name) or {}
+    if not isinstance(parameters, Mapping):
+        raise RopeConfigError(f"{name} must be a dictionary; got {parameters!r}")
     layer_types = config.get("layer_types") or ()
     if isinstance(layer_types, str) or not isinstance(layer_types, Sequence):
         raise RopeConfigError(f"layer_types must be a list of names; got {layer_types!r}")
-    declared = {*layer_types, *model.layers}
-    nested = {
-        key: value
-        for key, value in written.items()
-        if isinstance(value, Mapping) or (value is None and key in declared)
-    }
-    name = parameters_key(config)
-    for key, value in written.items():
-        if key in declared and key not in nested:
+    nested, flat = {}, {}
+    for key, value in parameters.items():
+        is_declared = key in layer_types or key in model.layers
+        if isinstance(value, Mapping) or (value is None and is_declared):
+            nested[key] = value
+        elif is_declared:
             msg = f"{name}.{key} must be a dictionary of rotary parameters; got {value!r}"
             raise RopeConfigError(msg)
-    for label, parameters in (nested or {FLAT: written}).items():
+        else:
+            flat[key] = value
+    for label, values in {**nested, FLAT: flat}.items():
         where = f"{name}.{label}" if label else name
-        if parameters and _ESSENTIAL.isdisjoint(parameters):
-            key, value = next(iter(parameters.items()))
+        if values and (label or not nested) and _ESSENTIAL.isdisjoint(values):
+            key, value = next(iter(values.items()))
             raise RopeConfigError(
                 f"{where}.{key} = {value!r} is no dictionary of a layer type, and {where} has "
                 f"none of {', '.join(sorted(_ESSENTIAL))}"
             )
-        _check_known(where, parameters or {})
-    _check_known(name, {key: value for key, value in written.items() if key not in nested})
-    return nested
+        for key, value in (values or {}).items():  # a misspelt one would change the rotation unread
+            if not (key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping)):
+                near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
+                hint = (
+                    "did you mean {}?" if near else "remove it if it does not change the rotation"
+                )
+                msg = f"{where}.{key} = {value!r} is an unknown key; {hint.format(*near)}"
+                raise RopeConfigError(msg)
+    return nested, {} if nested else flat
 
 
-def _check_known(where: str, parameters: Parameters) -> None:
-    """Check that all keys are known: a misspelt one would change the rotation unread."""
-    for key, value in parameters.items():
-        if key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping):
-            continue
-        import difflib  # needed for errors alone
-
-        near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
-        remove = "remove it if it does not change the rotation"
-        hint = f"did you mean {near[0]}?" if near else remove
-        raise RopeConfigError(f"{where}.{key} = {value!r} is an unknown key; {hint}")
-
-
-def _default_parameters(
+def _default_layers(
     config: Mapping[str, Any], flat: Parameters, model: Model
 ) -> dict[str, Parameters | None]:
     """Return the parameters of the table, with the flat ones for the layers that they scale."""
-    if FLAT in model.layers or not model.layers:
-        return {FLAT: flat or model.layers.get(FLAT, {})}
-    if flat and not model.scaled:
+    if not model.layers or (flat and FLAT in model.layers):
+        return {FLAT: flat}
+    if flat and not any(layer and layer.is_scaled for layer in model.layers.values()):
         msg = f"rope_parameters must have one dictionary for each of {', '.join(model.layers)}"
         raise RopeConfigError(f"{msg}; got {dict(flat)!r}")
-    parameters = {}
-    for label, default in model.layers.items():
-        scaled = flat if label in model.scaled else {}
-        parameters[label] = {**(default or {}), **_add_rope_type(scaled)} if scaled else default
-        key = model.base_keys.get(label)
+    layers: dict[str, Parameters | None] = dict.fromkeys(model.layers)
+    for label, layer in model.layers.items():
+        if layer is None:
+            continue
+        scaled = flat if layer.is_scaled else {}
+        parameters = {**layer.parameters, **(_add_rope_type(scaled) if scaled else {})}
+        key = layer.base_key
         base = None if key is None else _layer_value(config, key, label)
         # A key of this layer type alone takes precedence over the dictionary.
         if base is not None and (key != "rope_theta" or scaled.get(key) is None):
-            parameters[label] = {**(parameters[label] or {}), "rope_theta": base}
-    return parameters
+            parameters["rope_theta"] = base
+        layers[label] = parameters
+    return layers
 
 
 def _add_rope_type(parameters: Parameters) -> dict[str, Any]:
@@ -181,33 +207,32 @@ def _add_rope_type(parameters: Parameters) -> dict[str, Any]:
 
 def _layer_value(config: Mapping[str, Any], key: str, label: str) -> Any:
     """Return a value of the configuration, which may be a list with an entry for each layer."""
-    value = config.get(key)
+    value, layer_types = config.get(key), config.get("layer_types")
     if label == FLAT or not isinstance(value, list):
         return value
-    layer_types = config.get("layer_types")
     if not isinstance(layer_types, list):
         msg = f"layer_types is missing; {key} is a list with an entry for each layer: {value!r}"
         raise RopeConfigError(msg)
-    return next(
-        (entry for name, entry in zip(layer_types, value, strict=False) if name == label), None
-    )
+    entries = zip(layer_types, value, strict=False)
+    return next((entry for layer_type, entry in entries if layer_type == label), None)
 
 
 def _fill_in(
-    config: Mapping[str, Any], parameters: Any, model: Model, label: str
+    config: Mapping[str, Any], parameters: Parameters, model: Model, label: str
 ) -> dict[str, Any]:
     """Return the parameters with rope_type, rope_theta and partial_rotary_factor filled in."""
-    filled = {key: value for key, value in parameters.items() if not isinstance(value, Mapping)}
-    filled = _add_rope_type(filled)
+    filled = _add_rope_type(
+        {k: v for k, v in parameters.items() if not (v is None or isinstance(v, Mapping))}
+    )
     if model.axial and filled["rope_type"] == "default":
         filled["rope_type"] = "axial"
-    table: Parameters = model.layers.get(label) or {}
-    bases = (model.base_keys[label],) if label in model.base_keys else BASE
-    for name, others, default in (
+    layer = model.layers.get(label)
+    bases = (layer.base_key,) if layer and layer.base_key else BASE
+    for name, keys, default in (
         ("rope_theta", bases, model.base),
         ("partial_rotary_factor", PARTIAL, model.partial),
     ):
-        elsewhere = (_layer_value(config, other, label) for other in others)
-        values = (filled.get(name), *elsewhere, table.get(name))
-        filled[name] = next((value for value in values if value is not None), default)
+        values = (filled.get(name), *(_layer_value(config, key, label) for key in keys))
+        table = layer.parameters.get(name) if layer else None
+        filled[name] = next((v for v in (*values, table) if v is not None), default)
     return filled

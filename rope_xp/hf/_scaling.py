@@ -6,31 +6,22 @@ from typing import Any
 
 from rope_xp import scaling
 from rope_xp._core import numbers
-from rope_xp._core.errors import RopeConfigError, RopeError
-from rope_xp.hf._model import Model, Parameters
-
-TRAINED = "original_max_position_embeddings"
-EXTENDED = "max_position_embeddings"
+from rope_xp._core.errors import RopeError
+from rope_xp.hf._keys import EXTENDED, TRAINED, Model, Parameters
 
 
 @dataclass(frozen=True)
 class Source:
-    """The parts of a configuration that describe the scaling of one layer type."""
+    """The parts of a configuration that describe the rotation of one layer type."""
 
     config: Mapping[str, Any]
     model: Model
     parameters: Parameters
-    where: str
-    """The place of the parameters, such as ``rope_parameters.full_attention``."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a value of the parameters; the default if it is missing or None."""
-        value = self.parameters.get(name)
-        return default if value is None else value
+    where: str  # such as "rope_parameters.full_attention"
 
     def need(self, name: str) -> Any:
-        """Return a value of the parameters that must be there."""
-        value = self.get(name)
+        """Return a value that must be there."""
+        value = self.extended if name == EXTENDED else self.parameters.get(name)
         if value is None:
             rope_type = self.parameters["rope_type"]
             raise RopeError(f"{name} is missing; rope_type {rope_type!r} needs it")
@@ -40,13 +31,13 @@ class Source:
     def extended(self) -> Any:
         """Tokens of the extended context; None if they are missing."""
         length = self.config.get(EXTENDED)
-        return self.get(EXTENDED) if length is None else length
+        return self.parameters.get(EXTENDED) if length is None else length
 
     @property
     def original(self) -> Any:
         """Tokens of the trained context; None if they are missing."""
         length = None if "." in self.where else self.config.get(TRAINED)
-        return self.get(TRAINED) if length is None else length
+        return self.parameters.get(TRAINED) if length is None else length
 
     @property
     def trained(self) -> int:
@@ -58,35 +49,25 @@ class Source:
 
 
 def _dynamic(source: Source) -> scaling.Scaling:
-    if source.get("alpha"):  # Hunyuan's name for a factor that does not depend on the length
-        return scaling.NTK(source.get("alpha"))
-    if source.extended is None:
-        raise RopeConfigError(f"{EXTENDED} is missing; rope_type 'dynamic' needs it")
-    return scaling.DynamicNTK(source.need("factor"), source.extended)
+    if alpha := source.parameters.get("alpha"):  # Hunyuan's name for a factor at every length
+        return scaling.NTK(alpha)
+    return scaling.DynamicNTK(source.need("factor"), source.need(EXTENDED))
 
 
 def _yarn(source: Source) -> scaling.Scaling:
-    if source.get("short_factor") is not None:
+    parameters = source.parameters
+    if "short_factor" in parameters:
         return _longrope(source)  # early files of Phi-3 call it yarn
-    trained, factor = source.trained, source.get("factor")
+    trained, factor = source.trained, parameters.get("factor")
     if factor is None:
-        for name, length in ((TRAINED, source.original), (EXTENDED, source.extended)):
-            if length is None:
-                raise RopeError(
-                    f"factor is missing, and so is {name}; the factor of rope_type 'yarn' is "
-                    f"{EXTENDED} / {TRAINED}"
-                )
+        if source.original is None or source.extended is None:
+            missing = TRAINED if source.original is None else EXTENDED
+            raise RopeError(f"factor is missing, and so is {missing}, which determines it")
         factor = numbers.check_positive_int(EXTENDED, source.extended) / trained
-    yarn = scaling.YaRN(
-        factor,
-        trained,
-        beta_fast=source.get("beta_fast") or 32.0,  # in configurations 0 stands for the default
-        beta_slow=source.get("beta_slow") or 1.0,
-        attention_factor=source.get("attention_factor"),
-        mscale=source.get("mscale"),
-        mscale_all_dim=source.get("mscale_all_dim"),
-        truncate=source.get("truncate", True),
-    )
+    names = ("attention_factor", "mscale", "mscale_all_dim", "truncate", "beta_fast", "beta_slow")
+    options = {name: parameters[name] for name in names if name in parameters}
+    options = {n: v for n, v in options.items() if v or "beta" not in n}  # 0: the default
+    yarn = scaling.YaRN(factor, trained, **options)
     if source.config.get("qk_rope_head_dim") is None and yarn.mscale_all_dim is not None:
         # Only models with latent attention scale their softmax; the attention factor stays.
         factor = yarn.effective_attention_factor
@@ -95,7 +76,8 @@ def _yarn(source: Source) -> scaling.Scaling:
 
 
 def _longrope(source: Source) -> scaling.Scaling:
-    short, long = source.get("short_mscale"), source.get("long_mscale")
+    parameters = source.parameters
+    short, long = parameters.get("short_mscale"), parameters.get("long_mscale")
     if short != long:
         raise RopeError(
             f"short_mscale = {short!r} and long_mscale = {long!r} differ; an attention factor that "
@@ -105,30 +87,27 @@ def _longrope(source: Source) -> scaling.Scaling:
         source.need("short_factor"),
         source.need("long_factor"),
         source.trained,
-        factor=source.get("factor"),
-        attention_factor=source.get("attention_factor") if short is None else short,
+        factor=parameters.get("factor"),
+        attention_factor=parameters.get("attention_factor") if short is None else short,
         max_position_embeddings=source.extended,
     )
 
 
-def _llama3(source: Source) -> scaling.Scaling:
-    names = ("factor", "low_freq_factor", "high_freq_factor")
-    factors = {name: source.need(name) for name in names}
-    return scaling.Llama3(**factors, original_max_position_embeddings=source.trained)
-
-
-_BUILDERS: dict[str, Callable[[Source], scaling.Scaling] | None] = {
-    "default": None,
-    "mrope": None,  # older Qwen2-VL, with mrope_section
+_BUILDERS: dict[str, Callable[[Source], scaling.Scaling | None]] = {
+    "default": lambda _: None,
+    "mrope": lambda _: None,  # older Qwen2-VL, with mrope_section
     "linear": lambda source: scaling.Linear(source.need("factor")),
     "dynamic": _dynamic,
     "xdrope": _dynamic,  # older Hunyuan-VL
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,  # older Phi-3
-    "llama3": _llama3,
+    "llama3": lambda source: scaling.Llama3(
+        *(source.need("factor"), source.need("low_freq_factor"), source.need("high_freq_factor")),
+        source.trained,
+    ),
     "proportional": lambda source: scaling.Proportional(
-        source.get("partial_rotary_factor"), source.get("factor", 1.0)
+        source.parameters["partial_rotary_factor"], source.parameters.get("factor", 1.0)
     ),
     "axial": lambda source: scaling.Axial(
         len(source.model.components), source.model.axial or "blocks"
@@ -142,5 +121,4 @@ def read_scaling(source: Source) -> scaling.Scaling | None:
     if not isinstance(rope_type, str) or rope_type not in _BUILDERS:
         known = ", ".join(map(repr, _BUILDERS))
         raise RopeError(f"rope_type {rope_type!r} is not known; known are {known}")
-    build = _BUILDERS[rope_type]
-    return None if build is None else build(source)
+    return _BUILDERS[rope_type](source)

@@ -12,7 +12,7 @@ import torch
 
 from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _formats, _plans, _rotary
-from rope_xp.integrations._findings import POSITIONS, Finding, compute_effect
+from rope_xp.integrations._check_config import POSITIONS, Finding, compute_effect
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing import _rounding, _rules
@@ -25,30 +25,21 @@ _CLOSE = 2e-6
 
 
 def check_rotary_modules(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield the findings of each rotary module."""
     for name, module in model.named_modules():
         yield from _check_tables(name, module)
         if hasattr(module, _plans.PLANS):  # patched: it does not read its buffers
             continue
-        buffers = list(_frequency_buffers(module))
-        findings = [f for key, buffer in buffers for f in _check_buffer(name, module, key, buffer)]
+        named = list(module.named_buffers(recurse=False))
+        buffers = {key: buffer for key, buffer in named if key.endswith("inv_freq")}
+        ropes = _configured_ropes(module, None) if buffers else []
+        if not any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in ropes):
+            # Only scaling that changes with the length reads the originals.
+            buffers = {key: buffer for key, buffer in buffers.items() if "original" not in key}
+        findings = [f for key in buffers for f in _check_buffer(name, module, key, buffers[key])]
         yield from findings
         if buffers and not findings:
             yield from _check_attention_factor(name, module)
             yield from _check_forward(name, module)
-
-
-def _frequency_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the buffers of a module that hold frequencies, with their names."""
-    for key, buffer in module.named_buffers(recurse=False):
-        # Only scaling that changes with the length reads the originals.
-        if key.endswith("inv_freq") and ("original" not in key or _depends_on_length(module)):
-            yield key, buffer
-
-
-def _depends_on_length(module: torch.nn.Module) -> bool:
-    ropes = _configured_ropes(module, None)
-    return any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in ropes)
 
 
 def _configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
@@ -83,31 +74,48 @@ def _check_buffer(
 ) -> Iterator[Finding]:
     """Yield the first finding of a buffer."""
     path = f"{name}.{key}" if name else key
-    expected = _expected_frequencies(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
-    mend = _MEND if expected else "Set it to base ** (-2 i / r) in float32"
-
-    def describe(kind: str, what: str, values: Floats | None = None) -> Finding:
-        effect = compute_effect(values, expected[0]) if expected and values is not None else None
-        return Finding("error", path, kind, what, effect, mend)
-
     if buffer.is_meta:
         what = "it is on the meta device: no file holds it, and to_empty leaves it uninitialised"
-        cure = "Make the module anew after to_empty, or patch the model by trust='config'"
-        yield Finding("warning", path, "meta", what, None, cure)
+        mend = "Make the module anew after to_empty, or patch the model by trust='config'"
+        yield Finding("warning", path, "meta", what, None, mend)
         return
+    expected = _expected_frequencies(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
     values = _to_numpy(buffer)
-    eps = torch.finfo(buffer.dtype).eps if buffer.dtype.is_floating_point else 0.0
+    fault = next(_find_faults(values, buffer.dtype, expected), None)
+    if fault is not None:
+        effect = compute_effect(values, expected[0]) if expected else None
+        mend = _MEND if expected else "Set it to base ** (-2 i / r) in float32"
+        yield Finding("error", path, *fault, effect, mend)
+
+
+def _find_faults(
+    values: Floats, dtype: torch.dtype, expected: list[Floats]
+) -> Iterator[tuple[str, str]]:
+    """Yield the kind of a buffer's fault, and a sentence; the first is the cause."""
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
     if not np.isfinite(values).all():
-        yield describe("not finite", "it holds numbers that are not finite", values)
-    elif not values.any() and all(right.any() for right in expected):
-        yield describe("zero", "it holds zeros, so that nothing turns", values)
-    elif eps > 1e-6 and any(_is_near(values, right, 4 * eps) for right in expected or [values]):
-        dtype = str(buffer.dtype).removeprefix("torch.")
-        yield describe("cast", f"it was cast to {dtype}", values)
-    elif expected and not any(_is_near(values, right, _CLOSE) for right in expected):
-        yield describe(*_describe_mismatch(values, expected[0]), values)
-    elif not expected and _is_garbage(values):
-        yield describe("uninitialised", _describe_garbage(values))
+        yield "not finite", "it holds numbers that are not finite"
+    if not values.any() and all(right.any() for right in expected):
+        yield "zero", "it holds zeros, so that nothing turns"
+    if eps > 1e-6 and any(_is_near(values, right, 4 * eps) for right in expected or [values]):
+        yield "cast", f"it was cast to {_name_dtype(dtype)}"
+    if any(_is_near(values, right, _CLOSE) for right in expected):
+        return
+    for name, cast in _rounding.NARROW.items():
+        if expected and _is_near(values, cast(expected[0]), _CLOSE):
+            yield "rounded", f"it is rounded to {name}, as if the model had been cast there once"
+    shown = _format_values(values)
+    if (values < 0).any() or (values > 100).any() or values.max() < 1e-20:
+        yield "uninitialised", f"it holds numbers that are no frequencies: {shown}"
+    if expected:
+        known = _rules.find_nearest(
+            _rules.FrequencySeries(values, np.zeros_like(values)), plain=True
+        )
+        if known is not None:
+            base, scaling = known
+            shown = f"the frequencies of base {base:g}" + (f" and {scaling}" if scaling else "")
+        right = _format_values(expected[0])
+        yield "unlike the configuration", f"it holds {shown}, and the configuration says {right}"
 
 
 def _is_near(values: Floats, expected: Floats, close: float) -> bool:
@@ -116,34 +124,12 @@ def _is_near(values: Floats, expected: Floats, close: float) -> bool:
     )
 
 
-def _is_garbage(values: Floats) -> bool:
-    return bool((values < 0).any() or (values > 100).any() or values.max() < 1e-20)
-
-
-def _describe_garbage(values: Floats) -> str:
-    return f"it holds numbers that are no frequencies: {_format_values(values)}"
-
-
 def _format_values(values: Floats) -> str:
     return f"[{', '.join(f'{v:.4g}' for v in values[:3])}, ...]"
 
 
-def _describe_mismatch(values: Floats, expected: Floats) -> tuple[str, str]:
-    """Return the kind of a finding, and a sentence, of frequencies that are not expected."""
-    for name, cast in _rounding.NARROW.items():
-        if _is_near(values, cast(expected), _CLOSE):
-            return "rounded", f"it is rounded to {name}, as if the model had been cast there once"
-    if _is_garbage(values):
-        return "uninitialised", _describe_garbage(values)
-    series = _rules.FrequencySeries(values, np.zeros_like(values))
-    known = _rules.find_nearest(series, plain=True)
-    if known is None:
-        what = f"it holds {_format_values(values)}"
-    else:
-        base, scaling = known
-        what = f"it holds the frequencies of base {base:g}" + (f" and {scaling}" if scaling else "")
-    what += f", and the configuration says {_format_values(expected)}"
-    return "unlike the configuration", what
+def _name_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
@@ -153,9 +139,8 @@ def _check_tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
             continue
         path = f"{name}.{key}" if name else key
         if table.dtype in (torch.bfloat16, torch.float16):
-            dtype = str(table.dtype).removeprefix("torch.")
             rounding = float(torch.finfo(table.dtype).eps) / 2
-            what = f"the table was cast to {dtype}, which rounds cos and sin"
+            what = f"the table was cast to {_name_dtype(table.dtype)}, which rounds cos and sin"
             effect = dict.fromkeys(POSITIONS, rounding)
             yield Finding("warning", path, "tables cast", what, effect, "Keep it in float32")
         elif not torch.isfinite(table).all():
@@ -189,10 +174,7 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
     copied = copy.deepcopy(module)  # as scaling that depends on the length writes to buffers
     device = next(module.buffers()).device
     for label, plan in plans.items():
-        result = _compare_tables(copied, plan, label, device)
-        if result is None:
-            continue
-        cause, effect = result
+        cause, effect = _compare_tables(copied, plan, label, device)
         if cause:
             what = f"angles are wrong on {device} as computed here: {cause}"
             mend = "Compute them in float32, without TF32 and outside of autocast, or patch"
@@ -200,18 +182,21 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
             continue
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast(device.type, dtype=dtype):
-                result = _compare_tables(copied, plan, label, device)
-            if result is not None and result[0]:
-                what = f"autocast to {str(dtype)[6:]} reaches the angles: {result[0]}"
+                cause, effect = _compare_tables(copied, plan, label, device)
+            if cause:
+                what = f"autocast to {_name_dtype(dtype)} reaches the angles: {cause}"
                 mend = "Have its forward leave autocast, or patch the model"
-                yield Finding("warning", name, "autocast", what, result[1], mend)
+                yield Finding("warning", name, "autocast", what, effect, mend)
                 break
 
 
 def _compare_tables(
     module: Any, plan: _plans.RotaryPlan, label: str | None, device: torch.device
-) -> tuple[str, dict[int, float]] | None:
-    """Return why tables are off by more than float32 explains, "" if they are not, and how far."""
+) -> tuple[str, dict[int, float]]:
+    """Return why tables are off by more than float32 explains, "" if they are not, and how far.
+
+    Tables that cannot be compared are not off.
+    """
     numbers = sorted({0, 1, 257, 1023, *(POSITIONS if plan.beyond is None else ())})
     ids = _rotary.probe_positions(plan.rope, numbers, step=0)
 
@@ -226,10 +211,10 @@ def _compare_tables(
             turns = read(module(x, ids.to(device), **_rotary.label_argument(label)))
         exact = read(plan.tables(ids, torch.float64))
     except (RopeError, *_rotary.FAILURES):
-        return None
+        return "", {}
     positions, frequencies = np.array(numbers, float), plan.rope.frequencies(2 * plan.pairs)
     if not turns.shape == exact.shape == (len(numbers), len(frequencies)):
-        return None
+        return "", {}
     errors = np.abs(turns - exact)
     angles = np.abs(np.multiply.outer(positions, frequencies))
     beyond = ~(errors <= 1e-5 + _rounding.PRODUCT * angles)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, from_hf_config
 from rope_xp.integrations import _classes, _formats, _methods, _recognition
-from rope_xp.integrations._findings import Finding, compute_effect
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
+from rope_xp.testing._box import Floats
 
+# Of reported errors: past a common trained context, and past 128k.
+POSITIONS = (4097, 131_071)
 _TRAINED = "original_max_position_embeddings"
 _EXTENDED = "max_position_embeddings"
 _LAYOUTS = {
@@ -25,19 +29,65 @@ _LAYOUTS = {
 }
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a model's rotary embedding.
+
+    Parameters
+    ----------
+    severity : {"error", "warning"}
+        An error makes results wrong now, a warning makes them wrong in some later call.
+    module : str
+        The name of the module in the model, or of the configuration.
+    kind : str
+        The kind of fault, which programs may compare: "meta", "not finite", "zero",
+        "uninitialised", "cast", "rounded", "unlike the configuration", "tables cast",
+        "attention factor", "angles", "autocast", "layout", "missing key", "static cache",
+        "two regimes".
+    what : str
+        The fault, in a sentence.
+    effect : mapping of int to float, optional
+        The largest error of cos and sin at positions 4097 and 131071, at most 2; None if unknown.
+    mend : str
+        The remedy.
+    """
+
+    severity: Literal["error", "warning"]
+    module: str
+    kind: str
+    what: str
+    effect: Mapping[int, float] | None
+    mend: str
+
+    def __str__(self) -> str:
+        effect = (self.effect or {}).items()
+        errors = "".join(f"; off by {error:.2g} at position {p}" for p, error in effect)
+        return f"{self.severity}: {self.module}: {self.what}{errors}. {self.mend}"
+
+
+def compute_effect(frequencies: Floats, expected: Floats) -> dict[int, float]:
+    """Return the errors of cos and sin by frequencies that are not the expected ones, at most 2."""
+    if frequencies.shape != expected.shape or not np.isfinite(frequencies).all():
+        return dict.fromkeys(POSITIONS, 2.0)
+    with np.errstate(all="ignore"):  # of numbers so large that they have no sine
+        errors = {
+            p: np.abs(np.exp(1j * p * frequencies) - np.exp(1j * p * expected)) for p in POSITIONS
+        }
+    return {p: float(np.nan_to_num(error, nan=2.0).max()) for p, error in errors.items()}
+
+
 def check_configs(model: torch.nn.Module) -> Iterator[Finding]:
-    """Yield the findings of the configurations of a model and its parts."""
     yield from _check_held_ropes(model)
-    configs: dict[int, Any] = {}
-    for module in model.modules():
+    groups: dict[int, tuple[Any, dict[str, torch.nn.Module]]] = {}
+    for name, module in model.named_modules():
         config = getattr(module, "config", None)
-        if not hasattr(config, "to_dict") or id(config) in configs:
-            continue
-        configs[id(config)] = config
-        ropes = _read_ropes(config)
-        if ropes and any(hasattr(m, "inv_freq") for m in module.modules()):
+        if hasattr(config, "to_dict"):
+            groups.setdefault(id(config), (config, {}))[1][name] = module
+    for config, modules in groups.values():
+        ropes, first = _read_ropes(config), next(iter(modules.values()))
+        if ropes and any(hasattr(module, "inv_freq") for module in first.modules()):
             yield from _check_scaling(model, config, ropes)
-    yield from _check_layouts(model)
+        yield from _check_layouts(config, ropes, modules)
 
 
 def _read_ropes(config: Any) -> dict[str, RoPE]:
@@ -60,11 +110,9 @@ def _check_scaling(
         trained = getattr(scaling, _TRAINED, None)
         # transformers writes the one as the other where it is missing.
         same = trained == raw.get(_EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
-        if trained is not None and (same or not _names_trained_length(raw, label)):
-            what = (
-                f"{_TRAINED} is {trained}, as {_EXTENDED}: it was missing and that was taken for "
-                "it, or no context is extended"
-            )
+        if trained is not None and (same or not _has_trained_length(raw, label)):
+            what = f"{_TRAINED} is {trained}, as {_EXTENDED}: it was missing and that was taken "
+            what += "for it, or no context is extended"
             mend = f"Write the length that the model was trained with as rope_parameters.{_TRAINED}"
             yield Finding("warning", name, "missing key", what, None, mend)
         if not isinstance(scaling, DynamicNTK | LongRoPE):
@@ -72,7 +120,8 @@ def _check_scaling(
         limit = getattr(scaling, _EXTENDED if isinstance(scaling, DynamicNTK) else _TRAINED)
         changes = f"{type(scaling).__name__} changes frequencies beyond {limit} tokens"
         mend = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
-        if _has_static_cache(model):
+        owners = getattr(model, "generation_config", None), getattr(model, "config", None)
+        if any("static" in str(getattr(owner, "cache_implementation", "")) for owner in owners):
             what = f"{changes}, and the cache is static"
             yield Finding("error", name, "static cache", what, None, mend)
         elif getattr(config, "use_cache", True):
@@ -80,43 +129,26 @@ def _check_scaling(
             yield Finding("warning", name, "two regimes", what, None, mend)
 
 
-def _names_trained_length(raw: Mapping[str, Any], label: str) -> bool:
-    if raw.get(_TRAINED):
-        return True
-    for key in ("rope_parameters", "rope_scaling"):
-        parameters = raw.get(key)
-        if isinstance(parameters, Mapping):
-            parameters = parameters.get(label, parameters)
-        if isinstance(parameters, Mapping) and parameters.get(_TRAINED):
-            return True
-    return False
+def _has_trained_length(raw: Mapping[str, Any], label: str) -> bool:
+    parts = [raw, *(raw.get(key) for key in ("rope_parameters", "rope_scaling"))]
+    parts += [part.get(label) for part in parts[1:] if isinstance(part, Mapping)]
+    return any(isinstance(part, Mapping) and part.get(_TRAINED) for part in parts)
 
 
-def _has_static_cache(model: torch.nn.Module) -> bool:
-    owners = getattr(model, "generation_config", None), getattr(model, "config", None)
-    return any("static" in str(getattr(owner, "cache_implementation", "")) for owner in owners)
-
-
-# --- layouts -------------------------------------------------------------------------------------
-
-
-def _check_layouts(model: torch.nn.Module) -> Iterator[Finding]:
+def _check_layouts(
+    config: Any, ropes: dict[str, RoPE], modules: Mapping[str, torch.nn.Module]
+) -> Iterator[Finding]:
     """Yield where functions that rotate take other pairs than the model type's weights.
 
     One that takes these is enough: by configuration a class calls one of two functions, and some
     models have an indexer with a layout of its own beside their attention.
     """
-    groups: dict[int, tuple[Any, dict[type, str]]] = {}
-    for name, module in model.named_modules():
-        config = getattr(module, "config", None)
-        if config is not None and not _classes.is_patched(module):
-            _, names = groups.setdefault(id(config), (config, {}))
+    layouts, names = {rope.layout for rope in ropes.values()}, dict[type, str]()
+    for name, module in modules.items():
+        if not _classes.is_patched(module):
             names.setdefault(type(module), name)
-    for config, names in groups.values():
-        layouts = {rope.layout for rope in _read_ropes(config).values()}
-        calls = [(name, *call) for kind, name in names.items() for call in _find_layouts(kind)]
-        if len(layouts) != 1 or not calls or layouts & {layout for *_, layout in calls}:
-            continue
+    calls = [(name, *call) for kind, name in names.items() for call in _find_layouts(kind)]
+    if len(layouts) == 1 and calls and not layouts & {layout for *_, layout in calls}:
         (expected,), (name, function, layout) = layouts, calls[0]
         what = (
             f"{function} turns {_LAYOUTS[layout]}, and the weights of model_type "
@@ -128,16 +160,10 @@ def _check_layouts(model: torch.nn.Module) -> Iterator[Finding]:
 
 def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
     """Yield the functions that a class calls, and the layout of each that rotates."""
-    try:
-        functions = _methods.functions_called(kind)
-    except RopeError:  # an overridden method, which patch refuses
-        return
-    for name, function in functions:
-        with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
-            yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
-
-
-# --- modules that hold a RoPE --------------------------------------------------------------------
+    with contextlib.suppress(RopeError):  # an overridden method, which patch refuses
+        for name, function in _methods.functions_called(kind):
+            with contextlib.suppress(RopeError, ValueError, TypeError, AttributeError):
+                yield name, _recognition.recognize(name, function, _formats.FORMATS).layout
 
 
 def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
@@ -149,11 +175,10 @@ def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
         if not isinstance(rope, RoPE) or not expected or rope in expected:
             continue
         width = rope.rotary_dim or _keys.read_size(config.to_dict(), "head_dim") or 128  # type: ignore[union-attr]  # expected has one
-        try:
-            held, right = (r.for_length(1).frequencies(width) for r in (rope, expected[0]))
-            effect = compute_effect(held, right)
-        except RopeError:
-            effect = None
+        effect = None
+        with contextlib.suppress(RopeError):
+            series = [r.for_length(1).frequencies(width) for r in (rope, expected[0])]
+            effect = compute_effect(*series)
         what = f"it holds {rope}, and the configuration says {expected[0]}"
         mend = "Make it of rope_xp.from_hf_config(model.config)"
         yield Finding("error", name, "unlike the configuration", what, effect, mend)

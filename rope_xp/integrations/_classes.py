@@ -1,12 +1,13 @@
 """Subclasses of a model's classes, whose methods call rope_xp, and the exchange of the two."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any, cast
 
 import torch
 
+from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _methods
 from rope_xp.integrations._methods import Function
@@ -14,13 +15,27 @@ from rope_xp.integrations._methods import Function
 _ORIGINAL = "_patched_by_rope_xp"
 
 
-def rotating_class(
-    kind: type, replace: _methods.Replace, loader: Function, arguments: tuple[Any, ...]
+def load_rotating(kind: type, build: Callable[..., Function], *arguments: Any) -> type:
+    """Return a class whose methods call replacements of the functions that rotate.
+
+    ``build(name, function, module, *arguments)`` returns a replacement, see ``replace_rotations``.
+    The module of a class may hold other functions by now, which are then replaced.
+    """
+    return _rotating_class(kind, _methods.functions_called(kind), build, arguments)
+
+
+@cached(256)
+def _rotating_class(
+    kind: type,
+    _: tuple[tuple[str, Function], ...],
+    build: Callable[..., Function],
+    arguments: tuple[Any, ...],
 ) -> type:
-    """Return a class whose methods call replacements of the functions that rotate."""
-    methods = _methods.rotating_methods(kind).items()
-    copies = {name: _methods.replace_rotations(method, replace) for name, method in methods}
-    return subclass(kind, copies, loader, arguments)
+    copies = {
+        name: _methods.replace_rotations(method, lambda *rotation: build(*rotation, *arguments))
+        for name, method in _methods.rotating_methods(kind).items()
+    }
+    return _subclass(kind, copies, load_rotating, (kind, build, *arguments))
 
 
 def rotary_class(
@@ -34,10 +49,10 @@ def rotary_class(
         # A new instance of this class does what its base does.
         return (compute if hasattr(self, attribute) else original)(self, *arguments, **named)
 
-    return subclass(kind, {method: run}, loader, (kind,))
+    return _subclass(kind, {method: run}, loader, (kind,))
 
 
-def subclass(
+def _subclass(
     kind: type, methods: Mapping[str, Any], loader: Function, arguments: tuple[Any, ...]
 ) -> type:
     """Return a class with other methods and the same name; ``loader`` makes it for pickles."""
@@ -61,12 +76,37 @@ def is_patched(part: Any) -> bool:
 
 
 def check_unpatched(parts: Iterable[Any]) -> None:
-    """Check that no part of a model is patched."""
     if any(map(is_patched, parts)):
         raise RopeError("the model is patched already; unpatch it first")
 
 
-def check_forward(name: str, module: Any, verb: str) -> None:
+def patch_classes(parts: Mapping[str, Any], classes: Mapping[type, type]) -> None:
+    """Give the parts of a model their new classes, after a check of all of them."""
+    rotating = {name: part for name, part in parts.items() if type(part) in classes}
+    for name, part in rotating.items():
+        _check_forward(name, part, "patch")
+    for part in rotating.values():
+        _exchange(part, classes[type(part)])
+
+
+def restore_classes(parts: Iterable[tuple[str, Any]], attribute: str) -> None:
+    """Give patched parts their classes back after a check of all, and delete an attribute."""
+    patched = {name: part for name, part in parts if is_patched(part)}
+    for name, part in patched.items():
+        kind = type(part)
+        if _ORIGINAL not in vars(kind):
+            msg = (
+                f"cannot unpatch {name} ({kind.__name__}): another class was made of it since, as "
+                "fully_shard does; unpatch before that"
+            )
+            raise RopeError(msg)
+        _check_forward(name, part, "unpatch")
+    for part in patched.values():
+        _exchange(part, type(part).__bases__[0])
+        vars(part).pop(attribute, None)
+
+
+def _check_forward(name: str, module: Any, verb: str) -> None:
     """Check that an instance's own ``forward``, if it has one, calls that of its class."""
     if not isinstance(module, torch.nn.Module):
         return
@@ -81,29 +121,6 @@ def check_forward(name: str, module: Any, verb: str) -> None:
         raise RopeError(msg)
 
 
-def restore(parts: Iterable[tuple[str, Any]], attribute: str) -> None:
-    """Give patched parts their classes back, and delete an attribute of theirs.
-
-    Raises
-    ------
-    RopeError
-        If something has changed a part since; then all stay patched.
-    """
-    patched = {name: part for name, part in parts if is_patched(part)}
-    for name, part in patched.items():
-        kind = type(part)
-        if _ORIGINAL not in vars(kind):
-            msg = (
-                f"cannot unpatch {name} ({kind.__name__}): another class was made of it since, as "
-                "fully_shard does; unpatch before that"
-            )
-            raise RopeError(msg)
-        check_forward(name, part, "unpatch")
-    for part in patched.values():
-        exchange(part, type(part).__bases__[0])
-        vars(part).pop(attribute, None)
-
-
 def _is_method_of_class(module: Any, name: str, value: Any) -> bool:
     return (
         isinstance(value, MethodType)
@@ -112,8 +129,8 @@ def _is_method_of_class(module: Any, name: str, value: Any) -> bool:
     )
 
 
-def exchange(module: Any, kind: type) -> None:
-    """Give a module, or what one holds, another class and the methods of it that it holds."""
+def _exchange(module: Any, kind: type) -> None:
+    """Give a module, or an object that one holds, another class, and its held methods too."""
     methods = {
         attribute: method
         for attribute, value in vars(module).items()

@@ -70,19 +70,18 @@ def apply_rotary_transformers(
     True
     """
     backend = find.require_backend(cos, "cos")
-    if tuple(cos.shape) != tuple(sin.shape):
-        msg = f"cos and sin must have one shape; got {tuple(cos.shape)} and {tuple(sin.shape)}"
-        raise RopeError(msg)
+    shapes = tuple(cos.shape), tuple(sin.shape)
+    if shapes[0] != shapes[1]:
+        raise RopeError(f"cos and sin must have one shape; got {shapes[0]} and {shapes[1]}")
     columns = _detect_columns(backend, cos, sin) if columns is None else columns
     if columns not in COLUMNS:
-        msg = f"columns must be one of {', '.join(map(repr, COLUMNS))}; got {columns!r}"
-        raise RopeError(msg)
+        names = ", ".join(map(repr, COLUMNS))
+        raise RopeError(f"columns must be one of {names}; got {columns!r}")
     if layout is None and columns == "pairs":
         msg = "columns='pairs' does not tell the layout; give layout='half' or 'interleaved'"
         raise RopeError(msg)
     if columns != "pairs" and cos.shape[-1] % 2:
-        msg = f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}"
-        raise RopeError(msg)
+        raise RopeError(f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}")
     cos, sin = one_per_pair(cos, columns), one_per_pair(sin, columns)
     paired: Layout = layout or ("half" if columns == "halves" else "interleaved")
     rope = load_rope(backend.is_compiling(), paired, 2 * cos.shape[-1])
@@ -101,20 +100,14 @@ def apply_rotary_transformers(
 
 
 def load_rope(is_compiling: bool, layout: Layout, rotary_dim: int, rotary_offset: int = 0) -> RoPE:
-    """Return a RoPE for angles from tables: it says which components they rotate."""
-    create = _create_rope if is_compiling else _cached_rope  # Dynamo traces no cache
-    return create(layout, rotary_dim, rotary_offset)
+    create = RoPE if is_compiling else _cached_rope  # Dynamo traces no cache
+    return create(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
 
 
-def _create_rope(layout: Layout, rotary_dim: int, rotary_offset: int) -> RoPE:
-    return RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
-
-
-_cached_rope = cached(64)(_create_rope)
+_cached_rope = cached(64)(RoPE)
 
 
 def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
-    """Return which columns of tables are equal."""
     traced = (
         "tables cannot be read while a compiler traces the call, to tell how they are doubled; "
         "give columns='halves', or 'neighbours', such as by functools.partial"
@@ -127,25 +120,22 @@ def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
         raise RopeError(traced) from error
     if columns is None:
         msg = (
-            "cos and sin have no two equal columns for a pair, neither their halves nor "
-            "neighbours; where they have one column a pair, as those of gpt-oss, give "
-            "columns='pairs'"
+            "cos and sin have no two equal columns for a pair, neither their halves nor neighbours;"
+            " where they have one column a pair, as those of gpt-oss, give columns='pairs'"
         )
         raise RopeError(msg)
     return columns
 
 
-def find_axes(ndim: int, table_ndim: int, unsqueeze_dim: int) -> str | None:
+def find_axes(
+    ndim: int, table_ndim: int, unsqueeze_dim: int | None, heads_first: bool = True
+) -> str | None:
     """Return the names of the axes of q or k, by the axis for heads that tables get.
 
-    None if that axis is not beside the tokens.
+    None if that is not beside the tokens; without it ``heads_first`` says the order.
     """
-    place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
-    return axes_of(ndim, {-3: True, -2: False}.get(place))
-
-
-def axes_of(ndim: int, heads_first: bool | None) -> str | None:
-    """Return the names of the axes of q or k; None where they are not known."""
-    if ndim not in (3, 4) or heads_first is None:
-        return None
-    return "b" * (ndim - 3) + ("hs" if heads_first else "sh") + "d"
+    place = -3 if heads_first else -2
+    if unsqueeze_dim is not None:
+        place = unsqueeze_dim - (table_ndim + 1 if unsqueeze_dim >= 0 else 0)
+    order = {-3: "hs", -2: "sh"}.get(place)
+    return None if order is None or ndim not in (3, 4) else "b" * (ndim - 3) + order + "d"

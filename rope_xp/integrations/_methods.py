@@ -15,12 +15,9 @@ from rope_xp._core.errors import RopeError
 
 Function = Callable[..., Any]
 _NAME = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
-_EMBEDDINGS = "diffusers.models.embeddings"
-"""The module from which methods of diffusers import functions that rotate."""
 
 
 def inner_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield code and that of the functions that it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -28,29 +25,29 @@ def inner_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def rotation_names(function: FunctionType) -> list[str]:
-    """Return the names in a function that functions which rotate usually have."""
     names = {name for code in inner_codes(function.__code__) for name in code.co_names}
     return sorted(filter(_NAME.fullmatch, names))
 
 
-def _find_scope(function: FunctionType, name: str) -> dict[str, Any]:
-    """Return the globals of the module that holds what a function calls by a name."""
+def _find_rotations(function: FunctionType) -> dict[str, tuple[Function, dict[str, Any] | None]]:
+    """Return the functions that rotate which a function calls, and the globals that hold each.
+
+    None holds a function that it defines itself.
+    """
     scope = function.__globals__
-    if name in scope or not scope["__name__"].startswith("diffusers."):
-        return scope
-    return vars(sys.modules[_EMBEDDINGS])  # the method imports it from there
-
-
-def _global_rotations(function: FunctionType) -> dict[str, Function]:
-    scopes = {name: _find_scope(function, name) for name in rotation_names(function)}
-    return {name: scope[name] for name, scope in scopes.items() if callable(scope.get(name))}
-
-
-def _local_rotations(function: FunctionType) -> dict[str, Function]:
-    codes = [code for code in inner_codes(function.__code__) if code is not function.__code__]
-    module = function.__globals__["__name__"]
-    named = [code for code in codes if _NAME.fullmatch(code.co_name)]
-    return {code.co_name: _load_local(code, module) for code in named}
+    rotations: dict[str, tuple[Function, dict[str, Any] | None]] = {}
+    for name in rotation_names(function):
+        holder = scope
+        if name not in scope and scope["__name__"].startswith("diffusers."):
+            # The method imports it from there.
+            holder = vars(sys.modules["diffusers.models.embeddings"])
+        if callable(holder.get(name)):
+            rotations[name] = holder[name], holder
+    _, *codes = inner_codes(function.__code__)
+    for code in codes:
+        if _NAME.fullmatch(code.co_name):
+            rotations[code.co_name] = _load_local(code, scope["__name__"]), None
+    return rotations
 
 
 @cached(64)
@@ -60,14 +57,11 @@ def _load_local(code: CodeType, module: str) -> FunctionType:
 
 
 def rotations_called(function: FunctionType) -> dict[str, Function]:
-    """Return the functions that rotate which a function calls or defines, by name.
-
-    A decorator's wrapper calls what the function inside calls.
-    """
+    """Return the functions that rotate which a function, or one it wraps, calls or defines."""
     return {
         name: rotation
         for part in wrapped_functions(function)
-        for name, rotation in (_global_rotations(part) | _local_rotations(part)).items()
+        for name, (rotation, _) in _find_rotations(part).items()
     }
 
 
@@ -91,10 +85,7 @@ def _cell_function(cell: CellType) -> FunctionType | None:
 def rotating_methods(kind: type) -> dict[str, FunctionType]:
     """Return the methods of a class that call a function that rotates, inherited ones included.
 
-    Raises
-    ------
-    RopeError
-        If one of them is overridden: what super() would call stays as it is.
+    A RopeError says if one of them is overridden: what super() would call stays as it is.
     """
     methods: dict[str, FunctionType] = {}
     for base in reversed(kind.__mro__):
@@ -120,19 +111,14 @@ def functions_called(kind: type) -> tuple[tuple[str, Function], ...]:
     )
 
 
-Replace = Callable[[str, Function, ModuleType | None], Function]
-"""From a function that rotates, by its name and the module that holds it, to its replacement.
-
-A function that a method defines is in no module. ``replaces`` of the replacement identifies it.
-"""
-
-
-def replace_rotations(function: FunctionType, replace: Replace) -> FunctionType:
+def replace_rotations(
+    function: FunctionType, replace: Callable[[str, Function, ModuleType | None], Function]
+) -> FunctionType:
     """Return a copy of a function that calls replacements of functions that rotate.
 
-    Replacements stand under new names beside the functions. The modules' own names stay as they
-    are, so that other models are not touched, and all else that the copy calls is what the modules
-    hold when it is called.
+    ``replace`` takes the name of a function, itself and the module that holds it, None where a
+    method defines it; ``replaces`` of a replacement identifies it. Replacements stand under new
+    names beside the functions, so that other models are not touched.
     """
     copies: dict[FunctionType, FunctionType] = {}
 
@@ -146,20 +132,19 @@ def replace_rotations(function: FunctionType, replace: Replace) -> FunctionType:
     def copy(part: FunctionType) -> FunctionType:
         if part in copies or not rotations_called(part):
             return copies.get(part, part)
-        own_scope = part.__globals__
-        global_names, local_names = {}, {}
-        for name, rotation in _global_rotations(part).items():
-            scope = _find_scope(part, name)
-            module = sys.modules.get(scope["__name__"])
-            global_names[name] = install(scope, name, replace(name, rotation, module))
-        for name, rotation in _local_rotations(part).items():
-            local_names[name] = install(own_scope, name, replace(name, rotation, None))
-        code = _rename(part.__code__, global_names, local_names)
-        cells = [CellType() for _ in part.__closure__ or ()]
-        copied = FunctionType(
-            code, own_scope, part.__name__, part.__defaults__, tuple(cells) or None
+        new_names = {}
+        for name, (rotation, scope) in _find_rotations(part).items():
+            module = None if scope is None else sys.modules.get(scope["__name__"])
+            replacement = replace(name, rotation, module)
+            new_names[name] = install(scope or part.__globals__, name, replacement)
+        cells = tuple([CellType() for _ in part.__closure__ or ()])
+        copies[part] = copied = FunctionType(
+            _rename(part.__code__, new_names),
+            part.__globals__,
+            part.__name__,
+            part.__defaults__,
+            cells or None,
         )
-        copies[part] = copied
         copied.__kwdefaults__ = part.__kwdefaults__
         functools.update_wrapper(copied, part)
         copied.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing
@@ -173,26 +158,22 @@ def replace_rotations(function: FunctionType, replace: Replace) -> FunctionType:
 
 
 def _call_replacement(*arguments: Any, **named: Any) -> Any:
-    return _replacement(*arguments, **named)
+    return _replacement(*arguments, **named)  # type: ignore[name-defined]  # noqa: F821  # see _rename
 
 
-def _replacement(*_: Any, **__: Any) -> Any:
-    """Stand for the global whose name _rename sets."""
-
-
-def _rename(code: CodeType, global_names: dict[str, str], local_names: dict[str, str]) -> CodeType:
+def _rename(code: CodeType, new_names: dict[str, str]) -> CodeType:
     """Return code that calls other globals, also in place of functions that it defines."""
 
     def rename_constant(constant: Any) -> Any:
         if not isinstance(constant, CodeType):
             return constant
-        if constant.co_name not in local_names:
-            return _rename(constant, global_names, local_names)
+        if constant.co_name not in new_names:
+            return _rename(constant, new_names)
         return _call_replacement.__code__.replace(
-            co_names=(local_names[constant.co_name],), co_freevars=constant.co_freevars
+            co_names=(new_names[constant.co_name],), co_freevars=constant.co_freevars
         )
 
     return code.replace(
-        co_names=tuple(global_names.get(name, name) for name in code.co_names),
+        co_names=tuple(new_names.get(name, name) for name in code.co_names),
         co_consts=tuple(map(rename_constant, code.co_consts)),
     )

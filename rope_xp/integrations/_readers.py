@@ -1,16 +1,17 @@
 """Find code of transformers that reads cos and sin in other ways than :func:`patch` replaces."""
 
+from collections.abc import Iterator
 from types import FunctionType
 
 import torch
 
 from rope_xp._core.errors import RopeError
-from rope_xp.integrations import _functions, _methods
+from rope_xp.integrations import _methods
 
-_TABLES = frozenset({"cos", "sin", "freqs_cis"})
-"""Variables of code that reads tables of a rotary module."""
-_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}
-"""Parameters of functions that take tables."""
+ALONE = "patch(model, rotation=False) replaces the rotary modules alone"
+_TABLES = frozenset({"cos", "sin", "freqs_cis"})  # variables of code that reads tables
+_TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}  # parameters that take them
+# Classes that have such names and rotate nothing by the tables of a patched module.
 _HARMLESS = frozenset(
     f"transformers.models.{name}"
     for name in (
@@ -22,7 +23,6 @@ _HARMLESS = frozenset(
         "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
     )
 )
-"""Classes that have such names and rotate nothing by the tables of a patched module."""
 
 
 def check_readers(kind: type) -> None:
@@ -37,33 +37,30 @@ def check_readers(kind: type) -> None:
             method = getattr(member, "__func__", member)  # of a static method
             if not isinstance(method, FunctionType) or _methods.rotations_called(method):
                 continue
-            for part in _methods.wrapped_functions(method):
-                reader = _describe_reader(part)
-                if reader is not None:
-                    msg = (
-                        f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
-                        f"replaced rotates there; {_functions.ALONE}"
-                    )
-                    raise RopeError(msg)
+            parts = _methods.wrapped_functions(method)
+            reader = next((text for part in parts for text in _describe_readers(part)), None)
+            if reader is not None:
+                msg = (
+                    f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
+                    f"replaced rotates there; {ALONE}"
+                )
+                raise RopeError(msg)
 
 
-def _describe_reader(function: FunctionType) -> str | None:
-    """Return how a function reads tables; None where it does not."""
+def _describe_readers(function: FunctionType) -> Iterator[str]:
     for code in _methods.inner_codes(function.__code__):
         for variable in (*code.co_varnames, *code.co_cellvars):
             if variable in _TABLES:
-                return f"it reads {variable}"
+                yield f"it reads {variable}"
         for name in code.co_names:
             called = function.__globals__.get(name)
             if isinstance(called, FunctionType):
                 inner = called.__code__
                 if not _TUPLES.isdisjoint(inner.co_varnames[: inner.co_argcount]):
-                    return f"it calls {name}"
-    return None
+                    yield f"it calls {name}"
 
 
 def explain_missing_angles(model: torch.nn.Module) -> str:
-    """Return why a model without rotary modules has nothing to patch."""
     for kind in dict.fromkeys(map(type, model.modules())):
         members = (member for base in kind.__mro__ for member in vars(base).values())
         methods = (member for member in members if isinstance(member, FunctionType))

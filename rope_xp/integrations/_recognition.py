@@ -15,14 +15,10 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.angles import Angles
 from rope_xp.integrations import _formats
-from rope_xp.integrations._drop_in import axes_of, find_axes, load_rope
+from rope_xp.integrations._drop_in import load_rope
 from rope_xp.integrations._formats import Format, Tables
 from rope_xp.integrations._methods import Function
 from rope_xp.rope import RoPE
-
-_PAIRS, _TOKENS = 4, 6
-# One rotation in float32 of numbers below 6.
-_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -33,25 +29,11 @@ class RecognizedRotation:
     arrays: int
     form: Format
     layout: Layout
-    trailing: bool
-    """Whether the slice that it rotates ends the head."""
-    heads_first: bool
-    """Whether heads come before tokens, where no ``unsqueeze_dim`` says it."""
+    trailing: bool  # the slice that it rotates ends the head
+    heads_first: bool  # heads come before tokens, where no ``unsqueeze_dim`` says it
     unsqueeze_dim: int | None
 
-    @property
-    def tables(self) -> int:
-        """How many tables follow the arrays."""
-        return 1 if self.form == "complex" else 2
-
-    def axes(self, ndim: int, table_ndim: int, unsqueeze_dim: int | None) -> str | None:
-        """Return the names of the axes of an array; None where tables are laid out otherwise."""
-        if unsqueeze_dim is None:
-            return axes_of(ndim, self.heads_first)
-        return find_axes(ndim, table_ndim, unsqueeze_dim)
-
     def rope(self, rotary_dim: int) -> RoPE:
-        """Return a RoPE for angles from tables: it says which components they rotate."""
         offset = -rotary_dim if self.trailing else 0
         return load_rope(torch.compiler.is_compiling(), self.layout, rotary_dim, offset)
 
@@ -67,17 +49,11 @@ def own_function(function: Function) -> Function:
 
 
 def recognize(name: str, function: Function, forms: Iterable[Format]) -> RecognizedRotation:
-    """Return what a function does to random arrays.
-
-    Raises
-    ------
-    RopeError
-        If it does not rotate as any layout does.
-    """
+    """Return what a function does to random arrays; a RopeError if no layout does the same."""
     function = own_function(function)
     parameters = inspect.signature(function).parameters
+    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
     names = tuple(parameters)
-    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in names else None
     arrays = 1 if names[1:2] == ("cos",) else 2
     slices = (True, False), (True, True), (False, False)  # partial, and then at which end
     for form, layout, heads_first, (partial, trailing), batch in itertools.product(
@@ -98,29 +74,24 @@ def recognize(name: str, function: Function, forms: Iterable[Format]) -> Recogni
 def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch: bool) -> bool:
     """Return whether a function does what the trial says to random arrays."""
     generator = torch.Generator().manual_seed(0)
-    sizes = {"b": 2, "h": 3, "s": _TOKENS, "d": 2 * _PAIRS + 4 * partial}
-    axes = "b" * batch + ("hs" if trial.heads_first else "sh") + "d"
-    shape = [sizes[a] for a in axes]
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
+    sizes = {"b": 2, "h": 3, "s": 6, "d": 8 + 4 * partial}
+    axes = "b" * batch + ("hs" if trial.heads_first else "sh") + "d"
+    shape = [sizes[axis] for axis in axes]
     xs = tuple([torch.randn(shape, **options) for _ in range(trial.arrays)])
-    angles = torch.rand((2,) * batch + (_TOKENS, _PAIRS), **options)
+    angles = torch.rand((2,) * batch + (6, 4), **options)
     tables = _formats.write(angles.cos(), angles.sin(), trial.form)
     try:
         theirs = function(*xs, *tables)
     except (RuntimeError, TypeError, ValueError, LookupError, NameError):  # it is for other shapes
         return False
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    ours = rotate(trial, xs, tables, axes)
-    return len(theirs) == len(ours) and all(
-        a.shape == b.shape and bool(torch.allclose(a, b, rtol=0, atol=_TOLERANCE))
-        for a, b in zip(ours, theirs, strict=True)
-    )
+    return _formats.scaled_error(rotate(trial, xs, tables, axes), theirs) <= 1
 
 
 def rotate(
     rotation: RecognizedRotation, xs: tuple[torch.Tensor, ...], tables: Tables, axes: str
 ) -> tuple[torch.Tensor, ...]:
-    """Rotate arrays by tables as a recognized function does."""
     cos, sin = _formats.read(tables, rotation.form)
     angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))
     if len(xs) == 1:

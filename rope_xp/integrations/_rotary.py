@@ -14,12 +14,11 @@ from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 from rope_xp.scaling import Axial, LongRoPE
 
+# Errors of a module's own code for arguments that it does not expect.
 FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a module's own code may raise for arguments that it does not expect."""
 
 
 def rotary_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the rotary modules of a model with their names."""
     for name, module in model.named_modules():
         if any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False)):
             yield name, module
@@ -32,12 +31,10 @@ def layer_type(key: str) -> str | None:
 
 
 def label_argument(label: str | None) -> dict[str, Any]:
-    """Return the keyword argument by which ``forward`` takes a layer type."""
     return {} if label is None else {"layer_type": label}
 
 
 def frequency_buffers(module: torch.nn.Module) -> dict[str | None, torch.Tensor]:
-    """Return the frequencies of a rotary module by layer type."""
     return {
         layer_type(key): buffer
         for key, buffer in module.named_buffers(recurse=False)
@@ -46,13 +43,7 @@ def frequency_buffers(module: torch.nn.Module) -> dict[str | None, torch.Tensor]
 
 
 def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
-    """Return the ropes that a module's configuration has for a layer type, or for all layers.
-
-    Raises
-    ------
-    RopeError
-        If the configuration is missing or cannot be read.
-    """
+    """Return the ropes that a module's configuration has for a layer type, or for all layers."""
     config = getattr(module, "config", None)
     if config is None:
         raise RopeError("it has no configuration to read the RoPE from")
@@ -81,14 +72,13 @@ def regimes(rope: RoPE) -> list[RoPE]:
 
 
 def rotated_pairs(rope: RoPE, size: int) -> int:
-    """Return how many pairs a buffer of this size rotates, one series for all components."""
+    """Return how many pairs a buffer of this size rotates."""
     if isinstance(rope.scaling, Axial) and rope.scaling.order != "strided":
         return size * rope.scaling.axes
     return size
 
 
 def series(rope: RoPE, size: int) -> NDArray[np.float64]:
-    """Return the frequencies in a buffer of this size."""
     frequencies = rope.frequencies(2 * rotated_pairs(rope, size))
     if isinstance(rope.scaling, Axial):
         alternating = rope.scaling.order == "alternating"

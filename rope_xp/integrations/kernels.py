@@ -1,5 +1,6 @@
 """Register rope_xp's rotation with the package kernels, for models of transformers."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,11 @@ import torch
 from kernels import LocalLayerRepository
 
 from rope_xp._core.errors import RopeError
-from rope_xp.integrations import _functions, _recognition
-from rope_xp.integrations._formats import Format
+from rope_xp.integrations import _recognition, _replacements
 from rope_xp.integrations._methods import Function
 
 __all__ = ["repository"]
 
-_FOLDER = Path(__file__).parent / "hub"
-"""A repository as the package kernels reads them: its layers are those of this module."""
-_FORMS: tuple[Format, ...] = ("halves", "neighbours", "pairs")
 _REPLACEMENTS: dict[type, Function] = {}
 
 
@@ -39,7 +36,9 @@ def repository() -> LocalLayerRepository:
     >>> mapping = {"rotary_pos_emb": {"cpu": repository(), "cuda": repository()}}
     >>> kernels.register_kernel_mapping(mapping)
     """
-    return LocalLayerRepository(repo_path=_FOLDER, layer_name="apply_rotary_transformers")
+    # A repository as the package kernels reads them: its layers are those of this module.
+    folder = Path(__file__).parent / "hub"
+    return LocalLayerRepository(repo_path=folder, layer_name="apply_rotary_transformers")
 
 
 class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositories on the Hub call it
@@ -50,20 +49,13 @@ class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositori
     has_backward = True
 
     def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-        """Replace ``forward`` of a module that kernels has made of a model's function."""
         kind = type(self)
         if kind not in _REPLACEMENTS:
             if torch.compiler.is_compiling():  # which cannot trace how functions are recognized
                 return kind.forward(self, q, k, cos, sin, unsqueeze_dim)
-            _REPLACEMENTS[kind] = _find_replacement(self)
+            function = _REPLACEMENTS[kind] = _recognition.own_function(self)
+            with contextlib.suppress(RopeError):  # it is not recognized, and computes by itself
+                _REPLACEMENTS[kind] = _replacements.build_replacement(
+                    kind.__name__, function, None, ("halves", "neighbours", "pairs")
+                )
         return _REPLACEMENTS[kind](q, k, cos, sin, unsqueeze_dim)
-
-
-def _find_replacement(module: torch.nn.Module) -> Function:
-    """Return what rotates as a model's function does: that function if it is not recognized."""
-    function, name = _recognition.own_function(module), type(module).__name__
-    try:
-        rotation = _recognition.recognize(name, function, _FORMS)
-    except RopeError:
-        return function
-    return _functions.build_replacement(name, function, rotation)

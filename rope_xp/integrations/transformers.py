@@ -11,12 +11,14 @@ from rope_xp.integrations import (
     _check,
     _check_config,
     _classes,
-    _functions,
+    _methods,
     _plans,
     _readers,
+    _replacements,
     _rotary,
 )
-from rope_xp.integrations._findings import Finding
+from rope_xp.integrations._check_config import Finding
+from rope_xp.integrations._formats import Format
 
 __all__ = ["Finding", "check", "patch", "unpatch"]
 
@@ -52,10 +54,7 @@ def check(model: torch.nn.Module) -> tuple[Finding, ...]:
     >>> import torch
     >>> from rope_xp.integrations.transformers import check
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(
-    ...     vocab_size=32, hidden_size=32, intermediate_size=32,
-    ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-    ... )
+    >>> config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
     >>> model = LlamaForCausalLM(config)
     >>> check(model)
     ()
@@ -79,10 +78,8 @@ def patch(
     The model's rotary modules return tables that are exact at any position, in float32 whatever the
     dtype of the model, and its attention rotates on rope_xp's fast path. Gradients, key-value
     caches, padding, ``torch.compile``, hooks of accelerate, pickles and copies work as before.
-    Other models of the same type do not change.
-
-    Before anything changes, the tables of each rotary module and the results of each function that
-    rotates are compared with those of rope_xp, on a few values.
+    Other models do not change. Before anything changes, tables and functions that rotate are
+    compared with those of rope_xp, on a few values.
 
     Parameters
     ----------
@@ -115,22 +112,17 @@ def patch(
 
     Notes
     -----
-    Rotary modules, and modules whose methods call a function that rotates, get a subclass of their
-    class, of the same name. Its methods are copies that call rope_xp's functions, which stand in
-    the modules of transformers under names of their own. A function that replaces the model's own
-    later on, as Liger-Kernel does, is called instead, with tables in the dtype of q. Parameters,
-    buffers, configurations, state dictionaries and files of ``save_pretrained`` stay the same, but
-    for the buffers that ``trust="config"`` makes anew.
+    Rotary modules, and modules that call a function that rotates, get a subclass of their class, of
+    the same name, whose methods call rope_xp. A function that replaces the model's own later on, as
+    Liger-Kernel does, is called instead, with tables in the dtype of q. State dictionaries and
+    files of ``save_pretrained`` stay the same, but for buffers that ``trust="config"`` makes anew.
 
     Examples
     --------
     >>> import torch
     >>> from rope_xp.integrations.transformers import patch, unpatch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(
-    ...     vocab_size=32, hidden_size=32, intermediate_size=32,
-    ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-    ... )
+    >>> config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
     >>> model = LlamaForCausalLM(config).eval()
     >>> tokens = torch.arange(8)[None]
     >>> with torch.no_grad():
@@ -149,32 +141,35 @@ def patch(
     if not rotary:
         reason = _readers.explain_missing_angles(model)
         raise RopeError(f"cannot patch {type(model).__name__}: {reason}")
-    kinds = dict.fromkeys(map(type, model.modules()))
-    rotating = [kind for kind in kinds if rotation and _functions.functions_called(kind)]
-    for name, module in model.named_modules():
-        if name in rotary or type(module) in rotating:
-            _classes.check_forward(name, module, "patch")
     options = _plans.PatchOptions(length, rotation, trust == "config")
     with torch.device("cpu"):  # whatever device the caller has set for new tensors
         plans = {name: _plans.build_plans(name, module, options) for name, module in rotary.items()}
-        forms = tuple(
-            dict.fromkeys(p.form for by_label in plans.values() for p in by_label.values())
-        )
-        classes = {kind: _functions.load_rotating(kind, forms) for kind in rotating}
-    if rotation and not classes:
-        raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
-    rotary_kinds = set(map(type, rotary.values()))
-    if rotation:
-        for kind in kinds:
-            if kind not in rotary_kinds:
-                _readers.check_readers(kind)
-    classes |= {kind: _plans.load_rotary(kind) for kind in rotary_kinds}
-    for module in model.modules():
-        if type(module) in classes:
-            _classes.exchange(module, classes[type(module)])
+        classes = {kind: _plans.load_rotary(kind) for kind in map(type, rotary.values())}
+        if rotation:
+            forms = {plan.form: None for by_label in plans.values() for plan in by_label.values()}
+            classes |= _load_rotating_classes(model, set(classes), tuple(forms))
+    _classes.patch_classes(dict(model.named_modules()), classes)
     for name, module in rotary.items():
         _plans.set_plans(module, plans[name], options.trusting)
     return model
+
+
+def _load_rotating_classes(
+    model: torch.nn.Module, rotary_kinds: set[type], forms: tuple[Format, ...]
+) -> dict[type, type]:
+    """Return the classes of a model that rotate, each with the class that takes its place."""
+    kinds = [kind for kind in dict.fromkeys(map(type, model.modules())) if kind not in rotary_kinds]
+    try:
+        rotating = [kind for kind in kinds if _methods.functions_called(kind)]
+    except RopeError as error:
+        raise RopeError(f"{error}; {_readers.ALONE}") from None
+    if not rotating:
+        raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
+    build = _replacements.build_replacement
+    classes = {kind: _classes.load_rotating(kind, build, forms) for kind in rotating}
+    for kind in kinds:
+        _readers.check_readers(kind)
+    return classes
 
 
 def unpatch(model: ModelT) -> ModelT:
@@ -183,18 +178,15 @@ def unpatch(model: ModelT) -> ModelT:
     Raises
     ------
     RopeError
-        If something has changed a patched module since in a way that unpatching would lose; the
-        message names it, and the model stays patched.
+        If a patched module has changed since in a way that unpatching would lose; the message names
+        it, and the model stays patched.
     """
     _check_module(model)
-    _classes.restore(model.named_modules(), _plans.PLANS)
+    _classes.restore_classes(model.named_modules(), _plans.PLANS)
     return model
 
 
 def _check_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
-        msg = (
-            "model must be a torch.nn.Module, such as what from_pretrained of transformers "
-            f"returns; got {type(model).__name__}"
-        )
-        raise TypeError(msg)
+        kind = type(model).__name__
+        raise TypeError(f"model must be a torch.nn.Module, as from_pretrained returns; got {kind}")

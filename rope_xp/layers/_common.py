@@ -1,6 +1,5 @@
 """Methods and checks that the layers of all frameworks share."""
 
-from dataclasses import fields
 from typing import Any
 
 from rope_xp._arguments.fields import check_rope as check_type
@@ -34,12 +33,3 @@ def check_rope(rope: Any) -> RoPE:
         )
     check_type(rope, RoPE)
     return rope
-
-
-def describe(rope: RoPE, axes: str | None) -> str:
-    """Return the fields that differ from their defaults, for people to read."""
-    values = {f.name: getattr(rope, f.name) for f in fields(rope)}
-    shown = {f.name: values[f.name] for f in fields(rope) if values[f.name] != f.default}
-    if axes is not None:
-        shown["axes"] = axes
-    return ", ".join(f"{name}={value!r}" for name, value in shown.items())

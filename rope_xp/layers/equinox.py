@@ -25,12 +25,8 @@ class Rotary(equinox.Module):
     (1, 2, 5, 64)
     """
 
-    rope: RoPE = equinox.field(static=True)
-    axes: str | None = equinox.field(static=True)
-
-    def __init__(self, rope: RoPE, *, axes: str | None = None) -> None:
-        self.rope = _common.check_rope(rope)
-        self.axes = axes
+    rope: RoPE = equinox.field(static=True, converter=_common.check_rope)
+    axes: str | None = equinox.field(static=True, default=None, kw_only=True)
 
     __call__ = _common.rotate
     at = _common.at

@@ -55,34 +55,28 @@ class Rotary(keras.layers.Layer):
         return cls(**{**config, "rope": _from_data(config["rope"])})
 
 
-def _to_data(rope: RoPE) -> dict[str, Any]:
-    """Return the fields of a RoPE and of its scaling as numbers, strings and lists."""
-    return {f.name: _value_to_data(getattr(rope, f.name)) for f in fields(rope)}
-
-
-def _value_to_data(value: Any) -> Any:
+def _to_data(value: Any) -> Any:
+    """Return a RoPE, or a value of its fields, as dictionaries, numbers, strings and lists."""
     if isinstance(value, tuple):
         return [*value]
     if value is None or isinstance(value, (int, float, str)):
         return value
     name = type(value).__name__
-    if getattr(scaling, name, None) is not type(value):
+    is_rope = type(value) is RoPE
+    if not is_rope and getattr(scaling, name, None) is not type(value):
         raise RopeError(
             f"cannot save scaling = {value!r}: only classes of rope_xp.scaling are found by their "
             "names when a model is loaded"
         )
-    return {_CLASS: name, **{f.name: _value_to_data(getattr(value, f.name)) for f in fields(value)}}
+    data = {f.name: _to_data(getattr(value, f.name)) for f in fields(value)}
+    return data if is_rope else {_CLASS: name, **data}
 
 
-def _from_data(data: dict[str, Any]) -> RoPE:
-    """Return the RoPE of such data."""
-    return RoPE(**{name: _value_from_data(value) for name, value in data.items()})
-
-
-def _value_from_data(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, dict):
-        return value
-    values = {name: _value_from_data(v) for name, v in value.items() if name != _CLASS}
-    return getattr(scaling, value[_CLASS])(**values)
+def _from_data(data: Any) -> Any:
+    """Return what such data was made from."""
+    if isinstance(data, list):
+        return tuple(data)
+    if not isinstance(data, dict):
+        return data
+    values = {name: _from_data(value) for name, value in data.items() if name != _CLASS}
+    return (getattr(scaling, data[_CLASS]) if _CLASS in data else RoPE)(**values)

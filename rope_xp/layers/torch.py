@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
 import torch
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._frequencies import apply_frequencies, initial_frequencies
+from rope_xp._frequencies import initial_frequencies
+from rope_xp._functions import apply_frequencies
 from rope_xp.angles import Angles
-from rope_xp.layers import _checkpoint, _common
+from rope_xp.layers import _common
 from rope_xp.rope import Positions, RoPE
+from rope_xp.scaling import DynamicNTK, LongRoPE
 
 Learn: TypeAlias = Literal["shared", "head"] | None
+
+_RTOL = 1e-6
+"""float32 powers and quotients differ by a few units of 6e-8."""
 
 
 class Rotary(torch.nn.Module):
@@ -78,9 +84,15 @@ class Rotary(torch.nn.Module):
         k_positions: Positions = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys; see :func:`rope_xp.apply`."""
-        if self.learn is not None:
-            return self._rotate_by_learned(q, k, positions, k_positions)
-        return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
+        if self.learn is None:
+            return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
+        if k_positions is not None:
+            raise RopeError(
+                "k_positions was given to a layer that learns its frequencies, which rotates q and "
+                "k by the same positions; leave it out"
+            )
+        rope, frequencies = self.rope, self.frequencies
+        return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)
 
     def at(self, positions: Positions, *, like: torch.Tensor) -> Angles:
         """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
@@ -95,7 +107,7 @@ class Rotary(torch.nn.Module):
         *_, errors = rest
         key = f"{prefix}inv_freq"  # a buffer of other modules, which the RoPE determines here
         if (saved := state_dict.pop(key, None)) is not None:
-            errors.extend(_checkpoint.find_mismatches(self.rope, key, saved))
+            errors.extend(_find_mismatches(self.rope, key, saved))
             if self.learn is not None:  # the other module learned none: start from the RoPE's
                 state_dict.setdefault(f"{prefix}frequencies", self._initial_frequencies())
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -107,20 +119,12 @@ class Rotary(torch.nn.Module):
                 self.frequencies.copy_(self._initial_frequencies())
 
     def extra_repr(self) -> str:
-        """Return what ``print(model)`` shows."""
-        learned = f"learn={self.learn!r}, " if self.learn else ""
-        return f"{learned}{_common.describe(self.rope, self.axes)}".removesuffix(", ")
-
-    def _rotate_by_learned(
-        self, q: torch.Tensor, k: torch.Tensor, positions: Positions, k_positions: Positions
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if k_positions is not None:
-            raise RopeError(
-                "k_positions was given to a layer that learns its frequencies, which rotates q and "
-                "k by the same positions; leave it out"
-            )
-        rope, frequencies = self.rope, self.frequencies
-        return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)
+        """Return what ``print(model)`` shows: the fields that differ from their defaults."""
+        options = [(f.name, getattr(self.rope, f.name), f.default) for f in fields(self.rope)]
+        options = [("learn", self.learn, None), *options, ("axes", self.axes, None)]
+        return ", ".join(
+            f"{name}={value!r}" for name, value, default in options if value != default
+        )
 
     def _initial_frequencies(self) -> torch.Tensor:
         head_dim, heads = self._sizes
@@ -160,4 +164,34 @@ def _check_sizes(learn: Any, head_dim: Any, heads: Any) -> tuple[int | None, int
     return (
         None if head_dim is None else numbers.check_positive_int("head_dim", head_dim),
         None if heads is None else numbers.check_positive_int("heads", heads),
+    )
+
+
+def _find_mismatches(rope: RoPE, key: str, saved: torch.Tensor) -> Iterator[str]:
+    """Yield the errors of a checkpoint whose frequencies are not those of a RoPE."""
+    if saved.device.type == "meta":  # has no values
+        return
+    values = saved.detach().to("cpu", torch.float64)
+    # Casts of a model round its buffers.
+    rtol = max(_RTOL, 2 * torch.finfo(saved.dtype).eps) if saved.is_floating_point() else _RTOL
+    head_dim = rope.rotary_dim or 2 * values.numel()
+    scaling, lengths = rope.scaling, [1]  # each with frequencies that a module may have saved
+    if isinstance(scaling, (DynamicNTK, LongRoPE)) and scaling.length is not None:
+        lengths.append(scaling.length)
+    if isinstance(scaling, LongRoPE):
+        lengths.append(scaling.original_max_position_embeddings + 1)
+    try:
+        regimes = [rope.for_length(length).frequencies(head_dim) for length in lengths]
+        candidates = [torch.from_numpy(frequencies) for frequencies in regimes]
+    except RopeError as error:
+        shape = tuple(values.shape)
+        yield f"{key} has shape {shape}, for which the RoPE has no frequencies: {error}"
+        return
+    if any(values.shape == c.shape and torch.allclose(values, c, rtol, 0.0) for c in candidates):
+        return
+    listed = ", ".join(f"{c[:3].tolist()} ... ({len(c)})" for c in candidates)
+    yield (
+        f"{key} holds the frequencies {values.flatten()[:3].tolist()} ... ({values.numel()}), and "
+        f"the RoPE of this Rotary has {listed}. Build it from the checkpoint's own configuration, "
+        "by rope_xp.from_hf_config, or remove the key if it is wrong there"
     )

@@ -1,22 +1,25 @@
-"""Arrays with heads: what :mod:`rope_xp.papers.attention` and ``encodings`` share."""
+"""Checks and arithmetic of arrays with heads, for attention and encodings."""
 
-from collections.abc import Iterable
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
-from rope_xp._arguments import messages
-from rope_xp._core import numbers
+from rope_xp._arguments import fields, messages
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
+from rope_xp.rope import RoPE
 
 AXES = "(batch..., tokens, heads, head_dim)"
 
 
-def check_array(backend: Backend, first: str, like: Array, argument: str, x: Any) -> str:
-    """Check that x is a float array of the library and device of ``like``; return its dtype."""
-    check_library(backend, first, like, argument, x)
-    return messages.check_float(backend, argument, x)
+def check_floats(**arrays: Any) -> tuple[Backend, set[str]]:
+    """Check that arrays are floats of one library and device; return their backend and dtypes."""
+    first, x = next(iter(arrays.items()))
+    backend = find.require_backend(x, first)
+    for name, y in arrays.items():
+        check_library(backend, first, x, name, y)
+    return backend, {messages.check_float(backend, name, y) for name, y in arrays.items()}
 
 
 def check_library(backend: Backend, first: str, like: Array, argument: str, x: Any) -> None:
@@ -27,60 +30,107 @@ def check_library(backend: Backend, first: str, like: Array, argument: str, x: A
     messages.check_same_device(backend, first, like, argument, x)
 
 
-def check_axes(argument: str, x: Array) -> None:
-    """Check that x has tokens, heads and head_dim."""
-    if len(x.shape) < 3:
-        msg = (
-            f"{argument} has shape {tuple(x.shape)}; it needs {AXES}. Where there is one head "
-            f"and no axis for it, {argument}[..., None, :]"
-        )
-        raise RopeError(msg)
+def check_shape(name: str, x: Array, axes: str, *shapes: tuple[Any, ...]) -> None:
+    """Check that x has one of the shapes: None stands for any length but 0, ... for any."""
+    shape = tuple(x.shape)
+    if not any(_matches(shape, expected) for expected in shapes):
+        fits = " or ".join(map(str, shapes)).replace("None", "any but 0").replace("Ellipsis", "any")
+        hint = f". Where there is one head and no axis for it, {name}[..., None, :]"
+        msg = f"{name} has shape {shape}; it must be {axes}, here {fits}"
+        raise RopeError(msg + hint * (axes == AXES and len(shape) < 3))
 
 
-def check_shapes(q: Array, k: Array) -> None:
+def _matches(shape: tuple[int, ...], expected: tuple[Any, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        m in (n, ...) or (m is None and n > 0) for n, m in zip(shape, expected, strict=True)
+    )
+
+
+def check_queries(q: Array, k: Array) -> None:
     """Check that q and k have tokens, heads and head_dim, and differ in tokens and heads alone."""
-    check_axes("q", q)
-    check_axes("k", k)
-    q_shape, k_shape = tuple(q.shape), tuple(k.shape)
-    if q_shape[:-3] != k_shape[:-3] or q_shape[-1] != k_shape[-1]:
-        fix = f"batch axes of {AXES}; broadcast one of them"
-        if q_shape[:-3] == k_shape[:-3]:
-            fix = "head_dim, the last axis, whose products are summed; project both to one size"
-        msg = f"q of shape {q_shape} and k of shape {k_shape} must have equal {fix}"
-        raise RopeError(msg)
-    check_head_dim("q", q)
-    q_heads, k_heads = q_shape[-2], k_shape[-2]
-    if k_heads == 0 or q_heads % k_heads:
-        msg = (
-            f"q has {q_heads} heads and k {k_heads}; those of q must be a multiple, as each head "
-            f"of k serves as many of q. The axes are {AXES}; move heads behind tokens if they are "
-            "not"
+    check_shape("q", q, AXES, (*q.shape[:-3], ..., ..., None))
+    check_shape("k", k, AXES, (*q.shape[:-3], ..., ..., q.shape[-1]))
+    check_heads("q", q.shape[-2], "k", k.shape[-2])
+
+
+def check_heads(first: str, heads: int, second: str, fewer: int) -> None:
+    """Check that each head of one array serves as many of the other."""
+    if fewer == 0 or heads % fewer:
+        raise RopeError(
+            f"{first} has {heads} heads and {second} {fewer}; those of {first} must be a multiple, "
+            f"as each head of {second} serves as many of {first}. Axes of q, k and v are {AXES}"
         )
-        raise RopeError(msg)
-
-
-def check_head_dim(argument: str, x: Array) -> None:
-    """Check that there are components."""
-    if x.shape[-1] == 0:
-        msg = f"{argument} has shape {tuple(x.shape)}; its last axis, head_dim, must not be empty"
-        raise RopeError(msg)
-
-
-def check_scale(scale: float) -> float:
-    """Check what products are multiplied by; return it as Python's, as array-api-strict needs."""
-    return float(numbers.check_positive("scale", scale))
 
 
 def can_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Return whether an array of one shape broadcasts to another, which does not change."""
-    return len(shape) <= len(to) and all(
-        n in {1, m} for n, m in zip(shape[::-1], to[::-1], strict=False)
-    )
+    pairs = zip(shape[::-1], to[::-1], strict=False)
+    return len(shape) <= len(to) and all(n in {1, m} for n, m in pairs)
 
 
-def compute_dtype(xp: Namespace, dtypes: Iterable[str]) -> Any:
-    """Return the dtype of the arithmetic: float64 if one array is float64, else float32."""
-    return xp.float64 if "float64" in dtypes else xp.float32
+def convert(xp: Namespace, dtypes: set[str], *arrays: Array) -> list[Array]:
+    """Return arrays in the dtype of the arithmetic: float64 if one is float64, else float32."""
+    dtype = xp.float64 if "float64" in dtypes else xp.float32
+    return [xp.astype(x, dtype, copy=False) for x in arrays]
+
+
+class CheckedArrays(NamedTuple):
+    """Arrays that fit each other, in the dtype of the arithmetic."""
+
+    backend: Backend
+    q: Array
+    k: Array
+    v: Array
+    """k again where a function takes no v."""
+
+
+def check_arrays(*, same_tokens: bool = False, **arrays: Any) -> CheckedArrays:
+    """Check q, k and optionally v, and convert them to the dtype of the arithmetic."""
+    backend, dtypes = check_floats(**arrays)
+    check_queries(arrays["q"], arrays["k"])
+    if same_tokens:
+        shape = (*arrays["q"].shape[:-2], ..., ...)
+        check_shape("k", arrays["k"], f"{AXES} with the tokens of q", shape)
+    if "v" in arrays:
+        axes = "(batch..., k tokens, k heads, v head_dim)"
+        check_shape("v", arrays["v"], axes, (*arrays["k"].shape[:-1], ...))
+    q, k, *v = convert(backend.xp, dtypes, *arrays.values())
+    return CheckedArrays(backend, q, k, *(v or [k]))
+
+
+def check_mask(arrays: CheckedArrays, mask: Any, shape: tuple[int, ...], axes: str) -> None:
+    """Check that mask is boolean and broadcasts to a shape."""
+    backend = arrays.backend
+    check_library(backend, "q", arrays.q, "mask", mask)
+    if backend.dtype_name(mask) != "bool":
+        msg = (
+            f"mask is {messages.describe(backend, mask)}; it must be boolean, True where there is "
+            "something to attend to. Of a mask that is added to scores, take mask == 0"
+        )
+        raise TypeError(msg)
+    if not can_broadcast(tuple(mask.shape), shape):
+        msg = (
+            f"mask has shape {tuple(mask.shape)}; it must broadcast to {axes} = {shape}. Give an "
+            "axis that it lacks by None in an index"
+        )
+        raise RopeError(msg)
+
+
+def rotate(
+    rope: RoPE | None, q: Array, k: Array, positions: Any, k_positions: Any = None
+) -> tuple[Array, Array]:
+    """Rotate q and k, or return them unchanged without a rope."""
+    if rope is not None:
+        fields.check_rope(rope, RoPE)
+        return rope.apply(q, k, positions, k_positions=k_positions)
+    for argument, value in (("positions", positions), ("k_positions", k_positions)):
+        if value is not None:
+            msg = (
+                f"{argument} came without a rope, and without one nothing is rotated; pass "
+                f"rope=rope_xp.RoPE(), or leave {argument} away"
+            )
+            raise RopeError(msg)
+    return q, k
 
 
 def cast_like(xp: Namespace, x: Array, like: ArrayT) -> ArrayT:
@@ -97,12 +147,43 @@ def swap_tokens_and_heads(xp: Namespace, x: Array) -> Array:
 
 
 def repeat_heads(xp: Namespace, x: Array, heads: int) -> Array:
-    """Return (batch..., tokens, heads, d) of (batch..., tokens, fewer heads, d).
-
-    Each head of x is repeated for a run of heads that follow each other, as torch and jax have it.
-    """
+    """Return (batch..., tokens, heads, d) of fewer heads, each repeated for a run of heads."""
     *lead, fewer, d = x.shape
     if fewer == heads:
         return x
     runs = xp.broadcast_to(x[..., None, :], (*lead, fewer, heads // fewer, d))
     return xp.reshape(runs, (*lead, heads, d))
+
+
+def multiply_heads(xp: Namespace, q: Array, k: Array) -> Array:
+    """Return q . k, (batch..., heads, q tokens, k tokens)."""
+    k = swap_tokens_and_heads(xp, repeat_heads(xp, k, q.shape[-2]))
+    return xp.matmul(swap_tokens_and_heads(xp, q), xp.matrix_transpose(k))
+
+
+def causal_mask(backend: Backend, x: Array, rows: int, columns: int) -> Array:
+    """Return a (rows, columns) mask: True where the column comes no later than the row."""
+    device = backend.device(x)
+    return backend.arange(rows, device)[:, None] >= backend.arange(columns, device)[None, :]
+
+
+def keep(xp: Namespace, mask: Array, x: Array, other: float) -> Array:
+    """Return x where the mask is True, a number elsewhere."""
+    # where itself takes a number only since 2024.12 of the standard.
+    return xp.where(mask, x, xp.full_like(x, other))
+
+
+def divide(xp: Namespace, x: Array, by: Array) -> Array:
+    """Return x / by, and zero where by is zero."""
+    # By infinity: a where of the quotient would leave gradients that are not numbers.
+    return x / keep(xp, by != 0.0, by, math.inf)
+
+
+def softmax(xp: Namespace, x: Array, axis: int) -> Array:
+    """Return the softmax along an axis; zeros along lines that hold nothing but -inf."""
+    if x.shape[axis] == 0:
+        return x
+    highest = xp.max(x, axis=axis, keepdims=True)
+    # A line of -inf alone would give -inf - -inf, which is not a number.
+    weights = xp.exp(x - keep(xp, xp.isfinite(highest), highest, 0.0))
+    return divide(xp, weights, xp.sum(weights, axis=axis, keepdims=True))

@@ -1,10 +1,9 @@
 """What a rotary embedding does to scores over distance, in numpy float64.
 
-A distance is the position of the query less that of the key, in tokens; all components of a
-position differ by it, as between two tokens of a text. Angles are float64 products, off by at most
-``distance * frequency * 2**-52`` and the rounding of the frequency. All functions raise RopeError
-where a value is out of range or not finite, and as :meth:`rope_xp.RoPE.frequencies`; TypeError
-where an argument is no number.
+A distance is the position of the query less that of the key, in tokens, in all components of a
+position. Angles are float64 products, off by at most ``distance * frequency * 2**-52`` and the
+rounding of the frequency. All functions raise RopeError where a value is out of range or not
+finite, and as :meth:`rope_xp.RoPE.frequencies`; TypeError where an argument is no number.
 """
 
 import math
@@ -30,6 +29,11 @@ _TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
 def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.float64]:
     r"""Return how much of a score can be left at a distance: RoFormer's long-term decay.
 
+    Su et al., "RoFormer", arXiv 2104.09864, section 3.4.3. A score, summed by parts (eq. 36), is at
+    most the largest ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37), h_i the product of
+    pair i of the query and the conjugate of that of the key. Figure 2 shows the mean. The attention
+    factor and components that pass through are left out.
+
     Parameters
     ----------
     rope : RoPE
@@ -44,15 +48,7 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
     numpy.ndarray
         Of the shape of distances, float64, without unit: the mean of ``|S_j|`` over j = 1 ... r/2,
         where ``S_j`` is the sum of ``exp(1j * distance * frequencies[i])`` over i < j. At distance
-        0 it is (r/2 + 1) / 2, the largest that it can be.
-
-    Notes
-    -----
-    Su et al., "RoFormer", arXiv 2104.09864, section 3.4.3. The score is the real part of the sum of
-    ``h_i exp(1j * distance * frequencies[i])``, h_i the product of pair i of the query and the
-    conjugate of that of the key (eq. 35). Summed by parts (eq. 36) it is at most the largest
-    ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37), with h_(r/2) = 0. Figure 2 shows
-    the mean. The attention factor and components that pass through are left out.
+        0 it is (r/2 + 1) / 2, its largest value.
 
     Examples
     --------
@@ -89,9 +85,8 @@ def score_curve(
     Returns
     -------
     numpy.ndarray
-        Of the shape of distances, float64: the dot product of the rotated q and k, not normalised
-        and before any softmax scale, times the squared attention factor, as after
-        :func:`rope_xp.apply`. Of all ones, without scaling and with no components that pass
+        Of the shape of distances, float64: the dot product of q and k after :func:`rope_xp.apply`,
+        before any softmax scale. Of all ones, without scaling and with no components that pass
         through, it is twice the sum of ``cos(distance * frequencies[i])``.
 
     Examples
@@ -118,6 +113,10 @@ def score_curve(
 def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None:
     """Return the smallest distance at which the sum of cosines over all pairs is negative.
 
+    Men et al., "Base of RoPE Bounds Context Length", arXiv 2405.14591: up to the last distance
+    before it, L, a key like the query is expected to score higher than any other. Components that
+    pass through are left out; pairs of frequency zero are in.
+
     Parameters
     ----------
     rope, head_dim
@@ -128,15 +127,8 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
     Returns
     -------
     int or None
-        In tokens; None if no sum up to the limit is negative. Every whole distance is looked at.
-        It does not grow steadily with the base: a single dip decides.
-
-    Notes
-    -----
-    Men et al., "Base of RoPE Bounds Context Length", arXiv 2405.14591: as long as the sum of
-    ``cos(distance * frequencies[i])`` is not negative, a key like the query is expected to score
-    higher than any other. The paper's L, the last distance up to which that holds, is one less.
-    Components that pass through are left out; pairs of frequency zero are in.
+        In tokens; None if the sum of ``cos(distance * frequencies[i])`` is negative at no whole
+        distance up to the limit. A single dip decides, so it does not grow steadily with the base.
 
     Examples
     --------
@@ -151,7 +143,7 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
     for start in range(1, limit + 1, length):
         distances = np.arange(start, min(start + length, limit + 1))
         sums = np.cos(np.multiply.outer(distances, frequencies)).sum(axis=1)
-        # Twice what rounding the angles, the cosines and their sum may cost.
+        # Twice the rounding errors of the angles, the cosines and their sum.
         doubt = (distances * np.abs(frequencies).sum() + pairs * (pairs + 8)) * 2.0**-52
         for i in np.flatnonzero(sums < doubt):
             distance = int(distances[i])
@@ -163,6 +155,9 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
 def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     """Return how many turns each pair makes within a context.
 
+    Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d). A model that was trained on that context
+    has not seen all angles of a pair below 1.
+
     Parameters
     ----------
     rope, head_dim
@@ -173,21 +168,14 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     Returns
     -------
     numpy.ndarray
-        Shape (r/2,), float64: ``tokens`` divided by :meth:`rope_xp.RoPE.wavelengths`; 0 where the
-        frequency is zero. A model that was trained on that context has not seen all angles of a
-        pair below 1.
-
-    Notes
-    -----
-    Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d), L divided by the wavelength.
+        Shape (r/2,), float64: ``tokens`` by :meth:`rope_xp.RoPE.wavelengths`, 0 at frequency zero.
 
     Examples
     --------
     >>> from rope_xp import RoPE
     >>> from rope_xp.papers import analysis
-    >>> turns = analysis.turns(RoPE(), 128, 4096)
-    >>> int((turns >= 1).sum()), len(turns)
-    (46, 64)
+    >>> analysis.turns(RoPE(), 8, 4096).round(2).tolist()
+    [651.9, 65.19, 6.52, 0.65]
     """
     numbers.check_positive("tokens", tokens)
     return tokens * _check_frequencies(rope, head_dim) / (2.0 * math.pi)

@@ -21,6 +21,11 @@ def mrope(
 ) -> Array:
     """Return the time, height and width of tokens of text, images and videos in one sequence.
 
+    Text tokens have three equal components. The tokens of an image or video are the cells of its
+    grid, which starts at the next position after the text. The span behind it starts after the
+    larger of height and width, whatever the number of frames, as in transformers 5. Wang et al.,
+    "Qwen2-VL", arXiv 2409.12191, section 2.1.
+
     Parameters
     ----------
     spans : sequence
@@ -31,25 +36,13 @@ def mrope(
     interval : float, default 1.0
         Distance between frames of all videos, before rounding down: in Qwen2.5-VL
         ``tokens_per_second`` times the seconds per frame.
-    xp, device : optional
-        Library and device of the result; numpy by default.
+    xp, device
+        As for :func:`video`.
 
     Returns
     -------
     array, (3, tokens)
-        int64, in jax int32: components (time, height, width).
-
-    Raises
-    ------
-    RopeError
-        If a span is not positive, or neither an integer nor three integers.
-
-    Notes
-    -----
-    Text tokens have three equal components. The tokens of an image or video are the cells of its
-    grid, which starts at the next position after the text. The span behind it starts after the
-    larger of height and width, whatever the number of frames, as in transformers 5. Wang et al.,
-    "Qwen2-VL", arXiv 2409.12191, section 2.1.
+        Components (time, height, width).
 
     Examples
     --------
@@ -62,14 +55,13 @@ def mrope(
     parts = [np.empty((3, 0), np.int64)]
     for i, span in enumerate(spans):
         if not isinstance(span, Sequence | np.ndarray):
-            tokens = values.check_count(f"spans[{i}]", span)
-            parts.append(np.tile(start + np.arange(tokens), (3, 1)))
-            start += tokens
-            continue
-        if len(span) != 3:
+            grid: int | tuple[int, ...] = values.check_count(f"spans[{i}]", span)
+        elif len(span) == 3:
+            grid = tuple(span)
+        else:
             msg = f"spans[{i}] must be a number of tokens or (frames, height, width); got {span!r}"
             raise RopeError(msg)
-        cells, length = values.index_span((span[0], span[1], span[2]), (interval,))
+        cells, length = values.index_span(grid, (interval,))
         parts.append(start + cells)
         start += length
     return values.to_library(np.concatenate(parts, axis=1), xp, device)
@@ -85,57 +77,43 @@ def mrope_from_ids(
 ) -> Array:
     """Return the time, height and width of tokens, from the output of a processor.
 
+    Equal to ``get_rope_index`` of transformers 5, for all models that have it: the Qwen-VL,
+    Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, GLM-Image,
+    HunYuan-VL and MiniCPM-V 4.7. Audio among the tokens of a Qwen-Omni video belongs to the video.
+    RopeError is raised if grids and tokens do not match, and RopeConfigError for other models.
+
     Parameters
     ----------
     ids : array or sequence, (tokens,) or (batch, tokens)
         Integers in host memory: token ids, ``input_ids``.
     grids : mapping
-        The output of the processor. Of its entries these are read, if they are there:
-        ``image_grid_thw`` and ``video_grid_thw``, (n, 3) integers, frames, height and width in
-        patches before merging, of all images and videos of the batch in order;
-        ``second_per_grid_ts`` or ``video_second_per_grid``, (videos,), for models that count time;
-        ``attention_mask``, like ids, 0 for padding; ``mm_token_type_ids``, like ids, if token ids
-        do not determine the types; ``images_per_sample`` for GLM-Image; ``target_sizes``,
-        ``target_sizes_videos`` and ``downsample_mode`` for MiniCPM-V 4.7.
+        The output of the processor. These entries are read: ``image_grid_thw`` and
+        ``video_grid_thw``, (n, 3) integers, frames, height and width in patches before merging, of
+        all images and videos of the batch in order; ``second_per_grid_ts`` or
+        ``video_second_per_grid``, (videos,), for models that count time; ``attention_mask``, like
+        ids, 0 for padding; ``mm_token_type_ids``, like ids, if token ids do not determine the
+        types; ``images_per_sample`` for GLM-Image; ``target_sizes``, ``target_sizes_videos`` and
+        ``downsample_mode`` for MiniCPM-V 4.7.
     config : dict, path or object with ``to_dict()``
         The whole configuration of the model, as in :func:`rope_xp.from_hf_config`.
-    xp, device : optional
-        Library and device of the result; numpy by default.
+    xp, device
+        As for :func:`video`.
 
     Returns
     -------
     array, (3, tokens) or (3, batch, tokens)
-        int64, in jax int32: components (time, height, width); padding is 0, or what the model
-        uses. float32 for Qwen3-Omni, whose frames may have fractional positions. The next token of
-        a sequence is at its largest position plus one. For HunYuan-VL (width, height, image) or
-        (token, width, height, image), as many components as ``mrope_section`` has.
-
-    Raises
-    ------
-    RopeConfigError
-        If the model is not known, or has no M-RoPE.
-    RopeError
-        If grids and tokens do not match.
-
-    Notes
-    -----
-    Equal to ``get_rope_index`` of transformers 5, for all models that have it: the Qwen-VL,
-    Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, GLM-Image,
-    HunYuan-VL and MiniCPM-V 4.7. Audio among the tokens of a Qwen-Omni video belongs to the video,
-    and the number of its tokens is its length.
+        Components (time, height, width); padding is 0 or as in the model. float32 for
+        Qwen3-Omni, whose frames may have fractional positions. The next token of a sequence is at
+        its largest position plus one. For HunYuan-VL as many components as ``mrope_section`` has:
+        (width, height, image) or (token, width, height, image).
 
     Examples
     --------
-    Two tokens of text, an image of 2 x 2 merged patches, and text:
-
     >>> from rope_xp import positions
-    >>> config = {
-    ...     "model_type": "qwen2_vl",
-    ...     "image_token_id": 9,
-    ...     "vision_config": {"spatial_merge_size": 2},
-    ... }
-    >>> ids = [5, 6, 9, 9, 9, 9, 7]
-    >>> positions.mrope_from_ids(ids, {"image_grid_thw": [[1, 4, 4]]}, config).tolist()
+    >>> config = {"model_type": "qwen2_vl", "image_token_id": 9}
+    >>> config["vision_config"] = {"spatial_merge_size": 2}
+    >>> image = {"image_grid_thw": [[1, 4, 4]]}  # 2 by 2 merged patches
+    >>> positions.mrope_from_ids([5, 6, 9, 9, 9, 9, 7], image, config).tolist()
     [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
     """
     from rope_xp.positions import _rope_index  # few programs need it

@@ -32,7 +32,7 @@ def grid(
     [[-0.5, -0.5, 0.5, 0.5], [-0.5, 0.0, -0.5, 0.0]]
     """
     lengths = {"height": height, "width": width}
-    return values.to_library(_space_grid(lengths, start, step, (centre, centre)), xp, device)
+    return values.to_library(_place_patches(lengths, start, step, centre), xp, device)
 
 
 def video(
@@ -55,35 +55,37 @@ def video(
     start : number or three, default 0
         Position of the first patch, along each axis.
     step : number or three, default 1
-        Distance between patches. A frame rate is ``(base_fps / fps, 1, 1)``; a grid stretched to
-        another size is ``(1, rows / height, columns / width)``.
+        Distance between patches: of a frame rate ``(base_fps / fps, 1, 1)``, of a grid stretched to
+        another size ``(1, rows / height, columns / width)``.
     centre : bool, default False
-        Whether position 0 is in the middle of rows and columns, with ``n - n // 2`` of n below 0,
-        as in Qwen-Image. Frames start at 0.
+        Whether ``n - n // 2`` of n rows and columns are below 0, as in Qwen-Image.
     xp, device : optional
         Library and device of the result; numpy by default.
 
     Returns
     -------
     array, (3, frames * height * width)
-        int64, in jax int32: components (frame, row, column), for a RoPE with ``position_axes``.
-        If a start or step is not an integer: float64, in libraries other than numpy float32.
-
-    Raises
-    ------
-    RopeError
-        If a size is not positive; if start or step is not finite, or neither one number nor three.
+        Components (frame, row, column), for a RoPE with ``position_axes``. If a start or step is
+        not an integer: float64, in libraries other than numpy float32.
 
     Examples
     --------
     >>> from rope_xp import positions
-    >>> positions.video(2, 1, 2).tolist()
-    [[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1]]
     >>> positions.video(1, 2, 3, start=(7, 0, 0), centre=True).tolist()
     [[7, 7, 7, 7, 7, 7], [-1, -1, -1, 0, 0, 0], [-2, -1, 0, -2, -1, 0]]
     """
     lengths = {"frames": frames, "height": height, "width": width}
-    return values.to_library(_space_grid(lengths, start, step, (False, centre, centre)), xp, device)
+    return values.to_library(_place_patches(lengths, start, step, centre), xp, device)
+
+
+def _place_patches(
+    lengths: dict[str, int], start: values.Numbers, step: values.Numbers, centre: bool
+) -> np.ndarray:
+    cells = values.index_cells(**lengths)
+    origin = [n - n // 2 if centre and axis != "frames" else 0 for axis, n in lengths.items()]
+    starts = values.per_axis("start", start, len(lengths))
+    steps = values.per_axis("step", step, len(lengths))
+    return np.asarray(starts + steps * (cells - np.array(origin)[:, None]))
 
 
 def text(
@@ -108,8 +110,8 @@ def text(
     along : sequence of int, optional
         The components that count tokens; the others stay at ``start``. By default all. Empty for
         class tokens and registers, which position 0 leaves unrotated.
-    xp, device : optional
-        Library and device of the result; numpy by default.
+    xp, device
+        As for :func:`video`.
 
     Returns
     -------
@@ -118,13 +120,9 @@ def text(
 
     Examples
     --------
-    >>> import numpy as np
     >>> from rope_xp import positions
     >>> positions.text(3, 2, start=(1, 0), along=(0,)).tolist()
     [[1, 2, 3], [0, 0, 0]]
-    >>> class_token, patches = positions.text(1, 2, along=()), positions.grid(1, 2)
-    >>> np.concatenate([class_token, patches], axis=1).tolist()
-    [[0, 0, 0], [0, 0, 1]]
     """
     tokens = values.check_count("tokens", tokens, 0)
     components = values.check_count("components", components)
@@ -136,15 +134,3 @@ def text(
         steps[axis] = 1
     starts = values.per_axis("start", start, components)
     return values.to_library(starts + steps * np.arange(tokens), xp, device)
-
-
-def _space_grid(
-    lengths: dict[str, int], start: values.Numbers, step: values.Numbers, centred: tuple[bool, ...]
-) -> np.ndarray:
-    cells = values.index_cells(**lengths)
-    middle = [
-        n - n // 2 if centre else 0 for n, centre in zip(lengths.values(), centred, strict=True)
-    ]
-    starts = values.per_axis("start", start, len(lengths))
-    steps = values.per_axis("step", step, len(lengths))
-    return np.asarray(starts + steps * (cells - np.array(middle)[:, None]))

@@ -54,10 +54,7 @@ def index_cells(**sizes: int) -> np.ndarray:
 def index_span(
     grid: int | tuple[int, ...], interval: tuple[float, ...], keep_fractions: bool = False
 ) -> tuple[np.ndarray, int]:
-    """Return positions of a text or video from 0, (3, tokens), and where the next span starts.
-
-    Positions of frames are multiplied by all factors of ``interval``.
-    """
+    """Return positions of a text or video from 0, (3, tokens), and where the next span starts."""
     if isinstance(grid, int):
         return np.tile(np.arange(grid), (3, 1)), grid
     frames, height, width = grid

@@ -1,9 +1,9 @@
-"""The scaling of positions with several components. Public in :mod:`rope_xp.scaling`."""
+"""Scalings of positions with several components. Public in :mod:`rope_xp.scaling`."""
 
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,16 @@ from rope_xp._core.errors import RopeError
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.scaling._base import Scaling
 
-ORDERS = ("blocks", "alternating", "strided")
-
 
 @dataclass(frozen=True)
 class Axial(Scaling):
     """Frequencies for positions of several components, such as the row and column of a patch.
 
-    Goes with ``position_axes`` of :class:`rope_xp.RoPE`, which says what component each pair reads.
-    :meth:`rope_xp.RoPE.axial` makes both.
+    ``position_axes`` of the RoPE names the component of each pair; :meth:`rope_xp.RoPE.axial` makes
+    both. With n components of a head, "blocks" and "alternating" have ``base ** (-2 j / n)``,
+    j = 0 ... n/2 - 1, for each component of a position. Without sections n = r / a. Heo et al.,
+    "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, describe axial
+    frequencies; the orders are those of models in transformers and diffusers.
 
     Parameters
     ----------
@@ -33,35 +34,19 @@ class Axial(Scaling):
         components alternate (Kimi). "strided": component c has every a-th frequency of one series
         of r/2, from the c-th on (Pixtral).
     sections : tuple of int, optional
-        The number of rotated components of a head for each component of a position, even numbers
-        such as (16, 56, 56). Then axes is their number. None: equal shares.
+        Rotated components of a head for each component of a position, even numbers that sum to r,
+        such as (16, 56, 56). Then axes is their number. None: equal shares. Not with "strided".
     bases : tuple of float, optional
-        A base for each component. None: that of the RoPE for all.
-
-    Raises
-    ------
-    RopeError
-        If "strided" has sections or bases, or the number of bases is not that of components; in
-        ``frequencies``, if axes does not divide the pairs, or sections do not sum to r.
-
-    Notes
-    -----
-    With n components of a head, "blocks" and "alternating" have ``base ** (-2 j / n)``,
-    j = 0 ... n/2 - 1, for each component of a position. Without sections n = r / a. Heo et al.,
-    "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, describe axial
-    frequencies; the orders are those of models in transformers and diffusers.
+        A base for each component. None: that of the RoPE for all. Not with "strided".
 
     Examples
     --------
-    >>> import rope_xp
-    >>> scaling = rope_xp.scaling.Axial(axes=2)
-    >>> rope = rope_xp.RoPE(scaling=scaling, position_axes=(0, 0, 1, 1))
-    >>> rope.frequencies(8).tolist()
+    >>> from rope_xp.scaling import Axial
+    >>> Axial().frequencies(10000.0, 8).tolist()
     [1.0, 0.01, 1.0, 0.01]
-    >>> rope_xp.scaling.Axial(order="strided").frequencies(10000.0, 8).tolist()
+    >>> Axial(order="strided").frequencies(10000.0, 8).tolist()
     [1.0, 0.01, 0.1, 0.001]
-    >>> scaling = rope_xp.scaling.Axial(sections=(2, 4), bases=(100.0, 256.0))
-    >>> scaling.frequencies(10000.0, 6).tolist()
+    >>> Axial(sections=(2, 4), bases=(100.0, 256.0)).frequencies(10000.0, 6).tolist()
     [1.0, 1.0, 0.0625]
     """
 
@@ -72,20 +57,18 @@ class Axial(Scaling):
 
     def __post_init__(self) -> None:
         self._check(numbers.check_positive_int, "axes")
-        numbers.check_one_of("Axial.order", self.order, ORDERS)
+        numbers.check_one_of("Axial.order", self.order, ("blocks", "alternating", "strided"))
         if self.sections is not None:
-            sections = _check_per_axis("Axial.sections", self.sections, _check_section)
-            if self.axes not in (type(self).axes, len(sections)):
-                msg = f"Axial.axes = {self.axes} contradicts sections = {sections}; leave axes out"
+            self._check_items(_check_section, "sections", "axis")
+            if self.axes not in (type(self).axes, len(self.sections)):
+                msg = f"Axial.axes = {self.axes} contradicts sections = {self.sections}; drop axes"
                 raise RopeError(msg)
-            object.__setattr__(self, "sections", sections)
-            object.__setattr__(self, "axes", len(sections))
+            object.__setattr__(self, "axes", len(self.sections))
         if self.bases is not None:
-            bases = _check_per_axis("Axial.bases", self.bases, numbers.check_positive)
-            if len(bases) != self.axes:
-                msg = f"Axial.bases must be {self.axes} numbers, one for each axis; got {bases}"
+            self._check_items(numbers.check_positive, "bases", "axis")
+            if len(self.bases) != self.axes:
+                msg = f"Axial.bases must be {self.axes} numbers, one an axis; got {self.bases}"
                 raise RopeError(msg)
-            object.__setattr__(self, "bases", bases)
         if self.order == "strided" and (self.sections, self.bases) != (None, None):
             raise RopeError(
                 "Axial.order = 'strided' has one series for all axes; it takes neither sections "
@@ -94,23 +77,28 @@ class Axial(Scaling):
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the series of all components, in order."""
-        sections = self.sections
+        sections, pairs = self.sections, rotary_dim // 2
         if sections is None:
-            if rotary_dim % (2 * self.axes):
-                pairs = rotary_dim // 2
+            if pairs % self.axes:
                 msg = f"Axial.axes = {self.axes} does not divide the {pairs} rotated pairs evenly"
                 raise RopeError(msg)
             if self.order == "strided":
                 return inverse_frequencies(base, rotary_dim).reshape(-1, self.axes).T.ravel()
             sections = (rotary_dim // self.axes,) * self.axes
         elif sum(sections) != rotary_dim:
-            raise RopeError(
-                f"Axial.sections = {sections} sum to {sum(sections)} components; rotary_dim is "
-                f"{rotary_dim}"
-            )
+            total = sum(sections)
+            msg = f"Axial.sections = {sections} sum to {total}; rotary_dim is {rotary_dim}"
+            raise RopeError(msg)
         bases = (base,) * self.axes if self.bases is None else self.bases
         series = [inverse_frequencies(b, n) for b, n in zip(bases, sections, strict=True)]
         return np.array([series[axis][j] for axis, j in assign_pairs(sections, self.order)])
+
+
+def _check_section(name: str, section: object) -> int:
+    components = numbers.check_positive_int(name, section)
+    if components % 2:
+        raise RopeError(f"{name} must be even, as pairs are rotated; got {components}")
+    return components
 
 
 def assign_pairs(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
@@ -122,17 +110,69 @@ def assign_pairs(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
     return [pair for pairs in rounds for pair in pairs if pair is not None]
 
 
-def _check_per_axis(name: str, values: object, check: Callable[[str, Any], Any]) -> tuple[Any, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a tuple of numbers, one for each axis; got {values!r}")
-    checked = tuple([check(name, value) for value in values])
-    if not checked:
-        raise RopeError(f"{name} is empty; it has a number for each axis")
-    return checked
+@dataclass(frozen=True)
+class RIFLEx(Scaling):
+    """One pair of the frames slowed down, so that a longer video does not repeat itself.
 
+    A pair that completes a turn within a video makes it start again. Frequency k becomes
+    ``share * 2 pi / L``, and the others stay. Zhao et al., "RIFLEx: A Free Lunch for Length
+    Extrapolation in Video Diffusion Transformers", arXiv 2502.15894, whose code has the share 0.9.
 
-def _check_section(name: str, section: object) -> int:
-    components = numbers.check_positive_int(name, section)
-    if components % 2:
-        raise RopeError(f"{name} must be even, as pairs are rotated; got {components}")
-    return components
+    Parameters
+    ----------
+    k : int
+        The pair among those of the frames, counted from 1: the one whose wavelength is nearest to
+        the frames at which the model repeats itself.
+    length : int
+        Frames of the video at hand, as patches, L.
+    scaling : Axial, optional
+        The frequencies to change, those of several components. None: all pairs read the frame.
+    axis : int, default 0
+        The component of positions that counts frames.
+    share : float, default 0.9
+        The share of a whole turn that the video makes.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> scaling = rope_xp.scaling.RIFLEx(k=2, length=42)
+    >>> rope_xp.RoPE(scaling=scaling).frequencies(8).round(4).tolist()
+    [1.0, 0.1346, 0.01, 0.001]
+    """
+
+    k: int
+    length: int
+    scaling: Axial | None = None
+    axis: int = 0
+    share: float = 0.9
+
+    def __post_init__(self) -> None:
+        self._check(numbers.check_positive_int, "k", "length")
+        self._check(numbers.check_positive, "share")
+        self._check(numbers.check_int, "axis")
+        if self.scaling is not None and not isinstance(self.scaling, Axial):
+            raise TypeError(f"RIFLEx.scaling must be a rope_xp.scaling.Axial; got {self.scaling!r}")
+        if not 0 <= self.axis < self.axes:
+            msg = f"RIFLEx.axis must be one of {self.axes} components, from 0; got {self.axis!r}"
+            raise RopeError(msg)
+        if self.scaling is not None and self.scaling.order == "strided":
+            msg = "RIFLEx.scaling must have a series for each axis; order 'strided' has one for all"
+            raise RopeError(msg)
+
+    @property
+    def axes(self) -> int:
+        """The number of components of a position."""
+        return 1 if self.scaling is None else self.scaling.axes
+
+    def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
+        """Return the frequencies of ``scaling``, one of them slowed down."""
+        scaling = Axial(1) if self.scaling is None else self.scaling
+        frequencies = scaling.frequencies(base, rotary_dim)
+        sections = scaling.sections or (rotary_dim // scaling.axes,) * scaling.axes
+        pairs = sections[self.axis] // 2
+        if self.k > pairs:
+            msg = f"RIFLEx.k = {self.k} names no pair: axis {self.axis} has {pairs} pairs"
+            raise RopeError(msg)
+        pair = assign_pairs(sections, scaling.order).index((self.axis, self.k - 1))
+        frequencies[pair] = self.share * 2.0 * math.pi / self.length
+        return frequencies

@@ -1,14 +1,14 @@
-"""The base class of scalings. Public in :mod:`rope_xp.scaling`."""
+"""The base class of scalings, public in :mod:`rope_xp.scaling`, and checks of any scaling."""
 
-from __future__ import annotations
-
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 
 
@@ -51,7 +51,7 @@ class Scaling(ABC):
         """The number that multiplies cos and sin, also if ``attention_factor`` is None."""
         return self.attention_factor  # type: ignore[return-value]  # RoPE checks it
 
-    def for_length(self, n: int) -> Scaling:
+    def for_length(self, n: int) -> "Scaling":
         """Return the scaling fixed for a context of n tokens; itself if length does not matter."""
         return self
 
@@ -65,10 +65,102 @@ class Scaling(ABC):
             if type(number) is not type(value):
                 object.__setattr__(self, name, number)
 
+    def _check_not_below(self, name: str, other: str) -> None:
+        label, value = f"{type(self).__name__}.{name}", getattr(self, name)
+        numbers.check_greater(label, value, other, getattr(self, other), or_equal=True)
 
-def no_length(name: str) -> RopeError:
+    def _check_items(self, check: Callable[[str, Any], Any], name: str, item: str) -> None:
+        """Check a field that is a sequence of numbers, one for each item; make it a tuple."""
+        label, values = f"{type(self).__name__}.{name}", getattr(self, name)
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            msg = f"{label} must be a tuple of numbers, one for each {item}; got {values!r}"
+            raise TypeError(msg)
+        checked = tuple([check(f"{label}[{i}]", value) for i, value in enumerate(values)])
+        if not checked:
+            raise RopeError(f"{label} is empty; it needs a number for each {item}")
+        object.__setattr__(self, name, checked)
+
+
+def no_length(scaling: Scaling) -> RopeError:
     """Return the error of a scaling whose frequencies depend on the length of the context."""
     return RopeError(
-        f"the frequencies of {name} depend on the length of the context; fix it first, by "
-        "rope = rope.for_length(n). All keys of one attention need the same"
+        f"the frequencies of {type(scaling).__name__} depend on the length of the context; fix it "
+        "first, by rope = rope.for_length(n). All keys of one attention need the same"
     )
+
+
+def _is_positive(value: object) -> bool:
+    number = numbers.plain(value)
+    return type(number) in (int, float) and 0 < number < float("inf")
+
+
+_FACTOR = "a positive finite number"
+_MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "frequencies": (callable, "the method frequencies(base, rotary_dim) -> radians per token"),
+    "for_length": (callable, "the method for_length(n) -> the scaling for a context of n tokens"),
+    "effective_attention_factor": (_is_positive, f"{_FACTOR}, which multiplies cos and sin"),
+    "softmax_scale": (_is_positive, f"{_FACTOR}, by which the caller multiplies its softmax scale"),
+}
+
+
+def check_scaling(scaling: Any) -> None:
+    """Check that scaling has each member of :class:`rope_xp.scaling.Scaling`."""
+    if isinstance(scaling, type) or not hasattr(scaling, "frequencies"):
+        raise TypeError(
+            "scaling must be an instance such as rope_xp.scaling.Linear(factor=4.0), one derived "
+            f"from rope_xp.scaling.Scaling, or None; got {scaling!r}"
+        )
+    for name, (is_valid, needed) in _MEMBERS.items():
+        if not is_valid(getattr(scaling, name, None)):
+            state = f"is {getattr(scaling, name)!r}" if hasattr(scaling, name) else "is missing"
+            raise RopeError(
+                f"{type(scaling).__name__}.{name} {state}; a scaling needs {needed}. A class that "
+                "is derived from rope_xp.scaling.Scaling has defaults for all but frequencies; got "
+                f"{scaling!r}"
+            )
+    if _may_be_unhashable(scaling):
+        try:
+            hash(scaling)
+        except TypeError as error:
+            msg = f"scaling must be hashable, as tables are cached for it: {error} in {scaling!r}"
+            raise TypeError(msg) from error
+
+
+def _may_be_unhashable(value: object) -> bool:
+    """Return whether to call hash, which torch.compile (seen in torch 2.11) cannot trace.
+
+    It need not raise then: a dataclass may leave a field out of its hash, or define its own.
+    """
+    members: Any = value if isinstance(value, tuple) else ()
+    if dataclasses.is_dataclass(value):
+        members = numbers.get_attributes(value).values()
+    return type(value).__hash__ is None or any(map(_may_be_unhashable, members))
+
+
+def check_fixed(scaling: Any, fixed: Any, n: int) -> None:
+    """Check that ``for_length`` returned a scaling: None would drop it."""
+    if fixed is None:
+        raise RopeError(
+            f"{type(scaling).__name__}.for_length({n}) returned None; it must return a scaling, "
+            f"itself if the length of the context does not matter; got {scaling!r}"
+        )
+
+
+def check_components(scaling: Any, position_axes: tuple[int, ...] | None) -> None:
+    """Check that a scaling for several components of positions comes with position_axes."""
+    components = getattr(scaling, "axes", 1)
+    if position_axes is None and numbers.is_int(components) and components > 1:
+        raise RopeError(
+            f"scaling has frequencies for {components} components of a position, and position_axes "
+            f"is None, so that all pairs would read one; got {scaling!r}. Write "
+            "RoPE.axial(sections), which makes both, or give position_axes"
+        )
+
+
+def check_frequencies(scaling: Any, frequencies: NDArray[np.float64], pairs: int) -> None:
+    """Check the shape and values of scaled frequencies."""
+    if frequencies.shape != (pairs,) or not np.isfinite(frequencies).all():
+        raise RopeError(
+            f"scaling {scaling!r} must return {pairs} finite frequencies, one a pair; got shape "
+            f"{frequencies.shape}: {frequencies}"
+        )

@@ -1,10 +1,8 @@
 """YaRN and LongRoPE, which also scale cos and sin. Public in :mod:`rope_xp.scaling`."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,39 +17,36 @@ from rope_xp.scaling._base import Scaling, no_length
 class YaRN(Scaling):
     """Slow pairs divided by ``factor``, fast ones left, a ramp over the pairs between.
 
+    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv
+    2309.00071: eq. 17 for the pair that turns b times, c(b) = r ln(L / (2 pi b)) / (2 ln base);
+    eq. 18 to 20 for ``w_i (1 - t_i) + w_i / s * t_i``, with a ramp t_i over i from c(beta_fast) to
+    c(beta_slow), as the authors' code has it; eq. 22 for g. ``softmax_scale``, by which the caller
+    multiplies its own as DeepSeek-V2 and V3 do, is g(mscale_all_dim)**2.
+
     Parameters
     ----------
     factor : float
-        How many times longer the context is than the trained one, s. Positive.
+        How many times longer the context is than the trained one, s.
     original_max_position_embeddings : int
-        Tokens of the trained context, L. Positive.
+        Tokens of the trained context, L.
     beta_fast, beta_slow : float, default 32.0, 1.0
-        Turns within L above which a pair is left, and below which it is divided. Positive, the
-        first not below the second.
+        Turns within L above which a pair is left, and below which it is divided. The first must not
+        be below the second.
     attention_factor : float, optional
         Multiplies cos and sin. None: ``g(mscale) / g(mscale_all_dim)`` if both are given and not
         0, else ``g(1)``, where g(m) = 0.1 m ln s + 1, and 1 for s <= 1.
     mscale, mscale_all_dim : float, optional
-        As in DeepSeek's configurations.
+        0 or more, as in DeepSeek's configurations.
     truncate : bool, default True
         Whether the ends of the ramp are rounded to whole pairs, outwards.
 
-    Notes
-    -----
-    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv
-    2309.00071: eq. 17 for the pair that turns b times, c(b) = r ln(L / (2 pi b)) / (2 ln base);
-    eq. 18 to 20 for ``w_i (1 - t_i) + w_i / s * t_i``, with a ramp t_i over i from c(beta_fast) to
-    c(beta_slow), as the authors' code has it; eq. 22 for g. DeepSeek-V2 and V3 moreover multiply
-    their softmax scale by g(mscale_all_dim)**2: that is ``softmax_scale``, and up to the caller.
-
     Examples
     --------
-    >>> import rope_xp
-    >>> scaling = rope_xp.scaling.YaRN(factor=4.0, original_max_position_embeddings=4096)
-    >>> rope = rope_xp.RoPE(scaling=scaling)
-    >>> (rope.frequencies(16) / rope_xp.RoPE().frequencies(16)).round(3).tolist()
+    >>> from rope_xp.scaling import YaRN, inverse_frequencies
+    >>> yarn = YaRN(factor=4.0, original_max_position_embeddings=4096)
+    >>> (yarn.frequencies(1e4, 16) / inverse_frequencies(1e4, 16)).round(3).tolist()
     [1.0, 1.0, 1.0, 0.812, 0.625, 0.438, 0.25, 0.25]
-    >>> round(rope.attention_factor, 4)
+    >>> round(yarn.effective_attention_factor, 4)
     1.1386
     """
 
@@ -68,9 +63,7 @@ class YaRN(Scaling):
         self._check(numbers.check_positive, "factor", "beta_fast", "beta_slow", "attention_factor")
         self._check(numbers.check_positive_int, "original_max_position_embeddings")
         self._check(numbers.check_not_negative, "mscale", "mscale_all_dim")
-        numbers.check_greater(
-            "YaRN.beta_fast", self.beta_fast, "beta_slow", self.beta_slow, or_equal=True
-        )
+        self._check_not_below("beta_fast", "beta_slow")
         numbers.check_positive("YaRN.softmax_scale", self.softmax_scale)
 
     def _magnitude(self, mscale: float) -> float:
@@ -80,22 +73,19 @@ class YaRN(Scaling):
         """Return slow, fast and intermediate frequencies."""
         if base == 1:
             raise RopeError("base must not be 1 with YaRN, as all pairs then have one frequency")
-
-        plain = inverse_frequencies(base, rotary_dim)
+        plain, i = inverse_frequencies(base, rotary_dim), np.arange(rotary_dim // 2)
 
         def pair_index(turns: float) -> float:
             length = self.original_max_position_embeddings / (2.0 * math.pi * turns)
             numbers.check_positive(f"the wavelength of pairs that turn {turns!r} times", length)
             return rotary_dim * math.log(length) / (2.0 * math.log(base))
 
-        low: float = pair_index(self.beta_fast)
-        high: float = pair_index(self.beta_slow)
+        low, high = pair_index(self.beta_fast), pair_index(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary_dim - 1)
         if low == high:
             high += 0.001  # a step, as the authors' code has it
-        i = np.arange(rotary_dim // 2, dtype=np.float64)
         ramp = np.clip((i - low) / (high - low), 0.0, 1.0)
         return np.asarray(plain * (1.0 - ramp) + plain / self.factor * ramp)
 
@@ -119,42 +109,30 @@ class YaRN(Scaling):
 class LongRoPE(Scaling):
     """Each pair divided by its own factor, from a list for short contexts or one for long ones.
 
-    Parameters
-    ----------
-    short_factor, long_factor : sequence of float, length r/2
-        Divisors of the frequencies up to L tokens, and beyond. Positive.
-    original_max_position_embeddings : int
-        Tokens of the trained context, L. Greater than 1.
-    factor : float, optional
-        How many times longer the context is than the trained one, s. Given, or else
-        ``max_position_embeddings / L``. It enters only the attention factor.
-    attention_factor : float, optional
-        Multiplies cos and sin. None: sqrt(1 + ln s / ln L), and 1 for s <= 1.
-    max_position_embeddings : int, optional
-        Tokens of the extended context.
-    length : int, optional
-        As in :class:`DynamicNTK`.
-
-    Raises
-    ------
-    RopeError
-        If none of factor, attention_factor and max_position_embeddings is given; in
-        ``frequencies``, if no length is fixed or the lists do not have r/2 entries.
-
-    Notes
-    -----
     Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv 2402.13753,
     eq. 2 for the divisors; the attention factor is that of Phi-3, Abdin et al., arXiv 2404.14219.
 
+    Parameters
+    ----------
+    short_factor, long_factor : sequence of float, length r/2
+        Divisors of the frequencies up to L tokens, and beyond.
+    original_max_position_embeddings : int
+        L, greater than 1.
+    factor : float, optional
+        As for :class:`YaRN`, s. None: ``max_position_embeddings / L``.
+    attention_factor : float, optional
+        Multiplies cos and sin. None: sqrt(1 + ln s / ln L), and 1 for s <= 1.
+    max_position_embeddings : int, optional
+        Tokens of the extended context, required if the other two are None.
+    length : int, optional
+        As for :class:`DynamicNTK`.
+
     Examples
     --------
-    >>> import rope_xp
-    >>> scaling = rope_xp.scaling.LongRoPE([1.0, 1.0], [1.0, 4.0], 4096, factor=32.0)
-    >>> rope = rope_xp.RoPE(scaling=scaling)
-    >>> rope.for_length(4096).frequencies(4).tolist(), rope.for_length(4097).frequencies(4).tolist()
-    ([1.0, 0.01], [1.0, 0.0025])
-    >>> round(rope.attention_factor, 4)
-    1.1902
+    >>> from rope_xp.scaling import LongRoPE
+    >>> scaling = LongRoPE([1.0, 1.0], [1.0, 4.0], 4096, factor=32.0)
+    >>> [scaling.for_length(n).frequencies(1e4, 4).tolist() for n in (4096, 4097)]
+    [[1.0, 0.01], [1.0, 0.0025]]
     """
 
     short_factor: tuple[float, ...]
@@ -166,8 +144,8 @@ class LongRoPE(Scaling):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("short_factor", "long_factor"):
-            object.__setattr__(self, name, _check_factors(f"LongRoPE.{name}", getattr(self, name)))
+        self._check_items(_check_factor, "short_factor", "pair")
+        self._check_items(_check_factor, "long_factor", "pair")
         trained = "original_max_position_embeddings"
         self._check(numbers.check_positive_int, trained, "max_position_embeddings", "length")
         numbers.check_greater(f"LongRoPE.{trained}", getattr(self, trained), "", 1)
@@ -182,36 +160,29 @@ class LongRoPE(Scaling):
         trained, factor = self.original_max_position_embeddings, self.factor
         if factor is None:
             if self.max_position_embeddings is None:
-                raise RopeError(
-                    "LongRoPE needs factor, max_position_embeddings or attention_factor to know "
-                    "by how much the context was extended"
-                )
+                msg = "LongRoPE needs factor, max_position_embeddings or attention_factor"
+                raise RopeError(msg)
             factor = self.max_position_embeddings / trained
         return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(trained))
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies for this length."""
         if self.length is None:
-            raise no_length("LongRoPE")
+            raise no_length(self)
         long = self.length > self.original_max_position_embeddings
         divisors = self.long_factor if long else self.short_factor
-        name = "LongRoPE.long_factor" if long else "LongRoPE.short_factor"
         if len(divisors) != rotary_dim // 2:
             raise RopeError(
-                f"{name} has {len(divisors)} entries; {rotary_dim} rotated components have "
-                f"{rotary_dim // 2} pairs. Set RoPE.rotary_dim if only a part of head_dim is "
-                "rotated"
+                f"LongRoPE.{'long' if long else 'short'}_factor has {len(divisors)} entries; "
+                f"{rotary_dim} rotated components have {rotary_dim // 2} pairs. Set "
+                "RoPE.rotary_dim if only a part of head_dim is rotated"
             )
         return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors))
 
-    def for_length(self, n: int) -> LongRoPE:
+    def for_length(self, n: int) -> "LongRoPE":
         """Return the scaling fixed for a context of n tokens."""
         return replace(self, length=n)
 
 
-def _check_factors(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be a sequence of r/2 numbers; got {type(values).__name__}")
-    for i, value in enumerate(values):
-        numbers.check_positive(f"{name}[{i}]", value)
-    return tuple(float(value) for value in values)
+def _check_factor(name: str, value: Any) -> float:
+    return float(numbers.check_positive(name, value))

@@ -1,7 +1,5 @@
 """Scalings by one factor or a few. Public in :mod:`rope_xp.scaling`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 
@@ -18,15 +16,13 @@ from rope_xp.scaling._base import Scaling, no_length
 class Linear(Scaling):
     """Position interpolation: every frequency divided by ``factor``.
 
+    Chen et al., "Extending Context Window of Large Language Models via Positional
+    Interpolation", arXiv 2306.15595, eq. 4: f'(x, m) = f(x, m / factor).
+
     Parameters
     ----------
     factor : float
-        How many times longer the context is than the trained one. Positive.
-
-    Notes
-    -----
-    Chen et al., "Extending Context Window of Large Language Models via Positional
-    Interpolation", arXiv 2306.15595, eq. 4: f'(x, m) = f(x, m / factor).
+        How many times longer the context is than the trained one.
 
     Examples
     --------
@@ -50,26 +46,18 @@ class Linear(Scaling):
 class NTK(Scaling):
     """A larger base: the slowest pair turns ``factor`` times slower, the fastest as before.
 
-    Parameters
-    ----------
-    factor : float
-        How many times longer the context is than the trained one. Positive. Often called alpha.
-
-    Raises
-    ------
-    RopeError
-        In ``frequencies``, if only two components are rotated.
-
-    Notes
-    -----
     "NTK-aware" interpolation: the base becomes ``base * factor ** (r / (r - 2))``. Peng et al.,
     YaRN, arXiv 2309.00071, eq. 16 and 17.
 
+    Parameters
+    ----------
+    factor : float
+        As for :class:`Linear`; often called alpha. Needs two pairs.
+
     Examples
     --------
-    >>> import rope_xp
-    >>> rope = rope_xp.RoPE(scaling=rope_xp.scaling.NTK(factor=8.0))
-    >>> (rope.frequencies(8) / rope_xp.RoPE().frequencies(8)).round(3).tolist()
+    >>> from rope_xp.scaling import NTK, inverse_frequencies
+    >>> (NTK(factor=8.0).frequencies(1e4, 8) / inverse_frequencies(1e4, 8)).round(3).tolist()
     [1.0, 0.5, 0.25, 0.125]
     """
 
@@ -87,33 +75,25 @@ class NTK(Scaling):
 class DynamicNTK(Scaling):
     """NTK with a factor that grows with the context: no change within the trained one.
 
+    With n = max(length, L), the base becomes
+    ``base * (factor * n / L - (factor - 1)) ** (r / (r - 2))``. Peng et al., arXiv 2309.00071,
+    section 3.3, in the form of transformers' ``dynamic``.
+
     Parameters
     ----------
     factor : float
-        How fast the base grows. Positive.
+        How fast the base grows.
     max_position_embeddings : int
-        Tokens of the trained context. Positive.
+        Tokens of the trained context, L.
     length : int, optional
         Tokens of the present context, fixed by :meth:`for_length`. All keys of one attention must
         be rotated for the same length; see :meth:`rope_xp.RoPE.rerotate` for cached ones.
 
-    Raises
-    ------
-    RopeError
-        In ``frequencies``, if no length is fixed.
-
-    Notes
-    -----
-    With n = max(length, max_position_embeddings) and L = max_position_embeddings, the base becomes
-    ``base * (factor * n / L - (factor - 1)) ** (r / (r - 2))``. Peng et al., arXiv 2309.00071,
-    section 3.3, in the form of transformers' ``dynamic``.
-
     Examples
     --------
-    >>> import rope_xp
-    >>> scaling = rope_xp.scaling.DynamicNTK(factor=2.0, max_position_embeddings=4096)
-    >>> rope = rope_xp.RoPE(scaling=scaling).for_length(8192)
-    >>> (rope.frequencies(8) / rope_xp.RoPE().frequencies(8)).round(3).tolist()
+    >>> from rope_xp.scaling import DynamicNTK, inverse_frequencies
+    >>> scaling = DynamicNTK(factor=2.0, max_position_embeddings=4096).for_length(8192)
+    >>> (scaling.frequencies(1e4, 8) / inverse_frequencies(1e4, 8)).round(3).tolist()
     [1.0, 0.693, 0.481, 0.333]
     """
 
@@ -128,12 +108,12 @@ class DynamicNTK(Scaling):
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return the frequencies of the base for this length."""
         if self.length is None:
-            raise no_length("DynamicNTK")
+            raise no_length(self)
         trained = self.max_position_embeddings
         factor = float(self.factor) * max(self.length, trained) / trained - (self.factor - 1)
         return _stretch("DynamicNTK", base, factor, rotary_dim)
 
-    def for_length(self, n: int) -> DynamicNTK:
+    def for_length(self, n: int) -> "DynamicNTK":
         """Return the scaling fixed for a context of n tokens."""
         return replace(self, length=n)
 
@@ -153,29 +133,26 @@ def _stretch(name: str, base: float, factor: float, rotary_dim: int) -> NDArray[
 class Llama3(Scaling):
     """Slow pairs divided by ``factor``, fast ones left, a ramp between. Llama 3.1 and later.
 
-    Parameters
-    ----------
-    factor : float
-        Of the slow pairs. Positive.
-    low_freq_factor, high_freq_factor : float
-        Pairs that turn fewer than ``low_freq_factor`` times within the trained context are slow,
-        those that turn more than ``high_freq_factor`` times are fast. Positive, the second not
-        below the first; equal factors make a step, as in Llama 4 Scout.
-    original_max_position_embeddings : int
-        Tokens of the trained context, L. Positive.
-
-    Notes
-    -----
     With t_i = (L w_i / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clipped to
     [0, 1]: ``(1 - t_i) * w_i / factor + t_i * w_i``. From Meta's code for Llama 3.1; Dubey et al.,
     "The Llama 3 Herd of Models", arXiv 2407.21783, describe the model.
 
+    Parameters
+    ----------
+    factor : float
+        Divisor of the slow pairs.
+    low_freq_factor, high_freq_factor : float
+        Pairs that turn fewer than ``low_freq_factor`` times within L are slow, those that turn
+        more than ``high_freq_factor`` times are fast. The second must not be below the first; equal
+        factors make a step, as in Llama 4 Scout.
+    original_max_position_embeddings : int
+        Tokens of the trained context, L.
+
     Examples
     --------
-    >>> import rope_xp
-    >>> scaling = rope_xp.scaling.Llama3(8.0, 1.0, 4.0, 8192)
-    >>> rope = rope_xp.RoPE(base=500000.0, scaling=scaling)
-    >>> (rope.frequencies(8) / rope_xp.RoPE(base=500000.0).frequencies(8)).round(3).tolist()
+    >>> from rope_xp.scaling import Llama3, inverse_frequencies
+    >>> frequencies = Llama3(8.0, 1.0, 4.0, 8192).frequencies(500000.0, 8)
+    >>> (frequencies / inverse_frequencies(500000.0, 8)).round(3).tolist()
     [1.0, 1.0, 0.371, 0.125]
     """
 
@@ -187,11 +164,7 @@ class Llama3(Scaling):
     def __post_init__(self) -> None:
         self._check(numbers.check_positive, "factor", "low_freq_factor", "high_freq_factor")
         self._check(numbers.check_positive_int, "original_max_position_embeddings")
-        numbers.check_greater(
-            *("Llama3.high_freq_factor", self.high_freq_factor),
-            *("low_freq_factor", self.low_freq_factor),
-            or_equal=True,
-        )
+        self._check_not_below("high_freq_factor", "low_freq_factor")
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return slow, fast and intermediate frequencies."""
@@ -205,27 +178,22 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """Only the fastest share of pairs turns; the others have frequency 0. Gemma 4.
+    """Only the fastest share of the pairs of a whole head turns, the others have 0. Gemma 4.
 
-    Unlike a smaller ``rotary_dim``, the pairs and their frequencies are those of the whole head.
+    ``w_i / factor`` for i < floor(partial_rotary_factor * r / 2), else 0; transformers'
+    ``proportional``. A smaller ``rotary_dim`` has other frequencies.
 
     Parameters
     ----------
     partial_rotary_factor : float, default 1.0
-        Share of pairs that turn, in (0, 1].
+        Share of pairs that turn, at most 1.
     factor : float, default 1.0
-        Divisor of all frequencies. Positive.
-
-    Notes
-    -----
-    ``w_i / factor`` for i < floor(partial_rotary_factor * r / 2), else 0, as ``proportional`` of
-    transformers.
+        Divisor of all frequencies.
 
     Examples
     --------
-    >>> import rope_xp
-    >>> rope = rope_xp.RoPE(scaling=rope_xp.scaling.Proportional(partial_rotary_factor=0.5))
-    >>> rope.frequencies(8).tolist()
+    >>> from rope_xp.scaling import Proportional
+    >>> Proportional(partial_rotary_factor=0.5).frequencies(1e4, 8).tolist()
     [1.0, 0.1, 0.0, 0.0]
     """
 

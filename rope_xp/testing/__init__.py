@@ -4,8 +4,7 @@ Functions are called as black boxes: they may be of numpy, torch, jax or cupy, a
 rope_xp.
 """
 
-from rope_xp.testing._assert import assert_rotates
-from rope_xp.testing._identify import Identified, identify
-from rope_xp.testing._measured import Measured
+from rope_xp.testing._fit import Measured
+from rope_xp.testing._identify import Identified, assert_rotates, identify
 
 __all__ = ["Identified", "Measured", "assert_rotates", "identify"]

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp.rope import RoPE
-from rope_xp.testing._angles import MeasuredAngles
-from rope_xp.testing._box import EPS, CallRefused, Complex, Floats
-from rope_xp.testing._fit import Fit
-from rope_xp.testing._lengths import find_last
+from rope_xp.testing._angles import MeasuredAngles, find_last
+from rope_xp.testing._box import CallRefused, Complex, Floats
 from rope_xp.testing._pairs import RotatedArray
 from rope_xp.testing._rounding import PRODUCT, find_cause
 
@@ -41,93 +39,74 @@ class ArrayRotation(NamedTuple):
     angles: MeasuredAngles
     frequencies: Floats
     """Exact ones, of the pairs that move."""
-    fit: Fit
-    faults: tuple[str, ...]
+    measured: Floats
+    """Frequencies of all pairs of the slice."""
+    notes: list[str]
+    faults: list[str]
 
-    def read(self, positions: Floats) -> Complex:
-        """Return the function's cos + i sin, without what the faults state."""
-        return self.angles.normalize(self.array.read(positions.astype(int)))
-
-    def compute_exact(self, positions: Floats) -> Complex:
-        """Return the exact cos + i sin."""
-        shifted = positions + self.angles.offset
-        return np.asarray(np.exp(1j * np.multiply.outer(shifted, self.frequencies)))
+    def measure(self, positions: Floats) -> tuple[Complex, Floats]:
+        """Return the function's cos + i sin without what the faults state, and its errors."""
+        turns = self.angles.normalize(self.array.read(positions.astype(int)))
+        return turns, self.compute_errors(turns, positions)
 
     def compute_errors(self, turns: Complex, positions: Floats) -> Floats:
         """Return the errors of cos and sin, inf where they are not finite."""
-        off = np.abs(turns - self.compute_exact(positions))
+        exact = np.multiply.outer(positions + self.angles.offset, self.frequencies)
+        off = np.abs(turns - np.exp(1j * exact))
         return np.where(np.isfinite(off), off, np.inf)
 
 
 def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
     """Compare a function with exact angles."""
     error: dict[int, float] = {}
-    passes: int | None = None
-    worst = 0.0
     notes: tuple[str, ...] = ()
-    tried: list[tuple[Floats, Complex]] = []
+    tried: list[tuple[Floats, Complex, Floats]] = []
     for length in (1 << k for k in range(3, _LARGEST.bit_length())):
-        positions = _choose_positions(length)
+        # Even, odd, and of many bits: 257/512 has one bit at either end, which short formats drop.
+        near = (length - k for k in (1, 2, 3, 5, 9))
+        chosen = {length * 257 // 512 + 1, length * 5 // 8 + 1, *near}
+        positions = np.array(sorted(p for p in chosen if p >= 0), float)
         try:
-            turns = rotation.read(positions)
+            tried.append((positions, *rotation.measure(positions)))
         except CallRefused as refused:
             last = find_last(lambda p: rotation.array.box.accepts([0, p]), 0, length)
             notes = (f"positions from {last + 1} on are refused: {str(refused)[:160]}",)
             error |= {context: float("inf") for context in CONTEXTS if context >= length}
             break
-        tried.append((positions, turns))
-        off = rotation.compute_errors(turns, positions).max(axis=1)
-        if passes is None and (off > _WRONG).any():
-            passes = int(positions[off > _WRONG][0])
-        worst = max(worst, float(off.max()))
         if length in CONTEXTS:
-            error[length] = worst
-    positions, turns = (np.concatenate(parts) for parts in zip(*tried, strict=True))
-    fault, explained = _find_fault(rotation, positions, turns)
-    return Accuracy(error, passes, notes, fault, explained)
-
-
-def _choose_positions(length: int) -> Floats:
-    """Return some positions below a power of two: even, odd, and of many bits."""
-    near = [length - k for k in (1, 2, 3, 5, 9)]
-    # 257/512 of it has one bit at either end, which short formats drop.
-    chosen = {*near, length * 257 // 512 + 1, length * 5 // 8 + 1}
-    return np.array(sorted(p for p in chosen if p >= 0), float)
-
-
-def _find_fault(
-    rotation: ArrayRotation, positions: Floats, turns: Complex
-) -> tuple[str | None, bool]:
-    """Return the errors beyond a float32 product, in words, and whether a cause explains them."""
-    off = rotation.compute_errors(turns, positions)
-    shifted = positions + rotation.angles.offset
-    noise = 2e-6 + 2 * EPS[rotation.array.box.dtype]
-    beyond = off > noise + PRODUCT * np.abs(np.multiply.outer(shifted, rotation.frequencies))
+            error[length] = max(float(off.max()) for *_, off in tried)
+    positions, turns, off = (np.concatenate(parts) for parts in zip(*tried, strict=True))
+    wrong = positions[(off > _WRONG).any(axis=1)]
+    passes = int(wrong[0]) if wrong.size else None
+    shifted, factor = positions + rotation.angles.offset, rotation.angles.factor
+    angles = np.abs(np.multiply.outer(shifted, rotation.frequencies))
+    beyond = off > 2e-6 + 2 * rotation.array.box.eps + PRODUCT * angles
     if not beyond.any():
-        return None, True
-    factor = rotation.angles.factor
-    cause = find_cause(factor * turns, shifted, rotation.frequencies, factor, beyond)
-    cause = cause or _find_substitute(rotation)
-    if cause:
-        return cause, True
+        return Accuracy(error, passes, notes, None, explained=True)
+    scaled = np.asarray(factor * turns, complex)
+    fault = find_cause(scaled, shifted, rotation.frequencies, factor, beyond)
+    fault = fault or _find_substitute(rotation)
+    if fault:
+        return Accuracy(error, passes, notes, fault, explained=True)
     first = int(positions[beyond.any(axis=1)][0])
     if not np.isfinite(turns[positions >= first]).all():
-        return f"results are not finite from position {first} on", True
-    error = f"angles are off by up to {off[positions >= first].max():.2g} from position {first} on"
-    return f"{error}, by more than float32 explains and by no rounding that is known here", False
+        fault = f"results are not finite from position {first} on"
+        return Accuracy(error, passes, notes, fault, explained=True)
+    most = f"{off[positions >= first].max():.2g} from position {first} on"
+    fault = f"angles are off by up to {most}, by more than float32 explains and by no rounding "
+    return Accuracy(error, passes, notes, fault + "that is known here", explained=False)
 
 
 def _find_substitute(rotation: ArrayRotation) -> str | None:
     """Return which positions large ones are taken for, in words; None for none."""
 
     def is_right(position: int) -> bool:
-        pair = np.array([0.0, position])
-        return bool(rotation.compute_errors(rotation.read(pair), pair)[1].max() < _WRONG)
+        return bool(rotation.measure(np.array([0.0, position]))[1][1].max() < _WRONG)
 
     try:
         limit = 1 + find_last(is_right, 0, _LARGEST)
         large = np.array([limit, limit + 1, limit + 77, _LARGEST - 1], float)
-        turns = rotation.read(large)
+        turns, _ = rotation.measure(large)
     except CallRefused:
         return None
     substitutes = {
@@ -135,7 +114,7 @@ def _find_substitute(rotation: ArrayRotation) -> str | None:
         f"positions start anew at {limit}, where a table ends": large % limit,
         f"positions wrap around to -{limit} at {limit}": (large + limit) % (2 * limit) - limit,
     }
-    for words, positions in substitutes.items():
-        if np.abs(turns - rotation.compute_exact(positions)).max() < _WRONG:
-            return words
+    for cause, positions in substitutes.items():
+        if rotation.compute_errors(turns, positions).max() < _WRONG:
+            return cause
     return None

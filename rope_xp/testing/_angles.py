@@ -1,22 +1,87 @@
-"""Measure the angles of pairs: frequencies, sign, offset and attention factor."""
+"""Measure the angles of pairs, and whether they depend on more than a token's position."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.testing._box import EPS, CallRefused, Complex, Floats
-from rope_xp.testing._pairs import Indices, RotatedArray
+from rope_xp.testing._box import CallRefused, Complex, Floats
+from rope_xp.testing._pairs import Indices, RotatedArray, read_first
 
+_FEW = (1, 2, 3, 5)
+_FILLER = 6
+_SAME = 1e-5
 _FAR = 1000
+_TOKENS = "the number of tokens of a call"
+_LONGEST = {"the largest position of a call": 1 << 17, _TOKENS: 1 << 13}
 _EXACT = 5e-7
 """Error of cos and sin in float32: a rounding or two."""
 
 
-@dataclass(frozen=True)
-class MeasuredAngles:
+class LengthDependence(NamedTuple):
+    """How angles depend on the length of a call: its largest position, or its token count."""
+
+    quantity: str
+    trained: int
+    """Up to which length angles are those of a short call."""
+
+    def read(self, array: RotatedArray, positions: Sequence[int], n: int) -> Complex:
+        """Return the turns of positions in a call of length n."""
+        padding = [_FILLER] * (n - len(positions)) if self.quantity == _TOKENS else [n - 1]
+        return array.read([*positions, *padding])[: len(positions)]
+
+
+def check_positions(array: RotatedArray) -> None:
+    """Check that the tokens of a short call are rotated as alone."""
+    together = array.read(_FEW)
+    try:
+        alone = [array.read([position])[0] for position in _FEW]
+    except CallRefused as refused:
+        raise RopeError(f"function takes several tokens, and not one alone: {refused}") from refused
+    off = np.abs(together - alone).max(axis=1)
+    if off.max() > _SAME:
+        others = array.read([_FILLER] * len(_FEW))
+        ignored = np.abs(others - together).max() < 1e-4
+        cause = "the function ignores positions" if ignored else "its place in the call counts too"
+        raise RopeError(
+            f"angles depend on more than positions: position {_FEW[off.argmax()]} is turned "
+            f"otherwise alone in a call than with others; {cause}"
+        )
+
+
+def find_length_dependence(array: RotatedArray) -> LengthDependence | None:
+    """Return how angles depend on the length of a call, None if they do not."""
+    short, least = array.read(_FEW), len(_FEW) + 2
+    for quantity, largest in _LONGEST.items():
+        length = LengthDependence(quantity, least)
+
+        def is_short(n: int, length: LengthDependence = length) -> bool:
+            return bool(np.abs(length.read(array, _FEW, n) - short).max() <= _SAME)
+
+        for longest in (largest, largest // 32, largest // 256):
+            try:
+                if is_short(longest):
+                    break
+            except CallRefused:
+                continue
+            if not is_short(least):
+                raise RopeError(f"angles depend on {quantity}, however short it is")
+            return length._replace(trained=find_last(is_short, least, longest))
+    return None
+
+
+def find_last(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the last number at which a predicate holds, by bisection of low and high."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+class MeasuredAngles(NamedTuple):
     """The angles of the pairs of one array."""
 
     frequencies: Floats
@@ -25,11 +90,11 @@ class MeasuredAngles:
     """Relative, of each frequency."""
     sign: int
     offset: float
-    """What is added to positions."""
+    """Added to positions."""
     swapped: bool
     """Whether cos and sin are taken for each other."""
     factor: float
-    """What cos and sin are multiplied by."""
+    """Of cos and sin."""
     position_axes: Indices | None
     """The component of positions that each pair reads; None where positions have one."""
 
@@ -42,50 +107,34 @@ class MeasuredAngles:
 def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
     """Return the angles of one array up to ``last``; raise if they do not follow positions."""
     name = array.name
-    steps, turns = _read_powers_of_two(array, last)
+    exponents = range(max(last, 4).bit_length(), 2, -1)
+    powers = ([0, *(1 << k for k in range(exponent))] for exponent in exponents)
+    steps, turns = read_first(array.read, powers)
     sizes = np.abs(turns)
     factor = float(np.median(sizes))
-    _check_sizes(sizes, factor, name)
+    fault = f"function is no rotation: {name} is multiplied by numbers that depend on the"
+    if np.ptp(sizes, axis=0).max() > 0.02 * factor:
+        shown = f"{sizes[0].min():.4g} at 0 and {sizes[-1].min():.4g} far off"
+        raise RopeError(f"{fault} position, {shown}, as in xPos")
+    if np.ptp(np.median(sizes, axis=0)) > 0.02 * factor:
+        raise RopeError(f"{fault} pair")
     # Rounded tables scatter the sizes of turns.
-    noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * EPS[array.box.dtype])
+    noise = max(_EXACT, 2 * float(np.abs(sizes / factor - 1.0).max()), 2 * array.box.eps)
     signed, reach = _follow_angles(steps, turns, min(4 * noise, 0.02))
-    sign = _find_sign(signed, noise / reach, name)
+    backwards = signed < -noise / reach
+    if (signed > noise / reach).any() and backwards.any():
+        raise RopeError(
+            f"function is no rotary embedding: pairs {np.flatnonzero(backwards)[:4].tolist()} ... "
+            f"of {name} turn backwards, and the others forwards; or they turn by more than half a "
+            "turn from one position to the next, which integers cannot tell"
+        )
+    sign = -1 if backwards.any() else 1
     offset, swapped = _find_offset(np.angle(turns[0]), signed, noise, name)
     frequencies = sign * signed
-    return MeasuredAngles(
-        frequencies,
-        uncertainty=noise / (reach * np.maximum(frequencies, 1e-12)),
-        sign=-sign if swapped else sign,  # sin + i cos turns the other way
-        offset=offset,
-        swapped=swapped,
-        factor=factor,
-        position_axes=_find_position_axes(array, signed, noise),
-    )
-
-
-def _read_powers_of_two(array: RotatedArray, last: int) -> tuple[list[int], Complex]:
-    """Return 0 and the powers of two that the function takes, with their turns."""
-    for exponent in range(max(last, 4).bit_length() - 1, 1, -1):
-        steps = [0, *(1 << k for k in range(exponent + 1))]
-        try:
-            turns = array.read(steps)
-        except CallRefused:
-            continue
-        if np.isfinite(turns).all():
-            return steps, turns
-    raise RopeError("function takes no positions 0, 1, 2 and 4 together, or makes them not finite")
-
-
-def _check_sizes(sizes: Floats, factor: float, name: str) -> None:
-    if np.ptp(sizes, axis=0).max() > 0.02 * factor:
-        raise RopeError(
-            f"function is no rotation: the norm of {name} is multiplied by numbers that depend on "
-            f"the position, {sizes[0].min():.4g} at 0 and {sizes[-1].min():.4g} far off, as in xPos"
-        )
-    if np.ptp(np.median(sizes, axis=0)) > 0.02 * factor:
-        raise RopeError(
-            f"function is no rotation: the pairs of {name} are made longer by different factors"
-        )
+    uncertainty = noise / (reach * np.maximum(frequencies, 1e-12))
+    sign = -sign if swapped else sign  # sin + i cos turns the other way
+    axes = _find_position_axes(array, signed, noise)
+    return MeasuredAngles(frequencies, uncertainty, sign, offset, swapped, factor, axes)
 
 
 def _follow_angles(steps: list[int], turns: Complex, tolerance: float) -> tuple[Floats, Floats]:
@@ -102,17 +151,6 @@ def _follow_angles(steps: list[int], turns: Complex, tolerance: float) -> tuple[
         frequencies = np.where(followed, (expected + off) / step, frequencies)
         reach = np.where(followed, step, reach)
     return frequencies, reach
-
-
-def _find_sign(signed: Floats, noise: Floats, name: str) -> int:
-    backwards = signed < -noise
-    if (signed > noise).any() and backwards.any():
-        raise RopeError(
-            f"function is no rotary embedding: pairs {np.flatnonzero(backwards)[:4].tolist()} ... "
-            f"of {name} turn backwards, and the others forwards; or they turn by more than half a "
-            "turn from one position to the next, which integers cannot tell"
-        )
-    return -1 if backwards.any() else 1
 
 
 def _find_offset(phases: Floats, signed: Floats, noise: float, name: str) -> tuple[float, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rope_xp._core import numbers
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.errors import BROKEN, RopeError
 from rope_xp._core.typing import Array, Device
@@ -22,9 +24,20 @@ Function = Callable[..., Any]
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-_FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
 LIBRARIES = ("numpy", "torch", "jax", "cupy")
-EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+_FAILURES = (*BROKEN, ArithmeticError, AssertionError, LookupError)
+_EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+_POSITION_FORMATS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "s": lambda p: p[0, 0],
+    "bs": lambda p: p[0],
+    "1s": lambda p: p[0, :1],
+    "cbs": lambda p: p,
+    "c1s": lambda p: p[:, :1],
+    "cs": lambda p: p[:, 0],
+    "sc": lambda p: p[:, 0].T,
+}
+"""From positions (components, batch, tokens) to those that a function takes: c is components, b the
+batch, 1 a batch of one, s tokens."""
 
 
 class CallRefused(Exception):  # noqa: N818  # no error yet: another way to call may work
@@ -36,8 +49,10 @@ class CallError(RopeError):
 
     __module__ = "rope_xp"
 
-    summary: str
-    """The call and the first error, without advice."""
+    def __init__(self, summary: str) -> None:
+        fits = "head_dim, axes, heads, components or tables that fit"
+        super().__init__(f"{summary}. Give {fits}, or an array of its library as like")
+        self.summary = summary
 
 
 @dataclass(frozen=True)
@@ -56,17 +71,17 @@ class BlackBox:
     device: Device
     dtype: str
     components: int = 1
-    position_axes: str = "s"
-    """Axes of positions: c for components, b for the batch, 1 for a batch of one, s for tokens."""
+    position_format: str = "s"
+
+    @property
+    def eps(self) -> float:
+        """Half a unit in the last place of 1."""
+        return _EPS[self.dtype]
 
     def rotate(self, vectors: Floats, positions: ArrayLike) -> list[Floats]:
-        """Return vectors, (n, heads, head_dim), rotated at each position by each array's rotation.
-
-        Each vector stands at all tokens of a batch entry of its own. Raises CallRefused.
-        """
-        batch, heads, head_dim = vectors.shape
-        shape = (batch, heads, np.shape(positions)[-1], head_dim)
-        x = np.broadcast_to(vectors[:, :, None, :], shape)
+        """Return vectors, (n, heads, head_dim), rotated at each position, n batch entries."""
+        tokens = np.shape(positions)[-1]
+        x = np.broadcast_to(vectors[:, :, None], (*vectors.shape[:2], tokens, self.head_dim))
         return self.call([self.put(x) for _ in self.names], positions)[1]
 
     def accepts(self, positions: ArrayLike) -> bool:
@@ -84,32 +99,35 @@ class BlackBox:
 
         Positions are (tokens,), (components, tokens) or (components, batch, tokens).
         """
+        p = np.asarray(positions)
+        p = p if p.ndim > 2 else p[..., None, :]
         batch = arguments[0].shape[self.axes.index("b")]
-        placed = self._put_positions(np.asarray(positions), batch)
+        p = np.broadcast_to(p, (self.components, batch, p.shape[-1]))
+        dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
+        host = np.ascontiguousarray(_POSITION_FORMATS[self.position_format](p), dtype)
+        at = self.backend.asarray(host, self.device)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
-                rest = (placed,) if self.tables is None else _to_tuple(self.tables(placed))
+                rest = (at,) if self.tables is None else _to_tuple(self.tables(at))
                 result = self.function(*arguments, *rest)
                 results = _to_tuple(result) if len(self.names) > 1 else (result,)
-                pairs = zip(results, arguments, strict=False)  # it may return more than arrays
-                return results, [self._read_result(y, x) for y, x in pairs]
+                for y, x in zip(results, arguments, strict=False):  # it may return more
+                    if find.find_backend(y) is not self.backend:
+                        raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
+                    if tuple(y.shape) != tuple(x.shape):
+                        shapes = f"{tuple(y.shape)} for one of {tuple(x.shape)}"
+                        raise ValueError(f"it returns an array of {shapes}")
+                return results, [self.read(y) for y in results[: len(arguments)]]
             except _FAILURES as error:
                 text = " ".join(str(error).split())
                 raise CallRefused(f"{type(error).__name__}: {text}") from error
 
-    def _read_result(self, y: Any, x: Array) -> Floats:
-        if find.find_backend(y) is not self.backend:
-            raise TypeError(f"it returns {type(y).__name__} for {self.backend.name}")
-        if tuple(y.shape) != tuple(x.shape):
-            raise ValueError(f"it returns an array of {tuple(y.shape)} for one of {tuple(x.shape)}")
-        return self.read(y)
-
     def put(self, x: Floats) -> Array:
         """Return an array (batch, heads, tokens, head_dim) in the function's library and axes."""
         # A copy, as some functions write in place.
-        ordered = np.array(np.moveaxis(x, (0, 1, 2, 3), self._axis_order), np.float32, order="C")
-        array = self.backend.asarray(ordered, self.device)
+        host = np.array(np.einsum(f"bhsd->{self.axes}", x), np.float32, order="C")
+        array = self.backend.asarray(host, self.device)
         if self.dtype == "float32":
             return array
         dtype = getattr(self.backend.xp, self.dtype, None) or np.dtype(self.dtype)
@@ -117,48 +135,14 @@ class BlackBox:
 
     def read(self, x: Array) -> Floats:
         """Return the values of such an array, (batch, heads, tokens, head_dim)."""
-        return np.asarray(np.moveaxis(to_host(x), self._axis_order, (0, 1, 2, 3)), np.float64)
-
-    def _put_positions(self, positions: NDArray[Any], batch: int) -> Array:
-        if positions.ndim < 3:
-            positions = positions[..., None, :]
-        p = np.broadcast_to(positions, (self.components, batch, positions.shape[-1]))
-        if "b" not in self.position_axes:
-            p = p[:, :1] if "1" in self.position_axes else p[:, 0]
-        if "c" not in self.position_axes:
-            p = p[0]
-        if self.position_axes == "sc":
-            p = p.T
-        dtype = np.int32 if self.backend.name == "jax" else np.int64  # jax has no int64 by default
-        return self.backend.asarray(np.ascontiguousarray(p, dtype), self.device)
-
-    @property
-    def _axis_order(self) -> list[int]:
-        return [self.axes.index(axis) for axis in "bhsd"]
-
-
-def to_host(x: Array) -> NDArray[Any]:
-    """Return an array of any library as one of numpy, in float64 where it is of 16 bits."""
-    if hasattr(x, "detach"):  # torch, whose bfloat16 numpy cannot read
-        x = x.detach().cpu()
-        return np.asarray(x.double() if x.is_floating_point() else x)
-    return np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
-
-
-def find_buffer(x: Array) -> int:
-    """Return a number that all views of one buffer share."""
-    if hasattr(x, "untyped_storage"):
-        return int(x.untyped_storage().data_ptr())
-    while getattr(x, "base", None) is not None:
-        x = x.base
-    return id(x)
+        if hasattr(x, "detach"):  # torch, whose bfloat16 numpy cannot read
+            x = x.detach().cpu().double()
+        host = np.asarray(x.get() if hasattr(x, "get") else x, np.float64)
+        return np.asarray(np.einsum(f"{self.axes}->bhsd", host))
 
 
 def _to_tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-# --- how to call ---------------------------------------------------------------------------------
 
 
 def open_box(
@@ -171,31 +155,39 @@ def open_box(
     components: int | None,
 ) -> BlackBox:
     """Return a function with the first way of calling that it takes; raise CallError for none."""
-    names = "qkv"[: count_arrays(function, tables is not None)]
+    if not callable(function):
+        raise TypeError(f"function must be callable; got {type(function).__name__}")
+    counts = (1, 2, 3) if components is None else (components,)
+    for name, n in {"head_dim": head_dim, "heads": heads, "components": counts[0]}.items():
+        numbers.check_positive_int(name, n)
+    if not isinstance(axes, str) or sorted(axes) != sorted("bhsd"):
+        raise RopeError(
+            f"axes must name b, h, s and d, each once, such as 'bhsd' or 'bshd'; got {axes!r}"
+        )
+    names = "qkv"[: _count_arrays(function, tables is not None)]
     units = np.zeros((head_dim * heads, heads, head_dim))
     errors: dict[str, str] = {}
     for backend, device, dtype in _find_libraries(like):
         box = BlackBox(function, tables, names, axes, head_dim, heads, backend, device, dtype)
-        for count in (1, 2, 3) if components is None else (components,):
-            for position_axes in ("s", "bs", "1s") if count == 1 else ("cbs", "c1s", "cs", "sc"):
-                candidate = replace(box, components=count, position_axes=position_axes)
-                try:
+        for count, form in itertools.product(counts, _POSITION_FORMATS):
+            candidate = replace(box, components=count, position_format=form)
+            try:
+                if ("c" in form) == (count > 1):
                     candidate.rotate(units, np.arange(5))  # no number of heads
-                except CallRefused as refused:
-                    errors.setdefault(backend.name, str(refused))
-                else:
                     return candidate
-    # Errors of libraries that the function does not use are of the array type alone.
-    used = [library for library in errors if library in _list_imports(function)]
+            except CallRefused as refused:
+                errors.setdefault(backend.name, str(refused))
+    # Errors of libraries that the function's module does not import are of the array type alone.
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    imports = [str(getattr(x, "__name__", "")) for x in vars(module or object).values()]
+    roots = {name.partition(".")[0] for name in imports}
+    first = [library for library in errors if library in roots][-1:] or [*errors]
     shape = ", ".join(str(head_dim) if axis == "d" else axis for axis in axes)
     name = getattr(function, "__name__", type(function).__name__)
     arrays = ", ".join(names) if len(names) > 1 else "x"
-    first = errors[used[-1] if used else next(iter(errors))]
-    summary = f"could not call {name} with {arrays} of shape ({shape}); first error: {first}"
-    fits = "head_dim, axes, heads, components or tables that fit"
-    error = CallError(f"{summary}. Give {fits}, or an array of its library as like")
-    error.summary = summary
-    raise error
+    raise CallError(
+        f"could not call {name} with {arrays} of shape ({shape}); first error: {errors[first[0]]}"
+    )
 
 
 def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]:
@@ -218,23 +210,8 @@ def _find_libraries(like: Array | None) -> Iterator[tuple[Backend, Device, str]]
         yield backend, None, "float32"
 
 
-def _list_imports(function: Function) -> set[str]:
-    """Return the packages that the globals of a function's module name."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    names = (getattr(value, "__name__", "") for value in vars(module or object).values())
-    return {name.partition(".")[0] for name in names if isinstance(name, str)}
-
-
-def count_arrays(function: Function, has_tables: bool) -> int:
-    """Return how many arrays a function takes before positions, or before cos and sin.
-
-    Examples
-    --------
-    >>> count_arrays(lambda q, k, positions: (q, k), False)
-    2
-    >>> count_arrays(lambda x, cos, sin, axis=1: x, True)
-    1
-    """
+def _count_arrays(function: Function, has_tables: bool) -> int:
+    """Return how many arrays a function takes before positions, or before cos and sin."""
     # A torch module itself takes any arguments; its method forward has the signature.
     called = getattr(function, "forward", function)
     try:

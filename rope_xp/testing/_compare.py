@@ -1,19 +1,49 @@
-"""Compare random calls of a function with a RoPE."""
+"""Compare a rotation with a RoPE: two ropes by their fields, a function by random calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp.rope import RoPE
-from rope_xp.testing._box import EPS, BlackBox, CallRefused, Floats, find_buffer
+from rope_xp.testing._box import BlackBox, CallRefused, Floats
 from rope_xp.testing._rounding import NARROW, PRODUCT
 
-CALLS = ((1, 1), (3, 7), (2, 37), (1, 1031))
+_CALLS = [(1, 1), (3, 7), (2, 37), (1, 1031)]
 """Batch and tokens: odd, and beyond the blocks of kernels."""
+
+
+def list_differences(actual: RoPE, expected: RoPE, head_dim: int) -> list[str]:
+    """Return how two ropes differ that rotate heads of head_dim, in sentences."""
+    one, other = fix_length(actual, head_dim), fix_length(expected, head_dim)
+    sentences = [
+        f"{name} is {getattr(one, name)!r}, and not {getattr(other, name)!r}"
+        for name in ("layout", "rotary_dim", "rotary_offset", "position_axes")
+        if getattr(one, name) != getattr(other, name)
+    ]
+    series = one.frequencies(head_dim), other.frequencies(head_dim)
+    same_length = series[0].shape == series[1].shape
+    if not (same_length and np.allclose(*series, rtol=1e-5, atol=1e-12)):
+        if actual.base != expected.base:
+            sentences.append(f"base is {actual.base:g}, and not {expected.base:g}")
+        if actual.scaling != expected.scaling or actual.base == expected.base:
+            sentences.append(f"scaling is {actual.scaling}, and not {expected.scaling}")
+    factors = actual.attention_factor, expected.attention_factor
+    if not math.isclose(*factors, rel_tol=1e-4):
+        sentences.append(f"attention factor is {factors[0]:.6g}, and not {factors[1]:.6g}")
+    return sentences
+
+
+def fix_length(rope: RoPE, head_dim: int) -> RoPE:
+    """Return a rope for short contexts, with its slice of the head filled in."""
+    rotary_dim = rope.rotary_dim or head_dim
+    offset = rope.rotary_offset % head_dim
+    return replace(rope.for_length(1), rotary_dim=rotary_dim, rotary_offset=offset)
 
 
 class Problem(NamedTuple):
@@ -24,10 +54,9 @@ class Problem(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call with random vectors, and its results."""
+    """A call with random vectors, (batch, heads, tokens, head_dim), and its results."""
 
     arrays: list[Floats]
-    """q, k and v as far as there are any, (batch, heads, tokens, head_dim)."""
     positions: NDArray[np.int64]
     """(components, batch, tokens)"""
     results: list[Floats]
@@ -35,73 +64,65 @@ class _Call(NamedTuple):
     """Names of arrays that the function overwrites while it returns others."""
 
 
-def spread_positions(positions: ArrayLike, components: int) -> NDArray[np.int64]:
-    """Return positions (components, n); one line is shifted for each component."""
-    p = np.asarray(positions)
-    return p if p.ndim > 1 else np.stack([np.roll(p, c) for c in range(components)])
-
-
 def find_problems(
     box: BlackBox,
     rope: RoPE,
-    positions: NDArray[np.int64],
-    calls: Sequence[tuple[int, int]] = CALLS,
+    positions: ArrayLike,
     atol: float | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[Problem]:
-    """Yield the errors of a function in random calls at positions (components, n).
+    """Yield the errors of a function in random calls at positions (n,) or (components, n).
 
-    Each call has vectors and an order of positions of its own, from a fixed seed.
+    Each call has vectors and an order of positions of its own, from a fixed seed. With ``whole``
+    the first has all positions.
     """
-    for batch, tokens in calls:
+    line, rope = np.asarray(positions), fix_length(rope, box.head_dim)
+    p = line if line.ndim > 1 else np.stack([np.roll(line, c) for c in range(box.components)])
+    for batch, tokens in [(1, p.shape[1])] * whole + _CALLS:
         try:
-            call = _call_randomly(box, positions, batch, tokens)
+            call = _call_randomly(box, p, batch, tokens)
         except CallRefused as refused:
-            if (batch, tokens) != CALLS[-1]:  # a function may limit the length of a call
-                shown = (positions if len(positions) > 1 else positions[0])[..., :8].tolist()
+            if (batch, tokens) != _CALLS[-1]:  # a function may limit the length of a call
+                shown = (p if len(p) > 1 else p[0])[..., :8].tolist()
                 message = f"{tokens} tokens at positions {shown} ... are refused: {refused}"
                 yield Problem(message, "refused")
             continue
-        for index in range(len(call.results)):
-            yield from _compare_array(box, rope, call, index, atol)
+        problems = [_compare_array(box, rope, call, i, atol) for i in range(len(call.results))]
+        yield from filter(None, problems)
         for name in call.overwritten:
             yield Problem(f"{name} is written over, and another array returned")
 
 
 def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, tokens: int) -> _Call:
-    """Call a function with standard normal numbers.
-
-    q has twice the heads of k and v where the function takes that. Entries of the batch have
-    positions of their own where positions have an axis for the batch.
-    """
+    """Call a function with standard normal numbers, with more heads of q if it takes them."""
     rng = np.random.default_rng([batch, tokens])
     order = rng.permutation(np.arange(batch * tokens) % positions.shape[1])
     shuffled = positions[:, ::-1][:, order].reshape(-1, batch, tokens)
-    if "b" not in box.position_axes:
+    if "b" not in box.position_format:  # batch entries share their positions
         shuffled = np.broadcast_to(shuffled[:, :1], shuffled.shape)
-
-    def call_with(q_heads: int) -> _Call:
+    for q_heads in (2 * box.heads, box.heads):
         heads = [q_heads, box.heads, box.heads][: len(box.names)]
-        vectors = [rng.standard_normal((batch, h, tokens, box.head_dim)) for h in heads]
-        arguments = [box.put(x) for x in vectors]
+        arguments = [box.put(rng.standard_normal((batch, h, tokens, box.head_dim))) for h in heads]
         arrays = [np.array(box.read(x)) for x in arguments]  # as rounded to their dtype
-        returned, results = box.call(arguments, shuffled)
-        overwritten = [
-            name
-            for name, before, x, y in zip(box.names, arrays, arguments, returned, strict=False)
-            if find_buffer(x) != find_buffer(y) and not np.array_equal(box.read(x), before)
-        ]
-        return _Call(arrays, shuffled, results, overwritten)
-
-    try:
-        return call_with(2 * box.heads)
-    except CallRefused:
-        return call_with(box.heads)
+        try:
+            returned, results = box.call(arguments, shuffled)
+            break
+        except CallRefused:
+            if q_heads == box.heads:
+                raise
+    overwritten = [
+        name
+        for name, before, x, y in zip(box.names, arrays, arguments, returned, strict=False)
+        if x is not y and box.backend.are_disjoint(x, y) and (box.read(x) != before).any()
+    ]
+    return _Call(arrays, shuffled, results, overwritten)
 
 
 def _compare_array(
     box: BlackBox, rope: RoPE, call: _Call, index: int, atol: float | None
-) -> Iterator[Problem]:
-    """Yield the error of one array of a call, with its cause."""
+) -> Problem | None:
+    """Return the error of one array of a call, with its cause."""
     name, x, result = box.names[index], call.arrays[index], call.results[index]
     positions = call.positions[0] if rope.position_axes is None else call.positions
 
@@ -113,7 +134,7 @@ def _compare_array(
     bound = np.broadcast_to(bound, x.shape)
     off = np.abs(result - expected)
     if (off <= bound).all():
-        return
+        return None
     excess = np.where(np.isfinite(off), off - bound, np.inf)
     worst = np.unravel_index(excess.argmax(), x.shape)
     entry, head, token, _ = (int(i) for i in worst)
@@ -126,20 +147,18 @@ def _compare_array(
     for dtype, to in NARROW.items():
         if (np.abs(result - rotate(to(x))) <= bound).all():
             cause = f"{name} is rounded to {dtype} before it is rotated"
-            yield Problem(f"{cause}; {message}", "rounded")
-            return
+            return Problem(f"{cause}; {message}", "rounded")
     doubled = box.call([box.put(2 * array) for array in call.arrays], call.positions)[1][index]
     if not (np.abs(doubled / 2 - result) <= bound).all():
         message = f"it is not linear in {name}, as if it also normalised; {message}"
-    vector = result[entry, head, token]
-    vector_bound = bound[entry, head, token]
-    if (np.abs(vector - x[entry, head, token]) <= vector_bound).all():
+    vector, allowed = result[entry, head, token], bound[entry, head, token]
+    if (np.abs(vector - x[entry, head, token]) <= allowed).all():
         message += ", which is left as it is"
-    same = np.argwhere((np.abs(vector - expected) <= vector_bound).all(axis=-1)).tolist()
+    same = np.argwhere((np.abs(vector - expected) <= allowed).all(axis=-1)).tolist()
     if same:
         entry, head, token = same[0]
         message += f", which has the result of token {token}, head {head}, batch entry {entry}"
-    yield Problem(message)
+    return Problem(message)
 
 
 def _bound_errors(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Floats:
@@ -149,5 +168,5 @@ def _bound_errors(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Fl
     ones, sin = np.ones((1, box.head_dim)), np.zeros_like(frequencies)
     scaled = np.asarray(rope.with_tables(1.0 + frequencies, sin).rotate(ones, axes="sd"))
     angles = np.abs(positions).max(axis=0)[:, None, :, None] * (scaled - 1.0)
-    relative = 16 * EPS[box.dtype] + PRODUCT * angles
+    relative = 16 * box.eps + PRODUCT * angles
     return np.asarray(max(1.0, rope.attention_factor) * relative + 1e-6)

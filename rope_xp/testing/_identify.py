@@ -1,28 +1,23 @@
-"""Identify the RoPE of a black box."""
+"""Identify the RoPE of a function, and assert that it is the one that was meant."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rope_xp._core import numbers
+from rope_xp._arguments import fields
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array
 from rope_xp.rope import RoPE
 from rope_xp.testing._accuracy import ArrayRotation, measure_accuracy
-from rope_xp.testing._angles import measure_angles
+from rope_xp.testing._angles import check_positions, find_length_dependence, measure_angles
 from rope_xp.testing._box import BlackBox, Function, open_box
-from rope_xp.testing._compare import Problem, find_problems, spread_positions
-from rope_xp.testing._differences import fix_length, list_differences
+from rope_xp.testing._compare import find_problems, fix_length, list_differences
 from rope_xp.testing._fit import fit_angles
-from rope_xp.testing._lengths import (
-    check_positions,
-    find_dynamic_ntk,
-    find_length_dependence,
-)
 from rope_xp.testing._pairs import RotatedArray, find_rotated_arrays
-from rope_xp.testing._rules import compute_frequencies
+
+_POSITIONS = (0, 1, 2, 7, 100, 1023, 4097, 40_001, 131_071)
 
 
 @dataclass(frozen=True)
@@ -34,9 +29,8 @@ class Identified:
     rope : RoPE
         The RoPE that agrees, apart from what ``faults`` says.
     error : dict of int to float
-        The largest error of cos and sin of positions below 128, 4096, 131072 and 1048576, against
-        exact angles of ``rope``; inf where the function takes no such positions. What the faults
-        say of sign and offset is not counted.
+        The largest error of cos and sin below positions 128, 4096, 131072 and 1048576, apart from
+        faults of sign and offset; inf where the function takes no such positions.
     passes : int, optional
         The first position that was tried whose error is above 1e-2; None where there is none.
     frequencies : tuple of float, length r/2
@@ -67,16 +61,14 @@ def identify(
 ) -> Identified:
     """Return which RoPE a function is, and what is wrong with it.
 
-    Unit vectors at a few positions give the pairs, the angles of powers of two the frequencies, and
-    large positions the errors. Random calls of several lengths and batches show whether every token
-    is rotated by its own position. Some rules have the same frequencies, and the simplest is named.
+    Some rules have the same frequencies, and the simplest is named.
 
     Parameters
     ----------
     function : callable
         ``function(q, k, positions)``, ``function(x, positions)``, or with ``tables``
-        ``function(q, k, cos, sin)`` or ``function(x, cos, sin)``. Of numpy, torch, jax or cupy. It
-        returns what it was given, turned; with q, k and v, all three.
+        ``function(q, k, cos, sin)`` or ``function(x, cos, sin)``. It returns its arrays rotated;
+        with q, k and v, all three.
     head_dim : int
         Components of a head.
     axes : str, default "bhsd"
@@ -84,9 +76,8 @@ def identify(
     tables : callable, optional
         ``tables(positions)``, which returns what follows the arrays: (cos, sin) or one table.
     like : array, optional
-        Of the library, device and dtype to ask with. Default: of numpy, torch, jax and cupy, as far
-        as they are imported, the first of which the function takes arrays and returns them, in
-        float32.
+        Of the library, device and dtype to call it with. Default: float32 of the first imported
+        library, of numpy, torch, jax and cupy, whose arrays the function takes and returns.
     heads : int, default 2
         Heads of the arrays.
     components : int, optional
@@ -95,7 +86,7 @@ def identify(
     Returns
     -------
     Identified
-        The RoPE, its errors, and what to know.
+        The RoPE, its errors and its faults.
 
     Raises
     ------
@@ -117,40 +108,98 @@ def identify(
     >>> found.rope.base, found.rope.layout, found.faults
     (500000.0, 'half', ())
     """
-    check_arguments(function, head_dim, axes, heads)
-    return identify_box(open_box(function, head_dim, axes, tables, like, heads, components))
+    return _identify_box(open_box(function, head_dim, axes, tables, like, heads, components))
 
 
-def check_arguments(function: Any, head_dim: int, axes: str, heads: int) -> None:
-    """Check the arguments that :func:`identify` and :func:`assert_rotates` share."""
-    if not callable(function):
-        raise TypeError(f"function must be callable; got {type(function).__name__}")
-    numbers.check_positive_int("head_dim", head_dim)
-    numbers.check_positive_int("heads", heads)
-    if not isinstance(axes, str) or sorted(axes) != sorted("bhsd"):
-        raise RopeError(
-            f"axes must name b, h, s and d, each once, such as 'bhsd' or 'bshd'; got {axes!r}"
-        )
+def assert_rotates(
+    function: Function,
+    rope: RoPE,
+    head_dim: int,
+    *,
+    axes: str = "bhsd",
+    positions: Sequence[int] | None = None,
+    atol: float | None = None,
+    tables: Function | None = None,
+    like: Array | None = None,
+    heads: int = 2,
+) -> None:
+    """Check that a function rotates as a RoPE does.
+
+    It is called with up to 1031 random vectors, at positions in random order, with several batch
+    entries and more heads of q than of k.
+
+    Parameters
+    ----------
+    function, head_dim, axes, tables, like, heads
+        See :func:`identify`.
+    rope : RoPE
+        What it must do. A rule that depends on length is taken for one token.
+    positions : sequence of int, (tokens,) or (components, tokens), optional
+        Where to compare; one line is shifted for each component. Default: some up to 131071.
+    atol : float, optional
+        What results may be off by, for standard normal numbers. Default: sixteen units of the
+        dtype, and the error of angles in float32.
+
+    Raises
+    ------
+    AssertionError
+        If a result is off by more, with the largest difference and what the function is instead;
+        if an argument is written over, and another array returned.
+    RopeError, TypeError
+        As by :func:`identify`; if rope does not fit head_dim.
+
+    Examples
+    --------
+    >>> import rope_xp
+    >>> from rope_xp.testing import assert_rotates
+    >>> def kernel(x, positions):
+    ...     return rope_xp.RoPE().rotate(x, positions, axes="bhsd")
+    >>> assert_rotates(kernel, rope_xp.RoPE(layout="interleaved"), 8)
+    >>> assert_rotates(kernel, rope_xp.RoPE(layout="half"), 8)
+    Traceback (most recent call last):
+    AssertionError: the function does not rotate as RoPE(base=10000.0, layout='half', ...
+    - layout is 'interleaved', and not 'half'
+    """
+    fields.check_rope(rope, RoPE, "rope")
+    components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
+    box = open_box(function, head_dim, axes, tables, like, heads, components)
+    at = _POSITIONS if positions is None else positions
+    problem = next(find_problems(box, rope, at, atol, whole=True), None)
+    if problem is None:
+        return
+    try:
+        result = _identify_box(box)
+        differences = list_differences(result.rope, rope, head_dim)
+        reasons = [*differences, *result.faults, *result.notes]
+    except RopeError as error:
+        reasons = [str(error)]
+    reasons = reasons or ["nothing that is known here explains it"]
+    lines = "".join(f"\n- {reason}" for reason in reasons)
+    raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")
 
 
-def identify_box(box: BlackBox) -> Identified:
-    """Return which RoPE a black box is."""
+def _identify_box(box: BlackBox) -> Identified:
     arrays = find_rotated_arrays(box)
-    rotated = [array for array in arrays if array is not None]
+    rotated = [array for array in arrays if array]
     if not rotated:
         raise RopeError("function turns nothing: its result is its argument, at every position")
     rotated = [array for array in rotated if array.name != "v"] or rotated
-    rotations = [_identify_array(array) for array in rotated]
-    first = rotations[0]
+    first, *others = rotations = [_identify_array(array) for array in rotated]
     accuracy = measure_accuracy(first)
-    faults = [*first.faults, *_compare_arrays(arrays, rotations)]
-    # The cause of errors in angles explains those of frequencies too.
-    faults += [fault for fault in (accuracy.fault or first.fit.rounding,) if fault]
-    problems: list[Problem] = []
+    faults = [fault for rotation in rotations for fault in rotation.faults]
+    faults += ["v is turned as well"] if any(arrays[2:]) else []
+    named = zip("qk", arrays, strict=False) if len(arrays) > 1 else ()
+    faults += [f"{name} is not turned" for name, array in named if array is None]
+    for k in others:
+        if k.angles.sign != first.angles.sign:
+            faults.append("q and k turn against each other")
+        differences = list_differences(k.rope, first.rope, box.head_dim)
+        faults += [f"q and k are turned differently: of k, {text}" for text in differences]
+    faults += [accuracy.fault] if accuracy.fault else []
+    problems = []
     if not (accuracy.explained and faults):  # a known fault makes all results wrong
         last = next(p for p in (1023, 127, 7) if box.accepts([0, p]))
-        positions = spread_positions(range(last + 1), box.components)
-        problems += find_problems(box, fix_length(first.rope, box.head_dim), positions)
+        problems = list(find_problems(box, first.rope, range(last + 1)))
     wrong = [problem.message for problem in problems if problem.kind == "wrong"]
     if wrong and not faults:
         raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")
@@ -160,66 +209,35 @@ def identify_box(box: BlackBox) -> Identified:
         first.rope,
         accuracy.error,
         accuracy.passes,
-        tuple(first.fit.series.values.tolist()),
-        (*first.fit.notes, *accuracy.notes, *refused),
+        tuple(first.measured.tolist()),
+        (*first.notes, *accuracy.notes, *refused),
         tuple(dict.fromkeys(faults)),
     )
 
 
 def _identify_array(array: RotatedArray) -> ArrayRotation:
-    """Return the rotation of one array."""
-    head_dim, pairs, name = array.box.head_dim, array.pairs, array.name
+    head_dim, name, standing = array.box.head_dim, array.name, array.standing
     check_positions(array)
     length = find_length_dependence(array)
     last = 1 << 16
-    if length is not None and not length.counts_tokens:
+    if length is not None and "position" in length.quantity:
         last = max(4, length.trained - 1)
     angles = measure_angles(array, last)
-    faults: list[str] = []
-    if angles.sign < 0:
-        faults.append(f"{name} turns by the negative angle; if that is meant, it is RoPE.unrotate")
-    if angles.swapped:
-        faults.append(f"cos and sin are swapped: {name} is turned by 90 degrees at position 0")
-    if angles.offset:
-        faults.append(
-            f"positions are off by {angles.offset:+g}: position p is turned as p {angles.offset:+g}"
-        )
-    if abs(pairs.standing - 1.0) > 1e-4 and pairs.rotary_dim < head_dim:
-        faults.append(f"components that do not turn are multiplied by {pairs.standing:.6g}")
-    fit = fit_angles(pairs, angles, head_dim)
-    scaling, rotary_dim = fit.scaling, fit.series.rotary_dim
+    rope, series, notes = fit_angles(array, angles, length)
+    shift = f"{angles.offset:+g}"
+    checks = {
+        f"{name} turns by the negative angle; if meant, it is RoPE.unrotate": angles.sign < 0,
+        f"cos and sin are swapped: {name} is turned by 90 degrees at position 0": angles.swapped,
+        f"positions are off by {shift}: position p is turned as p {shift}": angles.offset != 0,
+        f"components that do not turn are multiplied by {standing:.6g}": (
+            abs(standing - 1.0) > 1e-4 and array.rotary_dim < head_dim
+        ),
+    }
+    faults = [fault for fault, is_wrong in checks.items() if is_wrong]
     if length is not None:
-        faults.append(length.fault)
-        if scaling is None:
-            short = compute_frequencies(fit.base, None, rotary_dim)
-            scaling = find_dynamic_ntk(array, length, fit.base, short)
-    rope = RoPE(
-        base=fit.base,
-        layout=pairs.layout,
-        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
-        rotary_offset=pairs.rotary_offset,
-        scaling=scaling,
-        position_axes=fit.series.position_axes,
-    )
-    exact = fix_length(rope, head_dim).frequencies(head_dim)[pairs.indices]
+        fault = f"angles depend on {length.quantity}: they change beyond {length.trained}, and "
+        faults.append(fault + "keys that were cached before turn by the old ones")
+    exact = fix_length(rope, head_dim).frequencies(head_dim)[array.indices]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
-        angles = replace(angles, factor=rope.attention_factor)
-    return ArrayRotation(rope, array, angles, exact, fit, tuple(faults))
-
-
-def _compare_arrays(arrays: list[RotatedArray | None], rotations: list[ArrayRotation]) -> list[str]:
-    """Return what differs between q, k and v, in sentences."""
-    faults = ["v is turned as well"] if len(arrays) > 2 and arrays[2] else []
-    if len(arrays) > 1:
-        names = zip("qk", arrays, strict=False)
-        faults += [f"{name} is not turned" for name, array in names if array is None]
-    if len(rotations) < 2:
-        return faults
-    q, k = rotations
-    faults += [fault for fault in k.faults if fault not in q.faults]
-    if q.angles.sign != k.angles.sign:
-        faults.append("q and k turn against each other")
-    return faults + [
-        f"q and k are turned differently: of k, {difference}"
-        for difference in list_differences(k.rope, q.rope, q.array.box.head_dim)
-    ]
+        angles = angles._replace(factor=rope.attention_factor)
+    return ArrayRotation(rope, array, angles, exact, series.values, notes, faults)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.scaling import (
-    NTK,
-    Axial,
-    Linear,
-    Llama3,
-    Proportional,
-    Scaling,
-    YaRN,
-    inverse_frequencies,
-)
+from rope_xp._rotation.frequencies import inverse_frequencies
+from rope_xp.scaling import NTK, Axial, Linear, Llama3, Proportional, Scaling, YaRN
 from rope_xp.testing._box import Floats
 
 _FLOAT32 = 1e-6
@@ -29,11 +23,11 @@ _BASES = (10000.0, 500000.0, 1000000.0)
 _TRAINED = (*(1 << k for k in range(7, 23)), *(3 << k for k in range(7, 21)), 1000, 2000, 4000)
 """Common trained lengths."""
 
-Candidates = Iterator[tuple[float, Scaling | None]]
+Rule = tuple[float, Scaling | None]
+"""A base and a scaling."""
 
 
-@dataclass(frozen=True)
-class FrequencySeries:
+class FrequencySeries(NamedTuple):
     """Frequencies of all r/2 pairs, with their relative uncertainty."""
 
     values: Floats
@@ -46,15 +40,6 @@ class FrequencySeries:
         """Number of rotated components."""
         return 2 * len(self.values)
 
-    def fits(self, base: float, scaling: Scaling | None, tolerance: float) -> bool:
-        """Return whether a scaling has these frequencies, as far as they are certain."""
-        try:
-            exact = compute_frequencies(base, scaling, self.rotary_dim)
-        except RopeError:
-            return False
-        bound = (tolerance + self.uncertainty) * exact + 1e-12
-        return bool((np.abs(exact - self.values) <= bound).all())
-
 
 def compute_frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -> Floats:
     """Return the frequencies of a base and a scaling."""
@@ -66,7 +51,7 @@ def compute_frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -
 
 def find_nearest(
     series: FrequencySeries, loose: float = 0.0, *, plain: bool = False
-) -> tuple[float, Scaling | None] | None:
+) -> Rule | None:
     """Return base and scaling, the simplest that fit, or None.
 
     ``loose`` is a relative error of frequencies beside their uncertainty and float32 rounding. With
@@ -82,26 +67,22 @@ def find_nearest(
             factor = getattr(scaling, "factor", 1.0)
             if short and any(float(f"{x:.3e}") != x for x in (base, factor)):
                 continue
-            if 0.0 < base < math.inf and series.fits(base, scaling, tolerance):
-                return base, scaling
+            if not 0.0 < base < math.inf:
+                continue
+            with contextlib.suppress(RopeError):
+                exact = compute_frequencies(base, scaling, series.rotary_dim)
+                bound = (tolerance + series.uncertainty) * exact + 1e-12
+                if (np.abs(exact - series.values) <= bound).all():
+                    return base, scaling
     return None
 
 
-def round_to_few_digits(x: float, tolerance: float, most: int = 10) -> Iterator[float]:
-    """Yield x rounded to few digits, fewest first, within a relative tolerance; at last x itself.
-
-    Examples
-    --------
-    >>> list(round_to_few_digits(9999.2, 1e-3))
-    [10000.0, 9999.0, 9999.2]
-    """
-    if 0.0 < x < math.inf:
-        rounded = (float(f"{x:.{digits}e}") for digits in range(9))
-        close = [y for y in rounded if abs(y / x - 1.0) <= tolerance]
-        yield from list(dict.fromkeys([*close, x]))[:most]
-
-
-# --- bases and factors ---------------------------------------------------------------------------
+def round_to_few_digits(x: float, tolerance: float, most: int = 10) -> list[float]:
+    """Return x rounded to few digits, fewest first, within a relative tolerance; at last x."""
+    if not 0.0 < x < math.inf:
+        return []
+    rounded = (float(f"{x:.{digits}e}") for digits in range(9))
+    return list(dict.fromkeys([*(y for y in rounded if abs(y / x - 1.0) <= tolerance), x]))[:most]
 
 
 def _list_bases(series: FrequencySeries, rounding: float) -> list[float]:
@@ -120,44 +101,29 @@ def _list_bases(series: FrequencySeries, rounding: float) -> list[float]:
     return list(dict.fromkeys(bases))
 
 
-def _fit_plain(series: FrequencySeries, rounding: float) -> Candidates:
-    for base in _list_bases(series, rounding):
-        yield base, None
-
-
-def _fit_ntk(series: FrequencySeries, rounding: float) -> Candidates:
-    r = series.rotary_dim
-    for stretched in _list_bases(series, rounding)[:3] if r > 2 else ():
-        for base in _BASES:
-            factor = next(round_to_few_digits((stretched / base) ** ((r - 2) / r), 1e-4))
-            # Of two digits: any base is that of some factor.
-            if factor > 1.0 and float(f"{factor:.1e}") == factor:
-                yield base, NTK(factor)
-
-
-def _fit_linear(series: FrequencySeries, rounding: float) -> Candidates:
-    if series.values[0] > 0.0:
-        tolerance = 2 * (rounding + float(series.uncertainty[0]))
-        for base in _list_bases(series, rounding):
-            for factor in round_to_few_digits(1.0 / float(series.values[0]), tolerance, 3):
-                yield base, Linear(factor)
-
-
-def _fit_proportional(series: FrequencySeries, rounding: float) -> Candidates:
-    w, n = series.values, int(np.count_nonzero(series.values))
+def _fit_simple(series: FrequencySeries, rounding: float) -> Iterator[Rule]:
+    """Yield plain bases, NTK, linear and proportional scalings, in this order."""
+    w, r, n = series.values, series.rotary_dim, int(np.count_nonzero(series.values))
+    bases = _list_bases(series, rounding)
+    yield from ((base, None) for base in bases)
+    for stretched, base in itertools.product(bases[:3] if r > 2 else (), _BASES):
+        factor = round_to_few_digits((stretched / base) ** ((r - 2) / r), 1e-4)[0]
+        # Of two digits: any base is that of some factor.
+        if factor > 1.0 and float(f"{factor:.1e}") == factor:
+            yield base, NTK(factor)
+    slowdown = 1.0 / float(w[0]) if w[0] > 0.0 else 0.0
+    tolerance = 2 * (rounding + float(series.uncertainty[0]))
+    for base, factor in itertools.product(bases, round_to_few_digits(slowdown, tolerance, 3)):
+        yield base, Linear(factor)
     if 0 < n < len(w) and w[n - 1] > 0.0:
-        for base in _list_bases(series, rounding):
-            for factor in round_to_few_digits(1.0 / float(w[0]), 1e-5, 2):
-                yield base, Proportional(n / len(w), factor)
-
-
-# --- ramps ---------------------------------------------------------------------------------------
+        for base, factor in itertools.product(bases, round_to_few_digits(slowdown, 1e-5, 2)):
+            yield base, Proportional(n / len(w), factor)
 
 
 def _find_ramps(
-    series: FrequencySeries, rounding: float
-) -> Iterator[tuple[float, float, Floats, Floats]]:
-    """Yield base, factor, plain frequencies, and the unscaled share of each."""
+    series: FrequencySeries, rounding: float, *, by_frequency: bool
+) -> Iterator[tuple[float, float, float, float]]:
+    """Yield base, factor, and the line through unscaled shares, over frequencies or indices."""
     w = series.values
     if len(w) < 3 or not w.all():
         return
@@ -168,23 +134,18 @@ def _find_ramps(
         slowdown = float(np.median((plain / w)[-max(1, len(w) // 16) :]))
         if slowdown <= 1.0 + 1e-4:
             continue
+        x = plain if by_frequency else np.arange(len(w), dtype=float)
         tolerance = 4 * (rounding + float(series.uncertainty[-1]))
         for factor in round_to_few_digits(slowdown, tolerance, 2):
-            yield base, factor, plain, (w / plain - 1.0 / factor) / (1.0 - 1.0 / factor)
+            shares = (w / plain - 1.0 / factor) / (1.0 - 1.0 / factor)
+            between = (shares > 1e-3) & (shares < 1.0 - 1e-3)
+            if between.sum() > 1:
+                slope, start = np.polyfit(x[between], shares[between], 1)
+                yield base, factor, float(slope), float(start)
 
 
-def _fit_line(x: Floats, shares: Floats) -> tuple[float, float]:
-    """Return slope and start of the line through the shares between 0 and 1, 0 without two."""
-    between = (shares > 1e-3) & (shares < 1.0 - 1e-3)
-    if between.sum() < 2:
-        return 0.0, 0.0
-    slope, start = np.polyfit(x[between], shares[between], 1)
-    return float(slope), float(start)
-
-
-def _fit_llama3(series: FrequencySeries, rounding: float) -> Candidates:
-    for base, factor, plain, shares in _find_ramps(series, rounding):
-        slope, start = _fit_line(plain, shares)
+def _fit_llama3(series: FrequencySeries, rounding: float) -> Iterator[Rule]:
+    for base, factor, slope, start in _find_ramps(series, rounding, by_frequency=True):
         if start >= 0.0 or slope <= 0.0:
             continue
         # Frequencies depend on quotients of the three: low_freq_factor is set to 1.
@@ -195,9 +156,8 @@ def _fit_llama3(series: FrequencySeries, rounding: float) -> Candidates:
                 yield base, Llama3(factor, 1.0, high, trained)
 
 
-def _fit_yarn(series: FrequencySeries, rounding: float) -> Candidates:
-    for base, factor, _, shares in _find_ramps(series, rounding):
-        slope, start = _fit_line(np.arange(len(shares), dtype=float), shares)
+def _fit_yarn(series: FrequencySeries, rounding: float) -> Iterator[Rule]:
+    for base, factor, slope, start in _find_ramps(series, rounding, by_frequency=False):
         if slope >= 0.0:
             continue
         # The ends of the ramp, as fractional indices of pairs.
@@ -209,24 +169,21 @@ def _fit_yarn(series: FrequencySeries, rounding: float) -> Candidates:
             continue
         lengths = [n for n in _TRAINED if abs(math.log(n / max(length, 1.0))) < 1.0]
         lengths.sort(key=lambda n: (n & (n - 1) != 0, abs(math.log(n / length))))
-        for trained, truncate in itertools.product(lengths, (True, False)):
-            yield base, _set_factor(YaRN(factor, trained, truncate=truncate), series.factor)
+        scalings = [YaRN(factor, n, truncate=cut) for n in lengths for cut in (True, False)]
         for trained in lengths[:3]:  # other turns than 32 and 1
-            fast, slow = (round_to_few_digits(trained / float(w), 1e-2, 3) for w in wavelengths)
-            for a, b in itertools.product(fast, slow):
-                if a >= b:
-                    yarn = YaRN(factor, trained, a, b, truncate=False)
-                    yield base, _set_factor(yarn, series.factor)
+            turns = (round_to_few_digits(trained / float(w), 1e-2, 3) for w in wavelengths)
+            scalings += [
+                YaRN(factor, trained, fast, slow, truncate=False)
+                for fast, slow in itertools.product(*turns)
+                if fast >= slow
+            ]
+        measured = round_to_few_digits(series.factor, 1e-5)[0]
+        for yarn in scalings:
+            is_close = abs(yarn.effective_attention_factor - series.factor) < 1e-4
+            yield base, yarn if is_close else replace(yarn, attention_factor=measured)
 
 
-def _set_factor(yarn: YaRN, factor: float) -> YaRN:
-    """Return a scaling with the attention factor that was measured."""
-    if abs(yarn.effective_attention_factor - factor) < 1e-4:
-        return yarn
-    return replace(yarn, attention_factor=next(round_to_few_digits(factor, 1e-5)))
-
-
-def _fit_axial(series: FrequencySeries, rounding: float) -> Candidates:
+def _fit_axial(series: FrequencySeries, rounding: float) -> Iterator[Rule]:
     count = max(series.position_axes or (0,)) + 1
     if series.position_axes is None or len(series.values) % count:
         return
@@ -242,7 +199,4 @@ def _fit_axial(series: FrequencySeries, rounding: float) -> Candidates:
             yield base, Axial(count, order)
 
 
-_FITS = (
-    *(_fit_plain, _fit_ntk, _fit_linear, _fit_proportional),
-    *(_fit_llama3, _fit_yarn, _fit_axial),
-)
+_FITS = (_fit_simple, _fit_llama3, _fit_yarn, _fit_axial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def sample(dtype: str = "float32", shape: tuple[int, ...] = KNOWN) -> np.ndarray
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)
 
 
-def graph(function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any, ...]]) -> Any:
+def trace(function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any, ...]]) -> Any:
     """Trace a function of arrays, each given with its shape, and return what runs the graph."""
     inputs = {
         f"x{i}": ndx.argument(shape=shape, dtype=getattr(ndx, array.dtype.name))
@@ -51,18 +52,15 @@ def graph(function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any,
 
 
 def check(
-    function: Callable[..., Any],
-    *arguments: tuple[np.ndarray, tuple[Any, ...]],
-    atol: float = 0.0,
+    function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any, ...]], atol: float = 0.0
 ) -> None:
     """Check that a graph gives what numpy gives: for integer positions the same bits."""
     arrays = [array for array, _ in arguments]
     expected = function(*arrays)
     expected = expected if isinstance(expected, tuple) else (expected,)
-    got = graph(function, *arguments)(*arrays)
-    for g, e in zip(got, expected, strict=True):
-        assert g.dtype == e.dtype
-        np.testing.assert_allclose(g, e, rtol=0, atol=atol)
+    for ours, theirs in zip(trace(function, *arguments)(*arrays), expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
 
 
 @pytest.mark.covering
@@ -76,85 +74,78 @@ def test_same_bits_as_numpy(name: str, shape: tuple[Any, ...]) -> None:
     check(rope.rotate, x)
 
 
-@pytest.mark.parametrize("shape", [KNOWN, UNKNOWN], ids=["known", "unknown"])
-def test_angles_of_a_pass(shape: tuple[Any, ...]) -> None:
-    rope = ROPES["yarn"]
-
-    def layers(x: Any, p: Any) -> Any:
-        angles = rope.at(p, like=x)
-        return (*angles.apply(x, x), angles.unrotate(x))
-
-    check(layers, (sample(), shape), (POSITIONS, shape[1:2]))
-    check(layers, (sample(), shape), (BY_BATCH, shape[:2]))
-
-
-@pytest.mark.parametrize("axes", ["bhsd", exhaustive("sbhd"), exhaustive("shbd"), "hsbd"])
-def test_axes(axes: str) -> None:
-    names = dict(zip("bshd", UNKNOWN, strict=True))
-    order = ["bshd".index(name) for name in axes]
-    x = (sample().transpose(order).copy(), tuple(names[name] for name in axes))
-    check(lambda x, p: RoPE().rotate(x, p, axes=axes), x, (POSITIONS, ("tokens",)))
-    check(lambda x, p: RoPE().rotate(x, p, axes=axes), x, (BY_BATCH, ("batch", "tokens")))
-    check(lambda x: RoPE().rotate(x, axes=axes), x)
-
-
 def test_one_graph_runs_at_every_length() -> None:
     q, k, p = sample(), sample(shape=(BATCH, TOKENS, 2, D)), POSITIONS
     shapes = UNKNOWN, ("batch", "tokens", 2, D), ("tokens",)
-    run = graph(rope_xp.apply, *zip((q, k, p), shapes, strict=True))
+    run = trace(rope_xp.apply, *zip((q, k, p), shapes, strict=True))
     for batch, tokens in ((1, 1), (3, 700), (2, 0)):
-        q, k = sample(shape=(batch, tokens, HEADS, D)), sample(shape=(batch, tokens, 2, D))
+        q, k = (sample(shape=(batch, tokens, heads, D)) for heads in (HEADS, 2))
         p = 1_000_000 + np.arange(tokens)
-        for g, e in zip(run(q, k, p), rope_xp.apply(q, k, p), strict=True):
-            np.testing.assert_array_equal(g, e)
+        for ours, theirs in zip(run(q, k, p), rope_xp.apply(q, k, p), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
-def test_16_bits_and_separate_positions() -> None:
-    x = (sample("float16"), UNKNOWN)
-    check(RoPE().rotate, x, (POSITIONS, ("tokens",)))
-    k, p = (sample(), UNKNOWN), (POSITIONS, ("tokens",))
-    check(lambda q, k, p: rope_xp.apply(q, k, p, k_positions=p + 0), x, k, p)
+YARN, X, P = ROPES["yarn"], (sample(), UNKNOWN), (POSITIONS, ("tokens",))
+X16, X64 = ((sample(dtype), UNKNOWN) for dtype in ("float16", "float64"))
+P_BY_BATCH = (BY_BATCH, ("batch", "tokens"))
+SEVERAL = RoPE(position_axes=(0, 1, 2, 0, 1, 2, 0, 1))
+TABLES = RoPE().cos_sin(POSITIONS, D, dtype=np.float64)
+SMALL = np.array([0, 1, 2, 3, 5, 8, 13, 21, 127])
 
 
-@pytest.mark.parametrize(
-    "dtype", ["int8", "uint16", "uint32", *map(exhaustive, ["int32", "uint64"])]
-)
-def test_integers_of_every_size(dtype: str) -> None:
-    positions = np.array([0, 1, 2, 3, 5, 8, 13, 21, 127]).astype(dtype)
-    check(RoPE().rotate, (sample(), UNKNOWN), (positions, ("tokens",)))
+def rotate_by_angles(x: Any, p: Any) -> tuple[Any, ...]:
+    angles = YARN.at(p, like=x)
+    return (*angles.apply(x, x), angles.unrotate(x))
 
 
-def test_float_positions() -> None:
+def rotate_axes(axes: str) -> tuple[Any, ...]:
+    """Return a function of x with axes in another order, and its arguments."""
+    order = ["bshd".index(name) for name in axes]
+    x = (sample().transpose(order).copy(), tuple(UNKNOWN[i] for i in order))
+    rotate = partial(RoPE().rotate, axes=axes)
+    return lambda x, p, by_batch: (rotate(x, p), rotate(x, by_batch), rotate(x)), x, P, P_BY_BATCH
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "angles": (rotate_by_angles, X, P),
+    "angles by batch": (rotate_by_angles, X, P_BY_BATCH),
+    "angles of known lengths": (rotate_by_angles, (sample(), KNOWN), (BY_BATCH, KNOWN[:2])),
+    **{axes: rotate_axes(axes) for axes in ("bhsd", "sbhd", "shbd", "hsbd")},
+    "float16": (RoPE().rotate, X16, P),
+    "separate": (lambda q, k, p: rope_xp.apply(q, k, p, k_positions=p + 0), X16, X, P),
+    **{
+        dtype: (RoPE().rotate, X, (SMALL.astype(dtype), ("tokens",)))
+        for dtype in ("int8", "uint16", "uint32", "int32", "uint64")
+    },
+    "unrotate": (YARN.unrotate, X, P_BY_BATCH),
+    "rerotate": (lambda x, p: RoPE().rerotate(x, p, p + 5), X, (np.arange(9), ("tokens",))),
+    "cos_sin": (lambda p: YARN.cos_sin(p, D), P_BY_BATCH),
+    "several": (SEVERAL.rotate, X, (np.stack([BY_BATCH] * 3), (3, "batch", "tokens"))),
+    "several, counted": (SEVERAL.rotate, X),
+    "float64": (YARN.rotate, X64, P),
+    "float64, fractions": (YARN.rotate, X64, (POSITIONS / 7, ("tokens",))),
+    "float64, counted": (YARN.rotate, X64),
+    "tables": (lambda x: rope_xp.apply_tables(x, *TABLES), X64),
+}
+LONG = ("int32", "uint64", "sbhd", "shbd")
+
+
+@pytest.mark.parametrize("name", [exhaustive(n) if n in LONG else n for n in CALLS])
+def test_same_bits_of_other_calls(name: str) -> None:
+    check(*CALLS[name])
+
+
+@pytest.mark.parametrize("positions", [POSITIONS / 7, (BY_BATCH[1] + 0.25).astype(np.float32)])
+def test_float_positions(positions: np.ndarray) -> None:
     # cos and sin of a fraction are onnxruntime's own, an ulp (6e-8) from numpy's, and |x| < 4.
-    for positions in (POSITIONS / 7, (BY_BATCH[1] + 0.25).astype(np.float32)):
-        check(RoPE().rotate, (sample(), UNKNOWN), (positions, ("tokens",)), atol=5e-7)
-
-
-def test_the_other_methods() -> None:
-    rope, x, p = ROPES["yarn"], (sample(), UNKNOWN), (BY_BATCH, ("batch", "tokens"))
-    check(rope.unrotate, x, p)
-    check(lambda x, p: RoPE().rerotate(x, p, p + 5), x, (np.arange(9), ("tokens",)))
-    check(lambda p: rope.cos_sin(p, D), p)
-    several = RoPE(position_axes=(0, 1, 2, 0, 1, 2, 0, 1))
-    check(several.rotate, x, (np.stack([BY_BATCH] * 3), (3, "batch", "tokens")))
-    check(several.rotate, x)
+    check(RoPE().rotate, X, (positions, ("tokens",)), atol=5e-7)
 
 
 def test_out_of_range_is_not_a_number() -> None:
-    run = graph(RoPE().rotate, (sample(), UNKNOWN), (POSITIONS, ("tokens",)))
+    run = trace(RoPE().rotate, (sample(), UNKNOWN), (POSITIONS, ("tokens",)))
     beyond = np.array([2**31, -(2**31), 2**63 - 1, -(2**63), 2**31 - 1, 0, 1, 2, 3])
     nan = np.isnan(run(sample(), beyond)[0]).all((0, 2, 3))
     np.testing.assert_array_equal(nan, [True] * 4 + [False] * 5)
-
-
-def test_float64() -> None:
-    x = (sample("float64"), UNKNOWN)
-    for rope in (RoPE(), ROPES["yarn"]):
-        check(rope.rotate, x, (POSITIONS, ("tokens",)))
-        check(rope.rotate, x, (POSITIONS / 7, ("tokens",)))
-        check(rope.rotate, x)
-    tables = RoPE().cos_sin(POSITIONS, D, dtype=np.float64)
-    check(lambda x: rope_xp.apply_tables(x, *tables), x)
 
 
 def test_arrays_with_values() -> None:

@@ -18,7 +18,7 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 reference = pytest.importorskip("onnx.reference")
 
-written = importlib.import_module("rope_xp.onnx")
+ours = importlib.import_module("rope_xp.onnx")
 
 BATCH, TOKENS, HEADS, D, MOST = 2, 9, 3, 16, 5000
 ROPES = {
@@ -45,81 +45,77 @@ def positions() -> np.ndarray:
     return drawn
 
 
-def packed(x: np.ndarray, num_heads: int | None) -> np.ndarray:
+def pack(x: np.ndarray, num_heads: int | None = None) -> np.ndarray:
     """Return (batch, tokens, heads, head_dim) with the axes that the operator has."""
     if num_heads is None:
         return np.ascontiguousarray(x.transpose(0, 2, 1, 3))
     return x.reshape(*x.shape[:2], -1)
 
 
-def unpacked(y: np.ndarray, num_heads: int | None) -> np.ndarray:
+def unpack(y: np.ndarray, num_heads: int | None = None) -> np.ndarray:
     return y.transpose(0, 2, 1, 3) if num_heads is None else y.reshape(BATCH, TOKENS, HEADS, D)
+
+
+def evaluate(model: object, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Return what the code of onnx makes of a model that it finds valid."""
+    onnx.checker.check_model(model, full_check=True)
+    return reference.ReferenceEvaluator(model).run(None, feeds)
 
 
 @pytest.mark.parametrize("num_heads", [None, HEADS], ids=["4-D", "3-D"])
 @pytest.mark.parametrize("name", ROPES)
 def test_operator(name: str, num_heads: int | None) -> None:
     rope, x, p = ROPES[name], sample(), positions()
-    model = written.model(rope, D, MOST, num_heads=num_heads)
-    onnx.checker.check_model(model, full_check=True)
+    model = ours.model(rope, D, MOST, num_heads=num_heads)
     expected = rope.rotate(x, p)
-    feeds = {"x": packed(x, num_heads), "position_ids": p}
-    (exact,) = reference.ReferenceEvaluator(model).run(None, feeds)
-    np.testing.assert_array_equal(unpacked(exact, num_heads), expected)
+    feeds = {"x": pack(x, num_heads), "position_ids": p}
+    (exact,) = evaluate(model, feeds)
+    np.testing.assert_array_equal(unpack(exact, num_heads), expected)
     (fused,) = session(model).run(None, feeds)  # whose kernel may fuse multiply-add
     r = rope.rotary_dim or D
-    fused, layout = unpacked(fused, num_heads), rope.layout
-    assert ulps(fused[..., :r], expected[..., :r], x[..., :r], layout) <= FUSED
+    fused = unpack(fused, num_heads)
+    assert ulps(fused[..., :r], expected[..., :r], x[..., :r], rope.layout) <= FUSED
     np.testing.assert_array_equal(fused[..., r:], x[..., r:])
 
 
-def test_float16_is_rounded_once() -> None:
-    x, p = sample("float16"), positions()
-    model = written.model(RoPE(), D, MOST, dtype="float16")
-    onnx.checker.check_model(model, full_check=True)
-    feeds = {"x": packed(x, None), "position_ids": p}
-    expected = RoPE().rotate(x, p)
-    (exact,) = reference.ReferenceEvaluator(model).run(None, feeds)
-    np.testing.assert_array_equal(unpacked(exact, None), expected)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bits_are_rounded_once(dtype: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    x, p = sample(dtype), positions()
+    model = ours.model(RoPE(), D, MOST, dtype=dtype)
+    feeds, expected = {"x": pack(x), "position_ids": p}, RoPE().rotate(x, p)
+    (exact,) = evaluate(model, feeds)
+    np.testing.assert_array_equal(unpack(exact), expected)
+    if dtype == "bfloat16":  # whose arrays onnxruntime does not take
+        return
     # A fused multiply-add moves a float32 by 2e-7; where that is a tie, float16 goes the other way.
-    fused = unpacked(session(model).run(None, feeds)[0], None)
+    fused = unpack(session(model).run(None, feeds)[0])
     assert fused.dtype == np.float16
     assert (np.abs(fused.astype(float) - expected) <= np.spacing(np.abs(expected))).all()
     assert (fused == expected).mean() > 0.99
 
 
-def test_bfloat16_is_written() -> None:
-    pytest.importorskip("ml_dtypes")
-    model = written.model(RoPE(), D, MOST, dtype="bfloat16")
-    onnx.checker.check_model(model, full_check=True)
-    x, p = sample("bfloat16"), positions()
-    feeds = {"x": packed(x, None), "position_ids": p}
-    (got,) = reference.ReferenceEvaluator(model).run(None, feeds)
-    np.testing.assert_array_equal(unpacked(got, None), RoPE().rotate(x, p))
-
-
 def test_two_ropes_in_one_graph() -> None:
     """q and k of one layer, whose tables must not be mixed up."""
-    helper, float_ = onnx.helper, onnx.TensorProto.FLOAT
-    ropes = {"q": RoPE(), "k": RoPE(base=500.0, layout="half")}
+    helper, ropes = onnx.helper, {"q": RoPE(), "k": RoPE(base=500.0, layout="half")}
     nodes, tables = [], []
     for name, rope in ropes.items():
-        made, initializers = written.nodes(
-            rope, D, MOST, inputs=(name, "p"), output=f"{name}_rotated", name=f"rope_{name}"
-        )
-        nodes += made
+        names = {"inputs": (name, "p"), "output": f"{name}_rotated", "name": f"rope_{name}"}
+        rotation, initializers = ours.nodes(rope, D, MOST, **names)
+        nodes += rotation
         tables += initializers
-    shape = ["b", "h", "s", D]
-    values = [helper.make_tensor_value_info(name, float_, shape) for name in ropes]
+
+    def value(name: str) -> object:
+        return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["b", "h", "s", D])
+
     at = helper.make_tensor_value_info("p", onnx.TensorProto.INT64, ["b", "s"])
-    results = [helper.make_tensor_value_info(f"{name}_rotated", float_, shape) for name in ropes]
-    graph = helper.make_graph(nodes, "layer", [*values, at], results, tables)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", written.OPSET)])
-    onnx.checker.check_model(model, full_check=True)
-    x, p = packed(sample(), None), positions()
-    got = reference.ReferenceEvaluator(model).run(None, {"q": x, "k": x, "p": p})
-    for g, rope in zip(got, ropes.values(), strict=True):
-        np.testing.assert_array_equal(g, rope.rotate(x, p, axes="bhsd"))
+    arguments, results = [*map(value, ropes), at], [value(f"{name}_rotated") for name in ropes]
+    graph = helper.make_graph(nodes, "layer", arguments, results, tables)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", ours.OPSET)])
+    x, p = pack(sample()), positions()
+    rotated = evaluate(model, {"q": x, "k": x, "p": p})
+    for y, rope in zip(rotated, ropes.values(), strict=True):
+        np.testing.assert_array_equal(y, rope.rotate(x, p, axes="bhsd"))
 
 
 @pytest.mark.parametrize(
@@ -140,13 +136,13 @@ def test_two_ropes_in_one_graph() -> None:
 )
 def test_refused(rope: object, options: dict, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        written.model(rope, **({"head_dim": D, "max_positions": 64} | options))
+        ours.model(rope, **({"head_dim": D, "max_positions": 64} | options))
     with pytest.raises(RopeError, match="two names"):
-        written.nodes(RoPE(), D, 64, inputs="xp")
+        ours.nodes(RoPE(), D, 64, inputs="xp")
 
 
 def test_examples() -> None:
-    results = doctest.testmod(written)
+    results = doctest.testmod(ours)
     assert results.attempted > 5
     assert results.failed == 0
 
@@ -154,20 +150,9 @@ def test_examples() -> None:
 # --- torch.onnx.export ---------------------------------------------------------------------------
 
 
-def exported(module: object, arguments: tuple, shapes: tuple) -> object:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("onnxscript")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter still uses what torch deprecates
-        program = torch.onnx.export(
-            module, arguments, dynamo=True, dynamic_shapes=shapes, verbose=False
-        )
-    return program.model_proto
-
-
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("given", ["positions", "counted"])
+@pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "counted"])
 @pytest.mark.parametrize(
     "rope",
     [
@@ -177,25 +162,30 @@ def exported(module: object, arguments: tuple, shapes: tuple) -> object:
     ],
     ids=["interleaved", "half", "trailing"],
 )
-def test_torch_export(rope: RoPE, given: str, dtype: str) -> None:
+def test_torch_export(rope: RoPE, has_positions: bool, dtype: str) -> None:
     torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
 
     class Attention(torch.nn.Module):
         def forward(self, q, k, p=None):
             return rope.apply(q, k, p)
 
     def arguments(batch: int, tokens: int) -> tuple:
-        q, k = torch.randn(batch, tokens, 4, D), torch.randn(batch, tokens, 2, D)
+        q, k = (torch.randn(batch, tokens, h, D).to(getattr(torch, dtype)) for h in (4, 2))
         p = torch.randint(1 - 2**31, 2**31, (tokens,))
-        q, k = q.to(getattr(torch, dtype)), k.to(getattr(torch, dtype))
-        return (q, k, p) if given == "positions" else (q, k)
+        return (q, k, p)[: 2 + has_positions]
 
     batch, tokens = torch.export.Dim("batch", max=64), torch.export.Dim("tokens", min=2, max=4096)
     x_axes = {0: batch, 1: tokens}
-    shapes = (x_axes, x_axes, {0: tokens}) if given == "positions" else (x_axes, x_axes)
-    run = session(exported(Attention().eval(), arguments(2, 9), shapes))
+    shapes = (x_axes, x_axes, {0: tokens})[: 2 + has_positions]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter still uses what torch deprecates
+        program = torch.onnx.export(
+            Attention().eval(), arguments(2, 9), dynamo=True, dynamic_shapes=shapes, verbose=False
+        )
+    run = session(program.model_proto)
     for size in ((2, 9), (3, 700)):
         new = arguments(*size)
         feeds = {i.name: x.numpy() for i, x in zip(run.get_inputs(), new, strict=True)}
-        for g, e in zip(run.run(None, feeds), Attention()(*new), strict=True):
-            np.testing.assert_array_equal(g, e.numpy())
+        for y, expected in zip(run.run(None, feeds), Attention()(*new), strict=True):
+            np.testing.assert_array_equal(y, expected.numpy())

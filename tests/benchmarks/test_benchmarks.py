@@ -44,8 +44,8 @@ def combinations() -> Iterator[Any]:
             continue
         cases = dict(enumerate(itertools.product(*benchmark._params)))
         on_cpu = {i: values for i, values in cases.items() if not on_gpu(*values)}
-        kept = covering([dict(enumerate(values)) for values in on_cpu.values()])
-        chosen = {index for n, index in enumerate(on_cpu) if n in kept}
+        covered = covering([dict(enumerate(values)) for values in on_cpu.values()])
+        chosen = {index for n, index in enumerate(on_cpu) if n in covered}
         slow = ("TorchCompile", "InGraph", "Graphs", "diffusion")
         is_slow = any(word in benchmark.name for word in slow)
         for i, values in cases.items():
@@ -89,14 +89,14 @@ def test_rivals_rotate_alike(target: str, rival: str, dtype: str) -> None:
     tokens = 40
     layout = rival_calls.LAYOUTS.get(rival, "half")
     try:
-        found, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, tokens)
+        device, ours, theirs = contenders.pair(target, layout, dtype, "new", rival, tokens)
     except inputs.Absent as reason:
         pytest.skip(str(reason))
     # Float32 angles below 40 are off by 4e-6, components of q are below 5; bfloat16 has 8 bits,
     # and those that rotate in it round three times.
     bound = 3e-5 if dtype == "float32" else 3 * 2**-8 * 5
     for mine, other in zip(ours(), theirs(), strict=True):
-        a, b = (found.fetch(x).astype(np.float64) for x in (mine, other))
+        a, b = (device.fetch(x).astype(np.float64) for x in (mine, other))
         if b.shape != a.shape:
             b = b.transpose(0, 2, 1, 3)
         np.testing.assert_allclose(a, b, rtol=0, atol=bound)
@@ -120,8 +120,8 @@ def test_tables_of_the_pages(few_tokens: None, monkeypatch: pytest.MonkeyPatch) 
     assert rivals_table.line("", "usual", "jax:cpu") == expected
     monkeypatch.setattr(contenders, "pair", lambda *_: (None, None, None))
     monkeypatch.setattr(table.np, "ones", lambda _: None)
-    found = [table.row(*key) for key in table.ROWS]
-    printed = table._table("into new arrays, times as fast as", table.NEW, found)
+    rows = [table.row(*key) for key in table.ROWS]
+    printed = table._table("into new arrays, times as fast as", table.NEW, rows)
     assert printed.splitlines()[2] == (
         "| numpy float32 | 2000 [1000, 2000]" + " | 3.00 [2.00, 5.00]" * 4 + " |"
     )

@@ -20,7 +20,6 @@ from asv_benchmarks import (
     gpu_bars,
     gpu_clock,
     gpu_facts,
-    gpu_measure,
     gpu_picture,
     gpu_report,
     gpu_rivals,
@@ -41,26 +40,25 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> 
     out = tmp_path / "report.json"
     options = ["--device", "cpu", "--libraries", "torch,cupy", "--repeat", "3", "--no-compile"]
     assert gpu_report.main([*options, "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert found["missing"]["torch:cpu usual compiled"] == "left out by --no-compile"
-    assert "liger" in found["missing"]["torch:cpu liger"]
-    assert found["missing"]["cupy:cpu"] == "cupy has no cpu"
-    rows = {(r["direction"], r["contender"], r["tokens"]): r for r in found["speed"]}
+    report = json.loads(out.read_text())
+    assert report["missing"]["torch:cpu usual compiled"] == "left out by --no-compile"
+    assert "liger" in report["missing"]["torch:cpu liger"]
+    assert report["missing"]["cupy:cpu"] == "cupy has no cpu"
+    rows = {(r["direction"], r["contender"], r["tokens"]): r for r in report["speed"]}
     forward = (COPY, "rope_xp", "rope_xp in place", "rope_xp given angles", "usual")
     both = (COPY, "rope_xp", "rope_xp given angles", "usual")
     names = [("forward", name) for name in forward] + [(BOTH, name) for name in both]
     expected_rows = {(*name, tokens) for name in names for tokens in (3, 16)}
     assert set(rows) == expected_rows | {("forward", FLAT_COPY, 3)}  # of one array it is the copy
-    assert len(found["speed"]) == len(rows)  # those of rope_xp alone have made way
+    assert len(report["speed"]) == len(rows)  # those of rope_xp alone have made way
     for row in rows.values():
         assert 0 < row["min_us"] <= row["median_us"] <= row["max_us"]
         assert row["timed_by"] == "wall clock"
-    own = found["targets"]["torch:cpu"]
-    assert (
-        own["largest_error_at_1M"]["rope_xp"] <= 4e-7 < 1e-2 < own["largest_error_at_1M"]["usual"]
-    )
-    assert set(own["host_us"]) == set(forward) - {COPY}
-    assert all(path.startswith("torch: ") for path in own["paths"].values())
+    measured = report["targets"]["torch:cpu"]
+    errors = measured["largest_error_at_1M"]
+    assert errors["rope_xp"] <= 4e-7 < 1e-2 < errors["usual"]
+    assert set(measured["host_us"]) == set(forward) - {COPY}
+    assert all(path.startswith("torch: ") for path in measured["paths"].values())
     printed = capsys.readouterr().out
     assert "| rope_xp is times as fast as | 1 x 16, one head of 64 | 2 x 3 |" in printed
     assert "missing: torch:cpu liger: " in printed
@@ -84,19 +82,13 @@ def row(target: str, contender: str, share: float, direction: str = "forward", *
     }
 
 
-def made_up(**changed: float) -> dict[str, Any]:
+def build_report(**changed: float) -> dict[str, Any]:
     """A report in which every bar is reached, but for what is changed."""
     share = {"rope_xp": 0.95, "rope_xp in place": 0.96, "usual compiled": 0.5, "liger": 0.8}
     share |= {"flash-attn": 0.9, "HF apply": 0.2, "one head": 0.7, "rope_xp in jit": 0.9}
-    share |= {
-        "flat copy": 1.02,
-        "decode": 0.9,
-        "backward": 0.91,
-        "launches": 1,
-        "peak": 1.0,
-        "host": 20.0,
-    } | changed
-    own = {"device": {"name": "NVIDIA H200"}, "paths": {"1 x 6554": "torch: triton"}}
+    share |= {"flat copy": 1.02, "decode": 0.9, "backward": 0.91, "launches": 1, "peak": 1.0}
+    share |= {"host": 20.0} | changed
+    device = {"device": {"name": "NVIDIA H200"}, "paths": {"1 x 6554": "torch: triton"}}
     facts = {"host_us": {"rope_xp": share["host"], "HF apply": 30.0}, "largest_error_at_1M": {}}
     facts |= {"launches": {"rope_xp": share["launches"]}, "peak": {"rope_xp": share["peak"]}}
     speed = []
@@ -119,15 +111,15 @@ def made_up(**changed: float) -> dict[str, Any]:
     speed += [row("jax:gpu", COPY, 1), row("jax:gpu", "rope_xp in jit", share["rope_xp in jit"])]
     return {
         "machine": {"platform": "Linux", "versions": {"torch": "2.11.0"}},
-        "targets": dict.fromkeys(("torch:gpu", "cupy:gpu"), own | facts) | {"jax:gpu": own},
+        "targets": {"torch:gpu": device | facts, "cupy:gpu": device | facts, "jax:gpu": device},
         "speed": speed,
         "missing": {"torch:gpu quack": "No module named 'quack'"},
     }
 
 
-def verdicts(found: dict[str, Any]) -> dict[str, str]:
-    cells = [line.strip("| ").split(" | ") for line in gpu_bars.bars(found).splitlines()[2:]]
-    return {words: verdict for words, _, _, verdict in cells}
+def judge(report: dict[str, Any]) -> dict[str, str]:
+    cells = [line.strip("| ").split(" | ") for line in gpu_bars.bars(report).splitlines()[2:]]
+    return {name: verdict for name, _, _, verdict in cells}
 
 
 @pytest.mark.parametrize(
@@ -151,36 +143,37 @@ def verdicts(found: dict[str, Any]) -> dict[str, str]:
     ],
 )
 def test_a_bar_that_is_missed_is_named(changed: dict[str, float], fails: list[str]) -> None:
-    missed = [words for words, verdict in verdicts(made_up(**changed)).items() if verdict != "yes"]
+    missed = [name for name, verdict in judge(build_report(**changed)).items() if verdict != "yes"]
     assert len(missed) == len(fails)
-    for words, start in zip(missed, fails, strict=True):
-        assert words.startswith(start)
+    for name, start in zip(missed, fails, strict=True):
+        assert name.startswith(start)
 
 
 def test_the_report_in_words() -> None:
-    found = made_up()
-    (ratio,) = gpu_bars.times_as_fast(found, "torch:gpu", "forward", "usual compiled").values()
+    report = build_report()
+    (ratio,) = gpu_bars.times_as_fast(report, "torch:gpu", "forward", "usual compiled").values()
     assert ratio == pytest.approx(0.95 / 0.5)
-    found["speed"][1]["host_hidden"] = 0.0
-    said = gpu_bars.markdown(found)
-    assert "| rope_xp | 0.70 [0.63, 0.77] | 0.95 [0.85, 1.04] |" in said
-    assert "the host was slower: torch:gpu rope_xp, forward and backward, 1 x 6554" in said
+    report["speed"][1]["host_hidden"] = 0.0
+    page = gpu_bars.markdown(report)
+    assert "| rope_xp | 0.70 [0.63, 0.77] | 0.95 [0.85, 1.04] |" in page
+    assert "the host was slower: torch:gpu rope_xp, forward and backward, 1 x 6554" in page
 
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "report.svg"
-    gpu_picture.draw(made_up(), path)
-    words = {text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")}
-    assert {"torch:gpu, forward", f"torch:gpu, {BOTH}", "jax:gpu, forward", "64 MiB"} <= words
-    assert {"rope_xp", "rope_xp in place", "usual compiled", "liger", "rope_xp in jit"} <= words
+    gpu_picture.draw(build_report(), path)
+    labels = {text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"torch:gpu, forward", f"torch:gpu, {BOTH}", "jax:gpu, forward", "64 MiB"} <= labels
+    assert {"rope_xp", "rope_xp in place", "usual compiled", "liger", "rope_xp in jit"} <= labels
 
 
 def test_the_contenders_of_a_gpu_are_those_of_the_bars() -> None:
     """A bar about a contender of another name would never be measured."""
     assert gpu_rivals.IN_JIT in gpu_rivals.contenders(targets.find("jax:cpu"), False)[0]
-    made, missing = gpu_rivals.contenders(targets.find("torch:cpu"), False)
-    assert {gpu_rivals.USUAL_COMPILED, *gpu_bars.OTHERS, gpu_rivals.LIGER} <= {*made, *missing}
+    contenders, missing = gpu_rivals.contenders(targets.find("torch:cpu"), False)
+    names = {*contenders, *missing}
+    assert {gpu_rivals.USUAL_COMPILED, *gpu_bars.OTHERS, gpu_rivals.LIGER} <= names
 
 
 # --- the way of a GPU, with a CPU in its place ---------------------------------------------------
@@ -237,18 +230,18 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_rivals, "RIVALS", {})
     saved: list[int] = []
-    found = gpu_report.report(
-        "gpu", ["torch"], 2, False, lambda found: saved.append(len(found["speed"]))
+    report = gpu_report.report(
+        "gpu", ["torch"], 2, False, lambda report: saved.append(len(report["speed"]))
     )
     # After each case, should the next one break off; ours first, then all in turns.
     assert saved == [8, 15, 15, 17, 19, 19]
-    own = found["targets"]["torch:gpu"]
-    assert own["device"] == {"name": "a CPU", "L2_cache_size": 7}
-    assert {row["timed_by"] for row in found["speed"]} == {"events, caches flushed by reading"}
-    assert {row["host_hidden"] for row in found["speed"]} == {1.0}
-    assert own["launches"]["rope_xp"] == 1
-    assert own["peak"]["rope_xp"] == pytest.approx(1.5)  # of results of 2 bytes a number
-    assert "| torch, one head, (1, 65536, 1, 64)" in gpu_bars.markdown(found)
+    measured = report["targets"]["torch:gpu"]
+    assert measured["device"] == {"name": "a CPU", "L2_cache_size": 7}
+    assert {row["timed_by"] for row in report["speed"]} == {"events, caches flushed by reading"}
+    assert {row["host_hidden"] for row in report["speed"]} == {1.0}
+    assert measured["launches"]["rope_xp"] == 1
+    assert measured["peak"]["rope_xp"] == pytest.approx(1.5)  # of results of 2 bytes a number
+    assert "| torch, one head, (1, 65536, 1, 64)" in gpu_bars.markdown(report)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -271,26 +264,10 @@ def test_rivals_that_end_all_of_cuda_leave_what_was_measured(
     contenders["breaks"] = gpu_rivals.Contender(breaks)
     monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (contenders, {}))
     monkeypatch.setattr(gpu_rivals, "copies", copies_of_a_sound_device)
-    found = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
-    assert found["missing"]["torch:gpu 1 x 1"] == "an illegal memory access was encountered"
-    timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
+    report = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
+    assert report["missing"]["torch:gpu 1 x 1"] == "an illegal memory access was encountered"
+    timed = {(row["contender"], row["tokens"]) for row in report["speed"]}
     assert timed >= {(gpu_rivals.US, 1), (gpu_rivals.US, 16), (COPY, 1)}
-
-
-def test_dynamo_forgets_once_for_all_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each throws away what another has compiled for the same shapes."""
-    import torch
-
-    events: list[str] = []
-    monkeypatch.setattr(torch.compiler, "reset", lambda: events.append("reset"))
-    monkeypatch.setattr(torch, "compile", lambda f, dynamic: events.append("compile") or f)
-    monkeypatch.setattr(gpu_rivals, "RIVALS", {})
-    target = targets.find("torch:cpu")
-    contenders, _ = gpu_rivals.contenders(target, compile_too=True)
-    assert {gpu_rivals.COMPILED, gpu_rivals.USUAL_COMPILED} <= set(contenders)
-    arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
-    gpu_measure.actions_of(target, contenders, arrays, positions)
-    assert events == ["reset", "compile", "compile"]
 
 
 def test_sizes_are_those_of_the_bars() -> None:
@@ -304,36 +281,31 @@ def test_sizes_are_those_of_the_bars() -> None:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(message: str) -> Any:
+        raise RuntimeError(message)
+
     def fails_at_one(arrays: Any, positions: Any) -> Any:
-        if len(arrays) == 1:
-            msg = "out of memory"
-            raise RuntimeError(msg)
+        refuse("out of memory") if len(arrays) == 1 else None
         return gpu_rivals._ours(arrays, positions)
 
-    def no_clock(*_: Any) -> float:
-        msg = "no clock"
-        raise OSError(msg)
-
     def made_for_many(positions: Any, arrays: Any) -> Any:
-        if arrays and arrays[0].shape[1] == 1:
-            msg = "no kernel for one token"
-            raise RuntimeError(msg)
+        refuse("no kernel for one token") if arrays and arrays[0].shape[1] == 1 else None
         return gpu_rivals._ours
 
-    made = {name: gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True) for name in ("rope_xp",)}
-    made["fragile"] = gpu_rivals.Contender(lambda *_: fails_at_one, alone=True)
-    made["of many"] = gpu_rivals.Contender(made_for_many)
-    monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (made, {}))
-    monkeypatch.setattr(gpu_facts, "host_microseconds", no_clock)
-    found = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
-    assert found["missing"] == {
+    contenders = {"rope_xp": gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True)}
+    contenders["fragile"] = gpu_rivals.Contender(lambda *_: fails_at_one, alone=True)
+    contenders["of many"] = gpu_rivals.Contender(made_for_many)
+    monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (contenders, {}))
+    monkeypatch.setattr(gpu_facts, "host_microseconds", lambda *_: refuse("no clock"))
+    report = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
+    assert report["missing"] == {
         "torch:gpu fragile, 1 x 16, one head of 64": "out of memory",
         "torch:gpu of many, 1 x 1": "no kernel for one token",
         "torch:gpu of many": "no kernel for one token",
         "torch:gpu rope_xp host_us": "no clock",
         "torch:gpu fragile host_us": "no clock",
     }
-    timed = {(row["contender"], row["tokens"]) for row in found["speed"]}
+    timed = {(row["contender"], row["tokens"]) for row in report["speed"]}
     assert {("fragile", 1), ("rope_xp", 16)} <= timed
     assert ("fragile", 16) not in timed
-    assert "not measured" in gpu_bars.markdown(found)
+    assert "not measured" in gpu_bars.markdown(report)

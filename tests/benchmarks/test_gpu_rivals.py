@@ -88,14 +88,14 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, function: Any) -> None:
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_rival_is_given_what_it_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, name, STAND_INS[name])
-    made, _ = gpu_rivals.contenders(TARGET, False)
-    found, missing = gpu_measure.tried(TARGET, {name: made[name]})
-    assert list(found) == [name], missing
+    contender = gpu_rivals.contenders(TARGET, False)[0][name]
+    accepted, missing = gpu_measure.tried(TARGET, {name: contender})
+    assert list(accepted) == [name], missing
     arrays, positions = gpu_measure.inputs(TARGET, gpu_measure.CHECKED)
-    own = tuple(map(torch.clone, arrays))
-    results = made[name].make(positions, own)(own, positions)
-    written_over = [a.data_ptr() == b.data_ptr() for a, b in zip(own, results, strict=True)]
-    assert written_over == [made[name].in_place] * 2
+    copies = tuple(map(torch.clone, arrays))
+    results = contender.make(positions, copies)(copies, positions)
+    written_over = [a.data_ptr() == b.data_ptr() for a, b in zip(copies, results, strict=True)]
+    assert written_over == [contender.in_place] * 2
 
 
 @pytest.mark.parametrize("fault", ["other way", "other layout", "one array", "NaN"])
@@ -109,17 +109,17 @@ def test_what_rotates_differently_is_not_timed(fault: str, monkeypatch: pytest.M
         return each(x, cos, sin if fault == "one array" and x.shape[2] == 32 else -sin)
 
     install(monkeypatch, gpu_rivals.FLASH, wrong)
-    made, _ = gpu_rivals.contenders(TARGET, False)
-    found, missing = gpu_measure.tried(TARGET, {gpu_rivals.FLASH: made[gpu_rivals.FLASH]})
-    assert not found
+    contenders, _ = gpu_rivals.contenders(TARGET, False)
+    accepted, missing = gpu_measure.tried(TARGET, {gpu_rivals.FLASH: contenders[gpu_rivals.FLASH]})
+    assert not accepted
     assert missing[gpu_rivals.FLASH].startswith("rotates differently: off by ")
 
 
 def test_a_package_that_is_absent_says_what_to_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     for rival in gpu_rivals.RIVALS.values():
         monkeypatch.setitem(sys.modules, rival.module, None)
-    made, missing = gpu_rivals.contenders(TARGET, False)
-    assert not set(made) & set(gpu_rivals.RIVALS)
+    contenders, missing = gpu_rivals.contenders(TARGET, False)
+    assert not set(contenders) & set(gpu_rivals.RIVALS)
     for name, rival in gpu_rivals.RIVALS.items():
         assert missing[name].endswith(f"; carry {rival.carry}")
     assert missing[gpu_rivals.USUAL_COMPILED] == "left out by --no-compile"
@@ -130,8 +130,8 @@ def test_gradients_are_those_of_the_rotation(library: str) -> None:
     """What is timed is what is meant: the gradient of a rotation turns back."""
     target = targets.find(f"{library}:cpu")
     arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)
-    made, _ = gpu_rivals.contenders(target, False)
-    for name, contender in made.items():
+    contenders, _ = gpu_rivals.contenders(target, False)
+    for name, contender in contenders.items():
         if not contender.gradient:
             continue
         function = contender.make(positions, arrays)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -27,10 +25,6 @@ FEW = ["demo", "--tokens", "8", "--repeat", "1"]
 def test_info(capsys) -> None:
     assert cli.main(["info", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report) == {
-        *("rope_xp", "python", "platform", "array_api_compat", "libraries", "third_party"),
-        *("choice", "cached"),
-    }
     assert {library.name for library in find.libraries} <= set(report["libraries"])
     absent = None
     if importlib.util.find_spec("llvmlite") is None:
@@ -52,8 +46,9 @@ def test_info_names_a_path_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, 
     assert re.search(rf"^rope_xp: +{re.escape(rope_xp.__version__)}$", printed, re.MULTILINE)
 
 
-def check_demo(text: str) -> None:
-    outcome = json.loads(text)
+def test_demo_on_every_library(capsys) -> None:
+    assert cli.main(["demo", "--tokens", "600", "--repeat", "1", "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
     assert outcome["problems"] == []
     ran = {row["target"] for row in outcome["rows"]}
     absent = {skipped["target"] for skipped in outcome["skipped"]}
@@ -64,26 +59,20 @@ def check_demo(text: str) -> None:
         assert (row["usual_max_error"] > 0.05) == (row["start"] == 1_000_000)
 
 
-def test_demo_on_every_library(capsys) -> None:
-    assert cli.main(["demo", "--tokens", "600", "--repeat", "1", "--json"]) == 0
-    check_demo(capsys.readouterr().out)
-
-
-@pytest.mark.exhaustive
-def test_demo_in_a_process_of_its_own() -> None:
-    command = [sys.executable, "-W", "error", "-m", "rope_xp", *FEW, "--tokens", "600", "--json"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    check_demo(done.stdout)
-
-
 def test_demo_in_words(capsys) -> None:
-    assert cli.main([*FEW, "--backend", "numpy"]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"numpy:cpu  (llvm|chunked) ", printed)
-    assert "numpy:cpu is the only library that ran, and so it is compared with" in printed
-    assert re.search(r"off by \d\.\de-07 at most, the usual formula in float32 by \d", printed)
-    assert re.search(r"from +error +formula's +time +x the formula", printed)
-    assert "\x1b" not in printed
+    """First error and time beside the usual formula, last what is not installed."""
+    demo._print_rows(8, [demo.DemoRow("numpy:cpu", 1_000_000, "", 1, 3.3, 7e-7, 0.21, 1e-6, 0)])
+    expected = "numpy:cpu: error 7e-7, usual 2e-1: 300,000 times as exact; 3.30 times as fast"
+    assert capsys.readouterr().out.splitlines()[1] == expected
+    assert cli.main(FEW) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"numpy:cpu: error \de-\d, usual \de-1: \d00,000 times as exact; \d", lines[1])
+    (header,) = (i for i, line in enumerate(lines) if line.startswith("target "))
+    assert re.search(r"from position +error +usual error +ms +x usual", lines[header])
+    assert re.match(r"numpy:cpu  (llvm|chunked) ", lines[header + 2])
+    agreement = next(i for i, line in enumerate(lines) if line.startswith("All libraries agree"))
+    assert not any("not installed" in line or "found" in line for line in lines[:agreement])
+    assert max(map(len, lines)) <= 80
 
 
 def test_demo_fails_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -115,12 +104,11 @@ def test_demo_fails_where_a_named_library_is_missing(
     monkeypatch.setattr(targets, "NAMES", ("numpy:cpu", "no_such_library:cpu"))
     reason = "not installed (pip install 'rope-xp[torch]')"
     assert cli.main(FEW) == 0
-    assert f"no_such_library: {reason}" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[-1] == f"no_such_library: {reason}"
     assert cli.main([*FEW, "--backend", "no_such_library"]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "No library ran, so there is nothing to compare.",
-        f"PROBLEM: no_such_library did not run: {reason}",
-    ]
+    printed = " ".join(capsys.readouterr().out.split())
+    problem = f"PROBLEM: no_such_library did not run: {reason}"
+    assert printed == f"No library ran. {problem}"
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--tokens", "0"]])
@@ -152,10 +140,7 @@ def test_problems_are_found() -> None:
     def row(target: str, max_error: float, ulp: float) -> demo.DemoRow:
         return demo.DemoRow(target, 0, "portable", 1.0, 1.0, max_error, 0.0, 1e-6, ulp)
 
-    rows = [
-        row("numpy:cpu", float("nan"), 0.0),
-        row("torch:cpu", 0.0, 1.0),
-        row("jax:cpu", 0.0, 2.5),
-    ]
-    assert len(demo.find_problems(demo.Outcome(1, rows, []))) == 3
+    rows = [row("numpy:cpu", float("nan"), 0.0), row("torch:cpu", 0.0, 1.0)]
+    rows.append(row("jax:cpu", 0.0, 2.5))
+    assert len(demo.find_problems(rows, [])) == 3
     assert demo.summarize_agreement(rows).startswith("THE LIBRARIES DIFFER")

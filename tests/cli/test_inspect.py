@@ -1,165 +1,110 @@
-"""python -m rope_xp inspect: the numbers, by formulae of their own."""
+"""python -m rope_xp inspect: the numbers, by formulae of their own, and the drawings."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.inspected import (
-    CONFIGS,
-    DEEPSEEK,
-    DYNAMIC,
-    GEMMA3,
-    GEMMA4,
-    LLAMA,
-    LONG,
-    NEOX,
-    PHI3,
-    QWEN2_VL,
-    SHORT,
-    UNCLEAR,
-    reporter,
-    waves,
-)
+from support import inspected
+from support.inspected import CONFIGS, LLAMA, UNCLEAR
 
-report = pytest.fixture(reporter)
+from rope_xp import RoPE, scaling
+from rope_xp import __main__ as cli
+from rope_xp._cli import plots
+
+report = pytest.fixture(inspected.build_reporter)
 
 
-def assert_wavelengths(
-    found: dict[str, Any], expected: np.ndarray, original: int | None, extended: int
-) -> None:
-    # float64 powers and quotients in another order: a few roundings.
-    assert found["fastest"] == pytest.approx(expected.min(), rel=1e-13)
-    if np.isfinite(expected).all():
-        assert found["slowest"] == pytest.approx(expected.max(), rel=1e-13)
-    else:
-        assert found["slowest"] is None
-    assert found["standing_pairs"] == np.isinf(expected).sum()
-    below = None if original is None else (expected > original).sum()
-    assert found["below_one_turn_in_original"] == below
-    assert found["below_one_turn_in_extended"] == (expected > extended).sum()
+def waves(base: float, r: int) -> np.ndarray:
+    return 2 * np.pi * base ** (2 * np.arange(r // 2) / r)
 
 
-# --- the numbers ---------------------------------------------------------------------------------
-
-
-def test_llama3(report) -> None:
-    result = report(LLAMA)
-    assert (result["model_type"], result["checked"], result["part"]) == ("llama", True, None)
-    (layers,) = result["layers"]
-    assert layers["rule"] == {
-        "name": "Llama3",
-        "fields": {k: v for k, v in LLAMA["rope_scaling"].items() if k != "rope_type"},
-    }
-    assert (layers["layer_type"], layers["count"], layers["layout"]) == (None, 32, "half")
-    assert (layers["head_dim"], layers["rotary_dim"], layers["pairs"]) == (128, 128, 64)
-    assert (layers["base"], layers["pairs_per_component"]) == (500000.0, None)
-    assert (layers["original_context"], layers["extended_context"]) == (8192, 131072)
+def llama3_waves() -> np.ndarray:
     plain = waves(5e5, 128)
     smooth = (8192 / plain - 1) / 3
     blended = 1 / ((1 - smooth) / (8 * plain) + smooth / plain)
-    expected = np.where(plain > 8192, 8 * plain, np.where(plain < 8192 / 4, plain, blended))
-    (one,) = layers["wavelengths"]
-    assert one["length"] is None
-    assert_wavelengths(one, expected, 8192, 131072)
-    # Meta's own file, whose factor is half of what the lengths say
-    assert result["suspicious"] == []
+    return np.where(plain > 8192, 8 * plain, np.where(plain < 8192 / 4, plain, blended))
 
 
-def test_longrope_shows_both_regimes(report) -> None:
-    result = report(PHI3)
-    (layers,) = result["layers"]
-    assert layers["depends_on_length"]
-    assert layers["attention_factor"] == pytest.approx(math.sqrt(1 + math.log(32, 4096)))
-    short, long = layers["wavelengths"]
-    assert (short["length"], long["length"]) == (4096, 131072)
-    assert_wavelengths(short, waves(1e4, 96) * SHORT, 4096, 131072)
-    assert_wavelengths(long, waves(1e4, 96) * LONG, 4096, 131072)
-    assert result["suspicious"] == []
-    (sentence,) = result["notes"]
-    assert "for_length(n). Shown here for 4096 and 131072 tokens" in sentence
-
-
-def test_a_length_chooses_the_regime(report) -> None:
-    result = report(PHI3, "--length", "4097")
-    (one,) = result["layers"][0]["wavelengths"]
-    assert one["length"] == 4097
-    assert_wavelengths(one, waves(1e4, 96) * LONG, 4096, 131072)
-    assert result["notes"][0].endswith("Shown here for 4097 tokens")
-
-
-def test_dynamic_is_shown_beyond_the_trained_length(report) -> None:
-    trained, longer = report(DYNAMIC)["layers"][0]["wavelengths"]
-    assert_wavelengths(trained, waves(1e4, 64), 2048, 2048)
-    assert longer["length"] == 4096
-    assert_wavelengths(longer, waves(1e4 * 5 ** (64 / 62), 64), 2048, 2048)
-
-
-def test_two_types_of_layer(report) -> None:
-    result = report(GEMMA3)
-    assert (result["model_type"], result["part"]) == ("gemma3_text", "text_config")
-    layers = {one["layer_type"]: one for one in result["layers"]}
-    full, sliding = layers["full_attention"], layers["sliding_attention"]
-    assert (full["count"], sliding["count"]) == (1, 5)
-    assert (full["base"], sliding["base"]) == (1e6, 1e4)
-    assert full["rule"] == {"name": "Linear", "fields": {"factor": 8.0}}
-    assert sliding["rule"] is None
-    # A linear rule does not know what length it extends.
-    assert (full["original_context"], sliding["original_context"]) == (None, 131072)
-    assert_wavelengths(full["wavelengths"][0], 8 * waves(1e6, 256), None, 131072)
-    assert_wavelengths(sliding["wavelengths"][0], waves(1e4, 256), 131072, 131072)
-    assert result["suspicious"] == []
-
-
-@pytest.mark.parametrize("written", ["global_head_dim", "per_layer_config"])
-def test_pairs_that_stand_still(report, written: str) -> None:
-    config = {key: value for key, value in GEMMA4.items() if key != "global_head_dim"}
-    values = {"global_head_dim": 512, "per_layer_config": {"5": {"head_dim": 512}}}
-    full, sliding = report({**config, written: values[written]})["layers"]
-    assert (full["head_dim"], sliding["head_dim"]) == (512, 256)
-    expected = waves(1e6, 512)
-    expected[64:] = np.inf
-    assert_wavelengths(full["wavelengths"][0], expected, 131072, 131072)
-    assert full["wavelengths"][0]["standing_pairs"] == 192
-
-
-def test_latent_attention(report) -> None:
-    result = report(DEEPSEEK)
-    (layers,) = result["layers"]
-    assert (layers["head_dim"], layers["rotary_dim"], layers["rotary_offset"]) == (192, 64, -64)
-    assert layers["layout"] == "interleaved_to_half"
-    assert layers["attention_factor"] == 1.0
-    assert layers["softmax_scale"] == pytest.approx((0.1 * math.log(40) + 1) ** 2)
+def yarn_waves() -> np.ndarray:
     plain = waves(1e4, 64)
     low, high = (
         rounded(32 * math.log(4096 / (2 * math.pi * turns)) / math.log(1e4))
         for rounded, turns in ((math.floor, 32), (math.ceil, 1))
     )
     ramp = np.clip((np.arange(32) - low) / (high - low), 0, 1)
-    expected = 1 / ((1 - ramp) / plain + ramp / (40 * plain))
-    assert_wavelengths(layers["wavelengths"][0], expected, 4096, 163840)
+    return 1 / ((1 - ramp) / plain + ramp / (40 * plain))
+
+
+PHI3 = CONFIGS["phi_3_mini_128k"]["rope_scaling"]
+SHORT, LONG = (waves(1e4, 96) * PHI3[key] for key in ("short_factor", "long_factor"))
+NUMBERS: dict[str, list[dict[int | None, np.ndarray]]] = {
+    "llama_3_1_8b": [{None: llama3_waves()}],
+    "phi_3_mini_128k": [{4096: SHORT, 131072: LONG}],
+    "phi_3_mini_128k at 4097": [{4097: LONG}],
+    # At its trained length and beyond.
+    "dynamic": [{2048: waves(1e4, 64), 4096: waves(1e4 * 5 ** (64 / 62), 64)}],
+    "gemma_3_4b": [{None: 8 * waves(1e6, 256)}, {None: waves(1e4, 256)}],
+    "deepseek_v3": [{None: yarn_waves()}],
+    "qwen2_vl_7b": [{None: waves(1e6, 128)}],
+    "neox": [{None: waves(1e4, 24)}],
+    "beam": [{}, {None: waves(1e4, 64)}],  # full attention has no positions
+}
+"""Tokens of a turn for each type of layer, and for each length at which they are shown."""
+
+
+def assert_wavelengths(one: dict[str, Any], expected: np.ndarray, layers: dict[str, Any]) -> None:
+    # float64 powers and quotients in another order: a few roundings.
+    slowest = expected.max() if np.isfinite(expected).all() else None
+    assert one["fastest"] == pytest.approx(expected.min(), rel=1e-13)
+    assert one["slowest"] == (slowest and pytest.approx(slowest, rel=1e-13))
+    assert one["standing_pairs"] == np.isinf(expected).sum()
+    for name in ("original", "extended"):
+        context = layers[f"{name}_context"]
+        slower = None if context is None else (expected > context).sum()
+        assert one[f"below_one_turn_in_{name}"] == slower
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers(report, name: str) -> None:
+    """Those that the reports of real models do not show to the last digit."""
+    name, _, length = name.partition(" at ")
+    result = report(CONFIGS[name], *(["--length", length] if length else []))
+    expected = NUMBERS[f"{name} at {length}" if length else name]
+    for layers, series in zip(result["layers"], expected, strict=True):
+        assert layers["rotated"] == bool(series)
+        assert [one["length"] for one in layers["wavelengths"]] == list(series)
+        for one, wavelengths in zip(layers["wavelengths"], series.values(), strict=True):
+            assert layers["pairs"] == len(wavelengths)
+            assert_wavelengths(one, wavelengths, layers)
     assert result["suspicious"] == []
+    lengths = [" and ".join(map(str, n)) for n in expected if n and None not in n]
+    shown = [note.partition("Shown here for ")[2] for note in result["notes"]]
+    assert shown == [f"{text} tokens" for text in lengths]
 
 
-def test_components_of_a_position(report) -> None:
-    (layers,) = report(QWEN2_VL)["layers"]
-    assert layers["pairs_per_component"] == [16, 24, 24]
-    assert_wavelengths(layers["wavelengths"][0], waves(1e6, 128), 32768, 32768)
+def test_factors(report) -> None:
+    (phi3,), (deepseek,) = (
+        report(CONFIGS[name])["layers"] for name in ("phi_3_mini_128k", "deepseek_v3")
+    )
+    assert phi3["attention_factor"] == pytest.approx(math.sqrt(1 + math.log(32, 4096)))
+    assert deepseek["softmax_scale"] == pytest.approx((0.1 * math.log(40) + 1) ** 2)
 
 
-def test_a_part_of_the_head(report) -> None:
-    (layers,) = report(NEOX)["layers"]
-    assert (layers["head_dim"], layers["rotary_dim"], layers["pairs"]) == (96, 24, 12)
-    assert_wavelengths(layers["wavelengths"][0], waves(1e4, 24), 2048, 2048)
-
-
-def test_layers_without_positions(report) -> None:
-    full, sliding = report(CONFIGS["beam"])["layers"]
-    assert (full["layer_type"], full["rotated"], full["layout"]) == ("full_attention", False, None)
-    assert full["wavelengths"] == []
-    assert sliding["rotated"]
+@pytest.mark.parametrize("key", ["global_head_dim", "per_layer_config"])
+def test_pairs_that_stand_still(report, key: str) -> None:
+    config = {k: v for k, v in CONFIGS["gemma4"].items() if k != "global_head_dim"}
+    values = {"global_head_dim": 512, "per_layer_config": {"5": {"head_dim": 512}}}
+    full, sliding = report({**config, key: values[key]})["layers"]
+    assert (full["head_dim"], sliding["head_dim"]) == (512, 256)
+    expected = waves(1e6, 512)
+    expected[64:] = np.inf
+    assert_wavelengths(full["wavelengths"][0], expected, full)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +134,65 @@ def test_sizes_that_are_not_there(report) -> None:
 
 
 def test_keys_do_not_depend_on_the_model(report) -> None:
-    reference = report(LLAMA)
-    for config in CONFIGS.values():
-        result = report(config)
-        assert set(result) == set(reference)
-        for layers in result["layers"]:
-            assert set(layers) == set(reference["layers"][0])
-            for one in layers["wavelengths"]:
-                assert set(one) == set(reference["layers"][0]["wavelengths"][0])
+    results = [report(config) for config in CONFIGS.values()]
+    layers = [one for result in results for one in result["layers"]]
+    for dicts in (results, layers, [wave for one in layers for wave in one["wavelengths"]]):
+        assert len({frozenset(one) for one in dicts}) == 1
+
+
+# --- drawings ------------------------------------------------------------------------------------
+
+
+def draw(tmp_path: Path, config: dict[str, Any], name: str = "picture.png") -> tuple[int, Path]:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    picture = tmp_path / name
+    return cli.main(["inspect", str(tmp_path), "--plot", str(picture)]), picture
+
+
+@pytest.mark.parametrize("name", ["phi_3_mini_128k", "gemma4"])
+def test_plot(tmp_path: Path, capsys, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    status, picture = draw(tmp_path, CONFIGS[name], "picture.svg")
+    assert status == 0
+    assert "tokens of a full turn" in picture.read_text("utf-8")
+    assert "suspicious" in capsys.readouterr().out
+
+
+def test_what_is_drawn() -> None:
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    ropes = {"plain": RoPE(), "rule": RoPE(scaling=scaling.Proportional(0.5))}
+    plots.draw_wavelengths(axes, ropes, 16, {"extended": 4000, "original": 100})
+    assert axes.get_yscale() == "log"
+    plain, ruled, standing, low, high = axes.get_lines()
+    np.testing.assert_allclose(plain.get_ydata(), waves(1e4, 16), rtol=1e-13)
+    np.testing.assert_allclose(ruled.get_ydata(), waves(1e4, 16)[:4], rtol=1e-13)
+    labels = [line.get_label() for line in (plain, ruled)]
+    assert labels == ["plain", "rule;\n4 of 8 pairs do not turn (triangles)"]
+    np.testing.assert_array_equal(standing.get_xdata(), [4, 5, 6, 7])
+    assert [line.get_ydata()[0] for line in (low, high)] == [100, 4000]
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["original, 100 tokens", "extended, 4000 tokens"]
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "message"),
+    [
+        (LLAMA, "", "needs matplotlib (pip install 'rope-xp[plot]')"),
+        (UNCLEAR, "picture.png", "head_dim is not known"),
+        (LLAMA, "picture.tune", "Format 'tune' is not supported"),
+        (LLAMA, "nowhere/picture.png", "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, config: Any, name: str, message: str
+) -> None:
+    if name:
+        pytest.importorskip("matplotlib")
+    else:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, picture = draw(tmp_path, config, name or "picture.png")
+    assert status == 1
+    assert not picture.exists()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err

@@ -7,34 +7,27 @@ import importlib
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from support import golden
+from support import inspected
 from support.exhaustive import exhaustive
-from support.inspected import CONFIGS, LLAMA, paste, reporter
+from support.inspected import CONFIGS, GOLDEN, LLAMA, REAL, paste
 
 import rope_xp
 from rope_xp import RopeError, from_hf_config
 from rope_xp import __main__ as cli
-from rope_xp._cli import config_report, config_words, layer_counts, python_text, reading
+from rope_xp._cli import inspect_config, reading
 
-HERE = Path(golden.__path__[0])
-MODELS = sorted(path.stem for path in (HERE / "configs").glob("*.json"))
-report = pytest.fixture(reporter)
+report = pytest.fixture(inspected.build_reporter)
 
 
-def load_config(name: str) -> dict[str, Any]:
-    return json.loads((HERE / "configs" / f"{name}.json").read_text("utf-8"))
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", REAL)
 def test_a_report_is_as_it_was_read(name: str) -> None:
     """If it changes by intent, ``python tests/support/golden/make_reports.py``; then read it."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert cli.main(["inspect", str(HERE / "configs" / f"{name}.json")]) == 0
-    expected = (HERE / "reports" / f"{name}.txt").read_text("utf-8")
+        assert cli.main(["inspect", str(GOLDEN / "configs" / f"{name}.json")]) == 0
+    expected = (GOLDEN / "reports" / f"{name}.txt").read_text("utf-8")
     assert printed.getvalue() == expected
     assert "\nsuspicious: nothing\n" in expected
     if name == "llama_3_1_8b":
@@ -42,15 +35,9 @@ def test_a_report_is_as_it_was_read(name: str) -> None:
         assert f"```text\n{expected}```\n" in page.read_text("utf-8")
 
 
-def test_sizes_that_a_sparse_file_omits(report) -> None:
+def test_a_base_that_a_sparse_file_omits(report) -> None:
     """gemma-3-4b-it has a text_config of six keys."""
-    result = report(load_config("gemma_3_4b"))
-    assert result["by_default"] == {"head_dim": 256, "max_position_embeddings": 131072}
-    full, sliding = result["layers"]
-    assert (full["head_dim"], full["count"], sliding["count"]) == (256, 5, 29)
-    assert (full["base_by_default"], sliding["base_by_default"]) == (True, True)
-    assert (full["base"], sliding["base"]) == (1e6, 1e4)
-    with_base = {**load_config("gemma_3_4b")["text_config"], "rope_theta": 1e6}
+    with_base = {**REAL["gemma_3_4b"]["text_config"], "rope_theta": 1e6}
     full, sliding = report(with_base)["layers"]
     assert (full["base_by_default"], sliding["base_by_default"]) == (False, True)
     assert report(LLAMA)["by_default"] == {}
@@ -59,29 +46,30 @@ def test_sizes_that_a_sparse_file_omits(report) -> None:
 @pytest.mark.parametrize("model_type", ["gemma3_text", "modernbert"])
 def test_layers_of_each_type_are_counted_as_transformers_does(model_type: str) -> None:
     mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    key, _, _ = layer_counts.PERIODS[model_type.removesuffix("_text")]
+    key, _, _ = reading.PERIODS[model_type.removesuffix("_text")]
     for sizes in ({}, {"num_hidden_layers": 7}, {"num_hidden_layers": 9, key: 4}):
         types = mapping[model_type](**sizes).layer_types
         result = reading.read_config({"model_type": model_type, **sizes})
         for label in ("full_attention", "sliding_attention"):
-            assert layer_counts.count_layers(result, label) == types.count(label)
+            count = reading.count_layers(result.part, result.model, label)
+            assert count == types.count(label)
 
 
 # --- to paste ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*MODELS, *CONFIGS])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_pasted_rope_is_that_of_the_configuration(report, name: str) -> None:
-    config = CONFIGS[name] if name in CONFIGS else load_config(name)
-    expected = from_hf_config(config)
-    assert paste(report(config)) == (expected if isinstance(expected, dict) else {"rope": expected})
+    expected = from_hf_config(CONFIGS[name])
+    ropes = expected if isinstance(expected, dict) else {"rope": expected}
+    assert paste(report(CONFIGS[name])) == ropes
 
 
 def test_the_scaling_of_another_package_is_not_pasted() -> None:
     class Mine(rope_xp.scaling.Linear):
         pass
 
-    assert python_text.format_assignment("rope", rope_xp.RoPE(scaling=Mine(2.0))) is None
+    assert inspect_config.format_assignment("rope", rope_xp.RoPE(scaling=Mine(2.0))) is None
 
 
 @pytest.mark.parametrize("command", ["inspect", "check"])
@@ -97,11 +85,11 @@ def test_the_name_of_a_model_on_the_hub(command: str, capsys) -> None:
 SHORT = ("gemma_3_4b", "llama_3_1_8b", "phi_3_mini_128k")
 
 
-@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in MODELS])
+@pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in REAL])
 def test_pasted_frequencies_are_those_of_transformers(report, name: str) -> None:
     """The rotary module that the model's own code makes of the same file."""
     auto = pytest.importorskip("transformers.models.auto.configuration_auto")
-    config = load_config(name)
+    config = REAL[name]
     theirs = auto.CONFIG_MAPPING[config["model_type"]].from_dict(config).get_text_config()
     directory = theirs.model_type.removesuffix("_text")
     module = importlib.import_module(f"transformers.models.{directory}.modeling_{directory}")
@@ -159,9 +147,9 @@ def test_every_model_type_is_reported_and_pasted(capsys) -> None:
         except RopeError:
             continue
         name = config["model_type"]
-        result = config_report.build_report(reading.read_config(config))
+        result = inspect_config.build_report(reading.read_config(config))
         json.dumps(result, allow_nan=False)
-        config_words.print_report(result)
+        inspect_config.print_report(result)
         ropes = expected if isinstance(expected, dict) else {"rope": expected}
         assert paste(result) == ropes, name
         unread = UNREAD.get(name.removesuffix("_text"), "(none)")

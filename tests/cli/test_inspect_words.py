@@ -7,115 +7,82 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inspected import (
-    CONFIGS,
-    GEMMA4,
-    LLAMA,
-    NEOX,
-    QWEN2_VL,
-    reporter,
-    with_rule,
-)
+from support import inspected
+from support.inspected import BEAM, CONFIGS, GEMMA4, LLAMA, NEOX, with_rule
 
 from rope_xp import __main__ as cli
 
-report = pytest.fixture(reporter)
+report = pytest.fixture(inspected.build_reporter)
 
 
 # --- suspicions ----------------------------------------------------------------------------------
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
-PLAIN = {"model_type": "qwen2", "head_dim": 64, "max_position_embeddings": 32768}
+TRAINED, EXTENDED = "original_max_position_embeddings", "max_position_embeddings"
+YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 8192}
+PLAIN = {"model_type": "qwen2", "head_dim": 64, EXTENDED: 32768}
+ODD = {**PLAIN, "head_dim": 25, "partial_rotary_factor": 0.3, "rope_theta": 1e4}
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (with_rule(LLAMA, finetuned=True), "nothing reads rope_scaling.finetuned = True"),
-        ({**LLAMA, "rope_embedding_base": 1e6}, "nothing reads rope_embedding_base = 1000000.0"),
-        ({**LLAMA, "use_dynamic_ntk": True}, "nothing reads use_dynamic_ntk = True"),
-        (
-            {**PLAIN, "rope_parameters": {"rope_theta": 1e4, "factor": 8.0}},
-            "nothing reads rope_parameters.factor = 8.0",
-        ),
-        (
-            {**GEMMA4, "rope_parameters": {**GEMMA4["rope_parameters"], "factor": 2.0}},
-            "nothing reads rope_parameters.factor = 2.0",
-        ),
-        (
-            {**GEMMA4, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4, "alpha": 1}}},
-            "nothing reads rope_parameters.sliding_attention.alpha = 1",
-        ),
-        (
-            {**PLAIN, "rope_scaling": YARN, "rope_parameters": {"rope_type": "default"}},
-            "rope_scaling and rope_parameters are both there; only rope_scaling is read",
-        ),
-        (
-            {**PLAIN, "rope_scaling": {**YARN, "factor": 2.0}},
-            (
-                "factor = 2.0, but max_position_embeddings / original_max_position_embeddings = "
-                "32768 / 8192 = 4"
-            ),
-        ),
-        (
-            {
-                **PLAIN,
-                "original_max_position_embeddings": 16384,
-                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
-            },
-            (
-                "factor = 4.0, but max_position_embeddings / original_max_position_embeddings = "
-                "32768 / 16384 = 2"
-            ),
-        ),
-        (
-            {**PLAIN, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
-            "factor = 0.5 is below 1, and a rule is there to make contexts longer",
-        ),
-        (
-            with_rule(LLAMA, original_max_position_embeddings=131072),
-            (
-                "original_max_position_embeddings = 131072 is not below max_position_embeddings = "
-                "131072: no context is extended"
-            ),
-        ),
-        (
-            with_rule(LLAMA, original_max_position_embeddings=None),
-            (
-                "original_max_position_embeddings is missing, and taken to be "
-                "max_position_embeddings = 131072"
-            ),
-        ),
-        (
-            {**PLAIN, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}},
-            "rope_parameters.rope_theta = 1000000.0 is read and not rope_theta = 10000.0",
-        ),
-        (
-            {**PLAIN, "original_max_position_embeddings": 16384, "rope_scaling": YARN},
-            (
-                "original_max_position_embeddings = 16384 is read and not "
-                "rope_parameters.original_max_position_embeddings = 8192"
-            ),
-        ),
-        (
-            {**PLAIN, "rope_scaling": {**YARN, "type": "linear"}},
-            "rope_type = 'yarn' is read and not type = 'linear'",
-        ),
-        (
-            {**PLAIN, "head_dim": 25, "partial_rotary_factor": 0.3, "rope_theta": 1e4},
-            "partial_rotary_factor = 0.3 of a head is 7.5 components, cut to 7",
-        ),
-        (
-            {**PLAIN, "head_dim": 25, "partial_rotary_factor": 0.3, "rope_theta": 1e4},
-            (
-                "7 components, an odd number, are rotated as 8 by the same frequencies: "
-                "base 37275.9 for 10000"
-            ),
-        ),
-    ],
-)
+def with_parameters(config: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    return {**config, "rope_parameters": {**config.get("rope_parameters", {}), **parameters}}
+
+
+SUSPICIOUS = [
+    (with_rule(LLAMA, finetuned=True), "nothing reads rope_scaling.finetuned = True"),
+    ({**LLAMA, "rope_embedding_base": 1e6}, "nothing reads rope_embedding_base = 1000000.0"),
+    ({**LLAMA, "use_dynamic_ntk": True}, "nothing reads use_dynamic_ntk = True"),
+    (
+        with_parameters(PLAIN, rope_theta=1e4, factor=8.0),
+        "nothing reads rope_parameters.factor = 8.0",
+    ),
+    (with_parameters(GEMMA4, factor=2.0), "nothing reads rope_parameters.factor = 2.0"),
+    (
+        with_parameters(GEMMA4, sliding_attention={"rope_theta": 1e4, "alpha": 1}),
+        "nothing reads rope_parameters.sliding_attention.alpha = 1",
+    ),
+    (
+        with_parameters({**PLAIN, "rope_scaling": YARN}, rope_type="default"),
+        "rope_scaling and rope_parameters are both there; only rope_scaling is read",
+    ),
+    (
+        {**PLAIN, "rope_scaling": {**YARN, "factor": 2.0}},
+        f"factor = 2.0, but {EXTENDED} / {TRAINED} = 32768 / 8192 = 4",
+    ),
+    (
+        {**PLAIN, TRAINED: 16384, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        f"factor = 4.0, but {EXTENDED} / {TRAINED} = 32768 / 16384 = 2",
+    ),
+    (
+        {**PLAIN, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+        "factor = 0.5 is below 1, and a rule is there to make contexts longer",
+    ),
+    (
+        with_rule(LLAMA, original_max_position_embeddings=131072),
+        f"{TRAINED} = 131072 is not below {EXTENDED} = 131072: no context is extended",
+    ),
+    (
+        with_rule(LLAMA, original_max_position_embeddings=None),
+        f"{TRAINED} is missing, and taken to be {EXTENDED} = 131072",
+    ),
+    (
+        with_parameters({**PLAIN, "rope_theta": 1e4}, rope_theta=1e6),
+        "rope_parameters.rope_theta = 1000000.0 is read and not rope_theta = 10000.0",
+    ),
+    (
+        {**PLAIN, "rope_scaling": {**YARN, "type": "linear"}},
+        "rope_type = 'yarn' is read and not type = 'linear'",
+    ),
+    (ODD, "partial_rotary_factor = 0.3 of a head is 7.5 components, cut to 7"),
+    (
+        ODD,
+        "7 components, an odd number, are rotated as 8 by the same frequencies: base 37275.9",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), SUSPICIOUS)
 def test_suspicious(report, config: dict[str, Any], expected: str) -> None:
-    assert expected in report(config)["suspicious"]
+    assert any(sentence.startswith(expected) for sentence in report(config)["suspicious"])
 
 
 @pytest.mark.parametrize(
@@ -134,10 +101,10 @@ def test_a_model_type_that_is_not_known(report, keys: dict[str, Any], fact: str)
     assert "nothing reads rope_interleaved = True" in result["suspicious"]
 
 
-def test_a_contradiction_is_told_once(report) -> None:
-    config = {**PLAIN, "original_max_position_embeddings": 16384, "rope_scaling": YARN}
-    contradiction, factor = report(config)["suspicious"]
-    assert "16384 is read and not" in contradiction
+def test_a_contradiction_is_reported_once(report) -> None:
+    contradiction, factor = report({**PLAIN, TRAINED: 16384, "rope_scaling": YARN})["suspicious"]
+    names = f"{TRAINED} = 16384 is read and not rope_parameters.{TRAINED} = 8192"
+    assert contradiction == names
     assert factor.endswith("32768 / 16384 = 2")
 
 
@@ -146,14 +113,14 @@ def test_a_contradiction_is_told_once(report) -> None:
     [
         {**PLAIN, "rope_scaling": YARN},
         {**PLAIN, "rope_scaling": {}, "rope_parameters": YARN},
-        {**CONFIGS["beam"], "rope_parameters": {"full_attention": None, "sliding_attention": {}}},
+        {**BEAM, "rope_parameters": {"full_attention": None, "sliding_attention": {}}},
         {**PLAIN, "rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e6, "rope_type": None}},
         {**PLAIN, "rope_scaling": {**YARN, "beta_fast": None, "unheard_of": None}},
         # What the configuration and its rule both say, and alike, is said once.
         {**PLAIN, "original_max_position_embeddings": 8192, "rope_scaling": YARN},
         {**PLAIN, "rope_parameters": {**YARN, "max_position_embeddings": 32768}},
         {**PLAIN, "head_dim": 100, "partial_rotary_factor": 0.14},  # 14.000000000000002 components
-        {**QWEN2_VL, "model_type": "qwen2_vl_text"},
+        {**CONFIGS["qwen2_vl_7b"], "model_type": "qwen2_vl_text"},
         # The parameters are those of the layers that rotate, though they do not say so.
         {**PLAIN, "model_type": "cohere2", "rope_parameters": {"rope_theta": 5e4}},
         {"model_type": "pixtral", "head_dim": 64, "rope_theta": 1e4},  # of a grid
@@ -179,13 +146,8 @@ def test_what_is_no_rotation_is_a_note(report) -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (LLAMA, "all layers (32)\n  rope type:        llama3\n"),
-        (LLAMA, "rule:             Llama3(factor=8.0, low_freq_factor=1.0"),
-        (LLAMA, "original context: 8192\n  extended context: 131072\n"),
-        (CONFIGS["phi3"], "short_factor=(48 numbers from 1 to 1.47)"),
         (GEMMA4, "never turns  192 of 256  192 of 256"),
-        (QWEN2_VL, "pairs per component: [16, 24, 24]"),
-        (CONFIGS["beam"], "full_attention: no positions"),
+        (BEAM, "full_attention: no positions"),
         (
             with_rule(LLAMA, finetuned=True),
             "\nsuspicious:\n- nothing reads rope_scaling.finetuned = True\n\nin Python:",
@@ -193,6 +155,7 @@ def test_what_is_no_rotation_is_a_note(report) -> None:
     ],
 )
 def test_words_of_a_model(tmp_path: Path, capsys, config: dict[str, Any], expected: str) -> None:
+    """Those that no report of a real model has."""
     path = tmp_path / "model.json"
     path.write_text(json.dumps(config))
     assert cli.main(["inspect", str(path)]) == 0

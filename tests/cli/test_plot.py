@@ -10,23 +10,23 @@ import pytest
 
 from rope_xp import RoPE
 from rope_xp import __main__ as cli
-from rope_xp._cli import curves, plot, plots
+from rope_xp._cli import plot, plots
 from rope_xp.papers import analysis
 
 KINDS = ("decay", "wavelengths", "score", "accuracy")
 BASES = {"base 10,000": RoPE(), "base 500,000": RoPE(base=500_000.0)}
-WHY = "matplotlib draws (pip install 'rope-xp[plot]')"
 
 
-def axes_to_draw_on():
-    return pytest.importorskip("matplotlib.figure", reason=WHY).Figure().subplots()
+@pytest.fixture
+def axes():
+    return pytest.importorskip("matplotlib.figure").Figure().subplots()
 
 
 def main(*arguments: str | Path) -> int:
     return cli.main(["plot", *map(str, arguments)])
 
 
-def fails(capsys, *arguments: str | Path) -> str:
+def read_failure(capsys, *arguments: str | Path) -> str:
     """Return the one line that a command prints which must fail."""
     assert main(*arguments) == 1
     printed = capsys.readouterr()
@@ -44,7 +44,7 @@ def test_each_kind_writes_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, kind: str
 ) -> None:
     """An SVG of three bases, which a page of any colour can show."""
-    pytest.importorskip("matplotlib", reason=WHY)
+    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     bases = ["--base", "1e4", "5e5", "1e6"]
     assert main(kind, *bases, "--distance", "300", "--out", "one.svg") == 0
@@ -59,7 +59,7 @@ def test_each_kind_writes_a_picture(
 
 
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    pytest.importorskip("matplotlib", reason=WHY)
+    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     few = ["decay", "--head-dim", "16", "--distance", "1"]
     assert main(*few) == main(*few, "--out", "bound") == main(*few, "--out", "bound.pdf") == 0
@@ -72,47 +72,39 @@ def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys)
 # --- errors --------------------------------------------------------------------------------------
 
 
+BASES_OF_SIX = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("kind", "arguments", "expected"),
     [
-        (["--out", "nowhere/picture.png"], "nowhere/picture.png: No such file or directory"),
-        (["--out", "picture.tune"], "Format 'tune' is not supported"),
-        (["--head-dim", "7"], "head_dim is 7, an odd number"),
-        (["--out", "."], "--out . names no file; give a name such as decay.png"),
-        (["--distance", "1000000000000"], "--distance 1000000000000 is too far"),
+        ("decay", ["--out", "nowhere/picture.png"], "nowhere/picture.png: No such file or"),
+        ("decay", ["--out", "picture.tune"], "Format 'tune' is not supported"),
+        ("decay", ["--head-dim", "7"], "head_dim is 7, an odd number"),
+        ("decay", ["--out", "."], "--out . names no file; give a name such as decay.png"),
+        ("decay", ["--distance", "1000000000000"], "--distance 1000000000000 is too far"),
+        ("decay", ["--base", *BASES_OF_SIX], "5 bases at most"),
+        ("accuracy", ["--distance", "10000001"], "up to position 10000000; got 10000001"),
+        ("accuracy", ["--base", "0.5"], "bases from 1; got base 0.5"),
     ],
 )
 def test_errors_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, arguments: list[str], expected: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
+    kind: str,
+    arguments: list[str],
+    expected: str,
 ) -> None:
-    pytest.importorskip("matplotlib", reason=WHY)
+    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    assert expected in fails(capsys, "decay", "--distance", "9", *arguments)
+    assert expected in read_failure(capsys, kind, "--distance", "9", *arguments)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--distance", "10000001"], "up to position 10000000; got 10000001"),
-        (["--base", "0.5"], "bases from 1; got base 0.5"),
-    ],
-)
-def test_where_accuracy_can_be_measured(
-    tmp_path: Path, capsys, arguments: list[str], expected: str
-) -> None:
-    pytest.importorskip("matplotlib", reason=WHY)
-    assert expected in fails(capsys, "accuracy", *arguments, "--out", tmp_path / "picture.png")
-
-
-def test_more_bases_than_colours(capsys) -> None:
-    bases = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
-    assert "5 bases at most" in fails(capsys, "decay", "--base", *bases)
 
 
 def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    message = fails(capsys, "decay", "--out", tmp_path / "picture.png")
+    message = read_failure(capsys, "decay", "--out", tmp_path / "picture.png")
     assert "needs matplotlib (pip install 'rope-xp[plot]')" in message
     assert not list(tmp_path.iterdir())
 
@@ -136,70 +128,49 @@ def test_usage(arguments: list[str], capsys) -> None:
 # --- pictures for pages of any colour -----------------------------------------------------------
 
 
-def luminance(colour: str) -> float:
+def find_luminance(colour: str) -> float:
     """Return that of the Web Content Accessibility Guidelines."""
     shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("page", ["#ffffff", "#131416", "#0d1117"])  # white, and two dark themes
 def test_colours_are_told_from_the_page(page: str) -> None:
-    assert contrast(plots.INK, page) > 4  # words
-    assert all(contrast(colour, page) > 3 for colour, _ in plots.STYLES)
-
-
-def test_grey_is_for_what_others_are_compared_with() -> None:
-    grey, blue = plots.STYLES[:2]
-    assert plots.choose_style(0, 1) == blue
-    assert [plots.choose_style(i, 2) for i in range(2)] == [grey, blue]
+    for colour, least in ((plots.INK, 4), *((colour, 3) for colour, _ in plots.STYLES)):
+        low, high = sorted((find_luminance(colour), find_luminance(page)))
+        assert (high + 0.05) / (low + 0.05) > least
 
 
 # --- what is drawn -------------------------------------------------------------------------------
 
 
-def test_the_bound_as_drawn() -> None:
-    axes = axes_to_draw_on()
-    curves.draw_decay(axes, BASES, 32, 5000)
-    for line, band, (name, rope) in zip(
-        axes.get_lines(), axes.collections, BASES.items(), strict=True
+def test_the_bound_as_drawn(axes) -> None:
+    plot.draw_decay(axes, BASES, 32, 5000)
+    lines = axes.get_lines()
+    assert [line.get_label() for line in lines] == list(BASES)
+    assert len({line.get_linestyle() for line in lines}) == len(BASES)  # without colours too
+    for line, band, (colour, _), rope in zip(
+        lines, axes.collections, plots.STYLES, BASES.values(), strict=False
     ):
         exact = analysis.decay_bound(rope, 32, np.arange(1, 5001))
-        assert line.get_label() == name
-        assert line.get_color() == plots.STYLES[list(BASES).index(name)][0]
+        assert line.get_color() == colour
         x, y = line.get_data()
         np.testing.assert_array_equal(x[:20], np.arange(1, 21))  # one by one where there is room
         np.testing.assert_array_equal(y[:20], exact[:20])
+        # The last point is the mean of all distances from halfway to the one before.
+        count = round(2 * (5000 - x[-1])) + 1
+        assert count > 20
+        np.testing.assert_allclose(y[-1], exact[-count:].mean(), rtol=0, atol=1e-14)
         heights = band.get_paths()[0].vertices[:, 1]
         assert (heights.min(), heights.max()) == (exact.min(), exact.max())
-    dashes = [line.get_linestyle() for line in axes.get_lines()]
-    assert len(set(dashes)) == len(BASES)  # told apart without colours
-    assert axes.get_xscale() == "log"
+        assert {exact[-count:].min(), exact[-count:].max()} <= set(heights)
     assert axes.get_xlabel() == "distance of query and key, tokens"
     assert axes.get_ylabel().startswith("bound on the score")
 
 
-def test_a_band_holds_every_value_and_a_line_their_mean() -> None:
-    axes = axes_to_draw_on()
-    values = np.random.default_rng(0).standard_normal(2000)
-    curves._draw_curve(axes, values, "noise", 0, 1)
-    x, y = axes.get_lines()[0].get_data()
-    # The last point stands for all distances from halfway to the one before.
-    count = round(2 * (2000 - x[-1])) + 1
-    assert count > 20
-    np.testing.assert_allclose(y[-1], values[-count:].mean(), rtol=0, atol=1e-14)
-    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert {values[-count:].min(), values[-count:].max()} <= set(heights)
-
-
-def test_scores_as_drawn() -> None:
-    axes = axes_to_draw_on()
-    curves.draw_score(axes, BASES, 128, 2000)
+def test_scores_as_drawn(axes) -> None:
+    plot.draw_score(axes, BASES, 128, 2000)
     lines = axes.get_lines()
     first, triangle, second, zero = lines
     assert first.get_label() == "base 10,000; first negative at 1,707"
@@ -211,9 +182,8 @@ def test_scores_as_drawn() -> None:
         np.testing.assert_allclose(line.get_ydata()[:20], expected, rtol=0, atol=1e-15)
 
 
-def test_accuracy_as_drawn() -> None:
-    axes = axes_to_draw_on()
-    curves.draw_accuracy(axes, BASES, 128, 1_000_000)
+def test_accuracy_as_drawn(axes) -> None:
+    plot.draw_accuracy(axes, BASES, 128, 1_000_000)
     usual, ours = axes.get_lines()[:2], axes.get_lines()[2:]
     assert [line.get_label() for line in usual] == [f"float32 product, {name}" for name in BASES]
     assert [line.get_label() for line in ours] == [f"rope_xp, {name}" for name in BASES]
@@ -224,14 +194,3 @@ def test_accuracy_as_drawn() -> None:
     for line in ours:
         assert 0 < line.get_ydata().min() <= line.get_ydata().max() < 2.4e-7  # RoPE.cos_sin
     assert axes.get_xscale() == axes.get_yscale() == "log"
-
-
-def test_wavelengths_as_drawn() -> None:
-    axes = axes_to_draw_on()
-    plot._draw_wavelengths(axes, BASES, 128, 4096)
-    *waves, context = axes.get_lines()
-    labels = [line.get_label().partition("; ")[2] for line in waves]
-    assert labels == [f"{n} of 64 pairs turn within the context" for n in (46, 32)]
-    for line, rope in zip(waves, BASES.values(), strict=True):
-        np.testing.assert_array_equal(line.get_ydata(), rope.wavelengths(128))
-    assert set(context.get_ydata()) == {4096}

@@ -95,7 +95,7 @@ def test_names() -> None:
     assert rope_xp.__all__ == NAMES.split() == sorted(rope_xp.__all__)
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
     assert public - set(rope_xp.__all__) <= set(MODULES.split())
-    members = {name for name in vars(RoPE) if not name.startswith("_")}
+    members = {name for name in dir(RoPE) if not name.startswith("_")}
     assert members == {field.name for field in fields(RoPE)} | set(MEMBERS.split())
 
 

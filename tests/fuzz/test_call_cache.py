@@ -11,25 +11,21 @@ from support.programs import printed
 GUARDED = {"MALLOC_PERTURB_": "165", "PYTHONMALLOC": "malloc"}
 
 
-def run(library: str, count: int, seed: int) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect")
+@pytest.mark.parametrize(
+    ("library", "count", "seed"),
+    [
+        *(("numpy", 1000, 1), ("torch", 1000, 1)),
+        pytest.param("numpy", 70_000, 2, marks=pytest.mark.fuzz),
+        pytest.param("torch", 30_000, 2, marks=pytest.mark.fuzz),
+    ],
+)
+def test_calls_on_freed_memory(library: str, count: int, seed: int) -> None:
     for module in (library, "llvmlite"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     options = ("-X", "faulthandler")
-    done = printed("cached_calls.py", library, count, seed, options=options, **GUARDED)
-    calls, cached = map(int, done.split())
+    output = printed("cached_calls.py", library, count, seed, options=options, **GUARDED)
+    calls, cached = map(int, output.split())
     assert calls == count
     assert cached > count / 4
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect")
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_a_thousand_calls(library: str) -> None:
-    run(library, 1000, 1)
-
-
-@pytest.mark.fuzz
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect")
-@pytest.mark.parametrize(("library", "count"), [("numpy", 70_000), ("torch", 30_000)])
-def test_a_hundred_thousand_calls(library: str, count: int) -> None:
-    run(library, count, 2)

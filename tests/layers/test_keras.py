@@ -1,37 +1,28 @@
-"""The layer of Keras: configurations, functional models, policies. See test_keras_backends.py."""
+"""The layer of Keras: configurations, functional models, policies."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.layers import FRAMEWORKS, ROPES, assert_same, inputs, to_numpy
+from support.layers import KERAS, ROPES, SCALED, assert_same, inputs, to_numpy
+from support.programs import ROOT, environment
 
-from rope_xp import RoPE, RopeError
-from rope_xp.scaling import Scaling
+from rope_xp import RoPE, RopeError, scaling
 
 keras = pytest.importorskip("keras")
 
 from rope_xp.layers.keras import Rotary  # noqa: E402  # needs keras
 
-KERAS = FRAMEWORKS[3]
-
-
-def test_a_configuration_holds_all() -> None:
-    rope = ROPES["sections"]
-    layer = Rotary(rope, axes="bshd", name="rotary")
-    copied = Rotary.from_config(json.loads(json.dumps(layer.get_config())))
-    assert (copied.rope, copied.axes, copied.name) == (rope, "bshd", "rotary")
-    data = keras.saving.serialize_keras_object(layer)
-    assert data["registered_name"] == "rope_xp>Rotary"
-    assert keras.saving.deserialize_keras_object(data).rope == rope
-
 
 @dataclass(frozen=True)
-class Own(Scaling):
+class Own(scaling.Scaling):
     """A scaling of a user."""
 
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
@@ -41,6 +32,21 @@ class Own(Scaling):
 def test_other_scalings_are_not_saved() -> None:
     with pytest.raises(RopeError, match=r"cannot save scaling = Own\(\): only classes of"):
         Rotary(RoPE(scaling=Own())).get_config()
+
+
+@pytest.mark.parametrize("rope", SCALED.values(), ids=SCALED)
+def test_every_scaling_is_saved(rope: RoPE) -> None:
+    data = keras.saving.serialize_keras_object(Rotary(rope, axes="bshd", name="rotary"))
+    assert data["registered_name"] == "rope_xp>Rotary"
+    loaded = keras.saving.deserialize_keras_object(json.loads(json.dumps(data)))
+    assert (loaded.rope, loaded.axes, loaded.name) == (rope, "bshd", "rotary")
+    assert repr(loaded.rope) == repr(rope)
+
+
+def test_those_are_all_scalings() -> None:
+    classes = {value for value in vars(scaling).values() if isinstance(value, type)}
+    derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
+    assert {type(rope.scaling) for rope in SCALED.values()} == derived
 
 
 @pytest.mark.parametrize("name", ["slice", "sections"])
@@ -59,8 +65,8 @@ def test_a_functional_model_is_saved_and_loaded(name: str, tmp_path: Path) -> No
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.get_layer("rotary").rope == rope
-    for each in (model, loaded):
-        assert_same(each([q, k, positions]), rope.apply(q, k, positions))
+    assert_same(model([q, k, positions]), rope.apply(q, k, positions))
+    assert_same(loaded([q, k, positions]), rope.apply(q, k, positions))
     assert loaded.weights == []
 
 
@@ -98,14 +104,31 @@ def test_policies_cast_neither_arrays_nor_positions(policy: str) -> None:
 def test_float_positions_within_a_mixed_model() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        arguments = (
-            keras.Input((5, 4, 16)),
-            keras.Input((5, 2, 16)),
-            keras.Input((5,), dtype="float32"),
-        )
+        arguments = [keras.Input((5, heads, 16)) for heads in (4, 2)]
+        arguments.append(keras.Input((5,), dtype="float32"))
         model = keras.Model(arguments, Rotary(ROPES["half"])(*arguments))
         q, k, _ = inputs(KERAS, ROPES["half"])
         at = KERAS.array(np.full((2, 5), 65_536.25, np.float32))
         assert_same(model([q, k, at]), ROPES["half"].apply(q, k, at))
     finally:
         keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.exhaustive
+def test_the_other_backend_of_keras() -> None:
+    """These tests once more, in a process whose keras has the other backend."""
+    backend = {"torch": "jax", "jax": "torch"}[os.environ["KERAS_BACKEND"]]
+    pytest.importorskip(backend)
+    files = [__file__, str(Path(__file__).with_name("test_layers.py"))]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-k", "keras", *files],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(KERAS_BACKEND=backend),
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout

@@ -8,14 +8,12 @@ import importlib
 import itertools
 import pickle
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.layers import (
     FRAMEWORKS,
     ROPES,
-    SCALED,
     Framework,
     assert_same,
     every_framework,
@@ -23,7 +21,7 @@ from support.layers import (
 )
 
 import rope_xp
-from rope_xp import Angles, RoPE, RopeError, scaling
+from rope_xp import Angles, RoPE, RopeError
 
 # A layer hands its RoPE on: each RoPE is tested once, and each framework several times.
 DEALT = [
@@ -55,28 +53,6 @@ def test_axes_and_positions_of_keys(framework: Framework) -> None:
     arguments = {"positions": positions[:, :4], "k_positions": positions[:, 1:3]}
     rotated = framework.layer(rope, axes="bhsd")(q, k, **arguments)
     assert_same(rotated, rope.apply(q, k, axes="bhsd", **arguments))
-
-
-def assert_reloaded(framework: Framework, rope: RoPE, folder: Path) -> None:
-    loaded = framework.reloaded(framework.layer(rope, axes="bshd"), folder)
-    assert (loaded.rope, loaded.axes) == (rope, "bshd")
-    assert repr(loaded.rope) == repr(rope)
-
-
-@every_framework
-def test_it_is_saved_and_loaded(framework: Framework, tmp_path: Path) -> None:
-    assert_reloaded(framework, ROPES["yarn"], tmp_path)
-
-
-@pytest.mark.parametrize("rope", SCALED.values(), ids=SCALED)
-def test_keras_saves_every_scaling(rope: RoPE, tmp_path: Path) -> None:
-    assert_reloaded(FRAMEWORKS[3], rope, tmp_path)
-
-
-def test_those_are_all_scalings() -> None:
-    classes = {value for value in vars(scaling).values() if isinstance(value, type)}
-    derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
-    assert {type(rope.scaling) for rope in SCALED.values()} == derived
 
 
 @every_framework

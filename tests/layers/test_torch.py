@@ -1,102 +1,142 @@
-"""The layer of torch: casts, devices, checkpoints, compilers, and sharded models."""
+"""The layer of torch: casts, checkpoints, compilers, learned frequencies, sharded models."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support.layers import FRAMEWORKS, ROPES, assert_same, inputs
+from support.layers import ROPES, TORCH, assert_same, inputs
 from support.programs import HERE, ROOT, environment
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import RoPE, RopeError, apply_frequencies
 from rope_xp.scaling import LongRoPE
 
 torch = pytest.importorskip("torch")
 
 from torch._dynamo.testing import CompileCounter  # noqa: E402  # needs torch
+from torch.utils.checkpoint import checkpoint  # noqa: E402  # needs torch
 
 from rope_xp.layers.torch import Rotary  # noqa: E402  # needs torch
 
 ROPE = ROPES["yarn"]
-TORCH = FRAMEWORKS[0]
+SIZES: dict[str, dict[str, int]] = {
+    "shared": {"head_dim": 16},
+    "head": {"head_dim": 16, "heads": 2},
+}
 
 
-class Block(torch.nn.Module):
-    """Projections, a rotation, and attention scores."""
-
-    def __init__(self, rope: RoPE) -> None:
-        super().__init__()
-        self.q = torch.nn.Linear(32, 64)
-        self.k = torch.nn.Linear(32, 32)
-        self.rotary = Rotary(rope)
-
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        q, k = (layer(x).unflatten(-1, (-1, 16)) for layer in (self.q, self.k))
-        q, k = self.rotary(q, k, positions)
-        return torch.einsum("bshd,bthd->bhst", q, k.repeat_interleave(2, 2))
+def learner(rope: RoPE = ROPES["half"], learn: Any = "head", **options: Any) -> Any:
+    return Rotary(rope, learn=learn, **{**SIZES[learn], **options})
 
 
-def block_and_input(rope: RoPE = ROPE, tokens: int = 6) -> tuple[Block, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    return Block(rope), torch.randn(2, tokens, 32), 1_000_000 + torch.arange(tokens)
+# --- casts and devices ---------------------------------------------------------------------------
+
+
+def empty(model: Any) -> Any:
+    """Return a model with whatever lay in memory, and its parameters as they start."""
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(7.0)
+    model[0].reset_parameters()
+    return model
 
 
 ROUND_TRIPS = {
     "bfloat16": lambda m: m.bfloat16(),
     "half": lambda m: m.half(),
     "double": lambda m: m.double(),
+    "both at once": lambda m: m.to("cpu", torch.bfloat16),
     "back again": lambda m: m.bfloat16().float(),
-    "meta": lambda m: m.to("meta").to_empty(device="cpu"),
-    "meta from the start": lambda m: m.to_empty(device="cpu"),
-    "apply": lambda m: m._apply(torch.zeros_like),
+    "meta": lambda m: empty(m.to("meta", torch.float16)),
+    "meta from the start": lambda m: empty(m.bfloat16()),
     "share": lambda m: m.share_memory(),
     "state": lambda m: (m.load_state_dict(m.state_dict(), strict=True), m)[1],
     "assigned": lambda m: (m.load_state_dict(m.state_dict(), assign=True), m)[1],
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
 }
 
 
+@pytest.mark.parametrize("learn", [None, "head"])
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
-def test_round_trips_change_no_bit(trip: str) -> None:
-    for name, dtype in (("yarn", torch.bfloat16), ("sections", torch.float32)):
-        rope = ROPES[name]
-        with torch.device("meta" if trip == "meta from the start" else "cpu"):
-            model = torch.nn.Sequential(Rotary(rope))
-        layer = ROUND_TRIPS[trip](model)[0]
-        q, k, positions = inputs(TORCH, rope)
-        q, k = q.to(dtype), k.to(dtype)
+def test_round_trips_change_no_bit(trip: str, learn: str | None) -> None:
+    rope = ROPES["sections" if learn else "yarn"]
+    start = learner(rope).frequencies.detach() if learn else None
+    with torch.device("meta" if trip == "meta from the start" else "cpu"):
+        model = torch.nn.Sequential(learner(rope) if learn else Rotary(rope))
+    if learn and "meta" not in trip:  # a reset starts again
+        with torch.no_grad():
+            start = model[0].frequencies.add_(1e-4).clone()
+    layer = ROUND_TRIPS[trip](model)[0]
+    q, k, positions = inputs(TORCH, rope)
+    q, k = q.bfloat16(), k.bfloat16()
+    if learn is None:
         assert_same(layer(q, k, positions), rope.apply(q, k, positions))
+        return
+    assert layer.frequencies.dtype == torch.float32
+    assert isinstance(layer.frequencies, torch.nn.Parameter)
+    assert layer.frequencies.requires_grad
+    assert torch.equal(layer.frequencies, start)
+    expected = apply_frequencies(q, k, positions, start, layout=rope.layout)
+    assert_same(layer(q, k, positions), expected)
 
 
-def test_repr() -> None:
-    assert repr(Rotary(RoPE())) == "Rotary()"
-    shown = repr(Rotary(RoPE(layout="half", scaling=rope_xp.scaling.Linear(2.0)), axes="bhsd"))
-    assert shown == "Rotary(layout='half', scaling=Linear(factor=2.0), axes='bhsd')"
+def test_a_cast_takes_the_gradient_along() -> None:
+    model = torch.nn.Sequential(learner(), torch.nn.Linear(2, 2))
+    q, k, positions = inputs(TORCH, ROPES["half"])
+    model[0](q, k, positions)[0].square().sum().backward()
+    model.bfloat16()
+    assert model[0].frequencies.grad.dtype == torch.float32
+    assert model[1].weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("layer", "shown"),
+    [
+        (Rotary(RoPE()), "Rotary()"),
+        (
+            Rotary(RoPE(layout="half", scaling=rope_xp.scaling.Linear(2.0)), axes="bhsd"),
+            "Rotary(layout='half', scaling=Linear(factor=2.0), axes='bhsd')",
+        ),
+        (learner(RoPE(), "shared"), "Rotary(learn='shared')"),
+        (learner(axes="bhsd"), "Rotary(learn='head', base=500000.0, layout='half', axes='bhsd')"),
+    ],
+)
+def test_repr(layer: Any, shown: str) -> None:
+    assert repr(layer) == shown
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-def with_frequencies(block: Block, frequencies: Any) -> dict[str, Any]:
-    return block.state_dict() | {"rotary.inv_freq": torch.as_tensor(frequencies)}
+def load(rope: RoPE, frequencies: Any, **options: Any) -> None:
+    """Load a checkpoint of another module, which has inv_freq, into a layer of a model."""
+    state = {"rotary.inv_freq": torch.as_tensor(frequencies)}
+    model = torch.nn.ModuleDict({"rotary": Rotary(rope)})
+    assert str(model.load_state_dict(state, **options)) == "<All keys matched successfully>"
+    assert list(state) == ["rotary.inv_freq"]  # the caller's dictionary is unchanged
 
 
 @pytest.mark.parametrize("name", ["half", "slice", "yarn", "llama3", "dynamic", "axial"])
 def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
     rope = ROPES[name]
-    block = Block(rope)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         saved = torch.from_numpy(rope.frequencies(16)).to(dtype)
-        state = with_frequencies(block, saved)
-        assert str(block.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
-        assert "rotary.inv_freq" in state  # the caller's dictionary is unchanged
+        load(rope, saved)
         saved[-1] *= 1.05  # more than bfloat16 rounds
         for strict in (True, False):
             with pytest.raises(RuntimeError, match="rotary.inv_freq holds the frequencies"):
-                block.load_state_dict(with_frequencies(block, saved), strict=strict)
+                load(rope, saved, strict=strict)
+    load(rope, torch.empty(8, device="meta"))  # which has no values
 
 
 def test_frequencies_that_transformers_saved() -> None:
@@ -104,61 +144,121 @@ def test_frequencies_that_transformers_saved() -> None:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = transformers.LlamaConfig(head_dim=16)
-    saved = LlamaRotaryEmbedding(config).inv_freq
-    block = Block(rope_xp.from_hf_config(config))
-    block.load_state_dict(with_frequencies(block, saved), strict=True)
+    load(rope_xp.from_hf_config(config), LlamaRotaryEmbedding(config).inv_freq)
 
 
 def test_either_regime_of_longrope_fits() -> None:
     rope = RoPE(scaling=LongRoPE((1.0,) * 8, (2.5,) * 8, 4096, factor=8.0))
-    block = Block(rope)
     for n in (1, 5000):
-        saved = rope.for_length(n).frequencies(16)
-        block.load_state_dict(with_frequencies(block, saved), strict=True)
+        load(rope, rope.for_length(n).frequencies(16))
     with pytest.raises(RuntimeError, match="holds the frequencies"):
-        block.load_state_dict(with_frequencies(block, RoPE().frequencies(16) / 3))
+        load(rope, RoPE().frequencies(16) / 3)
 
 
 def test_frequencies_of_another_shape() -> None:
-    block = Block(RoPE(rotary_dim=8))
     with pytest.raises(RuntimeError, match=r"\(8\), and the RoPE of this Rotary has .* \(4\)"):
-        block.load_state_dict(with_frequencies(block, RoPE().frequencies(16)))
+        load(RoPE(rotary_dim=8), RoPE().frequencies(16))
     with pytest.raises(RuntimeError, match=r"has shape \(0,\), for which the RoPE has no freq"):
-        Rotary(RoPE()).load_state_dict({"inv_freq": torch.empty(0)})
+        load(RoPE(), torch.empty(0))
     with pytest.raises(RuntimeError, match="Unexpected key"):
-        block.load_state_dict(block.state_dict() | {"rotary.scale": torch.ones(1)}, strict=True)
+        Rotary(RoPE()).load_state_dict({"scale": torch.ones(1)}, strict=True)
 
 
-def test_frequencies_on_meta_are_none() -> None:
-    block = Block(ROPE)
-    saved = torch.empty(8, device="meta")
-    block.load_state_dict(with_frequencies(block, saved), strict=True)
+# --- learned frequencies --------------------------------------------------------------------------
+
+
+def initial(rope: RoPE, learn: str) -> torch.Tensor:
+    """Return the initial frequencies, (components, heads, r/2) or less, by plain loops."""
+    frequencies, axes = rope.frequencies(16), np.array(rope.position_axes or [0] * 8)
+    spread = np.zeros((max(axes) + 1, SIZES[learn].get("heads", 1), 8))
+    for pair, component in enumerate(axes):
+        spread[component, :, pair] = frequencies[pair]
+    if rope.position_axes is None:
+        spread = spread[0] if learn == "head" else spread[0, 0]
+    return torch.from_numpy(spread).float()
+
+
+@pytest.mark.parametrize("learn", SIZES)
+@pytest.mark.parametrize("name", ["plain", "half", "llama3", "sections", "axial"])
+def test_it_starts_from_its_rope(name: str, learn: str) -> None:
+    rope = ROPES[name]
+    layer, expected = learner(rope, learn), initial(rope, learn)
+    q, k, positions = inputs(TORCH, rope)
+    assert list(layer.state_dict()) == ["frequencies"]
+    assert layer.frequencies.dtype == torch.float32
+    assert torch.equal(layer.frequencies, expected)
+    rotated = apply_frequencies(q, k, positions, expected, layout=rope.layout)
+    assert_same(layer(q, k, positions), rotated)
+    near = torch.arange(5)
+    near = near if rope.position_axes is None else near.expand(max(rope.position_axes) + 1, 5)
+    for ours, theirs in zip(layer(q, k, near), rope.apply(q, k, near), strict=True):
+        # 2**-24 of a frequency of 1 at most, which float32 rounds, times a position of 4.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=4 * (2 * 3.2e-7 + 4 * 2.0**-24))
+
+
+def test_a_rope_with_a_slice_and_other_axes() -> None:
+    rope = RoPE(layout="interleaved", rotary_dim=8)
+    layer = learner(rope, axes="bhsd")
+    q, k, positions = inputs(TORCH, rope)
+    rotated = layer(q.transpose(1, 2), k.transpose(1, 2), positions)
+    assert layer.frequencies.shape == (2, 4)
+    assert torch.equal(rotated[0][..., 8:], q.transpose(1, 2)[..., 8:])
+    assert_same([y.transpose(1, 2) for y in rotated], learner(rope)(q, k, positions))
+
+
+@pytest.mark.parametrize("learn", SIZES)
+@pytest.mark.parametrize("name", ["half", "sections"])
+def test_learning_starts_from_a_checkpoint_with_inv_freq(name: str, learn: str) -> None:
+    """The frequencies of another module are those of the RoPE, from which learning starts."""
+    rope = ROPES[name]
+    model = torch.nn.Sequential(learner(rope, learn))
+    with torch.no_grad():
+        model[0].frequencies.fill_(7.0)
+    saved = torch.from_numpy(rope.frequencies(16)).float()
+    state = {"0.inv_freq": saved}
+    assert str(model.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
+    assert list(state) == ["0.inv_freq"]  # the caller's dictionary is unchanged
+    expected = initial(rope, learn)
+    assert torch.equal(model[0].frequencies, expected)
+    model.load_state_dict(state | {"0.frequencies": 2 * expected}, strict=True)
+    assert torch.equal(model[0].frequencies, 2 * expected)
+    with pytest.raises(RuntimeError, match="inv_freq holds the frequencies"):
+        model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
 # --- gradients and compilers ---------------------------------------------------------------------
 
 
-def test_activation_checkpointing() -> None:
-    gradients = []
-    for use_checkpoint in (False, True):
-        block, x, positions = block_and_input()
-        if use_checkpoint:
-            out = torch.utils.checkpoint.checkpoint(block, x, positions, use_reentrant=False)
-        else:
-            out = block(x, positions)
-        out.square().sum().backward()
-        gradients.append([p.grad for p in block.parameters()])
-    assert_same(*gradients)
-    assert all(g.abs().max() > 0 for g in gradients[0])
+@pytest.mark.parametrize("use_checkpoint", [False, True])
+@pytest.mark.parametrize("learn", [None, *SIZES])
+def test_gradients_and_activation_checkpointing(learn: str | None, use_checkpoint: bool) -> None:
+    rope = ROPES["half"]
+    layer = learner(rope, learn) if learn else Rotary(rope)
+    call = partial(checkpoint, layer, use_reentrant=False) if use_checkpoint else layer
+    *arrays, positions = inputs(TORCH, rope)
+    ours, theirs = ([x.clone().requires_grad_() for x in arrays] for _ in range(2))
+    if learn:
+        frequencies = initial(rope, learn).requires_grad_()
+        expected = apply_frequencies(*theirs, positions, frequencies, layout="half")
+    else:
+        expected = rope.apply(*theirs, positions)
+    for rotated in (call(*ours, positions), expected):
+        sum(y.sin().sum() for y in rotated).backward()
+    assert_same([x.grad for x in ours], [x.grad for x in theirs])
+    assert all(x.grad.abs().max() > 0.1 for x in ours)
+    if learn:
+        assert torch.equal(layer.frequencies.grad, frequencies.grad)
+        assert frequencies.grad.abs().max() > 1
 
 
-def test_one_recompilation_serves_all_lengths() -> None:
+@pytest.mark.parametrize("learn", [None, "head"])
+def test_one_recompilation_serves_all_lengths(learn: str | None) -> None:
     torch._dynamo.reset()
-    counter = CompileCounter()
-    compiled = torch.compile(Rotary(ROPE), fullgraph=True, backend=counter)
-    for tokens in (5, 6, 64, 700):
+    counter, layer = CompileCounter(), learner(learn=learn) if learn else Rotary(ROPE)
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for tokens in (5, 6, 700):
         q, k, positions = inputs(TORCH, ROPE, tokens)
-        assert_same(compiled(q, k, positions), ROPE.apply(q, k, positions))
+        assert_same(compiled(q, k, positions), layer(q, k, positions))
     assert counter.frame_count <= 2
 
 
@@ -180,11 +280,46 @@ def test_export() -> None:
     assert_same(program.module()(q, k, positions), ROPE.apply(q, k, positions))
 
 
+# --- arguments ------------------------------------------------------------------------------------
+
+WRONG: dict[str, dict[str, Any]] = {
+    "learn='shared' needs head_dim=, components of a head": {"learn": "shared"},
+    "learn='head' needs head_dim=": {"learn": "head", "heads": 2},
+    "learn='head' needs heads=, heads of k": {"learn": "head", "head_dim": 16},
+    "heads=2 was given, and learn='shared'": {"learn": "shared", **SIZES["head"]},
+    "head_dim=16 was given, and learn=None": {"head_dim": 16},
+    "learn must be one of 'shared', 'head'; got True": {"learn": True},
+    "heads must be positive": {"learn": "head", "head_dim": 16, "heads": 0},
+    "head_dim must be an integer": {"learn": "shared", "head_dim": 16.0},
+    "head_dim is 15, an odd number": {"learn": "shared", "head_dim": 15},
+    "without a factor on cos and sin": {"learn": "shared", "head_dim": 16, "rope": ROPES["yarn"]},
+    "without a factor on cos": {"learn": "head", **SIZES["head"], "rope": ROPES["slice"]},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_options(message: str) -> None:
+    kind = TypeError if "must be an integer" in message else RopeError
+    with pytest.raises(kind, match=re.escape(message)):
+        Rotary(**{"rope": RoPE(), **WRONG[message]})
+
+
+def test_it_has_no_angles_for_all_layers() -> None:
+    layer = learner()
+    q, k, positions = inputs(TORCH, ROPES["half"])
+    with pytest.raises(RopeError, match="each layer that learns its frequencies has its own"):
+        layer.at(positions, like=q)
+    with pytest.raises(RopeError, match="k_positions was given to a layer that learns"):
+        layer(q, k, positions, k_positions=positions)
+    with pytest.raises(RopeError, match=r"frequencies has 2 heads, q 4 and k 4"):
+        layer(q, q, positions)
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.exhaustive  # calls on DTensors are in tests/backends/torch, and it holds nothing
-def test_fsdp_and_dtensor(tmp_path: Path) -> None:
+def test_fsdp(tmp_path: Path) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch was built without distributed or gloo")
     command = [sys.executable, str(HERE / "layer_shards.py"), str(tmp_path)]

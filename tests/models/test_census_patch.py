@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from support import census  # first, as it skips this module where torch or transformers is missing
-from support.census_lists import MENDED
 
 from rope_xp import RopeError
 from rope_xp.integrations import _rotary
@@ -39,21 +38,20 @@ def models(directory: str) -> Iterator[torch.nn.Module]:
     for path in sorted((census.MODELS / directory).glob("modeling_*.py")):
         module = importlib.import_module(f"transformers.models.{directory}.{path.stem}")
         for name, kind in inspect.getmembers(module, inspect.isclass):
-            config_class = getattr(kind, "config_class", None)
-            if config_class is None or kind.__module__ != module.__name__ or "PreTr" in name:
-                continue
-            # Of few layers, if the configuration fits them.
-            model = build(kind, config_class, LAYERS) or build(kind, config_class, None)
-            if model is not None and dict(_rotary.rotary_modules(model)):
-                yield model
+            if hasattr(kind, "config_class") and kind.__module__ == module.__name__:
+                # Of few layers, if the configuration fits them.
+                model = "PreTr" not in name and (build(kind, LAYERS) or build(kind, None))
+                if model and dict(_rotary.rotary_modules(model)):
+                    yield model
 
 
-def build(kind: Any, config_class: type, layers: int | None) -> Any:
-    config = config_class(**MENDED.get(config_class.__name__, {}))
-    if layers is not None:
-        for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
-            shorten(part, layers)
+def build(kind: Any, layers: int | None) -> Any:
+    """Return a model with so many layers, or those of its default; None if it cannot be built."""
     try:
+        config = kind.config_class(**census.MENDED.get(kind.config_class.__name__, {}))
+        if layers is not None:
+            for part in (config, *(getattr(config, key, None) for key in config.sub_configs)):
+                shorten(part, layers)
         with torch.device("meta"):
             model = kind._from_config(config)
         for name, rotary in list(_rotary.rotary_modules(model)):
@@ -66,9 +64,8 @@ def build(kind: Any, config_class: type, layers: int | None) -> Any:
 
 def shorten(config: Any, layers: int) -> None:
     for key in ("num_hidden_layers", "num_layers", "depth", "encoder_layers", "decoder_layers"):
-        length = getattr(config, key, None)
-        if isinstance(length, int) and length > layers:
-            setattr(config, key, layers)
+        if isinstance(length := getattr(config, key, None), int):
+            setattr(config, key, min(length, layers))
     if isinstance(getattr(config, "layer_types", None), list):
         with contextlib.suppress(AttributeError):  # of some it follows from other keys
             config.layer_types = config.layer_types[:layers]
@@ -78,16 +75,16 @@ def patch_all(directory: str) -> list[bool]:
     """Return which models of a directory are patched; the others are left for a reason."""
     patched = []
     for model in models(directory):
-        kinds = [type(module) for module in model.modules()]
+        classes = [type(module) for module in model.modules()]
         try:
             patch(model)
             message = ""
         except RopeError as error:
             message = str(error)
         else:
-            assert [type(module) for module in model.modules()] != kinds
+            assert [type(module) for module in model.modules()] != classes
             unpatch(model)
-        assert [type(module) for module in model.modules()] == kinds
+        assert [type(module) for module in model.modules()] == classes
         assert not message or re.search("|".join(LEFT), message), (type(model), message)
         patched.append(not message)
     return patched
@@ -100,6 +97,6 @@ def test_models_are_patched_or_left_for_a_reason(directory: str) -> None:
 
 @pytest.mark.exhaustive
 def test_nearly_all_are_patched() -> None:
-    every = [patch_all(directory) for directory in census.directories()]
+    every = [patch_all(directory) for directory in census.list_directories()]
     assert sum(map(sum, every)) > 520
     assert sum(map(any, every)) > 165

@@ -1,4 +1,4 @@
-"""check(): what is wrong with a model's angles is found, by its kind, and nothing else is."""
+"""check(): faults of the angles of a model are found, by their kinds, and nothing else is."""
 
 from __future__ import annotations
 
@@ -19,32 +19,36 @@ from support.patched import LOGITS, logits
 from support.small_models import MODELS, make, vision_language
 
 from rope_xp import RoPE, RopeError, from_hf_config
-from rope_xp.integrations.transformers import Finding, check, patch, unpatch
-
-ROTARY = "model.rotary_emb.inv_freq"
+from rope_xp.integrations.transformers import check, patch, unpatch
 
 
 def buffer(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
-    def changed(model: Any) -> None:
+    def change_buffer(model: Any) -> None:
         rotary = model.model.rotary_emb
         rotary.inv_freq = change(rotary.inv_freq.clone())
 
-    return changed
+    return change_buffer
 
 
-def forward(compute: Callable[..., torch.Tensor]) -> Callable[[Any], None]:
-    """Return a change to a class of its own whose forward computes angles otherwise."""
+def forward(
+    compute: Callable[..., torch.Tensor], *, of_instance: bool = False
+) -> Callable[[Any], None]:
+    """Return a change to a class of its own, or an instance, whose forward computes otherwise."""
 
     def run(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
         angles = compute(position_ids[..., None], self.inv_freq).float()
         angles = torch.cat([angles, angles], -1)
         return angles.cos(), angles.sin()
 
-    def changed(model: Any) -> None:
-        kind = type(model.model.rotary_emb)
-        model.model.rotary_emb.__class__ = type(kind.__name__, (kind,), {"forward": run})
+    def change_forward(model: Any) -> None:
+        rotary = model.model.rotary_emb
+        if of_instance:
+            rotary.forward = run.__get__(rotary)
+        else:
+            kind = type(rotary)
+            rotary.__class__ = type(kind.__name__, (kind,), {"forward": run})
 
-    return changed
+    return change_forward
 
 
 def in_bfloat16(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
@@ -55,18 +59,7 @@ def by_matmul(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tenso
     return positions.float() @ frequencies[None, None].expand(len(positions), 1, -1)
 
 
-def forward_of_an_instance(model: Any) -> None:
-    kind = type(model.model.rotary_emb)
-    forward(in_bfloat16)(model)
-    model.model.rotary_emb.forward = model.model.rotary_emb.forward
-    model.model.rotary_emb.__class__ = kind
-
-
-def cast_and_back(model: Any) -> None:
-    model.bfloat16().float()
-
-
-def attention_scaling(model: Any) -> None:
+def set_attention_scaling(model: Any) -> None:
     model.model.rotary_emb.attention_scaling = 1.25
 
 
@@ -79,37 +72,39 @@ BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "huge": ("uninitialised", buffer(lambda w: w * 1e30), "no frequencies"),
     "bfloat16": ("cast", lambda model: model.bfloat16(), "cast to bfloat16"),
     "float16": ("cast", lambda model: model.half(), "cast to float16"),
-    "and back": ("rounded", cast_and_back, "rounded to bfloat16"),
+    "and back": ("rounded", lambda model: model.bfloat16().float(), "rounded to bfloat16"),
     "base": ("unlike the configuration", buffer(lambda w: w**2), "of base 1e+08"),
     "factor": ("unlike the configuration", buffer(lambda w: w / 4), "Linear(factor=4.0)"),
     "length": ("unlike the configuration", buffer(lambda w: w[:4]), "the configuration says"),
-    "scaling": ("attention factor", attention_scaling, "attention_scaling is 1.25"),
-    "angles": ("angles", forward_of_an_instance, "angles are computed in bfloat16"),
+    "scaling": ("attention factor", set_attention_scaling, "attention_scaling is 1.25"),
+    "angles": ("angles", forward(in_bfloat16, of_instance=True), "computed in bfloat16"),
     "off by one": ("angles", forward(lambda p, w: (p + 1) * w), "off from position 0 on"),
-    "a class in bfloat16": ("angles", forward(in_bfloat16), "angles are computed in bfloat16"),
+    "a class in bfloat16": ("angles", forward(in_bfloat16), "computed in bfloat16"),
     "autocast": ("autocast", forward(by_matmul), "autocast to bfloat16 reaches the angles"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_named(name: str) -> None:
-    kind, break_it, words = BROKEN[name]
+    kind, break_model, sentence = BROKEN[name]
     model = make("llama")
-    assert check(model) == ()
-    break_it(model)
-    (found,) = check(model)
-    assert (found.kind, words in found.what) == (kind, True), found
-    assert found.module.startswith("model.rotary_emb")
-    assert set(found.effect or ()) == {4097, 131_071}
-    assert found.mend
+    break_model(model)
+    (finding,) = check(model)
+    assert finding.kind == kind
+    assert sentence in finding.what
+    assert f"off by {finding.effect[4097]:.2g} at position 4097" in str(finding)
+    assert finding.module.startswith("model.rotary_emb")
+    assert set(finding.effect or ()) == {4097, 131_071}
+    assert finding.mend
 
 
 # A replaced forward, a factor and another length are no numbers in a buffer.
-NOT_IN_BUFFERS = ("angles", "scaling", "length", "off by one", "a class in bfloat16")
+NOT_IN_BUFFERS = {"angles", "scaling", "length", "off by one", "a class in bfloat16"}
+SIMILAR = {"random", "bits", "huge", "float16"}  # numbers of another kind, repaired as others are
 REPAIRED = [n for n in BROKEN if n not in NOT_IN_BUFFERS]
 
 
-@pytest.mark.parametrize("name", REPAIRED)
+@pytest.mark.parametrize("name", [exhaustive(n) if n in SIMILAR else n for n in REPAIRED])
 def test_what_the_configuration_determines_is_repaired(name: str) -> None:
     model, right = make("llama"), make("llama")
     BROKEN[name][1](model)
@@ -135,11 +130,11 @@ def test_patch_without_trust_refuses_what_is_broken() -> None:
 
 def test_effects_are_those_of_the_formula() -> None:
     model = make("llama").bfloat16()
-    (found,) = check(model)
+    (finding,) = check(model)
     exact = 10000.0 ** (-np.arange(8) / 8)
-    held = model.model.rotary_emb.inv_freq.double().numpy()
-    for p, off in (found.effect or {}).items():
-        assert off == pytest.approx(np.abs(np.exp(1j * p * held) - np.exp(1j * p * exact)).max())
+    cast = model.model.rotary_emb.inv_freq.double().numpy()
+    for p, error in (finding.effect or {}).items():
+        assert error == pytest.approx(np.abs(np.exp(1j * p * cast) - np.exp(1j * p * exact)).max())
 
 
 # --- configurations ------------------------------------------------------------------------------
@@ -157,24 +152,26 @@ def test_rules_that_change_with_the_length() -> None:
     assert kinds(model) == [("warning", "two regimes")]
     model.generation_config.cache_implementation = "static"
     assert kinds(model) == [("error", "static cache")]
-    assert kinds(make("phi3")) == [("warning", "two regimes")]
 
 
 def test_a_length_that_is_missing() -> None:
-    (found,) = check(make("llama", rope_parameters=YARN))
-    assert (found.severity, found.kind) == ("warning", "missing key")
-    assert "original_max_position_embeddings is 256" in found.what
-    told = {**YARN, "original_max_position_embeddings": 64}
-    assert check(make("llama", rope_parameters=told)) == ()
+    (finding,) = check(make("llama", rope_parameters=YARN))
+    assert (finding.severity, finding.kind) == ("warning", "missing key")
+    assert "original_max_position_embeddings is 256" in finding.what
+    complete = {**YARN, "original_max_position_embeddings": 64}
+    assert check(make("llama", rope_parameters=complete)) == ()
+
+
+def modeling(model_type: str) -> Any:
+    return importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
 
 
 def test_a_function_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = importlib.import_module("transformers.models.llama.modeling_llama")
-    other = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
-    monkeypatch.setattr(theirs, "apply_rotary_pos_emb", other.apply_rotary_pos_emb_interleave)
-    (found,) = check(make("llama"))
-    assert (found.severity, found.kind) == ("error", "layout")
-    assert "model_type 'llama' are for halves" in found.what
+    interleaved = modeling("deepseek_v3").apply_rotary_pos_emb_interleave
+    monkeypatch.setattr(modeling("llama"), "apply_rotary_pos_emb", interleaved)
+    (finding,) = check(make("llama"))
+    assert (finding.severity, finding.kind) == ("error", "layout")
+    assert "model_type 'llama' are for halves" in finding.what
 
 
 @pytest.mark.parametrize("model_type", ["axk2", exhaustive("deepseek_v32")])
@@ -185,9 +182,8 @@ def test_an_indexer_with_a_layout_of_its_own(
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type))
     assert [f.kind for f in check(model) if f.kind != "meta"] == []
-    theirs = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-    halves = theirs.apply_rotary_pos_emb
-    monkeypatch.setattr(theirs, "apply_rotary_pos_emb_interleave", halves)
+    theirs = modeling(model_type)
+    monkeypatch.setattr(theirs, "apply_rotary_pos_emb_interleave", theirs.apply_rotary_pos_emb)
     assert [f.kind for f in check(model) if f.kind != "meta"] == ["layout"]
 
 
@@ -195,8 +191,11 @@ def test_meta() -> None:
     config = make("llama").config
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
-    (found,) = check(model)
-    assert (found.severity, found.kind, found.module) == ("warning", "meta", ROTARY)
+    (finding,) = check(model)
+    assert (finding.severity, finding.kind, finding.module) == (
+        *("warning", "meta"),
+        "model.rotary_emb.inv_freq",
+    )
     model.to_empty(device="cpu")
     model.model.rotary_emb.inv_freq.fill_(7.5e8)  # as such memory may hold
     assert kinds(model) == [("error", "uninitialised")]
@@ -205,12 +204,16 @@ def test_meta() -> None:
 # --- other modules -------------------------------------------------------------------------------
 
 
-class Holder(torch.nn.Module):
-    def __init__(self, **buffers: torch.Tensor) -> None:
-        super().__init__()
-        self.inner = torch.nn.Module()
-        for name, value in buffers.items():
-            self.inner.register_buffer(name, value)
+def hold(**attributes: Any) -> Any:
+    """Return a module with an inner one that has buffers, or with a rope."""
+    module = torch.nn.Module()
+    module.inner = torch.nn.Module()
+    for name, value in attributes.items():
+        if isinstance(value, torch.Tensor):
+            module.inner.register_buffer(name, value)
+        else:
+            setattr(module, name, value)
+    return module
 
 
 @pytest.mark.parametrize(
@@ -228,39 +231,24 @@ class Holder(torch.nn.Module):
     ],
 )
 def test_modules_without_a_configuration(name: str, value: torch.Tensor, kind: str | None) -> None:
-    found = check(Holder(**{name: value}))
-    assert [(f.module, f.kind) for f in found] == ([(f"inner.{name}", kind)] if kind else [])
-
-
-class HoldsRope(torch.nn.Module):
-    """What a rotary module without buffers is."""
-
-    def __init__(self, rope: RoPE) -> None:
-        super().__init__()
-        self.rope = rope
+    findings = [(finding.module, finding.kind) for finding in check(hold(**{name: value}))]
+    assert findings == ([(f"inner.{name}", kind)] if kind else [])
 
 
 def test_modules_that_hold_a_rope() -> None:
     model = make("llama")
-    model.extra = HoldsRope(from_hf_config(model.config))
+    model.extra = hold(rope=from_hf_config(model.config))
     assert check(model) == ()
-    model.extra = HoldsRope(RoPE(layout="half", base=5e5))
-    (found,) = check(model)
-    assert (found.severity, found.module, found.kind) == (
-        *("error", "extra"),
-        "unlike the configuration",
-    )
-    assert check(HoldsRope(RoPE())) == ()
+    model.extra = hold(rope=RoPE(layout="half", base=5e5))
+    (finding,) = check(model)
+    assert (finding.severity, finding.module) == ("error", "extra")
+    assert finding.kind == "unlike the configuration"
+    assert check(hold(rope=RoPE())) == ()
 
 
 def test_what_is_no_module() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .*; got dict"):
         check({})  # type: ignore[arg-type]  # the mistake
-
-
-def test_a_finding_reads_as_a_sentence() -> None:
-    finding = Finding("error", "a.b", "zero", "it holds zeros", {4097: 2.0}, "Mend it")
-    assert str(finding) == "error: a.b: it holds zeros; off by 2 at position 4097. Mend it"
 
 
 # --- no false alarm ------------------------------------------------------------------------------
@@ -280,6 +268,6 @@ def test_a_check_changes_nothing() -> None:
     assert check(vision_language()[0]) == ()
     model = make("phi3")
     before = {name: value.clone() for name, value in model.named_buffers()}
-    check(model)
+    assert [f.kind for f in check(model)] == EXPECTED["phi3"]
     for name, value in model.named_buffers():
         assert torch.equal(value, before[name])

@@ -13,6 +13,7 @@ from support.configs import LLAMA
 from rope_xp import RopeConfigError, from_hf_config
 
 LISTS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+LONGROPE = {**LISTS, "rope_type": "longrope"}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
 TYPED = {"full_attention": {"rope_type": "default"}}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -27,7 +28,7 @@ def refused(config: dict[str, Any], *parts: str) -> None:
 
 MISSING: list[tuple[dict[str, Any], str]] = [
     *(({"rope_type": name}, "factor") for name in ("linear", "dynamic", "llama3")),
-    ({**LISTS, "rope_type": "longrope", "short_factor": None}, "short_factor"),
+    ({**LONGROPE, "short_factor": None}, "short_factor"),
     ({"rope_type": "longrope", "short_factor": [1.0] * 32}, "long_factor"),
     ({**LLAMA3, "low_freq_factor": None}, "low_freq_factor"),
     ({**LLAMA3, "high_freq_factor": None}, "high_freq_factor"),
@@ -42,18 +43,13 @@ def test_a_missing_key_is_named(parameters: dict[str, Any], key: str) -> None:
     refused({**LLAMA, "rope_parameters": nested}, f"rope_parameters.full_attention: {message}")
 
 
-NO_NUMBERS = [0, -2.0, "4", True, math.nan, math.inf, [4.0]]
 FACTORS: list[dict[str, Any]] = [
-    {"rope_type": "linear"},
-    {"rope_type": "dynamic"},
-    YARN,
-    {**LISTS, "rope_type": "longrope", "original_max_position_embeddings": 512},
-    LLAMA3,
-    {"rope_type": "proportional"},
+    *({"rope_type": name} for name in ("linear", "dynamic", "proportional")),
+    *(YARN, LLAMA3, {**LONGROPE, "original_max_position_embeddings": 512}),
 ]
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", [0, -2.0, "4", True, math.nan, math.inf, [4.0]], ids=repr)
 def test_values_that_are_no_positive_number(value: Any) -> None:
     for parameters in FACTORS:
         config = {**LLAMA, "rope_parameters": {**parameters, "factor": value}}
@@ -66,163 +62,142 @@ def test_values_that_are_no_positive_number(value: Any) -> None:
 @pytest.mark.parametrize("value", [0, -1, 512.0, "512", True])
 def test_values_that_are_no_positive_integer(value: Any) -> None:
     name = "original_max_position_embeddings"
-    for parameters in (YARN, LLAMA3, {**LISTS, "rope_type": "longrope"}):
+    for parameters in (YARN, LLAMA3, LONGROPE):
         refused({**LLAMA, "rope_parameters": {**parameters, name: value}}, name, f"got {value!r}")
         refused({**LLAMA, name: value, "rope_parameters": parameters}, name, f"got {value!r}")
-    for key in ("hidden_size", "num_attention_heads", "head_dim"):
+    for key in ("hidden_size", "num_attention_heads", "head_dim", "kv_channels"):
         refused({**LLAMA, key: value, "rope_theta": 1e4}, f"{key} must be", f"got {value!r}")
 
 
-IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
-    ({"partial_rotary_factor": 1.5}, ["partial_rotary_factor must be a share", "got 1.5"]),
-    (
-        {"rope_parameters": {**YARN, "beta_fast": 1, "beta_slow": 2}},
-        ["beta_fast must not be below beta_slow = 2", "got 1"],
-    ),
-    ({"rope_theta": 1.0, "rope_scaling": YARN}, ["rope_scaling", "base must not be 1"]),
-    (
-        {"rope_parameters": {**LISTS, "rope_type": "longrope", "short_factor": [1.0] * 31}},
-        ["short_factor has 31 entries", "32 pairs"],
-    ),
-    (
-        {"rope_scaling": {**LISTS, "type": "longrope", "short_mscale": 1.0, "long_mscale": 2.0}},
-        ["short_mscale = 1.0 and long_mscale = 2.0"],
-    ),
-    (
-        {"rope_scaling": {**LISTS, "type": "longrope", "long_mscale": 2.0}},
-        ["short_mscale = None and long_mscale = 2.0"],
-    ),
-    ({"head_dim": 51, "rope_theta": 1e4}, ["51 components"]),
-    (
-        {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN},
-        ["15 rotated components must be even"],
-    ),
-    ({"head_dim": 32, "rotary_dim": 64}, ["64 components", "head of 32"]),
-    ({"rope_scaling": {"type": "warp"}}, ["rope_type 'warp' is not known", "'yarn'"]),
-    ({"rope_scaling": {"type": ["yarn"]}}, ["rope_type ['yarn'] is not known"]),
-    ({"rope_scaling": "linear"}, ["rope_scaling must be", "got 'linear'"]),
-    ({"rope_parameters": [1]}, ["rope_parameters must be", "got [1]"]),
-    (
-        {"rope_parameters": {"full": 5}},
-        ["rope_parameters.full = 5 is no dictionary", "none of", "rope_type"],
-    ),
-    (
-        {"rope_scaling": {"factor": 2.0}},
-        ["rope_scaling.factor = 2.0 is no dictionary", "rope_type"],
-    ),
-    (
-        {"rope_parameters": {"full_attention": {"factor": 2.0}}},
-        ["rope_parameters.full_attention.factor = 2.0 is no dictionary"],
-    ),
-    (
-        {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": 5, **TYPED}},
-        ["rope_parameters.sliding_attention must be a dictionary", "got 5"],
-    ),
-    (
-        {"rope_parameters": {"rope_type": "yarn"}},
-        ["rope_parameters: factor is missing, and so is original_max_position_embeddings"],
-    ),
-    (
-        {"rope_scaling": {"type": "dynamic", "alpha": 1e-320}},
-        ["rope_scaling: the base that NTK makes", "got 0.0"],
-    ),
-    (
-        {"model_type": "ultrabert", "rope_theta": [1e4, 1e5]},
-        ["layer_types is missing; rope_theta is a list", "[10000.0, 100000.0]"],
-    ),
-    ({"rope_theta": [1e4]}, ["rope_theta", "got [10000.0]"]),
-    (
-        {"model_type": "gemma4_text", "rope_scaling": {"type": "linear", "factor": 2.0}},
-        ["one dictionary for each of full_attention, sliding_attention", "'linear'"],
-    ),
+# Parts of the message; what is added to a small Llama.
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "partial_rotary_factor must be a share ... got 1.5": {"partial_rotary_factor": 1.5},
+    "beta_fast must not be below beta_slow = 2; got 1": {
+        "rope_parameters": {**YARN, "beta_fast": 1, "beta_slow": 2}
+    },
+    "rope_scaling ... base must not be 1": {"rope_theta": 1.0, "rope_scaling": YARN},
+    "short_factor has 31 entries ... 32 pairs": {
+        "rope_parameters": {**LONGROPE, "short_factor": [1.0] * 31}
+    },
+    "short_mscale = 1.0 and long_mscale = 2.0": {
+        "rope_scaling": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 2.0}
+    },
+    "short_mscale = None and long_mscale = 2.0": {"rope_scaling": {**LONGROPE, "long_mscale": 2.0}},
+    "51 components": {"head_dim": 51, "rope_theta": 1e4},
+    "15 rotated components must be even": {
+        "head_dim": 50,
+        "partial_rotary_factor": 0.3,
+        "rope_scaling": YARN,
+    },
+    "64 components ... head of 32": {"head_dim": 32, "rotary_dim": 64},
+    "rope_type 'warp' is not known ... 'yarn'": {"rope_scaling": {"type": "warp"}},
+    "rope_type ['yarn'] is not known": {"rope_scaling": {"type": ["yarn"]}},
+    "rope_scaling must be ... got 'linear'": {"rope_scaling": "linear"},
+    "rope_parameters must be ... got [1]": {"rope_parameters": [1]},
+    "rope_parameters.full = 5 is no dictionary ... rope_type": {"rope_parameters": {"full": 5}},
+    "rope_scaling.factor = 2.0 is no dictionary": {"rope_scaling": {"factor": 2.0}},
+    "rope_parameters.full_attention.factor = 2.0 is no dictionary": {
+        "rope_parameters": {"full_attention": {"factor": 2.0}}
+    },
+    "rope_parameters.sliding_attention must be a dictionary ... got 5": {
+        "model_type": "gemma3_text",
+        "rope_parameters": {"sliding_attention": 5, **TYPED},
+    },
+    "rope_parameters: factor is missing, and so is original_max_position_embeddings": {
+        "rope_parameters": {"rope_type": "yarn"}
+    },
+    "rope_scaling: the base that NTK makes ... got 0.0": {
+        "rope_scaling": {"type": "dynamic", "alpha": 1e-320}
+    },
+    "layer_types is missing; rope_theta is a list ... [10000.0, 100000.0]": {
+        "model_type": "ultrabert",
+        "rope_theta": [1e4, 1e5],
+    },
+    "layer_types must be a list ... got 'full'": {"layer_types": "full", "rope_theta": 1e4},
+    "rope_theta ... got [10000.0]": {"rope_theta": [1e4]},
+    "one dictionary for each of full_attention, sliding_attention ... 'linear'": {
+        "model_type": "gemma4_text",
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    },
+    **{
+        f"rope_scaling: mrope_section ... {message}": {
+            "model_type": model_type,
+            "rope_scaling": {"mrope_section": values},
+        }
+        for model_type, values, message in (
+            ("qwen2_vl", [8, 12, 13], "[8, 12, 13] must sum to 32"),
+            ("qwen2_vl", [16, 16], "three integers or more; got [16, 16]"),
+            ("qwen2_vl", [16, 16.0, 0], "three integers or more; got [16, 16.0, 0]"),
+            ("qwen2_vl", [33, -1, 0], "three integers or more; got [33, -1, 0]"),
+            ("qwen2_vl", "abc", "three integers or more; got 'abc'"),
+            ("qwen2_vl", 32, "three integers or more; got 32"),
+            ("ernie4_5_vl_moe", [10, 12, 10], "[10, 12, 10]: height and width must be equal"),
+            ("ernie4_5_vl_moe", [8, 8, 8, 8], "three integers; got [8, 8, 8, 8]"),
+            ("hunyuan_vl", [8, 8, 8, 8], "is no rotation"),
+        )
+    },
+    **{
+        f"model_type {name!r}{reason}": {"model_type": name, "rope_theta": 1e4, **flag}
+        for name, flag, reason in (
+            ("gemma4_vision", {}, ": it rotates two slices of a head"),
+            ("mistral_large4_text", {}, ": its frequencies are learned"),
+            ("musicflamingo", {}, ": its angles are products of two positions"),
+            ("nanochat", {}, ": it rotates by the negative angle"),
+            ("clvp_encoder", {}, ": it rotates v"),
+            ("nemotron_h", {}, ": it has no rotary embedding"),
+            ("kimi_linear", {}, ": it has no rotary embedding"),
+            ("falcon", {"alibi": True}, " has alibi"),
+            ("granitemoehybrid", {}, " rotates only with position_embedding_type = 'rope'"),
+            ("wav2vec2-bert", {}, " rotates only with position_embeddings_type = 'rotary'"),
+            ("zamba2", {"use_mem_rope": False}, " rotates only with use_mem_rope = True; got Fa"),
+            *(
+                (name, {key: value}, f" has {key} = {value!r}, and so no rotary embedding")
+                for name, key, value in (
+                    ("granitemoehybrid", "position_embedding_type", "nope"),
+                    ("esm", "position_embedding_type", "absolute"),
+                    ("wav2vec2-conformer", "position_embeddings_type", "relative"),
+                )
+            ),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("message", IMPOSSIBLE)
+def test_impossible_values(message: str) -> None:
+    refused({**LLAMA, **IMPOSSIBLE[message]}, *message.split(" ... "))
+
+
+AXIAL = {"rope_parameters": {"rope_type": "axial"}}
+ROTATING = {"vision_config": {"model_type": "pixtral"}, "other": {"rope_theta": 1e4}}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+# A part of the message, a model type and its keys. The sizes of dbrx are not known.
+MISSING_SIZES: list[tuple[str, str, dict[str, Any]]] = [
+    ("head_dim is missing", "dbrx", {"partial_rotary_factor": 0.5}),
+    ("head_dim is missing", "dbrx", {"rope_parameters": {"mrope_section": [16, 24, 24]}}),
+    ("head_dim is missing", "dbrx", AXIAL),
+    ("and so is hidden_size; rope_type 'axial' divides it", "efficientloftr", AXIAL),
+    ("or memory_attention_num_attention_heads; rope_type 'axial'", "sam2_video", AXIAL),
+    ("max_position_embeddings is missing", "llama", {"rope_scaling": LLAMA3}),
+    ("max_position_embeddings is missing", "llama", {"rope_scaling": {"rope_type": "yarn"}}),
+    ("max_position_embeddings is missing", "llama", {"rope_scaling": DYNAMIC}),
+    ("so is max_position_embeddings", "llama", {"rope_scaling": {**YARN, "factor": None}}),
+    ("'gpt2' has no rotary embedding", "gpt2", {"n_embd": 768, "n_head": 12}),
+    ("no rotary embedding", "", {}),
+    ("; pass the part that has one alone: vision_config, other", "clip", {**ROTATING, "a": {}}),
+    ("rotary_pct, rope_pct", "clip", dict.fromkeys(ROTATING)),
 ]
 
 
-@pytest.mark.parametrize(("keys", "parts"), IMPOSSIBLE)
-def test_impossible_values(keys: dict[str, Any], parts: list[str]) -> None:
-    refused({**LLAMA, **keys}, *parts)
-
-
-@pytest.mark.parametrize(
-    ("model", "sections", "message"),
-    [
-        ("qwen2_vl", [8, 12, 13], "[8, 12, 13] must sum to 32"),
-        ("qwen2_vl", [16, 16], "three integers or more; got [16, 16]"),
-        ("qwen2_vl", [16, 16.0, 0], "three integers or more; got [16, 16.0, 0]"),
-        ("qwen2_vl", [33, -1, 0], "three integers or more; got [33, -1, 0]"),
-        ("qwen2_vl", "abc", "three integers or more; got 'abc'"),
-        ("qwen2_vl", 32, "three integers or more; got 32"),
-        ("ernie4_5_vl_moe", [10, 12, 10], "[10, 12, 10]: height and width must be equal"),
-        ("ernie4_5_vl_moe", [8, 8, 8, 8], "three integers; got [8, 8, 8, 8]"),
-        ("hunyuan_vl", [8, 8, 8, 8], "is no rotation"),
-    ],
-)
-def test_sections_that_do_not_fit(model: str, sections: Any, message: str) -> None:
-    config = {**LLAMA, "model_type": model, "rope_scaling": {"mrope_section": sections}}
-    refused(config, "rope_scaling: mrope_section", message)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"partial_rotary_factor": 0.5},
-        {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-        {"rope_parameters": {"rope_type": "axial"}},
-    ],
-)
-def test_a_missing_head_dim_is_named_where_it_is_needed(keys: dict[str, Any]) -> None:
-    refused({"model_type": "dbrx", **keys}, "head_dim is missing")  # whose sizes are not known
-
-
-def test_widths_of_one_or_three_keys_are_named() -> None:
-    for model_type, keys in (
-        ("efficientloftr", "and so is hidden_size"),
-        ("sam2_video", "or memory_attention_num_attention_heads"),
-    ):
-        config = {"model_type": model_type, "rope_parameters": {"rope_type": "axial"}}
-        refused(config, f"{keys}; rope_type 'axial' divides it")
-
-
-def test_a_missing_context_is_named_where_it_is_needed() -> None:
-    bare = {"model_type": "llama"}
-    for parameters in (LLAMA3, {"rope_type": "yarn"}, {"rope_type": "dynamic", "factor": 2.0}):
-        refused({**bare, "rope_scaling": parameters}, "max_position_embeddings is missing")
-    trained = {"rope_type": "yarn", "original_max_position_embeddings": 512}
-    refused(
-        {**bare, "rope_scaling": trained}, "factor is missing, and so is max_position_embeddings"
-    )
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("gemma4_vision", "two slices of a head"),
-        ("mistral_large4_text", "learned"),
-        ("musicflamingo", "products of two positions"),
-        ("nanochat", "negative angle"),
-        ("clvp_encoder", "rotates v"),
-    ],
-)
-def test_models_that_no_rope_can_express(model: str, reason: str) -> None:
-    refused({**LLAMA, "model_type": model, "rope_theta": 1e4}, repr(model), reason)
-
-
-def test_models_without_a_rotary_embedding() -> None:
-    refused({"model_type": "gpt2", "n_embd": 768, "n_head": 12}, "'gpt2'", "no rotary embedding")
-    refused({}, "no rotary embedding")
-    rotating = {"vision_config": {"model_type": "pixtral"}, "other": {"rope_theta": 1e4}}
-    parts = {"model_type": "clip", **rotating, "label2id": {"a": 0}}
-    refused(parts, "; pass the part that has one alone: vision_config, other")
-    refused({**parts, **dict.fromkeys(rotating)}, "partial_rotary_factors, rotary_pct, rope_pct")
-    with_code = {"model_type": "chatglm", "rope_ratio": 500, "auto_map": {"AutoConfig": "x.y"}}
-    refused(with_code, "no rotary embedding", "its code comes with the model (auto_map)")
+@pytest.mark.parametrize(("message", "model_type", "keys"), MISSING_SIZES)
+def test_what_is_missing_is_named(message: str, model_type: str, keys: dict[str, Any]) -> None:
+    refused({"model_type": model_type, **keys}, message)
 
 
 def test_a_key_that_the_code_of_a_model_does_not_read() -> None:
     """The files of ModernBERT have "absolute", which its class no longer reads."""
     config = {"model_type": "modernbert", "position_embedding_type": "absolute"}
     assert from_hf_config(config) == from_hf_config({"model_type": "modernbert"})
-    refused({**config, "model_type": "esm"}, "position_embedding_type = 'absolute'")
 
 
 @pytest.mark.parametrize(
@@ -256,27 +231,22 @@ def test_keys_of_files_that_do_not_change_the_rotation() -> None:
 
 def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
-        from_hf_config(tmp_path)
-    with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
-        from_hf_config(str(file))
-    with pytest.raises(FileNotFoundError) as caught:
+    for path in (tmp_path, str(file)):
+        with pytest.raises(FileNotFoundError, match=re.escape("config.json")):
+            from_hf_config(path)
+    with pytest.raises(FileNotFoundError, match="rope_xp downloads nothing") as caught:
         from_hf_config("meta-llama/Llama-3.1-8B")
-    assert "rope_xp downloads nothing" in str(caught.value)
     assert "hf download meta-llama/Llama-3.1-8B config.json" in str(caught.value)
     for content, message in ((b"{", "no JSON"), (b"\xff{}", "no JSON"), (b"[]", "got list")):
         file.write_bytes(content)
-        with pytest.raises(RopeConfigError, match=message) as caught:
+        with pytest.raises(RopeConfigError, match=f"{re.escape(str(file))}.*{message}"):
             from_hf_config(file)
-        assert str(file) in str(caught.value)
 
 
-class Strange:
-    def to_dict(self) -> list[int]:
-        return []
+LISTED = type("Listed", (), {"to_dict": lambda self: []})()
 
 
-@pytest.mark.parametrize("config", [None, 3, [("rope_theta", 1e4)], b"config.json", Strange()])
+@pytest.mark.parametrize("config", [None, 3, [("rope_theta", 1e4)], b"config.json", LISTED])
 def test_things_that_are_no_configuration(config: object) -> None:
     with pytest.raises(TypeError, match=rf"config must be .*; got {type(config).__name__}$"):
         from_hf_config(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Iterator
+import pickle
 from typing import Any
 
 import numpy as np
@@ -14,33 +14,24 @@ from support.configs import BASE, CONTEXT, LLAMA, SCALINGS, SIZES, YARN, list_sp
 
 from rope_xp import from_hf_config
 
-
-@pytest.fixture
-def _silent() -> Iterator[None]:
-    """Silence the warnings of transformers about these numbers."""
-    logging = pytest.importorskip("transformers").logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    yield
-    logging.set_verbosity(before)
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 
 def rotary_module(raw: dict[str, Any]) -> tuple[Any, Any]:
     """Return the rotary module that transformers makes from a configuration, and its file."""
-    from transformers import CONFIG_MAPPING
-
-    config = CONFIG_MAPPING[raw["model_type"]](**copy.deepcopy(raw))  # it changes what it is given
-    file = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    for name, member in inspect.getmembers(file, inspect.isclass):
-        is_defined = member.__module__ == file.__name__
-        if is_defined and name.endswith("RotaryEmbedding") and "Vision" not in name:
-            return member(config), file
-    raise LookupError(raw["model_type"])
+    kind = transformers.CONFIG_MAPPING[raw["model_type"]]
+    file = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+    (rotary,) = (
+        member
+        for name, member in inspect.getmembers(file, inspect.isclass)
+        if name.endswith("RotaryEmbedding") and "Vision" not in name
+        if member.__module__ == file.__name__
+    )
+    return rotary(kind(**copy.deepcopy(raw))), file  # it changes what it is given
 
 
 def assert_as_transformers(raw: dict[str, Any]) -> None:
-    import torch
-
     result = from_hf_config(raw)
     module, _ = rotary_module(raw)
     for label, rope in result.items() if isinstance(result, dict) else [("", result)]:
@@ -57,7 +48,6 @@ def assert_as_transformers(raw: dict[str, Any]) -> None:
             assert fixed.attention_factor == pytest.approx(factor, rel=1e-12)
 
 
-@pytest.mark.usefixtures("_silent")
 @pytest.mark.parametrize(
     ("model", "name", "keys"),
     [
@@ -73,99 +63,85 @@ def test_every_scaling_in_every_spelling(model: str, name: str, keys: dict[str, 
         raw["qk_rope_head_dim"] = 64
     ropes = []
     for spelling in list_spellings(name, keys).values():
+        before = copy.deepcopy(spelling)
         assert_as_transformers({**raw, **spelling})
         ropes.append(from_hf_config({**raw, **spelling}))
+        assert spelling == before
     assert ropes[1:] == ropes[:-1]
+    assert pickle.loads(pickle.dumps(ropes[0])) == ropes[0]
     assert ropes[0].base == BASE
     assert ropes[0].layout == ("interleaved_to_half" if model == "deepseek_v3" else "half")
 
 
 LAYERS = {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
-PHI3 = {"model_type": "phi3", **SIZES, "original_max_position_embeddings": 1024}
+LINEAR, TRAINED = {"rope_type": "linear", "factor": 8.0}, "original_max_position_embeddings"
+GEMMA3 = {"model_type": "gemma3_text", **LAYERS}
+GEMMA3_BASES = {**GEMMA3, "rope_theta": 7e5, "rope_local_base_freq": 3e4}
+ODD = {"model_type": "stablelm", "partial_rotary_factor": 0.3, "head_dim": 50}
+PHI3 = {"model_type": "phi3", **SIZES, TRAINED: 1024}
+BASE_777 = {**LLAMA, "rope_theta": 777.0}
 OLD = {
     "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 777},
     "gpt_neox, all default": {"model_type": "gpt_neox"},
     "stablelm": {"model_type": "stablelm", "partial_rotary_factor": 0.5, "rope_theta": 777.0},
-    "odd": {"model_type": "stablelm", "partial_rotary_factor": 0.3, "head_dim": 50},
-    "odd, linear": {
-        "model_type": "stablelm", "partial_rotary_factor": 0.3, "head_dim": 50,
-        "rope_scaling": {"type": "linear", "factor": 2.0},
-    },
-    "phi3 su": {**PHI3, "rope_scaling": {
-        "type": "su", **longrope(32), "original_max_position_embeddings": 1024,
-    }},
+    "odd": ODD,
+    "odd, linear": {**ODD, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "phi3 su": {**PHI3, "rope_scaling": {"type": "su", **longrope(32), TRAINED: 1024}},
     "phi3 yarn": {**PHI3, "rope_scaling": {"type": "yarn", **longrope(32)}},
     "phi3 partial": {
         **PHI3, "partial_rotary_factor": 0.75,
         "rope_scaling": {"type": "longrope", **longrope(24)},
     },
     "phi3, the top level wins": {
-        **PHI3,
-        "rope_scaling": {
-            "type": "longrope", **longrope(32),
-            "original_max_position_embeddings": 2048,
-        },
+        **PHI3, "rope_scaling": {"type": "longrope", **longrope(32), TRAINED: 2048},
     },
-    "gemma3": {
-        "model_type": "gemma3_text", **LAYERS, "rope_theta": 7e5, "rope_local_base_freq": 3e4,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    },
-    "gemma3, all default": {"model_type": "gemma3_text", **LAYERS},
+    "gemma3": {**GEMMA3_BASES, "rope_scaling": LINEAR},
+    "gemma3, all default": GEMMA3,
     "gemma3, one layer type": {
-        "model_type": "gemma3_text", **LAYERS,
-        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}},
+        **GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}
+    },
+    "gemma3, a scaling without a base": {**GEMMA3, "rope_parameters": {"full_attention": LINEAR}},
+    "gemma3, a scaling whose base is elsewhere": {
+        **GEMMA3_BASES, "rope_parameters": {"full_attention": LINEAR},
+    },
+    "gemma3, its own original length": {
+        **GEMMA3, TRAINED: 999,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, **YARN},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
     },
     "modernbert": {
         "model_type": "modernbert", "global_rope_theta": 9e4, "local_rope_theta": 2e4,
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "rope_scaling": LINEAR,
     },
     "olmo3": {"model_type": "olmo3", **LAYERS, "rope_scaling": {"rope_type": "yarn", **YARN}},
     "deepseek_v4": {
         "model_type": "deepseek_v4", "head_dim": 512, "qk_rope_head_dim": 64,
-        "rope_theta": 9e3, "compress_rope_theta": 2e5,
-        "rope_scaling": {"type": "yarn", **YARN},
+        "rope_theta": 9e3, "compress_rope_theta": 2e5, "rope_scaling": {"type": "yarn", **YARN},
     },
     "step3p5": {
         "model_type": "step3p5", **LAYERS, "head_dim": 128, "rope_theta": [5e6, 1e4] * 2,
-        "partial_rotary_factors": [0.5, 1.0] * 2,
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "partial_rotary_factors": [0.5, 1.0] * 2, "rope_scaling": LINEAR,
     },
     "ultrabert": {"model_type": "ultrabert", **LAYERS, "rope_theta": [5e6, 2e4] * 2},
     "hunyuan": {
         "model_type": "hunyuan_v1_dense", "head_dim": 64, "rope_theta": 777.0,
         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0},
     },
-    "llama, a base in both places": {
-        **LLAMA, "rope_theta": 777.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 999.0},
-    },
-    "apertus, a base elsewhere": {"model_type": "apertus", "rope_theta": 777.0},
-    "gemma3, a scaling without a base": {
-        "model_type": "gemma3_text", **LAYERS,
-        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
-    },
-    "gemma3, a scaling whose base is elsewhere": {
-        "model_type": "gemma3_text", **LAYERS, "rope_theta": 7e5, "rope_local_base_freq": 3e4,
-        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
-    },
     "laguna, a share of the head elsewhere": {
         "model_type": "laguna", **LAYERS, "head_dim": 64, "partial_rotary_factor": 0.25,
     },
-    "olmo3, its own original length": {
-        "model_type": "gemma3_text", **LAYERS, "original_max_position_embeddings": 999,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, **YARN},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
+    "llama, a base in both places": {
+        **BASE_777, "rope_parameters": {"rope_type": "default", "rope_theta": 999.0},
     },
+    "apertus, a base elsewhere": {**BASE_777, "model_type": "apertus"},
     "no dictionary is taken for an empty one": {
-        **LLAMA, "rope_scaling": {},
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 777.0, "factor": 2.0},
+        **LLAMA, "rope_scaling": {}, "rope_parameters": {**LINEAR, "rope_theta": 777.0},
     },
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("_silent")
 @pytest.mark.parametrize("raw", OLD.values(), ids=OLD)
 def test_old_names(raw: dict[str, Any]) -> None:
     assert_as_transformers({**SIZES, **raw})
@@ -180,10 +156,8 @@ MROPE = {
 }
 
 
-@pytest.mark.usefixtures("_silent")
 @pytest.mark.parametrize(("model", "sections"), MROPE.values(), ids=MROPE)
 def test_positions_of_three_components(model: str, sections: list[int]) -> None:
-    torch = pytest.importorskip("torch")
     raw = {"model_type": model, **SIZES, "head_dim": 64}
     raw["rope_parameters"] = {"rope_type": "default", "rope_theta": BASE, "mrope_section": sections}
     module, file = rotary_module(raw)

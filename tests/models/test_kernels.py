@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 kernels = pytest.importorskip("kernels", reason="kernels is not installed")
+
+from support.patched import LOGITS, TOKENS  # noqa: E402  # needs torch
+from support.small_models import make  # noqa: E402  # needs transformers
 
 from rope_xp.integrations import _recognition  # noqa: E402  # needs torch
 from rope_xp.integrations import kernels as layers  # noqa: E402  # needs kernels
@@ -22,47 +25,31 @@ from rope_xp.integrations import kernels as layers  # noqa: E402  # needs kernel
 MAPPING = {"rotary_pos_emb": {"cpu": layers.repository()}}
 
 
-def small(monkeypatch: pytest.MonkeyPatch, kind: str, **more: Any) -> Any:
+def small(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     """Return a small model whose rotation kernels knows."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        **more,
-    )
-    name = config.model_type
     file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     plain = getattr(file.apply_rotary_pos_emb, "__wrapped__", file.apply_rotary_pos_emb)
     function = kernels.use_kernel_forward_from_hub("rotary_pos_emb")(plain)
-    attention = getattr(file, f"{kind}Attention")
+    (attention,) = (kind for key, kind in vars(file).items() if key.endswith("Attention"))
     monkeypatch.setattr(file, "apply_rotary_pos_emb", function)
     monkeypatch.setattr(attention, "__init__", attention.__init__)  # which is put back
     kernels.use_kernelized_func(function)(attention)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-
-
-TOKENS = torch.arange(24).reshape(2, 12)
+    return make(name)
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def rotations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note each rotation by rope_xp."""
-    rotated: list[str] = []
-    own = _recognition.rotate
+    records: list[str] = []
+    rotate = _recognition.rotate
 
     def note(rotation: Any, *operands: Any) -> Any:
-        rotated.append(f"{rotation.form}, {rotation.layout}")
-        return own(rotation, *operands)
+        records.append(f"{rotation.form}, {rotation.layout}")
+        return rotate(rotation, *operands)
 
     monkeypatch.setattr(_recognition, "rotate", note)
     monkeypatch.setattr(layers, "_REPLACEMENTS", {})
-    return rotated
+    return records
 
 
 def kernelized(model: Any, mode: Any) -> Any:
@@ -71,41 +58,31 @@ def kernelized(model: Any, mode: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "form"),
-    [
-        ("Llama", {}, "halves, half"),
-        ("Qwen3", {"head_dim": 16}, "halves, half"),
-        ("GptOss", {"head_dim": 16, "num_local_experts": 4}, "pairs, half"),
-    ],
+    ("name", "form"),
+    [("llama", "halves, half"), ("qwen3", "halves, half"), ("gpt_oss", "pairs, half")],
 )
 @pytest.mark.parametrize("mode", ["INFERENCE", "TRAINING"])
 def test_a_kernelized_model(
-    kind: str,
-    more: dict[str, int],
-    form: str,
-    mode: str,
-    counted: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, form: str, mode: str, rotations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = small(monkeypatch, kind, **more)
+    model = small(monkeypatch, name)
     expected = model(TOKENS).logits
-    assert not counted
+    assert not rotations
     kernelized(model, getattr(kernels.Mode, mode))
     model(TOKENS)  # now it is known what the function does
-    counted.clear()
+    rotations.clear()
     logits = model(TOKENS).logits
-    assert counted == [form] * 2  # q and k of a layer at once, of two layers
-    # Sums of some hundred float32 products of numbers below 4, in another order of rounding.
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    assert rotations == [form] * 2  # q and k of a layer at once, of two layers
+    torch.testing.assert_close(logits, expected, rtol=0, atol=LOGITS)
     logits.sum().backward()
     assert float(model.get_input_embeddings().weight.grad.abs().max()) > 0
 
 
 def test_a_function_that_turns_the_other_way_is_left(
-    counted: list[str], monkeypatch: pytest.MonkeyPatch
+    rotations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nanochat's goes by the same name: what rotates Llama would turn it the wrong way."""
-    model = small(monkeypatch, "NanoChat")
+    model = small(monkeypatch, "nanochat")
     expected = model(TOKENS).logits
     kernelized(model, kernels.Mode.INFERENCE)
     assert torch.equal(model(TOKENS).logits, expected)
@@ -113,17 +90,16 @@ def test_a_function_that_turns_the_other_way_is_left(
     assert not isinstance(known, type(lambda: None))  # it is nanochat's own
 
 
-def test_compiled(counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled(rotations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    model = small(monkeypatch, "Llama")
+    model = small(monkeypatch, "llama")
     with torch.no_grad():
         expected = model(TOKENS).logits
         kernelized(model, kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE)
         compiled = torch.compile(model, backend="eager")
-        # As above.
-        torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
-        assert not counted  # as nobody knew yet what the function does
+        torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=0, atol=LOGITS)
+        assert not rotations  # as nobody knew yet what the function does
         model(TOKENS)
-        counted.clear()
-        torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
-    assert set(counted) == {"halves, half"}
+        rotations.clear()
+        torch.testing.assert_close(compiled(TOKENS).logits, expected, rtol=0, atol=LOGITS)
+    assert set(rotations) == {"halves, half"}

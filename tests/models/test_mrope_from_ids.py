@@ -1,26 +1,23 @@
-"""positions.mrope_from_ids against get_rope_index of every model of transformers that has one."""
+"""positions.mrope and mrope_from_ids against get_rope_index of transformers' models."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rope_xp import RopeConfigError, RopeError, positions
-from rope_xp.positions._rope_index import minicpm, models
+from rope_xp.positions._rope_index import canvases, indexer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TEXT = 11  # no token id with a meaning
-OMNI_CLASSES = {"qwen2_5_omni": "Qwen2_5Omni", "qwen3_omni_moe": "Qwen3OmniMoe"}
 
 
 def test_every_model_is_counted() -> None:
@@ -30,46 +27,32 @@ def test_every_model_is_counted() -> None:
         for path in folder.glob("*/modeling_*.py")
         if "def get_rope_index" in path.read_text(encoding="utf-8")
     }
-    assert names == {*models.MODELS}
+    assert names == {*indexer.MODELS}
 
 
 def load(name: str) -> tuple[Any, Any]:
     """Return get_rope_index of a model without building the model, and its configuration."""
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    if name in OMNI_CLASSES:
-        stem = OMNI_CLASSES[name]
-        cls = getattr(module, f"{stem}PreTrainedModelForConditionalGeneration")
-        config = getattr(module, f"{stem}ThinkerForConditionalGeneration").config_class()
-    else:
-        classes = [c for c in vars(module).values() if inspect.isclass(c)]
-        cls = next(c for c in classes if "get_rope_index" in vars(c))
-        config = cls.config_class()
-    stand_in = SimpleNamespace(config=config, spatial_merge_size=2)
-    for helper in (
-        *("get_vision_position_ids", "_group_visual_frames", "_frame_end_idx"),
-        *("get_llm_pos_ids_for_vision", "get_chunked_index"),
-    ):
-        if hasattr(cls, helper):
-            function = getattr(cls, helper)
-            is_static = isinstance(inspect.getattr_static(cls, helper), staticmethod)
-            setattr(stand_in, helper, function if is_static else function.__get__(stand_in))
-    return functools.partial(cls.get_rope_index, stand_in), config
+    classes = [c for c in vars(module).values() if inspect.isclass(c)]
+    cls = next(c for c in classes if "get_rope_index" in vars(c))
+    thinkers = [c for c in classes if c.__name__.endswith("ThinkerForConditionalGeneration")]
+    config = [*thinkers, cls][0].config_class()
+    model = object.__new__(cls)
+    vars(model).update(config=config, spatial_merge_size=2)
+    return model.get_rope_index, config
 
 
 def pad(rows: list[list[int]], value: int = 0) -> tuple[list[list[int]], Any]:
     """Return rows padded in front to one length, and their attention mask."""
-    longest = max(map(len, rows))
-    ids = [[value] * (longest - len(row)) + row for row in rows]
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    missing = [max(map(len, rows)) - len(row) for row in rows]
+    ids = [[value] * n + row for n, row in zip(missing, rows, strict=True)]
+    mask = [[0] * n + [1] * len(row) for n, row in zip(missing, rows, strict=True)]
     return ids, torch.tensor(mask)
 
 
 def assert_equal(ids: Any, inputs: dict[str, Any], config: Any, expected: Any) -> None:
     result = positions.mrope_from_ids(ids, inputs, config)
     np.testing.assert_array_equal(result, expected.numpy())
-
-
-# --- images and videos ---------------------------------------------------------------------------
 
 
 def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, Any, dict[str, Any]]:
@@ -92,7 +75,7 @@ def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, A
                 row += [(config.image_token_id, 1)] * (height * width)
                 continue
             grids["video_grid_thw"].append([frames * temporal, merge * height, merge * width])
-            between = [(TEXT, 0)] * 2 if name in models.SEPARATE_FRAMES else []
+            between = [(TEXT, 0)] * 2 if name in indexer.SEPARATE_FRAMES else []
             frame = [*between, *[(video, 2)] * (height * width)]
             row += [(marks[0], 0), *frame * frames, (marks[1], 0)]
         rows.append(row)
@@ -113,7 +96,7 @@ PROMPTS: list[list[list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", [*models.WHOLE_VIDEOS, *models.SEPARATE_FRAMES])
+@pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
 def test_images_and_videos(name: str, parts: list[list[Any]]) -> None:
     get_rope_index, config = load(name)
@@ -125,24 +108,42 @@ def test_images_and_videos(name: str, parts: list[list[Any]]) -> None:
 
 
 def test_one_sequence_and_another_library() -> None:
-    _, config = load("qwen2_vl")
-    ids, _, inputs = build_prompt("qwen2_vl", config, [[2, (1, 2, 3), 4]])
-    lists = {"image_grid_thw": inputs["image_grid_thw"].tolist()}
-    result = positions.mrope_from_ids(ids[0], lists, config, xp=torch)
-    assert isinstance(result, torch.Tensor)
-    np.testing.assert_array_equal(result.numpy(), positions.mrope([2, (1, 2, 3), 4]))
-
-
-def test_two_adjacent_images() -> None:
-    """Without text between them, their grids determine where one ends, unlike in transformers."""
+    """Without text between images, their grids determine where one ends, unlike in transformers."""
     _, config = load("qwen2_vl")
     spans = [1, (1, 2, 2), (1, 1, 2), 1]
     ids, _, inputs = build_prompt("qwen2_vl", config, [spans])
-    result = positions.mrope_from_ids(ids, inputs, config)[:, 0]
-    np.testing.assert_array_equal(result, positions.mrope(spans))
+    lists = {"image_grid_thw": inputs["image_grid_thw"].tolist()}
+    result = positions.mrope_from_ids(ids[0], lists, config, xp=torch)
+    assert isinstance(result, torch.Tensor)
+    np.testing.assert_array_equal(result.numpy(), positions.mrope(spans))
 
 
-# --- videos by time, with audio ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("spans", "second", "tokens_per_second"),
+    [
+        *(([3, (1, 2, 2), 1, (1, 6, 4), 2], 0.5, rate) for rate in (None, 2)),
+        *(([2, (3, 2, 4), 5, (4, 2, 2), 3], 1.0, rate) for rate in (None, 1)),
+        # Frames at 3 * (25 * 2 / 3) are at 50 in float32 and at 49 in float64.
+        *(([2, (96, 1, 1)], second, rate) for second, rate in ((2 / 3, 25), (2 / 7, 25))),
+        ([2, (96, 1, 1)], 2 / 2.3, 4),
+    ],
+)
+def test_spans(spans: list[Any], second: float, tokens_per_second: int | None) -> None:
+    """mrope, of Qwen2-VL and by time of Qwen2.5-VL."""
+    name = "qwen2_vl" if tokens_per_second is None else "qwen2_5_vl"
+    get_rope_index, config = load(name)
+    ids, types, inputs = build_prompt(name, config, [spans])
+    interval = 1.0
+    if "second_per_grid_ts" in inputs:
+        config.vision_config.tokens_per_second = tokens_per_second
+        inputs["second_per_grid_ts"] = torch.full(inputs["second_per_grid_ts"].shape, second)
+        interval = float(np.float32(tokens_per_second) * np.float32(second))
+    expected, _ = get_rope_index(torch.tensor(ids), mm_token_type_ids=torch.tensor(types), **inputs)
+    marked: list[Any] = []
+    for span in spans:
+        marked += [span] if isinstance(span, int) or span[0] == 1 else [1, span, 1]
+    result = positions.mrope(marked, interval=interval)
+    np.testing.assert_array_equal(result, expected[:, 0].numpy())
 
 
 def audio_length(name: str, tokens: int) -> int:
@@ -153,7 +154,7 @@ def audio_length(name: str, tokens: int) -> int:
     return next(n for n in range(2000) if module._get_feat_extract_output_lengths(n) == tokens)
 
 
-@pytest.mark.parametrize("name", models.OMNI)
+@pytest.mark.parametrize("name", indexer.OMNI)
 @pytest.mark.parametrize("seconds", [1.0, 2 / 3, 5.0, 2 / 25])
 @pytest.mark.parametrize("audio_tokens", [0, 1, 7, 160])
 @pytest.mark.parametrize("grid", [(4, 4, 6), (2, 100, 4), (1, 2, 2)], ids=str)
@@ -191,9 +192,6 @@ def test_qwen_omni(
     assert_equal(ids, inputs | {"second_per_grid_ts": per_grid}, config, expected)
 
 
-# --- GLM-Image, HunYuan-VL, MiniCPM-V 4.7 --------------------------------------------------------
-
-
 @pytest.mark.parametrize("images", [[], [(2, 3)], [(4, 2), (1, 5)]], ids=str)
 def test_glm_image(images: list[tuple[int, int]]) -> None:
     get_rope_index, config = load("glm_image")
@@ -228,9 +226,7 @@ def test_hunyuan_vl(axes: int, marks: int) -> None:
     get_rope_index, config = load("hunyuan_vl")
     head_dim = config.text_config.hidden_size // config.text_config.num_attention_heads
     sections = [head_dim // 2 - 16 * (axes - 1), *[16] * (axes - 1)]
-    config.text_config.rope_parameters = {
-        "rope_type": "default", "rope_theta": 1e4, "mrope_section": sections
-    }  # fmt: skip
+    config.text_config.rope_parameters = {"rope_type": "default", "mrope_section": sections}
     image, merge = config.image_token_id, config.vision_config.spatial_merge_size
     parts: list[list[Any]] = [[2, (2, 3), 1, (1, 4), 3], [(3, 1), 1], [5]]
     rows, grids = [], []
@@ -263,40 +259,31 @@ MARKS = {
 }
 
 
-class MiniCPMPrompt:
-    """A random row of tokens and the grids of its images, as the processor writes them."""
+TEXTS = ([], [TEXT], [TEXT, 25, TEXT, TEXT], [25], [25, 25])
 
-    def __init__(self, rng: np.random.Generator, merge: int) -> None:
-        self.rng, self.merge = rng, merge
-        self.ids: list[int] = []
-        self.grids: dict[int, list[tuple[int, int]]] = {26: [], 27: []}
-        for _ in range(rng.integers(1, 5)):
-            self.add_text()
-            rows, columns = rng.integers(0, 4, 2).tolist()
-            frames = int(rng.integers(1, 4))
-            for _ in range(frames):
-                self.add_image(26 if frames == 1 else 27, rows, columns)
-        self.add_text()
 
-    def add_text(self) -> None:
-        texts = ([], [TEXT], [TEXT, 25, TEXT, TEXT], [25], [25, 25])
-        self.ids += texts[self.rng.integers(len(texts))]
+def draw_minicpm_prompt(rng: np.random.Generator, merge: int) -> tuple[list[int], dict[int, Any]]:
+    """Return a random row of tokens and the grids of its images, as the processor writes them."""
+    ids: list[int] = []
+    grids: dict[int, list[list[int]]] = {26: [], 27: []}
 
-    def draw_size(self) -> tuple[int, int]:
-        h, w = self.rng.integers(1, 9, 2).tolist()
-        return h, w
+    def add_crop(token: int, size: list[int], marks: tuple[int, int]) -> None:
+        ids.extend([marks[0], *[token] * (size[0] * size[1]), marks[1]])
+        grids[token].append([merge * n for n in size])
 
-    def add_crop(self, token: int, size: tuple[int, int], marks: tuple[int, int]) -> None:
-        self.ids += [marks[0], *[token] * (size[0] * size[1]), marks[1]]
-        self.grids[token].append((self.merge * size[0], self.merge * size[1]))
-
-    def add_image(self, token: int, rows: int, columns: int) -> None:
-        self.add_crop(token, self.draw_size(), (23, 24))
-        size, are_equal = self.draw_size(), self.rng.integers(2)
-        for row in range(rows):
-            for _ in range(columns):
-                self.add_crop(token, size if are_equal else self.draw_size(), (21, 22))
-            self.ids += [25] * (row < rows - 1)
+    for _ in range(rng.integers(1, 5)):
+        ids += TEXTS[rng.integers(len(TEXTS))]
+        rows, columns = rng.integers(0, 4, 2).tolist()
+        frames = int(rng.integers(1, 4))
+        token = 26 if frames == 1 else 27
+        for _ in range(frames):
+            thumbnail, size, *sizes = rng.integers(1, 9, (2 + rows * columns, 2)).tolist()
+            add_crop(token, thumbnail, (23, 24))
+            are_equal = rng.integers(2)
+            for i, other in enumerate(sizes, 1):
+                add_crop(token, size if are_equal else other, (21, 22))
+                ids += [25] * (i % columns == 0 and i < len(sizes))
+    return ids + TEXTS[rng.integers(len(TEXTS))], grids
 
 
 @pytest.mark.parametrize("mode", ["16x", "4x"])
@@ -305,9 +292,9 @@ def test_minicpm(seed: int, mode: str) -> None:
     rng = np.random.default_rng(seed)
     get_rope_index, config = load("minicpmv4_7")
     vars(config).update(MARKS)
-    prompts = [MiniCPMPrompt(rng, 2 if mode == "4x" else 4) for _ in range(2)]
-    ids, mask = pad([prompt.ids for prompt in prompts])
-    sizes = [[size for prompt in prompts for size in prompt.grids[token]] for token in (26, 27)]
+    prompts = [draw_minicpm_prompt(rng, 2 if mode == "4x" else 4) for _ in range(2)]
+    ids, mask = pad([row for row, _ in prompts])
+    sizes = [[size for _, grids in prompts for size in grids[token]] for token in (26, 27)]
     types = np.select([np.array(ids) == 26, np.array(ids) == 27], [1, 2])
     inputs = {
         "target_sizes": torch.tensor(sizes[0]) if sizes[0] else None,
@@ -328,30 +315,17 @@ def test_halves_are_rounded_as_torch_does() -> None:
     for n in range(1, 64):
         for length in range(1, 120, 1 if n < 20 else 7):
             expected = torch.linspace(0, length - 1, n).round().long().numpy()
-            np.testing.assert_array_equal(minicpm._round_linspace(n, length), expected)
+            np.testing.assert_array_equal(canvases._round_linspace(n, length), expected)
 
 
-# --- errors --------------------------------------------------------------------------------------
-
-QWEN = {
-    "model_type": "qwen2_vl",
-    "image_token_id": 9,
-    "vision_config": {"spatial_merge_size": 2},
-}
+VISION = {"image_token_id": 9, "vision_config": {"spatial_merge_size": 2}}
+QWEN = {"model_type": "qwen2_vl", **VISION}
 GLM = {"model_type": "glm_image", "image_start_token_id": 1, "image_end_token_id": 2}
-HUNYUAN = {
-    **QWEN,
-    "model_type": "hunyuan_vl",
-    "text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}},
-}
+SECTIONS = {"rope_parameters": {"mrope_section": [2, 3, 3]}}
+HUNYUAN = {"model_type": "hunyuan_vl", **VISION, "text_config": SECTIONS}
 MINICPM = {"model_type": "minicpmv4_7", **MARKS}
-OMNI = {
-    **QWEN,
-    "model_type": "qwen2_5_omni",
-    "video_token_id": 8,
-    "audio_token_id": 9,
-    "position_id_per_seconds": 25,
-}
+OMNI = {"model_type": "qwen2_5_omni", **VISION, "video_token_id": 8, "audio_token_id": 9}
+OMNI["position_id_per_seconds"] = 25
 IMAGE, VIDEO = {"image_grid_thw": [[1, 4, 4]]}, {"video_grid_thw": [[1, 4, 4]]}
 CROP, SIZES = [23, 26, 24], {"target_sizes": [[4, 4]]}
 ERRORS: list[tuple[str, Any, Any, Any]] = [
@@ -382,12 +356,6 @@ ERRORS: list[tuple[str, Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "ids", "inputs", "config"), ERRORS)
-def test_errors(message: str, ids: Any, inputs: Any, config: Any) -> None:
-    with pytest.raises(RopeError, match=re.escape(message)):
-        positions.mrope_from_ids(ids, inputs, config)
-
-
 BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("'llama' is none whose positions are counted", {**QWEN, "model_type": "llama"}),
     ("None is none whose positions are counted", {**QWEN, "model_type": None}),
@@ -401,7 +369,13 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "config"), BAD_CONFIGS)
-def test_configurations_that_lack_a_key(message: str, config: dict[str, Any]) -> None:
-    with pytest.raises(RopeConfigError, match=re.escape(message)):
-        positions.mrope_from_ids(CROP, SIZES, config)
+@pytest.mark.parametrize(
+    ("error", "message", "ids", "inputs", "config"),
+    [
+        *((RopeError, *case) for case in ERRORS),
+        *((RopeConfigError, message, CROP, SIZES, config) for message, config in BAD_CONFIGS),
+    ],
+)
+def test_errors(error: type[Exception], message: str, ids: Any, inputs: Any, config: Any) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        positions.mrope_from_ids(ids, inputs, config)

@@ -1,4 +1,4 @@
-"""What becomes of casts and copies of a patched model, and the rotary modules patched alone."""
+"""Copies of patched models, rotary modules patched alone, and calls that models take unpatched."""
 
 from __future__ import annotations
 
@@ -16,32 +16,27 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, ROTATIONS, counted, logits
-from support.small_models import make
+from support.patched import LOGITS, ROTATIONS, TOKENS, count_rotations, logits, replaced
+from support.small_models import make, multimodal_text, vision_language
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from rope_xp import RopeError
 from rope_xp.integrations.transformers import patch, unpatch
 
 
 @pytest.fixture(autouse=True)
 def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    return counted(monkeypatch)
-
-
-def test_a_model_that_was_cast_to_float64() -> None:
-    model = make("llama").double()
-    before = logits(model)
-    # Its own angles come of frequencies in float32.
-    torch.testing.assert_close(logits(patch(model)), before, rtol=0, atol=LOGITS)
+    return count_rotations(monkeypatch)
 
 
 def test_a_new_module_of_a_patched_class_does_as_the_models_own() -> None:
     model = make("llama")
-    own = model.model.rotary_emb
+    original = model.model.rotary_emb
     x, positions = torch.zeros(1, dtype=torch.bfloat16), torch.arange(9)[None]
-    expected = own(x, positions)
+    expected = original(x, positions)
     new = type(patch(model).model.rotary_emb)(model.config)
     assert all(map(torch.equal, new(x, position_ids=positions), expected))
-    assert own(x, positions)[0].dtype == torch.float32
+    assert original(x, positions)[0].dtype == torch.float32
 
 
 def by_torch(model: Any) -> Any:
@@ -65,17 +60,14 @@ def test_copies(rotation: bool, copied: str, rotations: list[None]) -> None:
     model = make("llama")
     before = logits(model)
     after = logits(patch(model, rotation=rotation))
-    done = len(rotations)
+    before_copy = len(rotations)
     again = COPIES[copied](model)
     assert torch.equal(logits(again), after)
-    assert len(rotations) == 2 * done == 2 * ROTATIONS * rotation
+    assert len(rotations) == 2 * before_copy == 2 * ROTATIONS * rotation
     assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
     unpatch(model)  # and not the copy
     assert torch.equal(logits(again), after)
     assert torch.equal(logits(unpatch(again)), before)
-
-
-# --- the light way -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -89,21 +81,23 @@ def test_copies(rotation: bool, copied: str, rotations: list[None]) -> None:
 )
 def test_the_rotary_modules_alone(name: str, dtype: torch.dtype, rotations: list[None]) -> None:
     model = make(name).to(dtype)
-    own = {id(m) for m in model.modules() if hasattr(m, "inv_freq") or "Rotary" in str(type(m))}
-    kinds = {id(module): type(module) for module in model.modules()}
-    asked = model.model.rotary_emb
-    label = {"layer_type": next(iter(asked.config.rope_parameters))} if name in LABELLED else {}
+    rotary_ids = {
+        id(m) for m in model.modules() if hasattr(m, "inv_freq") or "Rotary" in str(type(m))
+    }
+    classes = {id(module): type(module) for module in model.modules()}
+    rotary = model.model.rotary_emb
+    label = {"layer_type": next(iter(rotary.config.rope_parameters))} if name in LABELLED else {}
     x, positions = torch.zeros(1, 9, 4, dtype=dtype), torch.arange(9)[None]
-    theirs = asked(x, positions, **label)
+    theirs = rotary(x, positions, **label)
     patch(model, rotation=False)
-    changed = {id(module) for module in model.modules() if type(module) is not kinds[id(module)]}
-    assert changed == own
-    ours = asked(x, positions, **label)
-    for mine, other in zip(tables(ours), tables(theirs), strict=True):
-        assert (mine.dtype, mine.shape) == (other.dtype, other.shape)
+    changed = {id(module) for module in model.modules() if type(module) is not classes[id(module)]}
+    assert changed == rotary_ids
+    ours = rotary(x, positions, **label)
+    for our_table, their_table in zip(tables(ours), tables(theirs), strict=True):
+        assert (our_table.dtype, our_table.shape) == (their_table.dtype, their_table.shape)
         # Angles below 9, of float32 frequencies, or rounded ones where the model was cast.
         close = max(1e-5, 9 * torch.finfo(dtype).eps)
-        torch.testing.assert_close(mine, other, rtol=0, atol=close)
+        torch.testing.assert_close(our_table, their_table, rtol=0, atol=close)
     assert logits(model).dtype == dtype
     assert not rotations
 
@@ -111,8 +105,8 @@ def test_the_rotary_modules_alone(name: str, dtype: torch.dtype, rotations: list
 LABELLED = ("deepseek_v4", "gemma3_text")
 
 
-def tables(given: Any) -> tuple[torch.Tensor, ...]:
-    return given if isinstance(given, tuple) else (given,)
+def tables(inputs: Any) -> tuple[torch.Tensor, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
 def test_tables_of_an_image_keep_their_axis_for_a_batch() -> None:
@@ -121,6 +115,99 @@ def test_tables_of_an_image_keep_their_axis_for_a_batch() -> None:
     positions = torch.stack((torch.arange(6) % 3, torch.arange(6) // 3), dim=-1)
     theirs = rotary(torch.zeros(1), positions)
     ours = patch(rotary, rotation=False)(torch.zeros(1), positions)
-    for mine, other in zip(ours, theirs, strict=True):
+    for our_table, their_table in zip(ours, theirs, strict=True):
         # float32 angles below 3
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+        torch.testing.assert_close(our_table, their_table, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["qwen2_vl_text", *map(exhaustive, ("qwen2_5_vl_text", "qwen3_vl_text", "qwen3_5_text"))],
+)
+def test_positions_of_mrope_in_each_shape_that_the_models_expand(
+    model_type: str,
+) -> None:
+    original, model = multimodal_text(model_type), patch(multimodal_text(model_type))
+    for shape in ((1, 3, 5), (3, 3, 5), (3, 5), (1, 3, 1)):
+        positions = 7 + torch.arange(torch.Size(shape).numel()).reshape(shape)
+        tokens = TOKENS[:1].expand(3, -1)[:, : shape[-1]]
+        with torch.no_grad():
+            before = original(tokens, position_ids=positions).last_hidden_state
+            after = model(tokens, position_ids=positions).last_hidden_state
+        torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
+
+
+def test_generation_that_goes_on_from_a_cache_of_mrope() -> None:
+    model, inputs = vision_language()
+    options: dict[str, Any] = {
+        "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "disable_compile": True,
+    }  # fmt: skip
+
+    def generate() -> torch.Tensor:
+        first = model.generate(**inputs, **options, return_dict_in_generate=True)
+        longer = torch.cat([first.sequences, torch.tensor([[9, 10, 11]])], dim=1)
+        return model.generate(longer, past_key_values=first.past_key_values, **options)  # type: ignore[no-any-return]  # a tensor
+
+    before = generate()
+    patch(model)
+    assert torch.equal(generate(), before)
+
+
+def test_queries_of_the_last_tokens_alone() -> None:
+    """As of an assistant that reads the cache of another model: k has more tokens than q."""
+    function, ours = replaced("muse_glimmer_assistant", "halves")
+    k, tables = torch.randn(2, 3, 7, 8), torch.randn(2, 2, 7, 8)
+    q = torch.randn(2, 3, 2, 8)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = function(q.to(dtype).float(), k.to(dtype).float(), *tables)
+        for _ in range(2):
+            with torch.no_grad():
+                rotated = ours(q.to(dtype), k.to(dtype), *tables)
+            assert [y.dtype for y in rotated] == [dtype, dtype]
+            assert all(map(torch.equal, rotated, (y.to(dtype) for y in expected)))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", *map(exhaustive, ("phi3", "gemma3_text", "llama4_text"))]
+)
+def test_a_trace_of_torch_jit(name: str) -> None:
+    model = patch(make(name)).requires_grad_(False)
+
+    def run(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return model(tokens, position_ids=positions, use_cache=False).logits  # type: ignore[no-any-return]  # a tensor
+
+    positions = torch.arange(24)[None]
+    # torch calls this deprecated, and warns of each size that becomes a constant.
+    with pytest.warns((DeprecationWarning, torch.jit.TracerWarning)):
+        traced = torch.jit.trace(run, (TOKENS, positions))
+    for other in (positions, 3 * positions, 1_000_000 + positions):
+        expected = run(TOKENS, other)
+        torch.testing.assert_close(traced(TOKENS, other), expected, rtol=0, atol=LOGITS)
+
+
+class MadeOfASize(LlamaRotaryEmbedding):
+    """A rotary module that no configuration alone makes."""
+
+    def __init__(self, dim: int, config: Any) -> None:
+        super().__init__(config)
+        self.dim = dim
+
+
+def test_rotary_modules_that_are_not_made_from_a_configuration() -> None:
+    model = make("llama")
+    before = logits(model)
+    model.model.rotary_emb = MadeOfASize(16, model.config)
+    torch.testing.assert_close(logits(patch(model)), before, rtol=0, atol=LOGITS)
+
+
+def test_rotary_modules_in_which_a_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    kind = type(model.model.rotary_emb)
+    original = kind.forward
+
+    def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return original(self, x, position_ids[:, self.first :])
+
+    monkeypatch.setattr(kind, "forward", forward)
+    with pytest.raises(RopeError, match=r"its forward fails for 8 positions on a CPU: .*'first'"):
+        patch(model)

@@ -1,9 +1,11 @@
-"""What patch() refuses, by name, leaving the model as it was."""
+"""No model is patched by half: what patch() refuses, by name, and where tables may get to."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -13,19 +15,24 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-from support.small_models import make
+from support.exhaustive import exhaustive
+from support.patched import LOGITS, ROTATIONS, count_rotations, logits
+from support.small_models import make, vision_language
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from rope_xp import RopeError
+from rope_xp.integrations import _readers
 from rope_xp.integrations.transformers import patch, unpatch
 
 
 def refused(model: Any, message: str) -> None:
     """Check that patch raises and leaves every module as it was."""
-    kinds = [type(module) for module in model.modules()]
+    classes = [type(module) for module in model.modules()]
     keys = [set(vars(module)) for module in model.modules()]
     with pytest.raises(RopeError, match=message):
         patch(model)
-    assert [type(module) for module in model.modules()] == kinds
+    assert [type(module) for module in model.modules()] == classes
     assert [set(vars(module)) for module in model.modules()] == keys
 
 
@@ -36,10 +43,36 @@ def test_a_rule_that_changes_while_it_runs_is_refused() -> None:
     patch(model, length=512)
 
 
-def test_frequencies_that_the_configuration_does_not_say_are_refused() -> None:
-    model = make("llama")
+def scale_frequencies(model: Any) -> None:
     model.model.rotary_emb.inv_freq *= 1.001
-    refused(model, r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00")
+
+
+def change_attention_factor(model: Any) -> None:
+    model.model.rotary_emb.attention_scaling = 1.5
+
+
+def replace_rotary_forward(model: Any) -> None:
+    model.model.rotary_emb.forward = functools.partial(model.model.rotary_emb.forward)
+
+
+def replace_attention_forward(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.forward = functools.partial(attention.forward)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (scale_frequencies, r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00"),
+        (change_attention_factor, "says the attention factor 1.0, it 1.5"),
+        (replace_rotary_forward, r"model\.rotary_emb .*something has replaced its forward"),
+        (replace_attention_forward, r"layers\.1\.self_attn .*something has replaced its forward"),
+    ],
+)
+def test_a_module_that_was_changed_is_refused(change: Any, message: str) -> None:
+    model = make("llama")
+    change(model)
+    refused(model, message)
 
 
 def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +85,10 @@ def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPat
     refused(make("llama"), "apply_rotary_pos_emb: given tables .* does not rotate as any layout")
 
 
-def test_models_without_rotary_modules_are_refused() -> None:
+def test_models_without_rotary_modules_or_weights_are_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
     for model_type, message in (
+        ("dinov3_vit", "its forward takes no position_ids"),
         ("gpt2", "GPT2Model: none of its modules makes angles .* not rotary"),
         ("bert", "BertModel: none .* positions are probably not rotary, as those of BERT"),
         ("gptj", "GPTJAttention calls apply_rotary_pos_emb, and reads cos and sin from a table"),
@@ -64,22 +98,15 @@ def test_models_without_rotary_modules_are_refused() -> None:
         more = {"rotary_dim": 8} if model_type in ("gptj", "codegen") else {}
         config = transformers.AutoConfig.for_model(model_type, **sizes, **more)
         refused(transformers.AutoModel.from_config(config), message)
+    with torch.device("meta"):
+        model = make("llama")
+    refused(model, r"LlamaRotaryEmbedding\): it is on the meta device; load its weights first")
 
 
 @pytest.mark.parametrize("change", [patch, unpatch])
-@pytest.mark.parametrize(("model", "kind"), [("Qwen/Qwen2-7B", "str"), (None, "NoneType")])
-def test_what_is_no_model_is_a_type_error(change: Any, model: Any, kind: str) -> None:
-    with pytest.raises(TypeError, match=rf"model must be a torch.nn.Module, .*; got {kind}$"):
-        change(model)
-
-
-def test_a_forward_that_something_replaced_is_refused() -> None:
-    """Hooks that move modules between devices do that; the class would not be asked any more."""
-    for part in ("rotary_emb", "layers.1.self_attn"):
-        model = make("llama")
-        module = model.model.get_submodule(part)
-        module.forward = functools.partial(module.forward)
-        refused(model, rf"model\.{part} .*something has replaced its forward")
+def test_a_name_is_a_type_error(change: Any) -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .*; got str$"):
+        change("Qwen/Qwen2-7B")
 
 
 def test_a_class_that_overrides_what_rotates_is_refused() -> None:
@@ -87,8 +114,8 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
     attention = model.model.layers[1].self_attn
 
     class Mine(type(attention)):  # type: ignore[misc]  # a class that is only known here
-        def forward(self, *given: Any, **named: Any) -> Any:
-            return super().forward(*given, **named)
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            return super().forward(*inputs, **named)
 
     attention.__class__ = Mine
     advice = r"patch\(model, rotation=False\) replaces the rotary modules alone"
@@ -96,25 +123,243 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
     patch(model, rotation=False)
 
 
-def test_models_without_weights_are_refused() -> None:
-    with torch.device("meta"):
-        model = make("llama")
-    refused(model, r"LlamaRotaryEmbedding\): it is on the meta device; load its weights first")
-
-
-def test_rotary_modules_without_positions_are_refused() -> None:
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = transformers.DINOv3ViTConfig(**sizes, intermediate_size=32)
-    refused(transformers.DINOv3ViTModel(config), "its forward takes no position_ids")
-
-
-def test_an_attention_factor_that_was_changed_is_refused() -> None:
-    model = make("llama")
-    model.model.rotary_emb.attention_scaling = 1.5
-    refused(model, "says the attention factor 1.0, it 1.5")
-
-
 def test_patching_twice_is_refused() -> None:
-    model = patch(make("llama"))
-    with pytest.raises(RopeError, match="patched already; unpatch it first"):
-        patch(model)
+    refused(patch(make("llama")), "patched already; unpatch it first")
+
+
+def as_kernels_does(function: Any) -> nn.Module:
+    """Return what a function is where transformers finds the package kernels: a module.
+
+    transformers 5.23 asks for kernels 0.18.2, which is not to be had here, so its decorator is
+    simulated: it gives the module's forward the signature of the function, and no name.
+    """
+
+    class Func(nn.Module):
+        def forward(self, *arguments: Any, **named: Any) -> Any:
+            return function(*arguments, **named)
+
+    signature = inspect.signature(function)
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [me, *signature.parameters.values()]
+    Func.forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by inspect
+    return Func()
+
+
+def kernel_of_a_gpu(self: Any, *arguments: Any, **named: Any) -> Any:
+    raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize("kernelized", [False, True])
+def test_functions_that_the_package_kernels_makes_modules(
+    kernelized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    layer = as_kernels_does(module.apply_rotary_pos_emb)
+    model, tokens = make("llama"), torch.arange(24)[None]
+    before = model(tokens).logits
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", layer)
+    if kernelized:  # as kernelize(model) does
+        layer.forward = MethodType(kernel_of_a_gpu, layer)  # type: ignore[method-assign]  # as kernelize does
+    after = patch(make("llama"))(tokens).logits
+    torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
+
+
+def test_a_model_of_which_one_half_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Qwen2-VL, the function for the text is one that kernels may replace."""
+    module = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
+    model, inputs = vision_language()
+    before = model(**inputs).logits
+    layer = as_kernels_does(module.apply_rotary_pos_emb)
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", layer)
+    patch(model)
+    torch.testing.assert_close(model(**inputs).logits, before, rtol=0, atol=LOGITS)
+    half = inputs | {"pixel_values": inputs["pixel_values"].bfloat16()}
+    assert model.bfloat16()(**half).logits.dtype == torch.bfloat16
+
+
+# --- a model whose second part does something with the tables ------------------------------------
+
+CONFIG = transformers.LlamaConfig(hidden_size=8, num_attention_heads=1)
+
+
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
+        cos, sin = tables
+        q, k = apply_rotary_pos_emb(x, x, cos, sin)
+        return q + k  # type: ignore[no-any-return]  # tensors
+
+
+class Model(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.rotary_emb = LlamaRotaryEmbedding(CONFIG)
+        self.attention = Attention()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tables = self.rotary_emb(x, torch.arange(x.shape[-2])[None])
+        return self.part(self.attention(x, tables), tables)  # type: ignore[no-any-return]  # a tensor
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return cos * x
+
+
+def turn_by_both(x: torch.Tensor, position_embeddings: Any) -> Any:
+    return position_embeddings[0] * x
+
+
+class Computes(nn.Module):
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+        cos, _ = tables
+        return x * cos
+
+
+class Inherits(Computes):
+    pass
+
+
+class ComputesInside(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+        return next(x + sin for sin in tables[1:])
+
+
+class ComputesByComplexNumbers(nn.Module):
+    @staticmethod
+    def spin(x: torch.Tensor, freqs_cis: Any) -> Any:
+        return x + freqs_cis[0]
+
+
+class CallsAFunction(nn.Module):
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+        return turn(x, *tables)
+
+
+class CallsAFunctionOfBoth(nn.Module):
+    def forward(self, x: torch.Tensor, tables: Any) -> Any:
+        return turn_by_both(x, tables)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (Computes, r"Computes\.forward: it reads cos"),
+        (Inherits, r"Computes\.forward: it reads cos"),
+        (ComputesInside, r"ComputesInside\.forward: it reads sin"),
+        (ComputesByComplexNumbers, r"ComputesByComplexNumbers\.spin: it reads freqs_cis"),
+        (CallsAFunction, r"CallsAFunction\.forward: it calls turn"),
+        (CallsAFunctionOfBoth, r"CallsAFunctionOfBoth\.forward: it calls turn_by_both"),
+    ],
+)
+def test_a_class_that_reads_tables_and_calls_no_function_that_rotates_is_refused(
+    part: type[nn.Module], message: str
+) -> None:
+    reason = r", and no function that is replaced rotates there; .*rotation=False"
+    refused(Model(part()), message + reason)
+
+
+class HandsOn(nn.Module):
+    """What models do with tables on their way, and is no use of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Attention(), CallsByBoth()])
+
+    def forward(self, x: torch.Tensor, position_embeddings: Any) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, position_embeddings)
+        return x
+
+
+class CallsByBoth(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor, position_embeddings: Any) -> Any:
+        return apply_rotary_pos_emb(x, x, *position_embeddings)[0]
+
+
+def test_tables_that_are_handed_on_are_no_obstacle() -> None:
+    dtype = torch.bfloat16
+    model, x = Model(HandsOn()), torch.randn(1, 3, 5, 8, dtype=dtype)
+    before = model(x)
+    after = patch(model)(x)
+    assert after.dtype == dtype
+    close = 8 * torch.finfo(dtype).eps  # roundings of numbers below 8, one after another
+    torch.testing.assert_close(after, before, rtol=0, atol=8 * close)
+
+
+def test_what_is_listed_as_harmless_is_there_and_would_be_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harmless = _readers._HARMLESS
+    monkeypatch.setattr(_readers, "_HARMLESS", frozenset())
+    for name in harmless:
+        module, _, kind = name.rpartition(".")
+        with pytest.raises(RopeError, match="it reads cos"):
+            _readers.check_readers(getattr(importlib.import_module(module), kind))
+
+
+@pytest.mark.parametrize("part", [Computes, CallsAFunction])
+def test_the_rotary_modules_alone(part: type[nn.Module]) -> None:
+    """Any code may take their tables, which have the dtype that it expects."""
+    dtype = torch.bfloat16
+    model, x = Model(part()), torch.randn(1, 3, 5, 8, dtype=dtype)
+    before = model(x)
+    assert type(patch(model, rotation=False).part) is part
+    after = model(x)
+    assert after.dtype == dtype
+    # A table may differ by one rounding, and numbers are below 8.
+    torch.testing.assert_close(after, before, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+# --- what is put into a model's module after it was patched --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compiled"),
+    [(torch.bfloat16, True), exhaustive(torch.float32, False), exhaustive(torch.float32, True)],
+)
+def test_a_function_that_rotates_and_is_replaced_later_is_called_in_the_dtype_of_q(
+    dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotations = count_rotations(monkeypatch)
+    model = patch(make("llama").to(dtype))
+    before = logits(model)
+    assert len(rotations) == ROTATIONS
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    rotate = module.apply_rotary_pos_emb
+    dtypes = set()
+
+    def turned_twice(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        dtypes.update({q.dtype, k.dtype, cos.dtype, sin.dtype})
+        q, k = rotate(q, k, cos, sin, unsqueeze_dim)
+        return rotate(q, k, cos, sin, unsqueeze_dim)
+
+    with monkeypatch.context() as later:
+        later.setattr(module, "apply_rotary_pos_emb", turned_twice)
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="eager") if compiled else model
+        assert (logits(run) - before).abs().max() > 0.02
+        assert dtypes == {dtype}
+        assert len(rotations) == ROTATIONS
+    assert torch.equal(logits(model), before)
+    assert len(rotations) == 2 * ROTATIONS
+
+
+def test_a_model_that_is_patched_after_the_function_was_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each patch replaces the function that its module holds at the time."""
+    first, second = make("llama"), make("llama")
+    before = logits(patch(first))
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    other = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    with monkeypatch.context() as later:
+        later.setattr(module, "apply_rotary_pos_emb", other.apply_rotary_pos_emb_interleave)
+        interleaved = logits(second)
+        torch.testing.assert_close(logits(patch(second)), interleaved, rtol=0, atol=LOGITS)
+        assert (interleaved - before).abs().max() > 0.02
+    assert torch.equal(logits(first), before)
+    # Its function is no longer there: the one that is, rotates.
+    torch.testing.assert_close(logits(second), before, rtol=0, atol=LOGITS)
+    unpatch(second)

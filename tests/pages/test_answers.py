@@ -1,4 +1,4 @@
-"""The tables of docs/start.md: what code of other libraries does, and what to write here."""
+"""The tables of docs/port.md: what code of other libraries does, and what to write here."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from support.answers import LIBRARIES, names
+from support.answers import LIBRARIES, OURS
 
-START = Path(__file__).parents[2] / "docs" / "start.md"
+PAGE = Path(__file__).parents[2] / "docs" / "port.md"
 ROW = re.compile(r"^\| `([^|`]+)` \| `([^|`]+)` \|$", re.MULTILINE)
-SECTIONS = START.read_text("utf-8").partition("## What do I write here")[2].split("\n### ")[1:]
+SECTIONS = PAGE.read_text("utf-8").split("\n## ")[1:]
 ROWS = [(part.partition("\n")[0], *row) for part in SECTIONS for row in ROW.findall(part)]
 
 # Theirs multiply in float32: at positions up to 12 an angle is off by 12 * 2**-23, and a component
@@ -23,9 +23,8 @@ ROWS = [(part.partition("\n")[0], *row) for part in SECTIONS for row in ROW.find
 CLOSE = 1e-5
 
 
-def arrays(result: Any) -> list[np.ndarray]:
-    parts = result if isinstance(result, tuple) else (result,)
-    return [np.asarray(part) for part in parts]
+def list_arrays(result: Any) -> list[np.ndarray]:
+    return [np.asarray(part) for part in (result if isinstance(result, tuple) else (result,))]
 
 
 def test_each_library_is_answered() -> None:
@@ -34,8 +33,8 @@ def test_each_library_is_answered() -> None:
 
 @pytest.mark.parametrize(("library", "theirs", "ours"), ROWS)
 def test_answers(library: str, theirs: str, ours: str) -> None:
-    given = names(library)
-    expected, got = arrays(eval(theirs, given)), arrays(eval(ours, given))
-    assert [y.shape for y in got] == [y.shape for y in expected]
-    for y, wanted in zip(got, expected, strict=True):
-        np.testing.assert_allclose(y, wanted, rtol=0, atol=CLOSE)
+    names = OURS | LIBRARIES[library]()
+    expected, actual = list_arrays(eval(theirs, names)), list_arrays(eval(ours, names))
+    assert [y.shape for y in actual] == [y.shape for y in expected]
+    for y, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(y, other, rtol=0, atol=CLOSE)

@@ -1,4 +1,4 @@
-"""docs/start.md: its examples run, say what they promise, and are what the page shows."""
+"""docs/start_*.md: their examples run, say what they promise, and are what the pages show."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def load(name: str) -> dict[str, Any]:
 
 def test_the_page_shows_each_file() -> None:
     """A block is a file without its docstring: to mend this, paste the file into the page."""
-    shown = {path: text for _, path, text in SHOWN.findall((DOCS / "start.md").read_text("utf-8"))}
+    pages = [page.read_text("utf-8") for page in DOCS.glob("start_*.md")]
+    shown = {path: text for page in pages for _, path, text in SHOWN.findall(page)}
     assert shown.keys() == {f"examples/start/{file.name}" for file in FILES}
     for file in FILES:
         _, _, code = file.read_text("utf-8").split('"""', 2)
@@ -80,11 +81,11 @@ def test_heads_first_is_llama() -> None:
         [transformers.DynamicCache() for _ in "ab"],
     )
     for first, last in ((0, 5), (5, 8), (8, 9)):
-        part, at = x[:, first:last], torch.arange(first, last)[None]
-        got = ours(part, rope.at(at, like=part[..., :32]), caches[0])
+        part, indices = x[:, first:last], torch.arange(first, last)[None]
+        result = ours(part, rope.at(indices, like=part[..., :32]), caches[0])
         mask = torch.ones(last, last, dtype=torch.bool).tril()[None, None, first:]
-        expected, _ = theirs(part, embedding(part, at), mask, past_key_values=caches[1])
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+        expected, _ = theirs(part, embedding(part, indices), mask, past_key_values=caches[1])
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
 def test_decoding_compiles_once() -> None:
@@ -121,12 +122,12 @@ def test_grouped_heads_are_llama() -> None:
     ours = example["Attention"](256, 8, 2)
     fused = [theirs.q_proj.weight, theirs.k_proj.weight, theirs.v_proj.weight]
     ours.load_state_dict({"qkv.weight": torch.cat(fused), "out.weight": theirs.o_proj.weight})
-    x, at = torch.randn(2, 9, 256), torch.arange(9)
+    x, indices = torch.randn(2, 9, 256), torch.arange(9)
     with torch.no_grad():
-        got = example["generate"](ours, x, example["Cache"](2, 16, 2, 32), prefill=6)
+        result = example["generate"](ours, x, example["Cache"](2, 16, 2, 32), prefill=6)
         mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
-        expected, _ = theirs(x, llama.LlamaRotaryEmbedding(config)(x, at[None]), mask)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+        expected, _ = theirs(x, llama.LlamaRotaryEmbedding(config)(x, indices[None]), mask)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
 def test_the_layer_of_jax_by_the_formula() -> None:
@@ -158,9 +159,9 @@ def test_the_layer_of_jax_by_the_formula() -> None:
         inner = norm(h) @ weights["up"]
         return float(((h + inner / (1 + np.exp(-inner)) @ weights["down"]) ** 2).mean())
 
-    got, gradients = example["step"](arrays, x, positions)
+    result, gradients = example["step"](arrays, x, positions)
     weights = {name: w.astype(np.float64) for name, w in arrays.items()}
-    assert float(got) == pytest.approx(loss(weights), rel=1e-5)
+    assert float(result) == pytest.approx(loss(weights), rel=1e-5)
     for name, w in weights.items():
         direction = rng.standard_normal(w.shape)
         up, down = (loss(weights | {name: w + step * direction}) for step in (1e-5, -1e-5))
@@ -187,14 +188,14 @@ def test_the_layer_of_numpy_is_gpt_neox() -> None:
     weights = example["random_weights"](128, np.random.default_rng(3))
     theirs.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     x = np.random.default_rng(4).standard_normal((2, 9, 128), dtype=np.float32)
-    at, tensor = torch.arange(9)[None], torch.from_numpy(x)
+    indices, tensor = torch.arange(9)[None], torch.from_numpy(x)
     mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
-    embedded = neox.GPTNeoXRotaryEmbedding(config)(tensor, at)
+    embedded = neox.GPTNeoXRotaryEmbedding(config)(tensor, indices)
     with torch.no_grad():
-        expected = theirs(tensor, mask, at, position_embeddings=embedded)
+        expected = theirs(tensor, mask, indices, position_embeddings=embedded)
     expected = expected[0] if isinstance(expected, tuple) else expected
-    got, _ = example["layer"](x, weights, rope, heads=4)
-    np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=1e-4)
+    result, _ = example["layer"](x, weights, rope, heads=4)
+    np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-4)
 
 
 def test_patches_turn_by_row_and_column() -> None:
@@ -204,8 +205,8 @@ def test_patches_turn_by_row_and_column() -> None:
 
     attention = example["Attention"](dim=64, heads=2, rows=3, columns=5)
     q = np.random.default_rng(0).standard_normal((1, 2, 16, 32))
-    got = attention.rope.rotate(torch.from_numpy(q), attention.positions, axes="bhsd").numpy()
-    np.testing.assert_array_equal(got[:, :, 0], q[:, :, 0])
+    result = attention.rope.rotate(torch.from_numpy(q), attention.positions, axes="bhsd").numpy()
+    np.testing.assert_array_equal(result[:, :, 0], q[:, :, 0])
     w = 100.0 ** (-np.arange(8) / 8)
     for token in range(15):
         row, column = divmod(token, 5)
@@ -213,5 +214,5 @@ def test_patches_turn_by_row_and_column() -> None:
             turn = np.exp(1j * place * w)
             x = q[0, :, 1 + token, part]
             expected = (x[:, ::2] + 1j * x[:, 1::2]) * turn
-            y = got[0, :, 1 + token, part]
+            y = result[0, :, 1 + token, part]
             np.testing.assert_allclose(y[:, ::2] + 1j * y[:, 1::2], expected, rtol=0, atol=1e-12)

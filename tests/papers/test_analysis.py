@@ -1,8 +1,7 @@
-"""rope_xp.papers.analysis: against mpmath and plain loops, with every scaling; what it refuses."""
+"""rope_xp.papers.analysis: against mpmath and plain loops, with every scaling; its errors."""
 
 from __future__ import annotations
 
-import cmath
 import math
 
 import numpy as np
@@ -31,56 +30,23 @@ CURVES = {"decay_bound": analysis.decay_bound, "score_curve": analysis.score_cur
 every_curve = pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 
 
-# --- the bound -----------------------------------------------------------------------------------
-
-
 @every_rope
-def test_the_bound_is_the_mean_of_partial_sums(rope: RoPE) -> None:
-    distances = [0, 1, 2.5, -17, 1000, 54321]
-    frequencies = rope.frequencies(HEAD_DIM).tolist()
+def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope: RoPE) -> None:
+    distances = np.array([0, 1, 2.5, -17, 1000, 54321])
+    frequencies = rope.frequencies(HEAD_DIM)
+    pairs = len(frequencies)
+    partial_sums = np.cumsum(np.exp(1j * distances[:, None] * frequencies), axis=1)
     bound = analysis.decay_bound(rope, HEAD_DIM, distances)
-    for distance, mean in zip(distances, bound, strict=True):
-        total, partial = 0.0, 0j
-        for frequency in frequencies:
-            partial += cmath.exp(1j * distance * frequency)
-            total += abs(partial)
-        # Either rounds angles up to 54321 by 2**-53 of themselves: 6e-12 a pair, and 8 add up.
-        assert mean == pytest.approx(total / len(frequencies), rel=0, abs=1e-10)
-    assert bound[0] == (len(frequencies) + 1) / 2
+    # Either rounds angles up to 54321 by 2**-53 of themselves: 6e-12 a pair, and 8 add up.
+    np.testing.assert_allclose(bound, np.abs(partial_sums).mean(axis=1), rtol=0, atol=1e-10)
+    assert bound[0] == (pairs + 1) / 2
 
-
-def test_the_bound_against_mpmath() -> None:
-    distance = 99_999
-    with mpmath.workdps(40):
-        frequencies = [mpmath.mpf(500_000) ** (-mpmath.mpf(2 * i) / 128) for i in range(64)]
-        units = [mpmath.expjpi(distance * f / mpmath.pi) for f in frequencies]
-        expected = mpmath.fsum(abs(mpmath.fsum(units[: j + 1])) for j in range(64)) / 64
-    bound = analysis.decay_bound(RoPE(base=500_000.0), 128, distance)
-    assert bound.shape == ()
-    # The frequency and the product are each rounded by 2**-53: 2.3e-11 at most, 64 pairs.
-    assert abs(float(bound) - float(expected)) < 1e-9
-
-
-@every_rope
-def test_the_bound_bounds_scores(rope: RoPE) -> None:
-    distances = np.arange(-50, 500)
-    r = 2 * len(rope.frequencies(HEAD_DIM))
     q, k = np.random.default_rng(0).standard_normal((2, HEAD_DIM))
-    if r < HEAD_DIM:
-        q[: HEAD_DIM - r] = 0  # what passes through is not bounded
-    start, half = rope.rotary_offset % HEAD_DIM, rope.layout == "half"
-    places = [(i, i + r // 2) if half else (2 * i, 2 * i + 1) for i in range(r // 2)]
-    # h_i of eq. 35, pair by pair.
-    h = [
-        complex(q[start + a], q[start + b]) * complex(k[start + a], -k[start + b])
-        for a, b in places
-    ]
+    q[: HEAD_DIM - 2 * pairs] = 0  # components that pass through are not bounded
+    h = analysis._complex_pairs(rope, q) * analysis._complex_pairs(rope, k).conj()  # of eq. 35
     steepest = np.abs(np.diff([*h, 0.0])).max() * rope.attention_factor**2
-    bound = steepest * len(h) * analysis.decay_bound(rope, HEAD_DIM, distances)
-    assert np.all(np.abs(analysis.score_curve(rope, HEAD_DIM, distances, q, k)) <= bound + 1e-12)
-
-
-# --- scores --------------------------------------------------------------------------------------
+    scores = analysis.score_curve(rope, HEAD_DIM, distances, q, k)
+    assert np.all(np.abs(scores) <= steepest * pairs * bound + 1e-12)
 
 
 @every_rope
@@ -104,12 +70,10 @@ def test_shapes_and_blocks(curve, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_once.shape == (3, 4, 5)
     assert at_once.dtype == np.float64
     assert curve(RoPE(), HEAD_DIM, []).shape == (0,)
+    assert curve(RoPE(), HEAD_DIM, 7) == at_once[0, 1, 2]
     monkeypatch.setattr(analysis, "_BLOCK", 7 * HEAD_DIM // 2)
     # BLAS adds in an order that depends on the size of the block.
     np.testing.assert_allclose(curve(RoPE(), HEAD_DIM, distances), at_once, rtol=0, atol=1e-13)
-
-
-# --- the first negative sum ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("base", "expected"), [(1e4, 1707), (5e5, 18438), (4.3e3, 1077)])
@@ -152,27 +116,29 @@ class Fixed(scaling.Scaling):
         return np.array(self.fixed)
 
 
-def test_sums_that_rounding_could_turn_are_summed_again() -> None:
-    """The sum passes zero within rounding: the sign is that of the exact angles."""
-    # cos(m f) of f = pi / (2 m) is zero but for the rounding of f.
-    m = 1_000_003
-    for f in (math.pi / (2 * m), math.nextafter(math.pi / (2 * m), 1)):
-        with mpmath.workdps(40):
-            expected = mpmath.cos(m * mpmath.mpf(f))
-        assert abs(analysis._sum_cosines_exactly(m, np.array([f])) - float(expected)) < 2e-16
-        rope = RoPE(scaling=Fixed(f))
-        assert analysis.max_distance(rope, 2, limit=m + 5) == (m if expected < 0 else m + 1)
+HEXES = (
+    *("0x1.03abeffc94db6p-20", "0x1.26877769d4463p-19", "0x1.222237520e714p-19"),
+    *("0x1.a5bbbe8ea57bep-20", "0x1.92e607335d757p-20", "0x1.17d86e1943ba7p-20"),
+)
+M = 1_000_003
+# cos(M f) of f = pi / (2 M) is zero but for the rounding of f; the float64 sum of HEXES is zero.
+QUARTER = math.pi / (2 * M)
 
 
-def test_a_sum_that_rounds_to_zero_has_the_sign_of_the_exact_one() -> None:
-    hexes = (
-        *("0x1.03abeffc94db6p-20", "0x1.26877769d4463p-19", "0x1.222237520e714p-19"),
-        *("0x1.a5bbbe8ea57bep-20", "0x1.92e607335d757p-20", "0x1.17d86e1943ba7p-20"),
-    )
-    rule = Fixed(*map(float.fromhex, hexes))
-    m = 1_000_003
-    assert np.cos(m * np.array(rule.fixed)).sum() == 0.0
-    assert analysis.max_distance(RoPE(scaling=rule), 12, limit=m + 5) == m
+@pytest.mark.parametrize(
+    "frequencies", [(QUARTER,), (math.nextafter(QUARTER, 1),), tuple(map(float.fromhex, HEXES))]
+)
+def test_sums_that_rounding_could_turn_have_the_sign_of_exact_ones(
+    frequencies: tuple[float, ...],
+) -> None:
+    pairs = len(frequencies)
+    with mpmath.workdps(40):
+        exact = mpmath.fsum(mpmath.cos(M * mpmath.mpf(f)) for f in frequencies)
+    assert abs(np.cos(M * np.array(frequencies)).sum()) < 1e-15
+    result = analysis._sum_cosines_exactly(M, np.array(frequencies))
+    assert abs(result - float(exact)) < 2e-16 * pairs
+    rope = RoPE(scaling=Fixed(*frequencies))
+    assert analysis.max_distance(rope, 2 * pairs, limit=M + 5) == (M if exact < 0 else M + 1)
 
 
 @every_rope
@@ -181,10 +147,7 @@ def test_turns(rope: RoPE) -> None:
     np.testing.assert_allclose(turns, 4096 / rope.wavelengths(HEAD_DIM), rtol=1e-15)
 
 
-# --- errors --------------------------------------------------------------------------------------
-
-
-CALLS = {
+HEAD_DIM_CALLS = {
     "decay_bound": lambda rope, head_dim=8: analysis.decay_bound(rope, head_dim, [1]),
     "score_curve": lambda rope, head_dim=8: analysis.score_curve(rope, head_dim, [1]),
     "max_distance": lambda rope, head_dim=8: analysis.max_distance(rope, head_dim, limit=9),
@@ -192,7 +155,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("call", HEAD_DIM_CALLS.values(), ids=HEAD_DIM_CALLS)
 def test_errors_of_any_call(call) -> None:
     dynamic = RoPE(scaling=scaling.DynamicNTK(2.0, 64))
     with pytest.raises(RopeError, match=r"rope\.for_length\(n\)"):

@@ -1,4 +1,4 @@
-"""Softmax attention against torch's and jax's own; dtypes and shapes of all functions."""
+"""Softmax attention against torch's own; dtypes, shapes and rotation of all functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import attention_oracles as oracles
-from support.attention_oracles import CLOSE, FUNCTIONS, normal, some
+from support.attention_oracles import CLOSE, FUNCTIONS, build_qkv, normal
 from support.targets import Target, numpy_dtype, rows
 
 from rope_xp import RoPE
@@ -26,78 +26,65 @@ CALLS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "linear, softmax": (attention.linear_attention, 3, {"feature_map": "softmax"}),
     "spans": (attention.global_pointer, 2, {"mask": FEW[:, 0, 3]}),
 }
-"""Each with how many arrays it takes. Masks need 12 tokens."""
-
-# --- softmax attention ---------------------------------------------------------------------------
+"""Each with the number of its arrays. Masks need 12 tokens."""
 
 
 @pytest.mark.parametrize("kind", ["causal", "mask", "both", "cross", "rope", "scale"])
 def test_against_torch(kind: str) -> None:
     torch = pytest.importorskip("torch")
-    q, k, v = some(t=9 if kind == "cross" else 12)
+    q, k, v = build_qkv(t=9 if kind == "cross" else 12)
     mask = np.random.default_rng(4).random((2, 1, 12, 12)) < 0.6
     mask[..., 0] = True  # torch has no row without anything to attend to
     options: dict[str, Any] = {}
-    theirs: dict[str, Any] = {"enable_gqa": True}
+    torch_options: dict[str, Any] = {"enable_gqa": True}
     if kind in ("causal", "cross"):
-        options["causal"] = theirs["is_causal"] = True
+        options["causal"] = torch_options["is_causal"] = True
     if kind in ("mask", "both"):
-        options["mask"] = mask
-        options["causal"] = kind == "both"
-        theirs["attn_mask"] = torch.tensor(mask & np.tril(mask | True) if kind == "both" else mask)
+        options |= {"mask": mask, "causal": kind == "both"}
+        allowed = mask & np.tril(mask | True) if kind == "both" else mask
+        torch_options["attn_mask"] = torch.tensor(allowed)
     if kind == "scale":
-        options["scale"] = theirs["scale"] = 0.3
+        options["scale"] = torch_options["scale"] = 0.3
     rotated = (q, k)
     if kind == "rope":
-        options["positions"], options["rope"] = np.arange(12) * 5, RoPE(layout="half")
+        options |= {"positions": np.arange(12) * 5, "rope": RoPE(layout="half")}
         rotated = options["rope"].apply(q, k, options["positions"])
-    got = attention.attention(q, k, v, **options)
+    result = attention.attention(q, k, v, **options)
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(torch.tensor(x).transpose(1, 2) for x in (*rotated, v)), **theirs
+        *(torch.tensor(x).transpose(1, 2) for x in (*rotated, v)), **torch_options
     )
-    np.testing.assert_allclose(got, expected.transpose(1, 2).numpy(), **CLOSE)
+    np.testing.assert_allclose(result, expected.transpose(1, 2).numpy(), **CLOSE)
 
 
-def test_what_may_attend_to_nothing_is_zero() -> None:
-    q, k, v = some()
-    got, rest = attention.attention(q, k, v, mask=FEW), attention.attention(q, k, v)
-    assert not got[0, 3].any()
-    np.testing.assert_allclose(got[1], rest[1], **CLOSE)
-    np.testing.assert_allclose(got[0, 4:], rest[0, 4:], **CLOSE)
+def test_tokens_that_attend_to_nothing_are_zero() -> None:
+    q, k, v = build_qkv()
+    result, unmasked = attention.attention(q, k, v, mask=FEW), attention.attention(q, k, v)
+    assert not result[0, 3].any()
+    np.testing.assert_allclose(result[1], unmasked[1], **CLOSE)
+    np.testing.assert_allclose(result[0, 4:], unmasked[0, 4:], **CLOSE)
     assert not attention.attention(q, k[:, :0], v[:, :0]).any()
 
 
 def test_decoding_one_token_is_the_last_row() -> None:
     """With a cache: positions of its own for q, and a mask instead of causal."""
-    q, k, v = some()
-    rope = RoPE(layout="half")
+    q, k, v = build_qkv()
+    rope, at = RoPE(layout="half"), np.arange(12)
     whole = attention.attention(q, k, v, rope=rope, causal=True)
-    last = attention.attention(
-        *(q[:, -3:], k, v),
-        [9, 10, 11],
-        rope,
-        k_positions=np.arange(12),
-        mask=np.arange(12) <= np.arange(9, 12)[:, None],
-    )
+    options: dict[str, Any] = {"k_positions": at, "mask": at <= at[-3:, None]}
+    last = attention.attention(q[:, -3:], k, v, at[-3:], rope, **options)
     np.testing.assert_allclose(last, whole[:, -3:], **CLOSE)
 
 
-def test_scores_that_fit_once_they_are_scaled() -> None:
-    """64 products of 1.6e37 are more than float32 holds, an eighth of them is not."""
+def test_large_scores_do_not_overflow() -> None:
+    """Not before they are scaled either: 64 products of 1.6e37 are more than float32 holds."""
     x = np.full((1, 1, 64), 4e18, np.float32)
     np.testing.assert_allclose(attention.scores(x, x), 8 * np.float64(x[0, 0, 0]) ** 2, rtol=1e-5)
-
-
-def test_large_scores_do_not_overflow() -> None:
-    q, k, v = some()
-    got = attention.attention(q * 1e4, k * 1e4, v)
-    assert np.isfinite(got).all()
+    q, k, v = build_qkv()
+    result = attention.attention(q * 1e4, k * 1e4, v)
+    assert np.isfinite(result).all()
     nearest = oracles.scores(q.astype(np.float64), k.astype(np.float64)).argmax(-1)
     for b, h in np.ndindex(2, 4):  # one weight is all but 1
-        np.testing.assert_allclose(got[b, :, h], v[b, nearest[b, h], h // 2], **CLOSE)
-
-
-# --- libraries and dtypes ------------------------------------------------------------------------
+        np.testing.assert_allclose(result[b, :, h], v[b, nearest[b, h], h // 2], **CLOSE)
 
 
 @pytest.mark.covering
@@ -108,12 +95,12 @@ def test_large_scores_do_not_overflow() -> None:
 def test_every_library_has_the_numbers_of_numpy(backend: Target, name: str) -> None:
     function, n, options = CALLS[name]
     tokens = 12 if "mask" in options else 150  # of linear attention, more than a chunk
-    arrays = some(s=tokens, t=tokens)[:n]
-    given = {key: backend.make(x) if key == "mask" else x for key, x in options.items()}
-    got = backend.run(lambda *a: function(*a, rope=RoPE(), **given), *map(backend.make, arrays))
-    assert type(got) is type(backend.make(arrays[0]))
+    arrays = build_qkv(s=tokens, t=tokens)[:n]
+    masks = {key: backend.make(x) if key == "mask" else x for key, x in options.items()}
+    result = backend.run(lambda *a: function(*a, rope=RoPE(), **masks), *map(backend.make, arrays))
+    assert type(result) is type(backend.make(arrays[0]))
     expected = function(*arrays, rope=RoPE(), **options)
-    np.testing.assert_allclose(backend.back(got), expected, **CLOSE)
+    np.testing.assert_allclose(backend.back(result), expected, **CLOSE)
 
 
 # Computed in float32, as CLOSE is, and then rounded once: half a step of the dtype.
@@ -124,62 +111,38 @@ ROUNDED = {"float64": 1e-13, "float32": 1e-5, "float16": 2**-11, "bfloat16": 2**
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 def test_few_bits_are_computed_in_float32(backend: Target, function: Any, n: int) -> None:
     for dtype in backend.floats:
-        arrays = [x.astype(numpy_dtype(dtype)) for x in some()[:n]]
-        got = function(*map(backend.make, arrays), rope=RoPE())
-        assert got.dtype == backend.make(arrays[0]).dtype
+        arrays = [x.astype(numpy_dtype(dtype)) for x in build_qkv()[:n]]
+        result = function(*map(backend.make, arrays), rope=RoPE())
+        assert result.dtype == backend.make(arrays[0]).dtype
         exact = function(*(x.astype(np.float64) for x in arrays), rope=RoPE())
         exact = np.where(exact == -1e12, -65504.0 if dtype == "float16" else -1e12, exact)
         rtol, atol = 1.05 * ROUNDED[dtype], min(1e-5, ROUNDED[dtype])
-        numbers = backend.back(got).astype(np.float64)
+        numbers = backend.back(result).astype(np.float64)
         np.testing.assert_allclose(numbers, exact, rtol=rtol, atol=atol)
 
 
 def test_one_float64_makes_the_computation_float64() -> None:
-    q, k, v = some()
-    got = attention.attention(q, k, v.astype(np.float64), rope=RoPE())
+    q, k, v = build_qkv()
+    result = attention.attention(q, k, v.astype(np.float64), rope=RoPE())
     exact = attention.attention(*(x.astype(np.float64) for x in (q, k, v)), rope=RoPE())
-    np.testing.assert_array_equal(got, exact.astype(np.float32))
+    np.testing.assert_array_equal(result, exact.astype(np.float32))
 
 
 @pytest.mark.parametrize("version", ["2022.12", "2025.12"])
 def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None:
     xp = pytest.importorskip("array_api_strict")
-    with xp.ArrayAPIStrictFlags(
-        api_version=version,
-        boolean_indexing=False,
-        data_dependent_shapes=False,
-        enabled_extensions=(),
-    ):
+    flags = {"boolean_indexing": False, "data_dependent_shapes": False, "enabled_extensions": ()}
+    with xp.ArrayAPIStrictFlags(api_version=version, **flags):
         for function, n, options in CALLS.values():
-            arrays = [xp.asarray(x) for x in some()[:n]]
-            given = {key: xp.asarray(x) if key == "mask" else x for key, x in options.items()}
-            assert function(*arrays, rope=RoPE(), **given).dtype == xp.float32
+            arrays = [xp.asarray(x) for x in build_qkv()[:n]]
+            masks = {key: xp.asarray(x) if key == "mask" else x for key, x in options.items()}
+            assert function(*arrays, rope=RoPE(), **masks).dtype == xp.float32
 
 
-def test_batch_axes_are_any_number() -> None:
-    q, k, v = some()
-    for function in (attention.attention, attention.linear_attention):
-        whole = function(q, k, v, rope=RoPE())
-        np.testing.assert_allclose(function(q[0], k[0], v[0], rope=RoPE()), whole[0], **CLOSE)
-        more = function(q[:, None], k[:, None], v[:, None], rope=RoPE())
-        np.testing.assert_allclose(more[:, 0], whole, **CLOSE)
-
-
-def test_the_softmax_scale_of_a_rope_is_in_the_default_scale() -> None:
-    rope = RoPE(scaling=YaRN(4.0, 64, mscale=1.0, mscale_all_dim=1.0))
-    q, k, _ = (x.astype(np.float64) for x in some())
-    assert rope.softmax_scale != 1.0
-    expected = oracles.scores(*rope.apply(q, k)) * rope.softmax_scale / 4
-    np.testing.assert_allclose(attention.scores(q, k, rope=rope), expected, rtol=1e-12, atol=1e-12)
-
-
-# --- rotation ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", oracles.FORMS)
+@pytest.mark.parametrize("layout", oracles.ROTATIONS)
 def test_scores_are_products_of_rotated_heads(layout: Any) -> None:
-    q, k, _ = some()
-    positions, rotate = np.arange(12) * 91, oracles.FORMS[layout]
+    q, k, _ = build_qkv()
+    positions, rotate = np.arange(12) * 91, oracles.ROTATIONS[layout]
     expected = oracles.scores(*(rotate(x.astype(np.float64), positions) for x in (q, k)))
     rope = RoPE(layout=layout)
     np.testing.assert_allclose(attention.scores(q, k, positions, rope), expected / 4, **CLOSE)
@@ -187,25 +150,20 @@ def test_scores_are_products_of_rotated_heads(layout: Any) -> None:
     np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=4e-5)
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
-def test_scores_depend_on_distance_alone(layout: str) -> None:
-    """One q and one k at all places: each diagonal holds one number."""
-    q, k = (np.broadcast_to(normal(16, seed=i), (30, 1, 16)) for i in (1, 2))
-    (scores,) = attention.scores(q, k, rope=RoPE(layout=layout))
-    for offset in range(-29, 30):
-        diagonal = np.diagonal(scores, offset)
-        np.testing.assert_allclose(diagonal, diagonal[0], rtol=0, atol=1e-5)
+def test_the_softmax_scale_of_a_rope_is_in_the_default_scale() -> None:
+    rope = RoPE(scaling=YaRN(4.0, 64, mscale=1.0, mscale_all_dim=1.0))
+    q, k, _ = (x.astype(np.float64) for x in build_qkv())
+    assert rope.softmax_scale != 1.0
+    expected = oracles.scores(*rope.apply(q, k)) * rope.softmax_scale / 4
+    np.testing.assert_allclose(attention.scores(q, k, rope=rope), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("shift", [1000, 1_000_000])
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
 def test_a_shift_of_all_positions_changes_nothing(function: Any, n: int, shift: int) -> None:
-    arrays = some()[:n]
+    arrays = build_qkv()[:n]
     plain, shifted = (function(*arrays, np.arange(12) + i, RoPE()) for i in (0, shift))
     np.testing.assert_allclose(shifted, plain, rtol=1e-5, atol=1e-5)
-
-
-# --- shapes --------------------------------------------------------------------------------------
 
 
 @given(
@@ -215,34 +173,37 @@ def test_a_shift_of_all_positions_changes_nothing(function: Any, n: int, shift: 
 def test_shapes(b: int, s: int, t: int, kv: int, g: int, half: int, dv: int, causal: bool) -> None:
     """One token, one head and no batch at all included."""
     q, k, v = normal(b, s, kv * g, 2 * half), normal(b, t, kv, 2 * half), normal(b, t, kv, dv)
-    given: dict[str, Any] = {"rope": RoPE(), "k_positions": np.arange(t)}
-    assert attention.scores(q, k, **given).shape == (b, kv * g, s, t)
-    assert attention.attention(q, k, v, causal=causal, **given).shape == (b, s, kv * g, dv)
+    options: dict[str, Any] = {"rope": RoPE(), "k_positions": np.arange(t)}
+    assert attention.scores(q, k, **options).shape == (b, kv * g, s, t)
+    assert attention.attention(q, k, v, causal=causal, **options).shape == (b, s, kv * g, dv)
     same, values = normal(b, s, kv, 2 * half), normal(b, s, kv, dv)
     assert attention.linear_attention(q, same, values, causal=causal).shape == (b, s, kv * g, dv)
     assert attention.global_pointer(q, same).shape == (b, kv * g, s, s)
 
 
-# --- spans ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("function", "n"), FUNCTIONS)
+def test_batch_axes_are_any_number(function: Any, n: int) -> None:
+    arrays = build_qkv()[:n]
+    whole = function(*arrays, rope=RoPE())
+    np.testing.assert_allclose(function(*(x[0] for x in arrays), rope=RoPE()), whole[0], **CLOSE)
+    more = function(*(x[:, None] for x in arrays), rope=RoPE())
+    np.testing.assert_allclose(more[:, 0], whole, **CLOSE)
 
 
 @pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("scale", [True, False])
 def test_global_pointer(upper: bool, scale: bool) -> None:
-    q, k, _ = some(fewer=4)
+    q, k, _ = build_qkv(fewer=4)
     real = np.arange(12) < np.array([[12], [7]])
-    got = attention.global_pointer(
-        q, k, rope=RoPE(), mask=real, upper_triangular=upper, scale=scale
-    )
+    options = {"mask": real, "upper_triangular": upper, "scale": scale}
+    result = attention.global_pointer(q, k, rope=RoPE(), **options)
     rotated = (oracles.paper(x.astype(np.float64), np.arange(12)) for x in (q, k))
     expected = oracles.scores(*rotated) / (4 if scale else 1)
-    is_span = (
-        real[:, None, :, None] & real[:, None, None, :] & (np.tri(12).T > 0 if upper else True)
-    )
-    np.testing.assert_allclose(got, np.where(is_span, expected, -1e12), rtol=1e-5, atol=4e-5)
+    in_order = np.tri(12, dtype=bool).T | (not upper)
+    is_span = real[:, None, :, None] & real[:, None, None, :] & in_order
+    np.testing.assert_allclose(result, np.where(is_span, expected, -1e12), rtol=1e-5, atol=4e-5)
 
 
 def test_a_mask_of_one_value_is_for_all_tokens() -> None:
     x = np.ones((1, 3, 1, 4), np.float32)
-    got = attention.global_pointer(x, x, mask=np.array(False))
-    assert (got == np.float32(-1e12)).all()
+    assert (attention.global_pointer(x, x, mask=np.array(False)) == np.float32(-1e12)).all()

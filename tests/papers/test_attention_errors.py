@@ -1,4 +1,4 @@
-"""What attention refuses, and how it says so."""
+"""Errors of attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.attention_oracles import FUNCTIONS
 
 from rope_xp import RoPE, RopeError
-from rope_xp.papers import attention
+from rope_xp.papers.attention import attention, global_pointer, linear_attention, scores
 
 X = np.ones((2, 5, 4, 8), np.float32)
 every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
@@ -22,15 +22,16 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
         (1, X.tolist(), TypeError, "k is a list, which is no array"),
         (0, X.astype(int), TypeError, "q is a numpy array .* int64; it must hold .*Convert it"),
         (1, X > 0, TypeError, "k is a numpy array .* bool; it must hold"),
-        (0, X[0, 0], RopeError, r"q has shape \(4, 8\); it needs \(batch..., tokens, heads, head"),
-        (1, X[0], RopeError, "must have equal batch axes of .*; broadcast one"),
-        (1, X[:1], RopeError, r"k of shape \(1, 5, 4, 8\) must have equal batch axes"),
-        (1, X[..., :6], RopeError, "must have equal head_dim, the last axis"),
+        (0, X[0, 0], RopeError, r"q has shape \(4, 8\); .*one head .*q\[\.\.\., N"),
+        (0, X[..., :0], RopeError, r"q has .* \(batch..., tokens, heads, head_dim\), .*but 0\)"),
+        (1, X[0], RopeError, r"k has shape \(5, 4, 8\); .* here \(2, any, any, 8\)"),
+        (1, X[:1], RopeError, r"k has shape \(1, 5, 4, 8\); .* here \(2, any, any, 8\)"),
+        (1, X[..., :6], RopeError, r"k has shape \(2, 5, 4, 6\); .* here \(2, any, any, 8\)"),
         (1, X[:, :, :3], RopeError, "q has 4 heads and k 3; those of q must be a multiple"),
         (1, X[:, :, :0], RopeError, "q has 4 heads and k 0; those of q must be a multiple"),
         (2, None, TypeError, "v is a NoneType, which is no array"),
         *(
-            (2, v, RopeError, "k of shape .* and v of shape .* must have equal batch")
+            (2, v, RopeError, r"v has shape .* here \(2, 5, 4, any\)")
             for v in (X[:1], X[:, :3], X[:, :, :2], X[0])
         ),
     ],
@@ -44,23 +45,14 @@ def test_arrays_that_do_not_fit(i: int, x: Any, error: type[Exception], message:
                 function(*arrays[:n], rope=RoPE())
 
 
-def test_head_dim_must_not_be_empty() -> None:
-    with pytest.raises(RopeError, match="head_dim, must not be empty"):
-        attention.scores(X[..., :0], X[..., :0])
-
-
 @every_function
 def test_libraries_are_not_mixed(function: Any, n: int) -> None:
     torch = pytest.importorskip("torch")
+    x, meta = torch.ones(2, 5, 4, 8), torch.ones(2, 5, 4, 8, device="meta")
     with pytest.raises(TypeError, match="q is a numpy array and k a torch array; convert one"):
-        function(X, *[torch.ones(2, 5, 4, 8)] * (n - 1))
-
-
-def test_devices_are_not_mixed() -> None:
-    torch = pytest.importorskip("torch")
-    cpu, meta = torch.ones(2, 5, 4, 8), torch.ones(2, 5, 4, 8, device="meta")
-    with pytest.raises(RopeError, match="q is on cpu and v on meta; move one of them"):
-        attention.attention(cpu, cpu, meta)
+        function(X, *[x] * (n - 1))
+    with pytest.raises(RopeError, match="q is on cpu and [kv] on meta; move one of them"):
+        function(*[x] * (n - 1), meta)
 
 
 @every_function
@@ -73,62 +65,61 @@ def test_positions_need_a_rope(function: Any, n: int) -> None:
         function(*[X] * n, np.arange(4), RoPE())
 
 
-def test_k_positions_where_tokens_differ() -> None:
-    with pytest.raises(RopeError, match="k_positions came without a rope"):
-        attention.scores(X, X, k_positions=np.arange(5))
-    with pytest.raises(RopeError, match="Give k_positions for the tokens of k"):
-        attention.scores(X, X[:, :3], rope=RoPE())
-    for function, arrays in (
-        (attention.linear_attention, (X, X[:, :3], X[:, :3])),
-        (attention.global_pointer, (X, X[:, :3])),
-    ):
-        with pytest.raises(RopeError, match="q has 5 tokens and k 3; .* needs q and k of the same"):
-            function(*arrays)
+MASK = np.ones(5, bool)
+OPTIONS: list[tuple[str, type[Exception], Any, dict[str, Any]]] = [
+    ("k_positions came without a rope", RopeError, scores, {"k_positions": np.arange(5)}),
+    ("Give k_positions for", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
+    *(
+        (r"with the tokens of q, here \(2, 5, any", RopeError, function, {"k": X[:, :3]} | values)
+        for function, values in ((global_pointer, {}), (linear_attention, {"v": X[:, :3]}))
+    ),
+    *(
+        ("scale must be positive and finite", RopeError, scores, {"scale": scale})
+        for scale in (0.0, -1.0, float("nan"), float("inf"))
+    ),
+    ("scale must be a number", TypeError, scores, {"scale": "0.5"}),
+    ("mask is a numpy.*must be boolean.*mask == 0", TypeError, attention, {"mask": MASK * 1.0}),
+    ("mask is a list, which is no array", TypeError, attention, {"mask": [[True]]}),
+    *(
+        (r"k tokens\) = \(2, 4, 5, 5\)", RopeError, attention, {"mask": np.ones(shape, bool)})
+        for shape in ((5, 4), (2, 5, 5), (2, 3, 5, 5), (1, 2, 4, 5, 5))
+    ),
+    *(
+        (r"tokens\) = \(2, 5\)", RopeError, global_pointer, {"mask": np.ones(shape, bool)})
+        for shape in ((4,), (3, 5), (1, 2, 5))
+    ),
+    *(
+        (message, error, linear_attention, {"feature_map": feature_map})
+        for message, error, feature_map in (
+            ("feature_map must be 'elu', 'softmax' or two .*'relu'", RopeError, "relu"),
+            *(
+                ("'softmax' or two functions", TypeError, maps)
+                for maps in (None, np.exp, (np.exp,), (np.exp, "elu"))
+            ),
+            (r"the result of phi has.*\(2, 5, 4, any\)", RopeError, (lambda x: x.sum(-1), np.exp)),
+            ("the result of varphi has.* 5, 4, 8", RopeError, (np.exp, lambda x: x[..., :4])),
+            ("the result of varphi is a float, which", TypeError, (np.exp, lambda x: 1.0)),
+        )
+    ),
+    (
+        "softmax of k over all tokens.*cannot be causal; use 'elu'",
+        *(RopeError, linear_attention, {"feature_map": "softmax", "causal": True}),
+    ),
+]
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_scales_are_positive(scale: float) -> None:
-    with pytest.raises(RopeError, match="scale must be positive and finite"):
-        attention.scores(X, X, scale=scale)
-    with pytest.raises(TypeError, match="scale must be a number"):
-        attention.scores(X, X, scale="0.5")  # type: ignore[arg-type]  # the mistake
+@pytest.mark.parametrize(("message", "error", "function", "options"), OPTIONS)
+def test_options_that_do_not_fit(
+    message: str, error: type[Exception], function: Any, options: dict[str, Any]
+) -> None:
+    values = {"v": X} if function in (attention, linear_attention) else {}
+    with pytest.raises(error, match=message):
+        function(**{"q": X, "k": X} | values | options)
 
 
-def test_masks_that_do_not_fit() -> None:
-    with pytest.raises(TypeError, match="mask is a numpy array .*must be boolean.*mask == 0"):
-        attention.attention(X, X, X, mask=np.zeros((5, 5), np.float32))
-    with pytest.raises(TypeError, match="mask is a list, which is no array"):
-        attention.attention(X, X, X, mask=[[True]])  # type: ignore[type-var]  # the mistake
-    for shape in ((5, 4), (2, 5, 5), (2, 3, 5, 5), (1, 2, 4, 5, 5)):
-        with pytest.raises(RopeError, match=r"heads, tokens, k tokens\) = \(2, 4, 5, 5\)"):
-            attention.attention(X, X, X, mask=np.ones(shape, bool))
-    for shape in ((4,), (3, 5), (1, 2, 5)):
-        with pytest.raises(RopeError, match=r"must broadcast to \(batch..., tokens\) = \(2, 5\)"):
-            attention.global_pointer(X, X, mask=np.ones(shape, bool))
+def test_masks_and_features_of_another_library() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
-        attention.attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
-
-
-def test_feature_maps_that_do_not_fit() -> None:
-    def call(feature_map: Any, **options: Any) -> None:
-        attention.linear_attention(X, X, X, feature_map=feature_map, **options)
-
-    with pytest.raises(RopeError, match="feature_map must be 'elu', 'softmax' or two .*'relu'"):
-        call("relu")
-    for wrong in (None, np.exp, (np.exp,), (np.exp, "elu")):
-        with pytest.raises(TypeError, match="'softmax' or two functions"):
-            call(wrong)
-    with pytest.raises(
-        RopeError, match="softmax of k over all tokens.*cannot be causal; use 'elu'"
-    ):
-        call("softmax", causal=True)
-    with pytest.raises(RopeError, match=r"phi made \(2, 5, 4\) of shape .*the last axis alone"):
-        call((lambda x: x.sum(-1), np.exp))
-    with pytest.raises(RopeError, match="phi made 8 features and varphi 4"):
-        call((np.exp, lambda x: x[..., :4]))
-    with pytest.raises(TypeError, match="what varphi returned is a float, which is no array"):
-        call((np.exp, lambda x: 1.0))
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="q is a numpy array and what phi returned a torch array"):
-        call((lambda x: torch.tensor(x), np.exp))
+        attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))
+    with pytest.raises(TypeError, match="q is a numpy array and the result of phi a torch array"):
+        linear_attention(X, X, X, feature_map=(torch.tensor, np.exp))

@@ -1,8 +1,9 @@
-"""Linear attention against its quadratic form."""
+"""Linear attention against its quadratic form, and gradients of all attention."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,22 +16,25 @@ import rope_xp
 from rope_xp import RoPE
 from rope_xp.papers import attention
 
+normal = partial(oracles.normal, dtype="float64")
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return oracles.normal(*shape, seed=seed, dtype="float64")
+
+def double(x: np.ndarray) -> np.ndarray:
+    """Return more features than head_dim."""
+    return np.exp(np.concatenate([x, -x], axis=-1))
 
 
 MAPS = {
     "elu": (oracles.elu_plus_one, oracles.elu_plus_one),
     "softmax": (lambda q: oracles.softmax(q, -1), lambda k: oracles.softmax(k, -3)),
     "functions": (lambda q: q * q, lambda k: k * k + 1.0),
+    "more features": (double, double),
 }
-
-
 # All to all, and causal with numbers of tokens on both sides of the edges of chunks.
 CASES = [
-    *((name, False, 40) for name in MAPS),
-    *((name, True, n) for name in ("elu", "functions") for n in (1, 128, 300)),
+    *((name, False, n) for name in MAPS for n in (0, 40)),
+    *(("elu", True, n) for n in (0, 1, 127, 128, 129, 300)),
+    *((name, True, 300) for name in ("functions", "more features")),
 ]
 
 
@@ -42,30 +46,10 @@ def test_against_the_quadratic_form(name: str, rotated: bool, causal: bool, toke
     rotate = (lambda x: oracles.paper(x, positions)) if rotated else (lambda x: x)
     expected = oracles.linear_attention(q, k, v, *MAPS[name], rotate, causal)
     options: dict[str, Any] = {"rope": RoPE(), "positions": positions} if rotated else {}
-    feature_map = MAPS[name] if name == "functions" else name
-    got = attention.linear_attention(q, k, v, feature_map=feature_map, causal=causal, **options)
+    feature_map = name if name in ("elu", "softmax") else MAPS[name]
+    result = attention.linear_attention(q, k, v, feature_map=feature_map, causal=causal, **options)
     # Sums over 300 tokens; the denominators are sums of numbers above zero, and cancel nothing.
-    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 127, 128, 129])
-def test_a_prefix_knows_nothing_of_what_follows(tokens: int) -> None:
-    arrays = normal(2, 300, 4, 4), normal(2, 300, 2, 4, seed=1), normal(2, 300, 2, 3)
-    whole = attention.linear_attention(*arrays, rope=RoPE(), causal=True)
-    prefix = attention.linear_attention(*(x[:, :tokens] for x in arrays), rope=RoPE(), causal=True)
-    np.testing.assert_allclose(prefix, whole[:, :tokens], rtol=0, atol=1e-13)
-
-
-def test_features_may_be_more_than_head_dim() -> None:
-    q, k, v = normal(9, 2, 4), normal(9, 2, 4, seed=1), normal(9, 2, 3)
-    double = lambda x: np.exp(np.concatenate([x, -x], axis=-1))  # noqa: E731  # one line, used once
-    expected = oracles.linear_attention(
-        q, k, v, double, double, lambda x: oracles.llama(x, np.arange(9)), True
-    )
-    got = attention.linear_attention(
-        q, k, v, rope=RoPE(layout="half"), feature_map=(double, double), causal=True
-    )
-    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [exhaustive(False), True])
@@ -75,18 +59,17 @@ def test_memory_is_linear_in_tokens(causal: bool) -> None:
     x = normal(tokens, 1, d).astype(np.float32)
     with rope_xp.use_path("portable"):  # a path that compiles would count its compiler
         tracemalloc.start()
-        got = attention.linear_attention(x, x, x, rope=RoPE(), causal=causal)
+        result = attention.linear_attention(x, x, x, rope=RoPE(), causal=causal)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert got.shape == x.shape
+    assert result.shape == x.shape
     # Both feature maps, plain and rotated, the result as chunks and in one, and the tables.
     assert peak < 8 * x.nbytes, peak / x.nbytes
 
 
 def test_large_numbers_stay_finite() -> None:
     x = np.array([[[-1e4, 1e4, 300.0, -300.0]]], np.float32)
-    got = attention.linear_attention(x, x, x)
-    np.testing.assert_allclose(got, x, rtol=1e-6)
+    np.testing.assert_allclose(attention.linear_attention(x, x, x), x, rtol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -96,13 +79,59 @@ def test_zeros_where_no_weight_is_left(causal: bool, feature_map: str) -> None:
     x, v = np.full((3, 2, 4), -200.0, np.float32), np.ones((3, 2, 4), np.float32)
     relu = partial(np.maximum, np.float32(0))
     maps: Any = "elu" if feature_map == "elu" else (relu, relu)
-    got = attention.linear_attention(x, x, v, rope=RoPE(), feature_map=maps, causal=causal)
-    np.testing.assert_array_equal(got, np.zeros_like(x))
+    result = attention.linear_attention(x, x, v, rope=RoPE(), feature_map=maps, causal=causal)
+    np.testing.assert_array_equal(result, np.zeros_like(x))
+
+
+Q, K, V = normal(2, 7, 4, 8, seed=0), normal(2, 7, 2, 8, seed=1), normal(2, 7, 2, 3, seed=2)
+MASK = np.random.default_rng(3).random((2, 1, 7, 7)) < 0.6
+MASK[1, 0, 2] = False  # a row with nothing to attend to, whose gradient must not be NaN
+PADDING = np.arange(7) < np.array([[7], [5]])
+
+
+def softmax(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    mask = xp.asarray(MASK)
+    return attention.attention(q, k, v, rope=RoPE(layout="half"), mask=mask, causal=True)
+
+
+def linear(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    return attention.linear_attention(q * 30.0, k, v, rope=RoPE(), feature_map="elu")
+
+
+def linear_causal(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    return attention.linear_attention(q, k * 30.0, v, rope=RoPE(), causal=True)
+
+
+def spans(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    logits = attention.global_pointer(q, k, rope=RoPE(), mask=xp.asarray(PADDING))
+    return xp.exp(logits) + 0.0 * v.sum()  # a loss such as GlobalPointer's: no span adds nothing
+
+
+@pytest.mark.parametrize("function", [softmax, exhaustive(linear), linear_causal, spans])
+def test_gradients_of_torch_and_jax(function: Callable[..., Any]) -> None:
+    """Those of torch in float64 against finite differences, all others against those."""
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+
+    def differentiate(dtype: Any) -> list[np.ndarray]:
+        arrays = [torch.tensor(x, dtype=dtype, requires_grad=True) for x in (Q, K, V)]
+        loss = function(torch, *arrays).sin().sum()
+        return [x.numpy() for x in torch.autograd.grad(loss, arrays)]
+
+    arrays = [torch.tensor(x, requires_grad=True) for x in (Q, K, V)]
+    assert torch.autograd.gradcheck(partial(function, torch), arrays, fast_mode=True)
+    loss = lambda *arrays: jax.numpy.sin(function(jax.numpy, *arrays)).sum()  # noqa: E731  # one use
+    arrays = [jax.numpy.asarray(x, dtype=jax.numpy.float32) for x in (Q, K, V)]
+    jitted = jax.jit(jax.grad(loss, (0, 1, 2)))(*arrays)
+    single, exact = differentiate(torch.float32), differentiate(torch.float64)
+    for a, b, expected in zip(jitted, single, exact, strict=True):
+        # float32 throughout, with sums of 56 terms; relative to the largest gradient.
+        atol = 2e-5 * max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(a, expected, rtol=0, atol=atol)
+        np.testing.assert_allclose(b, expected, rtol=0, atol=atol)
 
 
 def test_gradients_where_no_weight_is_left() -> None:
     torch = pytest.importorskip("torch")
     x = torch.full((3, 2, 4), -200.0, requires_grad=True)
     attention.linear_attention(x, x, torch.ones(3, 2, 4), causal=True).sum().backward()
-    assert x.grad is not None
     assert torch.isfinite(x.grad).all()

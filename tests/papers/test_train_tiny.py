@@ -38,9 +38,6 @@ def some_tokens(length: int = 40, batch: int = 2) -> torch.Tensor:
     return torch.randint(len(ALPHABET), (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-# --- text ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.exhaustive
 def test_text_is_large_and_nothing_held_out_is_trained_on() -> None:
     train, held_out = ("".join(ALPHABET[i] for i in tokens) for tokens in tiny_shared.text())
@@ -50,30 +47,6 @@ def test_text_is_large_and_nothing_held_out_is_trained_on() -> None:
     shared = [part for part in paragraphs if part in train]
     assert len(paragraphs) > 200
     assert len(shared) < 0.02 * len(paragraphs), shared
-
-
-def test_characters_outside_the_alphabet_are_left_out() -> None:
-    assert tiny_shared.tokens("a\té\nb").tolist() == [ALPHABET.index(c) for c in "a\nb"]
-
-
-def test_windows_of_both_lengths_hold_the_same_characters() -> None:
-    tokens = torch.arange(12 * 16 + 1)
-    for length in (8, 16):
-        windows = train_tiny.cut(tokens, length)
-        assert windows.shape == (len(tokens) // length, length + 1)
-        assert torch.equal(windows[:, 1:].flatten(), tokens[1:])
-        assert torch.equal(windows[:, :-1].flatten(), tokens[:-1])
-
-
-def test_counts_are_what_a_model_can_do_without_positions() -> None:
-    tokens = tiny_shared.tokens("ab" * 500)
-    alone, after_one = (tiny_shared.loss_of_counts(tokens, tokens, n) for n in (0, 1))
-    # 0.1 for each of 94 other characters beside 500 or 1000 of these.
-    assert alone == pytest.approx(math.log(2), abs=0.01)
-    assert after_one == pytest.approx(0.0, abs=0.02)
-
-
-# --- the models ----------------------------------------------------------------------------------
 
 
 @every_combination
@@ -100,12 +73,6 @@ def test_the_order_of_earlier_tokens_counts_where_there_are_positions(
     first, second = (tiny_model.logits(config, weights, x)[:, -1] for x in (tokens, swapped))
     difference = (first - second).abs().max()
     assert difference < 1e-5 if encoding == "none" else difference > 1e-3
-
-
-def test_models_of_one_seed_share_what_they_have_in_common() -> None:
-    models = [tiny_model.initial(Config(*names, **SMALL), 3) for names in COMBINATIONS]
-    for weights in models:
-        assert all(torch.equal(w, weights[name]) for name, w in models[0].items())
 
 
 @pytest.mark.exhaustive
@@ -144,17 +111,6 @@ def test_a_seed_gives_one_result(tensors) -> None:
     assert first == again
     assert all(torch.equal(w, same[name]) for name, w in weights.items())
     assert first.loss != other.loss
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    shares = [train_tiny.share_of_rate(step, 100) for step in range(100)]
-    assert shares[9] == shares[10] == max(shares) == 1.0
-    assert (np.diff(shares[:10]) > 0).all()
-    assert (np.diff(shares[10:]) < 0).all()
-    assert 0 < shares[-1] < 0.001
-
-
-# --- the command line and the page ---------------------------------------------------------------
 
 
 @pytest.mark.exhaustive

@@ -28,8 +28,8 @@ def test_citation() -> None:
 def test_pins_of_releases_are_those_of_tests() -> None:
     def pins(name: str) -> dict[str, str]:
         lines = (ROOT / "constraints" / name).read_text().splitlines()
-        found = (re.match(r"([\w.-]+)==([^ ;]+)", line) for line in lines)
-        return {re.sub(r"[-_.]+", "-", m[1]).lower(): m[2] for m in found if m}
+        matches = (re.match(r"([\w.-]+)==([^ ;]+)", line) for line in lines)
+        return {re.sub(r"[-_.]+", "-", m[1]).lower(): m[2] for m in matches if m}
 
     tests, releases = pins("test.txt"), pins("release.txt")
     shared = set(tests) & set(releases)

@@ -15,16 +15,15 @@ MUTE = re.compile(r"# *(?:type: *ignore(?:\[[\w, -]*\])?|noqa(?:: *[A-Z]+\d+(?:,
 REASON = re.compile(r"\s+# *\w.*")
 
 
-def without_reason(file: Path) -> list[str]:
+def find_unexplained(file: Path) -> list[str]:
     with tokenize.open(file) as source:
-        comments = [
-            t for t in tokenize.generate_tokens(source.readline) if t.type == tokenize.COMMENT
-        ]
+        tokens = list(tokenize.generate_tokens(source.readline))
     return [
-        f"{file}:{comment.start[0]}"
-        for comment in comments
-        if (mute := MUTE.match(comment.string))
-        and not REASON.fullmatch(comment.string[mute.end() :])
+        f"{file}:{token.start[0]}"
+        for token in tokens
+        if token.type == tokenize.COMMENT
+        and (mute := MUTE.match(token.string))
+        and not REASON.fullmatch(token.string[mute.end() :])
     ]
 
 
@@ -32,7 +31,7 @@ def without_reason(file: Path) -> list[str]:
 def test_every_mute_says_why(folder: str) -> None:
     files = [f for f in (ROOT / folder).rglob("*.py") if "_build" not in f.parts]
     assert files
-    assert [line for file in files for line in without_reason(file)] == []
+    assert [line for file in files for line in find_unexplained(file)] == []
 
 
 @pytest.mark.parametrize(
@@ -48,4 +47,4 @@ def test_every_mute_says_why(folder: str) -> None:
 )
 def test_what_counts_as_one(line: str, mutes: int, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(line + "\n")
-    assert len(without_reason(tmp_path / "a.py")) == mutes
+    assert len(find_unexplained(tmp_path / "a.py")) == mutes

@@ -21,6 +21,7 @@ MAY = {
     "gate/core": {"contents": "read"},
     "gate/platforms": {"contents": "read"},
     "newest/core": {"contents": "read"},
+    "newest/versions": {"contents": "read"},
     "release/gate": {"contents": "read"},
     "release/build": {"contents": "read"},
     "release/attest": {"id-token": "write", "attestations": "write"},
@@ -34,16 +35,12 @@ def read(file: Path) -> dict[str, Any]:
     return {str(k): v for k, v in yaml.safe_load(file.read_text()).items()}
 
 
-def jobs(file: Path) -> dict[str, dict[str, Any]]:
+def list_jobs(file: Path) -> dict[str, dict[str, Any]]:
     return {f"{file.stem}/{name}": job for name, job in read(file)["jobs"].items()}
 
 
-def steps(job: dict[str, Any]) -> list[dict[str, Any]]:
-    return job.get("steps", [])
-
-
-def commands(job: dict[str, Any]) -> list[str]:
-    return [line for step in steps(job) for line in step.get("run", "").splitlines()]
+def list_commands(job: dict[str, Any]) -> list[str]:
+    return [line for step in job.get("steps", []) for line in step.get("run", "").splitlines()]
 
 
 def test_there_are_the_three() -> None:
@@ -52,11 +49,11 @@ def test_there_are_the_three() -> None:
 
 @ALL
 def test_actions_are_pinned_by_commit(file: Path) -> None:
-    used = re.findall(r"\buses: *(.+)", file.read_text())
-    assert used
-    own = [u for u in used if u.startswith("./")]
-    assert all((ROOT / u.split(" #")[0]).is_file() for u in own)
-    assert [u for u in used if u not in own and not PINNED.fullmatch(u)] == []
+    actions = re.findall(r"\buses: *(.+)", file.read_text())
+    assert actions
+    local = [action for action in actions if action.startswith("./")]
+    assert all((ROOT / action.split(" #")[0]).is_file() for action in local)
+    assert [a for a in actions if a not in local and not PINNED.fullmatch(a)] == []
 
 
 def test_an_action_has_one_pin() -> None:
@@ -65,43 +62,36 @@ def test_an_action_has_one_pin() -> None:
 
 
 @ALL
-def test_permissions(file: Path) -> None:
+def test_jobs_may_do_no_more_than_they_need(file: Path) -> None:
+    """What may write runs no code of the repository, and no expression becomes a command."""
     assert read(file)["permissions"] == {}
-    assert {name: job.get("permissions") for name, job in jobs(file).items()} == {
-        name: granted for name, granted in MAY.items() if name.startswith(f"{file.stem}/")
-    }
-
-
-@ALL
-def test_what_may_write_runs_no_code_of_the_repository(file: Path) -> None:
-    for name, job in jobs(file).items():
-        checked_out = [s for s in steps(job) if s.get("uses", "").startswith("actions/checkout@")]
+    granted = {name: job.get("permissions") for name, job in list_jobs(file).items()}
+    assert granted == {n: may for n, may in MAY.items() if n.startswith(f"{file.stem}/")}
+    for name, job in list_jobs(file).items():
+        steps = job.get("steps", [])
+        checkouts = [s for s in steps if s.get("uses", "").startswith("actions/checkout@")]
         if "write" in MAY[name].values():
-            assert not checked_out
-            assert not commands(job)
-        assert all(step["with"]["persist-credentials"] is False for step in checked_out)
-
-
-@ALL
-def test_no_expression_becomes_part_of_a_command(file: Path) -> None:
-    assert [line for job in jobs(file).values() for line in commands(job) if "${{" in line] == []
+            assert not checkouts
+            assert not list_commands(job)
+        assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+        assert [line for line in list_commands(job) if "${{" in line] == []
 
 
 @ALL
 def test_every_script_that_is_called_can_be(file: Path) -> None:
-    called = [line.split()[0] for job in jobs(file).values() for line in commands(job)]
-    scripts = [ROOT / name for name in called if "/" in name]
+    names = [line.split()[0] for job in list_jobs(file).values() for line in list_commands(job)]
+    scripts = [ROOT / name for name in names if "/" in name]
     assert scripts
     assert all(os.access(script, os.X_OK) for script in scripts)
 
 
 def test_the_gate_is_called_for_changes_and_for_releases() -> None:
     gate, _, release = (read(file) for file in WORKFLOWS)
-    assert commands(gate["jobs"]["gate"]) == [".ci/run"]
+    assert list_commands(gate["jobs"]["gate"]) == [".ci/run"]
     assert {"push", "pull_request", "workflow_call"} <= set(gate["True"])
     assert release["True"] == {"push": {"tags": ["v*"]}}
     assert release["jobs"]["gate"]["uses"] == "./.github/workflows/gate.yml"
-    assert ".ci/release release" in commands(release["jobs"]["build"])
+    assert ".ci/release release" in list_commands(release["jobs"]["build"])
     assert set(release["jobs"]["attest"]["needs"]) == {"gate", "build"}
     assert release["jobs"]["publish"]["needs"] == "attest"
 
@@ -112,4 +102,4 @@ def test_each_python_of_the_classifiers_is_tested() -> None:
     core = read(WORKFLOWS[0])["jobs"]["core"]
     assert core["strategy"]["matrix"]["python"] == named
     assert project["requires-python"] == f">={named[0]}"
-    assert ".ci/core python3 known" in commands(core)
+    assert ".ci/core python3 known" in list_commands(core)

@@ -1,4 +1,4 @@
-"""The names that the table of docs/start.md uses: each library's own, or its formula.
+"""The names that the table of docs/port.md uses: each library's own, or its formula.
 
 One namespace a library: what its users call, and the arrays that they have. Formulae are those of
 peers.py behind the signature of the library.
@@ -24,22 +24,12 @@ from rope_xp.scaling import NTK, Linear
 from . import peers
 
 TOKENS = 5
+OURS = {"rope_xp": rope_xp, "RoPE": RoPE, "Linear": Linear, "NTK": NTK, "torch": torch, "np": np}
+OURS |= {"apply_rotary_transformers": apply_rotary_transformers}
 
 
-OURS = {
-    "rope_xp": rope_xp,
-    "RoPE": RoPE,
-    "Linear": Linear,
-    "NTK": NTK,
-    "apply_rotary_transformers": apply_rotary_transformers,
-    "torch": torch,
-    "np": np,
-}
-
-
-def _arrays(axes: str) -> dict[str, Any]:
+def _draw_arrays(axes: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
-
     q, k = (torch.randn(1, TOKENS, heads, 64, generator=generator) for heads in (8, 2))
     if axes == "bhsd":
         q, k = q.transpose(1, 2), k.transpose(1, 2)
@@ -47,30 +37,31 @@ def _arrays(axes: str) -> dict[str, Any]:
 
 
 def _import_module(module: str) -> Any:
-    """Return a module, or nothing where it, or what it needs, is not installed."""
+    """Return a module, or None where it, or what it needs, is not installed."""
     with contextlib.suppress(ImportError):
         return importlib.import_module(module)
     return None
 
 
+def _multiply_pairs(x: Any, turns: Any) -> Any:
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns[:, None]).flatten(3)
+
+
 def torchtune() -> dict[str, Any]:
     def formula(dim: int, base: float = 10_000) -> Callable[..., Any]:
         angles = torch.outer(torch.arange(32.0), peers._inverse(dim, base))
-        rows = torch.stack([angles.cos(), angles.sin()], dim=-1)
+        turns = torch.polar(torch.ones_like(angles), angles)
 
         def rotate(x: Any, *, input_pos: Any = None) -> Any:
-            first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-            at = torch.arange(x.shape[1]) if input_pos is None else input_pos
-            cos, sin = rows[at][:, None].unbind(-1)
-            return torch.stack(
-                [first * cos - second * sin, second * cos + first * sin], -1
-            ).flatten(3)
+            rows = torch.arange(x.shape[1]) if input_pos is None else input_pos
+            return _multiply_pairs(x, turns[rows])
 
         return rotate
 
     theirs = _import_module("torchtune.modules.position_embeddings")
     rotary = theirs.RotaryPositionalEmbeddings if theirs else formula
-    return _arrays("bshd") | {"RotaryPositionalEmbeddings": rotary}
+    return _draw_arrays("bshd") | {"RotaryPositionalEmbeddings": rotary}
 
 
 def transformers() -> dict[str, Any]:
@@ -84,23 +75,17 @@ def transformers() -> dict[str, Any]:
         max_position_embeddings=32_768,
         rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
     )
-    arrays = _arrays("bhsd")
+    arrays = _draw_arrays("bhsd")
     position_ids = arrays["positions"][None]
     rotary_emb = llama.LlamaRotaryEmbedding(config)
-    cos, sin = rotary_emb(arrays["q"], position_ids)
-    return arrays | {
-        "config": config,
-        "position_ids": position_ids,
-        "rotary_emb": rotary_emb,
-        "apply_rotary_pos_emb": llama.apply_rotary_pos_emb,
-        "cos": cos,
-        "sin": sin,
-    }
+    names = {"config": config, "position_ids": position_ids, "rotary_emb": rotary_emb}
+    names["cos"], names["sin"] = rotary_emb(arrays["q"], position_ids)
+    return arrays | names | {"apply_rotary_pos_emb": llama.apply_rotary_pos_emb}
 
 
 def rotary_embedding_torch() -> dict[str, Any]:
     theirs = pytest.importorskip("rotary_embedding_torch")
-    return _arrays("bhsd") | {"RotaryEmbedding": theirs.RotaryEmbedding}
+    return _draw_arrays("bhsd") | {"RotaryEmbedding": theirs.RotaryEmbedding}
 
 
 def flash_attn() -> dict[str, Any]:
@@ -112,7 +97,7 @@ def flash_attn() -> dict[str, Any]:
 
     angles = torch.outer(torch.arange(32.0), peers._inverse(64))
     tables = {"cos": angles.cos(), "sin": angles.sin()}
-    return _arrays("bshd") | tables | {"apply_rotary_emb": formula}  # its own needs a GPU
+    return _draw_arrays("bshd") | tables | {"apply_rotary_emb": formula}  # its own needs a GPU
 
 
 def keras_hub() -> dict[str, Any]:
@@ -127,7 +112,7 @@ def keras_hub() -> dict[str, Any]:
 
     theirs = _import_module("keras_hub")
     rotary = theirs.layers.RotaryEmbedding if theirs else formula
-    return _arrays("bshd") | {"RotaryEmbedding": rotary}
+    return _draw_arrays("bshd") | {"RotaryEmbedding": rotary}
 
 
 def equinox() -> dict[str, Any]:
@@ -141,15 +126,11 @@ def equinox() -> dict[str, Any]:
 
 def meta() -> dict[str, Any]:
     def formula(q: Any, k: Any, freqs_cis: Any) -> Any:
-        def rotate(x: Any) -> Any:
-            pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-            return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(3)
-
-        return rotate(q), rotate(k)
+        return _multiply_pairs(q, freqs_cis), _multiply_pairs(k, freqs_cis)
 
     angles = torch.outer(torch.arange(float(TOKENS)), peers._inverse(64, 5e5))
     turns = torch.polar(torch.ones_like(angles), angles)
-    return _arrays("bshd") | {"apply_rotary_emb": formula, "freqs_cis": turns}
+    return _draw_arrays("bshd") | {"apply_rotary_emb": formula, "freqs_cis": turns}
 
 
 LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -161,8 +142,3 @@ LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
     "equinox": equinox,
     "Meta's llama": meta,
 }
-
-
-def names(library: str) -> dict[str, Any]:
-    """Return what the two cells of a row of a library may name."""
-    return OURS | LIBRARIES[library]()

@@ -1,4 +1,4 @@
-"""What attention is tested on, and against: the definitions in float64 numpy, head by head."""
+"""Arrays for tests of attention, and its definitions in float64 numpy, head by head."""
 
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ FUNCTIONS: list[tuple[Any, int]] = [
     (attention.linear_attention, 3),
     (attention.global_pointer, 2),
 ]
-"""Each with how many arrays it takes."""
+"""Each with the number of its arrays."""
 
 
 def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(numpy_dtype(dtype))
 
 
-def some(*, s: int = 12, t: int = 12, heads: int = 4, fewer: int = 2) -> tuple[np.ndarray, ...]:
+def build_qkv(*, s: int = 12, t: int = 12, fewer: int = 2) -> tuple[np.ndarray, ...]:
     """Return q, k and v, whose head_dim is another."""
-    return normal(2, s, heads, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
-
-
-# --- the rotation, x (..., tokens, heads, d) at positions (tokens,) -------------------------------
+    return normal(2, s, 4, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
 
 
 def paper(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.ndarray:
@@ -54,10 +51,12 @@ def llama(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.nda
     return x * np.cos(both) + rotate_half * np.sin(both)
 
 
-FORMS: dict[str, Callable[..., np.ndarray]] = {"interleaved": paper, "half": llama}
+ROTATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "interleaved": paper,
+    "half": llama,
+    "interleaved_to_half": paper,  # products do not depend on the order of pairs
+}
 """By layout."""
-
-# --- attention -----------------------------------------------------------------------------------
 
 
 def head_pairs(q: np.ndarray, k: np.ndarray) -> list[tuple[int, int]]:
@@ -67,10 +66,8 @@ def head_pairs(q: np.ndarray, k: np.ndarray) -> list[tuple[int, int]]:
 
 def scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Eq. 16 of arXiv 2104.09864 by heads, unscaled; q and k are rotated already."""
-    per_head = [
-        np.einsum("...sd,...td->...st", q[..., h, :], k[..., g, :]) for h, g in head_pairs(q, k)
-    ]
-    return np.stack(per_head, axis=-3)
+    heads = [q[..., h, :] @ k[..., g, :].mT for h, g in head_pairs(q, k)]
+    return np.stack(heads, axis=-3)
 
 
 def linear_attention(
@@ -87,10 +84,7 @@ def linear_attention(
     rotated = scores(rotate(phi(q)), rotate(varphi(k)))
     allowed = np.tril(np.ones(plain.shape[-2:])) if causal else np.ones(plain.shape[-2:])
     weights = rotated * allowed / (plain * allowed).sum(-1, keepdims=True)
-    heads = [
-        np.einsum("...st,...td->...sd", weights[..., h, :, :], v[..., g, :])
-        for h, g in head_pairs(q, k)
-    ]
+    heads = [weights[..., h, :, :] @ v[..., g, :] for h, g in head_pairs(q, k)]
     return np.stack(heads, axis=-2)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._dispatch import call_cache
+from support.fuzz.memory import as_torch
 from support.guarded import against
 
 ROPES = (
@@ -79,20 +80,14 @@ def call(
     return lambda: rope.rotate(x, positions, out=out)
 
 
-def as_array(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-def as_tensor(x: np.ndarray) -> Any:
-    import torch
-
+def make_tensor(x: np.ndarray) -> Any:
     writeable = x.flags.writeable and min(x.strides, default=0) >= 0
-    return torch.from_numpy(x if writeable else x.copy())
+    return as_torch(x if writeable else x.copy())
 
 
 def main(library: str, count: str, seed: str) -> None:
     random = np.random.default_rng(int(seed))
-    make = as_tensor if library == "torch" else as_array
+    make = make_tensor if library == "torch" else np.asarray
     cached = 0
     for _ in range(int(count)):
         rope, shape = ROPES[random.integers(len(ROPES))], SHAPES[random.integers(len(SHAPES))]

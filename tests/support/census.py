@@ -1,10 +1,11 @@
-"""Compare ``from_hf_config`` with the code of every model of the installed transformers.
+"""Compare ``from_hf_config`` and ``RoPE.table`` with every model of the installed transformers.
 
     python tests/support/census.py            # a table of what is not equal, and the counts
 
 For each configuration class whose rotary module can be built from its defaults, the frequencies and
-the attention factor are compared with the module's buffers, and the rotation with the function that
-the model's attention calls. ``tests/models/test_census.py`` runs the same, a directory a test.
+the attention factor are compared with the module's buffers, the rotation with the function that the
+model's attention calls, and the tables with what the module's own code computes in float64.
+``tests/models/test_census.py`` runs the same, a directory a test.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -30,10 +32,13 @@ from rope_xp import RoPE
 if __name__ == "__main__":  # a program finds its neighbours, and not the package that they are in
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.census_lists import LEARNED, LEFT, MENDED, NOT_CALLED  # as above
+from support.rounding import nearest  # as above
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from torch.overrides import TorchFunctionMode  # noqa: E402  # needs torch
+from torch.utils._pytree import tree_map  # noqa: E402  # needs torch
 
 TOKENS = 48
 HEADS = 3
@@ -45,6 +50,61 @@ MODELS = Path(transformers.__file__).parent / "models"
 FREQUENCIES = 1e-6
 # Its angles are float32 products below 48, good to 48 * 6e-8, and |x| below 5.
 ROTATION = 5e-5
+
+
+# Defaults that describe no rotation, and what makes one of them.
+MENDED: dict[str, dict[str, Any]] = {
+    "Glm4vTextConfig": {"head_dim": 64},  # mrope_section is for 32 pairs
+    "Glm4vMoeTextConfig": {"head_dim": 128},  # hidden_size / num_attention_heads is odd
+    "GlmImageTextConfig": {"head_dim": 64},  # as Glm4vTextConfig
+    "Qwen3OmniMoeTextConfig": {"head_dim": 128},  # as Glm4vMoeTextConfig
+    "Qwen3OmniMoeTalkerTextConfig": {"head_dim": 128},  # mrope_section is for 64 pairs
+    "EsmConfig": {"position_embedding_type": "rotary"},  # not rotary by default, as those below
+    "GraniteMoeHybridConfig": {"position_embedding_type": "rope"},
+    "SeamlessM4TConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2BertConfig": {"position_embeddings_type": "rotary"},
+    "Wav2Vec2ConformerConfig": {"position_embeddings_type": "rotary"},
+    "Zamba2Config": {"use_mem_rope": True},
+    "Qwen4ExpTextConfig": {"head_dim": 64},  # mrope_section is for 32 pairs
+}
+
+LEFT = {
+    "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "it rotates v as well",
+    "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding": "two bases, four components",
+    "gemma4.Gemma4VisionConfig.Gemma4VisionRotaryEmbedding": "it rotates two slices of a head",
+    "minimax_m3_vl.MiniMaxM3VLTextConfig.MiniMaxM3VLRotaryEmbedding": (
+        "rotary_dim of its configuration is not heeded by its code"
+    ),
+    "musicflamingo.MusicFlamingoConfig.MusicFlamingoRotaryEmbedding": "angles of two positions",
+    "nanochat.NanoChatConfig.NanoChatRotaryEmbedding": "it turns by the negative angle",
+}
+"""Units that are not equal, and why."""
+
+LEARNED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "mistral_large4.MistralLarge4TextConfig.MistralLarge4TextRotaryEmbedding": (
+        "interleaved_to_half",
+        lambda module: module.inv_freq * module.alpha.exp(),
+    ),
+}
+"""Layout and frequencies of units whose weights say them: compared with apply_frequencies.
+
+Their configurations say none, so that only the rotation is compared.
+"""
+
+_METHOD = "rotates in a method of its attention"
+NOT_CALLED = {
+    "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "its function takes v",
+    "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding": _METHOD,
+    "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": (
+        "is no rotation where it has mrope_section, and fails where it has none"
+    ),
+    "seamless_m4t.SeamlessM4TConfig.SeamlessM4TConformerRotaryPositionalEmbedding": _METHOD,
+    "wav2vec2_bert.Wav2Vec2BertConfig.Wav2Vec2BertRotaryPositionalEmbedding": _METHOD,
+    "wav2vec2_conformer.Wav2Vec2ConformerConfig.Wav2Vec2ConformerRotaryPositionalEmbedding": (
+        _METHOD
+    ),
+}
+"""Units whose rotation no function with (q, k, cos, sin) does."""
 
 
 @dataclass(frozen=True)
@@ -61,29 +121,25 @@ class Unit:
         return f"{self.directory}.{type(self.config).__name__}.{self.rotary.__name__}"
 
 
-def directories() -> list[str]:
+def list_directories() -> list[str]:
     """Return the model directories with a rotary module, found without importing them."""
-    found = {
-        path.parent.name
-        for path in MODELS.glob("*/modeling_*.py")
-        if ROTARY.search(path.read_text(encoding="utf-8"))
-    }
-    return sorted(found.difference(UNREADABLE))
+    files = MODELS.glob("*/modeling_*.py")
+    names = {path.parent.name for path in files if ROTARY.search(path.read_text(encoding="utf-8"))}
+    return sorted(names.difference(UNREADABLE))
 
 
-def units(directory: str) -> Iterator[Unit]:
+def list_units(directory: str) -> Iterator[Unit]:
     """Yield the units of one directory."""
     for path in sorted((MODELS / directory).glob("modeling_*.py")):
         module = importlib.import_module(f"transformers.models.{directory}.{path.stem}")
         text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
         for name in dict.fromkeys(ROTARY.findall(text)):
             rotary = getattr(module, name)
-            for classes in _candidates(tree, module, rotary):
+            for classes in _candidates(ast.parse(text), module, rotary):
                 configs = [kind(**MENDED.get(kind.__name__, {})) for kind in classes]
-                built = [config for config in configs if _builds(rotary, config) is not None]
-                if built:
-                    yield from (Unit(directory, config, rotary, module) for config in built)
+                buildable = [config for config in configs if _can_build(rotary, config)]
+                if buildable:
+                    yield from (Unit(directory, config, rotary, module) for config in buildable)
                     break
 
 
@@ -93,14 +149,14 @@ def _candidates(tree: ast.Module, module: ModuleType, rotary: type) -> Iterator[
     Those that the models have which call it, by their annotations; its own; the parts of these;
     those that are imported beside it.
     """
-    found = []
+    callers = []
     for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
         if any(ast.unparse(call.func) == rotary.__name__ for call in calls):
-            found += _annotations(getattr(module, node.name), module)
-    yield list(dict.fromkeys(found))
-    yield (own := _annotations(rotary, module))
-    yield list(dict.fromkeys(part for kind in own for part in kind.sub_configs.values()))
+            callers += _annotations(getattr(module, node.name), module)
+    yield list(dict.fromkeys(callers))
+    yield (annotated := _annotations(rotary, module))
+    yield list(dict.fromkeys(part for kind in annotated for part in kind.sub_configs.values()))
     plain = transformers.PretrainedConfig
     members = [member for _, member in inspect.getmembers(module, inspect.isclass)]
     yield [kind for kind in members if issubclass(kind, plain) and kind is not plain]
@@ -118,18 +174,19 @@ def _annotations(kind: type, module: ModuleType) -> list[type]:
     return [] if known is None else [known]
 
 
-def _builds(rotary: type, config: Any) -> Any:
+def _can_build(rotary: type, config: Any) -> bool:
     try:
-        return rotary(config)
+        rotary(config)
     except (AttributeError, KeyError, ValueError, TypeError, RuntimeError):
-        return None  # meant for another configuration, or its defaults are impossible
+        return False  # meant for another configuration, or its defaults are impossible
+    return True
 
 
 NAMELESS = ("SaProtConfig", "Qwen3OmniMoeCode2WavConfig")  # have no model_type
 
 
-def read(unit: Unit) -> Any:
-    """Return what from_hf_config makes of a configuration, which may have to be told the layout."""
+def read_ropes(unit: Unit) -> Any:
+    """Return what from_hf_config makes of a configuration."""
     layout = "half" if type(unit.config).__name__ in NAMELESS else None
     return rope_xp.from_hf_config(unit.config.to_dict(), layout=layout)
 
@@ -137,31 +194,26 @@ def read(unit: Unit) -> Any:
 # --- frequencies ---------------------------------------------------------------------------------
 
 
-def frequencies(unit: Unit) -> str:
+def compare_frequencies(unit: Unit) -> str:
     """Return how frequencies and attention factor differ; empty where they do not."""
-    module = unit.rotary(unit.config)
-    ropes = read(unit)
-    problems = []
+    module, ropes, problems = unit.rotary(unit.config), read_ropes(unit), []
     for label, buffer in _buffers(module).items():
-        rope = of(ropes, label)
-        expected = buffer.double().numpy()
-        wide = rope.rotary_dim or 2 * len(expected)
-        found = rope.for_length(1).frequencies(wide)
+        rope, theirs = select_rope(ropes, label), buffer.double().numpy()
+        ours = rope.for_length(1).frequencies(rope.rotary_dim or 2 * len(theirs))
         if rope.position_axes is not None:  # each component has the series, in its own order
-            expected, found = np.unique(expected), np.unique(found.astype(np.float32))
-        if found.shape != expected.shape:
-            problems.append(f"{label} {len(found)} frequencies for {len(expected)}")
-        elif not np.allclose(found, expected, rtol=FREQUENCIES, atol=0):
-            problems.append(f"{label} off by {np.abs(found / expected - 1).max():.1e}")
-        factor = getattr(
-            module, f"{label}_attention_scaling" if label else "attention_scaling", 1.0
-        )
+            theirs, ours = np.unique(theirs), np.unique(ours.astype(np.float32))
+        if ours.shape != theirs.shape:
+            problems.append(f"{label} {len(ours)} frequencies for {len(theirs)}")
+        elif not np.allclose(ours, theirs, rtol=FREQUENCIES, atol=0):
+            problems.append(f"{label} off by {np.abs(ours / theirs - 1).max():.1e}")
+        name = f"{label}_attention_scaling" if label else "attention_scaling"
+        factor = getattr(module, name, 1.0)
         if abs(rope.attention_factor - factor) > 1e-6:
             problems.append(f"{label} attention factor {rope.attention_factor} for {factor}")
     return "; ".join(problems)
 
 
-def of(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
+def select_rope(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
     """Return the RoPE of a layer type, or the only one where the module has no layer types."""
     if isinstance(ropes, RoPE):
         return ropes
@@ -182,45 +234,34 @@ def _buffers(module: Any) -> dict[str, torch.Tensor]:
 # --- rotation ------------------------------------------------------------------------------------
 
 
-def rotation(unit: Unit) -> str:
+def compare_rotation(unit: Unit) -> str:
     """Return how rotated q and k differ; empty where they do not."""
-    module = unit.rotary(unit.config).eval()
+    module, problems = unit.rotary(unit.config).eval(), []
     if unit.name in LEARNED:
-        return learned(unit, module)
-    ropes = read(unit)
-    problems = []
+        layout, read_frequencies = LEARNED[unit.name]
+        for buffer in module.state_dict().values():  # which a new module has at zero
+            buffer.copy_(torch.linspace(-0.3, 0.3, buffer.numel()).view(buffer.shape))
+        call = call_model(unit, module, "", module.inv_freq, RoPE())
+        arguments, frequencies = (call.q, call.k, call.positions), read_frequencies(module)
+        rotated = rope_xp.apply_frequencies(*arguments, frequencies, layout=layout, axes=call.axes)
+        return "; ".join(_differences("", rotated, call))
+    ropes = read_ropes(unit)
     for label, buffer in (_buffers(module) or {"": torch.empty(0)}).items():
-        rope = of(ropes, label).for_length(TOKENS)
-        call = theirs(unit, module, label, buffer, rope)
-        found = rope.apply(call.q, call.k, call.positions, axes=call.axes)
-        problems += _differences(label, found, call)
+        rope = select_rope(ropes, label).for_length(TOKENS)
+        call = call_model(unit, module, label, buffer, rope)
+        rotated = rope.apply(call.q, call.k, call.positions, axes=call.axes)
+        problems += _differences(label, rotated, call)
     return "; ".join(problems)
 
 
-def learned(unit: Unit, module: Any) -> str:
-    """Return how q and k differ, rotated by frequencies that a module holds."""
-    layout, read_frequencies = LEARNED[unit.name]
-    for buffer in module.state_dict().values():  # which a new module has at zero
-        buffer.copy_(torch.linspace(-0.3, 0.3, buffer.numel()).view(buffer.shape))
-    call = theirs(unit, module, "", module.inv_freq, RoPE())
-    found = rope_xp.apply_frequencies(
-        *(call.q, call.k, call.positions, read_frequencies(module)), layout=layout, axes=call.axes
-    )
-    return "; ".join(_differences("", found, call))
+def _differences(label: str, rotated: tuple[torch.Tensor, ...], call: ModelCall) -> list[str]:
+    pairs = zip("qk", rotated, call.rotated, strict=True)
+    errors = {name: (ours - theirs).abs().max().item() for name, ours, theirs in pairs}
+    return [f"{label} {name} off by {e:.1e}" for name, e in errors.items() if not e < ROTATION]
 
 
-def _differences(label: str, found: tuple[torch.Tensor, torch.Tensor], call: Call) -> list[str]:
-    problems = []
-    for name, ours, expected in zip("qk", found, call.rotated, strict=True):
-        difference = (ours - expected).abs().max().item()
-        if not difference < ROTATION:
-            problems.append(f"{label} {name} off by {difference:.1e}")
-    return problems
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a model's code was given and what it returned."""
+class ModelCall(NamedTuple):
+    """Arguments and results of a model's code."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -229,11 +270,11 @@ class Call:
     rotated: tuple[torch.Tensor, torch.Tensor]
 
 
-def theirs(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: RoPE) -> Call:
+def call_model(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: RoPE) -> ModelCall:
     """Return random q and k, and what the model's code makes of them."""
     generator = torch.Generator().manual_seed(0)
-    positions, tables = _tables(module, label, rope, generator)
-    apply = function(unit)
+    positions, tables = _compute_tables(module, label, rope, generator)
+    apply = find_function(unit)
     wanted = list(inspect.signature(apply).parameters)
     cos = tables[0] if isinstance(tables, tuple) else tables
     axes = "bshd" if unit.directory in ("llama4", "efficientloftr") else "bhsd"
@@ -250,10 +291,10 @@ def theirs(unit: Unit, module: Any, label: str, buffer: torch.Tensor, rope: RoPE
         rotated = apply(q, k, tables)
     if axes == "shd" and positions.ndim > 1:
         positions = positions[:, 0]
-    return Call(q, k, positions, axes, rotated)
+    return ModelCall(q, k, positions, axes, rotated)
 
 
-def _tables(
+def _compute_tables(
     module: Any, label: str, rope: RoPE, generator: torch.Generator
 ) -> tuple[torch.Tensor, Any]:
     """Return positions, of (components, batch, tokens) or (batch, tokens), and the tables."""
@@ -278,9 +319,9 @@ def _tables(
     components = 1 if rope.position_axes is None else max(rope.position_axes) + 1
     positions = torch.randint(TOKENS, (components, 1, TOKENS), generator=generator)
     axial = isinstance(rope.scaling, rope_xp.scaling.Axial)
-    given = positions[:, 0].T if axial else positions[0] if components == 1 else positions
+    argument = positions[:, 0].T if axial else positions[0] if components == 1 else positions
     more = {"layer_type": label} if label else {}
-    tables = module(torch.zeros(1), given, **more)
+    tables = module(torch.zeros(1), argument, **more)
     return positions[0] if components == 1 else positions, tables
 
 
@@ -291,15 +332,14 @@ VISION = (
 )
 
 
-def function(unit: Unit) -> Callable[..., Any]:
+def find_function(unit: Unit) -> Callable[..., Any]:
     """Return the function with which the model rotates."""
     names = VISION if re.search("Vision|ViT|MLCD", unit.rotary.__name__) else ()
     names += NAMES[1:] if "Audio" in unit.rotary.__name__ else NAMES
-    for name in names:
-        if hasattr(unit.module, name):
-            return getattr(unit.module, name)  # type: ignore[no-any-return]  # a function
-    msg = f"{unit.name} has no function that rotates"
-    raise LookupError(msg)
+    name = next((name for name in names if hasattr(unit.module, name)), None)
+    if name is None:
+        raise LookupError(f"{unit.name} has no function that rotates")
+    return getattr(unit.module, name)  # type: ignore[no-any-return]  # a function
 
 
 def _head_dim(
@@ -315,61 +355,209 @@ def _head_dim(
 
 # --- defaults ------------------------------------------------------------------------------------
 
-ROPE_KEYS = ("rope_parameters", "rope_theta", "partial_rotary_factor")
 
-
-def defaults(unit: Unit) -> str:
+def compare_defaults(unit: Unit) -> str:
     """Return whether a file that leaves the defaults out is read as something else."""
     whole = unit.config.to_dict()
     if type(unit.config).__name__ in NAMELESS:
         return ""
-    short = {key: value for key, value in whole.items() if key not in ROPE_KEYS}
-    found, expected = rope_xp.from_hf_config(short), rope_xp.from_hf_config(whole)
-    if isinstance(expected, dict) and isinstance(found, dict):
-        found = {label: found.get(label) for label in expected}
-    return "" if found == expected else f"{found} for {expected}"
+    keys = ("rope_parameters", "rope_theta", "partial_rotary_factor")
+    short = {key: value for key, value in whole.items() if key not in keys}
+    ropes, expected = rope_xp.from_hf_config(short), rope_xp.from_hf_config(whole)
+    if isinstance(expected, dict) and isinstance(ropes, dict):
+        ropes = {label: ropes.get(label) for label in expected}
+    return "" if ropes == expected else f"{ropes} for {expected}"
 
 
-CHECKS = {"frequencies": frequencies, "rotation": rotation, "defaults": defaults}
+# --- tables --------------------------------------------------------------------------------------
+
+_FRACTIONS = "its positions are fractions, and a table has a row for each whole one"
+NO_TABLES = {
+    **LEFT,
+    **dict.fromkeys(LEARNED, "its frequencies are learned, and in its weights"),
+    "dinov3_vit.DINOv3ViTConfig.DINOv3ViTRopePositionEmbedding": _FRACTIONS,
+    "eomt_dinov3.EomtDinov3Config.EomtDinov3RotaryEmbedding": _FRACTIONS,
+    "sapiens2.Sapiens2Config.Sapiens2RopePositionEmbedding": _FRACTIONS,
+    "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": (
+        "its forward fails without mrope_section, which is not in its defaults"
+    ),
+}
+"""Units whose tables are not compared, and why."""
+
+DOUBLED_HALVES = (
+    *("ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium", "moonshine", "moonshine_streaming"),
+    *("pe_audio", "pe_audio_video", "pe_video"),
+)
+SINGLE = ("gpt_oss", "openai_privacy_filter", "deepseek_v4", "deepseek_v2", "llama4")
+"""Models whose columns are not doubled as their layout has them, so not as "huggingface" is."""
 
 
-def is_asked(check: str, unit: str) -> bool:
-    """Return whether a check can be made of a unit."""
-    return unit not in NOT_CALLED if check == "rotation" else unit not in LEARNED
+class _Float64Mode(TorchFunctionMode):
+    """Has code that asks for float32 by name compute in float64."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        args, kwargs = tree_map(
+            lambda v: wider.get(v, v) if isinstance(v, torch.dtype) else v, (args, kwargs or {})
+        )
+        return (torch.Tensor.double if function is torch.Tensor.float else function)(
+            *args, **kwargs
+        )
 
 
-def versions_of_apply() -> tuple[int, int]:
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Have all that torch makes and computes here be of float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64Mode():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def compute_float64_tables(unit: Unit) -> list[tuple[RoPE, np.ndarray, np.ndarray, np.ndarray]]:
+    """Return for each layer type the rope, positions, and the module's cos and sin in float64.
+
+    Positions (..., tokens), with components first if the rope has some; cos and sin (tokens, r/2).
+    """
+    ropes, results = read_ropes(unit), []
+    with in_float64():
+        module = unit.rotary(unit.config).eval()
+        for label in _buffers(module) or {"": None}:
+            rope = select_rope(ropes, label).for_length(TOKENS)
+            wanted = list(inspect.signature(module.forward).parameters)
+            if wanted == ["hidden_states"] and not hasattr(module, "freqs_ci"):
+                positions = torch.arange(TOKENS)
+                both = tuple(module(torch.zeros(1, TOKENS, 1)))
+            else:
+                generator = torch.Generator().manual_seed(0)
+                positions, both = _compute_tables(module, label, rope, generator)
+            cos, sin = both if isinstance(both, tuple) else (both.real, both.imag)
+            assert cos.dtype == torch.float64
+            at = positions.numpy()
+            at = at[:, 0] if rope.position_axes is not None else at.reshape(-1)
+            doubled_halves = rope.layout != "interleaved" or unit.directory in DOUBLED_HALVES
+            results.append((rope, at, *(_drop_copies(t, unit, doubled_halves) for t in (cos, sin))))
+    return results
+
+
+def _drop_copies(table: torch.Tensor, unit: Unit, doubled_halves: bool) -> np.ndarray:
+    """Return (tokens, r/2) of a table of a batch of one, whose columns may be there twice."""
+    host: np.ndarray = table.numpy().reshape(-1, table.shape[-1])
+    if unit.directory in SINGLE:
+        return host
+    half = host.shape[-1] // 2
+    first, second = (
+        np.split(host, [half], axis=-1) if doubled_halves else (host[:, ::2], host[:, 1::2])
+    )
+    np.testing.assert_array_equal(first, second)
+    return first
+
+
+def compare_tables(unit: Unit) -> str:
+    """Return how a table of a unit differs in any form and dtype; empty where none does."""
+    return "; ".join(
+        f"{form} in {dtype}: {problem}"
+        for unit_tables in compute_float64_tables(unit)
+        for form in ("huggingface", "vllm", "megatron", "complex", "onnx")
+        for dtype in ("float32", "float16", "bfloat16")
+        if form != "complex" or dtype == "float32"
+        if (problem := _compare_table(*unit_tables, form, dtype))
+    )
+
+
+def _compare_table(
+    rope: RoPE, at: np.ndarray, cos: np.ndarray, sin: np.ndarray, form: str, dtype: str
+) -> str:
+    head_dim = 2 * cos.shape[-1]
+    kind = torch.complex64 if form == "complex" else getattr(torch, dtype)
+    table = rope.table(int(at.max()) + 1, head_dim, form=form, xp=torch, dtype=kind)
+    # What float64 may have lost of an angle, and of its cosine, on either side.
+    largest = (at[..., None] * np.abs(rope.frequencies(head_dim))).max()
+    loss = 8 * 2.0**-53 * (1 + largest) * rope.attention_factor
+    expected = _arrange(form, rope, cos, sin)
+    for part, theirs in zip(table if isinstance(table, tuple) else (table,), expected, strict=True):
+        ours = _select_rows(part, at, rope, form)
+        if ours.shape != theirs.shape:
+            return f"shape {ours.shape} for {theirs.shape}"
+        low, high = (nearest(theirs + sign * loss, dtype) for sign in (-1, 1))
+        wrong = ~((low <= ours) & (ours <= high))
+        if wrong.any():
+            return f"{wrong.mean():.1%} off by up to {np.abs(ours - theirs).max():.1e}"
+    return ""
+
+
+def _arrange(form: str, rope: RoPE, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return what an engine makes of cos and sin (tokens, r/2), by its own code's words."""
+
+    def emb(t: np.ndarray) -> np.ndarray:
+        return np.repeat(t, 2, -1) if rope.layout == "interleaved" else np.tile(t, 2)
+
+    if form == "megatron":
+        return (emb(np.angle(cos + 1j * sin)),)
+    if form in ("vllm", "complex"):  # real parts, then imaginary ones
+        return (np.concatenate((cos, sin), axis=-1),)
+    return (cos, sin) if form == "onnx" else (emb(cos), emb(sin))
+
+
+def _select_rows(table: torch.Tensor, at: np.ndarray, rope: RoPE, form: str) -> np.ndarray:
+    """Return the rows of positions, each column that of the component which its pair reads."""
+    if table.is_complex():
+        table = torch.cat((table.real, table.imag), dim=-1)
+    host: np.ndarray = table.double().numpy().reshape(len(table), -1)
+    if rope.position_axes is None:
+        return host[at]
+    axes = np.array(rope.position_axes)
+    if form != "onnx":
+        by_pair = rope.layout == "interleaved" and form not in ("vllm", "complex")
+        axes = np.repeat(axes, 2) if by_pair else np.tile(axes, 2)
+    return np.stack([host[at[a], column] for column, a in enumerate(axes)], axis=-1)
+
+
+CHECKS = {
+    "frequencies": compare_frequencies,
+    "rotation": compare_rotation,
+    "defaults": compare_defaults,
+    "tables": compare_tables,
+}
+SKIPPED = dict(zip(CHECKS, (LEARNED, NOT_CALLED, LEARNED, NO_TABLES), strict=True))
+"""Units of which a check cannot be made."""
+
+
+def count_functions() -> tuple[int, int]:
     """Return how many different functions apply_rotary_pos_emb there are, in how many files.
 
     Docstrings and comments aside.
     """
-    found = []
+    codes = []
     for path in MODELS.glob("*/modeling_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name == "apply_rotary_pos_emb":
                 if ast.get_docstring(node) is not None:
                     del node.body[0]
-                found.append(ast.unparse([node.args, *node.body]))
-    return len(set(found)), len(found)
+                codes.append(ast.unparse([node.args, *node.body]))
+    return len(set(codes)), len(codes)
 
 
 def main() -> int:
     """Print what is left and how many units are equal in each respect."""
-    every = [unit for directory in directories() for unit in units(directory)]
-    lines, status = [], 0
-    for name, check in CHECKS.items():
-        asked = [unit for unit in every if is_asked(name, unit.name)]
-        equal = [unit for unit in asked if unit.name not in LEFT]
-        different = [(unit.name, problem) for unit in equal if (problem := check(unit))]
-        lines.append(f"{name}: {len(equal) - len(different)} of {len(asked)} equal")
-        lines += [f"  {unit}: {problem}" for unit, problem in different]
-        status |= bool(different)
+    every = [unit for directory in list_directories() for unit in list_units(directory)]
     print(f"transformers {transformers.__version__}, {len(every)} configurations")
-    print(*lines, "left:", *(f"  {unit}: {why}" for unit, why in LEFT.items()), sep="\n")
-    print(
-        "rotation not called:", *(f"  {unit}: {why}" for unit, why in NOT_CALLED.items()), sep="\n"
-    )
-    functions, files = versions_of_apply()
+    status = 0
+    for name, check in CHECKS.items():
+        checkable = [unit for unit in every if unit.name not in SKIPPED[name]]
+        equal = [unit for unit in checkable if unit.name not in LEFT]
+        different = [(unit.name, problem) for unit in equal if (problem := check(unit))]
+        print(f"{name}: {len(equal) - len(different)} of {len(checkable)} equal")
+        print(*(f"  {unit}: {problem}" for unit, problem in different), sep="\n")
+        status |= bool(different)
+    for title, reasons in {"left": LEFT, "no rotation": NOT_CALLED, "no tables": NO_TABLES}.items():
+        print(f"{title}:", *(f"  {unit}: {reason}" for unit, reason in reasons.items()), sep="\n")
+    functions, files = count_functions()
     print(f"{functions} different functions apply_rotary_pos_emb in {files} files")
     return status
 

@@ -22,34 +22,31 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--bill", type=Path)
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args(arguments)
-    if options.bill is not None:
-        (wheel,) = options.files
-        return differ(options.bill, billed(options.bill), installed(wheel))
-    return max([differ(file, *held(file)) for file in options.files])
+    if options.bill is None:
+        return max([compare(file, *list_contents(file)) for file in options.files])
+    (wheel,) = options.files
+    components = json.loads(options.bill.read_text())["components"]
+    return compare(options.bill, {c["name"] for c in components}, list_installed(wheel))
 
 
-def held(file: Path) -> tuple[set[str], set[str]]:
+def list_contents(file: Path) -> tuple[set[str], set[str]]:
     """Return what lies in a wheel or an sdist, and what has to."""
     if file.suffix == ".whl":
         names = {n for n in zipfile.ZipFile(file).namelist() if ".dist-info/" not in n}
-        packages = tracked("rope_xp", "backends/rope_xp_backends")
+        packages = list_tracked("rope_xp", "backends/rope_xp_backends")
         return names, {name.removeprefix("backends/") for name in packages}
     with tarfile.open(file) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    return names, tracked() | {"PKG-INFO"}
+    return names, list_tracked() | {"PKG-INFO"}
 
 
-def tracked(*folders: str) -> set[str]:
+def list_tracked(*folders: str) -> set[str]:
     command = ["git", "ls-files", "-z", *folders]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return set(filter(None, listed.stdout.split("\0")))
 
 
-def billed(bill: Path) -> set[str]:
-    return {component["name"] for component in json.loads(bill.read_text())["components"]}
-
-
-def installed(wheel: Path) -> set[str]:
+def list_installed(wheel: Path) -> set[str]:
     """Return the wheel's own name and those that it requires without an extra."""
     archive = zipfile.ZipFile(wheel)
     (file,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
@@ -58,11 +55,11 @@ def installed(wheel: Path) -> set[str]:
     return {metadata["Name"], *(re.match(r"[\w.-]+", required)[0] for required in always)}
 
 
-def differ(file: Path, found: set[str], expected: set[str]) -> int:
-    for name in sorted(found ^ expected):
-        print(f"{'unexpected' if name in found else 'missing'} in {file.name}: {name}")
-    print(f"{file.name}: {len(found)} names")
-    return int(found != expected)
+def compare(file: Path, names: set[str], expected: set[str]) -> int:
+    for name in sorted(names ^ expected):
+        print(f"{'unexpected' if name in names else 'missing'} in {file.name}: {name}")
+    print(f"{file.name}: {len(names)} names")
+    return int(names != expected)
 
 
 if __name__ == "__main__":

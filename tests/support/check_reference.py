@@ -18,7 +18,7 @@ DIRECTIVE = re.compile(
 MEMBERS = re.compile(r":members: (.+)")
 
 
-def documented(source: str) -> list[str]:
+def list_names(source: str) -> list[str]:
     """Return the full names of what the directives of a page document."""
     module, names = "", []
     for directive in DIRECTIVE.finditer(source):
@@ -32,14 +32,9 @@ def documented(source: str) -> list[str]:
     return names
 
 
-def missing(source: str, html: str) -> list[str]:
-    """Return the names that the built page has no entry for."""
-    return [name for name in documented(source) if f'id="{name}"' not in html]
-
-
 def main(source: str, html: str) -> int:
-    names = documented(Path(source).read_text("utf-8"))
-    absent = missing(Path(source).read_text("utf-8"), Path(html).read_text("utf-8"))
+    names, page = list_names(Path(source).read_text("utf-8")), Path(html).read_text("utf-8")
+    absent = [name for name in names if f'id="{name}"' not in page]
     for name in absent:
         print(f"{html} lacks {name}")
     print(f"{len(names) - len(absent)} of {len(names)} names have an entry in {html}")

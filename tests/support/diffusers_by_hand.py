@@ -63,13 +63,15 @@ _COORDINATES = torch.tensor([[3.0, 7.5, 12.0], [64.0, 512.0, 1800.0], [100.0, 3.
 _FRACTIONS = 2 * _COORDINATES[0].double().numpy() / [[20.0], [2048.0], [2048.0]] - 1
 
 
-def _ltx(module: Any) -> tuple[Any, Any]:
-    found = module(torch.zeros(1, 3, 20), video_coords=_COORDINATES)
-    return tuple(table[0, :, ::2] for table in found)  # type: ignore[return-value]  # two
-
-
-def _ltx2(module: Any) -> tuple[Any, Any]:
-    return tuple(table[0, :, ::2] for table in module(_COORDINATES))  # type: ignore[return-value]  # two tables
+def _hand_ltx(compute: Callable[[Any], Any]) -> Hand:
+    """Angles reach 15,708 in float32, which is all that the modules know."""
+    return Hand(
+        {"dim": 20},
+        lambda m: tuple(table[0, :, ::2] for table in compute(m)),  # type: ignore[arg-type, return-value]  # two
+        _ltx_rope(3),
+        _FRACTIONS,
+        5e-3,
+    )
 
 
 def _mask_of_image(module: Any) -> tuple[Any, Any]:
@@ -94,9 +96,6 @@ def _of_decoder(module: Any) -> tuple[Any, Any]:
 
 _DEALT = (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0)
 _LONG = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 5.0]}
-_LTX_FIELDS = {"dim": 20}
-# Angles of up to 15,708 in float32, which is all that the modules know.
-_LTX_OWN = 5e-3
 _WAN = {"attention_head_dim": 16, "patch_size": (1, 2, 2), "max_seq_len": 32}
 _THIRDS = RoPE.axial((8, 4, 4))
 
@@ -164,13 +163,11 @@ BY_HAND: dict[str, Hand] = {
     "ltx2_diffusion_decoder.LTX2VideoVaeRotaryPosEmbed3D": Hand(
         {"head_dim": 16}, _of_decoder, RoPE.axial((4, 6, 6)), positions.video(2, 3, 2)
     ),
-    "transformer_ltx.LTXVideoRotaryPosEmbed": Hand(
-        _LTX_FIELDS, _ltx, _ltx_rope(3), _FRACTIONS, _LTX_OWN
+    "transformer_ltx.LTXVideoRotaryPosEmbed": _hand_ltx(
+        lambda m: m(torch.zeros(1, 3, 20), video_coords=_COORDINATES)
     ),
-    "transformer_ltx2.LTX2AudioVideoRotaryPosEmbed": Hand(
-        _LTX_FIELDS, _ltx2, _ltx_rope(3), _FRACTIONS, _LTX_OWN
-    ),
-    "transformer_sana_wm_refiner.SanaWMLTX2AudioVideoRotaryPosEmbed": Hand(
-        _LTX_FIELDS, _ltx2, _ltx_rope(3), _FRACTIONS, _LTX_OWN
+    "transformer_ltx2.LTX2AudioVideoRotaryPosEmbed": _hand_ltx(lambda m: m(_COORDINATES)),
+    "transformer_sana_wm_refiner.SanaWMLTX2AudioVideoRotaryPosEmbed": _hand_ltx(
+        lambda m: m(_COORDINATES)
     ),
 }

@@ -21,8 +21,8 @@ def modules() -> Iterator[Any]:
     yield importlib.import_module("diffusers.models.embeddings")
     for room in _ROOMS:
         package = importlib.import_module(f"diffusers.models.{room}")
-        for found in pkgutil.iter_modules(package.__path__):
-            yield importlib.import_module(f"{package.__name__}.{found.name}")
+        for entry in pkgutil.iter_modules(package.__path__):
+            yield importlib.import_module(f"{package.__name__}.{entry.name}")
 
 
 def _own_classes(module: Any) -> Iterator[type]:
@@ -61,66 +61,58 @@ def _names(code: Any) -> Iterator[str]:
             yield from _names(constant)
 
 
-class Made(NamedTuple):
-    """A small module of a class, its sections and bases, and whose configuration has them."""
+class SmallModule(NamedTuple):
+    """The arguments of a small rotary module, and the configuration of its model."""
 
     fields: dict[str, Any]
-    sections: tuple[int, ...]
-    bases: tuple[float, ...]
     config: dict[str, Any]
 
 
-def _model(name: str, **config: Any) -> dict[str, Any]:
-    return {"_class_name": name, **config}
+def _small(fields: dict[str, Any], model: str, **config: Any) -> SmallModule:
+    return SmallModule(fields, {"_class_name": model, **config})
 
 
 _SECTIONS = (4, 6, 6)
-_AXES = {"theta": 10000, "axes_dim": _SECTIONS}
+_FOUR = {"axes_dim": (4, 4, 4, 4)}
 _FLUX = {"axes_dims_rope": _SECTIONS}
 _WAN = {"attention_head_dim": 16, "patch_size": (1, 2, 2), "max_seq_len": 32}
-_HUNYUAN = {"patch_size": 2, "patch_size_t": 1, "rope_dim": _SECTIONS, "theta": 256.0}
-_ROPE = {"rope_axes_dim": _SECTIONS, "rope_theta": 256.0}
-_THREE = (10000.0,) * 3
-
-
-def _of_ids(model: str, base: float = 10000.0) -> Made:
-    fields = {"theta": base, "axes_dim": _SECTIONS}
-    return Made(fields, _SECTIONS, (base,) * 3, _model(model, **_FLUX, rope_theta=base))
-
-
-def _of_wan(model: str, **more: Any) -> Made:
-    sections = (16 - 2 * 4, 4, 4)
-    return Made(_WAN | more, sections, _THREE, _model(model, attention_head_dim=16))
-
-
-def _of_hunyuan(model: str) -> Made:
-    return Made(_HUNYUAN, _SECTIONS, (256.0,) * 3, _model(model, **_ROPE))
-
-
-def _of_z_image(model: str) -> Made:
-    fields = {"theta": 256.0, "axes_dims": _SECTIONS, "axes_lens": (32, 32, 32)}
-    return Made(fields, _SECTIONS, (256.0,) * 3, _model(model, axes_dims=_SECTIONS))
-
-
-def _of_kandinsky(model: str) -> Made:
-    fields = {"axes_dims": _SECTIONS, "max_pos": (32, 32, 32)}
-    return Made(fields, _SECTIONS, _THREE, _model(model, axes_dims=_SECTIONS))
-
-
 _QWEN = {"theta": 10000, "axes_dim": list(_SECTIONS), "scale_rope": True}
-_LUMINA = {**_AXES, "axes_lens": (32, 32, 32), "patch_size": 2}
+_LUMINA = {"theta": 10000, "axes_dim": _SECTIONS, "axes_lens": (32, 32, 32), "patch_size": 2}
 _COSMOS = {"hidden_size": 24, "max_size": (16, 32, 32), "rope_scale": (2.0, 1.0, 3.0)}
 _IDEOGRAM = {"head_dim": 24, "base": 5e6, "mrope_section": (6, 3, 3)}
 
-SMALL: dict[str, Made] = {
+
+def _of_ids(model: str, base: float = 10000.0) -> SmallModule:
+    fields = {"theta": base, "axes_dim": _SECTIONS}
+    return _small(fields, model, **_FLUX, rope_theta=base)
+
+
+def _of_wan(model: str, head_dim: int = 16) -> SmallModule:
+    return _small(_WAN | {"attention_head_dim": head_dim}, model, attention_head_dim=head_dim)
+
+
+def _of_hunyuan(model: str) -> SmallModule:
+    fields = {"patch_size": 2, "patch_size_t": 1, "rope_dim": _SECTIONS, "theta": 256.0}
+    return _small(fields, model, rope_axes_dim=_SECTIONS, rope_theta=256.0)
+
+
+def _of_z_image() -> SmallModule:
+    fields = {"theta": 256.0, "axes_dims": _SECTIONS, "axes_lens": (32, 32, 32)}
+    return _small(fields, "ZImageTransformer2DModel", axes_dims=_SECTIONS)
+
+
+def _of_kandinsky(model: str) -> SmallModule:
+    fields = {"axes_dims": _SECTIONS, "max_pos": (32, 32, 32)}
+    return _small(fields, model, axes_dims=_SECTIONS)
+
+
+SMALL: dict[str, SmallModule] = {
     "transformer_flux.FluxPosEmbed": _of_ids("FluxTransformer2DModel"),
-    "transformer_flux2.Flux2PosEmbed": Made(
-        {"theta": 2000, "axes_dim": (4, 4, 4, 4)}, (4, 4, 4, 4), (2000.0,) * 4,
-        _model("Flux2Transformer2DModel", axes_dims_rope=(4, 4, 4, 4)),
+    "transformer_flux2.Flux2PosEmbed": _small(
+        {"theta": 2000, **_FOUR}, "Flux2Transformer2DModel", axes_dims_rope=(4, 4, 4, 4)
     ),
-    "transformer_flux3.Flux3PosEmbed": Made(
-        {"theta": 10000, "axes_dim": (4, 4, 4, 4)}, (4, 4, 4, 4), (10000.0,) * 4,
-        _model("Flux3Transformer2DModel", axes_dims_rope=(4, 4, 4, 4)),
+    "transformer_flux3.Flux3PosEmbed": _small(
+        {"theta": 10000, **_FOUR}, "Flux3Transformer2DModel", axes_dims_rope=(4, 4, 4, 4)
     ),
     "transformer_krea2.Krea2RotaryPosEmbed": _of_ids("Krea2Transformer2DModel", 1000.0),
     "transformer_bria.BriaEmbedND": _of_ids("BriaTransformer2DModel", 500.0),
@@ -128,33 +120,27 @@ SMALL: dict[str, Made] = {
     "transformer_bria_fibo.BriaFiboEmbedND": _of_ids("BriaFiboTransformer2DModel"),
     "transformer_longcat_image.LongCatImagePosEmbed": _of_ids("LongCatImageTransformer2DModel"),
     "transformer_ovis_image.OvisImagePosEmbed": _of_ids("OvisImageTransformer2DModel"),
-    "transformer_minimax_h3.MiniMaxH3RotaryPosEmbed": Made(
-        {"rope_freq_dim": 3}, (6, 6, 6), _THREE,
-        _model("MiniMaxH3Transformer3DModel", rope_freq_dim=3),
+    "transformer_minimax_h3.MiniMaxH3RotaryPosEmbed": _small(
+        {"rope_freq_dim": 3}, "MiniMaxH3Transformer3DModel", rope_freq_dim=3
     ),
-    "transformer_z_image.RopeEmbedder": _of_z_image("ZImageTransformer2DModel"),
-    "controlnet_z_image.RopeEmbedder": _of_z_image("ZImageTransformer2DModel"),
-    "transformer_bria_fibo2.RopeEmbedder": _of_z_image("ZImageTransformer2DModel"),
-    "transformer_ideogram4.Ideogram4MRoPE": Made(
-        _IDEOGRAM, (24,), (5e6,),
-        _model("Ideogram4Transformer2DModel", attention_head_dim=24, mrope_section=(6, 3, 3)),
+    "transformer_z_image.RopeEmbedder": _of_z_image(),
+    "controlnet_z_image.RopeEmbedder": _of_z_image(),
+    "transformer_bria_fibo2.RopeEmbedder": _of_z_image(),
+    "transformer_ideogram4.Ideogram4MRoPE": _small(
+        _IDEOGRAM, "Ideogram4Transformer2DModel", attention_head_dim=24, mrope_section=(6, 3, 3)
     ),
-    "transformer_lumina2.Lumina2RotaryPosEmbed": Made(
-        _LUMINA, _SECTIONS, _THREE, _model("Lumina2Transformer2DModel", axes_dim_rope=_SECTIONS)
+    "transformer_lumina2.Lumina2RotaryPosEmbed": _small(
+        _LUMINA, "Lumina2Transformer2DModel", axes_dim_rope=_SECTIONS
     ),
     "transformer_hidream_image.HiDreamImageEmbedND": _of_ids("HiDreamImageTransformer2DModel"),
-    "transformer_prx.PRXEmbedND": Made(
-        {"dim": 16, "theta": 10000, "axes_dim": [8, 8]}, (8, 8), (10000.0,) * 2,
-        _model("PRXTransformer2DModel", axes_dim=[8, 8]),
+    "transformer_prx.PRXEmbedND": _small(
+        {"dim": 16, "theta": 10000, "axes_dim": [8, 8]}, "PRXTransformer2DModel", axes_dim=[8, 8]
     ),
     "transformer_wan.WanRotaryPosEmbed": _of_wan("WanTransformer3DModel"),
     "transformer_wan_animate.WanRotaryPosEmbed": _of_wan("WanAnimateTransformer3DModel"),
     "transformer_sana_video.WanRotaryPosEmbed": _of_wan("SanaVideoTransformer3DModel"),
     "transformer_skyreels_v2.SkyReelsV2RotaryPosEmbed": _of_wan("SkyReelsV2Transformer3DModel"),
-    "transformer_chronoedit.ChronoEditRotaryPosEmbed": Made(
-        {**_WAN, "attention_head_dim": 24}, (8, 8, 8), _THREE,
-        _model("ChronoEditTransformer3DModel", attention_head_dim=24),
-    ),
+    "transformer_chronoedit.ChronoEditRotaryPosEmbed": _of_wan("ChronoEditTransformer3DModel", 24),
     "transformer_hunyuan_video.HunyuanVideoRotaryPosEmbed": _of_hunyuan(
         "HunyuanVideoTransformer3DModel"
     ),
@@ -165,55 +151,49 @@ SMALL: dict[str, Made] = {
         "HunyuanVideoFramepackTransformer3DModel"
     ),
     "transformer_motif_video.MotifVideoRotaryPosEmbed": _of_hunyuan("MotifVideoTransformer3DModel"),
-    "transformer_hunyuanimage.HunyuanImageRotaryPosEmbed": Made(
-        {"patch_size": (1, 2), "rope_dim": (6, 10)}, (6, 10), (256.0,) * 2,
-        _model("HunyuanImageTransformer2DModel", rope_axes_dim=(6, 10)),
+    "transformer_hunyuanimage.HunyuanImageRotaryPosEmbed": _small(
+        {"patch_size": (1, 2), "rope_dim": (6, 10)},
+        "HunyuanImageTransformer2DModel",
+        rope_axes_dim=(6, 10),
     ),
-    "transformer_helios.HeliosRotaryPosEmbed": Made(
-        {"rope_dim": _SECTIONS, "theta": 10000.0}, _SECTIONS, _THREE,
-        _model("HeliosTransformer3DModel", rope_dim=_SECTIONS),
+    "transformer_helios.HeliosRotaryPosEmbed": _small(
+        {"rope_dim": _SECTIONS, "theta": 10000.0}, "HeliosTransformer3DModel", rope_dim=_SECTIONS
     ),
-    "transformer_cosmos.CosmosRotaryPosEmbed": Made(
-        _COSMOS, (8, 8, 8), (1e4 * 2 ** (8 / 6), 1e4, 1e4 * 3 ** (8 / 6)),
-        _model("CosmosTransformer3DModel", attention_head_dim=24, rope_scale=(2.0, 1.0, 3.0)),
+    "transformer_cosmos.CosmosRotaryPosEmbed": _small(
+        _COSMOS, "CosmosTransformer3DModel", attention_head_dim=24, rope_scale=(2.0, 1.0, 3.0)
     ),
-    "transformer_cogview4.CogView4RotaryPosEmbed": Made(
-        {"dim": 16, "patch_size": 2, "rope_axes_dim": (32, 16)}, (8, 8), (10000.0,) * 2,
-        _model("CogView4Transformer2DModel", attention_head_dim=16, rope_axes_dim=(32, 16)),
+    "transformer_cogview4.CogView4RotaryPosEmbed": _small(
+        {"dim": 16, "patch_size": 2, "rope_axes_dim": (32, 16)},
+        "CogView4Transformer2DModel",
+        attention_head_dim=16,
+        rope_axes_dim=(32, 16),
     ),
-    "transformer_glm_image.GlmImageRotaryPosEmbed": Made(
-        {"dim": 16, "patch_size": 2}, (8, 8), (10000.0,) * 2,
-        _model("GlmImageTransformer2DModel", attention_head_dim=16),
+    "transformer_glm_image.GlmImageRotaryPosEmbed": _small(
+        {"dim": 16, "patch_size": 2}, "GlmImageTransformer2DModel", attention_head_dim=16
     ),
-    "transformer_easyanimate.EasyAnimateRotaryPosEmbed": Made(
-        {"patch_size": 2, "rope_dim": 16}, (4, 6, 6), _THREE,
-        _model("EasyAnimateTransformer3DModel", attention_head_dim=16),
+    "transformer_easyanimate.EasyAnimateRotaryPosEmbed": _small(
+        {"patch_size": 2, "rope_dim": 16}, "EasyAnimateTransformer3DModel", attention_head_dim=16
     ),
-    "transformer_qwenimage.QwenEmbedRope": Made(
-        _QWEN, _SECTIONS, _THREE, _model("QwenImageTransformer2DModel", **_FLUX)
+    "transformer_qwenimage.QwenEmbedRope": _small(_QWEN, "QwenImageTransformer2DModel", **_FLUX),
+    "transformer_qwenimage.QwenEmbedLayer3DRope": _small(
+        _QWEN, "QwenImageTransformer2DModel", **_FLUX
     ),
-    "transformer_qwenimage.QwenEmbedLayer3DRope": Made(
-        _QWEN, _SECTIONS, _THREE, _model("QwenImageTransformer2DModel", **_FLUX)
+    "transformer_nucleusmoe_image.NucleusMoEEmbedRope": _small(
+        _QWEN, "NucleusMoEImageTransformer2DModel", **_FLUX
     ),
-    "transformer_nucleusmoe_image.NucleusMoEEmbedRope": Made(
-        _QWEN, _SECTIONS, _THREE, _model("NucleusMoEImageTransformer2DModel", **_FLUX)
+    "transformer_longcat_audio_dit.AudioDiTRotaryEmbedding": _small(
+        {"dim": 16, "base": 1e5}, "LongCatAudioDiTTransformer", dit_dim=32, dit_heads=2
     ),
-    "transformer_longcat_audio_dit.AudioDiTRotaryEmbedding": Made(
-        {"dim": 16, "base": 1e5}, (16,), (1e5,),
-        _model("LongCatAudioDiTTransformer", dit_dim=32, dit_heads=2),
+    "transformer_minimax_music3.MiniMaxMusic3RotaryEmbedding": _small(
+        {"rotary_dim": 8}, "MiniMaxMusic3Transformer1DModel", rotary_dim=8
     ),
-    "transformer_minimax_music3.MiniMaxMusic3RotaryEmbedding": Made(
-        {"rotary_dim": 8}, (8,), (10000.0,),
-        _model("MiniMaxMusic3Transformer1DModel", rotary_dim=8),
-    ),
-    "transformer_kandinsky.Kandinsky5RoPE1D": Made(
-        {"dim": 16}, (16,), (10000.0,),
-        _model("AceStepTransformer1DModel", head_dim=16, rope_theta=10000.0),
+    "transformer_kandinsky.Kandinsky5RoPE1D": _small(
+        {"dim": 16}, "AceStepTransformer1DModel", head_dim=16, rope_theta=10000.0
     ),
     "transformer_kandinsky.Kandinsky5RoPE3D": _of_kandinsky("Kandinsky5Transformer3DModel"),
     "transformer_kandinsky6.Kandinsky6RoPE3D": _of_kandinsky("Kandinsky6Transformer3DModel"),
     "transformer_kandinsky6_sr.Kandinsky6SRRoPE3D": _of_kandinsky("Kandinsky6SRTransformer3DModel"),
-}  # fmt: skip
+}
 """Rotary modules whose tables rope_xp makes, by their class."""
 
 NO_PAIRS: dict[str, str] = {

@@ -1,34 +1,34 @@
-"""Transformers of diffusers with a few random weights, and something to call them with."""
+"""Transformers of diffusers with a few random weights, and arguments to call them with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import diffusers
 import torch
-
-Made = tuple[torch.nn.Module, dict[str, Any]]
+from diffusers.models.embeddings import get_3d_rotary_pos_embed, get_3d_rotary_pos_embed_allegro
 
 
 class Small(NamedTuple):
     """A small model of a class, and its arguments for a batch of two."""
 
     name: str
-    make: Callable[[], Made]
+    class_name: str
+    fields: dict[str, Any]
+    arguments: dict[str, Any]
 
     def __str__(self) -> str:
         return self.name
 
-
-def _of(name: str, **fields: Any) -> torch.nn.Module:
-    import diffusers
-
-    torch.manual_seed(0)
-    model: torch.nn.Module = getattr(diffusers, name)(**fields).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # of which many start at 0, and hide what comes before
-            parameter.copy_(torch.randn_like(parameter) / max(parameter.shape[-1:] or (4,)) ** 0.5)
-    return model
+    def make(self) -> tuple[torch.nn.Module, dict[str, Any]]:
+        """Return a model with the same weights at each call, and its arguments."""
+        torch.manual_seed(0)
+        model: torch.nn.Module = getattr(diffusers, self.class_name)(**self.fields).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():  # many start at 0, and hide their operands
+                scale = max(parameter.shape[-1:] or (4,)) ** 0.5
+                parameter.copy_(torch.randn_like(parameter) / scale)
+        return model, self.arguments
 
 
 def _noise(*shape: int) -> torch.Tensor:
@@ -36,187 +36,169 @@ def _noise(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator)
 
 
-_TIME = torch.tensor([500.0, 20.0])
-_HEADS = {"attention_head_dim": 16, "num_attention_heads": 2}
-
-
-def flux() -> Made:
-    model = _of(
-        "FluxTransformer2DModel", in_channels=4, num_layers=1, num_single_layers=1, **_HEADS,
-        joint_attention_dim=8, pooled_projection_dim=8, axes_dims_rope=(4, 4, 8),
-    )  # fmt: skip
-    image = torch.tensor([[0.0, i, j] for i in range(3) for j in range(4)])
-    return model, {
-        "hidden_states": _noise(2, 12, 4), "encoder_hidden_states": _noise(2, 5, 8),
-        "pooled_projections": _noise(2, 8), "timestep": _TIME / 1000, "img_ids": image,
-        "txt_ids": torch.zeros(5, 3),
-    }  # fmt: skip
-
-
-def qwen_image() -> Made:
-    model = _of(
-        "QwenImageTransformer2DModel", in_channels=16, out_channels=4, num_layers=1, **_HEADS,
-        joint_attention_dim=8, axes_dims_rope=(4, 4, 8),
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 12, 16), "encoder_hidden_states": _noise(2, 5, 8),
-        "encoder_hidden_states_mask": torch.ones(2, 5, dtype=torch.int64),
-        "timestep": _TIME / 1000, "img_shapes": [[(1, 3, 4)]] * 2,
-    }  # fmt: skip
-
-
-def wan() -> Made:
-    model = _of(
-        "WanTransformer3DModel", in_channels=4, out_channels=4, num_layers=1, text_dim=8,
-        freq_dim=16, ffn_dim=16, rope_max_seq_len=32, **_HEADS,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 5, 8),
-        "timestep": _TIME.long(),
-    }  # fmt: skip
-
-
-def hunyuan_video() -> Made:
-    model = _of(
-        "HunyuanVideoTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
-        num_single_layers=1, num_refiner_layers=1, text_embed_dim=8, pooled_projection_dim=8,
-        rope_axes_dim=(4, 4, 8), **_HEADS,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 5, 8),
-        "encoder_attention_mask": torch.ones(2, 5), "pooled_projections": _noise(2, 8),
-        "timestep": _TIME.long(), "guidance": torch.full((2,), 6000.0),
-    }  # fmt: skip
-
-
-def cogvideox() -> Made:
-    from diffusers.models.embeddings import get_3d_rotary_pos_embed
-
-    model = _of(
-        "CogVideoXTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
-        text_embed_dim=8, time_embed_dim=8, sample_width=6, sample_height=4, sample_frames=9,
-        max_text_seq_length=5, use_rotary_positional_embeddings=True, **_HEADS,
-    )  # fmt: skip
-    tables = get_3d_rotary_pos_embed(16, ((0, 0), (2, 3)), (2, 3), 3)
-    return model, {
-        "hidden_states": _noise(2, 3, 4, 4, 6), "encoder_hidden_states": _noise(2, 5, 8),
-        "timestep": _TIME.long(), "image_rotary_emb": tables,
-    }  # fmt: skip
-
-
-def z_image() -> Made:
-    model = _of(
-        "ZImageTransformer2DModel", in_channels=4, dim=32, n_layers=1, n_refiner_layers=1,
-        n_heads=2, n_kv_heads=2, cap_feat_dim=8, axes_dims=[4, 4, 8], axes_lens=[64, 32, 32],
-    )  # fmt: skip
-    return model, {
-        "x": [_noise(4, 1, 4, 6), _noise(4, 1, 6, 4)], "t": _TIME / 1000,
-        "cap_feats": [_noise(5, 8), _noise(7, 8)],
-    }  # fmt: skip
-
-
-def lumina2() -> Made:
-    model = _of(
-        "Lumina2Transformer2DModel", sample_size=8, in_channels=4, hidden_size=32, num_layers=1,
-        num_refiner_layers=1, num_attention_heads=2, num_kv_heads=1, axes_dim_rope=(4, 4, 8),
-        axes_lens=(32, 32, 32), cap_feat_dim=8, multiple_of=8,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 4, 4, 6), "timestep": _TIME / 1000,
-        "encoder_hidden_states": _noise(2, 5, 8),
-        "encoder_attention_mask": torch.tensor([[1] * 5, [1] * 3 + [0] * 2], dtype=torch.bool),
-    }  # fmt: skip
-
-
-def hidream() -> Made:
-    model = _of(
-        "HiDreamImageTransformer2DModel", patch_size=2, in_channels=4, out_channels=4,
-        num_layers=1, num_single_layers=1, caption_channels=[8, 8], text_emb_dim=8,
-        num_activated_experts=1, axes_dims_rope=(4, 4, 8), max_resolution=(8, 8),
-        llama_layers=[0, 0], num_routed_experts=2, force_inference_output=True, **_HEADS,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 4, 8, 8), "timesteps": _TIME,
-        "encoder_hidden_states_t5": _noise(2, 3, 8),
-        "encoder_hidden_states_llama3": _noise(1, 2, 3, 8), "pooled_embeds": _noise(2, 8),
-    }  # fmt: skip
-
-
-def cosmos() -> Made:
-    model = _of(
-        "CosmosTransformer3DModel", in_channels=4, out_channels=4, num_attention_heads=2,
-        attention_head_dim=16, num_layers=1, text_embed_dim=8, adaln_lora_dim=4,
-        max_size=(16, 16, 16), concat_padding_mask=False, extra_pos_embed_type=None,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 4, 3, 4, 6), "timestep": _TIME / 1000, "fps": 16,
-        "encoder_hidden_states": _noise(2, 5, 8),
-    }  # fmt: skip
-
-
-def ltx() -> Made:
-    model = _of(
-        "LTXVideoTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
-        cross_attention_dim=32, caption_channels=8, **_HEADS,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 12, 4), "encoder_hidden_states": _noise(2, 5, 8),
-        "timestep": _TIME, "encoder_attention_mask": torch.ones(2, 5), "num_frames": 1,
-        "height": 3, "width": 4, "rope_interpolation_scale": (8 / 25, 32, 32),
-    }  # fmt: skip
-
-
-def allegro() -> Made:
-    from diffusers.models.embeddings import get_3d_rotary_pos_embed_allegro
-
-    model = _of(
-        "AllegroTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
-        num_attention_heads=2, attention_head_dim=24, cross_attention_dim=48, sample_height=4,
-        sample_width=6, sample_frames=3, caption_channels=8,
-    )  # fmt: skip
+def _allegro_tables() -> Any:
     *tables, times, rows, columns = get_3d_rotary_pos_embed_allegro(24, ((0, 0), (2, 3)), (2, 3), 3)
     cells = torch.cartesian_prod(times.long(), rows.long(), columns.long())
-    return model, {
-        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 1, 5, 8),
-        "timestep": _TIME.long(), "encoder_attention_mask": torch.ones(2, 5),
-        "image_rotary_emb": (tuple(tables), tuple(cells.T[:, None])),
-    }  # fmt: skip
+    return tuple(tables), tuple(cells.T[:, None])
 
 
-def sana_wm() -> Made:
-    model = _of(
-        "SanaWMTransformer3DModel", in_channels=4, num_layers=2, hidden_size=48,
-        num_attention_heads=2, softmax_every_n=2, linear_head_dim=24, caption_channels=8,
-        chunk_plucker_channels=4, chunk_plucker_post_attn_blocks=1,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 1, 5, 8),
-        "timestep": _TIME[:, None, None].expand(2, 1, 3), "mask": torch.ones(2, 5),
-    }  # fmt: skip
+_TIME = torch.tensor([500.0, 20.0])
+_MASK = torch.ones(2, 5)
+_TEXT = {"encoder_hidden_states": _noise(2, 5, 8)}
+_PATCHES = {"hidden_states": _noise(2, 12, 4), **_TEXT}
+_VIDEO = {"hidden_states": _noise(2, 4, 3, 4, 6), **_TEXT}
+_LINEAR_TEXT = {"encoder_hidden_states": _noise(2, 1, 5, 8)}
+_HEADS = {"attention_head_dim": 16, "num_attention_heads": 2, "num_layers": 1}
+_CHANNELS = {"in_channels": 4, "out_channels": 4}
+_AXES = {"axes_dims_rope": (4, 4, 8)}
 
-
-def sana_video() -> Made:
-    model = _of(
-        "SanaVideoTransformer3DModel", in_channels=4, out_channels=4, num_layers=1,
-        num_attention_heads=2, attention_head_dim=12, num_cross_attention_heads=2,
-        cross_attention_head_dim=12, cross_attention_dim=24, caption_channels=8,
-    )  # fmt: skip
-    return model, {
-        "hidden_states": _noise(2, 4, 3, 4, 6), "encoder_hidden_states": _noise(2, 5, 8),
-        "timestep": _TIME,
-    }  # fmt: skip
-
-
-SMALL = tuple(
-    Small(make.__name__, make)
-    for make in (
-        *(flux, qwen_image, wan, hunyuan_video, cogvideox, z_image, lumina2, hidream),
-        *(cosmos, ltx, allegro, sana_wm, sana_video),
-    )
+SMALL = (
+    Small(
+        "flux", "FluxTransformer2DModel",
+        {
+            **_HEADS, **_AXES, "in_channels": 4, "num_single_layers": 1, "joint_attention_dim": 8,
+            "pooled_projection_dim": 8,
+        },
+        {
+            **_PATCHES, "pooled_projections": _noise(2, 8), "timestep": _TIME / 1000,
+            "img_ids": torch.tensor([[0.0, i, j] for i in range(3) for j in range(4)]),
+            "txt_ids": torch.zeros(5, 3),
+        },
+    ),
+    Small(
+        "qwen_image", "QwenImageTransformer2DModel",
+        {**_HEADS, **_AXES, "in_channels": 16, "out_channels": 4, "joint_attention_dim": 8},
+        {
+            **_TEXT, "hidden_states": _noise(2, 12, 16), "timestep": _TIME / 1000,
+            "encoder_hidden_states_mask": _MASK.long(), "img_shapes": [[(1, 3, 4)]] * 2,
+        },
+    ),
+    Small(
+        "wan", "WanTransformer3DModel",
+        {
+            **_HEADS, **_CHANNELS, "text_dim": 8, "freq_dim": 16, "ffn_dim": 16,
+            "rope_max_seq_len": 32,
+        },
+        {**_VIDEO, "timestep": _TIME.long()},
+    ),
+    Small(
+        "hunyuan_video", "HunyuanVideoTransformer3DModel",
+        {
+            **_HEADS, **_CHANNELS, "num_single_layers": 1, "num_refiner_layers": 1,
+            "text_embed_dim": 8, "pooled_projection_dim": 8, "rope_axes_dim": (4, 4, 8),
+        },
+        {
+            **_VIDEO, "encoder_attention_mask": _MASK, "pooled_projections": _noise(2, 8),
+            "timestep": _TIME.long(), "guidance": torch.full((2,), 6000.0),
+        },
+    ),
+    Small(
+        "cogvideox", "CogVideoXTransformer3DModel",
+        {
+            **_HEADS, **_CHANNELS, "text_embed_dim": 8, "time_embed_dim": 8, "sample_width": 6,
+            "sample_height": 4, "sample_frames": 9, "max_text_seq_length": 5,
+            "use_rotary_positional_embeddings": True,
+        },
+        {
+            **_TEXT, "hidden_states": _noise(2, 3, 4, 4, 6), "timestep": _TIME.long(),
+            "image_rotary_emb": get_3d_rotary_pos_embed(16, ((0, 0), (2, 3)), (2, 3), 3),
+        },
+    ),
+    Small(
+        "z_image", "ZImageTransformer2DModel",
+        {
+            "in_channels": 4, "dim": 32, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 2,
+            "n_kv_heads": 2, "cap_feat_dim": 8, "axes_dims": [4, 4, 8], "axes_lens": [64, 32, 32],
+        },
+        {
+            "x": [_noise(4, 1, 4, 6), _noise(4, 1, 6, 4)], "t": _TIME / 1000,
+            "cap_feats": [_noise(5, 8), _noise(7, 8)],
+        },
+    ),
+    Small(
+        "lumina2", "Lumina2Transformer2DModel",
+        {
+            "sample_size": 8, "in_channels": 4, "hidden_size": 32, "num_layers": 1,
+            "num_refiner_layers": 1, "num_attention_heads": 2, "num_kv_heads": 1,
+            "axes_dim_rope": (4, 4, 8), "axes_lens": (32, 32, 32), "cap_feat_dim": 8,
+            "multiple_of": 8,
+        },
+        {
+            **_TEXT, "hidden_states": _noise(2, 4, 4, 6), "timestep": _TIME / 1000,
+            "encoder_attention_mask": torch.tensor([[1] * 5, [1] * 3 + [0] * 2]).bool(),
+        },
+    ),
+    Small(
+        "hidream", "HiDreamImageTransformer2DModel",
+        {
+            **_HEADS, **_AXES, **_CHANNELS, "patch_size": 2, "num_single_layers": 1,
+            "caption_channels": [8, 8], "text_emb_dim": 8, "num_activated_experts": 1,
+            "max_resolution": (8, 8), "llama_layers": [0, 0], "num_routed_experts": 2,
+            "force_inference_output": True,
+        },
+        {
+            "hidden_states": _noise(2, 4, 8, 8), "timesteps": _TIME, "pooled_embeds": _noise(2, 8),
+            "encoder_hidden_states_t5": _noise(2, 3, 8),
+            "encoder_hidden_states_llama3": _noise(1, 2, 3, 8),
+        },
+    ),
+    Small(
+        "cosmos", "CosmosTransformer3DModel",
+        {
+            **_HEADS, **_CHANNELS, "text_embed_dim": 8, "adaln_lora_dim": 4,
+            "max_size": (16, 16, 16), "concat_padding_mask": False, "extra_pos_embed_type": None,
+        },
+        {**_VIDEO, "timestep": _TIME / 1000, "fps": 16},
+    ),
+    Small(
+        "ltx", "LTXVideoTransformer3DModel",
+        {**_HEADS, **_CHANNELS, "cross_attention_dim": 32, "caption_channels": 8},
+        {
+            **_PATCHES, "timestep": _TIME, "encoder_attention_mask": _MASK, "num_frames": 1,
+            "height": 3, "width": 4, "rope_interpolation_scale": (8 / 25, 32, 32),
+        },
+    ),
+    Small(
+        "allegro", "AllegroTransformer3DModel",
+        {
+            **_HEADS, **_CHANNELS, "attention_head_dim": 24, "cross_attention_dim": 48,
+            "sample_height": 4, "sample_width": 6, "sample_frames": 3, "caption_channels": 8,
+        },
+        {
+            **_VIDEO, **_LINEAR_TEXT, "timestep": _TIME.long(), "encoder_attention_mask": _MASK,
+            "image_rotary_emb": _allegro_tables(),
+        },
+    ),
+    Small(
+        "sana_wm", "SanaWMTransformer3DModel",
+        {
+            "in_channels": 4, "num_layers": 2, "hidden_size": 48, "num_attention_heads": 2,
+            "softmax_every_n": 2, "linear_head_dim": 24, "caption_channels": 8,
+            "chunk_plucker_channels": 4, "chunk_plucker_post_attn_blocks": 1,
+        },
+        {
+            **_VIDEO, **_LINEAR_TEXT, "timestep": _TIME[:, None, None].expand(2, 1, 3),
+            "mask": _MASK,
+        },
+    ),
+    Small(
+        "sana_video", "SanaVideoTransformer3DModel",
+        {
+            **_HEADS, **_CHANNELS, "attention_head_dim": 12, "num_cross_attention_heads": 2,
+            "cross_attention_head_dim": 12, "cross_attention_dim": 24, "caption_channels": 8,
+        },
+        {**_VIDEO, "timestep": _TIME},
+    ),
+)  # fmt: skip
+flux, wan, z_image, hidream = (
+    next(small for small in SMALL if small.name == name).make
+    for name in ("flux", "wan", "z_image", "hidream")
 )
 
 
-def called(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
-    """Return what a model makes of its arguments, as one tensor."""
-    found = model(**arguments, return_dict=False)[0]
-    return torch.cat([each.flatten() for each in found]) if isinstance(found, list) else found
+def call_model(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
+    """Return the outputs of a model as one tensor."""
+    outputs = model(**arguments, return_dict=False)[0]
+    if isinstance(outputs, list):
+        return torch.cat([output.flatten() for output in outputs])
+    return outputs  # type: ignore[no-any-return]  # a tensor

@@ -1,4 +1,4 @@
-"""Encodings that RoFormer reviews, as double loops over tokens write them."""
+"""Encodings that RoFormer reviews, as double loops over tokens."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ SIZES = [
     ((3,), 13, 13, 1, 1, 5),
 ]
 CLIP, DIM, BUCKETS, BASE = 3, 6, 8, 10000.0
+SCALE = 0.625  # a power of two times 5: exact in float32
 
 
 class Case:
-    """Random arrays of one size and what the functions are to be given of them."""
+    """Random arrays of one size: queries, keys, positions and parameters of all encodings."""
 
     def __init__(self, rng: np.random.Generator, size: Any, dtype: str) -> None:
         self.batch, self.n, self.m, self.heads, k_heads, d = size
@@ -50,32 +51,51 @@ class Case:
         self.bias = random(BUCKETS, self.heads)
         self.position_q = random(self.n, self.heads, d)
         self.position_k = random(*self.batch, self.m, self.heads, d)
-        self.relative_q = random(2 * CLIP, self.heads, d)
-        self.relative_k = random(2 * CLIP, self.heads, d)
+        self.relative_q, self.relative_k = random(2, 2 * CLIP, self.heads, d)
         self.factors = random(2 * CLIP + 1)
         self.factors_by_head = random(2 * CLIP + 1, self.heads)
 
 
-def double_loop(
-    case: Case, score: Callable[[np.ndarray, np.ndarray, int, int], float]
-) -> np.ndarray:
-    """Return score(q, k, distance, head) for every pair of tokens, in float64."""
-    out = np.empty((*case.batch, case.heads, case.n, case.m))
-    group = case.heads // case.k.shape[-2]
-    for *b, h, i, j in np.ndindex(*out.shape):
-        q = case.q[(*b, i, h)].astype(np.float64)
-        k = case.k[(*b, j, h // group)].astype(np.float64)
-        distance = int(case.positions[(*b, i)] - case.k_positions[j])
-        out[(*b, h, i, j)] = score(q, k, distance, h)
-    return out
+FAR = {"max_distance": 20}
+SCORES: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]]] = {
+    "shaw": (encodings.shaw, ("shared",), {}),
+    "transformer_xl": (encodings.transformer_xl, ("u", "v", "w"), {}),
+    "t5": (encodings.t5_bias, ("bias",), FAR),
+    "t5-decoder": (encodings.t5_bias, ("bias",), FAR | {"bidirectional": False}),
+    "tupe": (encodings.tupe, ("position_q", "position_k", "bias"), FAR),
+    "tupe-absolute": (encodings.tupe, ("position_q", "position_k"), {}),
+    "deberta": (encodings.deberta, ("relative_q", "relative_k"), {}),
+    "multiplicative": (encodings.multiplicative, ("factors",), {}),
+    "multiplicative-by-head": (encodings.multiplicative, ("factors_by_head",), {}),
+}
+"""Functions, their parameters among the fields of a case, and their options."""
+
+
+def get_arrays(name: str, case: Case) -> list[np.ndarray]:
+    """Return the arrays that an encoding takes."""
+    return [case.q, case.k, *(getattr(case, field) for field in SCORES[name][1])]
+
+
+def run(
+    name: str,
+    case: Case,
+    make: Callable[[np.ndarray], Any] = lambda x: x,
+    call: Callable[..., Any] = lambda function, *arrays: function(*arrays),
+    **options: Any,
+) -> Any:
+    """Return the scores of an encoding."""
+    function, _, settings = SCORES[name]
+    positions = {"positions": case.positions, "k_positions": case.k_positions}
+    options = {"scale": SCALE, **positions, **settings, **options}
+    return call(lambda *a: function(*a, **options), *map(make, get_arrays(name, case)))
 
 
 def clip(r: int) -> int:
     return max(-CLIP, min(CLIP, r)) + CLIP
 
 
-def wave(p: int) -> np.ndarray:
-    angles = p * BASE ** (-np.arange(0, DIM, 2) / DIM)
+def wave(p: int, base: float) -> np.ndarray:
+    angles = p * base ** (-np.arange(0, DIM, 2) / DIM)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
 
 
@@ -91,33 +111,17 @@ def bucket(r: int, bidirectional: bool) -> int:
     return first + min(directed - 1, near + int(far + 1e-12))  # 1e-12: where the logarithm is whole
 
 
-FAR = {"max_distance": 20}
-SCORES: dict[str, tuple[Callable[..., Any], Callable[[Case], tuple[Any, ...]], dict[str, Any]]] = {
-    "shaw": (encodings.shaw, lambda c: (c.shared,), {}),
-    "transformer_xl": (encodings.transformer_xl, lambda c: (c.u, c.v, c.w), {}),
-    "t5": (encodings.t5_bias, lambda c: (c.bias,), FAR),
-    "t5-decoder": (encodings.t5_bias, lambda c: (c.bias,), FAR | {"bidirectional": False}),
-    "tupe": (encodings.tupe, lambda c: (c.position_q, c.position_k, c.bias), FAR),
-    "tupe-absolute": (encodings.tupe, lambda c: (c.position_q, c.position_k), {}),
-    "deberta": (encodings.deberta, lambda c: (c.relative_q, c.relative_k), {}),
-    "multiplicative": (encodings.multiplicative, lambda c: (c.factors,), {}),
-    "multiplicative-by-head": (encodings.multiplicative, lambda c: (c.factors_by_head,), {}),
-}
+def expected(name: str, c: Case, base: float = BASE) -> np.ndarray:
+    """Return scores by a loop over pairs of tokens, in float64."""
 
-SCALE = 0.625  # a power of two times 5: exact in float32
-
-
-def expected(name: str, c: Case) -> np.ndarray:
     def score(q: np.ndarray, k: np.ndarray, r: int, h: int) -> float:
         match name:
             case "shaw":
                 return SCALE * (q @ (k + c.shared[clip(r)]))
             case "transformer_xl":
-                return SCALE * ((q + c.u[h]) @ k + (q + c.v[h]) @ (c.w[h] @ wave(r)))
-            case "t5" | "t5-decoder":
-                return SCALE * (q @ k) + c.bias[bucket(r, name == "t5"), h]
-            case "tupe":
-                return SCALE * (q @ k) + c.bias[bucket(r, True), h]
+                return SCALE * ((q + c.u[h]) @ k + (q + c.v[h]) @ (c.w[h] @ wave(r, base)))
+            case "t5" | "t5-decoder" | "tupe":
+                return SCALE * (q @ k) + c.bias[bucket(r, name != "t5-decoder"), h]
             case "tupe-absolute":
                 return SCALE * (q @ k)
             case "deberta":
@@ -127,7 +131,11 @@ def expected(name: str, c: Case) -> np.ndarray:
                 return SCALE * (q @ k) * c.factors[clip(r)]
         return SCALE * (q @ k) * c.factors_by_head[clip(r), h]
 
-    out = double_loop(c, score)
+    out, wide_q, wide_k = np.empty(c.weights.shape), c.q.astype(float), c.k.astype(float)
+    group = c.heads // max(c.k.shape[-2], 1)
+    for *b, h, i, j in np.ndindex(*out.shape):
+        distance = int(c.positions[(*b, i)] - c.k_positions[j])
+        out[(*b, h, i, j)] = score(wide_q[(*b, i, h)], wide_k[(*b, j, h // group)], distance, h)
     if name.startswith("tupe"):
         embedded = (x.astype(np.float64) for x in (c.position_q, c.position_k))
         out += SCALE * np.einsum("ihd,...jhd->...hij", *embedded)
@@ -135,6 +143,7 @@ def expected(name: str, c: Case) -> np.ndarray:
 
 
 def expected_values(c: Case) -> np.ndarray:
+    """Return the output of Shaw et al. by the same loop."""
     out = np.zeros((*c.batch, c.n, c.heads, c.k.shape[-1]))
     group = c.heads // c.k.shape[-2]
     for *b, i, h, j in np.ndindex(*out.shape[:-1], c.m):
@@ -142,17 +151,3 @@ def expected_values(c: Case) -> np.ndarray:
         distance = int(c.positions[(*b, i)] - c.k_positions[j])
         out[(*b, i, h)] += c.weights[(*b, h, i, j)] * (value + c.shared[clip(distance)])
     return out
-
-
-def run(
-    name: str,
-    case: Case,
-    make: Callable[[np.ndarray], Any] = lambda x: x,
-    call: Callable[..., Any] = lambda function, *arrays: function(*arrays),
-    **options: Any,
-) -> Any:
-    function, parameters, settings = SCORES[name]
-    arrays = [make(x) for x in (case.q, case.k, *parameters(case))]
-    positions = {"positions": case.positions, "k_positions": case.k_positions}
-    options = {"scale": SCALE, **positions, **settings, **options}
-    return call(lambda *a: function(*a, **options), *arrays)

@@ -28,6 +28,7 @@ from rope_xp import RoPE
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import put_tables
 from support import cuda_on_cpu
+from support.fuzz.memory import as_torch
 from support.targets import give_cpu_to_triton, lent, numpy_dtype, truth
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -50,21 +51,9 @@ def against(end: bool, x: np.ndarray) -> np.ndarray:
         if LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), NOBODY):
             raise OSError(ctypes.get_errno(), "mprotect")
     first = page + (size - x.nbytes if end else 0)
-    made = np.frombuffer(memory, x.dtype, x.size, first).reshape(x.shape)
-    made[...] = x
-    return made
-
-
-def as_numpy(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-def as_torch(x: np.ndarray) -> Any:
-    """Return a tensor in the memory of x."""
-    torch = importlib.import_module("torch")
-    if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+    copy = np.frombuffer(memory, x.dtype, x.size, first).reshape(x.shape)
+    copy[...] = x
+    return copy
 
 
 @contextlib.contextmanager
@@ -73,7 +62,7 @@ def running(path: str) -> Iterator[tuple[Any, Any]]:
     numpy_glue = importlib.import_module("rope_xp_backends.numpy")
     with lent(cuda_on_cpu.PATH if path == "cuda" else None):
         if path != "triton":
-            yield numpy_glue.BACKEND, as_numpy
+            yield numpy_glue.BACKEND, np.asarray
             return
         glue = importlib.import_module("rope_xp_backends.torch")
         give_cpu_to_triton()

@@ -6,8 +6,10 @@ Peaks of a single call do not count: what is measured is what is still held afte
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,6 @@ def resident() -> float:
     return pages * 4096 / 2**20
 
 
-def tensor(x: np.ndarray, **more: Any) -> Any:
-    import torch
-
-    return torch.tensor(x, **more)
-
-
 def ropes(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
     """Use each of many ropes a few times."""
     for i in range(150):
@@ -48,33 +44,27 @@ def lengths(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
             yield rope.for_length(n).rotate(make(X))
 
 
-def angles(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+def angles(make: Callable[[np.ndarray], Any], *, trains: bool = False) -> Iterator[Any]:
     """Prompts of many lengths, each with angles of its own."""
     rope = RoPE(layout="half")
     for n in range(1500, 2200, 4):
         x = make(np.ones((1, n, 1, 128), np.float32))
-        for _ in range(3):
-            yield rope.at(np.arange(n), like=x).rotate(x)
-
-
-def gradients(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
-    """The same in training."""
-    rope = RoPE(layout="half")
-    for n in range(1500, 2200, 4):
-        x = make(np.ones((1, n, 1, 128), np.float32)).requires_grad_()
+        x = x.requires_grad_() if trains else x
         for _ in range(3):
             y = rope.at(np.arange(n), like=x).rotate(x)
-            y.sum().backward()
-            yield y.detach()
+            if trains:
+                y.sum().backward()
+                y = y.detach()
+            yield y
 
 
 def mixed(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
     """Two thousand calls of every kind that a server and a training make."""
     random = np.random.default_rng(0)
-    made = [RoPE(base=5e3 + i, layout="half") for i in range(30)]
-    made += [RoPE(scaling=scaling.DynamicNTK(2.0, 16)).for_length(n) for n in range(17, 47)]
+    many = [RoPE(base=5e3 + i, layout="half") for i in range(30)]
+    many += [RoPE(scaling=scaling.DynamicNTK(2.0, 16)).for_length(n) for n in range(17, 47)]
     for _ in range(2000):
-        rope = made[random.integers(len(made))]
+        rope = many[random.integers(len(many))]
         n = int(random.integers(1, 400))
         x = make(np.ones((1, n, 2, 128), np.float32))
         start = int(random.integers(1 << 20))
@@ -91,17 +81,15 @@ def mixed(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
             yield rope.unrotate(x)
 
 
-KINDS = {f.__name__: f for f in (ropes, lengths, angles, gradients, mixed)}
+KINDS = {f.__name__: f for f in (ropes, lengths, angles, mixed)}
+KINDS["gradients"] = partial(angles, trains=True)
 
 
 def main(kind: str, library: str) -> None:
     make: Any = np.array
-    if library == "torch":
-        make = tensor
-    elif library == "jax":
-        import jax.numpy as jnp
-
-        make = jnp.asarray
+    if library != "numpy":
+        module = importlib.import_module({"jax": "jax.numpy"}.get(library, library))
+        make = module.tensor if library == "torch" else module.asarray
     # Neither what compilers load nor what malloc keeps of freed arrays is held by calls.
     for result in islice(KINDS[kind](make), 6):
         del result

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rope_xp import RoPE, apply_frequencies
 from rope_xp.layers.torch import Rotary
@@ -50,27 +50,14 @@ def fsdp(mesh: object) -> None:
         for key, value in model.state_dict().items()
     }
     model.load_state_dict(placed, strict=True)
-    found, expected = model(x), whole(x)
-    for ours, theirs in zip(found, expected, strict=True):
+    rotated, expected = model(x), whole(x)
+    for ours, theirs in zip(rotated, expected, strict=True):
         assert torch.equal(ours, theirs)
-    sum(y.square().sum() for y in found).backward()
-    sum(y.square().sum() for y in expected).backward()
+    for pair in (rotated, expected):
+        sum(y.square().sum() for y in pair).backward()
     for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
         # The mean over two processes that have the same: (g + g) / 2, which is exact.
         assert torch.equal(ours.grad.full_tensor(), theirs.grad)
-
-
-def dtensor(mesh: object) -> None:
-    """q and k with heads, tokens or batch shared out."""
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 6, 4, 16), torch.randn(2, 6, 2, 16)
-    expected = ROPE.apply(q, k, POSITIONS)
-    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
-        spread = [distribute_tensor(x, mesh, [placement]) for x in (q, k)]
-        for ours, theirs in zip(Rotary(ROPE)(*spread, POSITIONS), expected, strict=True):
-            assert isinstance(ours, DTensor)
-            assert ours.placements == (placement,)
-            assert torch.equal(ours.full_tensor(), theirs)
 
 
 def learned(mesh: object) -> None:
@@ -101,11 +88,11 @@ def learned(mesh: object) -> None:
     frequencies = start.clone().requires_grad_()
     q, k = (layer(x.bfloat16()).unflatten(-1, (-1, 16)) for layer in whole)
     expected = apply_frequencies(q, k, POSITIONS, frequencies, layout="half")
-    found = model(x)
-    for ours, theirs in zip(found, expected, strict=True):
+    rotated = model(x)
+    for ours, theirs in zip(rotated, expected, strict=True):
         assert torch.equal(ours, theirs)
-    sum(y.float().square().mul(y.sign()).sum() for y in found).backward()
-    sum(y.float().square().mul(y.sign()).sum() for y in expected).backward()
+    for pair in (rotated, expected):
+        sum(y.float().square().mul(y.sign()).sum() for y in pair).backward()
     grad = model.rotary.frequencies.grad.full_tensor()
     assert torch.equal(grad, frequencies.grad)
     assert grad.abs().max() > 0
@@ -122,7 +109,6 @@ def main(folder: Path, rank: int) -> None:
     )
     mesh = init_device_mesh("cpu", (2,))
     fsdp(mesh)
-    dtensor(mesh)
     learned(mesh)
     (folder / f"done{rank}").touch()
     dist.destroy_process_group()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,7 @@ from rope_xp.scaling import (
     YaRN,
 )
 
-# keras is of one backend a process; test_keras_backends.py runs these tests with the other.
+# keras is of one backend a process; test_keras.py runs its tests with the other once more.
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 
@@ -35,12 +33,9 @@ class Framework:
     """A module of rope_xp.layers."""
 
     name: str
-    arrays: str
-    """The library whose arrays it takes."""
+    arrays: str  # the library whose arrays it takes
     state: Callable[[Any], list[Any]]
     """Returns the arrays of a layer that could be cast, trained or saved."""
-    reloaded: Callable[[Any, Path], Any]
-    """Returns a layer after its framework saved it in a folder and loaded it."""
 
     def layer(self, rope: Any, **options: Any) -> Any:
         pytest.importorskip(self.name)
@@ -57,57 +52,22 @@ def _torch_state(layer: Any) -> list[Any]:
 
 
 def _flax_state(layer: Any) -> list[Any]:
-    import jax
-    from flax import nnx
-
-    return jax.tree.leaves(nnx.state(layer))
+    return _equinox_state(importlib.import_module("flax.nnx").state(layer))
 
 
 def _equinox_state(layer: Any) -> list[Any]:
-    import jax
-
-    return jax.tree.leaves(layer)
+    return importlib.import_module("jax").tree.leaves(layer)  # type: ignore[no-any-return]  # a list
 
 
 def _keras_state(layer: Any) -> list[Any]:
     return [*layer.weights, *layer.losses]
 
 
-def _reload_torch(layer: Any, folder: Path) -> Any:
-    import torch
-
-    torch.save(layer, folder / "layer.pt")
-    return torch.load(folder / "layer.pt", weights_only=False)
-
-
-def _reload_flax(layer: Any, folder: Path) -> Any:
-    from flax import nnx
-
-    (folder / "layer").write_bytes(pickle.dumps(nnx.split(layer)))
-    return nnx.merge(*pickle.loads((folder / "layer").read_bytes()))
-
-
-def _reload_equinox(layer: Any, folder: Path) -> Any:
-    import equinox
-
-    equinox.tree_serialise_leaves(folder / "layer.eqx", layer)
-    copied = pickle.loads(pickle.dumps(layer))
-    return equinox.tree_deserialise_leaves(folder / "layer.eqx", copied)
-
-
-def _reload_keras(layer: Any, folder: Path) -> Any:
-    import keras
-
-    shapes = [keras.Input((None, heads, 16)) for heads in (4, 2)]
-    keras.Model(shapes, layer(*shapes)).save(folder / "model.keras")
-    return keras.saving.load_model(folder / "model.keras").get_layer(layer.name)
-
-
-FRAMEWORKS = (
-    Framework("torch", "torch", _torch_state, _reload_torch),
-    Framework("flax", "jax", _flax_state, _reload_flax),
-    Framework("equinox", "jax", _equinox_state, _reload_equinox),
-    Framework("keras", os.environ["KERAS_BACKEND"], _keras_state, _reload_keras),
+TORCH, FLAX, EQUINOX, KERAS = FRAMEWORKS = (
+    Framework("torch", "torch", _torch_state),
+    Framework("flax", "jax", _flax_state),
+    Framework("equinox", "jax", _equinox_state),
+    Framework("keras", os.environ["KERAS_BACKEND"], _keras_state),
 )
 
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda f: f.name)
@@ -125,7 +85,6 @@ ROPES = {
     "sections": RoPE(layout="half", position_axes=(0, 0, 0, 1, 1, 1, 2, 2)),
     "axial": RoPE(scaling=Axial(), rotary_dim=16, position_axes=(0,) * 4 + (1,) * 4),
 }
-
 
 AXIAL = RoPE.axial((8, 4, 4), bases=(1e2, 1e3, 1e4))
 SCALED = {

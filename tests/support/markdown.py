@@ -21,11 +21,6 @@ class Link(NamedTuple):
     target: str
 
 
-def without_blocks(text: str) -> str:
-    """Return a page without its blocks of code."""
-    return FENCE.sub("", text)
-
-
 def directives(text: str) -> list[str]:
     """Return the names of what only Sphinx can show."""
     languages = (fence[3].strip() for fence in FENCE.finditer(text))
@@ -34,20 +29,20 @@ def directives(text: str) -> list[str]:
 
 def roles(text: str) -> list[str]:
     """Return what looks like a role of MyST; one that is quoted as code within code is none."""
-    plain = re.sub(r"(`{2,})(?!`).+?(?<!`)\1(?!`)", "", without_blocks(text), flags=re.DOTALL)
+    plain = re.sub(r"(`{2,})(?!`).+?(?<!`)\1(?!`)", "", FENCE.sub("", text), flags=re.DOTALL)
     return ROLE.findall(plain)
 
 
 def links(text: str) -> list[Link]:
     """Return the links and pictures of a page. Words that are code count as words."""
-    plain = CODE.sub(lambda code: "x" * len(code[0]), without_blocks(text))
+    plain = CODE.sub(lambda code: "x" * len(code[0]), FENCE.sub("", text))
     return [Link(m[1].strip(), m[2]) for m in LINK.finditer(plain)]
 
 
 def anchors(text: str) -> set[str]:
     """Return what forges call the headings of a page."""
     names: Counter[str] = Counter()
-    for heading in HEADING.findall(without_blocks(text)):
+    for heading in HEADING.findall(FENCE.sub("", text)):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         names[re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")] += 1
     return {f"{name}-{i}" if i else name for name, count in names.items() for i in range(count)}
@@ -73,6 +68,6 @@ def problem(link: Link, page: Path, text: str) -> str | None:
 
 def bold_powers(text: str) -> list[str]:
     """Return paragraphs and cells with two powers in plain words, which would become bold type."""
-    plain = CODE.sub("", without_blocks(text))
+    plain = CODE.sub("", FENCE.sub("", text))
     parts = re.split(r"\n\s*(?:\n|[-*+] |\d+\. )|(?<!\\)\|", plain)
     return [part.strip() for part in parts if len(re.findall(r"\d\*\*\d", part)) > 1]

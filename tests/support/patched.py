@@ -12,7 +12,7 @@ import torch
 
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.call_cache import CallSignature
-from rope_xp.integrations import _functions, _recognition
+from rope_xp.integrations import _recognition, _replacements
 from rope_xp.integrations._formats import Format
 
 TOKENS = torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -31,18 +31,17 @@ def replaced(kind: str, form: Format, name: str = "apply_rotary_pos_emb") -> tup
     """Return a function of a kind of models, and what replaces it in one that is patched."""
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     function = getattr(module, name)
-    rotation = _recognition.recognize("apply", function, [form])
-    return function, _functions.build_replacement("apply", function, rotation)
+    return function, _replacements.build_replacement(name, function, None, [form])
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def count_rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows by one with each rotation of q or k by rope_xp."""
-    done: list[None] = []
+    rotations: list[None] = []
     rotate, run = _recognition.rotate, call_cache.run
 
     def count(xs: Sequence[torch.Tensor]) -> None:
         # Not the few values by which functions are recognised.
-        done.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
+        rotations.extend(None for x in xs if TOKENS.shape[-1] in x.shape)
 
     def rotate_and_count(rotation: Any, xs: Sequence[torch.Tensor], *rest: Any) -> Any:
         count(xs)
@@ -55,5 +54,5 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
     monkeypatch.setattr(_recognition, "rotate", rotate_and_count)
     counting = SimpleNamespace(**vars(call_cache) | {"run": run_and_count})
-    monkeypatch.setattr(_functions, "call_cache", counting)
-    return done
+    monkeypatch.setattr(_replacements, "call_cache", counting)
+    return rotations

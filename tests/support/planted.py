@@ -1,363 +1,345 @@
-"""Rotations with a fault planted in each, in the array API, and what must be said of it."""
+"""Rotations with a fault planted in each, and the message that names it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from array_api_compat import numpy as numpy_namespace
 
 from rope_xp import RoPE
 from rope_xp.scaling import Linear, Llama3, YaRN
 
 HEAD_DIM = 32
+N = HEAD_DIM // 2
 HALF = RoPE(layout="half")
-LLAMA3 = Llama3(8.0, 1.0, 4.0, original_max_position_embeddings=8192)
-YARN = YaRN(4.0, 4096)
+LINEAR = RoPE(layout="half", scaling=Linear(4.0))
+LLAMA3 = RoPE(layout="half", base=5e5, scaling=Llama3(8.0, 1.0, 4.0, 8192))
+YARN = RoPE(layout="half", scaling=YaRN(4.0, 4096))
+SLICE = RoPE(layout="half", rotary_dim=16)
 SECTIONS = RoPE(layout="half", position_axes=(0,) * 4 + (1,) * 6 + (2,) * 6)
+SWAPPED = RoPE(layout="half", position_axes=(0,) * 4 + (2,) * 6 + (1,) * 6)
+
+Rotation = Callable[[Any, Any], Any]
 
 
-@dataclass(frozen=True)
-class HandRotation:
-    """A rotation written by hand; each field is a place where one goes wrong."""
-
-    xp: Any
-    base: float = 10000.0
-    layout: str = "half"
-    rotary_dim: int = HEAD_DIM
-    start: int = 0
-    power: int = 0
-    """What exponents are divided by; 0 for rotary_dim."""
-    frequencies: Callable[[np.ndarray], np.ndarray] = lambda w: w
-    positions: Callable[[Any, Any], Any] = lambda xp, p: p
-    product: Callable[[Any, Any, Any], Any] = lambda xp, p, w: p * w
-    cos_sin: Callable[[Any, Any, Any], tuple[Any, Any]] = lambda xp, cos, sin: (cos, sin)
-    doubled: str = ""
-    """The layout of tables, where it is not that of the rotation."""
-    signs: tuple[float, float] = (-1.0, 1.0)
-    axes: tuple[int, ...] | None = None
-
-    def __call__(self, x: Any, positions: Any) -> Any:
-        xp, r = self.xp, self.rotary_dim
-        exact = self.frequencies(self.base ** (-np.arange(0, r, 2) / (self.power or r)))
-        w = xp.asarray(exact.astype(np.float32))
-        p = self.positions(xp, xp.astype(positions, xp.float32))
-        if self.axes is not None:  # (components, batch, tokens)
-            p = xp.stack([p[c, :, None] for c in self.axes], axis=-1)
-        else:
-            p = p[..., None]
-        angles = self.product(xp, p, w)
-        cos, sin = self.cos_sin(xp, xp.cos(angles), xp.sin(angles))
-        return self.rotate(x, cos, sin)
-
-    def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
-        xp, start, r = self.xp, self.start, self.rotary_dim
-        before, y, after = x[..., :start], x[..., start : start + r], x[..., start + r :]
-
-        def split(t: Any) -> tuple[Any, Any]:
-            if self.layout == "half":
-                return t[..., : r // 2], t[..., r // 2 :]
-            return t[..., ::2], t[..., 1::2]
-
-        def double(table: Any) -> tuple[Any, Any]:
-            """Return the columns that each half of a pair reads."""
-            if not self.doubled:
-                return table, table
-            join = xp.stack if self.doubled == "neighbours" else xp.concat
-            both = join([table, table], axis=-1)
-            return split(xp.reshape(both, (*table.shape[:-1], 2 * table.shape[-1])))
-
-        (a, b), (c1, c2), (s1, s2) = split(y), double(cos), double(sin)
-        minus, plus = self.signs
-        first, second = a * c1 + minus * b * s1, b * c2 + plus * a * s2
-        if self.layout == "interleaved":
-            rotated = xp.reshape(xp.stack([first, second], axis=-1), y.shape)
-        else:
-            rotated = xp.concat([first, second], axis=-1)
-        return xp.concat([before, rotated, after], axis=-1)
+def right(x: Any, positions: Any, rope: RoPE = HALF) -> Any:
+    return rope.rotate(x, positions, axes="bhsd")
 
 
-def narrow(name: str) -> Callable[[Any, Any], Any]:
-    """Return what rounds to a format of 16 bits, in the library's own arithmetic."""
-
-    def rounded(xp: Any, x: Any) -> Any:
-        if name == "bfloat16" and not hasattr(xp, "bfloat16"):  # numpy
-            import ml_dtypes
-
-            return x.astype(ml_dtypes.bfloat16).astype(np.float32)
-        return xp.astype(xp.astype(x, getattr(xp, name)), xp.float32)
-
-    return rounded
+def of_both(rotate: Rotation, rotate_k: Rotation | None = None) -> Callable[[Any, Any, Any], Any]:
+    return lambda q, k, positions: (rotate(q, positions), (rotate_k or rotate)(k, positions))
 
 
-def tf32(xp: Any, x: Any) -> Any:
+def cast(dtype: Any) -> Callable[[Any], Any]:
+    return lambda x: x.astype(dtype).astype(np.float32)
+
+
+def cast_to_tf32(x: Any) -> Any:
     """Round to ten bits, as tensor cores read float32."""
-    host = np.asarray(x, np.float32)
-    bits = (host.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return xp.asarray(bits.view(np.float32))
+    bits = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return bits.view(np.float32)
 
 
-def both(to: Callable[[Any, Any], Any], *, product: bool = True) -> Callable[[Any, Any, Any], Any]:
-    """Return a function that rounds the factors, and by default the product."""
+def by_hand(
+    x: Any,
+    positions: Any,
+    *,
+    frequencies: Callable[[Any], Any] = lambda w: w,
+    product: Callable[[Any, Any], Any] = np.multiply,
+    tables: Callable[[Any, Any], Any] = lambda cos, sin: (cos, sin),
+    layout: str = "half",
+    doubled: str = "",
+    signs: tuple[float, float] = (-1.0, 1.0),
+) -> Any:
+    """Rotate by angles that are a product in float32; each option is a place of a fault."""
+    d = x.shape[-1]
+    w = frequencies(10000.0 ** (-np.arange(0, d, 2) / d)).astype(np.float32)
+    angles = product(positions.astype(np.float32)[..., None], w)
 
-    def multiplied(xp: Any, p: Any, w: Any) -> Any:
-        angles = to(xp, p) * to(xp, w)
-        return to(xp, angles) if product else angles
+    def split(t: Any) -> tuple[Any, Any]:
+        neighbours = t[..., ::2], t[..., 1::2]
+        return (t[..., : d // 2], t[..., d // 2 :]) if layout == "half" else neighbours
 
-    return multiplied
+    def double(table: Any) -> tuple[Any, Any]:
+        """Return the columns that each half of a pair reads."""
+        if doubled == "neighbours":
+            return split(np.repeat(table, 2, axis=-1))
+        return split(np.concatenate([table, table], axis=-1)) if doubled else (table, table)
 
-
-def scaled_by(rule: Any) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda w: rule.frequencies(10000.0, 2 * len(w))
-
-
-# --- whole functions -----------------------------------------------------------------------------
-
-Maker = Callable[[Any], Callable[..., Any]]
-
-
-def two(of_q: dict[str, Any], of_k: dict[str, Any]) -> Maker:
-    def make(xp: Any) -> Callable[..., Any]:
-        rotate_q, rotate_k = HandRotation(xp, **of_q), HandRotation(xp, **of_k)
-        return lambda q, k, positions: (rotate_q(q, positions), rotate_k(k, positions))
-
-    return make
-
-
-def one(**fields: Any) -> Maker:
-    """Return what makes a function of q, k and positions that rotates both so."""
-    return two(fields, fields)
-
-
-def k_not_turned(xp: Any) -> Callable[..., Any]:
-    return lambda q, k, positions: (HandRotation(xp)(q, positions), k)
+    (a, b), ((c1, c2), (s1, s2)) = split(x), map(double, tables(np.cos(angles), np.sin(angles)))
+    first, second = a * c1 + signs[0] * b * s1, b * c2 + signs[1] * a * s2
+    if layout == "half":
+        return np.concatenate([first, second], axis=-1)
+    return np.stack([first, second], axis=-1).reshape(x.shape)
 
 
-def nothing_turned(xp: Any) -> Callable[..., Any]:
-    return lambda q, k, positions: (q, k)
+def before_the_split(layout: Any) -> Rotation:
+    """Rotate all heads as if they were one."""
+
+    def rotate(x: Any, positions: Any) -> Any:
+        b, h, s, d = x.shape
+        joined = np.moveaxis(x, 1, 2).reshape(b, s, h * d)
+        rotated = RoPE(layout=layout).rotate(joined, positions, axes="bsd")
+        return np.moveaxis(rotated.reshape(b, s, h, d), 2, 1)
+
+    return rotate
 
 
-def v_turned(xp: Any) -> Callable[..., Any]:
-    turn = HandRotation(xp)
-    return lambda q, k, v, positions: tuple(turn(x, positions) for x in (q, k, v))
+def leave(choose: Callable[[Any], Any]) -> Rotation:
+    """Rotate all but a part of x."""
+
+    def rotate(x: Any, positions: Any) -> Any:
+        y = np.array(right(x, positions))
+        part = choose(x)
+        y[part] = x[part]
+        return y
+
+    return rotate
 
 
-def before_the_split(layout: str) -> Maker:
-    """Turn all heads as if they were one."""
-
-    def make(xp: Any) -> Callable[..., Any]:
-        def function(x: Any, positions: Any) -> Any:
-            b, h, s, d = x.shape
-            wide = xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (b, s, h * d))
-            turned = HandRotation(xp, layout=layout, rotary_dim=h * d)(wide, positions)
-            return xp.permute_dims(xp.reshape(turned, (b, s, h, d)), (0, 2, 1, 3))
-
-        return function
-
-    return make
+def from_token(start: int) -> Callable[[Any], Any]:
+    return lambda x: np.s_[:, :, start:]
 
 
-def to_half(xp: Any) -> Callable[..., Any]:
-    """Read neighbours, write halves."""
-    turn = HandRotation(xp, layout="interleaved_to_half")
-    return lambda x, positions: turn(x, positions)
+def dynamic(length: Callable[[Any, Any], int], trained: int) -> Rotation:
+    """Let the base grow with the length of a call."""
+
+    def rotate(x: Any, positions: Any) -> Any:
+        n, d = max(length(x, positions), trained), HEAD_DIM
+        base = 1e4 * (2.0 * n / trained - 1.0) ** (d / (d - 2))
+        return right(x, positions, RoPE(layout="half", base=base))
+
+    return rotate
 
 
-def places(xp: Any) -> Callable[..., Any]:
-    """Count tokens, and heed no positions."""
-    turn = HandRotation(xp)
-    return lambda x, positions: turn(x, xp.asarray(np.arange(x.shape[-2])))
+def refuse_large(x: Any, positions: Any) -> Any:
+    if positions.max() >= 2048:
+        raise IndexError(f"index {positions.max()} is out of bounds for 2048 rows")
+    return right(x, positions)
 
 
-def reaching(xp: Any, x: Any, positions: Any) -> int:
-    return int(positions.max()) + 1
-
-
-def counting(xp: Any, x: Any, positions: Any) -> int:
-    return int(x.shape[-2])
-
-
-def dynamic(length: Callable[..., int], trained: int) -> Maker:
-    """Have the base grow with a call."""
-
-    def make(xp: Any) -> Callable[..., Any]:
-        def function(x: Any, positions: Any) -> Any:
-            n, r = max(length(xp, x, positions), trained), HEAD_DIM
-            base = 10000.0 * (2.0 * n / trained - 1.0) ** (r / (r - 2))
-            return HandRotation(xp, base=base)(x, positions)
-
-        return function
-
-    return make
-
-
-def from_table(rows: int, *, wrapped: bool = False, clamped: bool = False) -> Maker:
-    """Look angles up in a table of so many positions."""
-
-    def make(xp: Any) -> Callable[..., Any]:
-        angles = np.arange(rows)[:, None] * 10000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        cos, sin = (xp.asarray(f(angles).astype(np.float32)) for f in (np.cos, np.sin))
-
-        def function(x: Any, positions: Any) -> Any:
-            at = np.asarray(positions)
-            at = at % rows if wrapped else np.minimum(at, rows - 1) if clamped else at
-            if at.max() >= rows:  # what numpy and torch say; jax would take the last
-                msg = f"index {at.max()} is out of bounds for {rows} rows"
-                raise IndexError(msg)
-            rows_at = xp.asarray(at)
-            return HandRotation(xp).rotate(
-                x, xp.take(cos, rows_at, axis=0), xp.take(sin, rows_at, axis=0)
-            )
-
-        return function
-
-    return make
-
-
-def int16(xp: Any, p: Any) -> Any:
-    return xp.asarray(np.asarray(p).astype(np.int64).astype(np.int16).astype(np.float32))
-
-
-def normalised(xp: Any) -> Callable[..., Any]:
+def normalise(x: Any, positions: Any) -> Any:
     """Divide by the norm first, as QK-norm does."""
-    turn = HandRotation(xp)
+    return right(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6), positions)
+
+
+def grow(x: Any, positions: Any) -> Any:
+    """Grow with the position, as xPos does."""
+    return right(x, positions) * np.minimum(1.0005**positions, 3.0).astype(np.float32)[:, None]
+
+
+def write_half_first(x: Any, positions: Any) -> Any:
+    """Write the first half before the second half has read it."""
+    cos, sin = HALF.cos_sin(positions, HEAD_DIM)
+    y = np.array(x)
+    y[..., :N] = y[..., :N] * cos - y[..., N:] * sin
+    y[..., N:] = y[..., N:] * cos + y[..., :N] * sin
+    return y
+
+
+def write_scratch(x: Any, positions: Any) -> Any:
+    """Return a copy of what is written over the argument."""
+    x[...] = right(x, positions)
+    return x.copy()
+
+
+def require_rows(rotate: Rotation) -> Rotation:
+    """Take positions (batch, tokens) alone."""
 
     def function(x: Any, positions: Any) -> Any:
-        return turn(x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + 1e-6), positions)
+        if positions.ndim != 2:
+            raise ValueError("positions must be (batch, tokens)")
+        return rotate(x, positions)
 
     return function
 
 
-def xpos(xp: Any) -> Callable[..., Any]:
-    def function(x: Any, positions: Any) -> Any:
-        grows = 1.0005 ** xp.astype(positions, xp.float32)
-        return HandRotation(xp)(x, positions) * xp.minimum(grows, grows * 0 + 3.0)[:, None]
-
-    return function
-
-
-def times(factor: float) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-    return lambda xp, cos, sin: (cos * factor, sin * factor)
-
-
-def rounding(name: str) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-    return lambda xp, cos, sin: (narrow(name)(xp, cos), narrow(name)(xp, sin))
-
-
-def host_rounded(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda w: narrow(name)(numpy_namespace, w.astype(np.float32)).astype(float)
+def rotate_as_many_heads_as_k(q: Any, k: Any, positions: Any) -> Any:
+    n = k.shape[1]
+    return np.concatenate([right(q[:, :n], positions), q[:, n:]], axis=1), right(k, positions)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault: its maker, words of its message, and the RoPE that was meant."""
+    """A rotation, the message of its fault, and the RoPE that was meant."""
 
-    kind: str
-    make: Maker
-    words: str
+    name: str
+    function: Callable[..., Any]
+    message: str
+    outcome: str = "fault"
+    """Of identify: it lists a "fault", raises an "error", or returns "another" RoPE."""
     meant: RoPE = HALF
-    alone: bool = True
-    """Whether it is wrong whatever was meant, so that identify says it too."""
 
 
-def _layouts() -> list[Fault]:
-    makers = {
-        "half": one(),
-        "interleaved": one(layout="interleaved"),
-        "interleaved_to_half": to_half,
-    }
+def rounded(dtype: Any, name: str) -> list[Fault]:
+    to = cast(dtype)
+    faults = [
+        ("cos and sin are rounded to", {"tables": lambda cos, sin: (to(cos), to(sin))}),
+        ("frequencies are rounded to", {"frequencies": to}),
+        ("positions are rounded to", {"product": lambda p, w: to(p) * w}),
+        ("angles are computed in", {"product": lambda p, w: to(to(p) * to(w))}),
+    ]
     return [
-        Fault(
-            f"{have} for {want}", make, f"layout is '{have}', and not '{want}'",
-            RoPE(layout=want), alone=False,  # type: ignore[arg-type]  # a layout
+        Fault(f"{cause} {name}", of_both(partial(by_hand, **options)), f"{cause} {name}")
+        for cause, options in faults
+    ] + [
+        Fault(f"{x} cast to {name}", function, f"{x} is rounded to {name} before it is rotated")
+        for x, function in (
+            ("q", of_both(lambda x, p: right(to(x), p))),
+            ("k", of_both(right, lambda x, p: right(to(x), p))),
         )
-        for have, make in makers.items()
-        for want in makers
-        if want != have
-    ]  # fmt: skip
+    ]
 
 
-bf16, f16 = narrow("bfloat16"), narrow("float16")
-PHASES = np.sin(np.arange(HEAD_DIM // 2)).astype(np.float32)
-SWAPPED = (0,) * 4 + (2,) * 6 + (1,) * 6
-FAULTS = (
-    *_layouts(),
-    Fault("positions off by one", one(positions=lambda xp, p: p + 1), "positions are off by +1"),
-    Fault("positions off by minus one", one(positions=lambda xp, p: p - 1), "are off by -1"),
-    Fault("negative angle", one(signs=(1.0, -1.0)), "turns by the negative angle"),
-    Fault("another base", one(base=5e5), "base is 500000, and not 10000", alone=False),
-    Fault("bfloat16 tables", one(cos_sin=rounding("bfloat16")), "cos and sin are rounded to bfl"),
-    Fault("float16 tables", one(cos_sin=rounding("float16")), "cos and sin are rounded to float16"),
-    Fault("bfloat16 frequencies", one(frequencies=host_rounded("bfloat16")),
-          "frequencies are rounded to bfloat16"),
-    Fault("float16 frequencies", one(frequencies=host_rounded("float16")),
-          "frequencies are rounded to float16"),
-    Fault("bfloat16 positions", one(positions=bf16), "positions are rounded to bfloat16"),
-    Fault("float16 positions", one(positions=f16), "positions are rounded to float16"),
-    Fault("bfloat16 product", one(product=both(bf16)), "angles are computed in bfloat16"),
-    Fault("float16 product", one(product=both(f16)), "angles are computed in float16"),
-    Fault("TF32 product", one(product=both(tf32, product=False)), "angles are computed in TF32"),
-    Fault("slice off by two", one(rotary_dim=16, start=2), "rotary_offset is 2, and not 0",
-          RoPE(layout="half", rotary_dim=16), alone=False),
-    Fault("slice at the wrong end", one(rotary_dim=16, start=16), "rotary_offset is 16, and not 0",
-          RoPE(layout="half", rotary_dim=16), alone=False),
-    Fault("slice of half the length", one(rotary_dim=16), "rotary_dim is 16, and not 32",
-          alone=False),
-    Fault("exponents of the whole head", one(rotary_dim=16, power=32), "base is 100, and not 10000",
-          RoPE(layout="half", rotary_dim=16), alone=False),
-    Fault("turned before the split, halves", before_the_split("half"), "mixes heads"),
-    Fault("turned before the split, neighbours", before_the_split("interleaved"),
-          "angles differ between heads", RoPE()),
-    Fault("sections swapped", one(axes=SWAPPED), "position_axes is (0, 0, 0, 0, 2", SECTIONS,
-          alone=False),
-    Fault("attention factor missing", one(frequencies=scaled_by(YARN)),
-          "attention factor is 1, and not 1.13863", RoPE(layout="half", scaling=YARN), alone=False),
-    Fault("attention factor twice",
-          one(frequencies=scaled_by(YARN), cos_sin=times(YARN.effective_attention_factor**2)),
-          "attention factor is 1.29648, and not 1.13863", RoPE(layout="half", scaling=YARN),
-          alone=False),
-    Fault("k not turned", k_not_turned, "k is not turned"),
-    Fault("nothing turned", nothing_turned, "turns nothing"),
-    Fault("v turned", v_turned, "v is turned as well"),
-    Fault("positions clamped", from_table(2048, clamped=True), "from 2048 on are taken for 2047"),
-    Fault("positions start anew", from_table(2048, wrapped=True), "start anew at 2048"),
-    Fault("positions refused", from_table(2048), "positions from 2048 on are refused",
-          alone=False),
-    Fault("int16 positions", one(positions=int16), "wrap around to -32768 at 32768"),
-    Fault("largest position counts", dynamic(reaching, 2048), "the largest position of a call"),
-    Fault("number of tokens counts", dynamic(counting, 256), "the number of tokens of a call"),
-    Fault("positions ignored", places, "the function ignores positions"),
-    Fault("cos and sin swapped", one(cos_sin=lambda xp, cos, sin: (sin, cos)),
+def unlike(name: str, rope: RoPE, message: str, meant: RoPE = HALF) -> Fault:
+    """Return the fault of a right rotation by another RoPE than was meant."""
+    return Fault(name, of_both(partial(right, rope=rope)), message, "another", meant)
+
+
+LAYOUTS: tuple[Any, ...] = ("half", "interleaved", "interleaved_to_half")
+LEFT = "which is left as it is"
+MOVED = "turned otherwise alone in a call than with others"
+FACTOR = np.float32(YARN.attention_factor)
+PHASES = np.sin(np.arange(N)).astype(np.float32)
+FAULTS = [
+    # Another RoPE.
+    *(unlike(f"{one} for {other}", RoPE(layout=one), f"layout is '{one}', and not '{other}'",
+             RoPE(layout=other))
+      for one in LAYOUTS for other in LAYOUTS if one != other),
+    unlike("another base", RoPE(layout="half", base=5e5), "base is 500000, and not 10000"),
+    unlike("slice off by two", RoPE(layout="half", rotary_dim=16, rotary_offset=2),
+           "rotary_offset is 2, and not 0", SLICE),
+    unlike("slice at the end", RoPE(layout="half", rotary_dim=16, rotary_offset=16),
+           "rotary_offset is 16, and not 0", SLICE),
+    unlike("slice of half the length", SLICE, "rotary_dim is 16, and not 32"),
+    unlike("exponents of the whole head", RoPE(layout="half", rotary_dim=16, base=100.0),
+           "base is 100, and not 10000", SLICE),
+    unlike("factor missing", HALF, "scaling is None, and not Linear(factor=4.0)", LINEAR),
+    unlike("factor twice", RoPE(layout="half", scaling=Linear(16.0)),
+           "scaling is Linear(factor=16.0), and not Linear(factor=4.0)", LINEAR),
+    unlike("rule forgotten", RoPE(layout="half", base=5e5), "is None, and not Llama3", LLAMA3),
+    Fault("sections swapped", of_both(partial(right, rope=SWAPPED)),
+          "position_axes is (0, 0, 0, 0, 2", "sections", SECTIONS),
+    Fault("attention factor missing", of_both(lambda x, p: right(x, p, YARN) / FACTOR),
+          "attention factor is 1, and not 1.13863", "another", YARN),
+    Fault("attention factor twice", of_both(lambda x, p: right(x, p, YARN) * FACTOR),
+          "attention factor is 1.29648, and not 1.13863", "another", YARN),
+    Fault("frequencies learned", of_both(partial(
+          by_hand, frequencies=lambda w: w * (1 + 0.1 * np.sin(np.arange(len(w)) + 1)))),
+          "scaling is Measured", "another"),
+    Fault("positions refused", of_both(refuse_large), "from 2048 on are refused", "another"),
+    # Angles.
+    *rounded(ml_dtypes.bfloat16, "bfloat16"), *rounded(np.float16, "float16"),
+    Fault("TF32 product",
+          of_both(partial(by_hand, product=lambda p, w: cast_to_tf32(p) * cast_to_tf32(w))),
+          "angles are computed in TF32"),
+    Fault("positions off by one", of_both(lambda x, p: right(x, p + 1)), "are off by +1"),
+    Fault("positions off by minus one", of_both(lambda x, p: right(x, p - 1)), "are off by -1"),
+    Fault("negative angle", of_both(lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
+          "q turns by the negative angle"),
+    Fault("positions clamped", of_both(lambda x, p: right(x, np.minimum(p, 2047))),
+          "from 2048 on are taken for 2047"),
+    Fault("positions modulo 2048", of_both(lambda x, p: right(x, p % 2048)), "anew at 2048"),
+    Fault("positions modulo 65536", of_both(lambda x, p: right(x, p % 65536)), "anew at 65536"),
+    Fault("int16 positions", of_both(lambda x, p: right(x, p.astype(np.int16))),
+          "wrap around to -32768 at 32768"),
+    Fault("largest position counts", of_both(dynamic(lambda x, p: int(p.max()) + 1, 2048)),
+          "the largest position of a call"),
+    Fault("number of tokens counts", of_both(dynamic(lambda x, p: x.shape[2], 256)),
+          "the number of tokens of a call"),
+    Fault("positions ignored", of_both(lambda x, p: right(x, np.arange(len(p)))),
+          "the function ignores positions", "error"),
+    Fault("cos and sin swapped", of_both(partial(by_hand, tables=lambda cos, sin: (sin, cos))),
           "cos and sin are swapped"),
-    Fault("tables of neighbours", one(doubled="neighbours"),
-          "cos and sin are laid out for neighbours, and the rotation takes halves"),
-    Fault("tables of halves", one(layout="interleaved", doubled="halves"),
-          "cos and sin are laid out for halves, and the rotation takes neighbours", RoPE()),
-    Fault("minus missing", one(signs=(1.0, 1.0)), "both parts add the other times sin"),
-    Fault("half without sin", one(signs=(0.0, 0.0)), "the part with sin may be missing"),
-    Fault("one part reflected", one(cos_sin=lambda xp, cos, sin: (cos, sin), signs=(1.0, 1.0),
-          layout="half", doubled=""), "The norm is not kept"),
-    Fault("factor missing", one(), "scaling is None, and not Linear(factor=4.0)",
-          RoPE(layout="half", scaling=Linear(4.0)), alone=False),
-    Fault("factor twice", one(frequencies=lambda w: w / 16),
-          "scaling is Linear(factor=16.0), and not Linear(factor=4.0)",
-          RoPE(layout="half", scaling=Linear(4.0)), alone=False),
-    Fault("rule forgotten", one(base=5e5), "scaling is None, and not Llama3",
-          RoPE(layout="half", base=5e5, scaling=LLAMA3), alone=False),
-    Fault("frequencies learned",
-          one(frequencies=lambda w: w * (1 + 0.1 * np.sin(np.arange(len(w)) + 1))),
-          "scaling is Measured", alone=False),
-    Fault("normalised as well", normalised, "it is not linear in q"),
-    Fault("length grows with position", xpos, "depend on the position"),
-    Fault("another base for k", two({}, {"base": 1e6}), "of k, base is 1e+06, and not 10000"),
-    Fault("another layout for k", two({}, {"layout": "interleaved"}),
-          "of k, layout is 'interleaved', and not 'half'"),
-    Fault("k turns backwards", two({}, {"signs": (1.0, -1.0)}), "turn against each other"),
     Fault("a phase at position 0",
-          one(product=lambda xp, p, w: p * w + xp.asarray(PHASES)),
-          "no offset of positions explains it"),
-    Fault("some pairs backwards", one(frequencies=lambda w: w * (-1.0) ** np.arange(len(w))),
-          "turn backwards, and the others forwards"),
-)  # fmt: skip
+          of_both(partial(by_hand, product=lambda p, w: p * w + PHASES)),
+          "no offset of positions explains it", "error"),
+    Fault("some pairs backwards",
+          of_both(partial(by_hand, frequencies=lambda w: w * (-1.0) ** np.arange(len(w)))),
+          "turn backwards, and the others forwards", "error"),
+    # Pairs.
+    Fault("before the split, halves", of_both(before_the_split("half")), "mixes heads", "error"),
+    Fault("before the split, neighbours", of_both(before_the_split("interleaved")),
+          "angles differ between heads", "error", RoPE()),
+    Fault("tables of neighbours", of_both(partial(by_hand, doubled="neighbours")),
+          "cos and sin are laid out for neighbours, and the rotation takes halves", "error"),
+    Fault("tables of halves",
+          of_both(partial(by_hand, layout="interleaved", doubled="halves")),
+          "cos and sin are laid out for halves, and the rotation takes", "error", RoPE()),
+    Fault("minus missing", of_both(partial(by_hand, signs=(1.0, 1.0))),
+          "both parts add the other times sin; one must subtract it. The norm is not", "error"),
+    Fault("half without sin", of_both(partial(by_hand, signs=(0.0, 0.0))),
+          "the part with sin may be missing", "error"),
+    Fault("half written early", of_both(write_half_first), "the norm is not kept", "error"),
+    Fault("nothing rotated", lambda q, k, p: (q, k), "turns nothing", "error"),
+    # Vectors.
+    Fault("normalised as well", of_both(normalise), "it is not linear in q", "error"),
+    Fault("length grows with position", of_both(grow), "depend on the position", "error"),
+    Fault("large numbers clipped", of_both(lambda x, p: right(np.clip(x, -2, 2), p)),
+          "not linear in q", "error"),
+    Fault("small numbers flushed", of_both(lambda x, p: right(np.where(abs(x) < 0.1, 0, x), p)),
+          "q at position", "error"),
+    Fault("result cast to bfloat16",
+          of_both(lambda x, p: cast(ml_dtypes.bfloat16)(right(x, p))), "rounded to bfloat16"),
+    Fault("arguments written over", of_both(write_scratch), "is written over, and another array",
+          "error"),
+    # One of q, k and v.
+    Fault("another base for k", of_both(right, partial(right, rope=RoPE(layout="half", base=1e6))),
+          "of k, base is 1e+06, and not 10000"),
+    Fault("another layout for k", of_both(right, partial(right, rope=RoPE())),
+          "of k, layout is 'interleaved', and not 'half'"),
+    Fault("k backwards", of_both(right, lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
+          "turn against each other"),
+    Fault("k by positions of its own", of_both(right, lambda x, p: right(x, p + 1)),
+          "positions are off by +1"),
+    Fault("k by positions reversed", of_both(right, lambda x, p: right(x, p[::-1])), MOVED,
+          "error"),
+    Fault("k without the attention factor",
+          of_both(partial(right, rope=YARN), lambda x, p: right(x, p, YARN) / FACTOR),
+          "of k, attention factor is 1, and not 1.13863", "fault", YARN),
+    Fault("k not rotated", of_both(right, lambda x, p: x), "k is not turned"),
+    Fault("q and k swapped", lambda q, k, p: (right(k, p), right(q, p)), "", "error"),
+    Fault("k made of q", lambda q, k, p: (right(q, p), right(q, p)), "", "error"),
+    Fault("v alone rotated", lambda q, k, v, p: (q, k, right(v, p)), "v is turned as well"),
+    Fault("v rotated as well", lambda q, k, v, p: tuple(right(x, p) for x in (q, k, v)),
+          "v is turned as well"),
+    # Tokens, batch entries and heads.
+    Fault("first 32 tokens only", of_both(leave(from_token(32))), LEFT, "error"),
+    Fault("first 1024 tokens only", of_both(leave(from_token(1024))), LEFT, "error"),
+    Fault("the last token of an odd number left",
+          of_both(leave(lambda x: np.s_[:, :, x.shape[2] // 2 * 2 + (x.shape[2] == 1) :])), LEFT),
+    Fault("the last block of 16 tokens left where it is not full",
+          of_both(leave(lambda x: np.s_[:, :, max(16, x.shape[2] // 16 * 16) :])), LEFT, "error"),
+    Fault("tokens reversed", of_both(lambda x, p: right(x, p)[:, :, ::-1]), MOVED, "error"),
+    Fault("vectors of reversed tokens", of_both(lambda x, p: right(x[:, :, ::-1], p)),
+          "q at position", "error"),
+    Fault("vector of the token before", of_both(lambda x, p: right(np.roll(x, 1, 2), p)),
+          "q at position", "error"),
+    Fault("positions reversed", of_both(lambda x, p: right(x, p[::-1])), MOVED, "error"),
+    Fault("position of the token before", of_both(lambda x, p: right(x, np.roll(p, 1))), MOVED,
+          "error"),
+    Fault("position of the first token", of_both(lambda x, p: right(x, np.full_like(p, p[0]))),
+          "function turns nothing", "error"),
+    Fault("places beside the first position",
+          of_both(lambda x, p: right(x, p[0] + np.arange(len(p)))),
+          "place in the call counts too", "error"),
+    Fault("batch entries swapped", of_both(lambda x, p: right(x, p)[::-1]), "", "error"),
+    Fault("the next batch entry", of_both(lambda x, p: np.roll(right(x, p), 1, 0)), "", "error"),
+    Fault("the first batch entry for all",
+          of_both(lambda x, p: np.broadcast_to(right(x, p)[:1], x.shape)), "", "error"),
+    Fault("one batch entry left", of_both(leave(lambda x: np.s_[1:2] if len(x) < 4 else [])), LEFT,
+          "error"),
+    Fault("positions of the first batch entry for all", of_both(require_rows(
+          lambda x, p: right(x, np.broadcast_to(p[:1], p.shape)))), "q at position", "error"),
+    Fault("positions of batch entries swapped", of_both(require_rows(
+          lambda x, p: right(x, p[::-1]))), "q at position", "error"),
+    Fault("heads swapped", of_both(lambda x, p: right(x, p)[:, ::-1]), "mixes heads", "error"),
+    Fault("half of the heads left", of_both(leave(lambda x: np.s_[:, x.shape[1] // 2 :])),
+          "angles differ between heads", "error"),
+    Fault("four heads at most", of_both(leave(lambda x: np.s_[:, 3:])), LEFT, "error"),
+    Fault("as many heads of q as of k", rotate_as_many_heads_as_k, LEFT, "error"),
+]  # fmt: skip

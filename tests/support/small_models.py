@@ -9,9 +9,7 @@ import transformers
 
 # Large weights, so that attention is far from even and a wrong rotation is plain to see.
 _SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64),
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -20,21 +18,14 @@ _SMALL: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _EXPERTS = {
-    "num_experts": 4,
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts"), 4),
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
 }
 _LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 16),
+    **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group"), 1),
     "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
     "num_key_value_heads": 4,
     **_EXPERTS,
 }
@@ -46,6 +37,7 @@ _LONGROPE = {
     "short_factor": [1.0] * 8,
     "long_factor": [2.0 + i for i in range(8)],
 }
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 
 MODELS: dict[str, dict[str, Any]] = {
     "cohere": {},
@@ -87,7 +79,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def make(model_type: str, **more: Any) -> Any:
     """Return a model for text with the same weights at each call."""
     config = transformers.AutoConfig.for_model(
-        model_type, **{**_SMALL, **MODELS[model_type], **more}
+        model_type, **{**_SMALL, **MODELS.get(model_type, {}), **more}
     )
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -95,11 +87,10 @@ def make(model_type: str, **more: Any) -> Any:
 
 def multimodal_text(model_type: str) -> Any:
     """Return the text model of one with M-RoPE, with the same weights at each call."""
-    sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
-    more = {"rope_parameters": sections, "head_dim": 16}
+    more: dict[str, Any] = {"rope_parameters": _SECTIONS, "head_dim": 16}
     if model_type == "qwen3_5_text":  # of which most layers have no attention
         more |= {"layer_types": ["full_attention"] * 2}
-        more["rope_parameters"] = sections | {"partial_rotary_factor": 1.0}
+        more["rope_parameters"] = _SECTIONS | {"partial_rotary_factor": 1.0}
     config = transformers.AutoConfig.for_model(model_type, **(_SMALL | more))
     torch.manual_seed(0)
     return transformers.AutoModel.from_config(config).eval()
@@ -107,25 +98,21 @@ def multimodal_text(model_type: str) -> Any:
 
 def vision_language() -> tuple[Any, dict[str, Any]]:
     """Return a Qwen2-VL, whose text has M-RoPE and whose images have axial positions, and input."""
-    sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2}
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     config = transformers.Qwen2VLConfig(
-        text_config={**_SMALL, "rope_parameters": sections},
-        vision_config={
-            "depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2
-        },
-        image_token_id=3,
-        video_token_id=4,
-        vision_start_token_id=5,
-        vision_end_token_id=6,
-    )  # fmt: skip
+        text_config={**_SMALL, "rope_parameters": _SECTIONS},
+        vision_config=vision,
+        **dict(zip(names, range(3, 7), strict=True)),
+    )
     torch.manual_seed(0)
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     tokens = torch.randint(7, 64, (1, 24))
     tokens[0, 4:10] = torch.tensor([5, 3, 3, 3, 3, 6])
-    given = {
+    inputs = {
         "input_ids": tokens,
         "pixel_values": torch.randn(16, 3 * 2 * 14 * 14),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),
         "mm_token_type_ids": (tokens == 3).long(),
     }
-    return model, given
+    return model, inputs

@@ -16,7 +16,7 @@ from support.exhaustive import exhaustive
 from rope_xp import RoPE
 from rope_xp.scaling import Axial
 from rope_xp.testing import Identified, identify
-from rope_xp.testing._differences import list_differences
+from rope_xp.testing._compare import list_differences
 
 SHORT = ("deepseek_v3", "gpt_oss", "qwen3_vl", "pixtral")
 
@@ -32,7 +32,7 @@ def _silent() -> Iterator[None]:
 def identify_unit(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tuple[Identified, int]:
     """Return what is identified of a model's own rotation, and its head_dim."""
     more = {"layer_type": label} if label else {}
-    rotate = census.function(unit)
+    rotate = census.find_function(unit)
     first = next(iter(inspect.signature(rotate).parameters))
     buffer = census._buffers(module).get(label, torch.empty(0))
 
@@ -71,10 +71,10 @@ def identify_unit(unit: census.Unit, module: Any, label: str, rope: RoPE) -> tup
 def list_problems(unit: census.Unit) -> list[str]:
     """Return faults of a unit, and differences from the RoPE of its configuration."""
     module = unit.rotary(unit.config).eval()
-    ropes = census.read(unit)
+    ropes = census.read_ropes(unit)
     problems = []
     for label in census._buffers(module) or {"": None}:
-        rope = census.of(ropes, label).for_length(1)
+        rope = census.select_rope(ropes, label).for_length(1)
         found, head_dim = identify_unit(unit, module, label, rope)
         differences = list_differences(found.rope, rope, head_dim)
         problems += [f"{label} {text}" for text in (*found.faults, *differences)]
@@ -93,15 +93,15 @@ TESTED: set[tuple[str, str, str]] = set()
 
 
 @pytest.mark.parametrize(
-    "directory", [d if d in SHORT else exhaustive(d) for d in census.directories()]
+    "directory", [d if d in SHORT else exhaustive(d) for d in census.list_directories()]
 )
 def test_models_of_transformers_have_no_fault(directory: str) -> None:
-    for unit in census.units(directory):
+    for unit in census.list_units(directory):
         left_out = {*census.LEFT, *census.LEARNED, *census.NOT_CALLED}
         if unit.name in left_out or not takes_positions(unit):
             continue
-        sources = (inspect.getsource(f) for f in (census.function(unit), unit.rotary.forward))
-        ropes = census.read(unit)
+        sources = (inspect.getsource(f) for f in (census.find_function(unit), unit.rotary.forward))
+        ropes = census.read_ropes(unit)
         found = ropes.values() if isinstance(ropes, dict) else [ropes]
         kinds = {(rope.layout, type(rope.scaling).__name__) for rope in found if rope is not None}
         code = (*sources, str(sorted(kinds)))

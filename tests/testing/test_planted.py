@@ -1,55 +1,56 @@
-"""Each planted fault is named by its kind, and correct code has none."""
+"""Each planted fault is named, by assert_rotates and by identify."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+import numpy as np
 import pytest
-from support.exhaustive import exhaustive
-from support.planted import FAULTS, HEAD_DIM, Fault
+from support.planted import FAULTS, HALF, HEAD_DIM, Fault
 
 from rope_xp import RopeError
 from rope_xp.testing import assert_rotates, identify
-
-LIBRARIES = {"numpy": "numpy", "torch": "torch", "jax": "jax.numpy"}
-
-
-def namespace(library: str) -> Any:
-    """Return the array API of a library; jax has it itself."""
-    pytest.importorskip(library)
-    if library == "jax":
-        return importlib.import_module("jax.numpy")
-    return importlib.import_module(f"array_api_compat.{library}")
+from rope_xp.testing._compare import list_differences
 
 
-def like(library: str) -> Any:
-    module = importlib.import_module(LIBRARIES[library])
-    return module.zeros(1, dtype=module.float32)
-
-
-# All on numpy, and few where calls are compiled; test_calls has one of jax in the short suite.
-EVERY = {"numpy": 1, "torch": 4, "jax": 20}
-CASES = [
-    pytest.param(library, fault, id=f"{library}-{fault.kind}")
-    if library == "numpy" or (library == "torch" and i % 12 == 0)
-    else exhaustive(library, fault, id=f"{library}-{fault.kind}")
-    for library, every in EVERY.items()
-    for i, fault in enumerate(FAULTS)
-    if i % every == 0
-]
-
-
-@pytest.mark.parametrize(("library", "fault"), CASES)
-def test_every_fault_is_named(library: str, fault: Fault) -> None:
-    function = fault.make(namespace(library))
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_fault_is_named(fault: Fault) -> None:
     with pytest.raises(AssertionError) as raised:
-        assert_rotates(function, fault.meant, HEAD_DIM, like=like(library))
-    assert fault.words in str(raised.value)
-    if not fault.alone:
+        assert_rotates(fault.function, fault.meant, HEAD_DIM)
+    assert fault.message in str(raised.value)
+    assert "nothing that is known here" not in str(raised.value)
+    components = 3 if fault.outcome == "sections" else None
+    if fault.outcome == "error":
+        with pytest.raises(RopeError) as refused:
+            identify(fault.function, HEAD_DIM)
+        assert fault.message in str(refused.value)
         return
-    try:
-        faults = identify(function, HEAD_DIM, like=like(library)).faults
-    except RopeError as error:
-        faults = (str(error),)
-    assert any(fault.words in text for text in faults)
+    result = identify(fault.function, HEAD_DIM, components=components)
+    if fault.outcome == "fault":
+        assert fault.message in " ".join(result.faults)
+    else:
+        differences = list_differences(result.rope, fault.meant, HEAD_DIM)
+        assert fault.message in " ".join([*differences, *result.notes])
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("torch", "first 32 tokens only"),
+        ("torch", "q cast to bfloat16"),
+        ("torch", "angles are computed in bfloat16"),
+        ("torch", "number of tokens counts"),
+        ("jax", "batch entries swapped"),
+    ],
+)
+def test_faults_in_other_libraries(library: str, name: str) -> None:
+    module = pytest.importorskip({"jax": "jax.numpy"}.get(library, library))
+    fault = next(fault for fault in FAULTS if fault.name == name)
+
+    def function(*arguments: Any) -> Any:
+        host = [np.asarray(x) for x in arguments]
+        return tuple(module.asarray(np.array(y)) for y in fault.function(*host))
+
+    with pytest.raises(AssertionError) as raised:
+        assert_rotates(function, HALF, HEAD_DIM, like=module.zeros(1))
+    assert fault.message in str(raised.value)

@@ -79,19 +79,52 @@ class Positions:
         )
         row = MODELS[self._name].text
         if grid.text and row is None:
-            msg = f"text = {text}: this model does not rotate its text; leave text out"
-            raise RopeError(msg)
+            raise RopeError(f"text = {text}: this model does not rotate its text; leave text out")
         lines = np.meshgrid(*self.lines(grid), indexing="ij")
         tokens = np.stack([line.ravel() for line in lines])
         if row is not None:
             start = row.start(grid) if callable(row.start) else row.start
-            words = positions.text(grid.text, len(lines), start=start, along=row.along)
-            tokens = np.concatenate([words, tokens] if row.first else [tokens, words], axis=1)
+            text_tokens = positions.text(grid.text, len(lines), start=start, along=row.along)
+            tokens = np.concatenate(
+                [text_tokens, tokens] if row.first else [tokens, text_tokens], axis=1
+            )
         return _values.to_library(tokens if len(lines) > 1 else tokens[0], xp, device)
 
 
 def from_config(config: object) -> RotaryConfig:
-    """Implement :func:`rope_xp.integrations.diffusers.from_config`."""
+    """Return the RoPE of a diffusion transformer, and a function that makes its positions.
+
+    Parameters
+    ----------
+    config : dict, path or object
+        The transformer's config.json: its contents, its path or that of its directory; or a model.
+
+    Returns
+    -------
+    RotaryConfig
+        A named tuple of ``rope``, a :class:`rope_xp.RoPE`, and ``positions``, see
+        :meth:`Positions.__call__`. Positions follow the order of tokens in the model's attention.
+        Their leading axis holds the components, in most models (frame, row, column).
+
+    Raises
+    ------
+    RopeConfigError
+        If ``_class_name`` is missing or not known, or names a model that no RoPE can express; if a
+        value is impossible.
+    TypeError
+        If config has another type.
+    FileNotFoundError
+        If there is no such file.
+
+    Examples
+    --------
+    >>> from rope_xp.integrations.diffusers import from_config
+    >>> rope, positions = from_config({"_class_name": "FluxTransformer2DModel"})
+    >>> rope.scaling.sections, rope.base
+    ((16, 56, 56), 10000.0)
+    >>> positions(2, 2, text=1).tolist()  # a token of text, and four patches
+    [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 0, 1, 0, 1]]
+    """
     name = None
     if not isinstance(config, Mapping | str | os.PathLike) and hasattr(config, "config"):
         name, config = type(config).__name__, config.config  # a model and its configuration
@@ -103,10 +136,8 @@ def from_config(config: object) -> RotaryConfig:
     if name in UNSUPPORTED:
         raise RopeConfigError(f"_class_name {name!r} has no RoPE: {UNSUPPORTED[name]}")
     if name not in MODELS:
-        msg = (
-            f"_class_name {name!r} is not known, or does not rotate; known are "
-            f"{', '.join(sorted(MODELS))}"
-        )
+        known = ", ".join(sorted(MODELS))
+        msg = f"_class_name {name!r} is not known, or does not rotate; known are {known}"
         raise RopeConfigError(msg)
     try:
         rope = _build_rope(MODELS[name], values)

@@ -20,24 +20,19 @@ class Grid(NamedTuple):
     height: int
     width: int
     text: int = 0
-    fps: float | None = None
-    """Frames per second; None for an image."""
-    arange: Callable[[int], Any] = np.arange
-    """Counts from 0: numpy's, or torch's with a device."""
+    fps: float | None = None  # of an image
+    arange: Callable[[int], Any] = np.arange  # or torch's with a device
 
 
-Lines: TypeAlias = Callable[[Grid, Config], list[Any]]
-"""From a grid and a configuration to the positions along each axis."""
+Lines: TypeAlias = Callable[[Grid, Config], list[Any]]  # the positions along each axis
 
 
 class Text(NamedTuple):
     """The positions of text tokens."""
 
-    along: tuple[int, ...] | None = ()
-    """The components that count the tokens; None: all of them."""
+    along: tuple[int, ...] | None = ()  # the components that count the tokens; None: all
     start: Callable[[Grid], int] | int | tuple[int, ...] = 0
-    first: bool = True
-    """Whether the text precedes the image in the sequence."""
+    first: bool = True  # the text precedes the image in the sequence
 
 
 def half_size(grid: Grid) -> int:
@@ -45,66 +40,19 @@ def half_size(grid: Grid) -> int:
     return max(grid.height, grid.width) // 2
 
 
-def full_size(grid: Grid) -> int:
-    """Return the first position of JoyImage's text, which continues the largest axis."""
-    return max(grid.frames, grid.height, grid.width)
-
-
-def video(grid: Grid, _: Config) -> list[Any]:
-    return [grid.arange(n) for n in (grid.frames, grid.height, grid.width)]
+def video(
+    grid: Grid, _: Config, start: tuple[int, int, int] = (0, 0, 0), step: float = 1
+) -> list[Any]:
+    """Return frames, a step apart, rows and columns, each from its start."""
+    frames, *others = (grid.arange(n) for n in grid[:3])
+    lines = frames if step == 1 else frames * step, *others
+    return [line + first for line, first in zip(lines, start, strict=True)]
 
 
 def image(grid: Grid, config: Config) -> list[Any]:
     if grid.frames != 1:
         raise RopeError(f"frames = {grid.frames}: this model has rows and columns only")
     return video(grid, config)[1:]
-
-
-def hunyuan_image(grid: Grid, config: Config) -> list[Any]:
-    has_frames = len(config.get("rope_axes_dim", (64, 64))) == 3
-    return (video if has_frames else image)(grid, config)
-
-
-def flux2(grid: Grid, config: Config) -> list[Any]:
-    """Return four axes; the last one counts text and is 0 for an image."""
-    return [*video(grid, config), grid.arange(1)]
-
-
-def longcat(grid: Grid, config: Config) -> list[Any]:
-    """Return frame 1, with rows and columns behind 512 tokens of text."""
-    frames, rows, columns = video(grid, config)
-    return [frames + 1, rows + 512, columns + 512]
-
-
-def lumina2(grid: Grid, config: Config) -> list[Any]:
-    """Return the frame that follows the text, which has one frame per token."""
-    frames, *others = video(grid, config)
-    return [frames + grid.text, *others]
-
-
-def z_image(grid: Grid, config: Config) -> list[Any]:
-    """Return the frame that follows the text, which starts at frame 1."""
-    frames, *others = lumina2(grid, config)
-    return [frames + 1, *others]
-
-
-def qwen(grid: Grid, config: Config) -> list[Any]:
-    """Return rows and columns that are 0 in the middle of the image."""
-    frames, rows, columns = video(grid, config)
-    return [frames, rows - (grid.height + 1) // 2, columns - (grid.width + 1) // 2]
-
-
-def chronoedit(grid: Grid, config: Config) -> list[Any]:
-    """Return a video, of which two frames are the first and the last of a longer one."""
-    frames, *others = video(grid, config)
-    step = config.get("rope_temporal_skip_len", 8) - 1 if grid.frames == 2 else 1
-    return [frames * step, *others]
-
-
-def cosmos(grid: Grid, config: Config) -> list[Any]:
-    """Return frames in units of 1/24 s."""
-    frames, *others = video(grid, config)
-    return [frames if grid.fps is None else frames * (24 / grid.fps), *others]
 
 
 def cogview4(grid: Grid, config: Config) -> list[Any]:
@@ -120,13 +68,13 @@ def cogvideox(grid: Grid, config: Config) -> list[Any]:
         return video(grid, config)
     patch = config.get("patch_size", 2)
     height, width = config.get("sample_height", 60), config.get("sample_width", 90)
-    return _stretched(grid, height // patch, width // patch)
+    return _stretch_video(grid, height // patch, width // patch)
 
 
 def easyanimate(grid: Grid, config: Config) -> list[Any]:
     """Return a video stretched as in CogVideoX 1.0, to one size for all models."""
     patch = config.get("patch_size") or 2
-    return _stretched(grid, 60 // patch, 90 // patch)
+    return _stretch_video(grid, 60 // patch, 90 // patch)
 
 
 def sound(grid: Grid, _: Config) -> list[Any]:
@@ -135,7 +83,7 @@ def sound(grid: Grid, _: Config) -> list[Any]:
     return [grid.arange(grid.width)]
 
 
-def _stretched(grid: Grid, rows: int, columns: int) -> list[Any]:
+def _stretch_video(grid: Grid, rows: int, columns: int) -> list[Any]:
     """Return positions in a grid of training, stretched and centred with its aspect ratio kept."""
     if grid.height / grid.width > rows / columns:
         height, width = rows, round(rows / grid.height * grid.width)

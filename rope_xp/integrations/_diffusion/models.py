@@ -4,12 +4,14 @@ diffusers keeps layouts, sections, positions and most bases in code. The rows ho
 the keys of a configuration that override them, with the defaults of the class.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rope_xp._core.typing import Layout
 from rope_xp.integrations._diffusion import grids
-from rope_xp.integrations._diffusion.grids import Config, Lines, Text
+from rope_xp.integrations._diffusion.grids import Config, Grid, Lines, Text, image, video
 
 Numbers = Callable[[Config], tuple[int, ...]]
 
@@ -18,65 +20,40 @@ Numbers = Callable[[Config], tuple[int, ...]]
 class ModelRow:
     """The rotary embedding of a class."""
 
-    lines: Lines
-    sections: Numbers
-    """How many components of a head each component of a position rotates."""
+    sections: Numbers  # how many components of a head each component of a position rotates
     base: float = 10000.0
-    base_key: str = ""
-    """The key of a configuration that holds another base; empty where the class has none."""
-    text: Text | None = None
-    """None where the model does not rotate its text."""
+    base_key: str = ""  # the key of a configuration that holds another base
+    text: Text | None = None  # None where the model does not rotate its text
     layout: Layout = "interleaved"
-    bases: Callable[[Config, tuple[int, ...]], tuple[float, ...]] | None = None
-    """A base for each axis."""
-    position_axes: Numbers | None = None
-    """For axes that share one series of frequencies, as in M-RoPE."""
-
-
-# --- sections ------------------------------------------------------------------------------------
+    lines: Lines = video
+    bases: Callable[[Config, tuple[int, ...]], tuple[float, ...]] | None = None  # for each axis
+    position_axes: Numbers | None = None  # of axes that share one series, as in M-RoPE
 
 
 def _key(name: str, *default: int) -> Numbers:
     return lambda config: tuple(config.get(name, default))
 
 
-def _number(name: str, default: int, divisor: int = 1) -> Numbers:
-    return lambda config: (config.get(name, default) // divisor,)
+def _divide(
+    divide: Callable[[int], tuple[int, ...]], default: int, key: str = "attention_head_dim"
+) -> Numbers:
+    return lambda config: divide(config.get(key, default))
 
 
 def _per_head(width: tuple[str, int], heads: tuple[str, int], divisor: int = 1) -> Numbers:
     return lambda config: (config.get(*width) // config.get(*heads) // divisor,)
 
 
-def _thirds(default: int) -> Numbers:
+def _thirds(head_dim: int) -> tuple[int, ...]:
     """Rows and columns have a third each, in whole pairs; frames have the rest."""
-
-    def sections(config: Config) -> tuple[int, ...]:
-        head_dim = config.get("attention_head_dim", default)
-        third = 2 * (head_dim // 6)
-        return head_dim - 2 * third, third, third
-
-    return sections
-
-
-def _eighths(config: Config) -> tuple[int, ...]:
-    """Frames have two eighths, rows and columns three each."""
-    head_dim = config.get("attention_head_dim", 64)
-    return head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3
-
-
-def _halves(config: Config) -> tuple[int, ...]:
-    return (config.get("attention_head_dim", 40) // 2,) * 2
+    third = 2 * (head_dim // 6)
+    return head_dim - 2 * third, third, third
 
 
 def _prx(config: Config) -> tuple[int, ...]:
     if config.get("axes_dim") is not None:
         return tuple(config["axes_dim"])
     return (config.get("hidden_size", 1792) // config.get("num_heads", 28) // 2,) * 2
-
-
-def _minimax(config: Config) -> tuple[int, ...]:
-    return (2 * config.get("rope_freq_dim", 16),) * 3
 
 
 def _ntk_bases(config: Config, sections: tuple[int, ...]) -> tuple[float, ...]:
@@ -95,40 +72,79 @@ def _strided_axes(config: Config) -> tuple[int, ...]:
     return tuple(axes)
 
 
-# --- classes -------------------------------------------------------------------------------------
+def _centred(grid: Grid, config: Config) -> list[Any]:
+    return video(grid, config, (0, -grid.height // 2, -grid.width // 2))
+
+
+def _four_axes(grid: Grid, config: Config) -> list[Any]:
+    return [*video(grid, config), grid.arange(1)]  # the last axis counts text
+
+
+def _lumina(start: int) -> Lines:
+    """Frames follow the text, which has one frame per token."""
+    return lambda grid, config: video(grid, config, (start + grid.text, 0, 0))
+
+
+def _hunyuan_image(grid: Grid, config: Config) -> list[Any]:
+    has_frames = len(config.get("rope_axes_dim", (64, 64))) == 3
+    return (video if has_frames else image)(grid, config)
+
+
+def _chronoedit(grid: Grid, config: Config) -> list[Any]:
+    """Two frames are the first and the last of a longer video."""
+    skipped = config.get("rope_temporal_skip_len", 8) - 1
+    return video(grid, config, step=skipped if grid.frames == 2 else 1)
+
+
+def _cosmos(grid: Grid, config: Config) -> list[Any]:
+    """Frames are in units of 1/24 s."""
+    return video(grid, config, step=1 if grid.fps is None else 24 / grid.fps)
+
 
 _FLUX = _key("axes_dims_rope", 16, 56, 56)
 _FLUX2 = _key("axes_dims_rope", 32, 32, 32, 32)
 _KREA = _key("axes_dims_rope", 32, 48, 48)
 _HIDREAM = _key("axes_dims_rope", 64, 32, 32)
-_HUNYUAN = _key("rope_axes_dim", 16, 56, 56)
-_JOYIMAGE = _key("rope_dim_list", 16, 56, 56)
+_Z_IMAGE = _key("axes_dims", 32, 48, 48)
+_HALVES = _divide(lambda n: (n // 2, n // 2), 40)
+_EIGHTHS = _divide(lambda n: (n // 4, n // 8 * 3, n // 8 * 3), 64)
+_MINIMAX = _divide(lambda n: (2 * n,) * 3, 16, "rope_freq_dim")
+_IDEOGRAM = _divide(lambda n: (n,), 256)
 _THETA = "rope_theta"
 
 _AT_ZERO = Text(along=())
+_ZERO_BEHIND = Text(along=(), first=False)
+_FRAMES = Text(along=(0,))
+_FRAMES_BEHIND = Text(along=(0,), start=(1, 0, 0), first=False)
 _DIAGONAL = Text(along=(1, 2))
+_FOURTH = Text(along=(3,))
 _CONTINUED = Text(along=None, start=grids.half_size)
-_LAST = Text(along=None, start=grids.full_size, first=False)
+_BEHIND = Text(along=None, start=lambda grid: max(grid[:3]), first=False)
 
-_flux = ModelRow(grids.video, _FLUX, text=_AT_ZERO)
-_bria = ModelRow(grids.video, _FLUX, base_key=_THETA, text=_AT_ZERO)
-_qwen = ModelRow(grids.qwen, _FLUX, text=_CONTINUED)
-_wan = ModelRow(grids.video, _thirds(128))
-_hunyuan = ModelRow(grids.video, _HUNYUAN, 256.0, _THETA)
-_joyimage = ModelRow(grids.video, _JOYIMAGE, 256.0, "theta", _LAST)
-_cogvideox = ModelRow(grids.cogvideox, _eighths)
-_kandinsky = ModelRow(grids.video, _key("axes_dims", 16, 24, 24))
+_flux = ModelRow(_FLUX, text=_AT_ZERO)
+_bria = ModelRow(_FLUX, base_key=_THETA, text=_AT_ZERO)
+_qwen = ModelRow(_FLUX, text=_CONTINUED, lines=_centred)
+_wan = ModelRow(_divide(_thirds, 128))
+_hunyuan = ModelRow(_key("rope_axes_dim", 16, 56, 56), 256.0, _THETA)
+_joyimage = ModelRow(_key("rope_dim_list", 16, 56, 56), 256.0, "theta", _BEHIND)
+_cogvideox = ModelRow(_EIGHTHS, lines=grids.cogvideox)
+_kandinsky = ModelRow(_key("axes_dims", 16, 24, 24))
+_sound = functools.partial(ModelRow, layout="half", lines=grids.sound)
 
 MODELS: dict[str, ModelRow] = {
     "FluxTransformer2DModel": _flux,
     "ChromaTransformer2DModel": _flux,
     "BriaTransformer2DModel": _bria,
     "BriaFiboTransformer2DModel": _bria,
-    "OvisImageTransformer2DModel": ModelRow(grids.video, _FLUX, text=_DIAGONAL),
-    "LongCatImageTransformer2DModel": ModelRow(grids.longcat, _FLUX, text=_DIAGONAL),
-    "Krea2Transformer2DModel": ModelRow(grids.video, _KREA, 1000.0, _THETA, _AT_ZERO),
-    "Flux2Transformer2DModel": ModelRow(grids.flux2, _FLUX2, 2000.0, _THETA, Text(along=(3,))),
-    "Flux3Transformer2DModel": ModelRow(grids.flux2, _FLUX2, 10000.0, _THETA, Text(along=(3,))),
+    "OvisImageTransformer2DModel": ModelRow(_FLUX, text=_DIAGONAL),
+    "LongCatImageTransformer2DModel": ModelRow(
+        _FLUX,
+        text=_DIAGONAL,
+        lines=lambda grid, config: video(grid, config, (1, 512, 512)),  # behind 512 tokens of text
+    ),
+    "Krea2Transformer2DModel": ModelRow(_KREA, 1000.0, _THETA, _AT_ZERO),
+    "Flux2Transformer2DModel": ModelRow(_FLUX2, 2000.0, _THETA, _FOURTH, lines=_four_axes),
+    "Flux3Transformer2DModel": ModelRow(_FLUX2, 10000.0, _THETA, _FOURTH, lines=_four_axes),
     "QwenImageTransformer2DModel": _qwen,
     "NucleusMoEImageTransformer2DModel": _qwen,
     "WanTransformer3DModel": _wan,
@@ -137,67 +153,44 @@ MODELS: dict[str, ModelRow] = {
     "SkyReelsV2Transformer3DModel": _wan,
     "AnyFlowTransformer3DModel": _wan,
     "AnyFlowFARTransformer3DModel": _wan,
-    "SanaVideoTransformer3DModel": ModelRow(grids.video, _thirds(112)),
-    "ChronoEditTransformer3DModel": ModelRow(grids.chronoedit, _thirds(128)),
-    "HeliosTransformer3DModel": ModelRow(grids.video, _key("rope_dim", 44, 42, 42), 1e4, _THETA),
+    "SanaVideoTransformer3DModel": ModelRow(_divide(_thirds, 112)),
+    "ChronoEditTransformer3DModel": ModelRow(_divide(_thirds, 128), lines=_chronoedit),
+    "HeliosTransformer3DModel": ModelRow(_key("rope_dim", 44, 42, 42), base_key=_THETA),
     "HunyuanVideoTransformer3DModel": _hunyuan,
     "HunyuanVideo15Transformer3DModel": _hunyuan,
     "HunyuanVideoFramepackTransformer3DModel": _hunyuan,
     "MotifVideoTransformer3DModel": _hunyuan,
     "HunyuanImageTransformer2DModel": ModelRow(
-        grids.hunyuan_image, _key("rope_axes_dim", 64, 64), 256.0, _THETA
+        _key("rope_axes_dim", 64, 64), 256.0, _THETA, lines=_hunyuan_image
     ),
     "JoyImageEditTransformer3DModel": _joyimage,
     "JoyImageEditPlusTransformer3DModel": _joyimage,
     "CogVideoXTransformer3DModel": _cogvideox,
     "ConsisIDTransformer3DModel": _cogvideox,
-    "EasyAnimateTransformer3DModel": ModelRow(grids.easyanimate, _eighths),
-    "ZImageTransformer2DModel": ModelRow(
-        grids.z_image,
-        _key("axes_dims", 32, 48, 48),
-        256.0,
-        _THETA,
-        Text(along=(0,), start=(1, 0, 0), first=False),
-    ),
+    "EasyAnimateTransformer3DModel": ModelRow(_EIGHTHS, lines=grids.easyanimate),
+    "ZImageTransformer2DModel": ModelRow(_Z_IMAGE, 256.0, _THETA, _FRAMES_BEHIND, lines=_lumina(1)),
     "Lumina2Transformer2DModel": ModelRow(
-        grids.lumina2, _key("axes_dim_rope", 32, 32, 32), text=Text(along=(0,))
+        _key("axes_dim_rope", 32, 32, 32), text=_FRAMES, lines=_lumina(0)
     ),
-    "HiDreamImageTransformer2DModel": ModelRow(
-        grids.video, _HIDREAM, text=Text(along=(), first=False)
-    ),
+    "HiDreamImageTransformer2DModel": ModelRow(_HIDREAM, text=_ZERO_BEHIND),
     "Kandinsky5Transformer3DModel": _kandinsky,
     "Kandinsky6SRTransformer3DModel": _kandinsky,
-    "Kandinsky6Transformer3DModel": ModelRow(grids.video, _key("axes_dims", 32, 48, 48)),
+    "Kandinsky6Transformer3DModel": ModelRow(_key("axes_dims", 32, 48, 48)),
     "CosmosTransformer3DModel": ModelRow(
-        grids.cosmos, _thirds(128), layout="half", bases=_ntk_bases
+        _divide(_thirds, 128), layout="half", lines=_cosmos, bases=_ntk_bases
     ),
-    "CogView4Transformer2DModel": ModelRow(grids.cogview4, _halves, layout="half"),
-    "GlmImageTransformer2DModel": ModelRow(grids.image, _halves, layout="half"),
-    "PRXTransformer2DModel": ModelRow(grids.image, _prx, base_key="theta"),
-    "MiniMaxH3Transformer3DModel": ModelRow(grids.video, _minimax, base_key=_THETA, layout="half"),
+    "CogView4Transformer2DModel": ModelRow(_HALVES, layout="half", lines=grids.cogview4),
+    "GlmImageTransformer2DModel": ModelRow(_HALVES, layout="half", lines=image),
+    "PRXTransformer2DModel": ModelRow(_prx, base_key="theta", lines=image),
+    "MiniMaxH3Transformer3DModel": ModelRow(_MINIMAX, base_key=_THETA, layout="half"),
     "Ideogram4Transformer2DModel": ModelRow(
-        grids.video,
-        _number("attention_head_dim", 256),
-        5e6,
-        _THETA,
-        layout="half",
-        position_axes=_strided_axes,
+        _IDEOGRAM, 5e6, _THETA, layout="half", position_axes=_strided_axes
     ),
-    "MiniMaxMusic3Transformer1DModel": ModelRow(
-        grids.sound, _number("rotary_dim", 32), layout="half"
-    ),
-    "AceStepTransformer1DModel": ModelRow(
-        grids.sound, _number("head_dim", 128), 1e6, _THETA, layout="half"
-    ),
-    "LongCatAudioDiTTransformer": ModelRow(
-        grids.sound, _per_head(("dit_dim", 1536), ("dit_heads", 24)), 1e5, layout="half"
-    ),
-    "StableAudio3DiTModel": ModelRow(
-        grids.sound, _per_head(("embed_dim", 1536), ("num_heads", 24), 2), layout="half"
-    ),
-    "StableAudioDiTModel": ModelRow(
-        grids.sound, _number("attention_head_dim", 64, 2), layout="half"
-    ),
+    "MiniMaxMusic3Transformer1DModel": _sound(_divide(lambda n: (n,), 32, "rotary_dim")),
+    "AceStepTransformer1DModel": _sound(_divide(lambda n: (n,), 128, "head_dim"), 1e6, _THETA),
+    "LongCatAudioDiTTransformer": _sound(_per_head(("dit_dim", 1536), ("dit_heads", 24)), 1e5),
+    "StableAudio3DiTModel": _sound(_per_head(("embed_dim", 1536), ("num_heads", 24), 2)),
+    "StableAudioDiTModel": _sound(_divide(lambda n: (n // 2,), 64)),
 }
 
 _LTX = "its frequencies are base ** linspace(0, 1) * pi/2 over all heads at once"

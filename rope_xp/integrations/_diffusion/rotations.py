@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,6 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp._functions import apply_tables
 from rope_xp.integrations import _formats
-from rope_xp.integrations._diffusion.tables import are_close, write
 from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 
@@ -21,26 +21,26 @@ class RotationRow:
     """A way to call a function that rotates."""
 
     form: Format = "neighbours"
+    # How cos and sin are passed: in a tuple, as two arguments, joined along the last axis, or in a
+    # tuple for each third of a head, with positions that select its rows. Of complex numbers and
+    # matrices there is one array.
     packing: Literal["tuple", "two", "joined", "thirds"] = "tuple"
-    """How cos and sin are passed: in a tuple, as two arguments, joined along the last axis, or in a
-    tuple for each third of a head, with positions that select its rows. Of complex numbers and
-    matrices there is one array."""
-    axes: str = "bshd"
-    """As in :func:`rope_xp.apply`; with "n" each head has its own tables."""
-    table_axes: str = ""
-    """Empty for the last of ``axes``, as arrays are broadcast."""
-    arrays: int = 1
-    """How many arrays a call rotates."""
-    partial: bool = False
-    """Whether a head may be longer than the tables."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """The keyword arguments by which a function does so."""
+    axes: str = "bshd"  # as in rope_xp.apply; with "n" each head has its own tables
+    table_axes: str = ""  # empty for the last of ``axes``, as arrays are broadcast
+    arrays: int = 1  # how many arrays a call rotates
+    partial: bool = False  # a head may be longer than the tables
+    options: dict[str, Any] = field(default_factory=dict)  # of calls that rotate so
 
     @property
     def layout(self) -> Layout:
         return "half" if self.form in ("halves", "pairs") else "interleaved"
 
 
+_ALLEGRO = RotationRow("halves", "thirds", axes="bhsd", table_axes="bsd")
+_HELIOS = RotationRow(packing="joined", table_axes="bsd")
+_MINIMAX = RotationRow("halves", "two", table_axes="sd", partial=True)
+_MUSIC = RotationRow("halves", table_axes="sd", partial=True)
+_SANA = RotationRow("complex", axes="bhds", table_axes="bhsd")
 _LTX = RotationRow(axes="bsd")
 _LTX_SPLIT = RotationRow("pairs", axes="bsnd", table_axes="bnsd")
 _QWEN = RotationRow("complex", table_axes="sd", options={"use_real": False})
@@ -56,12 +56,8 @@ ROTATIONS: dict[str, tuple[RotationRow, ...]] = {
         ),
         RotationRow("complex", table_axes="bsd", options={"use_real": False}),
     ),
-    "embeddings.apply_rotary_emb_allegro": (
-        RotationRow("halves", "thirds", axes="bhsd", table_axes="bsd"),
-    ),
-    "transformer_helios.apply_rotary_emb_transposed": (
-        RotationRow(packing="joined", table_axes="bsd"),
-    ),
+    "embeddings.apply_rotary_emb_allegro": (_ALLEGRO,),
+    "transformer_helios.apply_rotary_emb_transposed": (_HELIOS,),
     "transformer_hidream_image.apply_rope": (RotationRow("matrices", arrays=2),),
     "transformer_joyimage._apply_rotary_emb": (RotationRow(table_axes="sd", arrays=2),),
     "transformer_kandinsky6.apply_rotary": (RotationRow("matrices"),),
@@ -70,18 +66,12 @@ ROTATIONS: dict[str, tuple[RotationRow, ...]] = {
     "transformer_ltx.apply_rotary_emb": (_LTX,),
     "transformer_ltx2.apply_interleaved_rotary_emb": (_LTX,),
     "transformer_ltx2.apply_split_rotary_emb": (_LTX_SPLIT,),
-    "transformer_minimax_h3._apply_rotary_emb": (
-        RotationRow("halves", "two", table_axes="sd", partial=True),
-    ),
-    "transformer_minimax_music3._apply_partial_rotary_emb": (
-        RotationRow("halves", table_axes="sd", partial=True),
-    ),
+    "transformer_minimax_h3._apply_rotary_emb": (_MINIMAX,),
+    "transformer_minimax_music3._apply_partial_rotary_emb": (_MUSIC,),
     "transformer_nucleusmoe_image._apply_rotary_emb_nucleus": (_QWEN,),
     "transformer_prx.apply_rope": (RotationRow("matrices", axes="bhsd"),),
     "transformer_qwenimage.apply_rotary_emb_qwen": (_QWEN,),
-    "transformer_sana_wm._apply_rotary_emb": (
-        RotationRow("complex", axes="bhds", table_axes="bhsd"),
-    ),
+    "transformer_sana_wm._apply_rotary_emb": (_SANA,),
     "transformer_sana_wm_refiner.apply_interleaved_rotary_emb": (_LTX,),
     "transformer_sana_wm_refiner.apply_split_rotary_emb": (_LTX_SPLIT,),
     "Kandinsky5AttnProcessor.apply_rotary": (RotationRow("matrices"),),
@@ -103,7 +93,20 @@ def find_key(name: str, function: Function) -> str:
     return f"{getattr(function, '__module__', '').rpartition('.')[2]}.{name}"
 
 
-# --- rotation ------------------------------------------------------------------------------------
+def build_replacement(name: str, original: Function, module: ModuleType | None) -> Function:
+    """Return a function that rotates as one of diffusers does, by rope_xp.
+
+    A function that replaces the original in its module later on is called instead.
+    """
+    rows = ROTATIONS[find_key(name, original)]
+
+    def rotate(*arguments: Any, **options: Any) -> Any:
+        if module is not None and getattr(module, name) is not original:
+            return getattr(module, name)(*arguments, **options)
+        return rotate_like(rows, original, *arguments, **options)
+
+    rotate.replaces = original, rows  # type: ignore[attr-defined]  # see replace_rotations
+    return rotate
 
 
 def rotate_like(
@@ -112,24 +115,22 @@ def rotate_like(
     """Rotate as a function of diffusers does; call it if no row has these arguments."""
     changed = {k: v for k, v in options.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
     for rotation in rotations:
-        n = rotation.arrays
-        if rotation.options == changed and len(arguments) == n + _count_tables(rotation):
-            rotated = rotate(arguments[:n], arguments[n:], rotation)
-            return rotated if n > 1 else rotated[0]
+        n, tables = rotation.arrays, 2 if rotation.packing in ("two", "thirds") else 1
+        if rotation.options == changed and len(arguments) == n + tables:
+            return _formats.unwrap(rotate_arrays(arguments[:n], arguments[n:], rotation))
     return function(*arguments, **options)
 
 
-def _count_tables(rotation: RotationRow) -> int:
-    return 2 if rotation.packing in ("two", "thirds") else 1
-
-
-def rotate(
+def rotate_arrays(
     arrays: Sequence[torch.Tensor], tables: Sequence[Any], rotation: RotationRow
 ) -> tuple[torch.Tensor, ...]:
-    """Return rotated arrays."""
     if rotation.packing == "thirds":
         return tuple(_rotate_thirds(x, *tables) for x in arrays)
-    cos, sin = _read(tables, rotation)
+    if rotation.packing == "joined":
+        tables = tables[0].chunk(2, dim=-1)
+    elif rotation.packing == "tuple" and isinstance(tables[0], tuple | list):
+        (tables,) = tables
+    cos, sin = _formats.read(tables, rotation.form)
     axes, table_axes = rotation.axes, rotation.table_axes or rotation.axes[-cos.ndim :]
     if "h" in table_axes:
         cos, sin = (table.squeeze(table_axes.index("h")) for table in (cos, sin))
@@ -155,25 +156,13 @@ def _rotate_thirds(x: torch.Tensor, pairs: Any, positions: Any) -> torch.Tensor:
     thirds: list[torch.Tensor] = []
     for third, tables, rows in zip(x.chunk(3, dim=-1), pairs, positions, strict=True):
         selected = [torch.nn.functional.embedding(rows, table) for table in tables]
-        thirds += rotate((third,), selected, rotation)
+        thirds += rotate_arrays((third,), selected, rotation)
     return torch.cat(thirds, dim=-1)
 
 
-def _read(tables: Sequence[Any], rotation: RotationRow) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin with one column per pair."""
-    if rotation.packing == "joined":
-        tables = tables[0].chunk(2, dim=-1)
-    elif rotation.packing == "tuple" and isinstance(tables[0], tuple | list):
-        (tables,) = tables
-    return _formats.read(tables, rotation.form)
-
-
-# --- check ---------------------------------------------------------------------------------------
-
-
-def check(where: str, name: str, function: Function, rotations: Sequence[RotationRow]) -> None:
-    """Check that a function rotates random arrays as the rotations do that replace it."""
-    for rotation in rotations:
+def check_rotations(where: str, name: str, function: Function) -> None:
+    """Check that a function rotates random arrays as the rows do that replace it."""
+    for rotation in ROTATIONS[name]:
         arrays, tables = make_example(rotation)
         options = ", ".join(f"{key}={value!r}" for key, value in rotation.options.items())
         try:
@@ -182,8 +171,8 @@ def check(where: str, name: str, function: Function, rotations: Sequence[Rotatio
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             msg = f"cannot patch {where}: {name}({options}) takes other arguments now: {error}"
             raise RopeError(msg) from error
-        ours = rotate(arrays, tables, rotation)
-        if not are_close(ours, theirs if isinstance(theirs, tuple) else (theirs,)):
+        ours = _formats.unwrap(rotate_arrays(arrays, tables, rotation))
+        if _formats.scaled_error(ours, theirs) > 1:
             msg = (
                 f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
                 f"one angle in the layout {rotation.layout!r}"
@@ -203,16 +192,12 @@ def make_example(rotation: RotationRow) -> tuple[tuple[torch.Tensor, ...], tuple
     shape = [sizes[axis] for axis in rotation.table_axes or rotation.axes]
     angles = 6 * torch.rand(shape, generator=generator)
     arrays = (x.flatten(-2) if "n" in rotation.axes else x,) * rotation.arrays
-    return arrays, _pack(write(angles.cos(), angles.sin(), rotation.form), rotation)
-
-
-def _pack(tables: Any, rotation: RotationRow) -> tuple[Any, ...]:
-    if rotation.packing == "two":
-        return tuple(tables)
+    tables = _formats.write(angles.cos(), angles.sin(), rotation.form)
     if rotation.packing == "joined":
-        return (torch.cat(tables, dim=-1),)
+        return arrays, (torch.cat(tables, dim=-1),)
     if rotation.packing == "thirds":
         flat = [table.flatten(0, 1) for table in tables]
         rows = torch.arange(len(flat[0])).view(tables[0].shape[:2])
-        return tuple(tuple(table.roll(i, 0) for table in flat) for i in range(3)), (rows,) * 3
-    return (tables,)
+        thirds = tuple(tuple(table.roll(i, 0) for table in flat) for i in range(3))
+        return arrays, (thirds, (rows,) * 3)
+    return arrays, tables if rotation.packing == "two" else (_formats.unwrap(tables),)

@@ -1,10 +1,9 @@
 """Attention with rotated queries and keys, as the papers define it: a reference to test against.
 
-Exact and readable rather than fast, and the same on every library of the array API standard.
-Compilers of torch and jax take it in one graph, and dask arrays give lazy ones. float16 and
-bfloat16 are computed in float32, rotation included, and rounded once; float64 stays. Matrix
-products are those of the library: on a GPU, jax and torch may round float32 to fewer bits, see
-``jax.default_matmul_precision`` and ``torch.set_float32_matmul_precision``.
+Exact and readable rather than fast, on every library of the array API standard. Compilers of torch
+and jax take it in one graph, and dask arrays give lazy ones. float16 and bfloat16 are computed in
+float32, rotation included, and rounded once; float64 stays. On a GPU, jax and torch may round
+products to fewer bits: ``jax.default_matmul_precision``, ``torch.set_float32_matmul_precision``.
 
 Axes are (batch..., tokens, heads, head_dim), with any number of batch axes or none. Where k and v
 have fewer heads than q, head i of q reads head ``i // (q heads / k heads)`` of them. Results have

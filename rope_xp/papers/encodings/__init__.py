@@ -1,25 +1,12 @@
 """The position encodings that RoFormer reviews, to compare RoPE with.
 
-Section 2 of Su et al., "RoFormer", arXiv 2104.09864, sets RoPE beside what came before it. These
-are those encodings as plain functions of arrays, exact and readable rather than fast: parameters
-are passed in, nothing is masked, and no softmax is taken. All but :func:`sinusoidal` and
-:func:`t5_buckets` need memory for each pair of tokens.
+Those of section 2 of Su et al., "RoFormer", arXiv 2104.09864, as plain functions of arrays, exact
+and readable rather than fast: parameters are passed in, nothing is masked, and no softmax is taken.
+All but :func:`sinusoidal` and :func:`t5_buckets` need memory for each pair of tokens.
 
-========================  ======  ================================================
-function                  eq.     paper
-========================  ======  ================================================
-:func:`sinusoidal`        4       Vaswani et al., arXiv 1706.03762
-:func:`shaw`              5       Shaw et al., arXiv 1803.02155
-:func:`shaw_values`       5       the same, for the values
-:func:`transformer_xl`    7       Dai et al., arXiv 1901.02860
-:func:`t5_bias`           8       Raffel et al., arXiv 1910.10683
-:func:`tupe`              9       Ke et al., arXiv 2006.15595
-:func:`deberta`           10      He et al., arXiv 2006.03654
-:func:`multiplicative`            Huang et al., arXiv 2009.13658
-========================  ======  ================================================
-
-Eq. 6 is what eq. 7 starts from: the product of sums q + p and k + p, written out. Add
-:func:`sinusoidal` to the embeddings of tokens for it.
+RoFormer's eq. 4 is :func:`sinusoidal`; eq. 5 :func:`shaw` and :func:`shaw_values`; eq. 6 the
+product of q + p and k + p, with p of :func:`sinusoidal`; eq. 7 :func:`transformer_xl`; eq. 8
+:func:`t5_bias`; eq. 9 :func:`tupe`; eq. 10 :func:`deberta`. :func:`multiplicative` has none.
 
 Every function of scores takes q and k of (batch..., tokens, heads, head_dim), then its parameters,
 then by name ``positions``, ``k_positions`` and ``scale``, which :func:`shaw` describes. It returns

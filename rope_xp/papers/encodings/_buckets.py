@@ -20,6 +20,9 @@ def t5_buckets(
 ) -> Array:
     """Return the bucket of each relative position: one each for near ones, then ever wider ones.
 
+    Raffel et al. (T5), arXiv 1910.10683, section 2.1, and its code. Buckets begin where integers
+    say, not at the logarithms that the code rounds.
+
     Parameters
     ----------
     relative : array or sequence, any shape
@@ -35,14 +38,7 @@ def t5_buckets(
     Returns
     -------
     array, shape of relative
-        Integers from 0 to num_buckets - 1; of the library and device of relative, numpy for Python
-        numbers.
-
-    Notes
-    -----
-    Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-    Transformer", arXiv 1910.10683, section 2.1, and its code. Buckets begin where integers say,
-    not at the logarithms that the code rounds.
+        Integers below num_buckets, of the library and device of relative; numpy for Python numbers.
 
     Examples
     --------
@@ -73,14 +69,14 @@ def t5_bias(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of T5: ``q_m . k_n + b(m - n)``, b a learned number for each bucket.
+    """Return the scores of T5, see :func:`t5_buckets`: ``q_m . k_n + b(m - n)``, b of a bucket.
 
     Parameters
     ----------
     q, k, positions, k_positions
         As for :func:`shaw`.
     bias : array, (num_buckets, heads)
-        b, as T5 keeps it in ``relative_attention_bias.weight``; see :func:`t5_buckets`.
+        b, learned: ``relative_attention_bias.weight`` of T5.
     max_distance, bidirectional
         Of :func:`t5_buckets`. T5's encoder is bidirectional, its decoder is not.
     scale : float, default 1.0
@@ -90,15 +86,13 @@ def t5_bias(
     --------
     >>> import numpy as np
     >>> from rope_xp.papers import encodings
-    >>> q = k = np.zeros((3, 1, 2))
-    >>> bias = np.array([[0.0], [1.0], [2.0], [3.0]])
-    >>> encodings.t5_bias(q, k, bias, max_distance=2).tolist()
+    >>> q, bias = np.zeros((3, 1, 2)), np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> encodings.t5_bias(q, q, bias, max_distance=2).tolist()
     [[[0.0, 3.0, 3.0], [1.0, 0.0, 3.0], [1.0, 1.0, 0.0]]]
     """
-    scale = _heads.check_scale(scale)
-    operands = _operands.check_queries(q, k, positions, k_positions)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     added = _bias(operands, bias, max_distance, bidirectional)
-    return _heads.cast_like(operands.xp, operands.content() * scale + added, q)
+    return operands.finish(q, operands.content(), added)
 
 
 def tupe(
@@ -116,6 +110,9 @@ def tupe(
 ) -> ArrayT:
     """Return the scores of TUPE: ``q_m . k_n + (U_q p_m) . (U_k p_n) + b(m - n)``.
 
+    Ke et al., arXiv 2006.15595, section 3.1. Resetting the terms of the [CLS] token (section 3.2)
+    is left to the caller.
+
     Parameters
     ----------
     q, k, positions, k_positions
@@ -123,41 +120,28 @@ def tupe(
     position_q, position_k : array, (tokens, heads, head_dim) or (batch..., tokens, heads, head_dim)
         U_q p and U_k p: the absolute positions of the tokens of q and of k, embedded and projected
         by matrices of their own. Both have the heads of q.
-    bias : array, (num_buckets, heads), optional
-        b, as for :func:`t5_bias`. None: TUPE-A, without it.
-    max_distance, bidirectional
-        Of :func:`t5_buckets`.
+    bias, max_distance, bidirectional
+        As for :func:`t5_bias`. No bias: TUPE-A.
     scale : float, default 1.0
         Both products are multiplied by it, b is not; the paper has ``(2 * head_dim) ** -0.5``.
-
-    Notes
-    -----
-    Ke et al., "Rethinking Positional Encoding in Language Pre-training", arXiv 2006.15595, section
-    3.1. Resetting the terms of the [CLS] token (their section 3.2) is left to the caller.
 
     Examples
     --------
     >>> import numpy as np
     >>> from rope_xp.papers import encodings
-    >>> q = k = np.zeros((2, 1, 1))
-    >>> places = np.array([[[1.0]], [[2.0]]])
-    >>> encodings.tupe(q, k, places, places).tolist()
+    >>> q, places = np.zeros((2, 1, 1)), np.array([[[1.0]], [[2.0]]])
+    >>> encodings.tupe(q, q, places, places).tolist()
     [[[1.0, 2.0], [2.0, 4.0]]]
     """
-    scale = _heads.check_scale(scale)
-    operands = _operands.check_queries(q, k, positions, k_positions)
-    xp, axes = operands.xp, "(tokens, heads, head_dim), with the batch axes of q or without"
-    embedded_q, embedded_k = (
-        _heads.swap_tokens_and_heads(xp, operands.parameter(name, value, axes, shape[-3:], shape))
-        for name, value, shape in (
-            ("position_q", position_q, tuple(operands.q.shape)),
-            ("position_k", position_k, tuple(operands.k.shape)),
-        )
-    )
-    scores = (operands.content() + xp.matmul(embedded_q, xp.matrix_transpose(embedded_k))) * scale
-    if bias is not None:
-        scores = scores + _bias(operands, bias, max_distance, bidirectional)
-    return _heads.cast_like(operands.xp, scores, q)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
+    axes = "(tokens, heads, head_dim), with the batch axes of q or without"
+    embedded = []
+    for name, value in (("position_q", position_q), ("position_k", position_k)):
+        shape = tuple((operands.q if name == "position_q" else operands.k).shape)
+        embedded.append(operands.parameter(name, value, axes, shape[-3:], shape))
+    added = None if bias is None else _bias(operands, bias, max_distance, bidirectional)
+    products = operands.content() + _heads.multiply_heads(operands.xp, *embedded)
+    return operands.finish(q, products, added)
 
 
 def _bias(operands: _operands.Operands, bias: Any, max_distance: int, bidirectional: bool) -> Array:
@@ -172,9 +156,8 @@ def _bias(operands: _operands.Operands, bias: Any, max_distance: int, bidirectio
 def _bucket_edges(
     num_buckets: int, max_distance: int, bidirectional: bool
 ) -> tuple[list[int], int]:
-    """Return the least distance of each bucket of one direction but the first, and an offset.
+    """Return the least distance of each bucket but the first, and the first for later keys or 0.
 
-    The offset is where the buckets of keys after the query begin, 0 where they have none.
     Half of the buckets hold one distance each, 0 to e - 1. Bucket e + i begins where
     ``log(n / e) / log(max_distance / e) * steps`` reaches i, that is where
     ``n**steps * e**i >= max_distance**i * e**steps``.
@@ -187,28 +170,17 @@ def _bucket_edges(
         msg = f"num_buckets must be {least} at least, near and far; got {num_buckets}"
         raise RopeError(msg)
     e = buckets // 2
-    steps = buckets - e
-    if max_distance <= e:
+    if not e < max_distance < 2**31:
         msg = (
-            f"max_distance must exceed the {e} distances that have a bucket each of "
-            f"num_buckets = {num_buckets}; got {max_distance}"
+            f"max_distance must exceed the {e} distances that have a bucket each of num_buckets = "
+            f"{num_buckets}, and be below 2**31, as distances are; got {max_distance}"
         )
         raise RopeError(msg)
-    if max_distance >= 2**31:
-        msg = f"max_distance must be below 2**31, as distances are; got {max_distance}"
-        raise RopeError(msg)
-    far = [_far_edge(e, max_distance, i, steps) for i in range(1, steps)]
-    return [*range(1, e + 1), *far], buckets if bidirectional else 0
-
-
-def _far_edge(e: int, far: int, i: int, steps: int) -> int:
-    """Return the least n with ``(n / e)**steps >= (far / e)**i``; the guess may be off by one."""
-    n: int = round(e * (far / e) ** (i / steps))  # not bisect, which Dynamo cannot trace
-    while (n - 1) ** steps * e**i >= far**i * e**steps:
-        n -= 1
-    while n**steps * e**i < far**i * e**steps:
-        n += 1
-    return n
+    edges, steps = [*range(1, e + 1)], buckets - e
+    for i in range(1, steps):
+        n = round(e * (max_distance / e) ** (i / steps))  # the edge or the distance before it
+        edges.append(n + (n**steps * e**i < max_distance**i * e**steps))
+    return edges, buckets if bidirectional else 0
 
 
 def _assign_buckets(backend: Backend, relative: Array, edges: list[int], offset: int) -> Array:

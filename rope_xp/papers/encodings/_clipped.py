@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import ArrayT
 from rope_xp.papers import _heads
 from rope_xp.papers.encodings import _operands
@@ -21,6 +20,9 @@ def shaw(
 ) -> ArrayT:
     """Return the scores of Shaw et al.: ``q_m . (k_n + p(r))``, r the distance m - n, clipped.
 
+    arXiv 1803.02155, eq. 4. They count key less query: their table is this one from its last row to
+    its first. RoFormer's eq. 5 projects p together with the key; pass W_k p for that.
+
     Parameters
     ----------
     q, k : array, (batch..., tokens, heads, head_dim)
@@ -36,12 +38,6 @@ def shaw(
     -------
     array, (batch..., heads, q tokens, k tokens)
 
-    Notes
-    -----
-    Shaw et al., "Self-Attention with Relative Position Representations", arXiv 1803.02155, eq. 4.
-    They count key less query: their table is this one from its last row to its first. RoFormer's
-    eq. 5 projects p together with the key; pass W_k p for that.
-
     Examples
     --------
     >>> import numpy as np
@@ -50,12 +46,10 @@ def shaw(
     >>> encodings.shaw(q, k, np.array([[-1.0], [0.0], [1.0]])).tolist()
     [[[0.0, -1.0, -1.0], [1.0, 0.0, -1.0], [1.0, 1.0, 0.0]]]
     """
-    scale = _heads.check_scale(scale)
-    operands = _operands.check_queries(q, k, positions, k_positions)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     shape = (None, operands.head_shape[1])
     rows = operands.take_clipped("relative_keys", relative_keys, _SHARED_AXES, shape)
-    scores = operands.content() + operands.multiply_rows(operands.q, rows)
-    return _heads.cast_like(operands.xp, scores * scale, q)
+    return operands.finish(q, operands.content() + operands.multiply_rows(operands.q, rows))
 
 
 def shaw_values(
@@ -91,12 +85,12 @@ def shaw_values(
     >>> encodings.shaw_values(weights, v, np.array([[-1.0], [0.0], [3.0]])).tolist()
     [[[0.0]], [[1.5]]]
     """
-    operands = _operands.check_weights(weights, v, positions, k_positions)
+    operands = _operands.check_operands(positions, k_positions, weights=weights, v=v)
     xp, shape = operands.xp, (None, operands.head_shape[1])
     rows = operands.take_clipped("relative_values", relative_values, _SHARED_AXES, shape)
     content = xp.matmul(operands.q, _heads.swap_tokens_and_heads(xp, operands.k))
     relative = xp.matmul(_heads.swap_tokens_and_heads(xp, operands.q), rows)
-    return _heads.cast_like(operands.xp, _heads.swap_tokens_and_heads(xp, content) + relative, v)
+    return _heads.cast_like(xp, _heads.swap_tokens_and_heads(xp, content) + relative, v)
 
 
 def deberta(
@@ -111,6 +105,9 @@ def deberta(
 ) -> ArrayT:
     """Return the scores of DeBERTa: ``q_m . k_n + q_m . k(d) + q(d) . k_n``, d the entry of m - n.
 
+    He et al., arXiv 2006.03654, eq. 4, prints n - m for relative_q; their code and that of
+    transformers read the entry of m - n for both, as RoFormer's eq. 10.
+
     Parameters
     ----------
     q, k, positions, k_positions
@@ -121,40 +118,23 @@ def deberta(
     scale : float, default 1.0
         The result is multiplied by it; the paper has ``(3 * head_dim) ** -0.5``.
 
-    Notes
-    -----
-    He et al., "DeBERTa", arXiv 2006.03654, eq. 4, prints n - m for relative_q; their code, which
-    trained the released weights, and that of transformers read the entry of m - n for both, as
-    RoFormer's eq. 10.
-
     Examples
     --------
     >>> import numpy as np
     >>> from rope_xp.papers import encodings
-    >>> q, k = np.ones((3, 1, 1)), np.zeros((3, 1, 1))
-    >>> table = np.array([[[-1.0]], [[0.0]]])
+    >>> q, k, table = np.ones((3, 1, 1)), np.zeros((3, 1, 1)), np.array([[[-1.0]], [[0.0]]])
     >>> encodings.deberta(q, k, table, table).tolist()
     [[[0.0, -1.0, -1.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]]]
     """
-    scale = _heads.check_scale(scale)
-    operands = _operands.check_queries(q, k, positions, k_positions)
-    xp, shape = operands.xp, (None, *operands.head_shape)
-    tables: dict[str, Any] = {"relative_q": relative_q, "relative_k": relative_k}
-    to_keys, to_queries = (
-        operands.take_clipped(name, table, "(2 * clip, heads, head_dim)", shape, symmetric=False)
-        for name, table in tables.items()
-    )
-    entries, k_entries = (table.shape[0] for table in tables.values())
-    if entries != k_entries:
-        msg = (
-            f"relative_q has {entries} entries and relative_k {k_entries}; both must have one for "
-            "each distance"
-        )
-        raise RopeError(msg)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
+    xp, axes = operands.xp, "(2 * clip, heads, head_dim)"
+    shape = (None, *operands.head_shape)
+    to_keys = operands.take_clipped("relative_q", relative_q, axes, shape, symmetric=False)
+    shape = tuple(relative_q.shape)  # type: ignore[attr-defined]  # an array
+    to_queries = operands.take_clipped("relative_k", relative_k, axes, shape, symmetric=False)
     by_key = xp.sum(operands.k[..., None, :, :, :] * to_keys, axis=-1)
     by_query = xp.sum(operands.q[..., :, None, :, :] * to_queries, axis=-1)
-    scores = operands.content() + xp.moveaxis(by_query + by_key, -1, -3)
-    return _heads.cast_like(operands.xp, scores * scale, q)
+    return operands.finish(q, operands.content() + xp.moveaxis(by_query + by_key, -1, -3))
 
 
 def multiplicative(
@@ -168,6 +148,8 @@ def multiplicative(
 ) -> ArrayT:
     """Return scores that a learned number for each distance multiplies: ``(q_m . k_n) a(m - n)``.
 
+    Huang et al., arXiv 2009.13658: method 2, and method 1 where the factors of r and -r are equal.
+
     Parameters
     ----------
     q, k, positions, k_positions, scale
@@ -175,26 +157,18 @@ def multiplicative(
     factors : array, (2 * clip + 1,) or (2 * clip + 1, heads)
         a: entry ``clip + r`` is for keys r tokens before the query, r clipped.
 
-    Notes
-    -----
-    Huang et al., "Improve Transformer Models with Better Relative Position Embeddings", arXiv
-    2009.13658: method 2, and method 1 where the factors of r and -r are equal. No equation of
-    RoFormer, whose eq. 3 to 10 are sums.
-
     Examples
     --------
     >>> import numpy as np
     >>> from rope_xp.papers import encodings
-    >>> q = k = np.ones((3, 1, 1))
-    >>> encodings.multiplicative(q, k, np.array([0.0, 1.0, 0.5])).tolist()
+    >>> q = np.ones((3, 1, 1))
+    >>> encodings.multiplicative(q, q, np.array([0.0, 1.0, 0.5])).tolist()
     [[[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.5, 0.5, 1.0]]]
     """
-    scale = _heads.check_scale(scale)
-    operands = _operands.check_queries(q, k, positions, k_positions)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     shapes = ((None,), (None, operands.head_shape[0]))
     axes = "(2 * clip + 1,) or (2 * clip + 1, heads)"
     entries = operands.take_clipped("factors", factors, axes, *shapes)
     if entries.ndim == operands.distances.ndim:  # of all heads
         entries = entries[..., None]
-    scores = operands.content() * operands.xp.moveaxis(entries, -1, -3)
-    return _heads.cast_like(operands.xp, scores * scale, q)
+    return operands.finish(q, operands.content() * operands.xp.moveaxis(entries, -1, -3))

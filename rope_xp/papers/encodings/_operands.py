@@ -6,9 +6,9 @@ from typing import Any
 
 from rope_xp._arguments import messages, parse
 from rope_xp._arguments.positions import resolve_positions
+from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._core.typing import Array, Namespace
-from rope_xp._dispatch import find
+from rope_xp._core.typing import Array, ArrayT, Namespace
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
 from rope_xp.papers import _heads
@@ -30,9 +30,8 @@ class Operands:
     """Grouped keys are repeated, one for each head of q."""
     distances: Array
     """Positions of queries less those of keys; int32 distances saturate at ``FARTHEST``."""
-    first: Array
-    """q as the caller passed it."""
     first_name: str
+    scale: float
 
     @property
     def xp(self) -> Namespace:
@@ -44,24 +43,16 @@ class Operands:
         """Heads of q, and components of each."""
         return self.k.shape[-2], self.k.shape[-1]
 
-    def parameter(self, name: str, value: Any, axes: str, *shapes: tuple[int | None, ...]) -> Array:
-        """Return a parameter in the dtype of the arithmetic, checked to have one of the shapes.
-
-        None stands for any length but 0.
-        """
-        _heads.check_array(self.backend, self.first_name, self.first, name, value)
-        shape = tuple(value.shape)
-        if not any(_matches(shape, expected) for expected in shapes):
-            fits = " or ".join(str(expected).replace("None", "any") for expected in shapes)
-            msg = f"{name} has shape {shape}; it must be {axes}, here {fits}"
-            raise RopeError(msg)
+    def parameter(self, name: str, value: Any, axes: str, *shapes: tuple[Any, ...]) -> Array:
+        """Return a parameter in the dtype of the arithmetic, checked to have one of the shapes."""
+        _heads.check_library(self.backend, self.first_name, self.q, name, value)
+        messages.check_float(self.backend, name, value)
+        _heads.check_shape(name, value, axes, *shapes)
         return self.xp.astype(value, self.k.dtype, copy=False)
 
     def content(self, q: Array | None = None) -> Array:
         """Return q . k, (batch..., heads, q tokens, k tokens)."""
-        q = _heads.swap_tokens_and_heads(self.xp, self.q if q is None else q)
-        k = _heads.swap_tokens_and_heads(self.xp, self.k)
-        return self.xp.matmul(q, self.xp.matrix_transpose(k))
+        return _heads.multiply_heads(self.xp, self.q if q is None else q, self.k)
 
     def multiply_rows(self, q: Array, rows: Array) -> Array:
         """Return q . row, (batch..., heads, q tokens, k tokens).
@@ -79,16 +70,11 @@ class Operands:
         return self.xp.reshape(entries, (*index.shape, *table.shape[1:]))
 
     def take_clipped(
-        self,
-        name: str,
-        table: Any,
-        axes: str,
-        *shapes: tuple[int | None, ...],
-        symmetric: bool = True,
+        self, name: str, table: Any, axes: str, *shapes: tuple[Any, ...], symmetric: bool = True
     ) -> Array:
-        """Return the entry of each distance from a parameter with an entry a clipped distance.
+        """Return the entry of each distance, clipped to the entries of a parameter.
 
-        Entries are for -clip to clip, or -clip to clip - 1 if not symmetric.
+        Those are for -clip to clip, or -clip to clip - 1 if not symmetric.
         """
         table = self.parameter(name, table, axes, *shapes)
         entries = table.shape[0]
@@ -100,65 +86,37 @@ class Operands:
         index = self.xp.clip(self.distances, -clip, entries - 1 - clip) + clip
         return self.take(table, index)
 
-
-def check_queries(q: Any, k: Any, positions: Any, k_positions: Any) -> Operands:
-    """Check queries and keys and return them with their distances."""
-    backend = _check_dtypes("q", q, "k", k)
-    _heads.check_shapes(q, k)
-    tokens, heads = q.shape[-3:-1]
-    return _build(backend, "q", q, k, tokens, heads, positions, k_positions)
+    def finish(self, q: ArrayT, scores: Array, bias: Array | None = None) -> ArrayT:
+        """Return scaled scores, and a bias that is not scaled, in the dtype of q."""
+        scores = scores * self.scale
+        return _heads.cast_like(self.xp, scores if bias is None else scores + bias, q)
 
 
-def check_weights(weights: Any, v: Any, positions: Any, k_positions: Any) -> Operands:
-    """Check attention weights and values; they take the places of q and k."""
-    backend = _check_dtypes("weights", weights, "v", v)
-    _heads.check_axes("v", v)
-    _heads.check_head_dim("v", v)
-    *batch, k_tokens, k_heads, _ = v.shape
-    shape = tuple(weights.shape)
-    fits = len(shape) >= 3 and shape[:-3] == tuple(batch) and shape[-1] == k_tokens
-    if not fits or k_heads == 0 or shape[-3] % k_heads:
-        expected = ", ".join(map(str, (*batch, f"{k_heads} or a multiple", "any", k_tokens)))
-        msg = (
-            f"weights has shape {shape} and v {tuple(v.shape)}; weights must be (batch..., heads, "
-            f"q tokens, k tokens), here ({expected})"
-        )
-        raise RopeError(msg)
-    heads, tokens = shape[-3:-1]
-    return _build(backend, "weights", weights, v, tokens, heads, positions, k_positions)
-
-
-def _check_dtypes(first: str, x: Any, second: str, y: Any) -> Backend:
-    backend = find.require_backend(x, first)
-    dtype = _heads.check_array(backend, first, x, first, x)
-    other = _heads.check_array(backend, first, x, second, y)
-    if dtype != other:
-        msg = f"{first} is {dtype} and {second} {other}; convert one of them"
-        raise TypeError(msg)
-    return backend
-
-
-def _build(
-    backend: Backend,
-    name: str,
-    q: Array,
-    k: Array,
-    tokens: int,
-    heads: int,
-    positions: Any,
-    k_positions: Any,
-) -> Operands:
+def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **arrays: Any) -> Operands:
+    """Check q and k, or weights and v in their places, and return them with their distances."""
+    backend, dtypes = _heads.check_floats(**arrays)
+    (first, q), (second, k) = arrays.items()
+    if len(dtypes) > 1:
+        names = f"{first} is {backend.dtype_name(q)} and {second} {backend.dtype_name(k)}"
+        raise TypeError(f"{names}; convert one of them")
+    if first == "q":
+        _heads.check_queries(q, k)
+        tokens, heads = q.shape[-3:-1]
+    else:
+        _heads.check_shape(second, k, _heads.AXES, (*k.shape[:-3], ..., ..., None))
+        axes = "(batch..., heads, q tokens, k tokens)"
+        _heads.check_shape(first, q, axes, (*k.shape[:-3], ..., ..., k.shape[-3]))
+        heads, tokens = q.shape[-3:-1]
+        _heads.check_heads(first, heads, second, k.shape[-2])
     xp, batch, k_tokens = backend.xp, tuple(k.shape[:-3]), k.shape[-3]
     if k_positions is None and tokens != k_tokens:
-        msg = (
-            f"there are {tokens} query tokens and {k_tokens} key tokens, so where the queries "
-            "lie among the keys must be said; give positions and k_positions"
+        raise RopeError(
+            f"{tokens} query tokens have no default positions among {k_tokens} key tokens; give "
+            "positions and k_positions"
         )
-        raise RopeError(msg)
-    m = _resolve(backend, name, q, "positions", positions, (*batch, tokens))
-    n = m
+    m = n = _resolve(backend, first, q, "positions", positions, (*batch, tokens))
     if k_positions is not None:
-        n = _resolve(backend, name, q, "k_positions", k_positions, (*batch, k_tokens))
+        n = _resolve(backend, first, q, "k_positions", k_positions, (*batch, k_tokens))
     m, n = m[..., :, None], n[..., None, :]
     distances = m - n
     counted = positions is None and k_positions is None
@@ -167,13 +125,13 @@ def _build(
         halves = (m >> 1) - (n >> 1)
         distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
         distances = xp.where(halves <= -(2**30), xp.full_like(distances, -FARTHEST), distances)
-    dtype = _heads.compute_dtype(xp, (backend.dtype_name(q),))
-    keys = _heads.repeat_heads(xp, xp.astype(k, dtype, copy=False), heads)
-    return Operands(backend, xp.astype(q, dtype, copy=False), keys, distances, q, name)
+    q, k = _heads.convert(xp, dtypes, q, k)
+    scale = float(numbers.check_positive("scale", scale))  # a number of Python, for strict arrays
+    return Operands(backend, q, _heads.repeat_heads(xp, k, heads), distances, first, scale)
 
 
 def _resolve(
-    backend: Backend, name: str, like: Array, argument: str, positions: Any, shape: tuple[int, ...]
+    backend: Backend, first: str, like: Array, argument: str, positions: Any, shape: tuple[int, ...]
 ) -> Array:
     """Return integer positions with as many axes as a shape, to which they broadcast.
 
@@ -183,7 +141,7 @@ def _resolve(
         return with_axes(backend.arange(shape[-1], backend.device(like)), len(shape))
     owner = parse.find_owner(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
-        raise messages.different_libraries(name, backend, argument, owner)
+        raise messages.different_libraries(first, backend, argument, owner)
     integers, fraction, _ = resolve_positions(backend, positions, owner, like, False, argument)
     if fraction is not None:
         msg = f"{argument} must hold integers (tokens), as tables are read by distance; round them"
@@ -199,9 +157,3 @@ def _resolve(
     if lengths != whole:
         integers = backend.xp.broadcast_to(integers, whole)
     return with_axes(integers, len(shape))
-
-
-def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(expected) and all(
-        n == m or (m is None and n > 0) for n, m in zip(shape, expected, strict=True)
-    )

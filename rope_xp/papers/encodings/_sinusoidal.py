@@ -7,7 +7,6 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, ArrayT, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.angles import with_axes
-from rope_xp.papers import _heads
 from rope_xp.papers.encodings import _operands
 from rope_xp.rope import RoPE
 
@@ -23,7 +22,9 @@ def sinusoidal(
 ) -> Array:
     """Return sines and cosines of positions, to be added to the embeddings of tokens.
 
-    Column 2t is ``sin(p * base ** (-2t / dim))``, column 2t + 1 the cosine of the same angle.
+    Column 2t is ``sin(p * base ** (-2t / dim))``, column 2t + 1 the cosine of the same angle:
+    Vaswani et al., arXiv 1706.03762, section 3.5. tensor2tensor and Transformer-XL's code put all
+    sines before all cosines.
 
     Parameters
     ----------
@@ -41,11 +42,6 @@ def sinusoidal(
     array, (..., tokens, dim)
         Dimensionless; float32 by default. Off by less than 2.4e-7 below position 2**22, 4e-7 below
         2**31.
-
-    Notes
-    -----
-    Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, section 3.5. tensor2tensor and
-    Transformer-XL's code put all sines before all cosines: the same columns in another order.
 
     Examples
     --------
@@ -73,6 +69,9 @@ def transformer_xl(
 ) -> ArrayT:
     """Return the scores of Transformer-XL: ``(q_m + u) . k_n + (q_m + v) . W p(m - n)``.
 
+    Dai et al., arXiv 1901.02860, section 3.3, where u and v replace the whole projected position.
+    RoFormer's eq. 7 leaves W_q in the products with u and v: with ``u' = W_q u`` they are the same.
+
     Parameters
     ----------
     q, k, scale
@@ -87,23 +86,15 @@ def transformer_xl(
         As for :func:`shaw`, less than 2**31 - 1 apart: scores of positions farther apart are NaN
         where the positions lie on a device and are not read.
 
-    Notes
-    -----
-    Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3, where u and v replace the whole
-    projected position. RoFormer's eq. 7 leaves W_q in the products with u and v: with
-    ``u' = W_q u`` the two are the same.
-
     Examples
     --------
     >>> import numpy as np
     >>> from rope_xp.papers import encodings
-    >>> q = k = np.zeros((3, 1, 2))
-    >>> u, v, w = np.zeros((1, 2)), np.array([[1.0, 0.0]]), np.eye(2)[None]
-    >>> encodings.transformer_xl(q, k, u, v, w).round(2).tolist()
+    >>> q, u, v, w = np.zeros((3, 1, 2)), np.zeros((1, 2)), np.array([[1.0, 0.0]]), np.eye(2)[None]
+    >>> encodings.transformer_xl(q, q, u, v, w).round(2).tolist()
     [[[0.0, -0.84, -0.91], [0.84, 0.0, -0.84], [0.91, 0.84, 0.0]]]
     """
-    scale = _heads.check_scale(scale)
-    operands = _operands.check_queries(q, k, positions, k_positions)
+    operands = _operands.check_operands(positions, k_positions, scale, q=q, k=k)
     shape = operands.head_shape
     to_content, to_position = (
         with_axes(operands.parameter(name, x, "(heads, head_dim)", shape), len(operands.q.shape))
@@ -111,20 +102,17 @@ def transformer_xl(
     )
     w = operands.parameter("w_relative", w_relative, "(heads, head_dim, dim)", (*shape, None))
     _check_dim("the last axis of w_relative", w.shape[-1])
-    encoding = sinusoidal(_angle_distances(operands), w.shape[-1], base=base, dtype=w.dtype)
+    xp, distances = operands.xp, operands.distances
+    if operands.backend.dtype_name(distances) == "int32":
+        # Distances that saturated leave the range of angles, for a NaN.
+        is_farthest = xp.abs(distances) == _operands.FARTHEST
+        beyond = xp.full_like(distances, -_operands.FARTHEST - 1)
+        distances = xp.where(is_farthest, beyond, distances)
+    encoding = sinusoidal(distances, w.shape[-1], base=base, dtype=w.dtype)
     # W is applied to the query, which spares projecting the encoding for every head.
-    projected = operands.xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
-    scores = operands.content(operands.q + to_content) + operands.multiply_rows(projected, encoding)
-    return _heads.cast_like(operands.xp, scores * scale, q)
-
-
-def _angle_distances(operands: _operands.Operands) -> Array:
-    """Return the distances; those that saturated lie out of the range of angles, for a NaN."""
-    distances, xp = operands.distances, operands.xp
-    if operands.backend.dtype_name(distances) != "int32":
-        return distances
-    is_farthest = xp.abs(distances) == _operands.FARTHEST
-    return xp.where(is_farthest, xp.full_like(distances, -_operands.FARTHEST - 1), distances)
+    projected = xp.matmul((operands.q + to_position)[..., None, :], w)[..., 0, :]
+    content = operands.content(operands.q + to_content)
+    return operands.finish(q, content + operands.multiply_rows(projected, encoding))
 
 
 def _check_dim(name: str, dim: int) -> None:

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from rope_xp._core.errors import RopeError
-from rope_xp.positions._rope_index.hunyuan import HunYuanIndexer
-from rope_xp.positions._rope_index.indexer import Indexer
-from rope_xp.positions._rope_index.minicpm import MiniCPMIndexer
-from rope_xp.positions._rope_index.models import find_model
+from rope_xp.positions._rope_index.canvases import HunYuanIndexer, MiniCPMIndexer
+from rope_xp.positions._rope_index.indexer import Indexer, find_model
 from rope_xp.positions._rope_index.spans import SpanIndexer
 from rope_xp.positions._values import to_host
 

@@ -1,14 +1,50 @@
-"""Types of tokens, grids of images and videos, and the base class of indexers."""
+"""Models with M-RoPE; types of tokens, grids of images and videos, and the base of indexers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp.hf._files import read_mapping
+
+WHOLE_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_vl_moe")
+"""Models whose videos are one run of tokens."""
+SEPARATE_FRAMES = (
+    *("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
+    *("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
+    *("cohere_compass", "cosmos3_edge", "cosmos3_omni"),
+)
+"""Models with text between the frames of a video, each of which is counted as an image."""
+OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
+"""Models that count frames by time and audio as text, and go on after the largest position."""
+MODELS = (*WHOLE_VIDEOS, *SEPARATE_FRAMES, *OMNI, "glm_image", "hunyuan_vl", "minicpmv4_7")
 
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3
 """Values of ``mm_token_type_ids``."""
+
+
+def find_model(config: object) -> tuple[str, Mapping[str, Any]]:
+    """Return the model type of a configuration, and the part of it that has vision_config."""
+    keys = read_mapping(config)
+    if keys.get("thinker_config") is not None:
+        keys = read_mapping(keys["thinker_config"])
+    name = keys.get("model_type")
+    name = name.removesuffix("_thinker") if isinstance(name, str) else name
+    if name not in MODELS:
+        raise RopeConfigError(
+            f"model_type {name!r} is none whose positions are counted here. Those are "
+            f"{', '.join(sorted(MODELS))}; positions.mrope takes spans of any"
+        )
+    return name, keys
+
+
+def need_key(keys: Mapping[str, Any], name: str) -> Any:
+    """Return a value of the configuration that must be there."""
+    if keys.get(name) is None:
+        raise RopeConfigError(f"{name} is missing; give the whole configuration of the model")
+    return keys[name]
 
 
 def read_grids(
@@ -58,7 +94,7 @@ class GridQueue:
             raise RopeError(f"{self._name} has more grids than ids have tokens for")
 
 
-class Indexer:
+class Indexer(ABC):
     """Counts the rows of a batch in order."""
 
     components: int = 3
@@ -67,19 +103,23 @@ class Indexer:
     dtype: type = np.int64
     queues: Sequence[GridQueue] = ()
     """The grids of which each must have its tokens."""
-    image_token_id: int | None = None
-    video_token_id: int | None = None
+
+    def __init__(self, keys: Mapping[str, Any]) -> None:
+        self.token_ids = {
+            token_type: keys.get(f"{name}_token_id", keys.get(f"{name}_token_index"))
+            for token_type, name in ((IMAGE, "image"), (VIDEO, "video"))
+        }
+
+    @abstractmethod
+    def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
+        """Return the positions (components, tokens) of a sequence."""
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
         """Return the type of each token."""
         types = np.zeros(ids.shape, np.int64)
-        types[ids == self.image_token_id] = IMAGE
-        types[ids == self.video_token_id] = VIDEO
+        for token_type, token_id in self.token_ids.items():
+            types[ids == token_id] = token_type
         return types
-
-    def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
-        """Return the positions (components, tokens) of a sequence."""
-        raise NotImplementedError
 
 
 def split_runs(types: np.ndarray) -> Iterator[tuple[int, int, int]]:

@@ -7,17 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rope_xp._core.errors import RopeError
+from rope_xp.hf._files import read_mapping
 from rope_xp.positions._rope_index.indexer import (
     AUDIO,
     IMAGE,
+    OMNI,
+    SEPARATE_FRAMES,
     TEXT,
     VIDEO,
     GridQueue,
     Indexer,
+    need_key,
     read_grids,
     split_runs,
 )
-from rope_xp.positions._rope_index.models import OMNI, SEPARATE_FRAMES, need_key, need_vision
 from rope_xp.positions._values import index_span
 
 _AUDIO_IN_VIDEO = -1
@@ -45,54 +48,39 @@ class SpanIndexer(Indexer):
     def __init__(
         self, name: str, keys: Mapping[str, Any], inputs: Mapping[str, Any], rows: int
     ) -> None:
+        super().__init__(keys)
         self._is_glm_image, self._is_omni = name == "glm_image", name in OMNI
-        self._keep_fractions = name == "qwen3_omni_moe"
-        self.dtype = np.float32 if self._keep_fractions else np.int64
+        if self._is_glm_image:
+            self.token_ids.clear()  # marks alone determine the types
+        if self._is_omni:
+            self.token_ids[AUDIO] = keys.get("audio_token_id", keys.get("audio_token_index"))
+        self.dtype = np.float32 if name == "qwen3_omni_moe" else np.int64
         self.padding = int(name in ("glm_image", "qwen2_5_omni"))
         # The positions after which video and audio alternate; None sorts them by time.
         self._chunk: int | None = None
         if name == "qwen2_5_omni":
             per_second = need_key(keys, "position_id_per_seconds")
             self._chunk = int(per_second * keys.get("seconds_per_chunk", 2))
-        self._audio_token_id: int | None = None
-        if not self._is_glm_image:
-            self.image_token_id, self.video_token_id, self._audio_token_id = (
-                keys.get(f"{modality}_token_id", keys.get(f"{modality}_token_index"))
-                for modality in ("image", "video", "audio")
-            )
         self._marks: list[int] = []
         if name.startswith("glm"):  # the image tokens between marks: of a video, in GLM-Image all
             modality = "image" if self._is_glm_image else "video"
             self._marks = [need_key(keys, f"{modality}_{end}_token_id") for end in ("start", "end")]
-        vision = {"spatial_merge_size": 1} if self._is_glm_image else need_vision(keys)
-        merge = need_key(vision, "spatial_merge_size")
-        self._images = [Span(grid) for grid in read_grids(inputs, "image_grid_thw", merge)]
-        self._images_of_rows = self._split_images(inputs.get("images_per_sample"), rows)
-        self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])
-        if not self._is_glm_image:  # which has more, for images to be generated
-            self.queues = (*self._images_of_rows, self._videos)
-
-    def _split_images(self, counts: Any, rows: int) -> list[GridQueue]:
-        """Return the images of each row: those of the batch, or in GLM-Image its own."""
-        name, images = "image_grid_thw", self._images
+        vision: Mapping[str, Any] = {"spatial_merge_size": 1}
         if not self._is_glm_image:
-            return [GridQueue(name, images)] * rows
-        if not images or counts is None:  # then each row has all, as in transformers
-            return [GridQueue(name, images) for _ in range(rows)]
-        counts = np.asarray(counts)
-        if counts.shape != (rows,) or counts.sum() != len(images):
-            raise RopeError(
-                f"images_per_sample must have a number for each of {rows} rows, {len(images)} in "
-                f"all, those still to be generated too; got {counts.tolist()}"
-            )
-        ends = zip(np.cumsum(counts), counts, strict=True)
-        return [GridQueue(name, images[end - n : end]) for end, n in ends]
+            vision = read_mapping(need_key(keys, "vision_config"))
+        merge = need_key(vision, "spatial_merge_size")
+        images = [Span(grid) for grid in read_grids(inputs, "image_grid_thw", merge)]
+        self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])
+        if self._is_glm_image:  # which has more grids, for images to be generated
+            rows_of_images = _split_images(images, inputs.get("images_per_sample"), rows)
+            self._images = [GridQueue("image_grid_thw", grids) for grids in rows_of_images]
+        else:  # all rows take from the images of the batch
+            self._images = [GridQueue("image_grid_thw", images)] * rows
+            self.queues = (*self._images, self._videos)
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
         """Return the type of each token."""
         types = super().token_types(ids)
-        if self._is_omni:
-            types[ids == self._audio_token_id] = AUDIO
         if self._marks:
             is_start, is_end = (ids == mark for mark in self._marks)
             starts, ends = np.cumsum(is_start, axis=-1), np.cumsum(is_end, axis=-1)
@@ -101,15 +89,15 @@ class SpanIndexer(Indexer):
                 # The last image may be open: it is still to be generated.
                 types[is_inside & ~is_start & (ends < ends[..., -1:])] = IMAGE
             else:
-                types[is_inside & (ids == self.image_token_id)] = VIDEO
+                types[is_inside & (ids == self.token_ids[IMAGE])] = VIDEO
         return types
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
         """Return the positions (3, tokens) of a sequence."""
         parts: list[np.ndarray] = [np.empty((3, 0), self.dtype)]
         start: Any = 0
-        for span in self._split_spans(types, self._images_of_rows[row]):
-            cells, length = index_span(span.grid, span.interval, self._keep_fractions)
+        for span in self._split_spans(types, self._images[row]):
+            cells, length = index_span(span.grid, span.interval, self.dtype is np.float32)
             positions = (start + cells).astype(self.dtype)  # rounds each sum, as transformers does
             if span.audio_tokens:
                 parts += _interleave_audio(positions, span.audio_tokens, self._chunk)
@@ -157,6 +145,19 @@ class SpanIndexer(Indexer):
                 )
 
 
+def _split_images(images: list[Span], counts: Any, rows: int) -> list[list[Span]]:
+    """Return the images of each row of a batch."""
+    if not images or counts is None:  # then each row has all, as in transformers
+        return [images] * rows
+    counts = np.asarray(counts)
+    if counts.shape != (rows,) or counts.sum() != len(images):
+        raise RopeError(
+            f"images_per_sample must have a number for each of {rows} rows, {len(images)} in "
+            f"all, those still to be generated too; got {counts.tolist()}"
+        )
+    return [images[end - n : end] for end, n in zip(np.cumsum(counts), counts, strict=True)]
+
+
 def _merge_audio(types: np.ndarray) -> np.ndarray:
     """Return types in which adjacent tokens of video and audio have a type of their own."""
     merged = types.copy()
@@ -175,8 +176,7 @@ def _read_videos(
     seconds = inputs.get("second_per_grid_ts", inputs.get("video_second_per_grid"))
     seconds = [1.0] * len(grids) if seconds is None else np.asarray(seconds).tolist()
     if len(seconds) != len(grids):
-        msg = f"second_per_grid_ts has {len(seconds)} numbers for {len(grids)} videos"
-        raise RopeError(msg)
+        raise RopeError(f"second_per_grid_ts has {len(seconds)} numbers for {len(grids)} videos")
     for grid, second in zip(grids, seconds, strict=True):
         if name in SEPARATE_FRAMES:
             yield from [Span((1, *grid[1:]))] * grid[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,6 @@ Result = tuple[np.ndarray, np.ndarray]
 # Half a unit of the last place of 1.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
-
-
-def left_out(library: Library, seed: int) -> bool:
-    """Return whether an example is left out, as all but a few are of libraries that take long."""
-    return zlib.crc32(str(seed).encode()) % library.share > 0
-
-
-# --- angles --------------------------------------------------------------------------------------
 
 
 def table_error(
@@ -74,9 +65,6 @@ def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray
     return positions
 
 
-# --- rotations -----------------------------------------------------------------------------------
-
-
 def turned(
     x: np.ndarray, shape: Shape, rope: RoPE, positions: np.ndarray | None, inverse: bool
 ) -> Result:
@@ -85,7 +73,7 @@ def turned(
     cos, sin, error = looked_up(rope, x.shape[-1], at, x.itemsize == 8)
     factor = 1 / WIDE(rope.attention_factor) if inverse else WIDE(rope.attention_factor)
     scaled = (cos * factor, sin * factor, error * factor)
-    return _by(x, shape, *scaled, rope.layout, rope.rotary_offset, inverse)
+    return rotate(x, shape, *scaled, rope.layout, rope.rotary_offset, inverse)
 
 
 def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: Any) -> Result:
@@ -99,34 +87,38 @@ def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: 
     error = 1.5 * (before + after) + 6 * ROUNDING["float64" if double else "float32"]
     layout = "interleaved" if rope.layout == "interleaved" else "half"
     scaled = (cos * factor, sin * factor, error * factor)
-    return _by(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)
+    return rotate(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)
 
 
-def by_tables(
-    x: np.ndarray, shape: Shape, cos: Any, sin: Any, layout: str, offset: int, inverse: bool
-) -> Result:
-    """Return x rotated by tables that are exact."""
-    cos, sin = cos.astype(WIDE), sin.astype(WIDE)
-    return _by(x, shape, cos, sin, np.zeros_like(cos), layout, offset, inverse)
-
-
-def _by(
-    x: np.ndarray, shape: Shape, cos: Any, sin: Any, error: Any, layout: str, offset: int,
+def rotate(
+    x: np.ndarray,
+    shape: Shape,
+    cos: Any,
+    sin: Any,
+    error: Any,
+    layout: str,
+    offset: int,
     inverse: bool,
-) -> Result:  # fmt: skip
-    axes = shape.axes
-    full = tuple(n for n, a in zip(x.shape, axes, strict=True) if a not in "shd")
-    full = (*full, x.shape[axes.index("s")], cos.shape[-1])
-    cos, sin, error = (np.broadcast_to(table, full) for table in (cos, sin, error))
-    right, size = oracle.rotated(x, axes, cos, sin, layout, offset, inverse)
-    most = np.maximum(np.abs(cos), np.abs(sin))
-    off, most = (oracle.spread(table, x, axes, layout, offset, inverse) for table in (error, most))
-    dtype = x.dtype.name
-    computed = "float64" if dtype == "float64" else "float32"
+) -> Result:
+    """Return x rotated (eq. 34) by tables with an error."""
+    dtype, computed = x.dtype.name, "float64" if x.dtype.name == "float64" else "float32"
+    y = oracle.forward(x.astype(WIDE), shape.axes).copy()
+    bound, r = np.zeros_like(y), 2 * cos.shape[-1]
+    offset %= y.shape[-1]
+    (a, b), (to_a, to_b) = oracle.pairs(layout, r, inverse)
+    part = y[..., offset : offset + r].copy()
+    x1, x2, c, s = part[..., a], part[..., b], cos[..., None, :], sin[..., None, :]
+    s = -s if inverse else s
     # Of tables; of two products and their sum; of the result.
-    bound = size * (off + 3 * ROUNDING[computed] * most) * (1 + WIDE(2.0**-20))
-    bound = bound + (np.abs(right) + bound) * ROUNDING[dtype] * (computed != dtype)
-    return right, np.where(size > 0, bound + 4 * LEAST[dtype], 0)
+    error = np.asarray(error)[..., None, :] if np.ndim(error) else error
+    error = error + 3 * ROUNDING[computed] * np.maximum(np.abs(c), np.abs(s))
+    size = np.abs(x1) + np.abs(x2)
+    for to, right in ((to_a, x1 * c - x2 * s), (to_b, x2 * c + x1 * s)):
+        most = size * error * (1 + WIDE(2.0**-20))
+        most = most + (np.abs(right) + most) * ROUNDING[dtype] * (computed != dtype)
+        y[..., offset + to] = right
+        bound[..., offset + to] = np.where(size > 0, most + 4 * LEAST[dtype], 0)
+    return oracle.back(y, shape.axes), oracle.back(bound, shape.axes)
 
 
 def close(

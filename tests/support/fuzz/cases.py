@@ -22,8 +22,6 @@ POSITIONS = (
     *ALL_FLOATS,
 )
 
-# --- positions -----------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Positions:
@@ -38,26 +36,27 @@ class Positions:
 
     def numbers(self, dtype: str) -> np.ndarray:
         """Return the numbers as a dtype holds them, all within the limit."""
-        random = np.random.default_rng(self.view.seed)
-        if self.how == "counted":
-            made = np.arange(np.prod(self.shape, dtype=int)).reshape(self.shape) + 70_000
-        elif self.how == "edges":
-            made = random.choice(EDGES, self.shape) * random.choice([1, -1], self.shape)
-        elif self.how == "fractions":
-            made = random.uniform(-1, 1, self.shape) * random.choice([2, 300, 1e5, 1e9], self.shape)
-        else:
-            lowest, highest = {
-                "small": (0, 2048), "signed": (-5000, 5000), "large": (1 - LIMIT, LIMIT),
-            }[self.how]  # fmt: skip
-            made = random.integers(lowest, highest, self.shape)
-        kind, made = numpy_dtype(dtype), np.asarray(made)
+        random, shape = np.random.default_rng(self.view.seed), self.shape
+        count = np.prod(shape, dtype=int)
+        numbers = {
+            "counted": lambda: np.arange(count).reshape(shape) + 70_000,
+            "small": lambda: random.integers(0, 2048, shape),
+            "signed": lambda: random.integers(-5000, 5000, shape),
+            "large": lambda: random.integers(1 - LIMIT, LIMIT, shape),
+            "edges": lambda: random.choice(EDGES, shape) * random.choice([1, -1], shape),
+            "fractions": lambda: (
+                random.uniform(-1, 1, shape) * random.choice([2, 300, 1e5, 1e9], shape)
+            ),
+        }[self.how]()
+        kind, numbers = numpy_dtype(dtype), np.asarray(numbers)
         if kind.kind in "iu":
-            found = np.iinfo(kind)
-            made = np.trunc(made).astype(np.int64)
-            made = np.abs(made) if kind.kind == "u" else made
-            return np.clip(made, max(found.min, 1 - LIMIT), min(found.max, LIMIT - 1)).astype(kind)
+            limits = np.iinfo(kind)
+            numbers = np.trunc(numbers).astype(np.int64)
+            numbers = np.abs(numbers) if kind.kind == "u" else numbers
+            lowest, highest = max(limits.min, 1 - LIMIT), min(limits.max, LIMIT - 1)
+            return np.clip(numbers, lowest, highest).astype(kind)
         most = {"float16": 6e4, "float64": LIMIT - 1}.get(dtype, 2.0**30)
-        return np.clip(made, -most, most).astype(kind)
+        return np.clip(numbers, -most, most).astype(kind)
 
     def given(self, library: Library) -> tuple[Any, np.ndarray | None]:
         """Return what is passed, and the numbers in it."""
@@ -111,8 +110,6 @@ def positions(
         kind = "numpy"
     return Positions(kind, shape, draw(_HOW), draw(views(len(shape), POSITIONS)))
 
-
-# --- ropes ---------------------------------------------------------------------------------------
 
 _factors = st.floats(0.25, 64.0)
 _trained = st.integers(2, 1 << 20)
@@ -194,9 +191,6 @@ def ropes(draw: st.DrawFn, head_dim: int, *, like: RoPE | None = None) -> RoPE:
 
 def components(rope: RoPE) -> int:
     return 0 if rope.position_axes is None else max(rope.position_axes) + 1
-
-
-# --- arrays --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

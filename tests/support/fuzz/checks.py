@@ -19,7 +19,7 @@ def check(
     library: Library,
     call: Any,
     laid: list[tuple[np.ndarray, np.ndarray]],
-    asked: list[Out],
+    outs: list[Out],
     expected: list[tuple[np.ndarray, np.ndarray]],
 ) -> None:
     """Compare a call without and with out=, and see that nothing else was written."""
@@ -31,10 +31,10 @@ def check(
             bounds.close(library, library.back(result), x, *right)
         for (memory, _), old in zip(laid, before, strict=True):
             np.testing.assert_array_equal(memory, old)
-        kinds = {out.kind for out in asked}
+        kinds = {out.kind for out in outs}
         if not library.writes or "none" in kinds:
             return
-        write(library, call, laid, asked, expected)
+        write(library, call, laid, outs, expected)
 
 
 def apart(targets: list[np.ndarray], arrays: list[np.ndarray]) -> bool:
@@ -50,10 +50,10 @@ def apart(targets: list[np.ndarray], arrays: list[np.ndarray]) -> bool:
     return True
 
 
-def write(library: Library, call: Any, laid: Any, asked: list[Out], expected: Any) -> None:
+def write(library: Library, call: Any, laid: Any, places: list[Out], expected: Any) -> None:
     arrays = [x for _, x in laid]
     targets, memories = [], [memory for memory, _ in laid]
-    for i, (out, (own, x)) in enumerate(zip(asked, laid, strict=True)):
+    for i, (out, (own, x)) in enumerate(zip(places, laid, strict=True)):
         if not library.shared and out.kind != "new":
             assume(out.kind == "same")
         if out.kind == "new":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,14 @@ class View:
         """Return the like for a library that knows no negative strides and no other bytes."""
         steps, size = tuple(map(abs, self.steps)), numpy_dtype(self.dtype).itemsize
         return View(self.dtype, self.order, steps, shift=self.shift * size, seed=self.seed)
+
+
+def as_torch(x: np.ndarray) -> Any:
+    """Return a tensor in the memory of x."""
+    torch = importlib.import_module("torch")
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
 
 
 def lay(

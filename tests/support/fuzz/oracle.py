@@ -11,9 +11,6 @@ WIDE = np.longdouble
 PI = WIDE("3.14159265358979323846264338327950288419716939937511")
 
 
-# --- frequencies ---------------------------------------------------------------------------------
-
-
 def series(base: Any, r: int) -> np.ndarray:
     """Return base ** (-2i / r), RoFormer's eq. 15."""
     return WIDE(base) ** (-2 * np.arange(r // 2, dtype=WIDE) / r)
@@ -90,18 +87,12 @@ def _axial(rule: Any, base: Any, r: int, plain: np.ndarray) -> np.ndarray:
     return np.array(dealt)
 
 
-# --- angles --------------------------------------------------------------------------------------
-
-
 def angles(positions: np.ndarray, turned: np.ndarray, axes: Sequence[int] | None) -> np.ndarray:
     """Return (batch..., tokens, r/2); with axes, positions (components, batch..., tokens)."""
     p = positions.astype(WIDE)
     if axes is None:
         return p[..., None] * turned
     return np.stack([p[axis] * f for axis, f in zip(axes, turned, strict=True)], axis=-1)
-
-
-# --- the rotation --------------------------------------------------------------------------------
 
 
 def pairs(layout: str, r: int, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -128,38 +119,3 @@ def back(x: np.ndarray, axes: str) -> np.ndarray:
     names = [a for a in axes if a not in "shd"] + [a for a in "shd" if a in axes]
     x = x if "h" in axes else x[..., 0, :]
     return np.transpose(x, [names.index(a) for a in axes])
-
-
-def rotated(
-    x: np.ndarray,
-    axes: str,
-    cos: np.ndarray,
-    sin: np.ndarray,
-    layout: str,
-    offset: int,
-    inverse: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return x rotated (eq. 34), and |x1| + |x2| where it was, 0 where nothing was rotated."""
-    y = forward(x.astype(WIDE), axes).copy()
-    size = np.zeros_like(y)
-    r = 2 * cos.shape[-1]
-    offset %= y.shape[-1]
-    (a, b), (to_a, to_b) = pairs(layout, r, inverse)
-    part = y[..., offset : offset + r].copy()
-    x1, x2, c, s = part[..., a], part[..., b], cos[..., None, :], sin[..., None, :]
-    s = -s if inverse else s
-    new = np.empty_like(part)
-    new[..., to_a], new[..., to_b] = x1 * c - x2 * s, x2 * c + x1 * s
-    y[..., offset : offset + r] = new
-    for to in (to_a, to_b):
-        size[..., offset + to] = np.abs(x1) + np.abs(x2)
-    return back(y, axes), back(size, axes)
-
-
-def spread(table: np.ndarray, x: np.ndarray, axes: str, layout: str, offset: int, inverse: bool):
-    """Return a number of each angle, (batch..., tokens, r/2), where results of its pair lie."""
-    full = forward(np.zeros(x.shape, WIDE), axes).copy()
-    r, offset = 2 * table.shape[-1], offset % x.shape[-1]
-    for to in pairs(layout, r, inverse)[1]:
-        full[..., offset + to] = table[..., None, :]
-    return back(full, axes)

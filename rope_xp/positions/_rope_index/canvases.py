@@ -1,4 +1,4 @@
-"""Positions of MiniCPM-V 4.7, where a thumbnail and its slices share a canvas."""
+"""Positions of HunYuan-VL and MiniCPM-V 4.7, whose images are canvases beside the text."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -6,19 +6,57 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_xp._core.errors import RopeError
+from rope_xp._core.errors import RopeConfigError, RopeError
+from rope_xp.hf._files import read_mapping
 from rope_xp.positions._rope_index.indexer import (
     IMAGE,
     TEXT,
     VIDEO,
     GridQueue,
     Indexer,
+    need_key,
     read_grids,
     split_runs,
 )
-from rope_xp.positions._rope_index.models import need_key
 
 _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
+
+
+class HunYuanIndexer(Indexer):
+    """Counts all tokens; beside them the cells of an image, (width, height, image)."""
+
+    def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        super().__init__(keys)
+        text = read_mapping(keys.get("text_config") or keys)
+        parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        sections = parameters.get("mrope_section", parameters.get("xdrope_section")) or ()
+        if len(sections) < 3:
+            raise RopeConfigError(
+                "mrope_section of rope_parameters must have three numbers at least, for width, "
+                f"height and the image; got {sections!r}"
+            )
+        self.components = len(sections)
+        merge = need_key(read_mapping(need_key(keys, "vision_config")), "spatial_merge_size")
+        grids = enumerate(read_grids(inputs, "image_grid_thw", merge))
+        self.queues = (GridQueue("image_grid_thw", grids),)
+
+    def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
+        """Return the positions (components, tokens) of a sequence."""
+        positions = np.tile(np.arange(types.size), (self.components, 1))
+        for token_type, start, stop in split_runs(types):
+            if token_type != IMAGE:
+                continue
+            image, (_frames, height, width) = self.queues[0].take()
+            cells = np.indices((height, width + 1)).reshape(2, -1)  # a newline token ends each row
+            marks = stop - start - cells.shape[1]  # some processors put a token on either side
+            if marks not in (0, 2):
+                hint = "; a newline token ends each row"
+                grid = height, width
+                raise self.queues[0].mismatch(grid, cells.shape[1], stop - start, hint)
+            inside = slice(start + marks // 2, stop - marks // 2)
+            positions[-3, inside], positions[-2, inside] = cells[1], cells[0]
+            positions[-1, inside] = image
+        return positions
 
 
 class _Frame(NamedTuple):
@@ -30,12 +68,11 @@ class _Frame(NamedTuple):
 
 
 class MiniCPMIndexer(Indexer):
-    """Counts text, and lays images out on canvases."""
+    """Counts text, and lays a thumbnail and its slices out on a shared canvas."""
 
     def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        super().__init__(keys)
         self._keys = keys
-        self.image_token_id = keys.get("image_token_id")
-        self.video_token_id = keys.get("video_token_id")
         mode = inputs.get("downsample_mode") or keys.get("downsample_mode") or "16x"
         merge = 2 if mode == "4x" else 4
         self._grids = {

@@ -1,0 +1,166 @@
+"""Packed sequences, new tokens that follow cached ones, and tokens split over devices."""
+
+from typing import Any
+
+import numpy as np
+
+from rope_xp._core.errors import RopeError
+from rope_xp._core.typing import Array, Device, Namespace
+from rope_xp._dispatch.backend import Backend
+from rope_xp.positions import _values as values
+
+
+def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
+    """Return positions of packed sequences, each counted from 0.
+
+    Parameters
+    ----------
+    cu_seqlens : array or sequence, (sequences + 1,)
+        Integers: cumulative lengths in tokens from 0, as in flash-attention. On a host they are
+        checked not to decrease or exceed total.
+    total : int, optional
+        Number of tokens, ``cu_seqlens[-1]`` or more; the rest is counted from 0 too. Required under
+        a compiler, which has no values; on a GPU it avoids a synchronisation.
+
+    Returns
+    -------
+    array, (total,)
+        In the library and on the device of cu_seqlens, signed with at least 32 bits; numpy for
+        Python numbers.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.packed([0, 3, 7]).tolist()
+    [0, 1, 2, 0, 1, 2, 3]
+    """
+    backend, ends = _parse_ends(cu_seqlens)
+    total = _count_tokens(ends) if total is None else values.check_count("total", total, 0)
+    if isinstance(ends, np.ndarray) and total < ends[-1]:
+        raise RopeError(f"total = {total} is less than cu_seqlens[-1] = {ends[-1]}")
+    xp = backend.xp
+    tokens = xp.arange(total, dtype=ends.dtype, device=backend.device(ends))
+    sequence = xp.searchsorted(ends[1:], tokens, side="right")
+    return tokens - xp.take(ends, sequence, axis=0)
+
+
+def _parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
+    """Return the ends of packed sequences; values in host memory are checked."""
+    backend, ends = values.to_integers("cu_seqlens", cu_seqlens)
+    if ends.shape[0] == 0:
+        raise RopeError("cu_seqlens is empty; it starts with 0")
+    if isinstance(ends, np.ndarray) and (ends[0] != 0 or (ends[1:] < ends[:-1]).any()):
+        raise RopeError(f"cu_seqlens must start with 0 and not decrease; got {ends}")
+    return backend, ends
+
+
+def _count_tokens(ends: Array) -> int:
+    """Return the number of tokens of packed sequences."""
+    try:
+        return int(ends[-1])
+    except (TypeError, ValueError) as error:  # jax and ndonnx, while tracing
+        msg = f"cu_seqlens has no values yet; give the number of tokens as total= ({error})"
+        raise RopeError(msg.partition("\n")[0]) from error
+
+
+def offsets(lengths: Any, new_tokens: int = 1) -> Array:
+    """Return positions of new tokens, which follow the cached tokens of each sequence in a batch.
+
+    Parameters
+    ----------
+    lengths : array or sequence, (batch,)
+        Integers: number of cached tokens of each sequence.
+    new_tokens : int, default 1
+        Number of new tokens of each sequence.
+
+    Returns
+    -------
+    array, (batch, new_tokens)
+        Of library, device and dtype as in :func:`packed`.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.offsets([17, 4], new_tokens=2).tolist()
+    [[17, 18], [4, 5]]
+    """
+    backend, lengths = values.to_integers("lengths", lengths)
+    new_tokens = values.check_count("new_tokens", new_tokens)
+    options = {"dtype": lengths.dtype, "device": backend.device(lengths)}
+    return lengths[:, None] + backend.xp.arange(new_tokens, **options)[None, :]
+
+
+def zigzag(
+    tokens: int | None = None,
+    shards: int = 0,
+    *,
+    cu_seqlens: Any = None,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+) -> Array:
+    """Return the tokens of each device, which balance the load of causal attention.
+
+    Each sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
+    i from the back, for packed sequences one sequence after the other: context parallelism in
+    Megatron, and for packed sequences ("thd") in Transformer Engine.
+
+    Parameters
+    ----------
+    tokens : int, optional
+        Number of tokens, a multiple of ``2 * shards``. With cu_seqlens as total of :func:`packed`.
+    shards : int
+        Number of devices.
+    cu_seqlens : array or sequence, (sequences + 1,), optional
+        As in :func:`packed`. Each sequence is padded to a multiple of ``2 * shards``.
+    xp, device : optional
+        As for :func:`video`. Not with cu_seqlens on a device, where the result is too.
+
+    Returns
+    -------
+    array, (shards, tokens / shards)
+        Row i holds the tokens of device i, in its order. Their positions are the same, and with
+        cu_seqlens ``packed(cu_seqlens)[row]``.
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.zigzag(8, 2).tolist()
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    >>> positions.zigzag(cu_seqlens=[0, 4, 12], shards=2).tolist()
+    [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
+    """
+    shards = values.check_count("shards", shards)
+    chunks = 2 * shards
+    if cu_seqlens is None:
+        if tokens is None:
+            raise RopeError("zigzag needs tokens, the number of tokens, or cu_seqlens")
+        cu_seqlens = [0, values.check_count("tokens", tokens)]
+    backend, ends = _parse_ends(cu_seqlens)
+    total = _count_tokens(ends) if tokens is None else values.check_count("tokens", tokens, 0)
+    on_host = isinstance(ends, np.ndarray)
+    if total % chunks or (on_host and total != ends[-1]):
+        msg = f"tokens = {total} must be a multiple of 2 * shards = {chunks}"
+        msg += " and must be cu_seqlens[-1]"
+        raise RopeError(msg)
+    if on_host and (np.diff(ends) % chunks).any():
+        raise RopeError(
+            f"each sequence of cu_seqlens must be a multiple of 2 * shards = {chunks} long; "
+            f"pad it; got lengths {np.diff(ends)}"
+        )
+    if not on_host and (xp is not None or device is not None):
+        msg = "cu_seqlens is on a device, where the result is too; leave out xp and device"
+        raise RopeError(msg)
+    array_xp, options = backend.xp, {"dtype": ends.dtype, "device": backend.device(ends)}
+    shard = array_xp.arange(shards, **options)[:, None]
+    slot = array_xp.arange(total // shards, **options)
+    # Every device holds the same share of each sequence.
+    sequence = array_xp.searchsorted(ends[1:] // shards, slot, side="right")
+    start = array_xp.take(ends, sequence, axis=0)
+    length = (array_xp.take(ends, sequence + 1, axis=0) - start) // chunks
+    within = slot - start // shards
+    # The second chunk of a device lies after the chunks - 2 - 2 * shard between its two.
+    skipped = array_xp.where((within < length)[None, :], shard, chunks - 2 - shard)
+    tokens_of_shards = (start + within)[None, :] + skipped * length[None, :]
+    if on_host:
+        return values.to_library(tokens_of_shards.astype(np.int64), xp, device)
+    return tokens_of_shards

@@ -1,0 +1,100 @@
+"""The layers of flax nnx and equinox under transformations of jax."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support.layers import EQUINOX, FLAX, ROPES, Framework, assert_same, inputs
+
+jax = pytest.importorskip("jax")
+
+ROPE = ROPES["yarn"]
+Q, K, POSITIONS = inputs(FLAX, ROPE)
+# Programs around a rotation may fuse multiply-add otherwise: 2 ulp of numbers below 8.
+assert_close = partial(np.testing.assert_allclose, rtol=0, atol=2e-6)
+either = pytest.mark.parametrize("framework", [FLAX, EQUINOX], ids=lambda f: f.name)
+
+
+@either
+def test_one_compilation_serves_equal_layers(framework: Framework) -> None:
+    traced = []
+
+    def rotate(layer: Any, *arrays: Any) -> Any:
+        traced.append(layer.rope)
+        return layer(*arrays)
+
+    layers = [framework.layer(ROPES[name]) for name in ("yarn", "yarn", "half")]
+    module, jit = {"flax": ("flax.nnx", "jit"), "equinox": ("equinox", "filter_jit")}[
+        framework.name
+    ]
+    compiled = getattr(importlib.import_module(module), jit)(rotate)
+    results = [compiled(layer, Q, K, POSITIONS) for layer in layers]
+    assert_same(results[0], jax.jit(ROPE.apply)(Q, K, POSITIONS))
+    assert_same(results[1], results[0])
+    assert traced == [ROPES["yarn"], ROPES["half"]]
+
+
+@either
+def test_equal_layers_have_equal_structures(framework: Framework) -> None:
+    def split(rope: Any) -> tuple[Any, Any]:
+        layer = framework.layer(rope, axes="bshd")
+        if framework is EQUINOX:
+            return jax.tree.flatten(layer)[::-1]
+        return importlib.import_module("flax.nnx").split(layer)
+
+    structure, state = split(ROPE)
+    assert structure == split(ROPE)[0] != split(ROPES["slice"])[0]
+    merge = (
+        jax.tree.unflatten if framework is EQUINOX else importlib.import_module("flax.nnx").merge
+    )
+    merged = merge(structure, state)
+    assert (merged.rope, merged.axes) == (ROPE, "bshd")
+    assert_same(merged(Q, K, POSITIONS), ROPE.apply(Q, K, POSITIONS))
+    assert "scaling=YaRN(factor=4.0" in repr(merged)
+
+
+def test_vmap() -> None:
+    layer = EQUINOX.layer(ROPE)
+    rotated = importlib.import_module("equinox").filter_vmap(layer)(Q, K, POSITIONS)
+    for ours, theirs in zip(rotated, ROPE.apply(Q, K, POSITIONS), strict=True):
+        assert_close(ours, theirs)
+
+
+def test_grad() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Block(nnx.Module):
+        """A projection and a rotation, with a residual connection."""
+
+        def __init__(self) -> None:
+            self.project = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+            self.rotary = FLAX.layer(ROPE)
+
+        def __call__(self, x: Any) -> Any:
+            y = self.project(x)
+            return x + self.rotary(y, y, POSITIONS)[0]
+
+    block = Block()
+    gradients = nnx.grad(lambda m: (m(Q) ** 2).sum())(block)
+    expected = nnx.grad(lambda m: ((Q + ROPE.rotate(m.project(Q), POSITIONS)) ** 2).sum())(block)
+    assert len(jax.tree.leaves(gradients)) == 2  # kernel and bias
+    assert float(abs(expected["project"]["kernel"][...]).max()) > 1
+    # Sums of 40 rows of products below 64.
+    for ours, theirs in zip(*map(jax.tree.leaves, (gradients, expected)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_angles_are_carried_through_a_scan() -> None:
+    angles = FLAX.layer(ROPE).at(POSITIONS, like=Q)
+
+    @jax.jit
+    def forward(angles: Any, pair: Any) -> Any:
+        return jax.lax.scan(lambda pair, _: (angles.apply(*pair), None), pair, None, length=2)[0]
+
+    expected = ROPE.apply(*ROPE.apply(Q, K, POSITIONS), POSITIONS)
+    for ours, theirs in zip(forward(angles, (Q, K)), expected, strict=True):
+        assert_close(ours, theirs)

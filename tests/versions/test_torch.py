@@ -1,0 +1,109 @@
+"""What every supported version of torch does, without tests/support; see .ci/torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import rope_xp
+from rope_xp import scaling
+
+pytestmark = pytest.mark.exhaustive  # the short suite has tests/backends/torch
+
+ROPES = {
+    "base": rope_xp.RoPE(base=500000.0, layout="half"),
+    "llama3": rope_xp.RoPE(
+        scaling=scaling.Llama3(
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        )
+    ),
+    "yarn": rope_xp.RoPE(scaling=scaling.YaRN(factor=4.0, original_max_position_embeddings=32)),
+    "sections": rope_xp.RoPE.axial((4, 6, 6)),
+}
+
+
+def inputs(rope: rope_xp.RoPE, dtype: torch.dtype, tokens: int = 5) -> tuple[Any, Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, tokens, 4, 16, generator=generator, dtype=torch.float64).to(dtype)
+    k = torch.randn(2, tokens, 2, 16, generator=generator, dtype=torch.float64).to(dtype)
+    positions = torch.arange(tokens) + 1_000_000
+    if rope.position_axes is not None:
+        positions = torch.stack([positions, positions // 2, positions % 3])
+    return q, k, positions
+
+
+def expected(rope: rope_xp.RoPE, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    rotated = rope.rotate(x.detach().double().numpy(), positions.numpy())
+    return torch.from_numpy(np.ascontiguousarray(rotated)).to(x.dtype)
+
+
+ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2.0**-6, torch.float64: 1e-13}
+"""Half an ulp of numbers below 4, but for angles of float32."""
+
+
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
+    rope = ROPES[name]
+    q, k, positions = inputs(rope, dtype)
+    for x, y in zip((q, k), rope.apply(q, k, positions), strict=True):
+        torch.testing.assert_close(y, expected(rope, x, positions), rtol=0, atol=ROUNDING[dtype])
+    q.requires_grad_()
+    (gradient,) = torch.autograd.grad(rope.rotate(q, positions).sum(), q)
+    back = rope.unrotate(torch.ones_like(q), positions) * rope.attention_factor**2
+    torch.testing.assert_close(gradient, back.to(dtype), rtol=0, atol=4 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_second_derivatives(name: str) -> None:
+    rope = ROPES[name]
+    q, _, positions = inputs(rope, torch.float64, tokens=2)
+    q.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: rope.rotate(x, positions), (q,))
+    assert torch.autograd.gradgradcheck(lambda x: rope.rotate(x, positions).square(), (q,))
+    torch.func.jvp(lambda x: rope.rotate(x, positions), (q.detach(),), (q.detach(),))
+
+
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.filterwarnings("ignore:Skipping serialization")  # torch 2.6, of its own configuration
+def test_a_compiled_call_is_one_graph(name: str) -> None:
+    rope = ROPES[name]
+    torch.compiler.reset()
+    compiled = torch.compile(rope.apply, fullgraph=True)
+    for tokens in (5, 7, 64, 300):
+        q, k, positions = inputs(rope, torch.float32, tokens)
+        for x, y in zip((q, k), compiled(q, k, positions), strict=True):
+            torch.testing.assert_close(y, expected(rope, x, positions), rtol=0, atol=3e-6)
+
+
+def test_a_checkpointed_layer_trains() -> None:
+    rope, layer = ROPES["base"], torch.nn.Linear(16, 16)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return rope.rotate(layer(x), torch.arange(x.shape[1]))
+
+    x = torch.randn(2, 5, 4, 16)
+    gradients = []
+    for run in (block, lambda x: checkpoint(block, x, use_reentrant=False)):
+        layer.zero_grad()
+        for _ in range(3):  # the slow path, then cached calls
+            run(x).square().mean().backward()
+        gradients.append(layer.weight.grad.clone())  # type: ignore[union-attr]  # set by backward
+    torch.testing.assert_close(*gradients)
+
+
+def test_vmap() -> None:
+    rope = ROPES["base"]
+    q, _, positions = inputs(rope, torch.float32)
+    mapped = torch.vmap(lambda x: rope.rotate(x, positions))(q)
+    torch.testing.assert_close(mapped, rope.rotate(q, positions), rtol=0, atol=0)
