@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rope_xp_backends.cpu import launch
 from support.equality import LAYOUTS
 from support.targets import Target, rows, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._core.memory import Memory, get_span, have_overlap
 
 WRITING = (
     *("numpy-portable", "numpy-chunked", "numpy-llvm", "numpy-cuda", "array-api-strict"),
@@ -199,3 +202,20 @@ def test_jax_says_why_not() -> None:
         rope_xp.apply(x, x, out=(x, x))
     with pytest.raises(TypeError, match="donate"):
         RoPE().rotate(x, out=np.zeros((1, 2, 3, 4), np.float32))
+
+
+@given(st.data())
+def test_overlap_is_that_of_numpy(data: st.DataObject) -> None:
+    memory = np.zeros(64, np.int16)
+
+    def draw_view() -> np.ndarray:
+        start, stop = sorted(data.draw(st.tuples(st.integers(0, 63), st.integers(0, 63))))
+        view = memory[start : stop + 1 : data.draw(st.integers(1, 5))]
+        return view[:: data.draw(st.sampled_from([1, -1]))]
+
+    views = draw_view(), draw_view()
+    memories = [Memory(x.ctypes.data, x.shape, x.strides, x.itemsize, True) for x in views]
+    spans = [get_span(m) for m in memories]
+    assert None not in spans
+    assert have_overlap(*spans) == np.shares_memory(*views)
+    assert get_span(None) is None
