@@ -1,17 +1,17 @@
 """apply_frequencies: derivatives with respect to all that it takes, in torch and jax."""
 
-from __future__ import annotations
-
 import importlib
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
 
-from rope_xp import apply_frequencies
+import rope_xp
 
 SHAPES = [(2,), (2, 2), (2, 2, 2)]
+apply_frequencies = partial(rope_xp.apply_frequencies, layout="half")
 
 
 def sample(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -25,59 +25,55 @@ def sample(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     }
 
 
+def sample_far(dtype: Any = np.float32) -> tuple[np.ndarray, ...]:
+    """Return arrays with positions near a million."""
+    arrays = sample((2, 2)) | {"positions": np.array([1_000_000, 999_983])}
+    return tuple(x.astype(dtype) for x in arrays.values())
+
+
+def loss(*arrays: Any) -> Any:
+    return sum((y * y.cos()).sum() for y in apply_frequencies(*arrays))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_torch_follows_all(shape: tuple[int, ...]) -> None:
     torch = pytest.importorskip("torch")
-    given = [torch.from_numpy(x).requires_grad_() for x in sample(shape).values()]
-    check = (lambda *x: apply_frequencies(*x, layout="half"), given)
-    assert torch.autograd.gradcheck(*check, check_forward_ad=True)
+    leaves = [torch.from_numpy(x).requires_grad_() for x in sample(shape).values()]
+    assert torch.autograd.gradcheck(apply_frequencies, leaves, check_forward_ad=True)
     if len(shape) == 3:  # as slow as all others together
-        assert torch.autograd.gradgradcheck(*check)
+        assert torch.autograd.gradgradcheck(apply_frequencies, leaves)
 
 
 @pytest.mark.parametrize("order", [1, exhaustive(2)])
 def test_jax_follows_all(order: int) -> None:
     jax = pytest.importorskip("jax")
     with jax.enable_x64(True):
-        given = [jax.numpy.asarray(x) for x in sample(SHAPES[-1]).values()]
+        arrays = [jax.numpy.asarray(x) for x in sample(SHAPES[-1]).values()]
         check = importlib.import_module("jax.test_util").check_grads
-        check(jax.jit(lambda *x: apply_frequencies(*x, layout="half")), given, order=order)
-
-
-def far(dtype: Any) -> tuple[np.ndarray, ...]:
-    """Return arrays with positions near a million."""
-    given = sample((2, 2)) | {"positions": np.array([1_000_000, 999_983])}
-    return tuple(x.astype(dtype) for x in given.values())
+        check(jax.jit(apply_frequencies), arrays, order=order)
 
 
 def test_gradients_of_float32_far_out_are_those_of_float64() -> None:
     """The derivative with respect to a frequency is a position: it has to be as exact."""
     torch = pytest.importorskip("torch")
-    found: list[Any] = []
-    for dtype in (np.float32, np.float64):
-        q, k, p, f = map(torch.from_numpy, far(np.float32))
-        wide = getattr(torch, np.dtype(dtype).name)
-        q, k, f = (x.to(wide).requires_grad_() for x in (q, k, f))
-        rotated = apply_frequencies(q, k, p.to(torch.int64), f, layout="half")
-        sum((y * y.cos()).sum() for y in rotated).backward()
-        found.append([x.grad.double() for x in (q, k, f)])
-    for narrow, exact in zip(*found, strict=True):
+    gradients: list[Any] = []
+    for dtype in (torch.float32, torch.float64):
+        q, k, p, f = map(torch.from_numpy, sample_far())
+        q, k, f = (x.to(dtype).requires_grad_() for x in (q, k, f))
+        loss(q, k, p.to(torch.int64), f).backward()
+        gradients.append([x.grad.double() for x in (q, k, f)])
+    for narrow, exact in zip(*gradients, strict=True):
         torch.testing.assert_close(narrow, exact, rtol=1e-5, atol=1e-5 * exact.abs().max().item())
 
 
 def test_learned_frequencies_under_torch_compile() -> None:
     torch = pytest.importorskip("torch")
-
-    def loss(q: Any, k: Any, p: Any, f: Any) -> Any:
-        return sum((y * y.cos()).sum() for y in apply_frequencies(q, k, p, f, layout="half"))
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    grads = []
-    for function in (loss, compiled):
-        given = [torch.from_numpy(x).requires_grad_() for x in far(np.float32)]
-        function(*given).backward()
-        grads.append([x.grad for x in given])
-    for eager, traced in zip(*grads, strict=True):
+    gradients = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        leaves = [torch.from_numpy(x).requires_grad_() for x in sample_far()]
+        function(*leaves).backward()
+        gradients.append([x.grad for x in leaves])
+    for eager, traced in zip(*gradients, strict=True):
         # Cosines of what is rotated may differ in last bits.
         size = eager.abs().max().item()
         torch.testing.assert_close(traced, eager, rtol=1e-5, atol=1e-6 * size)
@@ -85,12 +81,11 @@ def test_learned_frequencies_under_torch_compile() -> None:
 
 def test_jax_jit_and_vmap() -> None:
     jax = pytest.importorskip("jax")
-    q, k, p, f = map(jax.numpy.asarray, far(np.float32))
+    q, k, p, f = map(jax.numpy.asarray, sample_far())
 
-    def turned(f: Any) -> Any:
-        return apply_frequencies(q, k, p, f, layout="half")[0]
+    def rotate(f: Any) -> Any:
+        return apply_frequencies(q, k, p, f)[0]
 
     many = jax.numpy.stack([f, 2 * f])
-    together = jax.jit(jax.vmap(turned))(many)
-    for found, own in zip(together, many, strict=True):
-        np.testing.assert_allclose(found, turned(own), rtol=0, atol=2e-6)
+    for got, frequencies in zip(jax.jit(jax.vmap(rotate))(many), many, strict=True):
+        np.testing.assert_allclose(got, rotate(frequencies), rtol=0, atol=2e-6)

@@ -3,8 +3,6 @@
 What differs from a GPU is who compiles it, and that threads take turns.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import shutil
@@ -130,3 +128,8 @@ class Cuda(_Path):
 
 
 PATH = Cuda()
+
+
+def get_keys() -> list[CudaKey]:
+    """Return the keys of the launches of the last call."""
+    return [launch.key for launch in PATH.ran]

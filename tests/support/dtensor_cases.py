@@ -1,53 +1,302 @@
-"""What each process of backends/torch/test_dtensor.py runs: every case, failures to a file.
+"""Cases of DTensors: values, gradients, collectives, out=, refusals, paths, compilers."""
 
-    python tests/support/dtensor_cases.py FOLDER RANK PROCESSES [CASE...]
-
-Runs all cases if none is named.
-"""
-
-from __future__ import annotations
-
-import json
 import sys
-import traceback
-from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from support import (
-    dtensor_calls,  # noqa: F401  # to import cases is to register them
-    dtensor_results,  # noqa: F401  # as above
+import rope_xp
+from rope_xp import RoPE, RopeError
+from support.dtensor_help import (
+    BATCHED,
+    POSITIONS,
+    ROPE,
+    TOKENS,
+    K,
+    Q,
+    R,
+    case,
+    check,
+    collectives,
+    one,
+    refuses,
+    same,
+    sample,
 )
-from support.dtensor_help import CASES
+from support.torch_op import recording
 
 
-def main(folder: Path, rank: int, processes: int, *names: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder / 'store'}"
-    wait = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=processes, timeout=wait
-    )
-    mesh = init_device_mesh("cpu", (2,) if processes == 2 else (2, processes // 2))
-    ran: dict[str, str | None] = {}
-    # That nothing is brought in yet can only be seen first of all.
-    for name in sorted(CASES, key="plain_tensors_do_not_bring_it".__ne__):
-        sizes, function = CASES[name]
-        if processes not in sizes or (names and name not in names):
-            continue
-        ran[name] = None
-        try:
-            function(mesh)
-        except Exception:  # noqa: BLE001  # whatever it is, the test that waits is to tell
-            ran[name] = traceback.format_exc()
-        (folder / f"{rank}.json").write_text(json.dumps(ran), "utf-8")
-        if ran[name] is not None:
-            break  # the others wait in vain, and so would every case that follows
-    dist.destroy_process_group()
+@case(2, 4)
+def plain_tensors_do_not_bring_it(mesh: DeviceMesh) -> None:
+    ROPE.rotate(Q)
+    assert "rope_xp_backends.torch" in sys.modules
+    assert "rope_xp_backends.torch.dtensor" not in sys.modules
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+@case(2, 4)
+def positions_that_every_process_knows(mesh: DeviceMesh) -> None:
+    for p in one(mesh.ndim):
+        for positions in (POSITIONS, None, BATCHED, BATCHED[:, :1], POSITIONS + 0.5):
+            check(mesh, p, positions, positions)
+        for positions in (POSITIONS.tolist(), POSITIONS.numpy()):
+            check(mesh, p, positions, POSITIONS)
+
+
+@case(2, 4)
+def positions_that_are_distributed(mesh: DeviceMesh) -> None:
+    for p in one(mesh.ndim):
+        # As q is: what q is sharded over and positions lack is replicated.
+        axes = [R if x == Shard(2) else x for x in p]
+        check(mesh, p, distribute_tensor(BATCHED, mesh, axes), BATCHED)
+        check(mesh, p, distribute_tensor(BATCHED, mesh, [R] * mesh.ndim), BATCHED)
+        line = [Shard(0) if x == Shard(1) else R for x in p]
+        check(mesh, p, distribute_tensor(POSITIONS, mesh, line), POSITIONS)
+        check(mesh, p, distribute_tensor(POSITIONS + 0.25, mesh, line), POSITIONS + 0.25)
+
+
+@case(2)
+def positions_sharded_otherwise_are_brought_along(mesh: DeviceMesh) -> None:
+    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    for p in (R, Shard(0), Shard(2)):
+        check(mesh, [p], over_tokens, POSITIONS, forward=1)
+    check(mesh, [Shard(1)], distribute_tensor(BATCHED, mesh, [Shard(0)]), BATCHED, forward=1)
+    partial = DTensor.from_local(POSITIONS // 2, mesh, [Partial()])
+    check(mesh, [Shard(2)], partial, POSITIONS // 2 * 2, forward=1)
+
+
+@case(2)
+def components_dtypes_and_layouts(mesh: DeviceMesh) -> None:
+    axial = RoPE(position_axes=(0, 1, 0, 1, 2, 2, 0, 1))
+    three = torch.stack([POSITIONS, POSITIONS + 7, POSITIONS // 3])
+    for p in (Shard(0), Shard(1), Shard(2)):
+        check(mesh, [p], three, three, rope=axial)
+        check(mesh, [p], None, None, rope=axial)
+        for dtype in (torch.float64, torch.bfloat16):
+            check(mesh, [p], POSITIONS, POSITIONS, rope=RoPE(), dtype=dtype)
+    check(mesh, [Shard(1)], distribute_tensor(three, mesh, [Shard(1)]), three, rope=axial)
+    over_components = distribute_tensor(three, mesh, [Shard(0)])
+    check(mesh, [Shard(1)], over_components, three, rope=axial, forward=1)
+
+
+@case(2, 4)
+def keys_sharded_otherwise_than_queries(mesh: DeviceMesh) -> None:
+    more = [R] * (mesh.ndim - 1)
+    for p, k in ((Shard(2), R), (Shard(1), R), (Shard(0), Shard(1)), (R, Shard(2))):
+        check(mesh, [p, *more], POSITIONS, POSITIONS, k_placements=[k, *more])
+
+
+@case(2, 4)
+def heads_that_are_cut_are_gathered(mesh: DeviceMesh) -> None:
+    # One for q and one for k, and to take one's own part of the result is a slice.
+    more = [Shard(1)] * (mesh.ndim - 1)
+    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, forward=2, backward=2)
+    check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, rope=RoPE(), forward=2, backward=2)
+
+
+@case(2)
+def sums_stay_sums(mesh: DeviceMesh) -> None:
+    for kind in ("sum", "avg"):
+        mine = sample(4, TOKENS, 4, 16, seed=dist.get_rank()).requires_grad_()
+        x = DTensor.from_local(mine, mesh, [Partial(kind)]).detach().requires_grad_()
+        weights = distribute_tensor(Q, mesh, [R])
+        with collectives(0):
+            y = ROPE.rotate(x, POSITIONS)
+            y.backward(weights)
+        assert y.placements == (Partial(kind),)
+        # Two roundings more than in one process: of each part, and of their sum.
+        expected = ROPE.rotate(x.full_tensor().detach(), POSITIONS)
+        torch.testing.assert_close(y.full_tensor(), expected, rtol=0, atol=2e-6)
+        same(x.grad, ROPE.unrotate(Q, POSITIONS), [R])
+    for kind in ("max", "product"):
+        x = DTensor.from_local(Q, mesh, [Partial(kind)])
+        with refuses(RopeError, "x has the placement", kind, "x.redistribute"):
+            ROPE.rotate(x)
+
+
+@case(2)
+def other_functions(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(0), Shard(1), Shard(2)):
+        x, other = distribute_tensor(Q, mesh, [p]), POSITIONS + 3
+        with collectives(0):
+            back = ROPE.unrotate(x, POSITIONS)
+            moved = ROPE.rerotate(x, POSITIONS, other, to=RoPE(layout="half", rotary_dim=12))
+        same(back, ROPE.unrotate(Q, POSITIONS), [p])
+        same(moved, ROPE.rerotate(Q, POSITIONS, other), [p])
+        heads_first = x.transpose(1, 2)
+        with collectives(0):
+            turned = ROPE.rotate(heads_first, POSITIONS, axes="bhsd")
+        expected = ROPE.rotate(Q.transpose(1, 2), POSITIONS, axes="bhsd")
+        same(turned, expected, heads_first.placements)
+        assert turned.stride() == expected.stride()
+        for positions in (POSITIONS, BATCHED):
+            tables = ROPE.cos_sin(positions, 16)
+            expected = rope_xp.apply_tables(Q, *tables, layout="half")
+            numpy_tables = [t.numpy() for t in tables]
+            replicas = [distribute_tensor(t, mesh, [R]) for t in tables]
+            for cos_sin in (tables, numpy_tables, replicas):
+                with collectives(0):
+                    y = rope_xp.apply_tables(x, *cos_sin, layout="half")
+                same(y, expected, [p])
+        long, k_positions = distribute_tensor(sample(4, 9, 2, 16), mesh, [p]), torch.arange(9)
+        with collectives(0):
+            q, k = ROPE.apply(x, long, POSITIONS, k_positions=k_positions)
+        same(q, ROPE.rotate(Q, POSITIONS), [p])
+        same(k, ROPE.rotate(sample(4, 9, 2, 16), k_positions), [p])
+
+
+@case(2, 4)
+def tables_for_positions(mesh: DeviceMesh) -> None:
+    axial = RoPE(position_axes=(0, 1, 0, 1))
+    for first in (Shard(1), Shard(0), R):
+        p = [first, *[Shard(0)] * (mesh.ndim - 1)]
+        for options in ({}, {"dtype": torch.float64}, {"xp": torch}):
+            positions = distribute_tensor(BATCHED, mesh, p)
+            with collectives(0):
+                got = ROPE.cos_sin(positions, 16, **options)
+            for table, expected in zip(got, ROPE.cos_sin(BATCHED, 16, **options), strict=True):
+                same(table, expected, p)
+    positions = distribute_tensor(BATCHED[:2], mesh, [Shard(1)] * mesh.ndim)
+    with collectives(0):
+        got, _ = axial.cos_sin(positions, 8)
+    same(got, axial.cos_sin(BATCHED[:2], 8)[0], [Shard(0)] * mesh.ndim)
+
+
+@case(2, 4)
+def gradients_of_angles_are_complete(mesh: DeviceMesh) -> None:
+    where, x = torch.linspace(0.25, 50.25, TOKENS, dtype=torch.float64), Q.double()
+    expected = where.clone().requires_grad_()
+    (ROPE.rotate(x, expected) * x.flip(1)).sum().backward()
+    for p in one(mesh.ndim):
+        spread = distribute_tensor(x, mesh, p)
+        weights = distribute_tensor(x.flip(1), mesh, p)
+        plain = where.clone().requires_grad_()
+        known = distribute_tensor(where, mesh, [R] * mesh.ndim).requires_grad_()
+        for positions in (plain, known):
+            ROPE.rotate(spread, positions).backward(weights)
+        # Each is a sum over 4 * 4 * 6 products, in another order.
+        for got in (plain.grad, known.grad.full_tensor()):
+            torch.testing.assert_close(got, expected.grad, rtol=0, atol=1e-13)
+
+
+@case(2)
+def gradients_only_where_inputs_need_one(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(1), Shard(2), Shard(3)):
+        for needed in ((True, False), (False, True)):
+            arrays = [distribute_tensor(x, mesh, [p]) for x in (Q, K)]
+            for x, needs in zip(arrays, needed, strict=True):
+                x.requires_grad_(needs)
+            with rope_xp.use_path("llvm"):
+                results = ROPE.apply(*arrays, POSITIONS)
+            assert tuple(y.requires_grad for y in results) == needed
+
+
+@case(2)
+def in_place(mesh: DeviceMesh) -> None:
+    for p in (R, Shard(1), Shard(2)):
+        q, k = (distribute_tensor(x.clone(), mesh, [p]) for x in (Q, K))
+        empty = torch.empty_like(q)
+        assert ROPE.rotate(q, POSITIONS, out=empty) is empty
+        same(empty, ROPE.rotate(Q, POSITIONS), [p])
+        results = ROPE.apply(q, k, POSITIONS, out=(q, k))
+        assert results[0] is q
+        assert results[1] is k
+        for got, expected in zip((q, k), ROPE.apply(Q, K, POSITIONS), strict=True):
+            same(got, expected, [p])
+    x, w = distribute_tensor(Q, mesh, [Shard(1)]), distribute_tensor(Q, mesh, [Shard(1)])
+    y = w.requires_grad_() * x
+    with torch.no_grad():
+        ROPE.rotate(x, POSITIONS, out=x)
+    with refuses(RuntimeError, "modified by an inplace operation"):
+        y.sum().backward()
+
+
+@case(2)
+def what_does_not_fit_is_refused(mesh: DeviceMesh) -> None:
+    cos, sin = ROPE.cos_sin(POSITIONS, 16)
+    q, other = distribute_tensor(Q, mesh, [Shard(1)]), DeviceMesh("cpu", [1, 0])
+    positions = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    far, cut = distribute_tensor(POSITIONS, other, [R]), distribute_tensor(Q, mesh, [Shard(3)])
+    far_k, far_sin = distribute_tensor(K, other, [Shard(1)]), distribute_tensor(sin, other, [R])
+    new, replica = torch.empty_like(q), distribute_tensor(Q, mesh, [R])
+    leaf = q.detach().requires_grad_()
+    for error, message, call in (
+        (TypeError, "q is a torch DTensor array and k a torch array", lambda: ROPE.apply(q, K)),
+        (TypeError, "q is a torch array and k a torch DTensor array", lambda: ROPE.apply(K, q)),
+        (TypeError, "positions a torch DTensor array", lambda: ROPE.rotate(Q, positions)),
+        (RopeError, "positions has shape (3,)", lambda: ROPE.rotate(q, [1, 2, 3])),
+        (RopeError, "k lies on", lambda: ROPE.apply(q, far_k)),
+        (RopeError, "k_positions lies on", lambda: ROPE.apply(q, q, POSITIONS, k_positions=far)),
+        (RopeError, "new_positions lies on", lambda: ROPE.rerotate(q, POSITIONS, far)),
+        (RopeError, "sin lies on", lambda: rope_xp.apply_tables(q, cos, far_sin)),
+        (TypeError, "out must be an array of torch DTensor", lambda: ROPE.rotate(q, out=Q.clone())),
+        (RopeError, "out has the placements", lambda: ROPE.rotate(q, out=replica)),
+        (RopeError, "out[1] overlaps q", lambda: ROPE.apply(q, new, out=(q.clone(), q))),
+        (RopeError, "out: x is sharded over head_dim", lambda: ROPE.rotate(cut, out=cut)),
+        (RopeError, "out: autograd cannot follow", lambda: ROPE.rotate(leaf, out=new)),
+    ):
+        with refuses(error, message):
+            call()
+
+
+@case(2)
+def paths(mesh: DeviceMesh) -> None:
+    q, k = (distribute_tensor(x, mesh, [Shard(1)]) for x in (Q, K))
+    cut = distribute_tensor(Q, mesh, [Shard(3)])
+    if dist.get_rank() == 0:  # the others are not waited for
+        assert rope_xp.explain(q, k, POSITIONS).library == "torch DTensor"
+        size = {"shape": (TOKENS,), "stride": (1,)}
+        alone = DTensor.from_local(POSITIONS[:4], mesh, [Shard(0)], **size)
+        assert rope_xp.explain(cut, cut, alone).path
+    for name in ("portable", "llvm"):
+        with rope_xp.use_path(name):
+            assert rope_xp.explain(q, k).path == name
+            check(mesh, [Shard(1)], POSITIONS, POSITIONS)
+            check(mesh, [Shard(2)], POSITIONS, POSITIONS, k_placements=[R])
+
+
+@case(4)
+def parts_that_are_empty(mesh: DeviceMesh) -> None:
+    line, x = init_device_mesh("cpu", (4,)), sample(2, 3, 1, 16)
+    for p in (Shard(0), Shard(1), Shard(2)):
+        spread = distribute_tensor(x, line, [p]).requires_grad_()
+        for positions in (POSITIONS[:3], POSITIONS[None, :1], None):
+            y, expected = ROPE.rotate(spread, positions), ROPE.rotate(x, positions)
+            same(y, expected, [p])
+            (gradient,) = torch.autograd.grad(y, spread, y.detach())
+            same(gradient, ROPE.unrotate(expected, positions), [p])
+
+
+@case(4)
+def processes_outside_the_mesh(mesh: DeviceMesh) -> None:
+    half = DeviceMesh("cpu", [0, 1])
+    x = distribute_tensor(Q, half, [Shard(1)])
+    y = ROPE.rotate(x, POSITIONS)
+    cos, _ = ROPE.cos_sin(distribute_tensor(POSITIONS, half, [Shard(0)]), 16)
+    assert (y.shape, y.placements) == (Q.shape, (Shard(1),))
+    assert (cos.shape, cos.placements) == ((TOKENS, 6), (Shard(0),))
+    if dist.get_rank() < 2:
+        same(y, ROPE.rotate(Q, POSITIONS), [Shard(1)])
+        same(cos, ROPE.cos_sin(POSITIONS, 16)[0], [Shard(0)])
+    else:
+        assert y.to_local().numel() == cos.to_local().numel() == 0
+
+
+@case(2)
+def compiled(mesh: DeviceMesh) -> None:
+    over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
+    for p, positions, moved in (
+        (Shard(1), POSITIONS, False),
+        (Shard(1), over_tokens, False),
+        (Shard(2), over_tokens, True),
+    ):
+        graphs: list[set[str]] = []
+        torch._dynamo.reset()
+        apply = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
+        check(mesh, [p], positions, POSITIONS, function=apply)
+        assert len(graphs) == 2  # forward and backward
+        assert any("_c10d_functional" in name for graph in graphs for name in graph) == moved
+    with refuses(Exception, "a compiler cannot follow out= of DTensors"):
+        x = distribute_tensor(Q, mesh, [Shard(1)])
+        torch.compile(lambda x: ROPE.rotate(x, out=x), fullgraph=True, backend="eager")(x)

@@ -2,11 +2,9 @@
 
     python tests/support/meshes.py [PATH [KIND]]
 
-Prints a line for each case that does not hold, and the number of cases. Those of jax run on the
-path, if one is named. If a kind of axes is named, one sharding of one layout over such is tried.
+Prints each case that does not hold, and the number of cases. jax's arrays take the path, if one is
+named. If a kind of axes is named, one sharding of one layout over such is tried.
 """
-
-from __future__ import annotations
 
 import os
 
@@ -29,18 +27,9 @@ import rope_xp
 from rope_xp import RoPE, positions
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 4, 64, 8, 32
-COLLECTIVE = re.compile(
-    r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
-)
-SPECS = (
-    P("b"),
-    P(None, "t"),
-    P(None, None, "h"),
-    P("b", "t", "h"),
-    P(None, ("b", "t", "h")),
-)
-# XLA fuses multiply-add: 2 ulp of numbers below 6.
-CLOSE = 2e-6
+COLLECTIVE = re.compile(r"all-(?:gather|reduce|to-all)|collective-\w+|reduce-scatter")
+SPECS = (P("b"), P(None, "t"), P(None, None, "h"), P("b", "t", "h"), P(None, ("b", "t", "h")))
+CLOSE = 2e-6  # XLA fuses multiply-add: 2 ulp of numbers below 6
 
 random = np.random.default_rng(0)
 Q = random.standard_normal((BATCH, TOKENS, HEADS, HEAD_DIM)).astype(np.float32)
@@ -115,6 +104,22 @@ def context_parallel(layout: Any) -> Iterator[tuple[str, bool]]:
     yield "zigzag: nothing moves", not collectives(zigzag, x, at)
 
 
+def several_meshes(layout: Any) -> Iterator[tuple[str, bool]]:
+    """Cached tables serve arrays of other meshes, and of one device."""
+    rope, first = RoPE(layout=layout), jax.make_mesh((8,), ("a",))
+    right, second = by_numpy(rope.rotate, Q), jax.make_mesh((4, 2), ("x", "y"))
+    with jax.set_mesh(first):
+        rope.rotate(jnp.asarray(Q))
+    for spec in (P("x"), P(None, "x"), P(None, None, "x"), P("x", "y")):
+        x = jax.device_put(Q, NamedSharding(second, spec))
+        for function in (rope.rotate, jax.jit(rope.rotate)):
+            y = function(x)
+            yield f"{spec}: values", np.allclose(y, right, rtol=0, atol=CLOSE)
+            yield f"{spec}: sharding", y.sharding.is_equivalent_to(x.sharding, 4)
+    fifth = jax.device_put(Q, jax.devices()[5])
+    yield "the device", rope.rotate(fifth).devices() == {jax.devices()[5]}
+
+
 def split_heads(layout: Any) -> Iterator[tuple[str, bool]]:
     """head_dim over devices: right, at a price."""
     ring = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
@@ -152,6 +157,8 @@ def failures(
     ]
     cases += [("shard_map", case) for case in context_parallel(layout)]
     cases += [("head_dim", case) for case in split_heads(layout)]
+    if every is None:
+        cases += [("meshes", case) for case in several_meshes(layout)]
     for where, (name, holds) in cases:
         if not holds:
             print(f"{layout}, {where}: {name} does not hold")

@@ -17,6 +17,11 @@ pytest.importorskip("triton")
 DEVICE = "cpu" if INTERPRETED else "cuda"
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ON_A_GPU = []
+"""Marks of tests that the interpreter runs too."""
+if not INTERPRETED:
+    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+    ON_A_GPU = [pytest.mark.gpu, no_gpu]
 POSITIONS = [0, 2047, 70_000, (1 << 31) - 1, -1]
 Rotate = Callable[..., Any]
 

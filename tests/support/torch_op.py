@@ -1,6 +1,4 @@
-"""What tests of torch's operator around kernels share."""
-
-from __future__ import annotations
+"""What tests of torch share."""
 
 from typing import Any
 
@@ -8,13 +6,11 @@ import pytest
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._core.library import TableKey
-from support.targets import COMPILER, INTERPRETED
+from support.targets import INTERPRETED
 
 torch = pytest.importorskip("torch")
-pytest.importorskip(COMPILER)
 
-
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
 # backends/triton/test_kernel.py has bfloat16 of its own, as the interpreter does not round.
@@ -22,8 +18,8 @@ HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
 
 
 def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
-    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    return made.requires_grad_(grad)
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return x.requires_grad_(grad)
 
 
 def same(got: Any, expected: Any) -> None:
@@ -34,13 +30,16 @@ def rotate(x: torch.Tensor, positions: Any = POSITIONS) -> torch.Tensor:
     return RoPE().rotate(x, positions)
 
 
-def digit_tables(head_dim: int) -> tuple[torch.Tensor, ...]:
-    from rope_xp_backends.torch import BACKEND
+def recording(graphs: list[set[str]]) -> Any:
+    """Return a backend of torch.compile that notes what graphs call, and runs them as they are."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
 
-    return tuple(BACKEND.tables(TableKey(RoPE(), head_dim, False, False), sample(1)))[:3]
+    def compiler(graph: Any, inputs: Any) -> Any:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return make_boxed_func(graph.forward)
 
-
-TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
 
 
 class Temperature(rope_xp.scaling.Linear):

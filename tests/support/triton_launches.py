@@ -6,8 +6,6 @@ The stand-in is compiled into the folder, and everything else is as on a GPU: th
 plan, Triton's compiler and its launcher. A line of JSON for each call tells what was launched.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -8,8 +8,6 @@ results, what moves between devices, and the PTX of each kernel by its name. Of 
 GPUs it may be each EVERYth case.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -19,6 +17,8 @@ os.environ["XLA_FLAGS"] = f"--xla_dump_to={sys.argv[1]} --xla_dump_emitter_re=.*
 import json
 import re
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,62 +48,54 @@ device_description_str: "NVIDIA H200"
 FOLDER = Path(sys.argv[1])
 TOKENS, HEAD_DIM = 4096, 128
 COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter")
-devices = get_topology_desc("", "cuda", target_config=H200, topology="1x1x2").devices
+DEVICES = get_topology_desc("", "cuda", target_config=H200, topology="1x1x2").devices
 
 
-def forward(rope: RoPE) -> Callable[..., Any]:
-    return rope.apply
+def forward(rope: RoPE, q: Any, k: Any, positions: Any) -> Any:
+    return rope.apply(q, k, positions)
 
 
-def backward(rope: RoPE) -> Callable[..., Any]:
-    def gradients(q: Any, k: Any, positions: Any) -> Any:
-        return jax.vjp(lambda q, k: rope.apply(q, k, positions), q, k)[1]((q, k))
-
-    return gradients
+def backward(rope: RoPE, q: Any, k: Any, positions: Any) -> Any:
+    return jax.vjp(lambda q, k: rope.apply(q, k, positions), q, k)[1]((q, k))
 
 
-def compiled(function: Callable[..., Any], dtype: str, of: int, spec: P) -> dict[str, Any]:
+def compiled(function: Callable[..., Any], dtype: str, count: int, spec: P) -> dict[str, Any]:
     """Compile for the first devices, with q, k and positions sharded."""
-    mesh = Mesh(np.array(devices[:of]), ("x",))
+    mesh = Mesh(np.array(DEVICES[:count]), ("x",))
     shapes = [(2, TOKENS, 32, HEAD_DIM), (2, TOKENS, 8, HEAD_DIM), (2, TOKENS)]
     arguments = [
         jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, P(*spec[: len(shape)])))
         for shape, kind in zip(shapes, (dtype, dtype, np.int32), strict=True)
     ]
     before = set(FOLDER.iterdir())
-    made = jax.jit(function).lower(*arguments).compile()
+    program = jax.jit(function).lower(*arguments).compile()
     kernels = {}
     for file in sorted(set(FOLDER.glob("*.ptx")) - before):
         for part in file.read_text().split(".entry ")[1:]:
             kernels[part[: part.index("(")]] = part
     return {
-        "allocated": made.memory_analysis().temp_size_in_bytes,
-        "collectives": COLLECTIVE.findall(made.as_text()),
+        "allocated": program.memory_analysis().temp_size_in_bytes,
+        "collectives": COLLECTIVE.findall(program.as_text()),
         "kernels": kernels,
     }
 
 
 def main() -> None:
+    directions, dtypes = (forward, backward), ("bfloat16", "float16", "float32")
+    layouts, dims = ("half", "interleaved", "interleaved_to_half"), (HEAD_DIM, HEAD_DIM // 2)
+    usual, specs = (["half"], [HEAD_DIM], ["bfloat16"]), (P("x"), P(None, "x"), P(None, None, "x"))
     cases = [
-        ("jit-gpu", make, layout, rotary_dim, dtype, 1, P())
-        for make in (forward, backward)
-        for layout in ("half", "interleaved", "interleaved_to_half")
-        for rotary_dim in (HEAD_DIM, HEAD_DIM // 2)
-        for dtype in ("bfloat16", "float16", "float32")
-    ]
-    cases += [
-        ("jit-gpu", make, "half", HEAD_DIM, "bfloat16", 2, spec)
-        for make in (forward, backward)
-        for spec in (P("x"), P(None, "x"), P(None, None, "x"))
+        *product(["jit-gpu"], directions, layouts, dims, dtypes, [1], [P()]),
+        *product(["jit-gpu"], directions, *usual, [2], specs),
     ]
     cases = cases[:: int((*sys.argv, "1")[2])]
-    cases += [("jit", make, "half", HEAD_DIM, "bfloat16", 1, P()) for make in (forward, backward)]
-    for path, make, layout, rotary_dim, dtype, of, spec in cases:
+    cases += product(["jit"], directions, *usual, [1], [P()])
+    for path, function, layout, rotary_dim, dtype, devices, spec in cases:
         rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list
         with rope_xp.use_path(path):
-            found = compiled(make(rope), dtype, of, spec)
-        case = {"path": path, "direction": make.__name__, "layout": layout, "dtype": dtype}
-        print(json.dumps(case | {"rotary_dim": rotary_dim, "shards": list(spec), **found}))
+            properties = compiled(partial(function, rope), dtype, devices, spec)
+        case = {"path": path, "direction": function.__name__, "layout": layout, "dtype": dtype}
+        print(json.dumps(case | {"rotary_dim": rotary_dim, "shards": list(spec), **properties}))
 
 
 if __name__ == "__main__":

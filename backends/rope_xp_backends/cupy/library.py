@@ -1,16 +1,42 @@
 """cupy: arrays on the devices of CUDA or ROCm, with numpy's dtypes."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import cupy
 import numpy as np
 
 from rope_xp._core.caches import pin
+from rope_xp._core.call import UNKNOWN
 from rope_xp._core.library import DigitTables, TableKey
-from rope_xp._core.memory import Memory
+from rope_xp._core.memory import ACCESS, Memory
 from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.call_cache import Arrays, CallSignature, collect_operands
 
-from .launch import signature
+_INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+def signature(
+    context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
+) -> CallSignature | None:
+    """Return the signature of a call on arrays in the memory of a device."""
+    checked = collect_operands(arrays, out)
+    if checked is None:
+        return None
+    operands, in_place = checked
+    angle_inputs: Arrays = (positions,)
+    allowed: tuple[Any, ...] = _INTEGERS
+    if positions is None:
+        double = arrays[0].dtype == np.float64
+        angle_inputs, allowed = tables or (), (np.dtype(np.float64 if double else np.float32),)
+    if any(getattr(row, "dtype", None) not in allowed for row in angle_inputs):
+        return None
+    key: list[Hashable] = [context, in_place]
+    for x in (*operands, *angle_inputs):
+        if type(x) is not cupy.ndarray:
+            return None
+        key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
+    return CallSignature(tuple(key), arrays, angle_inputs, UNKNOWN if tables is None else None, out)
 
 
 class Cupy(Backend):

@@ -1,37 +1,29 @@
 """cupy: one kernel for angles, q and k, on the arrays' device and its current stream."""
 
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import cupy
 
 from rope_xp._core.call import Call
+from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
-from rope_xp._dispatch.call_cache import CallSignature
+from rope_xp._dispatch.call_cache import Arrays, CallSignature, Launch
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.capture import relaxed_capture
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
 
-from .launch import CupyLaunch
-
 OPTIONS = ("--std=c++17", "--fmad=false")
+SOURCE = pathlib.Path(cuda.__file__).with_name("rotate.cu")
 
 
-def _load_compiler() -> Callable[[tuple[CudaKey, int]], Any]:
-    source = (pathlib.Path(cuda.__file__).parent / "rotate.cu").read_text()
-    return lambda key: compile_kernel(source, key[0].expression)
-
-
-def compile_kernel(source: str, expression: str) -> cupy.RawKernel:
-    """Compile a kernel and load it on the current device: once from cupy 14.2 on.
-
-    Before, each process compiles it.
-    """
-    module = cupy.RawModule(code=source, options=OPTIONS, name_expressions=(expression,))
+def compile_kernel(key: tuple[CudaKey, int]) -> cupy.RawKernel:
+    """Compile a kernel, before cupy 14.2 in each process, and load it on the current device."""
+    name = key[0].expression
+    module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=(name,))
     with relaxed_capture():
-        return module.get_function(expression).kernel
+        return module.get_function(name).kernel
 
 
 class Cuda(Path):
@@ -40,7 +32,7 @@ class Cuda(Path):
     name = "cuda"
 
     def __init__(self) -> None:
-        self._kernels: Kernels[tuple[CudaKey, int], Any] = Kernels("cupy", _load_compiler)
+        self._kernels: Kernels[tuple[CudaKey, int], Any] = Kernels("cupy", lambda: compile_kernel)
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline arrays that the kernel cannot read, and all where cupy cannot compile it."""
@@ -63,15 +55,29 @@ class Cuda(Path):
 
     def specialize(
         self, call: Call, signature: CallSignature, results: tuple[Any, ...]
-    ) -> CupyLaunch | None:
-        """Keep the launch, None where it is several launches."""
-        device = int(call.arrays[0].device.id)
+    ) -> Launch | None:
+        """Return a launch without the addresses of arrays, None where a call takes several."""
+        backend, device = call.backend, int(call.arrays[0].device.id)
         with cupy.cuda.Device(device):
             step = cuda.relocatable_launch(call, results, signature.angle_inputs)
             if step is None:
                 return None
             kernel = self._kernels.get((step.key, device))
-            return CupyLaunch(kernel, step, _empty_result, call.backend)
+
+        def launch(
+            arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _: DigitTables | None
+        ) -> Arrays | None:
+            with cupy.cuda.Device(device):
+                if cupy.cuda.get_current_stream().is_capturing():
+                    return None  # the slow path pins what a graph will read
+                results = tuple([_empty_result(x) for x in arrays]) if out is None else out
+                words = step.words.copy()
+                addresses = cuda.read_addresses(backend, arrays, results, angle_inputs)
+                words[: cuda.ADDRESSES] += addresses
+                kernel(step.grid, step.block, (words.view(ARGUMENTS),))
+            return results
+
+        return launch
 
 
 def _empty_result(x: Any) -> Any:

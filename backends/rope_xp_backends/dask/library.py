@@ -1,23 +1,31 @@
-"""dask: graphs of blocks of numpy or cupy. Nothing is computed here."""
+"""dask: graphs of blocks of numpy or cupy. Nothing is computed here.
 
-from collections.abc import Callable
+Every task is serialized, so it holds a rope and a few numbers, and no table: each process builds
+its own.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 
+from rope_xp._arguments import messages
 from rope_xp._core.caches import cached
-from rope_xp._core.call import TableLookup
+from rope_xp._core.call import AngleSource, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.library import DigitTables, TableKey, count_components
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.typing import Array
+from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
-from rope_xp._rotation.tables import checked_frequencies, table_shapes
+from rope_xp._rotation.angles import cos_sin
+from rope_xp._rotation.tables import checked_frequencies, host_tables, table_shapes
 
-from . import blocks
+POSITIONS = "a block of positions"
 
 
 class Dask(Backend):
@@ -38,25 +46,25 @@ class Dask(Backend):
 
     def arange(self, n: int, device: None) -> Array:
         """Return one chunk."""
-        return da.arange(known_length(n), chunks=-1, dtype=np.int32)
+        check_known(ROTATED, (n,))
+        return da.arange(n, chunks=-1, dtype=np.int32)
 
     def integers(self, positions: Array) -> Array:
         """Convert block by block."""
         if numpy_name(positions.dtype) in ("int32", "int64"):
             return positions
-        return _map(blocks.convert_integers, positions, np.dtype(np.int32))
+        return _map(_convert_integers, positions, np.int32)
 
     def split_positions(self, positions: Array, double: bool) -> tuple[Array, Array]:
         """Split block by block."""
-        dtype = np.dtype(np.float64 if double or positions.dtype == np.float64 else np.float32)
-        whole = _map(
-            partial(blocks.split_positions, part=0, double=False), positions, np.dtype(np.int32)
-        )
-        return whole, _map(partial(blocks.split_positions, part=1, double=double), positions, dtype)
+        dtype = np.float64 if double or positions.dtype == np.float64 else np.float32
+        whole = _map(partial(_split_positions, part=0, double=False), positions, np.int32)
+        return whole, _map(partial(_split_positions, part=1, double=double), positions, dtype)
 
     def replace_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
         """Take from both. Slots are computed, as chunks depend on them."""
-        source = np.arange(known_length(x.shape[axis]))
+        check_known(ROTATED, (x.shape[axis],))
+        source = np.arange(x.shape[axis])
         source[np.asarray(slots)] = len(source) + np.arange(values.shape[axis])
         return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
 
@@ -72,7 +80,6 @@ class Dask(Backend):
             part = None if lookup.part is None else lookup.part[None]
             cos, sin = self.cos_sin(replace(lookup, whole=whole[None], part=part))
             return cos[0], sin[0]
-        pairs = lookup.tables.frequencies.shape[0]
         index = tuple(range(whole.ndim))
         whole = whole.rechunk({0: -1}) if lookup.components else whole
         arguments = [whole, index]
@@ -81,10 +88,10 @@ class Dask(Backend):
         out = (whole.ndim, *(index[1:] if lookup.components else index), whole.ndim + 1)
         dtype: np.dtype = lookup.tables.low.dtype
         both = da.blockwise(
-            blocks.BlockTables(blocks.remove_arrays(lookup)),
+            partial(_compute_tables, remove_arrays(lookup)),
             out,
             *arguments,
-            new_axes={out[0]: 2, out[-1]: pairs},
+            new_axes={out[0]: 2, out[-1]: lookup.tables.frequencies.shape[0]},
             token="rope-tables",  # noqa: S106  # the name of tasks
             dtype=dtype,
             meta=meta_from_array(whole, len(out), dtype),
@@ -92,12 +99,6 @@ class Dask(Backend):
             align_arrays=False,
         )
         return both[0], both[1]
-
-
-def known_length(n: int) -> int:
-    """Return the length of an axis of an array to rotate, or raise if it is unknown."""
-    check_known(ROTATED, (n,))
-    return n
 
 
 @cached(64)  # graphs of one task a table
@@ -108,7 +109,7 @@ def _lazy_tables(table_key: TableKey) -> DigitTables:
     tables: dict[str, Array] = {}
     for name, shape in zip(DigitTables.__match_args__, shapes, strict=True):
         tables[name] = shape and da.map_blocks(
-            partial(blocks.build_table, name, *table_key),
+            partial(_build_table, name, *table_key),
             chunks=tuple((n,) for n in shape),
             dtype=np.dtype(np.int32) if name == "component" else dtype,
             meta=np.empty((0,) * len(shape), dtype),
@@ -116,5 +117,66 @@ def _lazy_tables(table_key: TableKey) -> DigitTables:
     return DigitTables(**tables)
 
 
-def _map(function: Callable[[Array], Array], x: Array, dtype: np.dtype) -> Array:
-    return da.map_blocks(function, x, dtype=dtype, meta=meta_from_array(x, x.ndim, dtype))
+def _map(function: Callable[[Array], Array], x: Array, dtype: Any) -> Array:
+    meta = meta_from_array(x, x.ndim, np.dtype(dtype))
+    return da.map_blocks(function, x, dtype=meta.dtype, meta=meta)
+
+
+# What follows runs in tasks, on blocks of numpy or cupy.
+
+
+def _convert_integers(positions: Array) -> Array:
+    return find.require_backend(positions, POSITIONS).integers(positions)
+
+
+def _split_positions(positions: Array, part: int, double: bool) -> Array:
+    return find.require_backend(positions, POSITIONS).split_positions(positions, double)[part]
+
+
+def _build_table(name: str, *table_key: Any) -> Any:
+    return getattr(host_tables(TableKey(*table_key)), name)
+
+
+def _compute_tables(source: AngleSource, *positions: Array) -> Array:
+    """Return cos and sin of a block of positions, as one array (2, ..., r/2) on its device."""
+    backend = find.require_backend(positions[0], POSITIONS)
+    lookup = add_arrays(source, iter(positions), positions[0])
+    return backend.xp.stack(cos_sin(backend, lookup))
+
+
+def remove_arrays(source: AngleSource) -> AngleSource:
+    """Return a source of angles without tables and arrays, which a task adds."""
+    if isinstance(source, CosSin):
+        return CosSin(None, None)
+    if isinstance(source, RelativeAngles):
+        return RelativeAngles(remove_arrays(source.new), remove_arrays(source.old))  # type: ignore[arg-type]  # lookups
+    part = None if source.part is None else ...
+    return replace(source, tables=None, whole=None, part=part)  # type: ignore[arg-type]  # for now
+
+
+def add_arrays(source: AngleSource, arrays: Iterator[Array], x: Array) -> AngleSource:
+    """Return a source with the arrays of a block x, which may be positions, and with tables."""
+    backend = find.require_backend(x, "a block")
+    if isinstance(source, CosSin):
+        return CosSin(*(_move(backend, next(arrays), x) for _ in "cs"))
+    if isinstance(source, RelativeAngles):
+        return RelativeAngles(*(add_arrays(s, arrays, x) for s in (source.new, source.old)))  # type: ignore[arg-type]  # lookups
+    whole = _move(backend, next(arrays), x)
+    part = None if source.part is None else _move(backend, next(arrays), x)
+    if backend.host and whole.dtype.kind == "i":
+        whole = whole.astype(np.int64, copy=False)  # as kernels read them
+    if source.components and whole.ndim == 1:  # implicit, and equal in all components
+        whole = backend.xp.broadcast_to(whole, (source.components, *whole.shape))
+    tables = backend.tables(source.table_key, x)  # type: ignore[arg-type]  # in every call
+    device, tokens = backend.device(x), whole.shape[-1]
+    return replace(source, tables=tables, whole=whole, part=part, device=device, tokens=tokens)
+
+
+def _move(backend: Backend, block: Array, x: Array) -> Array:
+    """Return a block of positions or tables on the device of the block x."""
+    owner = find.require_backend(block, POSITIONS)
+    if owner is backend:
+        return block
+    if owner.host:
+        return backend.asarray(block, backend.device(x))
+    raise messages.different_libraries("a block", backend, "its positions", owner)

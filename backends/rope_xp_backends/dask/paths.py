@@ -1,5 +1,7 @@
 """The path of dask: one task a block, with the positions that belong to it."""
 
+from functools import partial
+
 import dask.array as da
 import numpy as np
 
@@ -9,6 +11,7 @@ from rope_xp._core.call import (
     Call,
     Leaf,
     RelativeAngles,
+    RotationSpec,
     TableLookup,
     leaves,
 )
@@ -16,9 +19,9 @@ from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.path import Path
 from rope_xp._core.typing import Array
+from rope_xp._dispatch import choose, find
 
-from . import blocks
-from .library import known_length
+from .library import add_arrays, remove_arrays
 
 
 class Blockwise(Path):
@@ -38,23 +41,17 @@ def _rotate(call: Call, i: int) -> Array:
         x = x.rechunk({x.ndim - 1: -1})
     components, pairs = x.ndim, x.ndim + 1  # axes of positions and tables alone
     axes = call.spec.axes
-    arrays: list[Array] = []
-    indices: list[tuple[int, ...]] = []
+    fits, arguments = [], []
     for array, lead, trail in _leaves(source, x, axes):
         n = array.ndim - lead - trail
-        arrays.append(array)
         rows = axes.batch_tokens[len(axes.batch_tokens) - n :]
-        indices.append((*(components,) * lead, *rows, *(pairs,) * trail))
-    fits, arguments = [], []
-    for array, index in zip(arrays, indices, strict=True):
-        axes_of_x = (
-            i if i < x.ndim and n != 1 else None for n, i in zip(array.shape, index, strict=True)
-        )
-        fits.append(tuple(axes_of_x))
+        index = (*(components,) * lead, *rows, *(pairs,) * trail)
+        lengths = zip(array.shape, index, strict=True)
+        fits.append(tuple(i if i < x.ndim and n != 1 else None for n, i in lengths))
         arguments += [_rechunk(array, index, x), index]
     index = tuple(range(x.ndim))
     return da.blockwise(
-        blocks.Rotation(call.spec, blocks.remove_arrays(source), tuple(fits)),
+        partial(rotate_block, call.spec, remove_arrays(source), tuple(fits)),
         index,
         x,
         index,
@@ -67,12 +64,40 @@ def _rotate(call: Call, i: int) -> Array:
     )
 
 
+def rotate_block(
+    spec: RotationSpec,
+    source: AngleSource,
+    fits: tuple[tuple[int | None, ...], ...],
+    x: Array,
+    *arrays: Array,
+) -> Array:
+    """Return a block x rotated on the path that it takes by itself. Runs in tasks.
+
+    ``arrays`` are those removed from ``source``, and implicit positions. ``fits`` holds for each
+    the axis of x that each of its axes must be as long as, or None.
+    """
+    for array, axes in zip(arrays, fits, strict=True):  # lengths may have been unknown
+        lengths = zip(array.shape, axes, strict=True)
+        if any(axis is not None and n != x.shape[axis] for n, axis in lengths):
+            msg = (
+                f"a block of shape {tuple(x.shape)} meets a block of positions or tables of "
+                f"shape {tuple(array.shape)}, which does not fit; what was selected from one was "
+                "not selected from the other"
+            )
+            raise RopeError(msg)
+    backend = find.require_backend(x, "a block")
+    call = Call(backend, (x,), (add_arrays(source, iter(arrays), x),), None, spec)
+    with choose.use_path(None):  # a forced path is one of dask
+        return choose.run(call)[0]
+
+
 def _leaves(source: AngleSource, x: Array, axes: Axes) -> tuple[Leaf, ...]:
     """Return the leaves of a source, implicit positions as an array in the chunks of x."""
     if isinstance(source, RelativeAngles):
         return _leaves(source.new, x, axes) + _leaves(source.old, x, axes)
     if isinstance(source, TableLookup) and source.whole is None:
-        n, chunks = known_length(x.shape[axes.tokens]), x.chunks[axes.tokens]
+        n, chunks = x.shape[axes.tokens], x.chunks[axes.tokens]
+        check_known(ROTATED, (n,))
         return (Leaf(da.arange(n, chunks=(chunks,), dtype=np.int32), 0, 0),)
     return leaves(source)
 

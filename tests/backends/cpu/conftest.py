@@ -1,7 +1,5 @@
 """The paths of numpy, one after another, and any number of threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Kernels for aarch64, run by qemu on an image of the memory of this process."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import shutil
@@ -79,9 +77,7 @@ class Emulated:
     "layout", ["half", exhaustive("interleaved"), exhaustive("interleaved_to_half")]
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", *map(exhaustive, ("float16", "float32", "float64"))])
-def test_same_bits_as_here(
-    dtype: str, layout: Any, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_same_bits_as_here(dtype, layout, tmp_path, rng) -> None:
     rope = RoPE(layout=layout, rotary_dim=26, rotary_offset=2)
     q, k = (rng.standard_normal((2, 5, heads, 30)).astype(numpy_dtype(dtype)) for heads in (3, 1))
     program = build(

@@ -1,6 +1,6 @@
-"""Kernels on numpy's arrays have numpy's bits, of every number and every size."""
+"""Kernels on numpy's arrays have numpy's bits, of every number and size, in memory of any kind."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from support.bits import same, sample
 from support.targets import numpy_dtype, truth
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import RoPE, RopeError
 from rope_xp._dispatch import call_cache
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
@@ -61,9 +61,7 @@ def test_angles_that_are_no_numbers(any_path: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 130), (1, 2, 130), (4, 1, 130), (4, 2, 1), (130,)])
-def test_two_batch_axes_and_positions_of_their_own(
-    any_path: str, shape: tuple[int, ...], rng: np.random.Generator
-) -> None:
+def test_two_batch_axes_and_positions_of_their_own(any_path, shape, rng) -> None:
     positions = rng.integers(0, 1 << 20, shape)
     q, k = sample(rng, 4, 2, 130, 3, 8), sample(rng, 4, 2, 130, 1, 8)
     for axes in ("xbshd", "sxhbd"):
@@ -75,9 +73,7 @@ def test_two_batch_axes_and_positions_of_their_own(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_blocks_of_tokens_where_heads_lie_apart(
-    any_path: str, dtype: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_blocks_of_tokens_where_heads_lie_apart(any_path, dtype, monkeypatch, rng) -> None:
     """Of one that holds all tokens, of some that do not, and of the least."""
     positions = rng.integers(0, 1 << 20, (2, 333))
     q, k = sample(rng, 2, 3, 333, 8, dtype=dtype), sample(rng, 2, 1, 333, 8, dtype=dtype)
@@ -103,30 +99,24 @@ def test_a_fused_projection_in_place(any_path: str, layout: str, rng: np.random.
     same(qkv, expected)
 
 
-READS = {
-    "one": None,
-    "sections": (0,) * 5 + (1,) * 12 + (2,) * 8,
-    "interleaved": (0, 1, 2) * 8 + (0,),
-    "one back again": (0,) * 9 + (2,) * 15 + (0,),
-}
+# All of one component, sections, interleaved, and a section in two pieces.
+AXES = [None, (0,) * 5 + (1,) * 12 + (2,) * 8, (0, 1, 2) * 8 + (0,), (0,) * 9 + (2,) * 15 + (0,)]
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # float32 is computed as bfloat16
-@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("kind", ["integers", "floats"])
-def test_positions_with_components_and_fractions(
-    any_path: str, kind: str, reads: str, dtype: str, rng: np.random.Generator
-) -> None:
+def test_positions_with_components_and_fractions(any_path, kind, axes, dtype, rng) -> None:
     """And with a frequency so high that a fraction of a token turns by more than a quarter."""
-    lead = () if READS[reads] is None else (3,)
+    lead = () if axes is None else (3,)
     x = sample(rng, 2, 130, 3, 50, dtype=dtype)
     for shape in ((130,), (2, 130), (2, 1)):
         positions = rng.integers(-70_000, 1 << 22, (*lead, *shape))
         if kind == "floats":
             positions = positions + rng.random(positions.shape)
         for scaling in (None, rope_xp.scaling.Linear(0.01)):
-            rope = RoPE(position_axes=READS[reads], layout="half", scaling=scaling)
+            rope = RoPE(position_axes=axes, layout="half", scaling=scaling)
             for turn in (rope.rotate, rope.unrotate):
                 same(turn(x, positions), truth(turn, x, positions))
 
@@ -140,3 +130,86 @@ def test_positions_out_of_range_give_nan() -> None:
         got = rotate(torch.ones(8, 2, 8), torch.tensor([outside, inside]).T.reshape(8))
     assert got[::2].isnan().all()
     same(got[1::2].numpy(), truth(RoPE().rotate, np.ones((4, 2, 8), np.float32), inside))
+
+
+VIEWS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "heads first": ("bhsd", lambda x: x.transpose(0, 2, 1, 3)),
+    "heads first in memory": ("bshd", lambda x: x.swapaxes(1, 2).copy().swapaxes(1, 2)),
+    "tokens first": ("sbhd", lambda x: x.swapaxes(0, 1)),
+    "part of a projection": ("bshd", lambda x: np.stack([x, x, x], 2)[:, :, 1]),
+    "part of head_dim": ("bshd", lambda x: x[..., 3:13]),
+    "batches backwards": ("bshd", lambda x: x[::-1]),
+    "tokens backwards": ("bshd", lambda x: x[:, ::-1]),
+    "heads backwards": ("bshd", lambda x: x[:, :, ::-1]),
+    "every second head": ("bshd", lambda x: x[:, :, ::2]),
+    "one batch for all": ("bshd", lambda x: np.broadcast_to(x[:1], x.shape)),
+    "one token for all": ("bshd", lambda x: np.broadcast_to(x[:, :1], x.shape)),
+    "one head for all": ("bshd", lambda x: np.broadcast_to(x[:, :, :1], x.shape)),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_views(any_path: str, view: str, dtype: str, rng: np.random.Generator) -> None:
+    """Those of :func:`numpy.broadcast_to` are read-only besides."""
+    axes, make = VIEWS[view]
+    for layout in LAYOUTS:
+        x, rope = make(sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
+        before = x.copy()
+        same(rope.rotate(x, POSITIONS, axes=axes), truth(rope.rotate, before, POSITIONS, axes=axes))
+        same(x, before)
+
+
+class Derived(np.ndarray):
+    """An array of a user's class."""
+
+
+def unaligned(x: np.ndarray) -> np.ndarray:
+    return np.frombuffer(bytearray(1) + x.tobytes(), x.dtype, offset=1).reshape(x.shape)
+
+
+COPIED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "every second component": lambda x: x[..., ::2],
+    "components backwards": lambda x: x[..., ::-1],
+    "Fortran order": np.asfortranarray,
+    "byte order": lambda x: x.astype(x.dtype.newbyteorder()),
+    "unaligned": unaligned,
+}
+OTHER = {"file": lambda x: x.view(np.memmap), "class": lambda x: x.view(Derived)}
+
+
+@pytest.mark.parametrize("kind", COPIED)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_memory_that_kernels_have_copied(path, kind, dtype, rng) -> None:
+    for layout in LAYOUTS:
+        x, rope = COPIED[kind](sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
+        expected = truth(rope.rotate, np.array(x, dtype, order="C"), POSITIONS)
+        before = np.array(x)
+        got = rope.rotate(x, POSITIONS)
+        assert got.dtype == x.dtype
+        same(np.array(got, dtype), expected)
+        same(np.array(x, dtype), before.astype(dtype))
+        assert rope.rotate(x, POSITIONS, out=x) is x
+        same(np.array(x, dtype, order="C"), expected)
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_classes_of_their_own(kind: str, rng: np.random.Generator) -> None:
+    pytest.importorskip("llvmlite")
+    x = OTHER[kind](sample(rng, 2, 130, 3, 16))
+    expected = truth(RoPE().rotate, np.array(x, np.float32, order="C"), POSITIONS)
+    with rope_xp.use_path("llvm"), pytest.raises(RopeError, match="is a class derived"):
+        RoPE().rotate(x, POSITIONS)
+    assert rope_xp.explain(x, x, POSITIONS).path == "portable"
+    same(np.asarray(RoPE().rotate(x, POSITIONS)), expected)
+    RoPE().rotate(x, POSITIONS, out=x)
+    same(np.array(x), expected)
+
+
+@pytest.mark.parametrize("kind", ["Fortran order", "byte order", "unaligned", *OTHER])
+def test_angles_in_any_memory(any_path: str, kind: str, rng: np.random.Generator) -> None:
+    make = (COPIED | OTHER)[kind]
+    x, angles = sample(rng, 2, 130, 3, 16), RoPE().cos_sin(POSITIONS, 16)
+    expected = truth(RoPE().rotate, x, POSITIONS)
+    same(RoPE().rotate(x, make(POSITIONS)), expected)
+    same(rope_xp.apply_tables(x, *map(make, angles)), expected)

@@ -1,7 +1,5 @@
 """Machine code: what its instructions are, and where there is none."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from typing import Any
@@ -19,19 +17,15 @@ from rope_xp import RoPE
 from rope_xp._dispatch.kernels import Kernels
 
 llvm = pytest.importorskip("llvmlite.binding")
+kernels = importlib.import_module("rope_xp_backends.cpu.machine")
 
-MACHINES = {
+FUSING = {
     "aarch64": ("aarch64-unknown-linux-gnu", "generic", ""),
     "Apple": ("arm64-apple-macosx14.0.0", "apple-m1", ""),
     "x86-64": ("x86_64-unknown-linux-gnu", "haswell", "+fma,+f16c,+avx2"),
 }
-"""All of them have instructions that multiply and add with one rounding."""
+"""Machines with instructions that multiply and add with one rounding."""
 FUSED = re.compile(r"\bv?fn?m(add|sub|la|ls)\w*")
-CONVERSIONS = {
-    "aarch64": ("fcvtl", "fcvtn"),
-    "Apple": ("fcvtl", "fcvtn"),
-    "x86-64": ("vcvtph2ps", "vcvtps2ph"),
-}
 OTHERS = {
     "old x86-64": ("x86_64-unknown-linux-gnu", "x86-64", ""),
     "POWER": ("powerpc64le-unknown-linux-gnu", "pwr8", ""),
@@ -40,31 +34,30 @@ MISSING = re.compile(r"__(?:extend|trunc)\w+|__gnu\w+")
 """Functions of a compiler's own library, which a process may lack."""
 
 
+def assembly(dtype: str, machine: tuple[str, str, str]) -> str:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    key = KernelKey(dtype, interleaved_in=True, interleaved_out=False)
+    return kernels.emit_assembly(key, *machine)
+
+
 @pytest.mark.covering
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", FUSING)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -> None:
     """No product is fused with a sum, and no conversion is a function that a process may lack."""
-    code = assembly(KernelKey(dtype, interleaved_in=True, interleaved_out=False), MACHINES[machine])
+    code = assembly(dtype, FUSING[machine])
     assert "fmul" in code or "vmulp" in code
     assert not FUSED.search(code)
     assert not MISSING.search(code)
-    assert all(name in code for name in CONVERSIONS[machine]) or dtype != "float16"
+    names = ("vcvtph2ps", "vcvtps2ph") if machine == "x86-64" else ("fcvtl", "fcvtn")
+    assert all(name in code for name in names) or dtype != "float16"
 
 
 @pytest.mark.parametrize("machine", ["POWER", exhaustive("old x86-64")])
 def test_bfloat16_needs_no_instruction_of_its_own(machine: str) -> None:
-    bfloat16, float16 = (KernelKey(dtype, True, True) for dtype in ("bfloat16", "float16"))
-    assert not MISSING.search(assembly(bfloat16, OTHERS[machine]))
-    assert MISSING.search(assembly(float16, OTHERS[machine]))  # it is declined there
-
-
-def assembly(key: KernelKey, machine: tuple[str, str, str]) -> str:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    kernels = importlib.import_module("rope_xp_backends.cpu.machine")
-    code: str = kernels.emit_assembly(key, *machine)
-    return code
+    assert not MISSING.search(assembly("bfloat16", OTHERS[machine]))
+    assert MISSING.search(assembly("float16", OTHERS[machine]))  # it is declined there
 
 
 @pytest.mark.parametrize(
@@ -82,25 +75,15 @@ def test_float16_is_declined_where_no_instruction_is_known(
     triple: str, features: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LLVM calls functions for it there, and aborts the process where it does not find them."""
-    machine = importlib.import_module("rope_xp_backends.cpu.machine")
-    assert machine._can_convert_float16(triple, features) is expected
+    assert kernels._can_convert_float16(triple, features) is expected
     if expected:
         return
     fresh: Any = Kernels("llvmlite", compiled._load)
     monkeypatch.setattr(paths, "KERNELS", fresh)
     rope_xp.clear_caches()  # of plans with kernels
-    monkeypatch.setattr(machine, "_describe_host", lambda: (triple, "generic", features))
+    monkeypatch.setattr(kernels, "_describe_host", lambda: (triple, "generic", features))
     x = np.random.default_rng(0).standard_normal((7, 2, 10)).astype(np.float16)
     with pytest.warns(RuntimeWarning, match="no.* known to have an instruction .* float16"):
         got = RoPE().rotate(x)
     np.testing.assert_array_equal(got, truth(RoPE().rotate, x))
     assert "instruction that converts float16" in dict(rope_xp.explain(x, x).declined)["llvm"]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_pointers_have_no_types(dtype: str) -> None:
-    """As LLVM dropped them, and llvmlite will."""
-    kernel = importlib.import_module("rope_xp_backends.cpu.kernel")
-    text = str(kernel.build_ir(KernelKey(dtype, interleaved_in=True, interleaved_out=False)))
-    assert ", ptr " in text
-    assert "*" not in text

@@ -1,25 +1,23 @@
 """Kernels as processes have them: compiled late, not at all, from files, in forked children."""
 
-from __future__ import annotations
-
 import compileall
 import importlib
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import compiled, files
 from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
+from support.bits import same, sample
 from support.exhaustive import exhaustive
+from support.programs import printed
 from support.targets import truth
 
 import rope_xp
@@ -28,6 +26,7 @@ from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.kernels import Kernels
 
 pytest.importorskip("llvmlite")
+machine = importlib.import_module("rope_xp_backends.cpu.machine")
 
 POSITIONS = np.arange(130) * 1000
 
@@ -35,23 +34,12 @@ POSITIONS = np.arange(130) * 1000
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     call_cache.CALLS.cache_clear()  # which are bound to kernels
-    fresh: Any = Kernels("llvmlite", compiled._load)
-    monkeypatch.setattr(paths, "KERNELS", fresh)
-
-
-def sample(rng: np.random.Generator, *shape: int, dtype: str = "float32") -> np.ndarray:
-    return rng.standard_normal(shape).astype(dtype)
+    monkeypatch.setattr(paths, "KERNELS", Kernels("llvmlite", compiled._load))
 
 
 def python(script: Path, code: str, *arguments: str, **environment: str) -> str:
     script.write_text(code)
-    command = [sys.executable, "-W", "error", str(script), *arguments]
-    environment = os.environ | environment
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=environment, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return printed(script, *arguments, options=("-W", "error"), **environment).strip()
 
 
 FORKS = """
@@ -122,20 +110,16 @@ def test_a_rotation_while_the_interpreter_shuts_down(pool: str, tmp_path: Path) 
     assert python(tmp_path / "at_exit.py", AT_EXIT, pool, ROPE_XP_NUM_THREADS="3") == "True"
 
 
-def test_llvm_that_cannot_be_imported(
-    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_llvm_that_cannot_be_imported(nothing_compiled, monkeypatch, rng) -> None:
     package = importlib.import_module("rope_xp_backends.cpu")
     monkeypatch.delattr(package, "machine", raising=False)
     monkeypatch.setitem(sys.modules, "rope_xp_backends.cpu.machine", None)
     x = sample(rng, 130, 2, 16)
     expected = truth(RoPE().rotate, x, POSITIONS)
     with pytest.warns(RuntimeWarning, match="goes on without llvmlite.*cannot be imp") as caught:
-        np.testing.assert_array_equal(RoPE().rotate(x, POSITIONS), expected)
+        same(RoPE().rotate(x, POSITIONS), expected)
     assert len(caught) == 1
-    np.testing.assert_array_equal(
-        RoPE().rotate(x, POSITIONS), expected
-    )  # a second warning would be an error
+    same(RoPE().rotate(x, POSITIONS), expected)  # a second warning would be an error
     explanation = rope_xp.explain(x, x, POSITIONS)
     assert explanation.path == "chunked"
     assert "llvmlite cannot be imported" in dict(explanation.declined)["llvm"]
@@ -143,9 +127,7 @@ def test_llvm_that_cannot_be_imported(
         RoPE().rotate(x, POSITIONS)
 
 
-def test_arrays_that_are_laid_out_in_another_way(
-    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_arrays_that_are_laid_out_in_another_way(nothing_compiled, monkeypatch, rng) -> None:
     """The address of elements is read where CPython has it, else from numpy itself."""
     host = importlib.import_module("rope_xp_backends.numpy.host")
     arrays = [sample(rng, 3, 2, 8), sample(rng, 3, 2, 16)[:, ::-1, 3:11]]
@@ -160,25 +142,22 @@ def test_arrays_that_are_laid_out_in_another_way(
 def test_a_second_kernel_that_fails_finds_nothing_written(
     nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    machine = importlib.import_module("rope_xp_backends.cpu.machine")
     compile_kernel = machine.compile_kernel
 
-    def only_float32(form: KernelKey) -> Callable[..., int]:
-        if form.dtype != "float32":
-            raise SystemError(form.dtype)
-        return compile_kernel(form)
+    def only_float32(key: KernelKey) -> Callable[..., int]:
+        if key.dtype != "float32":
+            raise SystemError(key.dtype)
+        return compile_kernel(key)
 
     monkeypatch.setattr(machine, "compile_kernel", only_float32)
     q, k = sample(rng, 130, 4, 16), sample(rng, 130, 2, 16, dtype="float16")
     expected = truth(rope_xp.apply, q, k, POSITIONS)
-    with pytest.warns(
-        RuntimeWarning,
-        match="without a kernel of llvmlite. llvmlite cannot compile its kernel: float16",
-    ):
+    message = "without a kernel of llvmlite. llvmlite cannot compile its kernel: float16"
+    with pytest.warns(RuntimeWarning, match=message):
         rope_xp.apply(q, k, POSITIONS, out=(q, k))
     assert len(paths.KERNELS._compiled) == 1
-    np.testing.assert_array_equal(q, expected[0])
-    np.testing.assert_array_equal(k, expected[1])
+    same(q, expected[0])
+    same(k, expected[1])
 
 
 def test_the_first_call_compiles_however_small(nothing_compiled: None) -> None:
@@ -231,12 +210,10 @@ def test_processes_that_compile_at_once(tmp_path: Path) -> None:
 @pytest.fixture
 def compile_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Compile a kernel, or load it, and return how many were compiled."""
-    machine = importlib.import_module("rope_xp_backends.cpu.machine")
     texts: list[str] = []
     optimize = machine._optimize
-    monkeypatch.setattr(
-        machine, "_optimize", lambda text, target: texts.append(text) or optimize(text, target)
-    )
+    watched = lambda text, target: texts.append(text) or optimize(text, target)  # noqa: E731  # short
+    monkeypatch.setattr(machine, "_optimize", watched)
 
     def run() -> int:
         texts.clear()
@@ -246,9 +223,7 @@ def compile_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return run
 
 
-def test_damaged_kernels_are_compiled_again(
-    compile_one: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_kernels_are_compiled_again(compile_one, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     assert [compile_one(), compile_one()] == [1, 0]
     (file,) = list_files(tmp_path)
@@ -260,9 +235,7 @@ def test_damaged_kernels_are_compiled_again(
     assert compile_one() == 0
 
 
-def test_kernels_that_cannot_be_kept(
-    compile_one: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_cannot_be_kept(compile_one, tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("ROPE_XP_KERNEL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     assert [compile_one(), compile_one()] == [1, 0]
@@ -278,23 +251,16 @@ def test_kernels_that_cannot_be_kept(
     assert len(list_files(tmp_path / "caches")) == 1
 
 
-def test_folders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
-    files.write_kernel("kernel", b"code")
-    assert files.read_kernel("kernel") == b"code"
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert files.read_kernel("kernel") is None
-
-
-def test_folders_outside_the_profile_where_files_have_no_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on Windows, where anybody may have written the code that lies elsewhere."""
+def test_kernels_in_folders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows, where files have no owner, anybody may have written those outside the profile."""
     inside, outside = tmp_path / "home" / "kernels", tmp_path / "kernels"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for folder in (inside, outside):
         monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(folder))
         files.write_kernel("kernel", b"code")
+        assert files.read_kernel("kernel") == b"code"
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert files.read_kernel("kernel") is None
     monkeypatch.delattr(os, "geteuid")
     assert files.read_kernel("kernel") is None
     files.write_kernel("another", b"code")
@@ -304,9 +270,7 @@ def test_folders_outside_the_profile_where_files_have_no_owner(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems name other folders")
-def test_a_relative_folder_for_caches_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_folder_for_caches_is_ignored(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROPE_XP_KERNEL_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -316,9 +280,7 @@ def test_a_relative_folder_for_caches_is_ignored(
     assert file.parent == tmp_path / "home" / ".cache" / "rope_xp"
 
 
-def test_kernels_that_nobody_uses_are_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_nobody_uses_are_deleted(tmp_path, monkeypatch) -> None:
     """By the writer of a new one; what is not a kernel stays, however old."""
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     for name in ("unused", "used", *map(str, range(40))):
@@ -334,10 +296,7 @@ def test_kernels_that_nobody_uses_are_deleted(
     assert names == {"letter", "used", *(f"new{i}" for i in range(8))}
 
 
-def test_files_are_named_for_all_that_code_depends_on(
-    compile_one: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = importlib.import_module("rope_xp_backends.cpu.machine")
+def test_files_are_named_for_all_that_code_depends_on(compile_one, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     compile_one()
     write, llvm = machine.build_ir, machine.llvm

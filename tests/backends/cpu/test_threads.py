@@ -1,11 +1,7 @@
 """Kernels on numpy's arrays: threads of rope_xp and of its callers."""
 
-from __future__ import annotations
-
 import importlib
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +12,7 @@ import numpy as np
 import pytest
 from rope_xp_backends.cpu import threads as _threads
 from support.bits import same, sample
+from support.programs import printed
 from support.targets import truth
 
 import rope_xp
@@ -25,12 +22,10 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 
 
 @pytest.mark.parametrize("number", ["1", "2", "3", "7"])
-def test_any_number_of_threads(
-    path: str, number: str, threads: Callable[[str], None], rng: np.random.Generator
-) -> None:
+def test_any_number_of_threads(path, number, threads, rng) -> None:
     threads(number)
     for dtype in ("float32", "bfloat16"):
-        q, k = sample(rng, 2, 130, 4, 16, dtype=dtype), sample(rng, 2, 130, 1, 16, dtype=dtype)
+        q, k = (sample(rng, 2, 130, n, 16, dtype=dtype) for n in (4, 1))
         expected = truth(rope_xp.apply, q, k, POSITIONS)
         for got, e in zip(rope_xp.apply(q, k, POSITIONS), expected, strict=True):
             same(got, e)
@@ -80,9 +75,7 @@ def test_threads_obey_the_errstate_of_the_caller(threads: Callable[[str], None])
 
 
 @pytest.mark.parametrize("number", ["0", "two", "-1", "1.5", " "])
-def test_a_number_of_threads_that_is_none(
-    path: str, number: str, threads: Callable[[str], None]
-) -> None:
+def test_a_number_of_threads_that_is_none(path, number, threads) -> None:
     threads(number)
     with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*whole number"):
         RoPE().rotate(np.ones((3, 2, 8), np.float32))
@@ -110,22 +103,6 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-VARIABLES = ("OMP_NUM_THREADS", "ROPE_XP_NUM_THREADS")
-
-
-def python(tmp_path: Path, code: str, *arguments: str, **variables: str) -> list[str]:
-    (tmp_path / "threads.py").write_text(code)
-    others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    done = subprocess.run(
-        # Python 3.12 warns of every fork beside threads.
-        [sys.executable, "-W", "ignore", str(tmp_path / "threads.py"), *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=others | variables,
-        timeout=100,
-    )
-    return done.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -135,9 +112,7 @@ def python(tmp_path: Path, code: str, *arguments: str, **variables: str) -> list
         *(("0", "", CORES), ("all", "", CORES)),
     ],
 )
-def test_threads_of_a_worker(
-    openmp: str, ours: str, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_a_worker(openmp, ours, expected, monkeypatch) -> None:
     """Those of OpenMP, which joblib and others set for workers, unless ours is set."""
     monkeypatch.setenv("OMP_NUM_THREADS", openmp)
     monkeypatch.setenv("ROPE_XP_NUM_THREADS", ours)
@@ -149,7 +124,11 @@ def test_threads_of_a_worker(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_worker_has_threads_of_its_own(tmp_path: Path) -> None:
     """As many as its environment names, and as it asks for: in a process, and in a fork of it."""
-    assert python(tmp_path, COUNT, "3", OMP_NUM_THREADS="2") == ["2", "3"]
+    (tmp_path / "count.py").write_text(COUNT)
+    # Python 3.12 warns of every fork beside threads.
+    variables = {"OMP_NUM_THREADS": "2", "ROPE_XP_NUM_THREADS": ""}
+    lines = printed(tmp_path / "count.py", "3", options=("-W", "ignore"), **variables)
+    assert lines.split() == ["2", "3"]
 
 
 def test_torch_decides_for_tensors_what_openmp_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """The kernel for GPUs as a path of numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

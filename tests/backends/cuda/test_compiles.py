@@ -1,7 +1,5 @@
 """What NVRTC makes of the kernel for GPUs, without a GPU: registers, accesses, arithmetic."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import re
@@ -56,9 +54,7 @@ def compiled(nvrtc: Any, arch: str, keys: list[CudaKey]) -> tuple[dict[str, Cuda
         *("-ftz=true", "--device-as-default-execution-space", f"-arch={arch}"),
         *(f"-I{include}", f"-I{include / 'cccl'}", "--ptxas-options=-v"),
     )
-    program = nvrtc.createProgram(
-        (cuda_on_cpu.KERNELS / "rotate.cu").read_text(), "rotate.cu", (), ()
-    )
+    program = nvrtc.createProgram(kernels.SOURCE.read_text(), "rotate.cu", (), ())
     for key in keys:
         nvrtc.addNameExpression(program, key.expression)
     try:
@@ -76,11 +72,8 @@ def disassembled(cubin: bytes, folder: Path) -> dict[str, list[str]]:
     (folder / "kernels.cubin").write_bytes(cubin)
     command = [str(program), "-c", str(folder / "kernels.cubin")]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
-    found = {}
-    for section in re.split(r"^\.text\.", text, flags=re.MULTILINE)[1:]:
-        name = section.partition(":")[0]
-        found[name] = INSTRUCTION.findall(section)
-    return found
+    sections = re.split(r"^\.text\.", text, flags=re.MULTILINE)[1:]
+    return {section.partition(":")[0]: INSTRUCTION.findall(section) for section in sections}
 
 
 @pytest.mark.parametrize(

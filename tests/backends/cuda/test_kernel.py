@@ -1,86 +1,91 @@
-"""The kernel for GPUs without a GPU: every key, and accesses as wide as memory allows.
+"""The kernel for GPUs without a GPU: every key, the width of accesses, and launches.
 
 Its source is run by support/cuda_on_cpu.py as the path "cuda" of numpy. The rows "numpy-cuda" of
 support/targets.py take it through the tests of every path.
 """
 
-from __future__ import annotations
-
+import math
+import mmap
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from rope_xp_backends.gpu import cuda_plan
 from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, CudaKey
 from support import cuda_on_cpu
-from support.cuda_arrays import keys_of_last_call, placed, same, sample
+from support.bits import same, sample
 from support.exhaustive import exhaustive
+from support.occupancy import waves
 from support.targets import numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
+from rope_xp._arguments import parse
+from rope_xp._arguments.axes import parse_axes
+from rope_xp._core.call import UNKNOWN, RotationSpec
+from rope_xp._core.memory import StridedLayout
 
 POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
+POSITIONS[0] = 0
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 ACCESSES = sorted({(key.dtype, key.access) for key in cuda_on_cpu.every_key()})
+
+
+def place(x: np.ndarray, alignment: int) -> np.ndarray:
+    """Return a copy whose address this power of two divides, and no greater one."""
+    buffer = np.empty(x.nbytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 32 + alignment
+    copy = buffer[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
 
 
 @pytest.mark.parametrize(("dtype", "access"), ACCESSES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generator) -> None:
     """New and in place, both ways, with angles of each source: the key that was meant, its bits."""
-    q, k = (placed(sample(rng, 2, 21, h, 64, dtype=dtype), access) for h in (5, 2))
+    q, k = (place(sample(rng, 2, 21, h, 64, dtype=dtype), access) for h in (5, 2))
+    k[..., ::3] *= 0  # zeros of both signs, which results have too
     rope = RoPE(layout=layout)
     sections = replace(rope, position_axes=(0, 1, 2, 1) * 8)
-    cos, sin = rope.cos_sin(POSITIONS, 64)
     three = np.stack([POSITIONS, POSITIONS[::-1], POSITIONS // 7])
+    angles = rope.with_tables(*rope.cos_sin(POSITIONS, 64))
     calls: list[tuple[int, Callable[..., np.ndarray]]] = [
-        (TABLE_LOOKUP, lambda x, **out: rope.rotate(x, POSITIONS, **out)),
-        (TABLE_LOOKUP, lambda x, **out: rope.unrotate(x, POSITIONS, **out)),
-        (COMPONENTS, lambda x, **out: sections.rotate(x, three, **out)),
-        (COMPONENTS, lambda x, **out: sections.unrotate(x, three, **out)),
-        (COS_SIN, lambda x, **out: rope_xp.apply_tables(x, cos, sin, layout=layout, **out)),
-        (
-            COS_SIN,
-            lambda x, **out: rope_xp.apply_tables(x, cos, sin, layout=layout, inverse=True, **out),
-        ),
+        (TABLE_LOOKUP, partial(rope.rotate, positions=POSITIONS)),
+        (TABLE_LOOKUP, partial(rope.unrotate, positions=POSITIONS)),
+        (COMPONENTS, partial(sections.rotate, positions=three)),
+        (COMPONENTS, partial(sections.unrotate, positions=three)),
+        *((COS_SIN, angles.rotate), (COS_SIN, angles.unrotate)),
     ]
-    seen = set()
+    seen, pairs = set(), (layout != "half", layout == "interleaved")
     for i, (source, turn) in enumerate(calls):
-        read, write = layout != "half", layout == "interleaved"
-        if i % 2:
-            read, write = write, read
+        read, write = pairs[::-1] if i % 2 else pairs
         source = COS_SIN if dtype == "float64" else source  # noqa: PLW2901  # float64 is given
         for x in (q, k):
             expected = truth(turn, x)
-            in_place = placed(x, access)
-            for out in (placed(x, access), in_place):
+            in_place = place(x, access)
+            for out in (place(x, access), in_place):
                 turn(in_place if out is in_place else x, out=out)
-                (key,) = keys_of_last_call()
+                (key,) = cuda_on_cpu.get_keys()
                 assert key == CudaKey(dtype, read, write, access, source, out is in_place)
                 seen.add(key)
                 same(out, expected)
     expected = truth(rope.apply, q, k, POSITIONS)
-    for got, e in zip(
-        rope.apply(q, k, POSITIONS, out=(placed(q, access), placed(k, access))),
-        expected,
-        strict=True,
-    ):
+    results = rope.apply(q, k, POSITIONS, out=(place(q, access), place(k, access)))
+    for got, e in zip(results, expected, strict=True):
         same(got, e)
-    assert len(keys_of_last_call()) == 1  # q and k in one launch
-    pairs = {(read, write), (write, read)}
-    assert seen == {
-        key
-        for key in cuda_on_cpu.every_key()
-        if (key.dtype, key.access) == (dtype, access) and key[1:3] in pairs
-    }
+    assert len(cuda_on_cpu.get_keys()) == 1  # q and k in one launch
+    keys = [x for x in cuda_on_cpu.every_key() if (x.dtype, x.access) == (dtype, access)]
+    assert seen == {key for key in keys if key[1:3] in (pairs, pairs[::-1])}
 
 
 def padded(shape: tuple[int, ...], rows: int = 0, head_dim: int = 0) -> np.ndarray:
     """Return zeros of bfloat16 with so many components more behind each token, and each head."""
     batch, tokens, heads, d = shape
     row = heads * (d + head_dim) + rows
-    x = placed(np.zeros(batch * tokens * row, numpy_dtype("bfloat16")), 16)
+    x = place(np.zeros(batch * tokens * row, numpy_dtype("bfloat16")), 16)
     strides = (2 * tokens * row, 2 * row, 2 * (d + head_dim), 2)
     return np.lib.stride_tricks.as_strided(x, shape, strides)
 
@@ -104,20 +109,22 @@ def test_accesses_are_as_wide_as_fits(kind: str, rng: np.random.Generator) -> No
     for layout, access in zip(("half", "interleaved"), accesses, strict=True):
         x, out, rope = make(), make(), RoPE(layout=layout, **slices)
         x[...] = sample(rng, *x.shape, dtype="bfloat16")
-        same(rope.rotate(x, POSITIONS, out=out), truth(rope.rotate, x, POSITIONS))
-        assert keys_of_last_call()[0].access == access
+        expected = truth(rope.rotate, x, POSITIONS)
+        same(rope.rotate(x, POSITIONS, out=out), expected)
+        assert cuda_on_cpu.get_keys()[0].access == access
+        same(rope.rotate(x, POSITIONS, out=x), expected)
 
 
 def test_tables_that_lie_askew(rng: np.random.Generator) -> None:
-    x = placed(sample(rng, 21, 2, 64, dtype="bfloat16"), 16)
+    x = place(sample(rng, 21, 2, 64, dtype="bfloat16"), 16)
     for columns, start, access in ((32, 0, 16), (33, 0, 2), (34, 0, 4), (36, 2, 4), (36, 4, 16)):
         cos, sin = (
-            placed(np.zeros((21, columns), np.float32), 16)[:, start : start + 32] for _ in "cs"
+            place(np.zeros((21, columns), np.float32), 16)[:, start : start + 32] for _ in "cs"
         )
         cos[...], sin[...] = RoPE().cos_sin(POSITIONS, 64)
         got = rope_xp.apply_tables(x, cos, sin, layout="half")
         same(got, truth(rope_xp.apply_tables, x, cos, sin, layout="half"))
-        assert keys_of_last_call()[0].access == access
+        assert cuda_on_cpu.get_keys()[0].access == access
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 80, 576, exhaustive(2048)])
@@ -132,37 +139,127 @@ def test_head_dim(head_dim: int, layout: str, rng: np.random.Generator) -> None:
         same(x, expected)
 
 
-@pytest.mark.parametrize(
-    ("rotary_dim", "offset"), [(64, 448), (64, 0), (12, 64), (16, 3), (2, 509)]
-)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_passes_through(
-    rotary_dim: int, offset: int, layout: str, rng: np.random.Generator
+Shape = tuple[int, ...]
+
+
+def draw(rng: np.random.Generator, shape: Shape | None) -> np.ndarray | None:
+    return None if shape is None else rng.integers(0, 1 << 23, shape)
+
+
+def check(
+    q: np.ndarray, k: np.ndarray, positions: np.ndarray | None, axes: str | None = None
 ) -> None:
-    """q in place and k not: what is left of k is copied, and that of q not written."""
-    rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
-    q, k = (sample(rng, 2, 3, h, 512, dtype="bfloat16") for h in (3, 1))
-    expected = truth(rope.apply, q, k, POSITIONS[:3])
-    other = np.zeros_like(k)
-    rope.apply(q, k, POSITIONS[:3], out=(q, other))
-    same(q, expected[0])
-    same(other, expected[1])
+    apply = partial(RoPE(layout="half").apply, q, k, positions, axes=axes)
+    for got, expected in zip(apply(), truth(apply), strict=True):
+        same(got, expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
-    """Also where the angle is zero, and turned back."""
-    numbers = np.array([0.0, -0.0, 1.0, -1.0], np.float32)
-    x = np.stack(np.meshgrid(numbers, numbers), -1).reshape(4, 1, 1, 8).repeat(3, 1)
-    rope = RoPE(layout=layout)
-    for turn in (rope.rotate, rope.unrotate):
-        expected = truth(turn, x, [0, -3, 70_000])
-        assert (expected == 0).any()
-        np.testing.assert_array_equal(np.signbit(turn(x, [0, -3, 70_000])), np.signbit(expected))
+# Rows are q's and k's shape, axes, and how many launches take both.
+ONE_LAUNCH = [
+    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", None),
+    ((2, 6, 21, 64), (2, 2, 21, 64), "bhsd", None),
+    ((21, 2, 6, 64), (21, 2, 2, 64), "sbhd", None),
+    ((42, 6, 64), (42, 2, 64), "shd", None),
+    ((2, 21, 64), (2, 21, 64), "bsd", None),
+    ((2, 21, 6, 64), (2, 21, 2, 64), "bshd", (2, 21)),
+    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", None),
+    ((4, 2, 21, 6, 64), (4, 2, 21, 2, 64), "xbshd", (4, 2, 21)),
+    ((256, 1, 6, 64), (256, 1, 2, 64), "bshd", (256, 1)),
+]
 
 
-def test_what_the_path_declines(rng: np.random.Generator) -> None:
-    x = sample(rng, 3, 2, 64)
-    for view, reason in ((x[..., ::2], "not contiguous"), (x[..., ::-1], "not contiguous")):
-        with pytest.raises(rope_xp.RopeError, match=reason):
-            RoPE().rotate(view)
+@pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
+def test_one_launch_takes_q_and_k(q_shape, k_shape, axes, positions, rng) -> None:
+    check(sample(rng, *q_shape), sample(rng, *k_shape), draw(rng, positions), axes)
+    assert len(cuda_on_cpu.PATH.ran) == 1
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_batch_axes_that_do_not_fold_take_launches(counted: bool, rng: np.random.Generator) -> None:
+    q = sample(rng, 3, 2, 4, 21, 5, 64)[:, ::-1, ::2, ::-1]
+    k = sample(rng, 3, 2, 2, 21, 2, 64)
+    check(q, k, draw(rng, None if counted else (3, 1, 2, 21)))
+    assert len(cuda_on_cpu.PATH.ran) > 1
+
+
+def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(cuda_plan, "MAX_GRID_Y", 2)
+    cuda_plan.plan_steps.cache_clear()
+    x = sample(rng, 5, 7, 3, 8)
+    same(RoPE().rotate(x, POSITIONS[:7]), truth(RoPE().rotate, x, POSITIONS[:7]))
+    assert cuda_on_cpu.PATH.ran[0].grid == (1, 2)
+    cuda_plan.plan_steps.cache_clear()
+
+
+def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
+    x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
+    same(rope.rotate(x), truth(rope.rotate, x))
+    assert cuda_on_cpu.get_keys()[0].source == TABLE_LOOKUP  # alike in all components
+
+
+def step_of(
+    tokens: int, heads: tuple[int, int], head_dim: int = 128, axes: str = "bshd"
+) -> cuda_plan.CudaStep:
+    """Return the launch for q and k of bfloat16."""
+    layouts = []
+    for n in heads:
+        sizes = {"b": 1, "s": tokens, "h": n, "d": head_dim}
+        shape = tuple(sizes[c] for c in axes)
+        strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
+        layouts.append(StridedLayout(shape, strides))
+    spec = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
+    job = cuda_plan.CudaJob("bfloat16", spec, (False, False), TABLE_LOOKUP, True, 16, 0)
+    (step,) = cuda_plan.plan_steps(job, (*layouts, *layouts), (StridedLayout((tokens,), (8,)),))
+    return step
+
+
+@pytest.mark.parametrize("axes", ["bshd", "bhsd"])
+def test_64_mib_fill_a_gpu_often(axes: str) -> None:
+    """The last blocks, which leave multiprocessors without work, are few beside the others."""
+    step = step_of(6554, (32, 8), axes=axes)
+    assert waves(math.prod(step.grid), math.prod(step.block)) >= 4
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (16, 16), (71, 1), (8, 1), (1, 1)])
+def test_blocks_of_whole_warps(heads: tuple[int, int], head_dim: int) -> None:
+    """And all heads find a lane, few lanes none."""
+    for tokens in (512, 65536):
+        grid, (x, y, z) = (step := step_of(tokens, heads, head_dim)).grid, step.block
+        assert x * y * z % 32 == 0
+        assert x * y * z <= cuda_plan.THREADS
+        assert (grid[0] - 1) * z < tokens <= grid[0] * z
+        turns = -(-sum(heads) // (2 * y))  # of two heads each
+        assert 2 * y * turns <= 1.25 * sum(heads)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_positions_that_nobody_checked(dtype: str, rng: np.random.Generator) -> None:
+    """As they lie on a device: out of range is NaN, in q and k and in every pair."""
+    outside = [1 << 31, -(1 << 31), 1 << 62, -(1 << 63)] if dtype == "int64" else [-(1 << 31)]
+    inside = [(1 << 31) - 1, 1 - (1 << 31), 0, -1, 2047, -2048, 1 << 22]
+    positions = np.array(outside + inside, dtype)
+    q, k = sample(rng, len(positions), 3, 64), sample(rng, len(positions), 1, 64)
+    call = parse.apply(RoPE(), q, k, np.zeros(len(positions), int), None, None, None)
+    (lookup,) = call.angles
+    lookup.whole, lookup.position_range = positions, UNKNOWN
+    for got, x in zip(cuda_on_cpu.PATH.run(call), (q, k), strict=True):
+        assert np.isnan(got[: len(outside)]).all()
+        same(got[len(outside) :], truth(RoPE().rotate, x[len(outside) :], inside))
+
+
+@pytest.mark.parametrize("axes", ["shd", "hsd"])
+def test_strides_beyond_32_bits(axes: str, rng: np.random.Generator) -> None:
+    """Tokens, or heads, 3 GiB apart, in memory that is promised and not there."""
+    apart = 3 << 30
+    with mmap.mmap(-1, 2 * apart + (1 << 20)) as memory:
+        buffer = np.frombuffer(memory, np.uint8)
+        strides = (apart, 256, 2) if axes == "shd" else (apart, 512, 2)
+        x = np.ndarray((3, 2, 128), np.float16, buffer, 64, strides)
+        x[...] = sample(rng, 3, 2, 128, dtype="float16")
+        positions = POSITIONS[: 3 if axes == "shd" else 2]
+        expected = truth(RoPE().rotate, x.copy(), positions, axes=axes)
+        RoPE().rotate(x, positions, axes=axes, out=x)
+        same(x.copy(), expected)
+        cuda_on_cpu.PATH.ran.clear()
+        del x, buffer

@@ -1,7 +1,5 @@
 """cupy with a GPU: what only one can show. The whole matrix runs on it too, by its rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -16,32 +14,19 @@ cupy = pytest.importorskip("cupy")
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
 
-@pytest.fixture
-def gpu() -> None:
-    if not cupy.is_available():
-        pytest.skip("cupy finds no GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not cupy.is_available(), reason="cupy finds no GPU"),
+]
 
 
 def check(got: Any, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(cupy.asnumpy(got), expected)
 
 
-@pytest.mark.gpu
-def test_on_a_gpu(gpu: None) -> None:
-    x = np.random.default_rng(0).standard_normal((2, 9, 4, 8)).astype(np.float32)
-    made = cupy.asarray(x)
-    got, _ = rope_xp.apply(made, made, np.arange(9) + 1_000_000)
-    np.testing.assert_allclose(
-        cupy.asnumpy(got), RoPE().rotate(x, np.arange(9) + 1_000_000), atol=1e-6
-    )
-    with pytest.raises(TypeError, match="q is a numpy array and k a cupy array"):
-        rope_xp.apply(x, made)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_the_bits_of_numpy(gpu: None, dtype: str, layout: str, rng: np.random.Generator) -> None:
+def test_the_bits_of_numpy(dtype: str, layout: str, rng: np.random.Generator) -> None:
     """No multiply-add is fused and no small number taken for zero; in place as elsewhere."""
     shape, positions = (2, 130, 6, 128), rng.integers(-(1 << 31) + 1, 1 << 31, (2, 130))
     x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-44, 4, shape)).astype(np.float32)
@@ -55,8 +40,7 @@ def test_the_bits_of_numpy(gpu: None, dtype: str, layout: str, rng: np.random.Ge
         check(rope.rotate(made, positions, out=made), expected)
 
 
-@pytest.mark.gpu
-def test_positions_out_of_range_and_at_the_limit(gpu: None) -> None:
+def test_positions_out_of_range_and_at_the_limit() -> None:
     x = np.ones((5, 2, 64), np.float32)
     inside = [(1 << 31) - 1, 1 - (1 << 31)]
     positions = cupy.asarray(np.array([*inside, 1 << 31, -(1 << 31), -(1 << 63)]))
@@ -66,8 +50,7 @@ def test_positions_out_of_range_and_at_the_limit(gpu: None) -> None:
     assert bool(cupy.isnan(got[2:]).all())
 
 
-@pytest.mark.gpu
-def test_the_current_stream(gpu: None, rng: np.random.Generator) -> None:
+def test_the_current_stream(rng: np.random.Generator) -> None:
     """On each of two streams a call comes after what was asked of that stream before."""
     x = rng.standard_normal((4096, 32, 128)).astype(np.float32)
     expected = RoPE().rotate(x)
@@ -83,10 +66,9 @@ def test_the_current_stream(gpu: None, rng: np.random.Generator) -> None:
             check(got, expected)
 
 
-@pytest.mark.gpu
 @pytest.mark.unsanitized  # it would take minutes
 @pytest.mark.parametrize("axes", ["shd", "hsd"])
-def test_more_elements_than_32_bits_count(gpu: None, axes: str) -> None:
+def test_more_elements_than_32_bits_count(axes: str) -> None:
     """2**31 + 2**24 of them, and bytes beyond 2**32: the last and the first are turned alike."""
     heads, tokens = 129, (1 << 31) // (128 * 128)
     shape = (tokens, heads, 128) if axes == "shd" else (heads, tokens, 128)
@@ -107,8 +89,7 @@ def test_more_elements_than_32_bits_count(gpu: None, axes: str) -> None:
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-@pytest.mark.gpu
-def test_two_devices(gpu: None, rng: np.random.Generator) -> None:
+def test_two_devices(rng: np.random.Generator) -> None:
     """Each array is turned on its own device, whichever is current."""
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is one GPU")

@@ -1,7 +1,5 @@
 """cupy without a GPU: its dispatch, and its path on host memory."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable
@@ -11,20 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import capture, cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
 from support import cuda_on_cpu
+from support.slow_path import run_twice
 from support.targets import TARGETS, missing, numpy_dtype
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._arguments import parse as _parse
-from rope_xp._arguments import parse_tables as _parse_tables
+from rope_xp._arguments import parse
 from rope_xp._core import caches
 from rope_xp._core.caches import TableCache
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import backend as dispatch
-from rope_xp._dispatch import call_cache
-from rope_xp._dispatch.backend import Backend
 
 cupy = pytest.importorskip("cupy")
 
@@ -32,13 +28,6 @@ glue = importlib.import_module("rope_xp_backends.cupy")
 paths = importlib.import_module("rope_xp_backends.cupy.paths")
 HEADS = (slice(4), slice(4, None))
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
-
-
-def test_the_glue_imports_without_a_gpu() -> None:
-    assert glue.BACKEND.name == "cupy"
-    assert isinstance(glue.BACKEND, Backend)
-    for name in ("take", "where", "stack", "concat", "astype", "full_like", "permute_dims"):
-        assert callable(getattr(glue.BACKEND.xp, name))
 
 
 def on_host(x: np.ndarray) -> Any:
@@ -55,16 +44,7 @@ def read(x: Any) -> np.ndarray:
     return np.array(SimpleNamespace(__array_interface__=interface)).view(x.dtype)
 
 
-class Stream:
-    """As far as it is asked."""
-
-    capturing = False
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
-
-STREAM = Stream()
+STREAM = SimpleNamespace(is_capturing=lambda: False)
 
 
 @pytest.fixture
@@ -79,28 +59,29 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, where it needs no stand-in")
 
-    def compiled(_source: str, expression: str) -> Any:
-        (key,) = [key for key in cuda_on_cpu.every_key() if key.expression == expression]
-
-        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any]) -> None:
-            cuda_on_cpu.launch(key, grid, block, *arguments)
-
-        return launch
+    def compiled(key: tuple[CudaKey, int]) -> Any:
+        return lambda grid, block, words: cuda_on_cpu.launch(key[0], grid, block, *words)
 
     monkeypatch.setattr(paths, "compile_kernel", compiled)
     monkeypatch.setattr(cupy.cuda, "Device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(STREAM, "capturing", False)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: STREAM)
     monkeypatch.setattr(cupy, "asarray", lambda x: on_host(np.array(x)))
     monkeypatch.setattr(cupy, "array", lambda x, order: on_host(read(x)))
     monkeypatch.setattr(cupy, "empty", lambda shape, dtype: on_host(np.empty(shape, dtype)))
     monkeypatch.setattr(cupy, "empty_like", lambda x: on_host(np.empty_like(read(x))))
     monkeypatch.setattr(glue.BACKEND, "paths", (glue.Cuda(),))
-    settled: list[int] = []
-    monkeypatch.setattr(glue.BACKEND, "synchronize", settled.append)
-    kept = TableCache(dispatch._tables_on_device.__self__.function)  # these lie on no device
-    monkeypatch.setattr(dispatch, "_tables_on_device", kept.__getitem__)
-    return settled
+    synchronized: list[int] = []
+    monkeypatch.setattr(glue.BACKEND, "synchronize", synchronized.append)
+    cache = TableCache(dispatch._tables_on_device.__self__.function)  # these lie on no device
+    monkeypatch.setattr(dispatch, "_tables_on_device", cache.__getitem__)
+    return synchronized
+
+
+def fail_with(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
 
 
 POSITIONS = np.array([0, 2047, 70_000, (1 << 31) - 1, -5])
@@ -111,34 +92,11 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Return what a call returns at first, and once it is cached, by one launch without a plan."""
-    call()  # of a class of arrays that may be new
-    call_cache.CALLS.cache_clear()
-    first = call()
-    with monkeypatch.context() as patch:
-        for module, name in (
-            (_parse, "apply"),
-            (_parse, "rotate"),
-            (_parse_tables, "apply"),
-            (cuda, "build_launches"),
-        ):
-            patch.setattr(module, name, lambda *_: pytest.fail("it took the slow path"))
-        return first, call()
-
-
 @pytest.mark.covering
 @pytest.mark.parametrize("axes", VIEWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_on_host_memory(
-    host: list[int],
-    layout: str,
-    dtype: str,
-    axes: str,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch) -> None:
     """Arrays, glue and launches are cupy's own; only who computes is not."""
     fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
     rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
@@ -160,13 +118,11 @@ def test_the_path_on_host_memory(
         (lambda: angles.apply(*arrays(), axes=axes), expected),
         (in_place, expected),
     ):
-        for results in _twice(call, monkeypatch):
+        for results in run_twice(call, monkeypatch, (cuda, "build_launches")):
             for g, e in zip(results, right, strict=True):
                 assert type(g) is cupy.ndarray
                 np.testing.assert_array_equal(read(g), e)
     assert rope_xp.explain(*arrays(), POSITIONS, rope, axes=axes).path == "cuda"
-    for g, e in zip(rope.apply(*arrays(), POSITIONS, axes=axes), expected, strict=True):
-        np.testing.assert_array_equal(read(g), e)
 
 
 def test_results_lie_as_their_inputs_do(host: list[int], rng: np.random.Generator) -> None:
@@ -183,29 +139,22 @@ def test_tables_are_waited_for_once(host: list[int]) -> None:
         assert host == [0]
 
 
-def test_graphs_keep_the_tables_that_they_read(
-    host: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_keep_the_tables_that_they_read(host, monkeypatch) -> None:
     monkeypatch.setattr(caches, "PINNED", {})
     x = on_host(np.ones((3, 2, 8), np.float32))
     RoPE().rotate(x, [5, 6, 7])
     assert not caches.PINNED
-    monkeypatch.setattr(STREAM, "capturing", True)
+    monkeypatch.setattr(STREAM, "is_capturing", lambda: True)
     for _ in range(2):
         RoPE().rotate(x, [5, 6, 7])
         assert len(caches.PINNED) == 3 + 1  # digits, and frequencies
 
 
-def test_a_kernel_that_a_graph_cannot_load_is_tried_again(
-    host: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(_source: str, expression: str) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
+def test_a_kernel_that_a_graph_cannot_load_is_tried_again(host, monkeypatch) -> None:
     x = on_host(np.ones((3, 2, 8), np.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(paths, "compile_kernel", refused)
-        patched.setattr(STREAM, "capturing", True)
+        patched.setattr(paths, "compile_kernel", fail_with(RuntimeError("not permitted here")))
+        patched.setattr(STREAM, "is_capturing", lambda: True)
         patched.setattr(caches, "PINNED", {})
         with pytest.raises(RuntimeError, match="not permitted"):
             RoPE().rotate(x)
@@ -229,7 +178,7 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> 
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
     monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
     monkeypatch.setattr(cupy, "RawModule", load)
-    assert paths.compile_kernel("", "rotate<float>") == "loaded"
+    assert paths.compile_kernel((next(cuda_on_cpu.every_key()), 0)) == "loaded"
     assert loaded_in == [2]
     assert modes == [0]  # as it was before
 
@@ -249,11 +198,14 @@ def test_cupy_takes_the_argument_of_a_launch() -> None:
 
 def test_what_is_declined(host: list[int]) -> None:
     x = on_host(np.ones((3, 2, 8), np.float32))
-    strided = on_host(np.ones((3, 2, 16), np.float32))[..., ::2]
-    declined = dict(rope_xp.explain(strided, strided).declined)
-    assert declined["cuda"] == "the last axis of an array is not contiguous"
-    with rope_xp.use_path("cuda"), pytest.raises(rope_xp.RopeError, match="not contiguous"):
-        RoPE().rotate(x, out=strided)
+    wide = on_host(np.ones((3, 2, 16), np.float32))
+    for strided in (wide[..., ::2], wide[..., 7::-1]):
+        declined = dict(rope_xp.explain(strided, strided).declined)
+        assert declined["cuda"] == "the last axis of an array is not contiguous"
+        with rope_xp.use_path("cuda"), pytest.raises(rope_xp.RopeError, match="not contiguous"):
+            RoPE().rotate(x, out=strided)
+    with pytest.raises(TypeError, match="q is a numpy array and k a cupy array"):
+        rope_xp.apply(read(x), x)
 
 
 class CompileException(Exception):  # noqa: N818  # as cupy calls its own
@@ -263,17 +215,12 @@ class CompileException(Exception):  # noqa: N818  # as cupy calls its own
 @pytest.mark.parametrize(
     "error", [RuntimeError("no libnvrtc"), CompileException("no cuda_fp16.h")], ids=repr
 )
-def test_a_kernel_that_cannot_be_compiled(
-    host: list[int], error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_cannot_be_compiled(host, error, monkeypatch) -> None:
     """Its path warns once, and leaves this call and all others to the portable one."""
 
-    def broken(_source: str, expression: str) -> Any:
-        raise error
-
-    monkeypatch.setattr(paths, "compile_kernel", broken)
+    monkeypatch.setattr(paths, "compile_kernel", fail_with(error))
     path = paths.Cuda()
-    call = _parse.rotate(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
+    call = parse.rotate(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
     assert path.decline_reason(call, forced=False) is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without a kernel of cupy.*no "),

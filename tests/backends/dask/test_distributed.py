@@ -1,7 +1,5 @@
 """dask.distributed: an array larger than a worker's memory passes through it chunk by chunk."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 
@@ -13,6 +11,7 @@ from rope_xp import RoPE
 da = pytest.importorskip("dask.array", reason="dask is not installed")
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
+STATUS = pathlib.Path("/proc/self/status")
 MIB = 1 << 20
 CHUNK = 16 * MIB
 TOKENS = CHUNK // (4 * 8 * 128)
@@ -26,13 +25,10 @@ def block(x: np.ndarray) -> np.ndarray:
     return np.einsum("bshd,bshd->bs", x, x, dtype=np.float64)
 
 
-def resident(field: str) -> int:
-    """Return a line of what Linux knows of the memory of this process, in bytes."""
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise KeyError(field)
+def read_memory(field: str) -> int:
+    """Return a field of Linux's status of this process, in bytes."""
+    lines = STATUS.read_text().splitlines()
+    return 1024 * int(dict(line.split()[:2] for line in lines if line.endswith("kB"))[f"{field}:"])
 
 
 def spilled(dask_worker: distributed.Worker) -> int:
@@ -41,8 +37,7 @@ def spilled(dask_worker: distributed.Worker) -> int:
     return int(sum(n for key, n in metrics.items() if key[0] == "disk-write"))
 
 
-def compiled() -> bool:
-    """Return whether this process has a kernel."""
+def has_kernel() -> bool:
     from rope_xp_backends.cpu.compiled import KERNELS
 
     return bool(KERNELS._compiled)
@@ -59,9 +54,7 @@ def rotated(chunks: int):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(
-    not pathlib.Path("/proc/self/status").exists(), reason="only Linux tells the peak of memory"
-)
+@pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the peak of memory")
 def test_more_than_a_worker_can_hold(tmp_path: pathlib.Path) -> None:
     assert CHUNKS * CHUNK >= 2 * LIMIT
     with (
@@ -76,11 +69,11 @@ def test_more_than_a_worker_can_hold(tmp_path: pathlib.Path) -> None:
         distributed.Client(cluster) as client,
     ):
         rotated(2).compute()  # imports, tables and kernels are there to stay
-        before = client.run(resident, "VmRSS")
+        before = client.run(read_memory, "VmRSS")
         sums = rotated(CHUNKS).compute()
-        peaks = client.run(resident, "VmHWM")
+        peaks = client.run(read_memory, "VmHWM")
         written = client.run(spilled)
-        kernels = client.run(compiled)
+        kernels = client.run(has_kernel)
     np.testing.assert_allclose(sums, 8 * 128, rtol=1e-6)
     assert sums.shape == (1, CHUNKS * TOKENS)
     for worker, peak in peaks.items():

@@ -1,6 +1,6 @@
-"""dask: chunks, the size of the graph, positions of every kind. The rest is tested with others."""
+"""dask: chunks and positions of every kind. The rest is tested with others."""
 
-from __future__ import annotations
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,14 +11,12 @@ import rope_xp
 from rope_xp import RoPE, RopeError
 from rope_xp._arguments import parse
 
-pytest.importorskip("dask", reason="dask is not installed")
-da = pytest.importorskip("dask.array", reason="dask is installed without its arrays")
+da = pytest.importorskip("dask.array", reason="dask or its arrays are not installed")
 
-RULE = rope_xp.scaling.YaRN(4.0, 64)
 ROPES = {
     "half": RoPE(layout="half"),
     "slice": RoPE(rotary_dim=6, rotary_offset=-7, base=5e5),
-    "scaled": RoPE(layout="interleaved_to_half", scaling=RULE),
+    "scaled": RoPE(layout="interleaved_to_half", scaling=rope_xp.scaling.YaRN(4.0, 64)),
 }
 CHUNKS = [
     ((2,), (9,), (4,), (8,)),
@@ -49,14 +47,11 @@ def test_large_blocks_run_the_compiled_kernels(dtype: str) -> None:
     pytest.importorskip("llvmlite", reason="llvmlite is not installed")
     x = sample(1, 24, 2, 16, dtype=dtype)
     lazy = da.from_array(x, chunks=(1, 7, 1, 16))
-    with rope_xp.use_path("llvm"):
-        RoPE().rotate(x)
     assert rope_xp.explain(x, x).path == "llvm"
-    floats = np.linspace(-3.5, 90_000.25, 24)
-    for p in (None, np.arange(24), np.arange(24, dtype=np.int32), floats):
-        lazy_positions = p if p is None else da.from_array(p, chunks=5)
-        for given in (p, lazy_positions):
-            equal(RoPE().rotate(lazy, given), RoPE().rotate(x, p))
+    whole = np.arange(24)
+    for p in (None, whole, whole.astype(np.int32), np.linspace(-3.5, 90_000.25, 24)):
+        for positions in (p, None if p is None else da.from_array(p, chunks=5)):
+            equal(RoPE().rotate(lazy, positions), RoPE().rotate(x, p))
 
 
 AXES = [("bhsd", (2, 4, 9, 8)), ("sbhd", (9, 2, 4, 8)), ("sxhbd", (9, 2, 3, 2, 8)), ("sd", (9, 8))]
@@ -111,10 +106,8 @@ def test_tables_of_the_caller() -> None:
 def test_tables_of_lazy_positions(kind: str, wide: bool) -> None:
     p = np.arange(30).reshape(2, 15).astype(kind)
     lazy = da.from_array(p, chunks=(1, 4))
-    dtype = np.float64 if wide else None
-    for got, expected in zip(
-        RoPE().cos_sin(lazy, 8, dtype=dtype), RoPE().cos_sin(p, 8, dtype=dtype), strict=True
-    ):
+    tables, dtype = RoPE().cos_sin, np.float64 if wide else None
+    for got, expected in zip(tables(lazy, 8, dtype=dtype), tables(p, 8, dtype=dtype), strict=True):
         assert got.chunks == (*lazy.chunks, (4,))
         equal(got, expected)
 
@@ -122,18 +115,19 @@ def test_tables_of_lazy_positions(kind: str, wide: bool) -> None:
 def test_tables_of_one_position() -> None:
     for at in (5, 5.5):
         lazy = RoPE().cos_sin(da.asarray(np.array(at)), 8)
-        for found, expected in zip(lazy, RoPE().cos_sin(at, 8), strict=True):
-            np.testing.assert_array_equal(found.compute(), expected)
+        for got, expected in zip(lazy, RoPE().cos_sin(at, 8), strict=True):
+            np.testing.assert_array_equal(got.compute(), expected)
 
 
 def test_blocks_of_another_library_than_their_positions() -> None:
     """Positions of numpy follow a block to where it lies: cupy's in earnest, torch's here."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from rope_xp_backends.dask import blocks
+    from rope_xp_backends.dask import library, paths
 
     x = sample(2, 9, 4, 8)
     call = parse.rotate(RoPE(), x, np.arange(9), None, None, False)
-    turn = blocks.Rotation(call.spec, blocks.remove_arrays(call.angles[0]), ((1,),))
+    source = library.remove_arrays(call.angles[0])
+    turn = partial(paths.rotate_block, call.spec, source, ((1,),))
     got = turn(torch.from_numpy(x), np.arange(9))
     np.testing.assert_array_equal(got.numpy(), RoPE().rotate(x))
     with pytest.raises(TypeError, match="a block is a numpy array and its positions a torch array"):

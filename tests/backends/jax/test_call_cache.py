@@ -2,16 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from support.bits import sample
+from support.slow_path import run_twice
 
 import rope_xp
 from rope_xp import RoPE
-from rope_xp._arguments import parse, parse_tables
 from rope_xp._dispatch import call_cache
 
 jax = pytest.importorskip("jax")
@@ -20,22 +18,6 @@ jnp = jax.numpy
 CALLS = call_cache.CALLS
 HALF = RoPE(layout="half")
 PARTS = RoPE(layout="half", position_axes=(0, 1, 1, 0))
-
-
-def again(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Return what a call returns at first, and once it is known."""
-    call()  # of a class of arrays that may be new
-    CALLS.cache_clear()
-    first = call()
-    with monkeypatch.context() as patch:
-        for module, name in (
-            (parse, "apply"),
-            (parse, "rotate"),
-            (parse_tables, "apply"),
-            (parse_tables, "rotate"),
-        ):
-            patch.setattr(module, name, lambda *_: pytest.fail("it took the slow path"))
-        return first, call()
 
 
 POSITIONS = {
@@ -50,9 +32,7 @@ POSITIONS = {
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_same_bits(
-    positions: str, dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_bits(positions, dtype, rng, monkeypatch) -> None:
     q, k = (jnp.asarray(sample(rng, 2, 2, n, 8), dtype) for n in (4, 2))
     at = POSITIONS[positions]
     for call in (
@@ -60,14 +40,12 @@ def test_same_bits(
         lambda: (HALF.rotate(q, at), HALF.unrotate(k, at)),
         lambda: HALF.apply(q, k, at, axes="sbhd") if positions != "numpy" else (),
     ):
-        for first, second in zip(*again(call, monkeypatch), strict=True):
+        for first, second in zip(*run_twice(call, monkeypatch), strict=True):
             assert first.dtype == second.dtype == dtype
             np.testing.assert_array_equal(np.asarray(first, "f4"), np.asarray(second, "f4"))
 
 
-def test_same_bits_of_components_and_tables(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_bits_of_components_and_tables(rng, monkeypatch) -> None:
     q, k = (jnp.asarray(sample(rng, 1, 3, n, 8)) for n in (4, 2))
     images = jnp.asarray([[1, 2, 3], [4, 5, 6]])
     angles = HALF.at(images[0], like=q)
@@ -77,7 +55,7 @@ def test_same_bits_of_components_and_tables(
         lambda: angles.apply(q, k),
         lambda: (angles.unrotate(q),),
     ):
-        for first, second in zip(*again(call, monkeypatch), strict=True):
+        for first, second in zip(*run_twice(call, monkeypatch), strict=True):
             np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
 
 
@@ -116,14 +94,3 @@ def test_transforms_take_the_slow_path() -> None:
     (grad,) = jax.vjp(HALF.rotate, x)[1](jnp.ones_like(x))
     np.testing.assert_allclose(grad, HALF.unrotate(jnp.ones_like(x)), atol=1e-6)
     np.testing.assert_array_equal(HALF.rotate(x), expected)
-
-
-def test_float64_follows_the_configuration() -> None:
-    CALLS.cache_clear()
-    with jax.enable_x64(True):
-        x = jnp.ones((3, 2, 8), jnp.float64)
-        for _ in range(2):
-            assert HALF.rotate(x).dtype == jnp.float64
-    for _ in range(2):
-        with pytest.raises(rope_xp.RopeError, match="jax_enable_x64"):
-            HALF.rotate(x)

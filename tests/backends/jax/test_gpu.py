@@ -1,6 +1,4 @@
-"""What XLA makes of a rotation on a GPU, read where there is none: see xla_for_gpu.py."""
-
-from __future__ import annotations
+"""jax on many devices, and what XLA makes of a rotation on a GPU: see xla_for_gpu.py."""
 
 import importlib.util
 import json
@@ -35,10 +33,14 @@ def compiled(
     return [json.loads(line) for line in lines]
 
 
-def accesses(ptx: str, what: str) -> Counter[int]:
+def accesses(ptx: str, operation: str) -> Counter[int]:
     """Return how often global memory is read (ld) or written (st), by bytes of a thread."""
-    found = re.findall(rf"\b{what}\.global\.(?:nc\.)?(?:v(\d)\.)?b(\d+)", ptx)
-    return Counter(int(n or 1) * int(bits) // 8 for n, bits in found)
+    matches = re.findall(rf"\b{operation}\.global\.(?:nc\.)?(?:v(\d)\.)?b(\d+)", ptx)
+    return Counter(int(n or 1) * int(bits) // 8 for n, bits in matches)
+
+
+def count_instructions(ptx: str) -> int:
+    return len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE))
 
 
 def rotations(case: dict[str, Any]) -> list[str]:
@@ -48,9 +50,22 @@ def rotations(case: dict[str, Any]) -> list[str]:
 
 
 def spelled_for_gpus(compiled: list[dict[str, Any]], direction: str) -> list[dict[str, Any]]:
-    found = [c for c in compiled if c["path"] == "jit-gpu" and c["direction"] == direction]
-    assert len(found) == {44: 3 * 2 * 3 + 3, 6: 2}[len(compiled)]
-    return found
+    cases = [c for c in compiled if c["path"] == "jit-gpu" and c["direction"] == direction]
+    assert len(cases) == {44: 3 * 2 * 3 + 3, 6: 2}[len(compiled)]
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "least"),
+    [("jit", "Auto", 20), *(exhaustive("jit", "", 800), exhaustive("jit-gpu", "Explicit", 20))],
+)
+def test_shardings_on_eight_devices(path: str, kind: str, least: int) -> None:
+    """They pass through a rotation, and nothing moves between devices: see meshes.py."""
+    # The number of devices is fixed when jax starts, and warnings are errors there too.
+    lines = printed("meshes.py", path, kind, options=("-W", "error"))
+    count, *rest = lines.split(maxsplit=1)
+    assert rest == ["cases\n"], lines
+    assert int(count) > least
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -70,15 +85,13 @@ def test_several_numbers_at_once(compiled: list[dict[str, Any]]) -> None:
             assert min(accesses(ptx, "st")) >= 8
             reads = accesses(ptx, "ld")
             assert reads.pop(1, 0) + reads.pop(2, 0) <= 1, case  # which of two is selected
-            least = (
-                8 if case["layout"] != "interleaved_to_half" and case["rotary_dim"] == 128 else 4
-            )
-            assert min(reads) >= least, case
-            assert len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE)) < INSTRUCTIONS
+            is_wide = case["layout"] != "interleaved_to_half" and case["rotary_dim"] == 128
+            assert min(reads) >= (8 if is_wide else 4), case
+            assert count_instructions(ptx) < INSTRUCTIONS
     for case in spelled_for_gpus(compiled, "backward"):
         for ptx in rotations(case):
             assert min(accesses(ptx, "st")) >= 8
-            assert len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE)) < INSTRUCTIONS
+            assert count_instructions(ptx) < INSTRUCTIONS
 
 
 def test_every_operation_rounds_by_itself(compiled: list[dict[str, Any]]) -> None:
@@ -94,7 +107,7 @@ def test_why_gpus_have_a_spelling_of_their_own(compiled: list[dict[str, Any]]) -
     forward, backward = (case for case in compiled if case["path"] == "jit")
     assert all(max(accesses(ptx, "st")) == 2 for ptx in rotations(forward))
     for ptx in rotations(backward):
-        assert len(re.findall(r"^\t[a-z@]", ptx, re.MULTILINE)) > INSTRUCTIONS
+        assert count_instructions(ptx) > INSTRUCTIONS
 
 
 @pytest.mark.gpu

@@ -1,13 +1,18 @@
-"""What users do around calls must not take them off the cached way, nor copy tables each time."""
-
-from __future__ import annotations
+"""What users and versions of torch do around calls slows none of them, and copies no tables."""
 
 import gc
+import importlib.util
+import inspect
+import itertools
+import re
+import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.exhaustive import exhaustive
 
@@ -15,8 +20,13 @@ import rope_xp
 from rope_xp import RoPE
 from rope_xp._arguments import parse
 from rope_xp._core import caches
+from rope_xp._core.library import TableKey
+from rope_xp._dispatch import call_cache
+from rope_xp._rotation.tables import host_tables
 
 torch = pytest.importorskip("torch")
+
+from rope_xp_backends.torch import private, results, tables  # noqa: E402  # they need torch
 
 HALF = RoPE(layout="half")
 
@@ -39,8 +49,6 @@ class Wrapped(torch.Tensor):  # type: ignore[misc,name-defined]  # torch may be 
 
 
 def test_a_subclass_uses_the_tables_that_there_are() -> None:
-    from rope_xp_backends.torch import tables
-
     x = torch.ones(1, 3, 2, 16).as_subclass(Wrapped)
     expected = HALF.rotate(torch.ones(1, 3, 2, 16), [1, 2, 3])
     on_device = tables.tables_on_device.__self__
@@ -52,11 +60,6 @@ def test_a_subclass_uses_the_tables_that_there_are() -> None:
 
 
 def test_tables_on_a_cpu_are_the_memory_of_the_host() -> None:
-    from rope_xp_backends.torch import tables
-
-    from rope_xp._core.library import TableKey
-    from rope_xp._rotation.tables import host_tables
-
     table_key = TableKey(RoPE(base=1234.5), 32, False, False)
     shared = tables.tables_on_device((table_key, torch.device("cpu")))
     assert shared.low.data_ptr() == host_tables(table_key).low.ctypes.data
@@ -73,8 +76,6 @@ def best(call: Callable[[], Any], of: int = 7) -> float:
 
 def test_a_new_rope_takes_little() -> None:
     """Less than twice the 600,000 sines and cosines of its tables; it took four times as long."""
-    import numpy as np
-
     bases = iter(range(20_000, 30_000))
     x = torch.ones(1, 1, 2, 128)
     new = best(lambda: RoPE(base=float(next(bases))).rotate(x, [5]))
@@ -112,17 +113,12 @@ class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch may b
 def test_a_graph_of_many_layers_holds_tables_once(path: str | None) -> None:
     torch._dynamo.reset()
     graphs: list[Any] = []
-
-    def backend(graph: Any, _example: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
+    backend = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731  # short
     q, k = torch.randn(1, 5, 4, 16), torch.randn(1, 5, 2, 16)
     with rope_xp.use_path(path):
         compiled = torch.compile(Layers(), fullgraph=True, backend=backend)
         got = compiled(q, k, torch.arange(5))
-    for g, e in zip(got, Layers()(q, k, torch.arange(5)), strict=True):
-        torch.testing.assert_close(g, e)
+    torch.testing.assert_close(got, Layers()(q, k, torch.arange(5)))
     (graph,) = graphs
     held = [x for x in (*graph.parameters(), *graph.buffers()) if x.numel() > 1000]
     held += [x for x in vars(graph).values() if isinstance(x, torch.Tensor) and x.numel() > 1000]
@@ -135,3 +131,61 @@ def test_a_graph_of_many_layers_holds_tables_once(path: str | None) -> None:
     gc.collect()
     assert not any(table() is not None for table in tables)
     assert caches.cached_bytes() == 0
+
+
+NAMES = re.findall(r"^(\w+)(?::.*)? = _resolve\(", inspect.getsource(private), re.MULTILINE)
+BASES = itertools.count(30_000)  # of no rope whose tables are cached
+
+
+@pytest.fixture(params=[[name] for name in NAMES] + [NAMES], ids=lambda names: names[0])
+def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    call_cache.CALLS.cache_clear()
+    for name in request.param:
+        monkeypatch.setattr(private, name, None)
+    yield request.param
+    call_cache.CALLS.cache_clear()
+
+
+def test_a_missing_name_is_no_error(missing: list[str]) -> None:
+    rope = RoPE(base=float(next(BASES)))
+    x = torch.randn(2, 3, 2, 8)
+    turned = torch.from_numpy(rope.rotate(x.numpy()))
+    back = torch.from_numpy(rope.unrotate(np.ones((2, 3, 2, 8), np.float32)))
+    assert torch.equal(torch.func.grad(lambda x: rope.rotate(x).sum())(x), back)
+    assert torch.equal(torch.func.vmap(rope.rotate)(x), turned)
+    assert torch.equal(torch.func.jvp(rope.rotate, (x,), (x,))[1], turned)
+    for _ in range(2):
+        assert torch.equal(rope.rotate(x), turned)
+        leaf = x.clone().requires_grad_()
+        rope.rotate(leaf).sum().backward()
+        assert torch.equal(leaf.grad, back)
+    if set(missing) & {"_guard_scalar", "_known_true"}:
+        torch._dynamo.reset()
+        compiled = torch.compile(rope.rotate, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), turned)
+
+
+def is_advised(result: Any) -> bool:
+    """Return whether the system was asked for huge pages in the middle of a tensor."""
+    middle, inside = result.data_ptr() + result.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name:
+            start, end = (int(part, 16) for part in name.split("-"))
+            inside = start <= middle < end
+        elif inside and name == "VmFlags:":
+            return "hg" in rest.split()
+    raise AssertionError("no mapping has the tensor")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such advice")
+def test_huge_pages_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = torch.empty(1 << 23)
+    result = results.allocate_result(large).zero_()
+    if not is_advised(result):
+        pytest.skip("this kernel of Linux has no huge pages")
+    monkeypatch.setenv("ROPE_XP_HUGE_PAGES", "0")
+    spec = importlib.util.spec_from_file_location(f"{results.__name__}_off", results.__file__)
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+    assert not is_advised(without.allocate_result(torch.empty(1 << 24)).zero_())

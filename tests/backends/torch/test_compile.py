@@ -1,7 +1,5 @@
 """torch.compile: one graph for all lengths, exact angles in generated code, ropes kept apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 
@@ -9,6 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
+from support.torch_op import POSITIONS, recording, same, sample
 
 import rope_xp
 from rope_xp import RoPE
@@ -17,13 +16,6 @@ from rope_xp.papers import encodings
 from rope_xp.scaling import Linear
 
 torch = pytest.importorskip("torch")
-
-POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
-
-
-def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
-    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    return made.requires_grad_(grad)
 
 
 def options_inside(q, k, p):
@@ -51,19 +43,14 @@ def test_compile_without_warning_in_two_graphs(function) -> None:
     """The first graph is for one length, the second for all."""
     torch._dynamo.reset()
     graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph
-
+    count = lambda graph, _: graphs.append(graph) or graph  # noqa: E731  # short
     compiled = torch.compile(function, fullgraph=True, backend=count)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for tokens in (5, 9, 700, 2049):
             q, k = sample(3, tokens, 4, 16), sample(3, tokens, 2, 16)
             p = torch.arange(tokens) + 70_000
-            for got, expected in zip(compiled(q, k, p), function(q, k, p), strict=True):
-                torch.testing.assert_close(got, expected, rtol=0, atol=0)
+            same(compiled(q, k, p), function(q, k, p))
     assert len(graphs) <= 2
 
 
@@ -106,19 +93,31 @@ def test_generated_code_has_exact_angles() -> None:
     torch.testing.assert_close(grad, expected_grad, rtol=0, atol=5e-7)
 
 
-def test_ropes_made_inside_a_graph_are_not_confused() -> None:
-    """In place of a dataclass made inside, Dynamo hands constants one with default fields."""
+def two_ropes(x):
+    """Rotate by ropes made inside: Dynamo may take one with default fields for either."""
+    first = RoPE(base=5e3, scaling=Linear(4.0)).rotate(x)
+    return first, rope_xp.apply(x, x, base=7e3, position_axes=(0, 0, 0, 0))[0]
 
-    def both(x):
-        first = RoPE(base=5e3, scaling=Linear(4.0)).rotate(x)
-        second = rope_xp.apply(x, x, base=7e3, position_axes=(0, 0, 0, 0))[0]
-        return first, second
 
+def in_place(x):
+    RoPE().rotate(x, out=x)
+    return x * 2
+
+
+def there_and_back(x):
+    p, rope = torch.arange(len(x)) + 70_000, RoPE(layout="half")
+    return rope.unrotate(rope.rerotate(rope.rotate(x, p), p, p + 5), p + 5)
+
+
+@pytest.mark.parametrize(
+    ("function", "path"), [(two_ropes, None), (in_place, None), (there_and_back, "portable")]
+)
+def test_compiled_functions_do_as_eager_ones(function, path: str | None) -> None:
     torch._dynamo.reset()
-    x = sample(900, 2, 8)
-    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")(x)
-    for got, expected in zip(compiled, both(x), strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    x, y = sample(900, 2, 8), sample(900, 2, 8)
+    with rope_xp.use_path(path):
+        same(torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(y))
+    same(x, y)
 
 
 class Slower(RoPE):
@@ -175,8 +174,7 @@ def test_layers_with_ropes_of_their_own(dynamic: bool | None, every: int) -> Non
                 p = torch.stack([p, 2 * p]) if rope.position_axes else p
                 layer = Layer(rope)
                 compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=dynamic)
-                for got, expected in zip(compiled(x, p), layer(x, p), strict=True):
-                    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+                same(compiled(x, p), layer(x, p))
 
 
 def test_generated_code_gives_nan_out_of_range() -> None:
@@ -214,35 +212,7 @@ def test_compiled_tables_of_any_positions(positions, options) -> None:
         return RoPE().cos_sin(positions, 8, **given), encodings.sinusoidal(positions, 8, **given)
 
     got, columns = torch.compile(tables, fullgraph=True, backend="aot_eager")(positions)
-    for table, e in zip((*got, columns), (*expected, encoded), strict=True):
-        torch.testing.assert_close(table, e, rtol=0, atol=0)
-
-
-def test_compiled_inverse_and_rerotation() -> None:
-    rope = RoPE(layout="half")
-
-    def there_and_back(x, p):
-        moved = rope.rerotate(rope.rotate(x, p), p, p + 5)
-        return rope.unrotate(moved, p + 5)
-
-    torch._dynamo.reset()
-    x = sample(5, 2, 8)
-    p = POSITIONS.clamp(max=1 << 30)
-    got = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")(x, p)
-    torch.testing.assert_close(got, x, rtol=0, atol=4e-6)
-
-
-def test_compiled_in_place() -> None:
-    def in_place(x):
-        RoPE().rotate(x, out=x)
-        return x * 2
-
-    torch._dynamo.reset()
-    x = sample(5, 2, 8)
-    expected = RoPE().rotate(x) * 2
-    got = torch.compile(in_place, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
-    torch.testing.assert_close(x * 2, expected, rtol=0, atol=0)
+    same((*got, columns), (*expected, encoded))
 
 
 @pytest.mark.parametrize(
@@ -261,20 +231,14 @@ def test_compiled_in_place() -> None:
 def test_what_is_known_to_be_small_is_left_to_the_compiler(layout, tokens, dynamic, fused) -> None:
     torch._dynamo.reset()
     graphs = []
-
-    def keep(graph, inputs):
-        graphs.append([str(node.target) for node in graph.graph.nodes])
-        return graph
-
     rope = RoPE(layout=layout)
     q, k, p = sample(1, tokens, 6, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
     if dynamic is not None:
         for x in (q, k):
             torch._dynamo.mark_dynamic(x, 1, **dynamic)
         torch._dynamo.mark_dynamic(p, 0, **dynamic)
-    compiled = torch.compile(rope.apply, fullgraph=True, backend=keep)
-    got, expected = compiled(q, k, p), rope.apply(q, k, p)
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    compiled = torch.compile(rope.apply, fullgraph=True, backend=recording(graphs))
+    same(compiled(q, k, p), rope.apply(q, k, p))
     (graph,) = graphs
     assert any("rope_xp.rotate_pair" in name for name in graph) is not fused
 
@@ -285,14 +249,4 @@ def test_a_small_rotation_in_generated_code_has_the_bits_of_eager(dtype) -> None
     rope = RoPE(layout="half")
     q, k = sample(2, 5, 4, 16, dtype=dtype), sample(2, 5, 2, 16, dtype=dtype)
     got = torch.compile(rope.apply, fullgraph=True)(q, k, POSITIONS)
-    for y, e in zip(got, rope.apply(q, k, POSITIONS), strict=True):
-        torch.testing.assert_close(y, e, rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_choice_of_path_reaches_compiled_code() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: RoPE().rotate(x), fullgraph=True, backend="aot_eager")
-    x = sample(5, 2, 8)
-    with rope_xp.use_path("portable"):
-        got = compiled(x)
-    torch.testing.assert_close(got, RoPE().rotate(x), rtol=0, atol=0)
+    same(got, rope.apply(q, k, POSITIONS))

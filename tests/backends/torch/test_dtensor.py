@@ -1,7 +1,5 @@
 """torch DTensor: the cases of dtensor_cases.py on 2 and 4 processes, and the docs' examples."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.exhaustive import exhaustive
-from support.programs import HERE, ROOT, environment
+from support.programs import ROOT, environment
 
 torch = pytest.importorskip("torch")
 
@@ -30,6 +28,11 @@ SHORT = (
 """Cases that the short suite runs, on two processes: those that neither compile nor take long."""
 
 
+RUN = """
+import sys
+from support import dtensor_cases, dtensor_help
+dtensor_help.run(*sys.argv[1:])
+"""
 # Processes leave cores to each other.
 FEW = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
@@ -38,12 +41,10 @@ def start(folder: Path, processes: int, names: Sequence[str]) -> list[subprocess
     folder.mkdir()
     started = []
     for rank in range(processes):
-        arguments = [str(HERE / "dtensor_cases.py"), str(folder), str(rank), str(processes), *names]
+        command = [sys.executable, "-c", RUN, str(folder), str(rank), str(processes), *names]
+        options = {"env": environment(**FEW), "cwd": ROOT, "stderr": subprocess.STDOUT}
         with (folder / f"{rank}.log").open("wb") as log:
-            command = [sys.executable, *arguments]
-            started.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env=environment(**FEW), cwd=ROOT)
-            )
+            started.append(subprocess.Popen(command, stdout=log, **options))
     return started
 
 

@@ -1,27 +1,22 @@
-"""torch's operator around kernels: memory, bits, writing in place.
+"""torch's operator around kernels: memory, writing in place, torch.compile.
 
 The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
 """
 
-from __future__ import annotations
-
+import importlib
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import pytest
+from rope_xp_backends.torch import cpu, gpu
 from support.exhaustive import exhaustive
-from support.targets import numpy_dtype, truth
-from support.torch_op import (
-    HALVES,
-    POSITIONS,
-    digit_tables,
-    rotate,
-    same,
-    sample,
-)
+from support.targets import KERNELS, truth
+from support.torch_op import POSITIONS, TORCH, Temperature, recording, rotate, same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._core.library import TableKey
+from rope_xp._core.path import PathUnavailable
 
 torch = pytest.importorskip("torch")
 
@@ -33,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("_by_kernels")
 def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:
-        angles = (POSITIONS, torch.rand(POSITIONS.shape), *digit_tables(8), torch.rand(4))
+        backend = importlib.import_module("rope_xp_backends.torch").BACKEND
+        digits = tuple(backend.tables(TableKey(RoPE(), 8, False, False), sample(1)))[:3]
+        angles = (POSITIONS, torch.rand(POSITIONS.shape), *digits, torch.rand(4))
     how = (*angles, None, "bshd", "half", 0, False)
     x, heads_first = sample(2, 5, 3, 8), sample(2, 3, 5, 8).transpose(1, 2)
     for q, k in ((x, x[:, :, 1:]), (heads_first, x), (x.bfloat16(), heads_first.bfloat16())):
@@ -79,9 +76,8 @@ def test_results_lie_in_memory_as_torch_has_it(view: str) -> None:
     x = VIEWS[view](sample(2, 5, 3, 8))
     for got in (rotate(x), *RoPE().apply(x, x, POSITIONS)):
         same(got, truth(rotate, x.clone(memory_format=torch.contiguous_format)))
-        assert (
-            got.stride() == (torch.empty_like(x) if x.stride(-1) == 1 else x.contiguous()).stride()
-        )
+        like = torch.empty_like(x) if x.stride(-1) == 1 else x.contiguous()
+        assert got.stride() == like.stride()
         assert not got.is_neg()
 
 
@@ -90,16 +86,6 @@ def test_all_memory_can_still_be_resized() -> None:
     assert x.nbytes == 1 << 22  # from where on results are in huge pages
     for owner in (rotate(x, None), x, *RoPE().apply(x[:, :2], x[:, :2])):
         owner.resize_(1, 4096, 8, 64)
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_bits_are_numpys(dtype: torch.dtype) -> None:
-    x = sample(2, 5, 3, 16, dtype=dtype)
-    name = numpy_dtype(str(dtype).removeprefix("torch."))
-    x_numpy = x.view(torch.uint16).numpy().view(name)
-    expected = truth(RoPE().rotate, x_numpy, POSITIONS.numpy())
-    got = rotate(x).view(torch.uint16).numpy()
-    np.testing.assert_array_equal(got, expected.view(np.uint16))
 
 
 def test_writing_over_what_backward_needs_is_noticed() -> None:
@@ -115,15 +101,6 @@ def test_writing_over_what_backward_needs_is_noticed() -> None:
             y.sum().backward()
 
 
-def test_in_place_under_inference_mode() -> None:
-    x, expected = sample(5, 2, 8), rotate(sample(5, 2, 8))
-    with torch.inference_mode():
-        inside = sample(5, 2, 8)
-        for y in (inside, x):
-            same(RoPE().rotate(y, POSITIONS, out=y), expected)
-    assert (inside.is_inference(), x.is_inference()) == (True, False)
-
-
 @pytest.mark.parametrize("view", ["every second component", "negated"])
 def test_out_that_no_kernel_writes(view: str) -> None:
     x = VIEWS[view](sample(1, 5, 2, 8))
@@ -132,3 +109,56 @@ def test_out_that_no_kernel_writes(view: str) -> None:
         RoPE().rotate(x, POSITIONS, out=x)
     with rope_xp.use_path(None):
         same(RoPE().rotate(x, POSITIONS, out=x), expected)
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+        return rope_xp.apply(q, k, p, layout="half", scaling=Temperature(2.0))
+
+
+def train(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
+    """Return results and gradients."""
+    q, k = sample(2, tokens, 4, 16, grad=True), sample(2, tokens, 2, 16, grad=True)
+    results = attention(q, k, p)
+    return *results, *torch.autograd.grad([x.square().sum() for x in results], (q, k))
+
+
+own_classes = pytest.mark.skipif(
+    TORCH < (2, 12), reason="before torch 2.12 a graph makes instances of rope_xp's classes alone"
+)
+
+
+@own_classes
+@pytest.mark.parametrize(("path", "first"), [(KERNELS, 5), exhaustive(None, 4096)])
+def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first: int) -> None:
+    torch._dynamo.reset()
+    graphs: list[set[str]] = []
+    with rope_xp.use_path(path):
+        compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
+        for tokens in (first, 9, 700):
+            p = torch.arange(tokens) + 70_000
+            same(train(compiled, tokens, p), train(Attention(), tokens, p))
+    assert len(graphs) == 4  # forward and backward, of one length and of all
+    assert all("rope_xp.rotate_pair.default" in graph for graph in graphs)
+
+
+@own_classes
+def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
+    expected = train(compiled, 5, POSITIONS)
+    given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
+    expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
+
+    def fail(*_: object, **__: object) -> None:
+        raise PathUnavailable
+
+    for kernels in (cpu.KERNELS, gpu.KERNELS):
+        monkeypatch.setattr(kernels, "get", fail)
+    rope_xp.clear_caches()  # of plans with kernels
+    for name in (None, "portable"):
+        with rope_xp.use_path(name):
+            same(train(compiled, 5, POSITIONS), expected)
+            same(given(*tables), expected_given)
+    with pytest.raises(RopeError, match="was asked for and cannot take this call"):
+        given(*tables)

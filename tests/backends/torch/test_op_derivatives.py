@@ -3,21 +3,11 @@
 The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from support.targets import KERNELS, truth
-from support.torch_op import (
-    HALVES,
-    LAYOUTS,
-    POSITIONS,
-    Temperature,
-    rotate,
-    same,
-    sample,
-)
+from support.torch_op import HALVES, LAYOUTS, POSITIONS, Temperature, rotate, same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
@@ -100,8 +90,8 @@ def test_second_derivatives_need_a_gradient_where_the_first_do() -> None:
     q, k = (sample(5, n, 6, grad=True) for n in (2, 1))
     results = rope_xp.apply(q, k, POSITIONS)
     weights = [torch.ones_like(results[0]).requires_grad_(), torch.ones_like(results[1])]
-    found = torch.autograd.grad(results, (q, k), weights, create_graph=True)
-    assert [x.requires_grad for x in found] == [True, False]
+    gradients = torch.autograd.grad(results, (q, k), weights, create_graph=True)
+    assert [x.requires_grad for x in gradients] == [True, False]
 
 
 @pytest.mark.covering
@@ -140,22 +130,25 @@ def test_positions_have_gradients() -> None:
         fixed, moved = positions.detach() + 3, RoPE().rerotate
         assert torch.autograd.gradcheck(lambda p: moved(x, p, fixed), positions)
         assert torch.autograd.gradcheck(lambda p: moved(x, fixed, p), positions)
+        single = positions.detach().float().requires_grad_()
+        rotate(x.float(), single).sum().backward()
+        rotate(x, positions).sum().backward()
+        torch.testing.assert_close(single.grad.double(), positions.grad, rtol=0, atol=2e-5)
 
 
 def test_vmap() -> None:
     x, p = sample(5, 2, 8, 3), torch.stack([POSITIONS, POSITIONS - 1, POSITIONS // 2])
     maps = torch.func.vmap
-    each = [rotate(x[..., i]) for i in range(3)]
-    own = [rotate(x[..., i], p[i]) for i in range(3)]
-    same(maps(rotate, (3,))(x), torch.stack(each))
-    same(maps(rotate, (3,), 2)(x), torch.stack(each, 2))
+    shared = torch.stack([rotate(x[..., i]) for i in range(3)])
+    separate = torch.stack([rotate(x[..., i], p[i]) for i in range(3)])
+    same(maps(rotate, (3,))(x), shared)
+    same(maps(rotate, (3,), 2)(x), shared.movedim(0, 2))
     same(maps(rotate, (None, 0))(x[..., 0], p), torch.stack([rotate(x[..., 0], a) for a in p]))
-    same(maps(rotate, (3, 1))(x, p.mT), torch.stack(own))
-    tables = [torch.stack(t) for t in zip(*(RoPE().cos_sin(a, 8) for a in p), strict=True)]
-    same(maps(rope_xp.apply_tables, (3, 0, 0))(x, *tables), torch.stack(own))
+    same(maps(rotate, (3, 1))(x, p.mT), separate)
+    tables = RoPE().cos_sin(p, 8)
+    same(maps(rope_xp.apply_tables, (3, 0, 0))(x, *tables), separate)
     keys = maps(lambda q, k: RoPE().apply(q, k, POSITIONS), (3, None))(x, x[:, :1, :, 0])
-    same(keys[0], torch.stack(each))
-    same(keys[1], torch.stack([each[0][:, :1]] * 3))
+    same(keys, (shared, torch.stack([shared[0, :, :1]] * 3)))
 
 
 def test_vmap_of_batches_whose_positions_have_no_batch_axis() -> None:

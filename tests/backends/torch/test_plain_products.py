@@ -1,7 +1,5 @@
 """What other kernels were tripped up by: products of matrices, and gradients without strides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

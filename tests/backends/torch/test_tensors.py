@@ -1,20 +1,17 @@
-"""torch: modules that are exported and saved, and tensors of every other kind."""
+"""torch: tensors of every kind, modules that are exported, and Angles within and across graphs."""
 
-from __future__ import annotations
+from typing import Any
 
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
+from support.torch_op import same, sample
 
 import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp.scaling import YaRN
 
 torch = pytest.importorskip("torch")
-
-
-def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
-    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    return made.requires_grad_(grad)
 
 
 class Attention(torch.nn.Module):
@@ -34,10 +31,9 @@ def test_export(strict: bool) -> None:
     q, k, p = sample(1, 8, 4, 16), sample(1, 8, 2, 16), torch.arange(8)
     shapes = ({1: tokens}, {1: tokens}, {0: tokens})
     program = torch.export.export(Attention(), (q, k, p), dynamic_shapes=shapes, strict=strict)
-    q, k, p = sample(1, 77, 4, 16), sample(1, 77, 2, 16), torch.arange(77) + 1_000_000
-    got, expected = program.module()(q, k, p), Attention()(q, k, p)
-    for g, e in zip(got, expected, strict=True):
-        torch.testing.assert_close(g, e, rtol=0, atol=0)
+    assert not [node for node in program.graph.nodes if "rope_xp" in str(node.target)]
+    arguments = sample(1, 77, 4, 16), sample(1, 77, 2, 16), torch.arange(77) + 1_000_000
+    same(program.module()(*arguments), Attention()(*arguments))
 
 
 def test_meta_tensors() -> None:
@@ -49,17 +45,6 @@ def test_meta_tensors() -> None:
     rope_xp.apply(q, k, out=(torch.empty_like(q), torch.empty_like(k)))
 
 
-def test_gradient_of_float_positions() -> None:
-    """d rotate / d p is the derivative through the fraction: the digits are constants."""
-    positions = torch.tensor([0.5, 1000.25], dtype=torch.float64, requires_grad=True)
-    x = sample(2, 1, 4, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda p: RoPE().rotate(x, p), positions)
-    single = positions.detach().float().requires_grad_()
-    RoPE().rotate(x.float(), single).sum().backward()
-    RoPE().rotate(x, positions).sum().backward()
-    torch.testing.assert_close(single.grad.double(), positions.grad, rtol=0, atol=1e-5)
-
-
 def test_transforms_leave_no_wrappers_in_the_cache() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -67,6 +52,7 @@ def test_transforms_leave_no_wrappers_in_the_cache() -> None:
     def fake(f):
         with FakeTensorMode(allow_non_fake_inputs=True):
             f(x)
+            f(torch.ones(3, 2, 8))
 
     x = sample(3, 2, 8)
     for i, transform in enumerate(
@@ -85,8 +71,7 @@ def test_transforms_leave_no_wrappers_in_the_cache() -> None:
 def test_in_place_under_vmap() -> None:
     x = sample(3, 5, 2, 8)
     expected = RoPE().rotate(x)
-    got = torch.func.vmap(lambda x: RoPE().rotate(x, out=x))(x.clone())
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    same(torch.func.vmap(lambda x: RoPE().rotate(x, out=x))(x.clone()), expected)
 
 
 def test_tables_made_in_inference_mode_serve_training() -> None:
@@ -110,8 +95,8 @@ def test_default_device_and_dtype_do_not_matter() -> None:
             other = RoPE(base=65_432.0).rotate(x)
     finally:
         torch.set_default_dtype(torch.float32)
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
-    torch.testing.assert_close(other, RoPE(base=65_432.0).rotate(x), rtol=0, atol=0)
+    same(got, expected)
+    same(other, RoPE(base=65_432.0).rotate(x))
 
 
 def test_autocast_does_not_lower_the_angles() -> None:
@@ -119,7 +104,7 @@ def test_autocast_does_not_lower_the_angles() -> None:
     p = [0, 65_536, 1_000_000]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = RoPE().rotate(x, p)
-    torch.testing.assert_close(got, RoPE().rotate(x, p), rtol=0, atol=0)
+    same(got, RoPE().rotate(x, p))
 
 
 KINDS = {
@@ -157,11 +142,73 @@ def test_tensors_that_are_not_dense_are_refused(argument: str, kind: str, path: 
         USES[argument](given)
 
 
-def test_fake_tensors_do_not_get_into_the_cache() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+YARN = RoPE(layout="half", scaling=YaRN(4.0, 4096))
 
-    rope = RoPE(base=98_765.0)
-    with FakeTensorMode():
-        assert rope.rotate(torch.ones(3, 2, 8)).shape == (3, 2, 8)
-    x = sample(3, 2, 8)
-    np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))
+
+class Decoder(torch.nn.Module):
+    """Two layers that share their angles, and an output that is turned back."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+        angles = YARN.at(p, like=q)
+        for _ in range(2):
+            q, k = angles.apply(q, k)
+        return angles.unrotate(q), k
+
+
+def layer_by_layer(q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+    for _ in range(2):
+        q, k = YARN.apply(q, k, p)
+    return YARN.unrotate(q, p), k
+
+
+def arguments(tokens: int) -> tuple[torch.Tensor, ...]:
+    return sample(1, tokens, 4, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
+
+
+def test_one_graph_of_layers_serves_all_lengths() -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+    backend = lambda graph, _: graphs.append(graph) or graph  # noqa: E731  # short
+    compiled = torch.compile(Decoder(), fullgraph=True, backend=backend)
+    for tokens in (5, 9, 700):
+        same(compiled(*arguments(tokens)), layer_by_layer(*arguments(tokens)))
+    assert len(graphs) == 2  # the second with a symbol for the length
+
+
+def test_angles_of_one_graph_are_used_in_another() -> None:
+    torch._dynamo.reset()
+    q, k, p = arguments(5)
+    make = torch.compile(lambda p, q: YARN.at(p, like=q), fullgraph=True, backend="aot_eager")
+    use = torch.compile(lambda a, q, k: a.apply(q, k), fullgraph=True, backend="aot_eager")
+    same(use(make(p, q), q, k), YARN.apply(q, k, p))
+
+
+@pytest.mark.parametrize("path", [None, "portable"])
+def test_gradients_of_q_and_k(path: str | None) -> None:
+    q, k, p = arguments(5)
+    with rope_xp.use_path(path):
+        gradients = []
+        for function in (Decoder(), layer_by_layer):
+            leaves = [x.clone().requires_grad_() for x in (q, k)]
+            results = function(*leaves, p)
+            gradients.append(torch.autograd.grad([x.square().sum() for x in results], leaves))
+    same(*gradients)
+
+
+@pytest.mark.parametrize("of", ["cos", "sin"])
+def test_gradients_of_tables(of: str) -> None:
+    x, tables = sample(5, 2, 8, dtype=torch.float64), {}
+    for name, t in zip(("cos", "sin"), RoPE().cos_sin(torch.arange(5), 8), strict=True):
+        tables[name] = t.double().requires_grad_(name == of)
+
+    def rotate(table: torch.Tensor) -> Any:
+        return RoPE().with_tables(**(tables | {of: table})).apply(x, x[:, :1])
+
+    assert torch.autograd.gradcheck(rotate, tables[of])
+
+
+def test_devices_do_not_mix() -> None:
+    x = torch.ones(5, 2, 8, device="meta")
+    with pytest.raises(RopeError, match="q is on meta and cos on cpu; move one of them"):
+        YARN.at(torch.arange(5), like=torch.ones(8)).apply(x, x)
+    assert YARN.at([1, 2, 3], like=x).cos.device.type == "meta"

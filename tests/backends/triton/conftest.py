@@ -1,9 +1,8 @@
 """What makes calls take the kernel for GPUs, and variants of it that they would launch."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
@@ -41,15 +40,25 @@ def _offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[KernelVariant]]:
-    """Variants that calls with tensors of the CPU would launch. All but the launch takes place."""
+def compile_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """Set the function from a kernel's key to its launch, for calls with tensors of the CPU."""
     from rope_xp_backends.torch import gpu, op  # they need torch
 
+    def replace(compile_kernel: Callable[..., Any]) -> None:
+        monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: compile_kernel))
+        monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
+        monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+
+    return replace
+
+
+@pytest.fixture
+def planned(
+    compile_by: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[list[KernelVariant]]:
+    """Variants that calls with tensors of the CPU would launch. All but the launch takes place."""
     variants: list[KernelVariant] = []
-    note = Kernels("triton", lambda: lambda key: lambda *_: variants.append(key[0]))
-    monkeypatch.setattr(gpu, "KERNELS", note)
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+    compile_by(lambda key: lambda *_: variants.append(key[0]))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with rope_xp.use_path("triton"):
         yield variants

@@ -1,7 +1,5 @@
 """The kernel for GPUs where there is none, compiled for GPUs by name."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter
@@ -48,9 +46,9 @@ def resources(kernel: Any, path: Path) -> int:
     cubin.write_bytes(kernel.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
     usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:0 SHARED:\d+ LOCAL:0 ", usage)
-    assert found, usage
-    return int(found[1])
+    match = re.search(r"REG:(\d+) STACK:0 SHARED:\d+ LOCAL:0 ", usage)
+    assert match, usage
+    return int(match[1])
 
 
 def inspect(
@@ -91,18 +89,18 @@ def check_that_rows_are_read_before_they_are_written(variant: KernelVariant, cod
     All threads of a program wait for each other in between. And where results lie as what they come
     from, each thread writes what it read itself.
     """
-    at: dict[str, list[int]] = {"load": [], "store": [], "barrier": []}
+    lines: dict[str, list[int]] = {"load": [], "store": [], "barrier": []}
     maps = set()
     for number, line in enumerate(code.splitlines()):
         tile = TILE.search(line)
-        for what in ("load", "store"):
-            if tile and f"tt.{what} " in line:
-                at[what].append(number)
+        for operation in ("load", "store"):
+            if tile and f"tt.{operation} " in line:
+                lines[operation].append(number)
                 maps.add(tile[1])
         if re.search(r"\bt*g(pu)?\.barrier", line):
-            at["barrier"].append(number)
-    assert at["load"], code
-    assert any(max(at["load"]) < n < min(at["store"]) for n in at["barrier"]), at
+            lines["barrier"].append(number)
+    assert lines["load"], code
+    assert any(max(lines["load"]) < n < min(lines["store"]) for n in lines["barrier"]), lines
     whole = variant.head_dim == 2 * variant.pairs
     if variant.interleaved_in == variant.interleaved_out and whole:
         assert len(maps) == 1, maps
@@ -137,9 +135,7 @@ def check(variant: KernelVariant, target: GPUTarget, path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", [*CUDA, ROCM], ids=lambda t: f"{t.backend}:{t.arch}")
-def test_accesses_are_of_16_bytes(
-    target: GPUTarget, layout: str, dtype: str, planned: list[KernelVariant], tmp_path: Path
-) -> None:
+def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path) -> None:
     q, k = (torch.empty(1, 16, n, 128, dtype=getattr(torch, dtype)) for n in (32, 8))
     RoPE(layout=layout).apply(q, k, torch.arange(16))
     (variant,) = planned
@@ -177,9 +173,7 @@ def test_slices_and_widths(case: str, planned: list[KernelVariant], tmp_path: Pa
         check(variant, target, tmp_path)
 
 
-def test_other_angles_heads_first_and_parts_of_one_projection(
-    planned: list[KernelVariant], tmp_path: Path
-) -> None:
+def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path) -> None:
     q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
     rope_xp.apply_tables(q, *RoPE().cos_sin(torch.arange(16), 128), axes="bhsd")
     RoPE().rotate(q, torch.arange(16), axes="bhsd")
@@ -188,9 +182,8 @@ def test_other_angles_heads_first_and_parts_of_one_projection(
     RoPE().apply(q, k, torch.arange(16), out=(q, k))
     images = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
     images.apply(q, k, torch.arange(48).view(3, 16))
-    assert [variant.angles for variant in planned] == [
-        *("tables", "positions", "positions", "components")
-    ]
+    angles = [variant.angles for variant in planned]
+    assert angles == ["tables", "positions", "positions", "components"]
     for variant in planned:
         assert variant.unit == 8
         check(variant, CUDA[1], tmp_path)
@@ -243,9 +236,7 @@ def test_what_is_written_in_place_is_read_first_whatever_is_tuned(
 
 
 @pytest.mark.parametrize("start", [1, 2, 4])
-def test_rows_that_lie_askew_are_read_as_they_can_be(
-    start: int, planned: list[KernelVariant], tmp_path: Path
-) -> None:
+def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path) -> None:
     """No access is wider than its address allows: a GPU stops at the first that is."""
     memory = torch.empty(start + 16 * 8 * 136, dtype=torch.bfloat16)
     x = memory[start:].unflatten(0, (16, 8, 136))[..., :128]
@@ -256,9 +247,7 @@ def test_rows_that_lie_askew_are_read_as_they_can_be(
 
 
 @pytest.mark.exhaustive
-def test_two_tiles_of_a_program_are_pipelined(
-    planned: list[KernelVariant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_tiles_of_a_program_are_pipelined(planned, tmp_path, monkeypatch) -> None:
     """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
     monkeypatch.setattr(triton_plan, "TILES", 2)
     triton_plan.plan_launch.cache_clear()

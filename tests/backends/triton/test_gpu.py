@@ -1,7 +1,5 @@
 """What only a GPU can show of its kernel: streams, graphs, memory, launches, sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

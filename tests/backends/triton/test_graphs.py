@@ -4,11 +4,10 @@ A stand-in for kernels is launched, and torch told that a graph is captured. Wha
 graphs is in test_gpu.py.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,32 +16,30 @@ from support.exhaustive import exhaustive
 import rope_xp
 from rope_xp import RoPE
 from rope_xp._core import caches
-from rope_xp._dispatch.kernels import Kernels
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from rope_xp_backends.torch import gpu, op, streams, tables  # noqa: E402  # they need torch
+from support.patched import replaced  # noqa: E402  # it needs torch
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def read(compile_by: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Have calls on the CPU launch what notes weakly which tables it reads."""
     seen: list[tuple[Any, ...]] = []
 
     def run(_grid: object, tensors: tuple[torch.Tensor, ...], _numbers: object) -> None:
         seen.append(tuple(weakref.ref(x) for x in tensors[4:7]))
 
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: lambda _: run))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
+    compile_by(lambda _: run)
     monkeypatch.setattr(caches, "PINNED", {})
-    own = tables.tables_on_device
+    build = tables.tables_on_device
 
     def on_device(key: Any) -> Any:
-        made = own(key)
-        tables.extend_lifetime(made)  # as on a GPU
-        return made
+        digit_tables = build(key)
+        tables.extend_lifetime(digit_tables)  # as on a GPU
+        return digit_tables
 
     monkeypatch.setattr(tables, "tables_on_device", on_device)
     return seen
@@ -76,12 +73,7 @@ def backward(rope: RoPE, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("call", [forward, exhaustive(in_place), backward])
-def test_graphs_keep_the_tables_that_they_read(
-    call: Callable[..., None],
-    again: bool,
-    read: list[tuple[Any, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch) -> None:
     """Also those of a call that was cached before, which tells nobody else of its tables."""
     rope, x = RoPE(base=9_999.0), torch.ones(5, 2, 8)
     with rope_xp.use_path("triton"):
@@ -103,9 +95,7 @@ def test_graphs_keep_the_tables_that_they_read(
         assert not any(table() is not None for table in uncaptured)  # nobody else keeps them
 
 
-def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
-    read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(read, monkeypatch) -> None:
     """They come from what the forward pass saved, and through no cache."""
     with rope_xp.use_path("triton"):
         loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
@@ -116,28 +106,13 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
     assert all(table() is not None for table in read[-1])
 
 
-def test_a_graph_of_many_calls_keeps_tables_once(
-    read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch) -> None:
     monkeypatch.setattr(streams, "is_capturing", lambda _: True)
     with rope_xp.use_path("triton"):
         for _ in range(3):
             forward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
-            held = len(caches.PINNED)
-            assert held == 4  # three digits, and frequencies
+            assert len(caches.PINNED) == 4  # three digits, and frequencies
     forget()
-
-
-class Table:
-    """As far as it is asked."""
-
-    device = torch.device("cuda", 0)
-
-    def __init__(self) -> None:
-        self.read_on: list[int] = []
-
-    def record_stream(self, stream: int) -> None:
-        self.read_on.append(stream)
 
 
 def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,24 +121,25 @@ def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(streams, "is_capturing", lambda _: False)
     monkeypatch.setattr(streams, "current_stream", lambda _: stream[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream[0])
-    made = [tables.DigitTables(*(Table() for _ in range(4)), None) for _ in range(2)]  # type: ignore[arg-type]  # as far as they are asked
+    readers: list[list[int]] = [[] for _ in range(8)]
+    device = torch.device("cuda", 0)
+    rows = [SimpleNamespace(device=device, record_stream=x.append) for x in readers]
+    digit_tables: list[Any] = [tables.DigitTables(*part, None) for part in (rows[:4], rows[4:])]
     for number in (1, 2, 1, 2):
         stream[0] = number
-        for each in made:
-            tables.extend_lifetime(each)
-    assert [table.read_on for each in made for table in tuple(each)[:4]] == [[1, 2]] * 8
+        for part in digit_tables:
+            tables.extend_lifetime(part)
+    assert readers == [[1, 2]] * 8
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_a_second_backward_makes_no_plan(
-    capturing: bool, read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_backward_makes_no_plan(capturing, read, monkeypatch) -> None:
     """Forward and backward look their launches up, by positions and by tables of the caller."""
-    given = RoPE().with_tables(*RoPE().cos_sin(torch.arange(5), 8))
+    angles = RoPE().with_tables(*RoPE().cos_sin(torch.arange(5), 8))
 
     def train() -> None:
         backward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
-        given.rotate(torch.ones(5, 2, 8, requires_grad=True)).sum().backward()
+        angles.rotate(torch.ones(5, 2, 8, requires_grad=True)).sum().backward()
 
     with rope_xp.use_path("triton"):
         train()
@@ -173,3 +149,43 @@ def test_a_second_backward_makes_no_plan(
         read.clear()
         train()
     assert len(read) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "columns", "bound"),
+    [
+        ("llama", "halves", 8, True),
+        ("gpt_oss", "pairs", 4, True),
+        ("cohere", "neighbours", 8, False),
+    ],
+)
+def test_tables_of_patched_models_are_read_where_they_lie(
+    kind: str,
+    form: Any,
+    columns: int,
+    bound: bool,
+    compile_by: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of neighbours are copied, as the kernel wants columns side by side."""
+    _, ours = replaced(kind, form)
+    read: list[tuple[int, int]] = []
+    slow: list[None] = []
+
+    def run(_grid: object, tensors: tuple[torch.Tensor, ...], _numbers: object) -> None:
+        read.append((tensors[4].data_ptr(), tensors[5].data_ptr()))
+
+    def rotate(*arguments: Any) -> Any:
+        slow.append(None)
+        return gpu.rotate_on_gpu(*arguments)
+
+    compile_by(lambda _: run)
+    monkeypatch.setitem(op.RUNS, "cpu", rotate)
+    q, k = torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)
+    with rope_xp.use_path("triton"), torch.inference_mode():
+        for call in range(4):
+            cos, sin = torch.rand(2, 1, 3, columns)
+            ours(q, k, cos, sin)
+            assert len(slow) == (1 if bound else call + 1)
+            assert len(read) == call + 1
+            assert ((cos.data_ptr(), sin.data_ptr()) == read[-1]) is bound

@@ -7,8 +7,6 @@ On a GPU; or in Triton's interpreter, on tensors of the CPU:
 test_interpreted.py does the latter, as it is fixed when kernels are imported.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import triton_plan
+from rope_xp_backends.torch.library import Torch
 from support.exhaustive import exhaustive
 from support.targets import INTERPRETED, truth
 from support.tensors import (
     DEVICE,
     DTYPES,
     LAYOUTS,
+    ON_A_GPU,
     POSITIONS,
+    anywhere,
     check,
     right,
     rotation,
@@ -31,16 +32,14 @@ from support.tensors import (
     tensor,
 )
 
+import rope_xp
 from rope_xp import RoPE
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering]
-if not INTERPRETED:
-    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
-    pytestmark += [pytest.mark.gpu, no_gpu]
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering, *ON_A_GPU]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -87,9 +86,7 @@ def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter tells what is written")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(
-    layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(layout, monkeypatch) -> None:
     """One array in place and one not: the same launch copies for one and not for the other."""
     interpreter = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
     store, addresses = interpreter.create_masked_store, set()
@@ -171,9 +168,7 @@ TUNED = [
 
 
 @pytest.mark.parametrize("constants", TUNED, ids=str)
-def test_constants_that_can_be_tuned(
-    constants: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constants_that_can_be_tuned(constants, monkeypatch) -> None:
     """The same bits, also where a program has tiles behind the last row, and in place."""
     for name, value in constants.items():
         monkeypatch.setattr(triton_plan, name, value)
@@ -190,3 +185,98 @@ def test_all_numbers_of_16_bits() -> None:
     x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
     for layout in LAYOUTS:
         check(rotation(RoPE(layout=layout), 70_000 + np.arange(512), "shd"), x.view(512, 1, 128))
+
+
+# Positions, their components, and tables.
+
+
+@pytest.mark.usefixtures("_offsets")
+@pytest.mark.parametrize("shape", [(7,), (3, 7), (1, 7), (3, 1)])
+@pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd", "hbsd", "hsbd"])
+def test_positions_and_axes(axes: str, shape: tuple[int, ...]) -> None:
+    sizes = {"b": 3, "s": 7, "h": 5, "d": 8}
+    positions = anywhere(shape)
+    q = sample(*(sizes[n] for n in axes))
+    k = sample(*(sizes[n] if n != "h" else 2 for n in axes), seed=1)
+    check(rotation(RoPE(), positions, axes), q, k)
+    if axes == "bshd":
+        check(rotation(RoPE(), positions.int()), q, k)
+    if shape == (7,):
+        check(rotation(RoPE(), None, axes), q, k)
+
+
+def test_positions_out_of_range_give_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where nobody reads them before the kernel does."""
+    monkeypatch.setattr(Torch, "host_view", lambda *_: None)
+    top = 1 << 31
+    outside = tensor([top, -top, top << 20, (1 << 63) - 1, -(1 << 63)])
+    x = sample(5, 3, 8)
+    assert RoPE().rotate(x, outside).isnan().all()
+    assert not RoPE().rotate(x, outside.sign() * (top - 1)).isnan().any()
+    assert RoPE().rotate(x, tensor([-top] * 5, torch.int32)).isnan().all()
+    check(rotation(RoPE(), tensor([0, top, 5, -top, 7]), "shd"), x)
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_many_batch_axes(folds: bool) -> None:
+    x = sample(3, 2, 4, 5, 2, 8)
+    if not folds:
+        x = x.permute(2, 1, 0, 3, 4, 5)
+    shapes = [(5,), (1, 1, 5), (x.shape[0], 1, 1, 5), (*x.shape[:3], 5), (x.shape[1], 1, 1)]
+    for shape in shapes:
+        positions = anywhere(shape)
+        check(rotation(RoPE(), positions, "xybshd"), x)
+        tables = RoPE().cos_sin(positions, 8)
+        check(lambda x, out=None, t=tables: rope_xp.apply_tables(x, *t, axes="xybshd", out=out), x)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (1, 5), (2, 1)])
+def test_tables_of_the_caller(shape: tuple[int, ...]) -> None:
+    for dtype, layout in zip(DTYPES, (*LAYOUTS, "half"), strict=True):
+        x = sample(2, 5, 3, 21, dtype=dtype)
+        cos, sin = (sample(*shape, 5, dtype=dtype, seed=i) for i in (1, 2))
+        bent = cos.mT.contiguous().mT if cos.ndim > 1 else cos
+        for tables in ((cos, sin), (bent, sin), (bent, bent)):
+
+            def rotate(
+                x: torch.Tensor, out: Any = None, tables: Any = tables, layout: str = layout
+            ) -> Any:
+                cos, sin = (t.to(x.dtype) for t in tables)
+                return rope_xp.apply_tables(x, cos, sin, layout=layout, rotary_offset=7, out=out)
+
+            check(rotate, x)
+
+
+@pytest.mark.usefixtures("_offsets")
+@pytest.mark.parametrize(
+    ("axes", "shape"), [("bshd", (5,)), ("hbsd", (2, 5)), ("bshd", (1, 5)), ("sbhd", (2, 1))]
+)
+def test_positions_of_several_components(axes: str, shape: tuple[int, ...]) -> None:
+    sizes = {"b": 2, "s": 5, "h": 3, "d": 24}
+    x = sample(*(sizes[n] for n in axes))
+    positions = anywhere((3, *shape))
+    positions[1] = -positions[1]
+    for layout, read in (("half", (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)), ("interleaved", (2, 1, 0) * 3)):
+        rope = RoPE(layout=layout, position_axes=read, rotary_dim=2 * len(read))
+        check(rotation(rope, positions, axes), x)
+        check(rotation(rope, positions.int(), axes), x, x.clone())
+
+
+def test_components_in_more_ways() -> None:
+    images, x = anywhere((3, 4, 2, 5)), sample(4, 2, 5, 3, 12)
+    rope = RoPE(position_axes=(0, 1, 2, 2, 1, 0))
+    check(rotation(rope, images, "xbshd"), x)
+    check(rotation(rope, images.transpose(1, 2), "bxshd"), x.transpose(0, 1))
+    own = torch.func.vmap(rope.rotate, (0, 1))
+    same(own(x, images), right(rotation(rope, images, "xbshd"), x))
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(rope.rotate(x, images, axes="xbshd"), x, x.detach())
+    turned = truth(rope.unrotate, x.detach(), images, axes="xbshd")
+    same(gradient, turned)
+
+    class Temperature(rope_xp.scaling.Linear):
+        attention_factor = 1.1
+
+    scaled = RoPE(position_axes=rope.position_axes, scaling=Temperature(3.0))
+    expected = truth(scaled.rotate, x.detach(), images, axes="xbshd")
+    same(scaled.rotate(x, images, axes="xbshd").detach(), expected)

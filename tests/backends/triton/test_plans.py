@@ -1,14 +1,17 @@
 """What is launched on GPUs, and when calls go by another path, without a GPU."""
 
-from __future__ import annotations
-
+import ctypes
+import json
 import re
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
 from support.occupancy import waves
+from support.programs import printed
 from support.targets import truth
 
 import rope_xp
@@ -21,8 +24,8 @@ from rope_xp._dispatch.kernels import Kernels
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from rope_xp_backends.torch import gpu, op  # noqa: E402  # they need torch
-from torch._dynamo.backends.common import aot_autograd  # noqa: E402  # it needs torch
+from rope_xp_backends.torch import gpu  # noqa: E402  # they need torch
+from support.torch_op import recording  # noqa: E402  # it needs torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
 
@@ -73,26 +76,24 @@ def test_tensors_of_a_gpu_are_followed_without_one() -> None:
 
 
 def test_components_reach_the_operator_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing beside it: no cos or sin is gathered, composed and stored in front of it."""
-    graphs: list[list[str]] = []
-
-    def keep(graph: Any, _: Any) -> Any:
-        graphs.append([str(node.target) for node in graph.graph.nodes if node.op != "placeholder"])
-        return graph
-
+    """And nothing beside it: no cos or sin is gathered, composed and stored, nor in backward."""
+    graphs: list[set[str]] = []
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     rope = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
-    q, k, images = torch.ones(1, 9, 4, 128), torch.ones(1, 9, 2, 128), torch.arange(27).view(3, 9)
+    images = torch.arange(27).view(3, 9)
+    q, k = (torch.ones(1, 9, n, 128, requires_grad=True) for n in (4, 2))
     torch._dynamo.reset()
-    compiled = torch.compile(rope.apply, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
-    for got, expected in zip(compiled(q, k, images), truth(rope.apply, q, k, images), strict=True):
-        torch.testing.assert_close(got, expected)
-    (targets,) = graphs
-    assert targets.count("rope_xp.rotate_pair.default") == 1
-    others = set(targets) - {"rope_xp.rotate_pair.default", "output"}
-    assert all(
-        re.search(r"getitem|permute|as_strided|lift_fresh|tensor_constant", t) for t in others
-    )
+    compiled = torch.compile(rope.apply, fullgraph=True, backend=recording(graphs))
+    results = compiled(q, k, images)
+    torch.testing.assert_close(results, truth(rope.apply, q, k, images))
+    gradients = torch.autograd.grad(results, (q, k), (q.detach(), k.detach()))
+    for gradient, x in zip(gradients, (q, k), strict=True):
+        torch.testing.assert_close(gradient, truth(rope.unrotate, x.detach(), images))
+    assert len(graphs) == 2
+    for graph in graphs:
+        assert "rope_xp.rotate_pair.default" in graph
+        allowed = "rope_xp|_[0-9]+$|output|getitem|permute|as_strided|lift_fresh|constant|detach"
+        assert all(re.search(allowed, name) for name in graph), graph
 
 
 def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,15 +121,13 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
         RoPE().rotate(x)
 
 
-def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_triton_fails_others_run(compile_by: Any) -> None:
     """Here for the reason that there is no GPU: the first launch finds no driver."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, and triton works")
     x = torch.randn(5, 2, 8)
     expected = RoPE().rotate(x)
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load_compiler))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
+    compile_by(gpu._load_compiler())
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. triton cannot compile "):
         got = RoPE().rotate(x.clone(), out=x)
     assert torch.equal(got, expected)
@@ -139,7 +138,7 @@ def test_where_triton_fails_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
         RoPE().rotate(x)
 
 
-def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_memory_of_a_moment_costs_one_call(compile_by: Any) -> None:
     """A device that has none to load a kernel into; the next call tries again."""
     tried, ran = [], []
 
@@ -149,12 +148,9 @@ def test_short_memory_of_a_moment_costs_one_call(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("Triton Error [CUDA]: out of memory")
         return lambda *launch: ran.append(launch)
 
-    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
-    monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: load))
-    monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
+    compile_by(load)
     x = torch.randn(5, 2, 8)
-    with rope_xp.use_path("portable"):
-        expected = RoPE(base=77.0).rotate(x)
+    expected = truth(RoPE(base=77.0).rotate, x)
     with pytest.warns(RuntimeWarning, match="without a kernel of triton. .*out of memory"):
         assert torch.equal(RoPE(base=77.0).rotate(x), expected)
     assert not ran
@@ -210,3 +206,47 @@ def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
         assert kernels.decline_reason() is None  # others may do better
         (key,) = kernels._failed
         assert kernels.decline_reason(key) == "triton cannot compile its kernel: no"
+
+
+# How many launches a call takes, and how many kernels that no earlier call has loaded.
+CALLS = {
+    "q and k": (1, 1),
+    "again": (1, 0),
+    "in place": (1, 1),
+    "one token": (1, 1),  # rows of one axis, which take no division
+    "counted": (1, 1),
+    "one array": (1, 1),
+    "tables": (1, 1),
+    "two dtypes": (2, 1),
+    "two positions": (2, 1),
+    "more than 2**31 elements": (1, 1),
+    "nothing": (0, 0),
+}
+
+
+@pytest.mark.exhaustive
+def test_the_driver_gets_what_was_planned(tmp_path: Path) -> None:
+    """One launch for q and k, of the grid and the arguments that the interpreter is given too.
+
+    The driver is a stand-in: see triton_launches.py. A graph is captured meanwhile, where it loads
+    a kernel in relaxed mode alone.
+    """
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc, which compiles Triton's launcher")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("there is a driver of CUDA; test_gpu.py launches by it")
+    calls = [json.loads(line) for line in printed("triton_launches.py", tmp_path).splitlines()]
+    assert {c["name"]: (len(c["found"]), c["modules"]) for c in calls} == CALLS
+    for call in calls:
+        assert call["capture mode"] == 0  # as it was before
+        for launch in call["found"]:
+            assert launch["launches"] == 1
+            assert launch["grid and threads got"] == [*launch["grid"], 128, 1, 1]
+            assert launch["got"] == launch["given"], call["name"]
+            assert len(launch["given"]) == 28
+            assert set(launch["added"]) <= {0}
+            assert launch["wide"] == (call["name"] == "more than 2**31 elements")
