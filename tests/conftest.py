@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from support.exhaustive import leave_out
-from support.targets import (
-    INTERPRETED,
-    TARGETS,
-    Target,
-    give_cpu_to_triton,
-    lent,
-    missing,
-    rows,
-)
+from support.targets import INTERPRETED, TARGETS, Target, give_cpu_to_triton, lent, missing, rows
 
 import rope_xp
 
@@ -31,15 +23,10 @@ except OSError:  # jax's plugin for GPUs, if it is there to compile, would tell 
 # Else jax takes three quarters of a GPU's memory, in every process of pytest-xdist.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# What tests share has no examples. Programs are among it, which set up their process when they are
-# read: another driver, more devices, libc.
+# It has no examples, and its programs set up their process when they are read.
 collect_ignore = ["support"]
 
-REQUIRED = {
-    name.strip().replace("-", "_")
-    for name in os.environ.get("ROPE_XP_REQUIRE", "").split(",")
-    if name.strip()
-}
+REQUIRED = set(os.environ.get("ROPE_XP_REQUIRE", "").replace("-", "_").replace(",", " ").split())
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40)
 # Of tests/fuzz, on two cores: a minute, the same each time, and an hour, another each time.
@@ -74,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _on_its_path(request: pytest.FixtureRequest) -> Iterator[None]:
+def _force_path(request: pytest.FixtureRequest) -> Iterator[None]:
     target = getattr(getattr(request.node, "callspec", None), "params", {}).get("backend")
     if not isinstance(target, Target):
         yield
@@ -87,14 +74,11 @@ def _on_its_path(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Count what a machine like this one could not test, by reason."""
-    tr = terminalreporter
-    skipped = [
-        report for report in tr.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
-    ]
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    tr, skipped = terminalreporter, terminalreporter.stats.get("skipped", [])
+    reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
     tr.section("not tested here")
-    for reason, count in reasons.most_common():
-        tr.line(f"{count} skipped: {reason}")
+    for reason, count in Counter(reasons).most_common():
+        tr.line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
     tr.line("backends tested: " + ", ".join(t.name for t in TARGETS if not missing(t)))
     gpu = sum("gpu" in getattr(report, "keywords", {}) for report in skipped)
     tr.line(f"tests that need a GPU and did not run: {gpu}")

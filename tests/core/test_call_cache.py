@@ -1,4 +1,4 @@
-"""A call of a kind that was run before does what the long way does, errors among them."""
+"""A cached call does what the slow path does, errors among them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.random import Generator
 from support.bits import sample
 from support.targets import truth
 
@@ -16,50 +17,53 @@ from rope_xp import RoPE, RopeError, scaling
 from rope_xp._arguments import parse
 from rope_xp._dispatch import call_cache
 
-KINDS = call_cache.CALLS
+CALLS = call_cache.CALLS
 HALF = RoPE(layout="half")
+Put = Callable[[np.ndarray], Any]
 
 
 @pytest.fixture(autouse=True)
 def compiled() -> Iterator[None]:
-    """Have a kernel, which binds, and no kinds of other tests."""
+    """Have a kernel, which specializes calls, and no signatures of other tests."""
     pytest.importorskip("llvmlite")
-    KINDS.cache_clear()
+    CALLS.cache_clear()
     for dtype in (np.float32, np.float64):
         with rope_xp.use_path("llvm"):
             HALF.rotate(np.ones((3, 2, 8), dtype))
     yield
-    KINDS.cache_clear()
+    CALLS.cache_clear()
 
 
-def putting(library: str) -> Callable[[np.ndarray], Any]:
+def put_in(library: str) -> Put:
     if library == "numpy":
         return np.array
     if library == "jax":
-        make: Callable[[np.ndarray], Any] = pytest.importorskip("jax.numpy").asarray
-        return make
+        return pytest.importorskip("jax.numpy").asarray
     torch = pytest.importorskip("torch")
     return lambda x: torch.from_numpy(np.array(x))
 
 
 @pytest.fixture(params=["numpy", "torch"])
-def put(request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
-    return putting(request.param)
+def put(request: pytest.FixtureRequest) -> Put:
+    return put_in(request.param)
 
 
-@pytest.fixture(params=["numpy", "torch", "jax"])
-def put_any(request: pytest.FixtureRequest) -> Callable[[np.ndarray], Any]:
-    return putting(request.param)
+on_jax_too = pytest.mark.parametrize("put", ["numpy", "torch", "jax"], indirect=True)
 
 
-def twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what a call returns once it is known, which may not be read again."""
-    call()  # of a class of arrays that may be new
-    call()
-    with monkeypatch.context() as patch:
-        for name in ("apply", "rotate"):
-            patch.setattr(parse, name, lambda *_: pytest.fail("it went the long way"))
-        return call()
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
+    """Return a function that calls until the call is cached, and once more without parsing."""
+
+    def call_cached(call: Callable[[], Any]) -> Any:
+        call()  # of a class of arrays that may be new
+        call()
+        with monkeypatch.context() as patch:
+            for name in ("apply", "rotate"):
+                patch.setattr(parse, name, lambda *_: pytest.fail("it took the slow path"))
+            return call()
+
+    return call_cached
 
 
 ROPES = {
@@ -71,95 +75,63 @@ ROPES = {
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd"])
 def test_same_bits_as_the_slow_path(
-    put: Callable[[np.ndarray], Any],
-    axes: str,
-    rope: str,
-    dtype: str,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
+    put: Put, axes: str, rope: RoPE, dtype: str, rng: Generator, cached: Any
 ) -> None:
     q, k = sample(rng, 2, 2, 2, 8, dtype=dtype), sample(rng, 2, 2, 2, 8, dtype=dtype)
-    chosen = ROPES[rope]
     for positions in (
         *(None, [5, 1_000_000], np.array([7, -9]), np.array([7, -9], np.int32)),
         np.array([[1, 2], [3, 4]]),
     ):
         given = put(positions) if isinstance(positions, np.ndarray) else positions
-        expected = truth(chosen.apply, q, k, positions, axes=axes)
-        got = twice(lambda g=given: chosen.apply(put(q), put(k), g, axes=axes), monkeypatch)
-        for g, e in zip(got, expected, strict=True):
-            np.testing.assert_array_equal(np.asarray(g), e)
-        back = twice(lambda g=given: chosen.unrotate(put(q), g, axes=axes), monkeypatch)
-        np.testing.assert_array_equal(
-            np.asarray(back), truth(chosen.unrotate, q, positions, axes=axes)
-        )
+        rotated = cached(lambda p=given: rope.apply(put(q), put(k), p, axes=axes))
+        back = cached(lambda p=given: rope.unrotate(put(q), p, axes=axes))
+        expected = truth(rope.apply, q, k, positions, axes=axes)
+        np.testing.assert_array_equal([*map(np.asarray, rotated)], expected)
+        np.testing.assert_array_equal(back, truth(rope.unrotate, q, positions, axes=axes))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_fractions_and_components(
-    put: Callable[[np.ndarray], Any],
-    dtype: str,
-    rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x, one = sample(rng, 2, 3, 2, 8, dtype=dtype), sample(rng, 1, 1, 2, 8, dtype=dtype)
+def test_fractions_and_components(put: Put, dtype: str, rng: Generator, cached: Any) -> None:
+    many, one = sample(rng, 2, 3, 2, 8, dtype=dtype), sample(rng, 1, 1, 2, 8, dtype=dtype)
     mixed = RoPE(layout="half", position_axes=(0, 1, 1, 0))
-    for rope, some, first in (
-        (HALF, (3,), (1,)),
-        (mixed, (2, 3), (2, 1)),
-        (mixed, (2, 2, 3), (2,)),
-    ):
-        for array, shape in ((x, some), (one, first)):
-            whole, real = rng.integers(-9000, 9000, shape), rng.random(shape) * 9000
-            for positions in (whole, real, real.astype(np.float32), real.astype(np.float16)):
-                given = (put(positions), positions.tolist()) if positions.ndim else ()
-                for each in given:
-                    got = twice(lambda r=rope, p=each, a=array: r.rotate(put(a), p), monkeypatch)
-                    expected = truth(rope.rotate, array, np.asarray(each))
-                    np.testing.assert_array_equal(np.asarray(got), expected)
+    cases = [(HALF, many, (3,)), (HALF, one, (1,)), (mixed, many, (2, 3)), (mixed, one, (2, 1))]
+    for rope, x, shape in [*cases, (mixed, many, (2, 2, 3)), (mixed, one, (2,))]:
+        whole, real = rng.integers(-9000, 9000, shape), rng.random(shape) * 9000
+        for positions in (whole, real, real.astype(np.float32), real.astype(np.float16)):
+            for given in (put(positions), positions.tolist()):
+                rotated = cached(lambda r=rope, p=given, x=x: r.rotate(put(x), p))
+                expected = truth(rope.rotate, x, np.asarray(given))
+                np.testing.assert_array_equal(np.asarray(rotated), expected)
 
 
-def test_fractions_out_of_range_are_loud(put: Callable[[np.ndarray], Any]) -> None:
-    x = put(np.ones((2, 2, 8), np.float32))
-    for _ in range(2):
-        HALF.rotate(x, put(np.array([0.5, 1.5])))
-        far = put(np.array([np.inf, -3e9]))
-        with pytest.raises(RopeError, match="finite"):
-            HALF.rotate(x, far)
-
-
-def test_into_given_memory(
-    put: Callable[[np.ndarray], Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_into_given_memory(put: Put, rng: Generator, cached: Any) -> None:
     q, k = sample(rng, 1, 3, 4, 8), sample(rng, 1, 3, 2, 8)
     expected = truth(HALF.apply, q, k, [1, 2, 3])
-    mine, yours = (put(q), put(k)), (put(q), put(k))
-    made = twice(lambda: HALF.apply(*mine, [1, 2, 3], out=yours), monkeypatch)
-    assert made[0] is yours[0]
-    HALF.apply(*mine, [1, 2, 3], out=mine)
-    np.testing.assert_array_equal(np.asarray(mine[0]), expected[0])
-    np.testing.assert_array_equal(np.asarray(yours[1]), expected[1])
-    again = put(q), put(k)
-    twice(lambda: HALF.apply(*again, [0, 0, 0], out=again), monkeypatch)
-    # Of the same kind, but for where memory lies.
+    pair, out = (put(q), put(k)), (put(q), put(k))
+    assert cached(lambda: HALF.apply(*pair, [1, 2, 3], out=out))[0] is out[0]
+    HALF.apply(*pair, [1, 2, 3], out=pair)
+    np.testing.assert_array_equal(np.asarray(pair[0]), expected[0])
+    np.testing.assert_array_equal(np.asarray(out[1]), expected[1])
+    cached(lambda: HALF.apply(*out, [0, 0, 0], out=out))
+    # Calls whose signatures are equal, and whose memory is not.
     both = put(np.stack([q[0, :, :2], k[0]]))
-    shared = both[:1], both[:1]
-    good = both[:1], both[1:]
-    twice(lambda: HALF.apply(*good, [1, 2, 3], out=good), monkeypatch)
+    apart, shared = (both[:1], both[1:]), (both[:1], both[:1])
+    cached(lambda: HALF.apply(*apart, [1, 2, 3], out=apart))
     with pytest.raises(RopeError, match="overlap"):
         HALF.apply(*shared, [1, 2, 3], out=shared)
     with pytest.raises(RopeError, match="overlaps k without being q itself"):
-        HALF.apply(*good, [1, 2, 3], out=good[::-1])
+        HALF.apply(*apart, [1, 2, 3], out=apart[::-1])
 
 
+@on_jax_too
 @pytest.mark.parametrize(
     "bad", [[1 << 31], [float("nan")], ["a"], [1, 2], [[1], [2]], 10**400, [True], [1j], {}]
 )
-def test_errors_are_those_of_the_slow_path(put_any: Callable[[np.ndarray], Any], bad: Any) -> None:
-    x = put_any(np.ones((1, 1, 2, 8), np.float32))
+def test_errors_are_those_of_the_slow_path(put: Put, bad: Any) -> None:
+    x = put(np.ones((1, 1, 2, 8), np.float32))
     with pytest.raises(Exception) as first:  # noqa: PT011  # whatever it is, it is to stay
         HALF.rotate(x, bad)
     for _ in range(2):
@@ -169,78 +141,99 @@ def test_errors_are_those_of_the_slow_path(put_any: Callable[[np.ndarray], Any],
     assert str(second.value) == str(first.value)
 
 
+@on_jax_too
 @pytest.mark.parametrize(
     "wrong",
     [{"layout": ["half"]}, {"axes": list("shd")}, {"rotary_offset": True}, {"rotary_offset": 1.0}],
     ids=str,
 )
-def test_arguments_that_are_wrong_stay_so(
-    put_any: Callable[[np.ndarray], Any], wrong: dict[str, Any]
-) -> None:
+def test_arguments_that_are_wrong_stay_so(put: Put, wrong: dict[str, Any]) -> None:
     """Also those that have no hash, or are equal to a right one."""
-    x = put_any(np.ones((3, 2, 8), np.float32))
-    tables = [put_any(t) for t in HALF.cos_sin([1, 2, 3], 6)]
+    x = put(np.ones((3, 2, 8), np.float32))
+    tables = [put(t) for t in HALF.cos_sin([1, 2, 3], 6)]
     right = {"layout": "half", "rotary_offset": 1}
     for _ in range(3):
         rope_xp.apply_tables(x, *tables, **right)
-    assert KINDS
+    assert CALLS
     with pytest.raises((TypeError, RopeError), match=f"^{next(iter(wrong))} must be"):
         rope_xp.apply_tables(x, *tables, **right | wrong)
 
 
-def test_a_read_only_result_is_of_another_kind() -> None:
-    x, out = np.ones((1, 1, 2, 8), np.float32), np.ones((1, 1, 2, 8), np.float32)
+def test_what_has_another_signature_or_is_checked_again(put: Put) -> None:
+    x, out = put(np.ones((2, 2, 8), np.float32)), np.ones((2, 2, 8), np.float32)
     for _ in range(2):
-        HALF.rotate(x, [5], out=out)
+        HALF.rotate(x, [5, 6])
+        HALF.rotate(x, put(np.array([0.5, 1.5])))
+        with pytest.raises(RopeError, match="finite"):
+            HALF.rotate(x, put(np.array([np.inf, -3e9])))
+        HALF.rotate(out, [5, 6], out=out)
+    with pytest.raises((RopeError, ImportError), match="'jit'"), rope_xp.use_path("jit"):
+        HALF.rotate(x, [5, 6])
+    with rope_xp.use_path("portable"):
+        before = len(CALLS)
+        HALF.rotate(x, [5, 6])
+        assert len(CALLS) == before + 1
     out.setflags(write=False)
     with pytest.raises(RopeError, match="read-only"):
-        HALF.rotate(x, [5], out=out)
+        HALF.rotate(out, [5, 6], out=out)
 
 
-def test_a_path_asked_for_is_taken(put: Callable[[np.ndarray], Any]) -> None:
-    x = put(np.ones((1, 1, 2, 8), np.float32))
-    for _ in range(2):
-        HALF.rotate(x, [5])
-    with pytest.raises((RopeError, ImportError), match="'jit'"), rope_xp.use_path("jit"):
-        HALF.rotate(x, [5])
-    with rope_xp.use_path("portable"):
-        before = len(KINDS)
-        HALF.rotate(x, [5])
-        assert len(KINDS) == before + 1
-
-
-def test_kinds_are_bounded() -> None:
+def test_cached_calls_are_bounded() -> None:
     for tokens in range(1, 700):
         HALF.rotate(np.ones((tokens, 1, 8), np.float32))
-    assert len(KINDS) <= 512
+    assert len(CALLS) <= 512
+
+
+# --- counts, which do not vary as times do. asv keeps them too -----------------------------------
+
+
+def list_files(call: Callable[[], Any]) -> list[str]:
+    """Return the file of each function that a warm call runs."""
+    for _ in range(3):
+        call()
+    files: list[str] = []
+
+    def record(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(record)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return files
 
 
 @pytest.mark.parametrize(("library", "most"), [("numpy", 17), ("torch", 30)])
 def test_a_warm_call_runs_few_functions_of_few_files(library: str, most: int) -> None:
-    """Counts do not vary as times do. asv keeps them too."""
     q = np.ones((1, 1, 32, 128), np.float32)
-    arrays = (q, q[:, :, :8].copy(), np.array([5000]))
-    if library == "torch":
-        torch = pytest.importorskip("torch")
-        arrays = tuple(map(torch.from_numpy, arrays))
-    HALF.apply(*arrays)
-    HALF.apply(*arrays)
-    files: list[str] = []
+    arrays = [put_in(library)(x) for x in (q, q[:, :, :8], np.array([5000]))]
+    files = list_files(lambda: HALF.apply(*arrays))
+    assert len(files) <= most + 1  # with the lambda
+    assert len({name for name in files if "rope_xp/" in name}) <= 8
 
-    def count(frame: Any, event: str, _: object) -> None:
-        if event == "call":
-            files.append(frame.f_code.co_filename)
 
-    sys.setprofile(count)
-    try:
-        HALF.apply(*arrays)
-    finally:
-        sys.setprofile(None)
-    assert len(files) <= most
-    assert len({name for name in files if "rope_xp" in name}) <= 8
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layout": "half", "base": 5e5},
+        {"scaling": scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 64, factor=4.0, length=100)},
+    ],
+    ids=",".join,
+)
+def test_fields_add_little_to_a_call(fields: dict[str, Any]) -> None:
+    """To make and check a rope anew runs twenty more."""
+    x, rope = np.ones((2, 5, 4, 8), np.float32), RoPE(**fields)
+    alone = list_files(lambda: rope.apply(x, x))
+    assert len(list_files(lambda: rope_xp.apply(x, x, **fields))) <= len(alone) + 10
 
 
 # --- what torch's dispatcher would have seen to --------------------------------------------------
+
+
+def rotate(x: Any, **options: Any) -> Any:
+    return HALF.rotate(x, [1, 2, 3], **options)
 
 
 @pytest.fixture
@@ -248,7 +241,7 @@ def warm() -> Any:
     torch = pytest.importorskip("torch")
     x = torch.randn(2, 3, 2, 8)
     for _ in range(2):
-        HALF.rotate(x, [1, 2, 3])
+        rotate(x)
     return x
 
 
@@ -256,45 +249,35 @@ def test_gradients_are_recorded(warm: Any) -> None:
     x = warm.clone().requires_grad_()
     for _ in range(2):
         x.grad = None
-        HALF.rotate(x, [1, 2, 3]).sum().backward()
+        rotate(x).sum().backward()
         expected = HALF.unrotate(np.ones((2, 3, 2, 8), np.float32), [1, 2, 3])
         np.testing.assert_array_equal(x.grad.numpy(), expected)
 
 
-def test_transforms_and_modes_go_the_slow_path(warm: Any) -> None:
+def test_transforms_and_modes_take_the_slow_path(warm: Any) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def turn(x: Any) -> Any:
-        return HALF.rotate(x, [1, 2, 3])
-
-    expected = turn(warm)
-    batch = torch.stack([warm, 2 * warm])
-    np.testing.assert_array_equal(torch.func.vmap(turn)(batch)[0].numpy(), expected.numpy())
-    _, tangent = torch.func.jvp(turn, (warm,), (warm,))
-    np.testing.assert_array_equal(tangent.numpy(), expected.numpy())
-    np.testing.assert_array_equal(
-        torch.func.vjp(turn, warm)[1](expected)[0].numpy(), HALF.unrotate(expected, [1, 2, 3])
-    )
+    expected = rotate(warm)
+    _, tangent = torch.func.jvp(rotate, (warm,), (warm,))
+    batched = torch.func.vmap(rotate)(torch.stack([warm, 2 * warm]))[0]
+    for rotated in (tangent, batched):
+        np.testing.assert_array_equal(rotated.numpy(), expected.numpy())
+    (gradient,) = torch.func.vjp(rotate, warm)[1](expected)
+    np.testing.assert_array_equal(gradient.numpy(), HALF.unrotate(expected, [1, 2, 3]))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert type(turn(torch.empty(2, 3, 2, 8))).__name__ == "FakeTensor"
+        assert type(rotate(torch.empty(2, 3, 2, 8))).__name__ == "FakeTensor"
     with torch.profiler.profile() as profile:
-        turn(warm)
+        rotate(warm)
     assert any("rope_xp::rotate" in event.key for event in profile.key_averages())
-
-
-def test_views_that_are_negated(warm: Any) -> None:
-    import torch
-
     negated = torch._neg_view(warm)
-    got = HALF.rotate(negated, [1, 2, 3])
-    np.testing.assert_array_equal(got.numpy(), HALF.rotate(-warm, [1, 2, 3]).numpy())
+    np.testing.assert_array_equal(rotate(negated).numpy(), rotate(-warm).numpy())
 
 
 def test_autograd_knows_what_was_written_over(warm: Any) -> None:
     for _ in range(3):
         version = warm._version
-        HALF.rotate(warm, [1, 2, 3], out=warm)
+        rotate(warm, out=warm)
         assert warm._version > version
 
 
@@ -304,6 +287,6 @@ def test_memory_of_inference_is_written_there_alone(warm: Any) -> None:
     with torch.inference_mode():
         x = torch.ones(2, 3, 2, 8)
         for _ in range(2):
-            HALF.rotate(x, [1, 2, 3], out=x)
+            rotate(x, out=x)
     with pytest.raises(RopeError, match="inference_mode"):
-        HALF.rotate(x, [1, 2, 3], out=x)
+        rotate(x, out=x)

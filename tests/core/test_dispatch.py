@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from support.targets import Target
 
 import rope_xp
 from rope_xp import MissingBackendError, RopeError, _libraries
+from rope_xp._core import versions
 from rope_xp._core.call import Call
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._dispatch import call_cache, choose, find
@@ -30,6 +33,10 @@ from rope_xp._rotation import portable
 X = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
 
 
+class Derived(np.ndarray):
+    pass
+
+
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what was recognised, and let no test leave traces."""
@@ -37,224 +44,181 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "_third_party", None)
 
 
-def test_every_target_is_recognised(backend: Target) -> None:
+def test_every_target_is_recognised_and_nothing_else(backend: Target) -> None:
     found = find.find_backend(backend.make(X))
     assert found is not None
     assert found.name == backend.module
+    for thing in (None, 1, "x", [backend.make(X)], object(), np, SimpleNamespace(shape=(1, 2))):
+        assert find.find_backend(thing) is None
 
 
 @pytest.mark.usefixtures("fresh")
-def test_subclasses_are_recognised() -> None:
+def test_subclasses_are_recognised_and_may_be_collected() -> None:
     torch = pytest.importorskip("torch")
     assert find.find_backend(torch.nn.Parameter(torch.ones(2, 2))).name == "torch"
     assert find.find_backend(np.float64(1.0)).name == "numpy"
 
-    class Mine(np.ndarray):
+    class Temporary(np.ndarray):
         pass
 
-    assert find.find_backend(X.view(Mine)).name == "numpy"
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_class_of_arrays_may_go() -> None:
-    class Mine(np.ndarray):
-        pass
-
-    gone = weakref.ref(Mine)
-    for x in (X, X.view(Mine)):
-        rope_xp.RoPE().rotate(x)
-    assert list(find.by_type) == [np.ndarray]
-    del x, Mine
+    known, reference = set(find.by_type), weakref.ref(Temporary)
+    rope_xp.RoPE().rotate(X)
+    rope_xp.RoPE().rotate(X.view(Temporary))
+    assert set(find.by_type) - known <= {np.ndarray}
+    del Temporary
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
-def test_nothing_else_is(backend: Target) -> None:
-    for thing in (None, 1, "x", [backend.make(X)], object(), np, SimpleNamespace(shape=(1, 2))):
-        assert find.find_backend(thing) is None
+VERSIONS = {"2.5.1+cu124": True, "1.13": True, "2.6.0": False, "2.13.0a0+git1": False, "3": False}
+
+
+@pytest.mark.parametrize(("version", "is_old"), [*VERSIONS.items(), ("unknown", False)])
+def test_an_old_version_is_named_beside_the_lowest(
+    version: str, is_old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    message = rf"torch {version[:3]}.* needs 2\.6 or later"
+    with pytest.raises(MissingBackendError, match=message) if is_old else nullcontext():
+        versions.check_version("torch")
 
 
 # --- choosing a path -----------------------------------------------------------------------------
 
 
-class Told(Path):
-    """A path that declines what it is told to, and says that it ran."""
+class Stub(Path):
+    """A path that declines for the reasons that it is given, and counts its calls."""
 
     def __init__(self, name: str, reason: str | None) -> None:
-        self.name, self.reason, self.ran = name, reason, 0
-        self.rather_not: str | None = None
+        self.name, self.reason, self.count = name, reason, 0
+        self.reason_unless_forced: str | None = None
         self.unavailable: str | None = None
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        return self.reason or (None if forced else self.rather_not)
+        return self.reason or (None if forced else self.reason_unless_forced)
 
-    def run(self, call: Call):
+    def run(self, call: Call) -> Any:
         if self.unavailable:
             raise PathUnavailable(self.unavailable)
-        self.ran += 1
+        self.count += 1
         return portable.run(call)
 
 
 @pytest.fixture
-def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Told, Told]:
-    made = Told("swift", "it is Tuesday"), Told("brisk", None)
-    monkeypatch.setattr(find.find_backend(X), "paths", made)
+def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Stub, Stub]:
+    stubs = Stub("swift", "it is Tuesday"), Stub("brisk", None)
+    monkeypatch.setattr(find.find_backend(X), "paths", stubs)
     call_cache.CALLS.cache_clear()
     row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
-    return made
+    return stubs
 
 
-def test_the_first_path_that_does_not_decline_runs(paths: tuple[Told, Told]) -> None:
+def test_the_first_path_that_does_not_decline_runs(paths: tuple[Stub, Stub]) -> None:
     rope_xp.apply(X, X)
-    assert [p.ran for p in paths] == [0, 1]
+    assert [p.count for p in paths] == [0, 1]
     explanation = rope_xp.explain(X, X)
-    assert explanation == rope_xp.Explanation(
-        "numpy", "brisk", (("swift", "it is Tuesday"),), False
-    )
+    expected = rope_xp.Explanation("numpy", "brisk", (("swift", "it is Tuesday"),), False)
+    assert explanation == expected
     assert str(explanation) == "numpy: brisk\n  not swift: it is Tuesday"
-    paths[1].reason = "nor I"
     call_cache.CALLS.cache_clear()
-    expected = rope_xp.RoPE().rotate(X)
-    assert rope_xp.explain(X, X).path == "portable"
-    np.testing.assert_array_equal(rope_xp.apply(X, X)[0], expected)
+    paths[1].reason_unless_forced = "it is small"
+    declined = (("swift", "it is Tuesday"), ("brisk", "it is small"))
+    assert rope_xp.explain(X, X) == rope_xp.Explanation("numpy", "portable", declined, False)
+    np.testing.assert_array_equal(rope_xp.apply(X, X)[0], rope_xp.RoPE().rotate(X))
+    assert [p.count for p in paths] == [0, 1]
+    with rope_xp.use_path("brisk"):
+        rope_xp.apply(X, X)
+    assert [p.count for p in paths] == [0, 2]
 
 
-def test_a_path_asked_for_by_name_runs_or_raises(paths: tuple[Told, Told]) -> None:
+def test_a_forced_path_runs_or_raises(paths: tuple[Stub, Stub]) -> None:
+    """In its block and its thread alone."""
+    forced = []
     with rope_xp.use_path("portable"):
         rope_xp.apply(X, X)
         assert str(rope_xp.explain(X, X)) == "numpy: portable (asked for)"
-    assert [p.ran for p in paths] == [0, 0]
-    with rope_xp.use_path("brisk"):
-        rope_xp.apply(X, X)
-        with rope_xp.use_path(None):
-            assert not rope_xp.explain(X, X).forced
-        assert rope_xp.explain(X, X).forced
-    assert [p.ran for p in paths] == [0, 1]
-    with (
-        rope_xp.use_path("swift"),
-        pytest.raises(RopeError, match="'swift' was asked for and cannot .* it is Tuesday"),
-    ):
-        rope_xp.apply(X, X)
-    assert rope_xp.explain(X, X).path == "brisk"  # the choice ended with its block
-
-
-def test_a_path_that_defers_runs_where_it_is_asked_for(paths: tuple[Told, Told]) -> None:
-    paths[1].rather_not = "it is small"
-    explanation = rope_xp.explain(X, X)
-    assert explanation.path == "portable"
-    assert explanation.declined == (("swift", "it is Tuesday"), ("brisk", "it is small"))
-    rope_xp.apply(X, X)
-    assert paths[1].ran == 0
-    with rope_xp.use_path("brisk"):
-        rope_xp.apply(X, X)
-    assert paths[1].ran == 1
-
-
-def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Told, Told]) -> None:
-    paths[0].reason, paths[0].unavailable = None, "its compiler is broken"
-    rope_xp.apply(X, X)
-    assert [p.ran for p in paths] == [0, 1]
-    with (
-        rope_xp.use_path("swift"),
-        pytest.raises(RopeError, match="'swift' was asked for and cannot .* compiler is broken"),
-    ):
-        rope_xp.apply(X, X)
-
-
-def test_a_path_of_another_library() -> None:
-    with (
-        rope_xp.use_path("jit"),
-        pytest.raises(
-            RopeError,
-            match="numpy arrays have none of that name: llvm, chunked, portable",
-        ),
-    ):
-        rope_xp.apply(X, X)
-
-
-def test_unknown_paths() -> None:
-    with (
-        pytest.raises(
-            RopeError,
-            match="no path is called 'warp'; there are portable, llvm, .*, triton, jit",
-        ),
-        rope_xp.use_path("warp"),
-    ):
-        pass
-
-
-def test_paths_of_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ("swift",))
-    monkeypatch.setattr(find, "libraries", (row,))
-    with (
-        pytest.raises(MissingBackendError, match=r"not installed; pip install 'rope-xp\[torch\]'"),
-        rope_xp.use_path("swift"),
-    ):
-        pass
-
-
-def test_the_choice_belongs_to_a_thread() -> None:
-    seen = []
-    with rope_xp.use_path("portable"):
-        thread = threading.Thread(target=lambda: seen.append(rope_xp.explain(X, X).forced))
+        thread = threading.Thread(target=lambda: forced.append(rope_xp.explain(X, X).forced))
         thread.start()
         thread.join()
-        assert rope_xp.explain(X, X).forced
-    assert seen == [False]
+        with rope_xp.use_path(None):
+            forced.append(rope_xp.explain(X, X).forced)
+        forced.append(rope_xp.explain(X, X).forced)
+    assert forced == [False, False, True]
+    assert [p.count for p in paths] == [0, 0]
+    message = "'swift' was asked for and cannot .* it is Tuesday"
+    with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
+        rope_xp.apply(X, X)
+    assert rope_xp.explain(X, X).path == "brisk"
+
+
+def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Stub, Stub]) -> None:
+    paths[0].reason, paths[0].unavailable = None, "its compiler is broken"
+    rope_xp.apply(X, X)
+    assert [p.count for p in paths] == [0, 1]
+    message = "'swift' was asked for and cannot .* compiler is broken"
+    with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
+        rope_xp.apply(X, X)
+
+
+def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "numpy arrays have none of that name: llvm, chunked, portable"
+    with rope_xp.use_path("jit"), pytest.raises(RopeError, match=message):
+        rope_xp.apply(X, X)
+    message = "no path is called 'warp'; there are portable, llvm, .*, triton, jit"
+    with pytest.raises(RopeError, match=message), rope_xp.use_path("warp"):
+        pass
+    row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ("swift",))
+    monkeypatch.setattr(find, "libraries", (row,))
+    message = r"not installed; pip install 'rope-xp\[torch\]'"
+    with pytest.raises(MissingBackendError, match=message), rope_xp.use_path("swift"):
+        pass
 
 
 WARP = "no path is called 'warp', which is asked for by the environment variable ROPE_XP_PATH"
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "words"),
+    ("name", "output"),
     [
-        ("portable", 0, "numpy: portable (asked for)"),
-        ("warp", 1, f"RopeError: {WARP}; there are portable, llvm"),
-        exhaustive("", 0, "numpy: "),
+        exhaustive("portable", "numpy: portable (asked for)"),
+        ("warp", f"RopeError: {WARP}; there are portable, llvm"),
+        exhaustive("", "numpy: "),
     ],
 )
-def test_the_environment_chooses(name: str, status: int, words: str) -> None:
+def test_the_environment_chooses(name: str, output: str) -> None:
     code = "import numpy as np, rope_xp; x = np.ones((2, 2, 4)); print(rope_xp.explain(x, x))"
-    env = {**os.environ, "ROPE_XP_PATH": name}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env={**os.environ, "ROPE_XP_PATH": name},
+        check=False,
+        capture_output=True,
+        text=True,
     )
-    assert words in done.stdout + done.stderr
-    assert done.returncode == status
+    assert output in done.stdout + done.stderr
+    assert done.returncode == (name == "warp")
 
 
-def test_the_environment_skips_libraries_without_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It skips libraries without its path, and its errors name it."""
     jnp = pytest.importorskip("jax.numpy")
+    reason = "and cannot take this call: Derived is a class"
+    x = X.view(Derived)
     with rope_xp.use_path(None):
         monkeypatch.setattr(choose.choice, "name", "chunked")
         monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
         assert [rope_xp.explain(x, x).path for x in (X, jnp.asarray(X))] == ["chunked", "jit"]
         rope_xp.apply(jnp.asarray(X), jnp.asarray(X))
-
-
-@pytest.mark.parametrize(
-    ("name", "told"), [("chunked", "and cannot take this call: Derived is a class")]
-)
-def test_a_choice_of_the_environment_is_said_to_be_one(
-    monkeypatch: pytest.MonkeyPatch, name: str, told: str
-) -> None:
-    class Derived(np.ndarray):
-        pass
-
-    x = X.view(Derived)
-    with rope_xp.use_path(None):
-        monkeypatch.setattr(choose.choice, "name", name)
-        monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
-        whole = f"'{name}' was asked for by the environment variable ROPE_XP_PATH {told}"
-        with pytest.raises(RopeError, match=whole):
+        by_environment = (
+            f"'chunked' was asked for by the environment variable ROPE_XP_PATH {reason}"
+        )
+        with pytest.raises(RopeError, match=by_environment):
             rope_xp.apply(x, x)
-        with rope_xp.use_path(name), pytest.raises(RopeError, match=f"was asked for {told}"):
+        with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"was asked for {reason}"):
             rope_xp.apply(x, x)
 
 
-# --- forks ----------------------------------------------------------------------------------------
+# --- forks ---------------------------------------------------------------------------------------
 
 FORK = """
 import importlib.metadata, os, signal, sys, threading, time
@@ -309,12 +273,12 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize(
-    "doing", ["imports", "entry points", exhaustive("QUICK"), exhaustive("SLOW")]
+    "step", ["imports", "entry points", exhaustive("QUICK"), exhaustive("SLOW")]
 )
-def test_a_child_of_the_first_call_waits_for_nobody(doing: str) -> None:
+def test_a_child_of_the_first_call_waits_for_nobody(step: str) -> None:
     # Python 3.12 warns of any fork beside a thread, which is what is tested here.
     quiet = ["-W", "error", "-W", "ignore::DeprecationWarning"]
-    subprocess.run([sys.executable, *quiet, "-c", FORK, doing], check=True, timeout=100)
+    subprocess.run([sys.executable, *quiet, "-c", FORK, step], check=True, timeout=100)
 
 
 # --- third parties -------------------------------------------------------------------------------
@@ -386,13 +350,9 @@ def test_a_broken_registration_disturbs_nobody(
     with caplog.at_level(logging.WARNING, "rope_xp"):
         rope_xp.RoPE().rotate(Wrapped(X))
         rope_xp.RoPE().rotate(Wrapped(X))
-    assert [r.getMessage() for r in caplog.records] == [
-        (
-            "backend 'no_such_module_anywhere:BOX' cannot be imported: "
-            "No module named 'no_such_module_anywhere'"
-        ),
-        "backend 'no_backend:BOX' is no Backend: 'a string'",
-    ]
+    broken, no_backend = (record.getMessage() for record in caplog.records)
+    assert broken.startswith("backend 'no_such_module_anywhere:BOX' cannot be imported: No module")
+    assert no_backend == "backend 'no_backend:BOX' is no Backend: 'a string'"
 
 
 @pytest.mark.usefixtures("fresh")
@@ -403,16 +363,12 @@ def test_a_broken_framework_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(rope_xp.RoPE().rotate(X)[0], X[0])
 
 
-class Bare(Backend):
-    """Overrides nothing."""
-
-
 def test_a_backend_that_overrides_nothing_serves_any_standard_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strict = pytest.importorskip("array_api_strict")
     x = strict.asarray(X)
-    monkeypatch.setitem(find.by_type, type(x), Bare("bare", strict))
+    monkeypatch.setitem(find.by_type, type(x), type("Bare", (Backend,), {})("bare", strict))
     assert rope_xp.explain(x, x).library == "bare"
     q, k = rope_xp.apply(x, x, positions=strict.arange(len(X)) + 70_000, layout="half")
     expected, _ = rope_xp.apply(X, X, np.arange(len(X)) + 70_000, layout="half")

@@ -1,27 +1,28 @@
-"""Every backend gives numpy's numbers: every layout, dtype, slice, order of axes and operation."""
+"""Every backend gives numpy's numbers: each layout, dtype, slice, order of axes, positions."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
-from support.equality import LAYOUTS, POSITIONS, same, sample
-from support.targets import FUSED, Target, truth
+from numpy.random import Generator
+from support.bits import sample
+from support.equality import LAYOUTS, POSITIONS, check, check_result
+from support.targets import Target, truth
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import RoPE, RopeError
+from rope_xp.scaling import Linear, YaRN
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_and_dtypes(backend: Target, layout: str, rng: np.random.Generator) -> None:
+def test_layouts_and_dtypes(backend: Target, layout: str, rng: Generator) -> None:
     rope = RoPE(layout=layout)
     for dtype in backend.floats:
-        q, k = sample(rng, (2, 9, 4, 16), dtype), sample(rng, (2, 9, 2, 16), dtype)
-        expected = truth(rope.apply, q, k, POSITIONS)
-        got = backend.run(
-            lambda q, k: rope.apply(q, k, POSITIONS), backend.make(q), backend.make(k)
-        )
-        for g, e, x in zip(got, expected, (q, k), strict=True):
-            same(backend, g, e, x, layout, 16)
+        q, k = (sample(rng, 2, 9, heads, 16, dtype=dtype) for heads in (4, 2))
+        check(backend, lambda q, k: rope.apply(q, k, POSITIONS), q, k, rope=rope)
 
 
 @pytest.mark.covering(2)
@@ -29,28 +30,15 @@ def test_layouts_and_dtypes(backend: Target, layout: str, rng: np.random.Generat
 @pytest.mark.parametrize(("rotary_dim", "rotary_offset"), [(6, 0), (6, 5), (6, -6), (10, -11)])
 @pytest.mark.parametrize("inverse", [False, True])
 def test_slices(
-    backend: Target,
-    layout: str,
-    rotary_dim: int,
-    rotary_offset: int,
-    inverse: bool,
-    rng: np.random.Generator,
+    backend: Target, layout: str, rotary_dim: int, rotary_offset: int, inverse: bool, rng: Generator
 ) -> None:
-    x = sample(rng, (3, 9, 2, 11), "float32")
+    x = sample(rng, 3, 9, 2, 11)
     rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=rotary_offset)
-    turn = rope.unrotate if inverse else rope.rotate
-    expected = truth(turn, x, POSITIONS)
-    got = backend.back(backend.run(lambda x: turn(x, POSITIONS), backend.make(x)))
-    start = rotary_offset % 11
-    inside = slice(start, start + rotary_dim)
-    outside = np.r_[0:start, start + rotary_dim : 11]
-    np.testing.assert_array_equal(got[..., outside], x[..., outside])
-    if backend.ulps == 0:
-        np.testing.assert_array_equal(got, expected)
-    else:
-        distance = np.abs(got.astype(float) - expected)[..., inside].max(axis=-1)
-        unit = np.spacing(np.abs(x[..., inside]).max(axis=-1))
-        assert (distance <= FUSED * unit).all()
+    rotate = rope.unrotate if inverse else rope.rotate
+    expected = truth(rotate, x, POSITIONS)
+    rotated = np.arange(rotary_offset % 11, rotary_offset % 11 + rotary_dim)
+    np.testing.assert_array_equal(np.delete(expected, rotated, -1), np.delete(x, rotated, -1))
+    check(backend, lambda x: rotate(x, POSITIONS), x, rope=rope, inverse=inverse)
 
 
 AXES = [
@@ -72,7 +60,7 @@ AXES = [
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize(("axes", "q_shape", "k_shape"), AXES, ids=lambda a: str(a))
+@pytest.mark.parametrize(("axes", "q_shape", "k_shape"), AXES, ids=str)
 @pytest.mark.parametrize("batched", [False, True])
 def test_axes(
     backend: Target,
@@ -80,117 +68,85 @@ def test_axes(
     q_shape: tuple[int, ...],
     k_shape: tuple[int, ...],
     batched: bool,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> None:
     """Each token is what rotating it alone gives, wherever its axis lies."""
     names = axes or {5: "xbshd", 2: "sd"}[len(q_shape)]
     batch = [q_shape[i] for i, n in enumerate(names) if n not in "shd"]
     positions = rng.integers(0, 1 << 20, (*batch, 9)) if batched else POSITIONS
-    q, k = sample(rng, q_shape, "float32"), sample(rng, k_shape, "float32")
     rope = RoPE(layout="half")
-    got = backend.run(
-        lambda q, k: rope.apply(q, k, positions, axes=axes), backend.make(q), backend.make(k)
-    )
-    full = np.broadcast_to(positions, (*batch, 9))
     order = [i for i, n in enumerate(names) if n not in "shd"] + [names.index("s")]
-    for x, g in zip((q, k), got, strict=True):
-        result = backend.back(g)
-        moved = np.moveaxis(x, order, range(len(order)))
-        moved_result = np.moveaxis(result, order, range(len(order)))
-        for at in np.ndindex(full.shape):
-            row = np.atleast_2d(moved[at])[:, None]
-            one = truth(rope.rotate, row, [int(full[at])], axes="bsd")[:, 0]
-            distance = np.abs(one - np.atleast_2d(moved_result[at]))
-            unit = np.spacing(np.abs(one).max(initial=0.0, axis=-1, keepdims=True) * 1.5)
-            assert (distance <= backend.ulps * unit).all()
+    pair = sample(rng, *q_shape), sample(rng, *k_shape)
+    expected = tuple(map(np.empty_like, pair))
+    for x, y in zip(pair, expected, strict=True):
+        tokens, rotated = (np.moveaxis(z, order, range(len(order))) for z in (x, y))
+        for at in np.ndindex(*batch, 9):
+            token = np.atleast_2d(tokens[at])[:, None]
+            position = int(np.broadcast_to(positions, (*batch, 9))[at])
+            alone = truth(rope.rotate, token, [position], axes="bsd")
+            rotated[at] = alone.reshape(rotated[at].shape)
+    apply = partial(rope.apply, positions=positions, axes=axes)
+    check(backend, lambda q, k: apply(q, k), *pair, rope=rope, expected=expected)
 
 
-def test_keys_have_positions_of_their_own(backend: Target, rng: np.random.Generator) -> None:
-    q, k = sample(rng, (2, 3, 4, 8), "float32"), sample(rng, (2, 7, 2, 8), "float32")
+def test_keys_have_positions_of_their_own(backend: Target, rng: Generator) -> None:
+    q, k = sample(rng, 2, 3, 4, 8), sample(rng, 2, 7, 2, 8)
     p, kp = np.array([100, 101, 102]), np.arange(96, 103)
-    got_q, got_k = backend.run(
-        lambda q, k: rope_xp.apply(q, k, p, k_positions=kp), backend.make(q), backend.make(k)
-    )
-    same(backend, got_q, truth(RoPE().rotate, q, p), q, "interleaved", 8)
-    same(backend, got_k, truth(RoPE().rotate, k, kp), k, "interleaved", 8)
+    expected = truth(RoPE().rotate, q, p), truth(RoPE().rotate, k, kp)
+    apply = partial(rope_xp.apply, positions=p, k_positions=kp)
+    check(backend, lambda q, k: apply(q, k), q, k, expected=expected)
 
 
-def test_queries_and_keys_of_two_dtypes(backend: Target, rng: np.random.Generator) -> None:
-    for low, high in list(zip(backend.floats[:-1], backend.floats[1:], strict=True))[-2:]:
-        q, k = sample(rng, (1, 9, 2, 8), low), sample(rng, (1, 9, 2, 8), high)
-        got = backend.run(
-            lambda q, k: rope_xp.apply(q, k, POSITIONS), backend.make(q), backend.make(k)
-        )
-        for g, x in zip(got, (q, k), strict=True):
-            same(backend, g, truth(RoPE().rotate, x, POSITIONS), x, "interleaved", 8)
+def test_queries_and_keys_of_two_dtypes(backend: Target, rng: Generator) -> None:
+    for dtypes in list(zip(backend.floats[:-1], backend.floats[1:], strict=True))[-2:]:
+        pair = [sample(rng, 1, 9, 2, 8, dtype=dtype) for dtype in dtypes]
+        expected = tuple(truth(RoPE().rotate, x, POSITIONS) for x in pair)
+        check(backend, lambda q, k: rope_xp.apply(q, k, POSITIONS), *pair, expected=expected)
 
 
-@pytest.mark.parametrize("old_layout", LAYOUTS)
-def test_rerotation(backend: Target, old_layout: str, rng: np.random.Generator) -> None:
-    x = sample(rng, (2, 9, 3, 12), "float32")
-    new = POSITIONS[::-1] // 2
-    rope = RoPE(layout=old_layout, rotary_dim=8, rotary_offset=2)
-    to = RoPE(
-        layout=old_layout,
-        rotary_dim=8,
-        rotary_offset=2,
-        base=5e5,
-        scaling=rope_xp.scaling.Linear(4.0),
-    )
-    for target in (None, to):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rerotation(backend: Target, layout: str, rng: Generator) -> None:
+    x, new = sample(rng, 2, 9, 3, 12), POSITIONS[::-1] // 2
+    fields: dict[str, Any] = {"layout": layout, "rotary_dim": 8, "rotary_offset": 2}
+    rope = RoPE(**fields, scaling=YaRN(4.0, 64))  # which has an attention factor
+    for target in (None, RoPE(**fields, base=5e5, scaling=Linear(4.0))):
+        rerotate = partial(rope.rerotate, old_positions=POSITIONS, new_positions=new, to=target)
         cached = truth(rope.rotate, x, POSITIONS)
-        got = backend.run(
-            lambda c, target=target: rope.rerotate(c, POSITIONS, new, to=target),
-            backend.make(cached),
-        )
+        rotated = backend.run(lambda x, rerotate=rerotate: rerotate(x), backend.make(cached))
         # Two tables of 3.4e-7, one composition, the rounding of two rotations, |x| up to 4.
         expected = truth((target or rope).rotate, x, new)
-        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=4e-6)
+        np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=5e-6)
 
 
-def test_strided_views_need_no_copy_by_the_caller(rng: np.random.Generator) -> None:
-    qkv = sample(rng, (2, 9, 3, 4, 8), "float32")
+def test_strided_views_need_no_copy_by_the_caller(rng: Generator) -> None:
+    qkv = sample(rng, 2, 9, 3, 4, 8)
     expected = RoPE().rotate(qkv[:, :, 0].copy(), POSITIONS)
     for x in (qkv[:, :, 0], np.asfortranarray(qkv[:, :, 0])):
         np.testing.assert_array_equal(RoPE().rotate(x, POSITIONS), expected)
     backwards = RoPE().rotate(qkv[:, ::-1, 0], POSITIONS[::-1])
     np.testing.assert_array_equal(backwards[:, ::-1], expected)
     torch = pytest.importorskip("torch")
-    t = torch.from_numpy(qkv)
-    np.testing.assert_array_equal(RoPE().rotate(t[:, :, 0], POSITIONS).numpy(), expected)
-    heads_first = t[:, :, 0].transpose(1, 2)
-    got = RoPE().rotate(heads_first, POSITIONS, axes="bhsd")
-    np.testing.assert_array_equal(got.transpose(1, 2).numpy(), expected)
+    x = torch.from_numpy(qkv)[:, :, 0]
+    np.testing.assert_array_equal(RoPE().rotate(x, POSITIONS).numpy(), expected)
+    rotated = RoPE().rotate(x.transpose(1, 2), POSITIONS, axes="bhsd")
+    np.testing.assert_array_equal(rotated.transpose(1, 2).numpy(), expected)
 
 
-def test_inputs_are_left_alone(backend: Target, rng: np.random.Generator) -> None:
-    q, k = sample(rng, (2, 9, 4, 8), "float32"), sample(rng, (2, 9, 2, 8), "float32")
-    made_q, made_k, p = backend.make(q), backend.make(k), backend.make(POSITIONS)
-    rope_xp.apply(made_q, made_k, p)
-    np.testing.assert_array_equal(backend.back(made_q), q)
-    np.testing.assert_array_equal(backend.back(made_k), k)
-    np.testing.assert_array_equal(backend.back(p), POSITIONS)
-
-
-def test_tables_of_the_caller(backend: Target, rng: np.random.Generator) -> None:
-    x = sample(rng, (2, 9, 3, 12), "float32")
-    rope = RoPE(rotary_dim=8)
+def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
+    x, rope = sample(rng, 2, 9, 3, 12), RoPE(rotary_dim=8)
     cos, sin = rope.cos_sin(POSITIONS, 12)
     for inverse in (False, True):
         expected = truth(rope.unrotate if inverse else rope.rotate, x, POSITIONS)
-        got = backend.run(
-            lambda x, c, s, inverse=inverse: rope_xp.apply_tables(x, c, s, inverse=inverse),
-            *map(backend.make, (x, cos, sin)),
-        )
-        same(backend, got, expected, x, "interleaved", 8)
-        moved = rope_xp.apply_tables(backend.make(x), cos, sin, inverse=inverse)  # numpy tables
-        same(backend, moved, expected, x, "interleaved", 8)
+        rotate = partial(rope_xp.apply_tables, inverse=inverse)
+        check(backend, rotate, x, cos, sin, rope=rope, expected=expected)
+        # numpy's tables
+        check_result(backend, rotate(backend.make(x), cos, sin), expected, x, rope)
 
 
-def test_weights_permuted_to_the_other_layout(backend: Target, rng: np.random.Generator) -> None:
+def test_weights_permuted_to_the_other_layout(backend: Target, rng: Generator) -> None:
     """Scores under either layout are the same once the projections are permuted."""
     heads, d, width = 3, 8, 5
-    w, x = sample(rng, (heads * d, width), "float32"), sample(rng, (9, width), "float32")
+    w, x = sample(rng, heads * d, width), sample(rng, 9, width)
     permuted = backend.back(rope_xp.permute_weights(backend.make(w), heads, to="half"))
     np.testing.assert_array_equal(rope_xp.permute_weights(permuted, heads, to="interleaved"), w)
     bias = rope_xp.permute_weights(backend.make(w[:, 0].copy()), heads, to="half")
@@ -201,3 +157,98 @@ def test_weights_permuted_to_the_other_layout(backend: Target, rng: np.random.Ge
         rotated = truth(RoPE(layout=layout).rotate, projected, POSITIONS)
         scores.append(np.einsum("ihd,jhd->hij", rotated, rotated))
     np.testing.assert_allclose(*scores, rtol=0, atol=2e-5)
+
+
+# --- positions of every dtype, shape and kind ----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("sign", ["", "u"])
+def test_integer_positions_of_the_library(
+    backend: Target, kind: str, sign: str, rng: Generator
+) -> None:
+    """Positions on the device, of every integer dtype, as data and not as constants."""
+    top = min(np.iinfo(sign + kind).max, (1 << 31) - 1)
+    positions = np.array([0 if sign else -top, 1, top // 3, top - 1, top]).astype(sign + kind)
+    x = sample(rng, 5, 2, 8)
+    expected = truth(RoPE().rotate, x, positions.astype(np.int64))
+    check(backend, RoPE().rotate, x, positions, expected=expected)
+
+
+SHAPES = [((9,), 9), ((2, 9), 9), ((2, 1), 1), ((2, 1), 9), ((1, 1), 9), ((1, 9), 9), ((1,), 1)]
+
+
+@pytest.mark.parametrize(("shape", "tokens"), [*SHAPES, ((), 1)])
+def test_position_shapes(
+    backend: Target, shape: tuple[int, ...], tokens: int, rng: Generator
+) -> None:
+    positions, x = rng.integers(0, 10_000, shape), sample(rng, 2, tokens, 3, 8)
+    expected = truth(RoPE().rotate, x, np.broadcast_to(positions, (2, tokens)).copy())
+    for given in (positions, positions.tolist(), backend.make(positions)):
+        check_result(backend, RoPE().rotate(backend.make(x), given), expected, x)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("order", ["", ">"])
+@pytest.mark.parametrize("step", [-1, 2])
+def test_positions_and_tables_of_numpy_in_any_memory(
+    backend: Target, step: int, order: str, tokens: int, rng: Generator
+) -> None:
+    """Also of one token, whose stride numpy keeps though it means nothing."""
+    x = sample(rng, tokens, 3, 8)
+    for kind in ("i4", "f8"):
+        positions = np.arange(6).astype(order + kind)[::step][:tokens]
+        expected = truth(RoPE().rotate, x, positions.astype("i8"))
+        check_result(backend, RoPE().rotate(backend.make(x), positions), expected, x)
+    for kind in ("f4", "f8"):
+        tables = (t.astype(order + kind) for t in RoPE().cos_sin(np.arange(6), 8))
+        cos, sin = (t[::step][:tokens] for t in tables)
+        expected = truth(rope_xp.apply_tables, x, cos.astype("f4"), sin.astype("f4"))
+        check_result(backend, rope_xp.apply_tables(backend.make(x), cos, sin), expected, x)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("components", [0, 2])
+def test_one_position_for_several_tokens(
+    backend: Target, shape: tuple[int, ...], components: int
+) -> None:
+    """It could be that of each or of the first, whether in a list or not."""
+    rope = RoPE(position_axes=(0, 1, 0, 1)) if components else RoPE()
+    positions = np.full((components, *shape) if components else shape, 5)
+    x = backend.make(np.ones((2, 9, 3, 8), np.float32))
+    for given in (positions, positions.tolist(), backend.make(positions)):
+        with pytest.raises(RopeError, match=r"one number for 9 tokens; write .* offset \+ arange"):
+            rope.rotate(x, given)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 0, 8), (0, 0, 0, 8)])
+def test_empty_axes(backend: Target, shape: tuple[int, ...]) -> None:
+    x, positions = backend.make(np.zeros(shape, np.float32)), np.arange(shape[1])
+    rotate = RoPE(rotary_dim=4).rotate
+    results = [rotate(x, p) for p in (None, positions, backend.make(positions))]
+    for y in (*results, *rope_xp.apply(x, x)):
+        assert backend.back(y).shape == shape
+
+
+def test_components_on_every_backend(backend: Target) -> None:
+    """Each pair turns by its own component, and by nothing of the others."""
+    rng = np.random.default_rng(0)
+    axes = (0, 1, 2, 0, 1, 2, 0, 0)  # as in Qwen3-VL
+    x = rng.standard_normal((2, 9, 3, 16), np.float32)
+    positions = rng.integers(-1_000_000, 1_000_000, (3, 2, 9))
+    rope = RoPE(position_axes=axes)
+    expected = np.empty_like(x)
+    for component in range(3):
+        columns = np.repeat(np.array(axes) == component, 2)
+        expected[..., columns] = truth(RoPE().rotate, x, positions[component])[..., columns]
+    check(backend, rope.rotate, x, positions, expected=expected)
+    counted = backend.back(rope.rotate(backend.make(x)))
+    np.testing.assert_allclose(counted, truth(RoPE().rotate, x), rtol=0, atol=1e-6)
+    if "float64" in backend.floats:
+        wide = backend.back(rope.rotate(backend.make(x.astype(float)), positions))
+        np.testing.assert_allclose(wide, expected, rtol=0, atol=3e-6)
+    # One position of each component, for one token.
+    token, short = x[:1, :1, :, :8], RoPE(position_axes=(0, 1, 2, 0))
+    rotated = backend.back(short.rotate(backend.make(token), [5, 6, 7]))
+    expected = truth(short.rotate, token, [[5], [6], [7]])
+    np.testing.assert_allclose(rotated, expected, rtol=0, atol=1e-6)

@@ -1,36 +1,54 @@
-"""What calls are refused, of any backend, and in which words."""
+"""What is refused, of any backend, with which message: RopeErrors and TypeErrors."""
 
 from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from support.targets import Target
 
 import rope_xp
-from rope_xp import RoPE, RopeConfigError, RopeError
+from rope_xp import Choice, RoPE, RopeConfigError, RopeError, positions
+from rope_xp.scaling import (
+    NTK,
+    Axial,
+    DynamicNTK,
+    Linear,
+    LongRoPE,
+    Proportional,
+    RIFLEx,
+    Scaling,
+    YaRN,
+    inverse_frequencies,
+)
 
+NAN = float("nan")
 Q = np.ones((2, 9, 4, 8), np.float32)
 K = np.ones((2, 9, 2, 8), np.float32)
+OUTSIDE = "does not lie within head_dim=8"
+PAIRS = "2 entries; 8 rotated components have 4 pairs"
 # (options of apply, error, message)
 CALLS = [
     ({"rope": RoPE(), "base": 5e5}, TypeError, "both rope and its fields .base."),
     ({"theta": 5e5}, TypeError, "unknown option theta; a RoPE has base, layout"),
     ({"rope": {"base": 5e5}}, TypeError, "rope must be a rope_xp.RoPE; got {'base'"),
     ({"rotary_dim": 10}, RopeError, "rotary_dim=10 components from rotary_offset=0"),
-    ({"rotary_dim": 4, "rotary_offset": 5}, RopeError, "does not lie within head_dim=8"),
-    ({"rotary_dim": 4, "rotary_offset": -3}, RopeError, "does not lie within head_dim=8"),
-    ({"rotary_dim": 4, "rotary_offset": -9}, RopeError, "does not lie within head_dim=8"),
-    ({"rotary_offset": 2}, RopeError, "does not lie within head_dim=8"),
-    ({"position_axes": (0, 1)}, RopeError, "2 entries; 8 rotated components have 4 pairs"),
+    ({"rotary_dim": 4, "rotary_offset": 5}, RopeError, OUTSIDE),
+    ({"rotary_dim": 4, "rotary_offset": -3}, RopeError, OUTSIDE),
+    ({"rotary_dim": 4, "rotary_offset": -9}, RopeError, OUTSIDE),
+    ({"position_axes": (0, 1)}, RopeError, PAIRS),
     ({"axes": "bshx"}, RopeError, "has no head_dim axis 'd'"),
     ({"axes": "bhxd"}, RopeError, "has no tokens axis 's'"),
     ({"axes": "bssd"}, RopeError, "names an axis twice"),
     ({"axes": "bsdh"}, RopeError, "does not end in head_dim 'd'"),
-    ({"axes": "b sd"}, RopeError, "not lower-case letters"),
     ({"axes": "BSHD"}, RopeError, "not lower-case letters"),
     ({"axes": ""}, RopeError, "lower-case"),
     ({"axes": 4}, TypeError, "axes must be a string"),
-    ({"axes": ("b", "s", "h", "d")}, TypeError, "axes must be a string"),
     ({"axes": "shd"}, RopeError, "axes='shd' names 3 axes; q has 4"),
     ({"axes": "bhsd"}, RopeError, "differ in tokens .axes='bhsd'.: 4 and 2.*k_positions"),
     ({"positions": 5}, RopeError, r"one number for 9 tokens; write positions = offset \+ arange"),
@@ -38,22 +56,44 @@ CALLS = [
     ({"positions": np.arange(8)}, RopeError, r"shape \(8,\); it must broadcast to .* = \(2, 9\)"),
     ({"positions": np.zeros((3, 9))}, RopeError, r"shape \(3, 9\); it must broadcast"),
     ({"positions": np.zeros((9, 2))}, RopeError, r"shape \(9, 2\).*batch first.*axes right"),
-    ({"positions": np.zeros((1, 2, 9))}, RopeError, r"shape \(1, 2, 9\)"),
     ({"positions": np.zeros(9, bool)}, TypeError, "positions must hold integers or real .* bool"),
-    ({"positions": [True] * 9}, TypeError, "positions must hold .* bool"),
     ({"positions": np.zeros(9, complex)}, TypeError, "positions must hold .* complex128"),
     ({"positions": ["a"] * 9}, TypeError, "positions must hold"),
     ({"positions": [None] * 9}, TypeError, "positions must hold .* object"),
     ({"positions": [[1, 2], [3]]}, RopeError, "positions is a ragged list"),
-    ({"positions": "012345678"}, TypeError, "positions"),
     ({"positions": {}}, TypeError, "positions"),
     ({"k_positions": np.arange(3)}, RopeError, r"k_positions has shape \(3,\)"),
     ({"k_positions": 3}, RopeError, r"k_positions has shape \(\), which is one number for 9"),
 ]
+# (fields, error, message), refused by RoPE and by apply
+FIELDS = [
+    ({"base": 0}, RopeError, "base must be positive and finite; got 0"),
+    ({"base": NAN}, RopeError, "base must be positive and finite; got nan"),
+    ({"base": math.inf}, RopeError, "base must be positive and finite; got inf"),
+    ({"base": "1e4"}, TypeError, "base must be a number; got '1e4' .str."),
+    ({"base": True}, TypeError, "base must be a number"),
+    ({"layout": "neox"}, RopeError, "layout must be one of .*got 'neox'"),
+    ({"layout": ["half"]}, RopeError, "layout must be one of"),
+    ({"rotary_dim": 7}, RopeError, "rotary_dim must be even and positive"),
+    ({"rotary_dim": -4}, RopeError, "rotary_dim must be even and positive"),
+    ({"rotary_dim": 4.0}, TypeError, "rotary_dim must be an integer; got 4.0 .float."),
+    ({"rotary_dim": np.float64(8)}, TypeError, "must be an integer; got np.float"),
+    ({"rotary_dim": True}, TypeError, "rotary_dim must be an integer; got True"),
+    ({"rotary_offset": 0.5}, TypeError, "rotary_offset must be an integer"),
+    ({"scaling": "yarn"}, TypeError, "scaling must be an instance such as"),
+    ({"scaling": Linear}, TypeError, "scaling must be an instance such as"),
+    ({"scaling": Axial()}, RopeError, "2 components.*position_axes is None.*RoPE.axial"),
+    ({"position_axes": [0, 1]}, TypeError, "position_axes must be a tuple"),
+    ({"position_axes": ()}, RopeError, "position_axes must hold integers >= 0"),
+    ({"position_axes": (0, -1)}, RopeError, "position_axes must hold integers >= 0"),
+    ({"position_axes": (0, 1.0)}, RopeError, "position_axes must hold integers >= 0"),
+    ({"position_axes": (0, 1), "rotary_dim": 8}, RopeError, PAIRS),
+]
 
 
-@pytest.mark.parametrize(("options", "error", "message"), CALLS, ids=lambda a: str(a)[:40])
-def test_apply(options: dict, error: type, message: str) -> None:
+@pytest.mark.parametrize(("options", "error", "message"), CALLS + FIELDS, ids=lambda a: str(a)[:40])
+def test_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Nothing is written before all is checked."""
     out = (np.zeros_like(Q), np.zeros_like(K))
     with pytest.raises(error, match=message):
         rope_xp.apply(Q, K, out=out, **options)
@@ -61,86 +101,228 @@ def test_apply(options: dict, error: type, message: str) -> None:
     assert not out[1].any()
     with pytest.raises(error, match=message):
         rope_xp.explain(Q, K, **options)
+    if (options, error, message) in FIELDS:
+        with pytest.raises(error, match=message):
+            RoPE(**options)
 
 
-# (q, k, error, message)
-ARRAYS = [
-    (Q.astype(int), K, TypeError, r"q is a numpy array of shape .* dtype int64; it must hold"),
-    (Q, K.astype(bool), TypeError, "k is .* dtype bool"),
-    (Q.astype(complex), K, TypeError, "q is .* dtype complex128"),
-    (Q.astype(object), K, TypeError, "q is .* dtype object"),
-    (Q.tolist(), K, TypeError, "q is a list, which is no array of numpy, torch"),
-    (None, K, TypeError, "q is a NoneType, which is no array"),
-    (Q, 1.0, TypeError, "k is a float, which is no array"),
-    (Q, K[0], RopeError, "axes='bshd' names 4 axes; k has 3"),
-    (Q, K[:1], RopeError, "differ in batch axis 'b' .*: 2 and 1"),
-    (Q, K[:, :5], RopeError, "differ in tokens .*: 9 and 5. Give k_positions"),
-    (Q, K[..., :6], RopeError, "differ in head_dim .*: 8 and 6"),
-    (Q[..., :7], K[..., :7], RopeError, "head_dim is 7, an odd number"),
-    (Q[0, 0, 0], K[0, 0, 0], RopeError, "q has 1 axes; it needs at least two"),
-    (np.float32(1), K, RopeError, "q has 0 axes; it needs at least two"),
-    (np.ma.masked_array(Q), K, TypeError, "MaskedArray: its operators"),
-    (Q[0, :, 0].view(np.matrix), K[0, :, 0], TypeError, "matrix: its operators"),
+class Constant(Scaling):
+    """A scaling with the frequencies and the attention factor that it is given."""
+
+    def __init__(self, frequencies: object, factor: float = 1.0) -> None:
+        self.constant, self.attention_factor = frequencies, factor
+
+    def frequencies(self, base: float, rotary_dim: int) -> object:
+        return self.constant
+
+
+@dataclass(frozen=True)
+class Noted(Constant):
+    """A scaling with a note, which may or may not be a part of its hash."""
+
+    attention_factor = 1.0
+    note: object = None
+    aside: object = field(default=None, compare=False)
+
+
+HALF, THREE = RoPE(layout="half"), RoPE(position_axes=(0, 1, 2, 2))
+ANGLES = RoPE().at(range(9), like=Q)
+COS, LONG = ANGLES.cos, LongRoPE((1.0,) * 4, (2.0,) * 4, 64, max_position_embeddings=128)
+CHOICE, SLICE = (RoPE(rotary_dim=8), RoPE(rotary_dim=8, base=5e5)), RoPE(rotary_dim=4)
+apply, axial, tables = rope_xp.apply, RoPE.axial, rope_xp.apply_tables
+permute, at, choose = rope_xp.permute_weights, RoPE().at, Choice
+
+
+NONSENSE = [Constant(f) for f in ([1.0, 0.1], [1.0] * 8, 1.0, [1.0, 0.1, NAN, 0.0], [[1.0] * 4])]
+UNHASHED = "scaling must be hashable.*: unhashable type: '"
+ENDLESS = [Constant([1.0] * 4, factor) for factor in (0.0, -1.0, NAN, math.inf)]
+NOTES = ([1.0], np.ones(2), (1, (2, {})), Noted(note=[1.0]))
+NO_NUMBERS = (True, np.True_, np.array(4.0), "4", 4j, None)
+UNHASHABLE = type("Unhashable", (Linear,), {"__hash__": None})(2.0)
+
+
+def table(**options: Any) -> Any:
+    return RoPE().table(**({"length": 8, "head_dim": 8, "form": "vllm"} | options))
+
+
+Row = tuple[str, Callable[[], Any]]
+VALUES: list[Row] = [
+    # Arrays.
+    ("axes='bshd' names 4 axes; k has 3", lambda: apply(Q, K[0])),
+    ("differ in batch axis 'b' .*: 2 and 1", lambda: apply(Q, K[:1])),
+    ("differ in tokens .*: 9 and 5. Give k_positions", lambda: apply(Q, K[:, :5])),
+    ("differ in head_dim .*: 8 and 6", lambda: apply(Q, K[..., :6])),
+    ("head_dim is 7, an odd number", lambda: apply(Q[..., :7], K[..., :7])),
+    ("q has 1 axes; it needs at least two", lambda: apply(Q[0, 0, 0], K[0, 0, 0])),
+    ("x has 14 axes, too many to guess", lambda: HALF.rotate(np.ones((1,) * 13 + (2,)))),
+    # Components of positions.
+    ("needs a leading axis of 3", lambda: THREE.rotate(Q, 5)),
+    ("needs a leading axis of 3", lambda: THREE.rotate(Q, np.zeros((2, 2, 9)))),
+    (r"shape \(3, 8\); \(3, ...\) must broadcast", lambda: THREE.rotate(Q, np.zeros((3, 8)))),
+    ("one number for 9 tokens", lambda: THREE.rotate(Q, [1, 2, 3])),
+    ("leading axis of 3", lambda: THREE.cos_sin([1, 2], 8)),
+    (r"leading axis of 3: \(3, batch..., tok", lambda: axial((4, 2, 2)).rotate(Q, np.arange(9))),
+    # Rerotation.
+    ("needs ropes that rotate the same pairs", lambda: HALF.rerotate(Q, None, None, to=RoPE())),
+    ("needs ropes that rotate the same pairs", lambda: RoPE().rerotate(Q, 0, 0, to=SLICE)),
+    # Tables of the caller.
+    (r"cos has shape \(9, 4\) and sin \(9, 3\)", lambda: tables(Q, COS, COS[:, :3])),
+    (r"\(8,\); it must broadcast to .* = \(2, 9\)", lambda: tables(Q, COS[:8], COS[:8])),
+    ("needs two axes at least", lambda: tables(Q, COS[0], COS[0])),
+    (r"need one column a pair: cos\[..., ::2\] of .* or cos", lambda: tables(Q, Q[0, 0], Q[0, 0])),
+    ("room for 1 to 4", lambda: tables(Q, *[np.ones((9, 0))] * 2)),
+    (OUTSIDE, lambda: tables(Q, COS[:, :3], COS[:, :3], rotary_offset=3)),
+    ("layout must be one of", lambda: tables(Q, COS, COS, layout="neox")),
+    # Angles.
+    (r"cos has 4 columns.* rotates 16 components, 8 p", lambda: ANGLES.rotate(np.ones((9, 16)))),
+    (r"cos\[..., 0\] has shape \(9,\); it must broad", lambda: ANGLES.apply(Q[:, :5], K[:, :5])),
+    (r"cos has one row, of one token, for 9 tokens; make", lambda: at(70_000, like=Q).apply(Q, K)),
+    ("differ in tokens", lambda: ANGLES.apply(Q, K[:, :3])),
+    ("like is a single number; give an array such as q", lambda: at([1], like=np.float32(3))),
+    (OUTSIDE, lambda: RoPE(rotary_dim=16).at([1], like=Q)),
+    ("must be equal", lambda: RoPE().with_tables(COS, COS[:3])),
+    (r"by a RoPE with rotary_dim=8", lambda: SLICE.with_tables(COS, COS)),
+    ("need one column a pair", lambda: RoPE().with_tables(*[np.ones((9, 8))] * 2).rotate(Q)),
+    # Choices.
+    ("which must hold numbers from 0 to 1", lambda: choose(CHOICE, [0, 3])),
+    (r"must rotate the same pairs.*ropes\[1\]", lambda: choose((CHOICE[0], RoPE()), [0, 1])),
+    ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).apply(Q, K)),
+    ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).rotate(Q)),
+    # Weights.
+    (r"\(24, 5\); its first axis must be num_h", lambda: permute(np.ones((24, 5)), 5, to="half")),
+    ("head_dim even", lambda: permute(np.ones((24, 5)), 8, to="half")),
+    ("num_heads must be positive", lambda: permute(np.ones((24, 5)), 0, to="half")),
+    ("to must be 'interleaved' or 'half'", lambda: permute(COS, 1, to="interleaved_to_half")),
+    (r"w has shape \(\)", lambda: permute(np.ones(()), 1, to="half")),
+    # Lengths and widths.
+    ("head_dim must be positive", lambda: RoPE().frequencies(-8)),
+    ("head_dim is 7, an odd number", lambda: RoPE().cos_sin([1], 7)),
+    ("n must be positive", lambda: RoPE().for_length(0)),
+    ("n must be positive and finite", lambda: RoPE().for_length(10**400)),
+    ("n must be pos", lambda: RoPE(scaling=DynamicNTK(2.0, 1)).for_length(10**400)),
+    ("DynamicNTK.length must be positive and fin", lambda: DynamicNTK(2.0, 1, length=10**400)),
+    # Scalings.
+    *(("Linear.factor must be pos", lambda f=f: Linear(f)) for f in (0, -1.0, NAN, math.inf)),
+    *(("must return 4 finite frequ", lambda f=f: RoPE(scaling=f).rotate(Q)) for f in NONSENSE),
+    *(("must return 4 finite", lambda f=f: RoPE(scaling=f).frequencies(8)) for f in NONSENSE),
+    *(("Constant.effective_att", lambda s=s: RoPE(scaling=s)) for s in ENDLESS),
+    ("softmax_scale must be", lambda: YaRN(1e17, 512, mscale=1.0, mscale_all_dim=1e300)),
+    ("RIFLEx.k must be positive", lambda: RIFLEx(0, 4)),
+    ("RIFLEx.share must be positive", lambda: RIFLEx(1, 4, share=0)),
+    ("RIFLEx.axis must be one of 2", lambda: RIFLEx(1, 4, Axial(2), axis=2)),
+    ("'strided' has one for all", lambda: RIFLEx(1, 4, Axial(2, "strided"))),
+    ("names no pair", lambda: RIFLEx(5, 4, Axial(2)).frequencies(1e4, 16)),
+    ("2 components.*is None", lambda: RoPE(scaling=RIFLEx(1, 42, scaling=Axial()))),
+    ("2 comp", lambda: RoPE(scaling=Axial(sections=(4, 12)), rotary_dim=16)),
+    ("2 comp", lambda: dataclasses.replace(axial((4, 4)), position_axes=None)),
+    # Sections of axes.
+    ("must be even", lambda: axial((3, 5))),
+    ("must be positive", lambda: axial((0, 4))),
+    ("sections is empty", lambda: axial(())),
+    ("bases must be 2 numbers", lambda: axial((2, 4), bases=(1.0,))),
+    (r"bases\[1\] must be positive", lambda: axial((2, 4), bases=(1.0, 0.0))),
+    ("takes neither sections", lambda: axial((2, 4), order="strided")),
+    ("order must be one of", lambda: axial((2, 4), order="rows")),
+    ("contradicts sections", lambda: Axial(4, sections=(2, 2))),
+    ("sum to 6", lambda: Axial(sections=(2, 4)).frequencies(1e4, 8)),
+    # Positions of patches.
+    ("start must be one number or 3", lambda: positions.video(1, 2, 3, start=(0, 1))),
+    ("step must hold finite numbers", lambda: positions.grid(1, 2, step=("1", 2))),
+    ("height must be positive", lambda: positions.grid(0, 2, start=1)),
+    ("along names component 2", lambda: positions.text(1, 2, along=(2,))),
+    ("along names component -1", lambda: positions.text(1, 2, along=(-1,))),
+    ("tokens must not be negative", lambda: positions.text(-1, 2)),
+    ("start must be one number or 2", lambda: positions.text(1, 2, start=(1, 2, 3))),
+    # Tables for other engines.
+    ("form must be one of 'vllm', .*'onnx'; got 'meta'", lambda: table(form="meta")),
+    ("length must be", lambda: table(length=0)),
+    ("head_dim", lambda: table(head_dim=7)),
+    ("dtype must be one of float32, .* for this form; got", lambda: table(dtype=np.int32)),
+    ("must be one of complex64", lambda: table(form="complex", dtype=np.float32)),
+]
+TYPES: list[Row] = [
+    (r"q is a numpy array of shape .* dtype int64; it must hold", lambda: apply(Q.astype(int), K)),
+    ("k is .* dtype bool", lambda: apply(Q, K.astype(bool))),
+    ("q is .* dtype complex128", lambda: apply(Q.astype(complex), K)),
+    ("q is .* dtype object", lambda: apply(Q.astype(object), K)),
+    ("q is a list, which is no array of numpy, torch", lambda: apply(Q.tolist(), K)),
+    ("q is a NoneType, which is no array", lambda: apply(None, K)),
+    ("k is a float, which is no array", lambda: apply(Q, 1.0)),
+    ("MaskedArray: its operators", lambda: apply(np.ma.masked_array(Q), K)),
+    ("matrix: its operators", lambda: apply(Q[0, :, 0].view(np.matrix), K[0, :, 0])),
+    (r"got an array, ndarray of shape \(9, 4\).*apply_tables", lambda: apply(Q, K, COS, COS)),
+    ("to must be a rope_xp.RoPE", lambda: HALF.rerotate(Q, None, None, to="half")),
+    ("cos is .* dtype int64", lambda: tables(Q, COS.astype(int), COS)),
+    ("cos is a list", lambda: tables(Q, COS.tolist(), COS)),
+    ("rotary_offset must be an integer", lambda: tables(Q, COS, COS, rotary_offset=1.0)),
+    ("k is", lambda: ANGLES.apply(Q, K.astype(int))),
+    ("like is a numpy array.*int64", lambda: at([1], like=np.ones(8, int))),
+    ("like", lambda: at([1], like=[1.0, 2.0])),
+    ("positions must hold integers", lambda: at(None, like=Q)),
+    ("sin is", lambda: RoPE().with_tables(COS, COS.astype(int))),
+    (r"ropes\[0\] must be a rope_xp.RoPE", lambda: choose(("half",), [0])),
+    ("tuple of one RoPE or more", lambda: choose([*CHOICE], [0])),
+    ("which must hold integers; got float64", lambda: choose(CHOICE, [0.5])),
+    ("num_heads must be an integer; got 2.0", lambda: permute(COS, 2.0, to="half")),
+    ("w is a list", lambda: permute([[1.0]], 1, to="half")),
+    ("head_dim must be an integer; got 8.0", lambda: RoPE().wavelengths(8.0)),
+    ("head_dim must be an integer; got 8.0", lambda: RoPE().cos_sin([1], 8.0)),
+    ("n must be an integer", lambda: RoPE().for_length(1e3)),
+    ("xp must be an array API namespace", lambda: RoPE().cos_sin([1], 8, xp="numpy")),
+    ("must be an integer; got np.float", lambda: DynamicNTK(2.0, np.float32(64))),
+    *(("must be a", lambda v=v: RoPE(base=v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: Linear(v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: DynamicNTK(2.0, v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: RoPE().for_length(v)) for v in NO_NUMBERS),
+    *(("must be a", lambda v=v: RoPE().frequencies(v)) for v in NO_NUMBERS),
+    *((UNHASHED, lambda n=n: RoPE(scaling=Noted(note=n))) for n in NOTES),
+    ("RIFLEx.length must be an integer", lambda: RIFLEx(1, 4.0)),
+    ("RIFLEx.scaling must be", lambda: RIFLEx(1, 4, "axial")),
+    (r"sections\[0\] must be an integer", lambda: axial((2.0, 4))),
+    ("sections must be a tuple", lambda: axial(64)),
+    ("makes rotary_dim", lambda: axial((2, 4), rotary_dim=6)),
+    ("unknown option theta", lambda: axial((2, 4), theta=1.0)),
+    ("scaling must be hashable", lambda: RoPE(scaling=UNHASHABLE)),
+    ("length must be", lambda: table(length=5.0)),
+    ("head_dim must be an integer", lambda: table(head_dim="8")),
 ]
 
 
-@pytest.mark.parametrize(("q", "k", "error", "message"), ARRAYS, ids=lambda a: str(type(a)))
-def test_arrays(q: object, k: object, error: type, message: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [*((RopeError, *row) for row in VALUES), *((TypeError, *row) for row in TYPES)],
+)
+def test_calls(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
     with pytest.raises(error, match=message):
-        rope_xp.apply(q, k)
+        call()
 
 
-def test_more_axes_than_have_names() -> None:
-    with pytest.raises(RopeError, match="x has 14 axes, too many to guess"):
-        RoPE().rotate(np.ones((1,) * 13 + (2,)))
-    assert RoPE().rotate(np.ones((1,) * 11 + (2,))).shape == (1,) * 11 + (2,)
-
-
-def test_components_of_positions() -> None:
-    rope = RoPE(position_axes=(0, 1, 2, 2))
-    for bad in (np.zeros((2, 2, 9)), np.zeros(9), 5):
-        with pytest.raises(RopeError, match="needs a leading axis of 3"):
-            rope.rotate(Q, bad)
-    with pytest.raises(RopeError, match=r"shape \(3, 8\); \(3, ...\) must broadcast"):
-        rope.rotate(Q, np.zeros((3, 8)))
-    with pytest.raises(RopeError, match=r"one number for 9 tokens"):
-        rope.rotate(Q, [1, 2, 3])
-    with pytest.raises(RopeError, match="leading axis of 3"):
-        rope.cos_sin([1, 2], 8)
-
-
-def test_libraries_do_not_mix() -> None:
+def test_libraries_and_devices_do_not_mix() -> None:
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
-    q, k = torch.ones(2, 9, 4, 8), torch.ones(2, 9, 2, 8)
-    with pytest.raises(TypeError, match="q is a torch array and k a numpy array; convert"):
-        rope_xp.apply(q, K)
-    with pytest.raises(
-        TypeError, match="the array to rotate is a torch array and positions a jax array"
-    ):
-        rope_xp.apply(q, k, jnp.arange(9))
-    with pytest.raises(
-        TypeError, match="the array to rotate is a numpy array and positions a torch array"
-    ):
-        rope_xp.apply(Q, K, torch.arange(9))
-    with pytest.raises(TypeError, match="x is a torch array and cos a jax array"):
-        rope_xp.apply_tables(q, jnp.ones((9, 4)), jnp.ones((9, 4)))
-    with pytest.raises(TypeError, match=r"out\[0\] must be an array of torch like q"):
-        rope_xp.apply(q, k, out=(np.zeros_like(Q), k))
-
-
-def test_devices_do_not_mix() -> None:
-    torch, xp = pytest.importorskip("torch"), pytest.importorskip("array_api_strict")
-    q, k = torch.ones(2, 9, 4, 8), torch.ones(2, 9, 2, 8)
-    with pytest.raises(RopeError, match="q is on cpu and k on meta; move one"):
-        rope_xp.apply(q, k.to("meta"))
-    with pytest.raises(RopeError, match="the array to rotate is on meta and positions on cpu"):
-        rope_xp.apply(q.to("meta"), k.to("meta"), torch.arange(9))
-    with pytest.raises(RopeError, match=r"out\[0\] is .* on meta; the result for q is .* on cpu"):
-        rope_xp.apply(q, k, out=(q.to("meta"), k))
-    a = xp.ones((2, 9, 4, 8), dtype=xp.float32)
-    b = xp.ones((2, 9, 2, 8), dtype=xp.float32, device=xp.Device("device1"))
-    with pytest.raises(RopeError, match="q is on .*CPU.* and k on .*device1"):
-        rope_xp.apply(a, b)
+    q, k, on_meta = torch.ones(Q.shape), torch.ones(K.shape), torch.ones(K.shape, device="meta")
+    cos, which = jnp.ones((9, 4)), torch.tensor([0, 1])
+    pairs = "the array to rotate is a {} array and positions a {} array"
+    for message, call in [
+        ("q is a torch array and k a numpy array; convert", lambda: apply(q, K)),
+        (pairs.format("torch", "jax"), lambda: apply(q, k, jnp.arange(9))),
+        (pairs.format("numpy", "torch"), lambda: apply(Q, K, torch.arange(9))),
+        ("x is a torch array and cos a jax array", lambda: tables(q, cos, cos)),
+        (r"out\[0\] must be an array of torch like q", lambda: apply(q, k, out=(Q, k))),
+        ("q is a numpy array and cos a torch", lambda: at(range(9), like=k).apply(Q, K)),
+        ("like is a numpy array and which a torch", lambda: choose(CHOICE, which).rotate(Q)),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            call()
+    xp = pytest.importorskip("array_api_strict")
+    a, b = (xp.ones((3, 2, 8), device=xp.Device(name)) for name in ("CPU_DEVICE", "device1"))
+    for message, call in [
+        ("q is on cpu and k on meta; move one", lambda: apply(q, on_meta)),
+        ("to rotate is on meta and positions on cpu", lambda: HALF.rotate(on_meta, which)),
+        (r"out\[1\] is .* on meta; .* for k is .* on cpu", lambda: apply(q, k, out=(q, on_meta))),
+        ("q is on .*CPU.* and k on .*device1", lambda: apply(a, b)),
+    ]:
+        with pytest.raises(RopeError, match=message):
+            call()
 
 
 def test_integers_on_every_backend(backend: Target) -> None:
@@ -152,78 +334,57 @@ def test_integers_on_every_backend(backend: Target) -> None:
         RoPE().rotate(q, backend.make(np.ones(3, bool)))
 
 
-def test_rerotation_onto_other_pairs() -> None:
-    rope = RoPE(layout="half")
-    for other in (RoPE(), RoPE(layout="half", rotary_dim=4)):
-        with pytest.raises(RopeError, match="rerotate needs ropes that rotate the same pairs"):
-            rope.rerotate(Q, None, None, to=other)
-    assert rope.rerotate(Q, None, None, to=RoPE(layout="interleaved_to_half")).shape == Q.shape
-    with pytest.raises(TypeError, match="to must be a rope_xp.RoPE"):
-        rope.rerotate(Q, None, None, to="half")
-
-
-def test_tables() -> None:
-    cos = np.ones((9, 4), np.float32)
-    cases = [
-        ((cos, cos[:, :3]), RopeError, r"cos has shape \(9, 4\) and sin \(9, 3\)"),
-        ((cos[:8], cos[:8]), RopeError, r"\(8,\); it must broadcast to .* = \(2, 9\)"),
-        ((cos[0], cos[0]), RopeError, "needs two axes at least"),
-        (
-            (np.ones((9, 8)),) * 2,
-            RopeError,
-            r"need one column a pair: cos\[..., ::2\] of .* or cos",
-        ),
-        ((np.ones((9, 5)),) * 2, RopeError, "room for 1 to 4"),
-        ((np.ones((9, 0)),) * 2, RopeError, "room for 1 to 4"),
-        ((cos.astype(int), cos), TypeError, "cos is .* dtype int64"),
-        ((cos.tolist(), cos), TypeError, "cos is a list"),
-    ]
-    for tables, error, message in cases:
-        with pytest.raises(error, match=message):
-            rope_xp.apply_tables(Q, *tables)
-    with pytest.raises(RopeError, match="does not lie within head_dim=8"):
-        rope_xp.apply_tables(Q, cos[:, :3], cos[:, :3], rotary_offset=3)
-    with pytest.raises(RopeError, match="layout must be one of"):
-        rope_xp.apply_tables(Q, cos, cos, layout="neox")
-    with pytest.raises(TypeError, match="rotary_offset must be an integer"):
-        rope_xp.apply_tables(Q, cos, cos, rotary_offset=1.0)
-
-
-def test_weights() -> None:
-    w = np.ones((24, 5))
-    for arguments, message in [
-        ((w, 5, "half"), r"w has shape \(24, 5\); its first axis must be num_heads \* head_dim"),
-        ((w, 8, "half"), "head_dim even"),
-        ((w, 0, "half"), "num_heads must be positive"),
-        ((w, 3, "interleaved_to_half"), "to must be 'interleaved' or 'half'"),
-        ((np.ones(()), 1, "half"), r"w has shape \(\)"),
-    ]:
-        with pytest.raises(RopeError, match=message):
-            rope_xp.permute_weights(arguments[0], arguments[1], to=arguments[2])
-    with pytest.raises(TypeError, match="num_heads must be an integer; got 2.0"):
-        rope_xp.permute_weights(w, 2.0, to="half")
-    with pytest.raises(TypeError, match="w is a list"):
-        rope_xp.permute_weights([[1.0]], 1, to="half")
-
-
-def test_head_dim_and_length() -> None:
-    rope = RoPE()
-    for function in (rope.frequencies, rope.wavelengths, lambda d: rope.cos_sin([1], d)):
-        with pytest.raises(TypeError, match="head_dim must be an integer; got 8.0"):
-            function(8.0)
-        with pytest.raises(RopeError, match="head_dim must be positive"):
-            function(-8)
-        with pytest.raises(RopeError, match="head_dim is 7, an odd number"):
-            function(7)
-    with pytest.raises(RopeError, match="n must be positive"):
-        rope.for_length(0)
-    with pytest.raises(TypeError, match="n must be an integer"):
-        rope.for_length(1e3)
-    with pytest.raises(TypeError, match="xp must be an array API namespace"):
-        rope.cos_sin([1], 8, xp="numpy")
-
-
 def test_hierarchy() -> None:
     assert issubclass(RopeError, ValueError)
     assert issubclass(RopeConfigError, RopeError)
     assert issubclass(rope_xp.MissingBackendError, ImportError)
+    with pytest.raises(FrozenInstanceError):
+        ANGLES.cos = COS
+
+
+def test_what_is_just_allowed() -> None:
+    assert RoPE().rotate(np.ones((1,) * 11 + (2,))).shape == (1,) * 11 + (2,)
+    other = RoPE(layout="interleaved_to_half")
+    assert HALF.rerotate(Q, None, None, to=other).shape == Q.shape
+
+
+# --- scalings ------------------------------------------------------------------------------------
+
+SHORT = LongRoPE([1e-320] * 4, [1.0] * 4, 512, factor=2.0)
+EXTREME = [
+    (RoPE(scaling=NTK(1e-320)), "base that NTK makes of base = 10000.0 .*; got 0.0"),
+    (RoPE(scaling=NTK(1e300)), "base that NTK makes of base = 10000.0 .*; got inf"),
+    (RoPE(scaling=DynamicNTK(1e300, 1, length=10**300)), "base that DynamicNTK makes .* got inf"),
+    (RoPE(scaling=DynamicNTK(10**300, 1, length=10**300)), "base that DynamicNTK makes"),
+    (RoPE(base=1e-300, scaling=Linear(1e-320)), "must return 4 finite frequencies"),
+    (RoPE(base=1e-300, scaling=SHORT.for_length(1)), "must return 4 finite frequencies"),
+    (RoPE(scaling=Linear(1e-300)), "no tables: its fastest frequency is 1e\\+300, beyond float32"),
+    (RoPE(base=1e-300), "no tables: its fastest frequency is 1e\\+225"),
+    (RoPE(scaling=YaRN(2.0, 1, beta_slow=1e-320)), "wavelength of pairs that turn 1e-320 times"),
+    (RoPE(scaling=YaRN(2.0, 512, attention_factor=1e300)), "its attention_factor is 1e\\+300"),
+    (RoPE(scaling=YaRN(2.0, 512, attention_factor=1e-300)), "1 / attention_factor is 1e\\+300"),
+]
+
+
+@pytest.mark.parametrize(("rope", "message"), EXTREME, ids=lambda a: str(a)[:60])
+def test_scalings_beyond_all_measure(rope: RoPE, message: str) -> None:
+    for x in (Q, Q.astype(float)):
+        with pytest.raises(RopeError, match=message):
+            rope.rotate(x)
+
+
+@pytest.mark.parametrize("rule", [NTK(2.0), YaRN(2.0, 512), Linear(2.0), Axial(), Proportional()])
+def test_frequencies_of_an_impossible_base_or_slice(rule: Scaling) -> None:
+    for base in (0, -1.0, NAN, math.inf, 10**400):
+        for call in (rule.frequencies, inverse_frequencies):
+            with pytest.raises(RopeError, match="base.* must be positive and finite"):
+                call(base, 8)
+    for rotary_dim in (0, -2, 3):
+        with pytest.raises(RopeError, match=f"rotary_dim must be .*; got {rotary_dim}"):
+            inverse_frequencies(1e4, rotary_dim)
+
+
+@pytest.mark.parametrize("note", [Constant, Linear, math.inf, len, frozenset((1, 2))])
+def test_scalings_that_can_be_a_key(note: object) -> None:
+    scaling = Noted(note=note, aside=[1.0])
+    assert RoPE(scaling=scaling).scaling is scaling

@@ -1,55 +1,85 @@
 """Kernels that cannot be had: each is given up alone, and said to be, once."""
 
+from __future__ import annotations
+
 import re
 import signal
 import threading
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch.kernels import MAX_KERNELS, Kernels
 
+Step = Callable[[str, str], None]
+PHASES = pytest.mark.parametrize("phase", ["imported", "compiled"])
 
-class CompilerError(Exception):
-    pass
+
+def build_kernels(step: Step = lambda phase, key: None) -> tuple[Kernels[str, str], list[str]]:
+    """Return kernels that are keys in upper case, and the keys that are compiled."""
+    compiled: list[str] = []
+
+    def load() -> Callable[[str], str]:
+        step("imported", "")
+
+        def build(key: str) -> str:
+            compiled.append(key)
+            step("compiled", key)
+            return key.upper()
+
+        return build
+
+    return Kernels("numpy", load), compiled
 
 
-def compiler(tried: list[str]) -> Callable[[], Callable[[str], str]]:
-    def compiled(key: str) -> str:
-        tried.append(key)
-        if key == "bad":
-            raise CompilerError("no\n  such instruction")
-        return key.upper()
-
-    return lambda: compiled
+@contextmanager
+def unavailable(warning: str, error: str | None = None) -> Iterator[None]:
+    """Require one warning, and a path that is unavailable for a reason."""
+    with (
+        pytest.warns(RuntimeWarning, match=warning) as caught,
+        pytest.raises(PathUnavailable, match=error),
+    ):
+        yield
+    assert len(caught) == 1
 
 
 def test_each_is_compiled_once() -> None:
-    tried: list[str] = []
-    kernels = Kernels("numpy", compiler(tried))
+    kernels, compiled = build_kernels()
     assert not kernels.ready("a")
-    assert [kernels.get("a"), kernels.get("a"), kernels.get("b")] == ["A", "A", "B"]
-    assert tried == ["a", "b"]
+    together, results = threading.Barrier(8), []
+
+    def call() -> None:
+        together.wait()
+        results.append(kernels.get("a"))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [*results, kernels.get("b")] == ["A"] * 8 + ["B"]
+    assert compiled == ["a", "b"]
     assert kernels.ready("a")
     assert kernels.decline_reason("a", "b") is None
 
 
+def fail_on_bad(phase: str, key: str) -> None:
+    if key == "bad":
+        raise ArithmeticError("no\n  such instruction")
+
+
 def test_one_that_fails_leaves_the_others() -> None:
-    tried: list[str] = []
-    kernels = Kernels("numpy", compiler(tried))
-    with (
-        pytest.warns(
-            RuntimeWarning, match="without a kernel of numpy. numpy cannot compile"
-        ) as said,
-        pytest.raises(PathUnavailable, match="no such instruction"),
-    ):
+    kernels, compiled = build_kernels(fail_on_bad)
+    with pytest.raises(ArithmeticError):
+        kernels.get("bad", give_up=False)
+    assert kernels.decline_reason("bad") is None  # another try may go better
+    with unavailable("without a kernel of numpy. numpy cannot compile", "no such instruction"):
         kernels.get("bad")
-    assert len(said) == 1
     with pytest.raises(PathUnavailable, match="no such instruction"):  # a warning would be an error
         kernels.get("bad")
-    assert tried == ["bad"]
+    assert compiled == ["bad", "bad"]
     assert kernels.get("good") == "GOOD"
     assert kernels.decline_reason() is None
     assert kernels.decline_reason("good") is None
@@ -63,102 +93,71 @@ ANYTHING = [
 
 
 @pytest.mark.parametrize("error", ANYTHING, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("when", ["imported", "compiled"])
-def test_whatever_a_broken_compiler_raises_is_said_once(when: str, error: Exception) -> None:
-    def fail(*_: str) -> str:
-        raise error
+@PHASES
+def test_whatever_a_broken_compiler_raises_is_said_once(phase: str, error: Exception) -> None:
+    def step(current: str, key: str) -> None:
+        if current == phase:
+            raise error
 
-    load = fail if when == "imported" else lambda: fail
-    kernels: Kernels[str, str] = Kernels("numpy", load)  # type: ignore[arg-type]  # to fail
-    with (
-        pytest.warns(RuntimeWarning, match="rope_xp goes on without") as said,
-        pytest.raises(PathUnavailable, match=str(error) or type(error).__name__),
-    ):
+    kernels, _ = build_kernels(step)
+    message = str(error) or type(error).__name__
+    with unavailable("rope_xp goes on without", message):
         kernels.get("a")
-    assert len(said) == 1
     with pytest.raises(PathUnavailable):  # a warning would be an error
         kernels.get("a")
-    assert (str(error) or type(error).__name__) in str(kernels.decline_reason("a"))
+    assert message in str(kernels.decline_reason("a"))
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("Triton Error [CUDA]: out of memory")], ids=repr
 )
-@pytest.mark.parametrize("when", ["imported", "compiled"])
-def test_short_memory_is_not_remembered(when: str, error: Exception) -> None:
+@PHASES
+def test_short_memory_is_not_remembered(phase: str, error: Exception) -> None:
     """The call goes another way, and says so; the next one tries again."""
-    short = [True, True]
+    failures = [error, error]
 
-    def step(name: str) -> None:
-        if name == when and short:
-            short.pop()
-            raise error
+    def step(current: str, key: str) -> None:
+        if current == phase and failures:
+            raise failures.pop()
 
-    def load() -> Callable[[str], str]:
-        step("imported")
-
-        def compiled(key: str) -> str:
-            step("compiled")
-            return key.upper()
-
-        return compiled
-
-    kernels: Kernels[str, str] = Kernels("numpy", load)
+    kernels, _ = build_kernels(step)
     for _ in range(2):
-        with (
-            pytest.warns(RuntimeWarning, match="goes on without"),
-            pytest.raises(PathUnavailable, match=re.escape(str(error)) or "MemoryError"),
-        ):
+        with unavailable("goes on without", re.escape(str(error)) or "MemoryError"):
             kernels.get("a")
         assert kernels.decline_reason("a") is None
     assert kernels.get("a") == "A"
 
 
 def test_files_that_another_process_is_writing_are_read_again() -> None:
-    tried: list[str] = []
-
-    def compiled(key: str) -> str:
-        tried.append(key)
-        if len(tried) == 1 or key == "gone":
+    def step(phase: str, key: str) -> None:
+        if key and (len(compiled) == 1 or key == "gone"):
             raise FileNotFoundError(2, "No such file", "kernel.json")
-        return key.upper()
 
-    kernels: Kernels[str, str] = Kernels("numpy", lambda: compiled)
+    kernels, compiled = build_kernels(step)
     assert kernels.get("a") == "A"
-    assert tried == ["a", "a"]
-    with pytest.warns(RuntimeWarning, match="kernel.json"), pytest.raises(PathUnavailable):
+    assert compiled == ["a", "a"]
+    with unavailable("kernel.json"):
         kernels.get("gone")
-    assert "kernel.json" in str(kernels.decline_reason("gone"))
-    assert kernels.get("b") == "B"
 
 
-@pytest.mark.parametrize("when", ["imported", "compiled"])
+@PHASES
 @pytest.mark.parametrize("swallowed", [False, True])
-def test_an_interrupt_gets_out_and_nothing_is_given_up(when: str, swallowed: bool) -> None:
+def test_an_interrupt_gets_out_and_nothing_is_given_up(phase: str, swallowed: bool) -> None:
     """C code that is interrupted may make an ImportError of it, as numba's did, or nothing."""
-    interrupts, done = [when], []
+    interrupts, done = [phase], []
 
-    def step(name: str) -> None:
-        if name in interrupts:
-            interrupts.remove(name)
+    def step(current: str, key: str) -> None:
+        if current in interrupts:
+            interrupts.remove(current)
             try:
                 signal.raise_signal(signal.SIGINT)
-                done.append(name)
+                done.append(current)
             except KeyboardInterrupt as interrupt:
                 if swallowed:
                     raise ImportError("numba._devicearray failed to import") from interrupt
                 raise
 
-    def load() -> Callable[[str], str]:
-        step("imported")
-
-        def compiled(key: str) -> str:
-            step("compiled")
-            return key.upper()
-
-        return compiled
-
-    kernels: Kernels[str, str] = Kernels("numpy", load)
+    kernels, _ = build_kernels(step)
     # Where tests run in the background of a shell, interrupts are ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -167,22 +166,21 @@ def test_an_interrupt_gets_out_and_nothing_is_given_up(when: str, swallowed: boo
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert done == [when]  # and not left half way
+    assert done == [phase]  # and not left half way
     assert kernels.decline_reason("a") is None
     assert kernels.get("a") == "A"
 
 
 def test_interrupts_of_any_kind_get_out() -> None:
     """Also one that somebody raises, and in a thread, where signals cannot be held."""
-    interrupts = [KeyboardInterrupt, SystemExit]
+    interrupts = [SystemExit, KeyboardInterrupt]
     raised: list[type[BaseException]] = []
 
-    def compiled(key: str) -> str:
-        if interrupts:
-            raise interrupts.pop(0)
-        return key.upper()
+    def step(phase: str, key: str) -> None:
+        if key and interrupts:
+            raise interrupts.pop()
 
-    kernels: Kernels[str, str] = Kernels("numpy", lambda: compiled)
+    kernels, _ = build_kernels(step)
 
     def call() -> None:
         try:
@@ -199,28 +197,18 @@ def test_interrupts_of_any_kind_get_out() -> None:
     assert kernels.get("a") == "A"
 
 
-def test_another_try_may_go_better() -> None:
-    kernels = Kernels("numpy", compiler([]))
-    with pytest.raises(CompilerError):
-        kernels.get("bad", give_up=False)
-    assert kernels.decline_reason("bad") is None
-
-
 def test_a_package_that_is_missing_or_broken() -> None:
-    missing = Kernels("no_such_package", compiler([]))
+    missing: Kernels[str, str] = Kernels("no_such_package", lambda: str.upper)
     assert "(pip install no_such_package)" in str(missing.decline_reason())
     with pytest.raises(PathUnavailable, match="not installed"):
         missing.get("a")
 
-    def broken() -> Callable[[str], str]:
+    def break_import(phase: str, key: str) -> None:
         raise OSError("libdevice is gone")
 
-    kernels: Kernels[str, str] = Kernels("numpy", broken)
+    kernels, _ = build_kernels(break_import)
     assert kernels.decline_reason() is None
-    with (
-        pytest.warns(RuntimeWarning, match="goes on without numpy. numpy cannot be imported"),
-        pytest.raises(PathUnavailable, match="libdevice is gone"),
-    ):
+    with unavailable("goes on without numpy. numpy cannot be imported", "libdevice is gone"):
         kernels.get("a")
     with pytest.raises(PathUnavailable, match="libdevice is gone"):
         kernels.get("b")
@@ -234,21 +222,3 @@ def test_there_is_a_bound() -> None:
     assert len(kernels._compiled) == MAX_KERNELS
     assert not kernels.ready(0)
     assert kernels.ready(MAX_KERNELS + 2)
-
-
-def test_threads_compile_a_kernel_once() -> None:
-    tried: list[str] = []
-    kernels = Kernels("numpy", compiler(tried))
-    together = threading.Barrier(8)
-
-    def first() -> None:
-        together.wait()
-        assert kernels.get("a") == "A"
-
-    threads = [threading.Thread(target=first) for _ in range(8)]
-    with warnings.catch_warnings():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert tried == ["a"]

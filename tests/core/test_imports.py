@@ -15,7 +15,8 @@ FRAMEWORKS = (
 )
 
 
-def python(code: str, *flags: str) -> str:
+def python(code: str, *flags: str) -> list[str]:
+    """Return the lines that a program prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *flags, "-c", code],
         check=False,
@@ -24,68 +25,61 @@ def python(code: str, *flags: str) -> str:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("flags", [exhaustive(()), ("-OO",)])
 def test_no_framework_is_imported(flags: tuple[str, ...]) -> None:
-    found = python(
-        "import sys, numpy as np, rope_xp\n"
+    """import takes 50 ms beyond numpy at most, which asv_benchmarks/imports.py times."""
+    lines = python(
+        "import sys, numpy as np; before = set(sys.modules); import rope_xp\n"
+        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))\n"
         "q = np.ones((1, 2, 3, 4), np.float32)\n"
         f"found = lambda: [m for m in {FRAMEWORKS!r} if m in sys.modules]\n"
         "rope_xp.explain(q, q); rope_xp.RoPE().frequencies(4); print(found())\n"
         "rope_xp.apply(q, q, [5, 6]); print(found())",
         *flags,
     )
+    heavy = {"importlib_metadata", "email", "zipfile", "asyncio", "argparse", "json", "unittest"}
+    heavy |= {"array_api_compat"}  # the first array that asks for it brings it
+    assert "rope_xp" in lines[0].split()
+    assert not set(lines[0].split()) & heavy
     # What compiles kernels is imported by the first call that runs one.
     compiler = ["llvmlite"] if importlib.util.find_spec("llvmlite") else []
-    assert found.splitlines() == ["[]", str(compiler)]
+    assert lines[1:] == ["[]", str(compiler)]
 
 
-@pytest.mark.parametrize("library", ["torch", "jax"])
-def test_one_library_does_not_bring_another(library: str) -> None:
+@pytest.mark.parametrize(
+    "imports",
+    ["import torch; x = torch.ones(2, 3, 4)", "import jax; x = jax.numpy.ones((2, 3, 4))"],
+)
+def test_one_library_does_not_bring_another(imports: str) -> None:
     """And one that is imported after rope_xp is recognised."""
-    pytest.importorskip(library)
-    make = {"torch": "import torch; x = torch.ones(2, 3, 4)"}.get(
-        library, "import jax.numpy; x = jax.numpy.ones((2, 3, 4))"
-    )
-    found = python(
-        f"import rope_xp, sys; {make}; before = set(sys.modules)\n"
+    pytest.importorskip(imports[7 : imports.index(";")])
+    modules = ("rope_xp_backends.gpu.triton_kernel", "torch._dynamo", "torch._inductor")
+    modules += tuple({*FRAMEWORKS} - {"llvmlite"})
+    lines = python(
+        f"import rope_xp, sys; {imports}; before = set(sys.modules)\n"
         "assert type(rope_xp.RoPE().rotate(x)) is type(x)\n"
-        "new = set(sys.modules) - before\n"
-        "new -= {'llvmlite'}\n"
-        "kernels = ('rope_xp_backends.gpu.triton_kernel', 'torch._dynamo', 'torch._inductor')\n"
-        f"print([m for m in new if m in {FRAMEWORKS!r} or m in kernels])"
+        f"print([m for m in set(sys.modules) - before if m in {modules!r}])"
     )
-    assert found.strip() == "[]"
+    assert lines == ["[]"]
 
 
 def test_works_with_numpy_alone() -> None:
-    found = python(
+    lines = python(
         "import sys\n"
         f"for name in {FRAMEWORKS!r}: sys.modules[name] = None\n"
         "import numpy as np, rope_xp\n"
         "print(rope_xp.RoPE().rotate(np.ones((2, 3, 4))).shape)"
     )
-    assert found.strip() == "(2, 3, 4)"
-
-
-def test_import_stays_light() -> None:
-    """Promised: 50 ms beyond numpy, which asv_benchmarks/imports.py times. What costs is known."""
-    found = python(
-        "import sys, numpy; before = set(sys.modules); import rope_xp\n"
-        "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
-    )
-    heavy = {"importlib_metadata", "email", "zipfile", "asyncio", "argparse", "json", "unittest"}
-    heavy |= {"array_api_compat"}  # the first array that asks for it brings it
-    assert "rope_xp" in found.split()
-    assert not set(found.split()) & heavy
+    assert lines == ["(2, 3, 4)"]
 
 
 @pytest.mark.exhaustive  # torch.compile takes seconds
 def test_a_compiler_meets_the_first_array_of_numpy() -> None:
     pytest.importorskip("torch")
-    found = python(
+    lines = python(
         "import numpy as np, torch, rope_xp\n"
         "def f(q, p):\n"
         "    rope = rope_xp.RoPE()\n"
@@ -94,4 +88,4 @@ def test_a_compiler_meets_the_first_array_of_numpy() -> None:
         "q, p = torch.ones(5, 2, 8), np.arange(5)\n"
         "print(*[torch.equal(a, b) for a, b in zip(compiled(q, p), f(q, p))])",
     )
-    assert found.split() == ["True", "True"]
+    assert lines == ["True True"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from rope_xp import RopeError, positions
+from rope_xp import positions
 
 
 def cells(lines: list[list[float]]) -> list[list[float]]:
@@ -69,21 +67,3 @@ def test_floats_of_other_libraries_are_narrow() -> None:
     result = positions.grid(2, 2, step=0.5, xp=torch)
     assert result.dtype == torch.float32
     assert result.tolist() == positions.grid(2, 2, step=0.5).tolist()
-
-
-WRONG: tuple[tuple[str, Any], ...] = (
-    ("start must be one number or 3", lambda: positions.video(1, 2, 3, start=(0, 1))),
-    ("step must hold finite numbers", lambda: positions.video(1, 2, 3, step=float("nan"))),
-    ("step must hold finite numbers", lambda: positions.grid(1, 2, step=("1", 2))),  # type: ignore[arg-type]  # the mistake
-    ("height must be positive", lambda: positions.grid(0, 2, start=1)),
-    ("along names component 2", lambda: positions.text(1, 2, along=(2,))),
-    ("along names component -1", lambda: positions.text(1, 2, along=(-1,))),
-    ("tokens must not be negative", lambda: positions.text(-1, 2)),
-    ("start must be one number or 2", lambda: positions.text(1, 2, start=(1, 2, 3))),
-)
-
-
-@pytest.mark.parametrize(("message", "make"), WRONG)
-def test_errors(message: str, make: Any) -> None:
-    with pytest.raises(RopeError, match=message):
-        make()

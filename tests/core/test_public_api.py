@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import inspect
+import operator
 import pickle
+import re
 import tomllib
 from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,71 +69,54 @@ SIGNATURES = {
 }
 
 
-def signature(name: str) -> str:
-    thing = rope_xp
-    for part in name.split("."):
-        thing = getattr(thing, part)
-    parameters = inspect.signature(thing).parameters.values()
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-    return str(inspect.Signature(bare))[1:-1]
+def get_public(name: str) -> Any:
+    return operator.attrgetter(name)(rope_xp)
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name: str) -> None:
-    assert signature(name) == SIGNATURES[name]
+    parameters = inspect.signature(get_public(name)).parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    assert str(inspect.Signature(bare))[1:-1] == SIGNATURES[name]
+
+
+NAMES = """
+Angles Choice Explanation MissingBackendError RoPE RopeConfigError RopeError apply apply_frequencies
+apply_tables clear_caches explain from_hf_config permute_weights scaling use_path
+"""
+MODULES = "angles backend choice hf integrations layers onnx papers positions rope testing"
+MEMBERS = """
+apply rotate unrotate rerotate frequencies wavelengths cos_sin attention_factor softmax_scale
+for_length at with_tables table axial
+"""
 
 
 def test_names() -> None:
-    assert rope_xp.__all__ == sorted(rope_xp.__all__)
-    assert set(rope_xp.__all__) == {
-        *(
-            "Angles",
-            "Choice",
-            "Explanation",
-            "MissingBackendError",
-            "RoPE",
-            "RopeConfigError",
-            "RopeError",
-        ),
-        *("apply", "apply_frequencies", "apply_tables", "clear_caches", "explain"),
-        "from_hf_config",
-        "permute_weights",
-        *("scaling", "use_path"),
-    }
+    assert rope_xp.__all__ == NAMES.split() == sorted(rope_xp.__all__)
     public = {name for name in vars(rope_xp) if not name.startswith("_")}
-    assert public - set(rope_xp.__all__) <= {
-        "angles",
-        "backend",
-        "choice",
-        "hf",
-        "integrations",
-        "layers",
-        "onnx",
-        "papers",
-        "positions",
-        "rope",
-        "testing",
-    }  # modules
+    assert public - set(rope_xp.__all__) <= set(MODULES.split())
     members = {name for name in dir(RoPE) if not name.startswith("_")}
-    assert members == {
-        *(field.name for field in fields(RoPE)),
-        *("apply", "rotate", "unrotate", "rerotate", "frequencies", "wavelengths", "cos_sin"),
-        *("attention_factor", "softmax_scale", "for_length", "at", "with_tables", "table", "axial"),
-    }
+    assert members == {field.name for field in fields(RoPE)} | set(MEMBERS.split())
 
 
 def test_version() -> None:
     assert rope_xp.__version__ == importlib.metadata.version("rope-xp")
 
 
-def test_public_docstrings_have_an_example() -> None:
-    for name in SIGNATURES:
-        thing = rope_xp
-        for part in name.split("."):
-            thing = getattr(thing, part)
-        assert thing.__doc__, name
-        if name != "RoPE.apply":  # which points to apply
-            assert ">>>" in thing.__doc__, name
+METHODS = {f"RoPE.{m}" for m in MEMBERS.split()[:4]} | {"RoPE.cos_sin", "RoPE.at", "RoPE.table"}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_help_is_whole(name: str) -> None:
+    """Each docstring has an example, and each method of a RoPE describes its parameters."""
+    doc = inspect.getdoc(get_public(name))
+    assert doc
+    assert ">>>" in doc or name == "RoPE.apply"  # which points to apply
+    if name in METHODS:
+        assert all(f"\n{section}\n---" in doc for section in ("Parameters", "Returns", "Examples"))
+        lines = re.findall(r"^([\w, ]+?)(?: :.*)?$", doc, re.MULTILINE)
+        described = {word for line in lines for word in line.split(", ")}
+        assert set(inspect.signature(get_public(name)).parameters) - {"self"} <= described
 
 
 def test_a_rope_is_a_value() -> None:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from support import oracles
+from support.equality import LAYOUTS
 from support.targets import Target, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
-
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("offset", [0, 3])
 def test_against_complex_float64(backend: Target, layout: str, offset: int) -> None:
     rng = np.random.default_rng(3)
-    x = rng.standard_normal((2, 50, 3, 20)).astype(np.float32)
+    x = rng.standard_normal((2, 50, 3, 20), np.float32)
     rope = RoPE(layout=layout, rotary_dim=16, rotary_offset=offset, base=5e5)
     positions = rng.integers(0, 1 << 22, 50)
     angles = positions[:, None, None] * rope.frequencies(20)
-    expected = oracles.rotate_complex(x, angles, layout, offset)
-    got = backend.back(backend.run(rope.rotate, backend.make(x), backend.make(positions)))
+    rotated = backend.back(backend.run(rope.rotate, backend.make(x), backend.make(positions)))
     # 1.7e-7 for each of cos and sin, and two roundings, at |x| up to 4.5.
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2.5e-6)
+    expected = oracles.rotate_complex(x, angles, layout, offset)
+    np.testing.assert_allclose(rotated, expected, rtol=0, atol=2.5e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -35,28 +34,45 @@ def test_rotation_is_within_two_ulp_given_the_tables(backend: Target, layout: st
     rng = np.random.default_rng(5)
     x = (rng.standard_normal((40, 30, 64)) * 10.0 ** rng.integers(-6, 6, (40, 30, 64))).astype("f4")
     cos, sin = RoPE().cos_sin(rng.integers(0, 1 << 30, 40), 64)
-    got = backend.back(
-        backend.run(
-            lambda x, c, s: rope_xp.apply_tables(x, c, s, layout=layout),
-            *map(backend.make, (x, cos, sin)),
-        )
+    rotated = backend.run(
+        lambda x, c, s: rope_xp.apply_tables(x, c, s, layout=layout),
+        *map(backend.make, (x, cos, sin)),
     )
     (a, b), (to_a, to_b) = oracles.pair_indices(layout, 64)
     x1, x2 = x[..., a].astype("f8"), x[..., b].astype("f8")
     c, s = cos[:, None].astype("f8"), sin[:, None].astype("f8")
     exact = np.empty(x.shape)
     exact[..., to_a], exact[..., to_b] = x1 * c - x2 * s, x2 * c + x1 * s
-    assert oracles.ulps(got, exact, x, layout) <= 2
+    assert oracles.ulps(backend.back(rotated), exact, x, layout) <= 2
 
 
 def test_paper_equations_15_and_34_agree() -> None:
     rng = np.random.default_rng(1)
-    rope, x = RoPE(), rng.standard_normal((7, 1, 10))
-    positions = rng.integers(0, 100_000, 7)
-    got = rope.rotate(x, positions)[:, 0]
-    for position, before, after in zip(positions, x[:, 0], got, strict=True):
-        dense = oracles.dense_matrix(position * rope.frequencies(10)) @ before
-        np.testing.assert_allclose(after, dense, rtol=0, atol=1e-10)
+    rope, x, positions = RoPE(), rng.standard_normal((7, 1, 10)), rng.integers(0, 100_000, 7)
+    rotated = rope.rotate(x, positions)[:, 0]
+    for position, before, after in zip(positions, x[:, 0], rotated, strict=True):
+        angles = position * rope.frequencies(10)
+        matrix = np.kron(np.diag(np.cos(angles)), np.eye(2))
+        matrix += np.kron(np.diag(np.sin(angles)), [[0, -1], [1, 0]])
+        np.testing.assert_allclose(after, matrix @ before, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("part", [(None, 0), (2, 1), (6, 0), (8, -8), (8, 2)])
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("base", [100.0, 1e4, 1e7])
+def test_scores_depend_on_the_difference_alone(base: float, layout: str, part: Any) -> None:
+    """R(m)^T R(n) = R(n - m), arXiv 2104.09864, eq. 16, and R(-m) = R(m)^T."""
+    rng = np.random.default_rng(0)
+    rope = RoPE(base=base, layout=layout, rotary_dim=part[0], rotary_offset=part[1])
+    q, k = rng.uniform(-1, 1, (2, 8, 3, 10)).astype(np.float32)
+    m, n = rng.integers(-(2**29), 2**29, (2, 8))
+    at_m = rope.rotate(q, m)
+    score = (at_m.astype(np.float64) * rope.rotate(k, n)).sum(-1)
+    moved = (q.astype(np.float64) * rope.rotate(k, n - m)).sum(-1)
+    # Angles are off by 3.4e-7 a table; three of them, on values up to 1, summed over components.
+    np.testing.assert_allclose(score, moved, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(rope.unrotate(at_m, m), q, rtol=0, atol=5e-6)
+    np.testing.assert_array_equal(rope.unrotate(q, m), rope.rotate(q, -m))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -72,57 +88,37 @@ def test_sixteen_bits_are_rounded_once(backend: Target, dtype: str) -> None:
     x = np.resize(every, (1024, 1, 64))
     rope, positions = RoPE(), np.arange(1024) * 997
     single = truth(rope.rotate, x.astype(np.float32), positions)
-    got = backend.back(backend.run(lambda x: rope.rotate(x, positions), backend.make(x)))
+    rotated = backend.back(backend.run(lambda x: rope.rotate(x, positions), backend.make(x)))
     expected = single.astype(kind)
     if backend.ulps == 0:
-        np.testing.assert_array_equal(got.view(np.uint16), expected.view(np.uint16))
+        np.testing.assert_array_equal(rotated.view(np.uint16), expected.view(np.uint16))
     else:
         # Fused multiply-add moves the float32 value a little: at a tie that rounds the other way.
         # Where x1 cos a and x2 sin a cancel, it is a little of |x1| and no longer of the result.
-        pairs = np.abs(x.astype(np.float32)).reshape(1024, 1, 32, 2).max(-1, keepdims=True)
-        kept = np.abs(single) > np.broadcast_to(pairs, (1024, 1, 32, 2)).reshape(x.shape) / 64
-        kept &= np.abs(single) > np.finfo(np.float16).tiny
-        differ = got.view(np.int16).astype(int) - expected.view(np.int16).astype(int)
-        assert np.abs(differ[kept]).max() <= 1
-        assert (differ[kept] != 0).mean() < 0.001
+        pairs = np.abs(x.astype(np.float32)).reshape(1024, 1, 32, 2).max(-1)
+        compared = np.abs(single) > np.repeat(pairs, 2, axis=-1) / 64
+        compared &= np.abs(single) > np.finfo(np.float16).tiny
+        steps = rotated.view(np.int16).astype(int) - expected.view(np.int16).astype(int)
+        assert np.abs(steps[compared]).max() <= 1
+        assert (steps[compared] != 0).mean() < 0.001
 
 
 def test_nan_and_infinity_pass_through(backend: Target) -> None:
     x = np.ones((1, 2, 8), np.float32)
     x[0, 0, 0], x[0, 1, 2] = np.nan, np.inf
     with np.errstate(invalid="ignore"):
-        got = backend.back(backend.run(lambda x: RoPE().rotate(x, [1]), backend.make(x)))
-    assert np.isnan(got[0, 0, :2]).all()
-    assert np.isfinite(got[0, 0, 2:]).all()
-    assert np.isinf(got[0, 1, 2:4]).all()
-    assert np.isfinite(got[0, 1, 4:]).all()
+        rotated = backend.back(backend.run(lambda x: RoPE().rotate(x, [1]), backend.make(x)))
+    assert np.isnan(rotated[0, 0, :2]).all()
+    assert np.isfinite(rotated[0, 0, 2:]).all()
+    assert np.isinf(rotated[0, 1, 2:4]).all()
+    assert np.isfinite(rotated[0, 1, 4:]).all()
 
 
-def test_attention_factor_scales_and_is_undone(backend: Target) -> None:
-    """The protocol of a scaling rule, with one written here."""
-    rope = RoPE(scaling=Temperature(1.25), layout="half")
-    assert (rope.attention_factor, rope.softmax_scale) == (1.25, 2.0)
-    x = np.random.default_rng(2).standard_normal((9, 2, 16)).astype(np.float32)
-    positions = np.arange(9) * 100_000
-    expected = oracles.rotate_complex(
-        x, positions[:, None, None] * RoPE().frequencies(16), "half", factor=1.25
-    )
-    for dtype in backend.floats:
-        if dtype in ("float16", "bfloat16"):
-            continue
-        made = backend.make(x.astype(dtype))
-        got = rope.rotate(made, positions)
-        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=3e-6)
-        back = backend.back(rope.unrotate(got, positions))
-        np.testing.assert_allclose(back, x, rtol=0, atol=3e-6)
-    cos, sin = rope.cos_sin(positions, 16)
-    np.testing.assert_allclose(np.hypot(cos, sin), 1.25, rtol=3e-7)
-    cos, sin = rope.cos_sin(positions, 16, dtype=np.float64)
-    np.testing.assert_allclose(np.hypot(cos, sin), 1.25, rtol=1e-15)
+# --- attention factors ---------------------------------------------------------------------------
 
 
 class Temperature(rope_xp.scaling.Scaling):
-    """A rule of a third party: plain frequencies, and a factor on cos and sin."""
+    """A scaling of a third party: plain frequencies, and a factor on cos and sin."""
 
     softmax_scale = 2.0
 
@@ -136,28 +132,25 @@ class Temperature(rope_xp.scaling.Scaling):
         return Temperature(self.attention_factor * n)
 
 
-def test_attention_factor_counts_once_with_several_components(backend: Target) -> None:
-    rope = RoPE(scaling=Temperature(1.25), position_axes=(0, 1, 2, 1))
-    x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)
-    positions = np.arange(27).reshape(3, 9) * 1000
-    plain = truth(RoPE(position_axes=(0, 1, 2, 1)).rotate, x, positions)
-    got = backend.back(rope.rotate(backend.make(x), positions))
-    np.testing.assert_allclose(got, 1.25 * plain, rtol=0, atol=2e-6)
-    back = rope.unrotate(rope.rotate(backend.make(x), positions), positions)
-    np.testing.assert_allclose(backend.back(back), x, rtol=0, atol=2e-6)
-
-
-def test_rerotation_between_attention_factors(backend: Target) -> None:
-    if backend.name.startswith("torch-compile") and sys.modules["torch"].__version__ < "2.13":
-        pytest.skip("older than torch 2.13, which takes a rule that is no dataclass for a constant")
-    rope, to = RoPE(scaling=Temperature(1.25)), RoPE(base=1e6, scaling=Temperature(0.5))
-    x = np.random.default_rng(2).standard_normal((9, 2, 8)).astype(np.float32)
-    old, new = np.arange(9) * 1000, np.arange(9) * 7
-    for target in (rope, to):
-        cached = backend.make(truth(rope.rotate, x, old))
-        got = backend.run(lambda c, target=target: rope.rerotate(c, old, new, to=target), cached)
-        expected = truth(target.rotate, x, new)
-        np.testing.assert_allclose(backend.back(got), expected, rtol=0, atol=4e-6)
+@pytest.mark.parametrize("axes", [None, (0, 1, 2, 1, 0, 0, 2, 2)])
+def test_attention_factor_scales_once_and_is_undone(
+    backend: Target, axes: tuple[int, ...] | None
+) -> None:
+    rope = RoPE(scaling=Temperature(1.25), layout="half", position_axes=axes)
+    assert (rope.attention_factor, rope.softmax_scale) == (1.25, 2.0)
+    x = np.random.default_rng(2).standard_normal((9, 2, 16), np.float32)
+    positions = np.arange(9 if axes is None else 27).reshape(-1, 9) * 100_000
+    angles = positions[list(axes or [0] * 8)].T * RoPE().frequencies(16)
+    expected = oracles.rotate_complex(x, angles[:, None], "half", factor=1.25)
+    positions = positions if axes else positions[0]
+    for dtype in set(backend.floats) & {"float32", "float64"}:
+        rotated = rope.rotate(backend.make(x.astype(dtype)), positions)
+        np.testing.assert_allclose(backend.back(rotated), expected, rtol=0, atol=3e-6)
+        back = backend.back(rope.unrotate(rotated, positions))
+        np.testing.assert_allclose(back, x, rtol=0, atol=3e-6)
+    for dtype, bound in ((None, 3e-7), (np.float64, 1e-15)):
+        tables = rope.cos_sin(positions, 16, dtype=dtype)
+        np.testing.assert_allclose(np.hypot(*tables), 1.25, rtol=bound)
 
 
 def test_tables_are_used_in_the_precision_of_the_rotation(backend: Target) -> None:
@@ -165,20 +158,16 @@ def test_tables_are_used_in_the_precision_of_the_rotation(backend: Target) -> No
     rng = np.random.default_rng(3)
     angles = rng.uniform(0, 6, (9, 4))
     cos, sin = np.cos(angles), np.sin(angles)
+    bounds = {"float64": 1e-15, "float32": 5e-7, "float16": 2**-9, "bfloat16": 2**-6}
     for dtype in backend.floats:
         x = rng.standard_normal((9, 2, 8)).astype(numpy_dtype(dtype))
         expected = oracles.rotate_complex(x, angles[:, None], "interleaved")
-        got = backend.back(rope_xp.apply_tables(backend.make(x), cos, sin))
-        assert got.dtype == x.dtype
-        if dtype == "float64":
-            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-15)
-        else:
-            rounded = {"float32": 5e-7, "float16": 2**-9, "bfloat16": 2**-6}[dtype]
-            np.testing.assert_allclose(got.astype(float), expected, rtol=0, atol=rounded)
-    for dtype in backend.floats:
+        rotated = backend.back(rope_xp.apply_tables(backend.make(x), cos, sin))
+        assert rotated.dtype == x.dtype
+        np.testing.assert_allclose(rotated.astype(float), expected, rtol=0, atol=bounds[dtype])
         # Tables of few bits are widened, not multiplied as they are.
         low = [t.astype(numpy_dtype(dtype)) for t in (cos, sin)]
-        x = rng.standard_normal((9, 2, 8)).astype(np.float32)
+        x = rng.standard_normal((9, 2, 8), np.float32)
         expected = truth(rope_xp.apply_tables, x, *(t.astype(np.float32) for t in low))
-        got = backend.back(rope_xp.apply_tables(backend.make(x), *map(backend.make, low)))
-        np.testing.assert_allclose(got, expected, rtol=0, atol=5e-7)
+        rotated = backend.back(rope_xp.apply_tables(backend.make(x), *map(backend.make, low)))
+        np.testing.assert_allclose(rotated, expected, rtol=0, atol=5e-7)

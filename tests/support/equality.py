@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from rope_xp import RoPE
 from support import oracles
-from support.targets import Target, numpy_dtype
+from support.targets import Target, truth
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 POSITIONS = np.array([0, 1, 2047, 2048, 70_000, (1 << 22) + 3, (1 << 31) - 1, -1, -70_001])
+PLAIN = RoPE()
 
 
-def sample(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
-
-
-def same(
-    backend: Target, result: Any, expected: np.ndarray, x: np.ndarray, layout: str, r: int
+def check(
+    backend: Target,
+    rotate: Callable[..., Any],
+    *arrays: np.ndarray,
+    rope: RoPE = PLAIN,
+    inverse: bool = False,
+    expected: Any = None,
 ) -> None:
-    """Check shape, dtype and numbers of one result."""
+    """Check that a function of arrays gives numpy's results, which are of the first arrays in turn.
+
+    ``rope`` names the pairs that are rotated, back if ``inverse``.
+    """
+    expected = truth(rotate, *arrays) if expected is None else expected
+    inputs = [backend.make(x) for x in arrays]
+    results = backend.run(rotate, *inputs)
+    for x, before in zip(inputs, arrays, strict=True):  # which are left alone
+        np.testing.assert_array_equal(backend.back(x), before)
+    if not isinstance(results, tuple):
+        results, expected = (results,), (expected,)
+    for result, numbers, x in zip(results, expected, cycle(arrays), strict=False):
+        check_result(backend, result, numbers, x, rope, inverse)
+    assert len(results) == len(expected)
+
+
+def check_result(
+    backend: Target,
+    result: Any,
+    expected: np.ndarray,
+    x: np.ndarray,
+    rope: RoPE = PLAIN,
+    inverse: bool = False,
+) -> None:
+    """Check class, shape, dtype and numbers of one result."""
     assert type(result) is type(backend.make(x)) or backend.name.startswith("torch-compile")
     got = backend.back(result)
     assert got.shape == x.shape
@@ -33,17 +61,19 @@ def same(
     if backend.ulps == 0:
         np.testing.assert_array_equal(got, expected)
         return
-    turned = oracles.ulps(got[..., :r], expected[..., :r], x[..., :r], layout)
+    start = rope.rotary_offset % x.shape[-1]
+    columns = np.arange(start, start + (rope.rotary_dim or x.shape[-1]))
+    np.testing.assert_array_equal(np.delete(got, columns, -1), np.delete(x, columns, -1))
+    got, expected, x = (y[..., columns] for y in (got, expected, x))
     if x.dtype in (np.float32, np.float64):
-        assert turned <= backend.ulps
+        factor = max(1.0, rope.attention_factor)
+        assert oracles.ulps(got, expected, x, rope.layout, inverse) <= backend.ulps * factor
     else:
         # Rounded once from float32 values that close: at a tie, one unit of 16 bits apart.
         eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[x.dtype.name]
-        size = np.abs(x[..., :r].astype(np.float64)).max()
         distance = np.abs(got.astype(np.float64) - expected.astype(np.float64))
-        assert distance.max() <= eps * 2 * size
+        assert distance.max() <= eps * 2 * np.abs(x.astype(np.float64)).max()
         assert (distance > 0).mean() < 0.01
-    np.testing.assert_array_equal(got[..., r:], expected[..., r:])
 
 
 def check_angles(

@@ -22,36 +22,36 @@ exhaustive = partial(pytest.param, marks=pytest.mark.exhaustive)
 def leave_out(items: list[pytest.Item]) -> None:
     """Mark what the short suite leaves out.
 
-    Of a test with the mark ``covering`` it runs few cases. Of every other test on every backend it
-    runs few cases on those backends that compile each case anew, and on one library of them: the
-    tests of a file take the libraries in turn. What needs a GPU is left as it is.
+    A test with the mark ``covering`` runs few cases. Of backends that compile each case anew, a
+    test runs those of one library, and few cases on them: the tests of a file take the libraries
+    in turn. What needs a GPU is left as it is.
     """
-    chosen, compiled = defaultdict(list), defaultdict(lambda: defaultdict(list))
+    files = defaultdict(lambda: defaultdict(list))
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
-        if item.get_closest_marker("gpu") or item.get_closest_marker("exhaustive"):
-            continue
-        test, backend = (item.parent, item.originalname), item.callspec.params.get("backend")
-        if mark := item.get_closest_marker("covering"):
-            chosen[test, *mark.args].append(item)
-        elif isinstance(backend, Target) and backend.compiles:
-            compiled[item.path][test].append(item)
-    for (_, *at_once), cases in chosen.items():
-        _mark_rest(cases, cases, covering([item.callspec.params for item in cases], *at_once))
-    for tests in compiled.values():
-        for turn, cases in enumerate(tests.values()):
-            modules = [item.callspec.params["backend"].module for item in cases]
-            library = sorted(set(modules))[turn % len(set(modules))]
-            own = [item for item, module in zip(cases, modules, strict=True) if module == library]
-            kept = covering([item.callspec.params | {"backend": None} for item in own])
-            _mark_rest(cases, own, kept)
+        if not item.get_closest_marker("gpu") and not item.get_closest_marker("exhaustive"):
+            files[item.path][item.parent, item.originalname].append(item)
+    for tests in files.values():
+        turn = 0
+        for cases in tests.values():
+            compiled = [item for item in cases if compiling_library(item)]
+            libraries = sorted(set(map(compiling_library, compiled)))
+            own = [i for i in compiled if compiling_library(i) == libraries[turn % len(libraries)]]
+            turn += bool(libraries)
+            mark, eager = cases[0].get_closest_marker("covering"), set(cases) - set(compiled)
+            if mark:
+                own, eager = [item for item in cases if item in eager or item in own], set()
+            params = [item.callspec.params | ({} if mark else {"backend": None}) for item in own]
+            chosen = {own[i] for i in covering(params, *(mark.args if mark else ()))}
+            for item in set(cases) - eager - chosen:
+                item.add_marker(pytest.mark.exhaustive)
 
 
-def _mark_rest(cases: list[pytest.Item], choice: list[pytest.Item], kept: set[int]) -> None:
-    """Mark all cases but those of a choice that are kept."""
-    for item in set(cases) - {choice[i] for i in kept}:
-        item.add_marker(pytest.mark.exhaustive)
+def compiling_library(item: pytest.Function) -> str:
+    """Return the library of a case whose backend compiles it, else nothing."""
+    backend = item.callspec.params.get("backend")
+    return backend.module if isinstance(backend, Target) and backend.compiles else ""
 
 
 def covering(cases: list[dict[Any, Any]], at_once: int = 1) -> set[int]:
@@ -65,10 +65,9 @@ def covering(cases: list[dict[Any, Any]], at_once: int = 1) -> set[int]:
     tuples = [set(combinations(sorted(v), min(at_once, len(v)))) for v in values]
     left, kept, used = set().union(*tuples), set(), Counter()
     while left:
-        best = max(
-            range(len(cases)),
-            key=lambda i: (len(tuples[i] & left), -sum(used[value] for value in values[i])),
-        )
+        new = [len(t & left) for t in tuples]
+        use = [-sum(used[value] for value in v) for v in values]
+        best = max(range(len(cases)), key=lambda i: (new[i], use[i]))
         kept.add(best)
         left -= tuples[best]
         used.update(values[best])

@@ -47,7 +47,7 @@ def lengths(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
 def angles(make: Callable[[np.ndarray], Any], *, trains: bool = False) -> Iterator[Any]:
     """Prompts of many lengths, each with angles of its own."""
     rope = RoPE(layout="half")
-    for n in range(1500, 2200, 2):
+    for n in range(1500, 2200, 4):
         x = make(np.ones((1, n, 1, 128), np.float32))
         x = x.requires_grad_() if trains else x
         for _ in range(3):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
 import mpmath
 import numpy as np
 
@@ -30,44 +34,47 @@ def rotate_complex(
     """
     r = 2 * angles.shape[-1]
     (a, b), (to_a, to_b) = pair_indices(layout, r)
-    part = x[..., offset : offset + r].astype(np.float64)
-    z = (part[..., a] + 1j * part[..., b]) * (factor * np.exp(1j * angles))
-    out = x.astype(np.float64).copy()
-    turned = np.empty_like(part)
-    turned[..., to_a], turned[..., to_b] = z.real, z.imag
-    out[..., offset : offset + r] = turned
+    out = x.astype(np.float64)
+    slice_in, slice_out = (y[..., offset : offset + r] for y in (x.astype(np.float64), out))
+    z = (slice_in[..., a] + 1j * slice_in[..., b]) * (factor * np.exp(1j * angles))
+    slice_out[..., to_a], slice_out[..., to_b] = z.real, z.imag
     return out
 
 
-def dense_matrix(angles: np.ndarray) -> np.ndarray:
-    """Return the block-diagonal matrix of one position (arXiv 2104.09864, eq. 15)."""
-    r = 2 * len(angles)
-    matrix = np.zeros((r, r))
-    for i, a in enumerate(angles):
-        block = [[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]]
-        matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = block
-    return matrix
-
-
-def true_cos_sin(
-    positions: list[int] | list[float], base: float, r: int, pairs: list[int] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return cos and sin of position * base**(-2 i / r), by mpmath with fifty digits."""
-    pairs = list(range(r // 2)) if pairs is None else pairs
+def exact_frequencies(base: float, r: int, pairs: Sequence[int] = ()) -> tuple[Any, ...]:
+    """Return base**(-2 i / r) with fifty digits, of the given pairs or all."""
     with mpmath.workdps(50):
-        frequencies = [mpmath.mpf(base) ** (-mpmath.mpf(2 * i) / r) for i in pairs]
-        angles = [[mpmath.mpf(p) * f for f in frequencies] for p in positions]
-        cos = [[float(mpmath.cos(a)) for a in row] for row in angles]
-        sin = [[float(mpmath.sin(a)) for a in row] for row in angles]
+        return tuple(mpmath.mpf(base) ** (-mpmath.mpf(2 * i) / r) for i in pairs or range(r // 2))
+
+
+@lru_cache
+def exact_cos_sin(
+    positions: tuple[float, ...], frequencies: tuple[Any, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return cos and sin (tokens, pairs) of products with fifty digits."""
+    with mpmath.workdps(50):
+        angles = [[mpmath.mpf(p) * mpmath.mpf(f) for f in frequencies] for p in positions]
+        cos, sin = (
+            [[float(f(a)) for a in row] for row in angles] for f in (mpmath.cos, mpmath.sin)
+        )
     return np.array(cos), np.array(sin)
 
 
-def ulps(result: np.ndarray, reference: np.ndarray, x: np.ndarray, layout: str) -> float:
+def true_cos_sin(
+    positions: Iterable[float], base: float, r: int, pairs: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return cos and sin of position * base**(-2 i / r)."""
+    return exact_cos_sin(tuple(positions), exact_frequencies(base, r, pairs))
+
+
+def ulps(
+    result: np.ndarray, reference: np.ndarray, x: np.ndarray, layout: str, inverse: bool = False
+) -> float:
     """Return the largest distance in ulp of max(|x1|, |x2|), over the pairs of whole heads.
 
     The ulp of the result itself is no measure: x1 cos a - x2 sin a may cancel to anything.
     """
-    (a, b), (to_a, to_b) = pair_indices(layout, x.shape[-1])
+    (a, b), (to_a, to_b) = pair_indices(layout, x.shape[-1])[:: -1 if inverse else 1]
     computed = np.float64 if x.dtype == np.float64 else np.float32
     size = np.maximum(np.abs(x[..., a]), np.abs(x[..., b])).astype(computed)
     unit = np.spacing(np.maximum(size, np.finfo(computed).tiny)).astype(np.float64)

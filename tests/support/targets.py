@@ -30,24 +30,15 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def _eager(function: Callable[..., Any], *arrays: Any) -> Any:
-    return function(*arrays)
-
-
-def _compiled(function: Callable[..., Any], *arrays: Any) -> Any:
+def _run_compiled(function: Callable[..., Any], *arrays: Any) -> Any:
     torch = importlib.import_module("torch")
-    # Tracing is what is tested in every case; code generation has tests of its own, as it is slow.
+    # Each case tests tracing; code generation has tests of its own, as it is slow.
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager")(*arrays)
 
 
-def _jitted(function: Callable[..., Any], *arrays: Any) -> Any:
+def _run_jitted(function: Callable[..., Any], *arrays: Any) -> Any:
     return importlib.import_module("jax").jit(function)(*arrays)
-
-
-def _jitted_for_gpus(function: Callable[..., Any], *arrays: Any) -> Any:
-    with rope_xp.use_path("jit-gpu"):
-        return _jitted(function, *arrays)
 
 
 def _put_mlx(x: np.ndarray) -> Any:
@@ -64,59 +55,45 @@ def _fetch_mlx(x: Any) -> np.ndarray:
     return np.array(x)
 
 
-def _copy(x: np.ndarray) -> np.ndarray:
-    return x.copy()
-
-
-def _read_only(x: np.ndarray) -> np.ndarray:
+def _put_read_only(x: np.ndarray) -> np.ndarray:
     x = x.copy()
     x.setflags(write=False)
     return x
 
 
-def _strict(device: str) -> dict[str, Callable[[Any], Any]]:
+def _fetch_strict(x: Any) -> np.ndarray:
+    xp = importlib.import_module("array_api_strict")
+    return np.asarray(x.to_device(xp.Device("CPU_DEVICE")))
+
+
+def _strict(device: str) -> dict[str, Any]:
     def put(x: np.ndarray) -> Any:
         xp = importlib.import_module("array_api_strict")
         return xp.asarray(x.copy(), device=xp.Device(device))
 
-    def fetch(x: Any) -> np.ndarray:
-        xp = importlib.import_module("array_api_strict")
-        return np.asarray(x.to_device(xp.Device("CPU_DEVICE")))
-
-    return {"put": put, "fetch": fetch}
+    return {"module": "array_api_strict", "put": put, "fetch": _fetch_strict, "floats": STRICT}
 
 
 @dataclass(frozen=True)
 class Target:
-    """One row: a library and device of ``rope_xp._targets``, or a way of its own, and a bound."""
+    """One row: a library, its device, a path, and how far its results may lie from numpy's."""
 
     name: str
-    module: str
-    """The library, which must be importable."""
-    on: str = ""
-    """The target of rope_xp._targets whose arrays it takes, unless it has put and fetch."""
+    module: str  # the library, which must be importable
+    on: str = ""  # its target in rope_xp._bench.targets, unless it has put and fetch
     put: Callable[[np.ndarray], Any] | None = None
     fetch: Callable[[Any], np.ndarray] = np.asarray
-    run: Callable[..., Any] = _eager
-    """Calls a function of arrays: plainly, jitted or compiled."""
+    run: Callable[..., Any] = lambda function, *arrays: function(*arrays)  # or jits, compiles
     floats: tuple[str, ...] = ALL_FLOATS
-    ulps: int = 0
-    """Distance to numpy's result, in ulp of max(|x1|, |x2|). 0: the same bits."""
+    ulps: int = 0  # distance to numpy's result, in ulp of max(|x1|, |x2|)
     gpu: bool = False
-    path: str | None = None
-    """The path that it asks for by name, which runs all calls of a test but those of ``truth``."""
-    needs: str | None = None
-    """What the path needs to be importable besides."""
-    lent: Path | None = None
-    """The path, where numpy has it for the tests alone."""
+    path: str | None = None  # which is forced in all calls of a test but those of truth
+    needs: str | None = None  # a second module that must be importable
+    lent: Path | None = None  # the path, where numpy has it for the tests alone
     decline_reason: Callable[[], str | None] = lambda: None
-    """Returns what else is missing."""
-    set_up: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """What a test runs in."""
-    compiles: bool = False
-    """Whether each case is compiled or planned anew, so that the short suite runs some of them."""
-    truncates: bool = False
-    """Whether bfloat16 is cut off where it should be rounded, which is one step away at most."""
+    set_up: Callable[[], AbstractContextManager[Any]] = nullcontext  # of each test
+    compiles: bool = False  # each case anew, so that the short suite runs some of them
+    truncates: bool = False  # bfloat16 by the interpreter, which is one step away at most
 
     def __str__(self) -> str:
         return self.name
@@ -134,79 +111,57 @@ class Target:
 # less than numpy: at most one step, of 2 ulp where the result lies in the next binade.
 FUSED = 2
 
-# The standard knows neither 16-bit float. Without x64, jax has no float64 to speak of.
-STRICT = ("float32", "float64")
+CUPY_FLOATS = ("float16", "float32", "float64")
+STRICT = ("float32", "float64")  # the standard has neither 16-bit float
 
 
-def _promoting_nothing() -> AbstractContextManager[Any]:
-    """Have jax refuse what programs may tell it to refuse: axes that are left to be broadcast."""
+def _forbid_rank_promotion() -> AbstractContextManager[Any]:
+    """Have jax refuse what programs may have it refuse: axes that broadcast implicitly."""
     return importlib.import_module("jax").numpy_rank_promotion("raise")
 
 
 JAX = {
-    "floats": ("float16", "bfloat16", "float32"),
+    "floats": ("float16", "bfloat16", "float32"),  # without x64
     "ulps": FUSED,
-    "set_up": _promoting_nothing,
+    "set_up": _forbid_rank_promotion,
     "compiles": True,
 }
-
-MLX = {"put": _put_mlx, "fetch": _fetch_mlx}
-
+LLVM = {"path": "llvm", "needs": "llvmlite"}
 TRITON = {"path": "triton", "needs": "triton"}
+CUDA = {"lent": cuda_on_cpu.PATH, "decline_reason": cuda_on_cpu.decline_reason}
+COMPILED = {"run": _run_compiled, "compiles": True}
+GPU = {"ulps": FUSED, "gpu": True}
 
 TARGETS = (
-    Target("numpy", "numpy", put=_read_only),
-    Target("numpy-portable", "numpy", put=_copy, path="portable"),
-    Target("numpy-chunked", "numpy", put=_copy, path="chunked"),
-    Target("numpy-llvm", "numpy", put=_copy, path="llvm", needs="llvmlite"),
-    Target(
-        *("numpy-cuda", "numpy"),
-        put=_copy,
-        path="cuda",
-        needs="nvidia",
-        lent=cuda_on_cpu.PATH,
-        decline_reason=cuda_on_cpu.decline_reason,
-    ),
-    Target("array-api-strict", "array_api_strict", **_strict("CPU_DEVICE"), floats=STRICT),
-    Target("array-api-strict:device1", "array_api_strict", **_strict("device1"), floats=STRICT),
+    Target("numpy", "numpy", put=_put_read_only),
+    Target("numpy-portable", "numpy", put=np.copy, path="portable"),
+    Target("numpy-chunked", "numpy", put=np.copy, path="chunked"),
+    Target("numpy-llvm", "numpy", put=np.copy, **LLVM),
+    Target("numpy-cuda", "numpy", put=np.copy, path="cuda", needs="nvidia", **CUDA),
+    Target("array-api-strict", **_strict("CPU_DEVICE")),
+    Target("array-api-strict:device1", **_strict("device1")),
     Target("torch", "torch", "torch:cpu", path="portable"),
-    Target("torch-llvm", "torch", "torch:cpu", path="llvm", needs="llvmlite"),
-    Target("torch-compile", "torch", "torch:cpu", run=_compiled, path="portable", compiles=True),
-    Target(
-        *("torch-compile-llvm", "torch", "torch:cpu"),
-        run=_compiled,
-        path="llvm",
-        needs="llvmlite",
-        compiles=True,
-    ),
+    Target("torch-llvm", "torch", "torch:cpu", **LLVM),
+    Target("torch-compile", "torch", "torch:cpu", path="portable", **COMPILED),
+    Target("torch-compile-llvm", "torch", "torch:cpu", **COMPILED, **LLVM),
     Target("jax", "jax", "jax:cpu", **JAX),
-    Target("jax-jit", "jax", "jax:cpu", run=_jitted, **JAX),
-    Target("jax-jit-gpu", "jax", "jax:cpu", run=_jitted_for_gpus, **JAX),
-    Target("mlx", "mlx", **MLX),
+    Target("jax-jit", "jax", "jax:cpu", run=_run_jitted, **JAX),
+    Target("jax-jit-gpu", "jax", "jax:cpu", run=_run_jitted, path="jit-gpu", **JAX),
+    Target("mlx", "mlx", put=_put_mlx, fetch=_fetch_mlx),
     Target("dask", "dask", "dask:cpu", compiles=True),
     Target("dask-portable", "dask", "dask:cpu", path="portable", compiles=True),
-    Target("torch:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, path="portable"),
-    Target("torch-triton:gpu", "torch", "torch:gpu", ulps=FUSED, gpu=True, **TRITON),
-    Target("jax:gpu", "jax", "jax:gpu", run=_jitted, gpu=True, **JAX),
-    Target("cupy", "cupy", "cupy:gpu", ulps=FUSED, gpu=True, path="cuda"),
-    Target(
-        *("cupy-portable", "cupy", "cupy:gpu"),
-        floats=("float16", *STRICT),
-        ulps=FUSED,
-        gpu=True,
-        path="portable",
-    ),
+    Target("torch:gpu", "torch", "torch:gpu", path="portable", **GPU),
+    Target("torch-triton:gpu", "torch", "torch:gpu", **GPU, **TRITON),
+    Target("jax:gpu", "jax", "jax:gpu", run=_run_jitted, **JAX | GPU),
+    Target("cupy", "cupy", "cupy:gpu", path="cuda", **GPU),
+    Target("cupy-portable", "cupy", "cupy:gpu", path="portable", **GPU, floats=CUPY_FLOATS),
 )
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether this process tests the kernel for GPUs, and nothing else, on tensors of the CPU.
+"""Whether this process tests Triton's kernel, and nothing else, interpreted by numpy."""
 
-Triton's interpreter runs kernels by numpy. It cuts float32 off to bfloat16 where GPUs round to the
-nearest. tests/backends/triton/test_interpreted.py starts such a process.
-"""
-
+# The path of torch's operator around kernels in this process.
 KERNELS, COMPILER = ("triton", "triton") if INTERPRETED else ("llvm", "llvmlite")
-"""The path of torch's operator around kernels in this process."""
 
 if INTERPRETED:
     TARGETS = (
@@ -232,13 +187,10 @@ def truth(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 @contextmanager
 def lent(path: Path | None) -> Iterator[None]:
     """Have numpy offer a path besides its own."""
-    backend = numpy_glue.BACKEND
-    own = backend.paths
-    backend.paths = (*own, path) if path else own
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if path:
+            patch.setattr(numpy_glue.BACKEND, "paths", (*numpy_glue.BACKEND.paths, path))
         yield
-    finally:
-        backend.paths = own
 
 
 def namespace(target: Target) -> Any:
@@ -253,8 +205,8 @@ def missing(target: Target) -> str | None:
     for module in (target.module, target.needs):
         if module is not None and importlib.util.find_spec(module) is None:
             return f"{module} is not installed"
-    found = targets.find(target.on) if target.gpu else None
-    return found if isinstance(found, str) else target.decline_reason()
+    device = targets.find(target.on) if target.gpu else None
+    return device if isinstance(device, str) else target.decline_reason()
 
 
 def rows(names: tuple[str, ...] = ()) -> list[object]:

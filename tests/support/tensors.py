@@ -27,8 +27,8 @@ Rotate = Callable[..., Any]
 
 
 def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    return made.to(DEVICE, dtype)
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return numbers.to(DEVICE, dtype)
 
 
 def tensor(numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -41,10 +41,7 @@ def anywhere(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def same(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Check that bits are equal. ``expected`` is not yet rounded where they are bfloat16.
-
-    The interpreter cuts float32 off to bfloat16, so there each may be rounded down as well.
-    """
+    """Check bits. Where they are bfloat16, ``expected`` is wider, and may be truncated instead."""
     assert got.shape == expected.shape
     if got.dtype != torch.bfloat16:
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
@@ -65,14 +62,14 @@ def right(rotate: Rotate, *arrays: torch.Tensor) -> Any:
 def check(rotate: Rotate, *arrays: torch.Tensor) -> None:
     """Compare new results, and results written over the arrays, with the portable path's."""
     expected = right(rotate, *arrays)
-    expected = expected if isinstance(expected, tuple) else (expected,)
     before = [x.clone() for x in arrays]
-    got = rotate(*arrays)
-    for x, y, z in zip(got if isinstance(got, tuple) else (got,), expected, arrays, strict=True):
+    results = rotate(*arrays)
+    if len(arrays) == 1:
+        expected, results = (expected,), (results,)
+    for x, y, z, copy in zip(results, expected, arrays, before, strict=True):
         assert x.dtype == z.dtype
         same(x, y)
-    for x, y in zip(arrays, before, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(z, copy, rtol=0, atol=0, equal_nan=True)
     if any(0 in x.stride() for x in arrays):
         return
     rotate(*arrays, out=arrays if len(arrays) > 1 else arrays[0])
@@ -82,8 +79,7 @@ def check(rotate: Rotate, *arrays: torch.Tensor) -> None:
 
 def rotation(rope: RoPE, positions: Any, axes: str = "bshd") -> Rotate:
     def rotate(*arrays: torch.Tensor, out: Any = None) -> Any:
-        if len(arrays) == 1:
-            return rope.rotate(*arrays, positions, axes=axes, out=out)
-        return rope.apply(*arrays, positions, axes=axes, out=out)
+        method = rope.rotate if len(arrays) == 1 else rope.apply
+        return method(*arrays, positions, axes=axes, out=out)
 
     return rotate

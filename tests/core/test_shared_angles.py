@@ -1,0 +1,229 @@
+"""Angles made once for all layers, and a Choice of ropes: the numbers of RoPE's own methods."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.random import Generator
+from support.bits import sample
+from support.equality import LAYOUTS, POSITIONS, check, check_result
+from support.targets import Target, truth
+
+import rope_xp
+from rope_xp import Angles, Choice, RoPE, RopeError
+from rope_xp.scaling import Linear, LongRoPE, YaRN
+
+YARN = YaRN(4.0, 4096)
+ROPES = {
+    "interleaved": RoPE(),
+    "half": RoPE(layout="half", base=5e5),
+    "interleaved_to_half": RoPE(layout="interleaved_to_half"),
+    "slice": RoPE(layout="half", rotary_dim=6, rotary_offset=-8),
+    "factor": RoPE(layout="half", scaling=YARN),
+    "factor and layouts": RoPE(layout="interleaved_to_half", scaling=YARN),
+}
+
+
+def check_at(
+    backend: Target, rope: RoPE, q: np.ndarray, k: np.ndarray, positions: Any, **options: Any
+) -> None:
+    """Compare two layers and what undoes one with the methods of the rope."""
+
+    def rotate(q: Any, k: Any) -> Any:
+        angles = rope.at(positions, like=q)
+        return *angles.apply(q, k, **options), angles.rotate(q, **options)
+
+    def unrotate(q: Any, k: Any) -> Any:
+        return rope.at(positions, like=q).unrotate(k, **options)
+
+    q_right, k_right = truth(rope.apply, q, k, positions, **options)
+    check(backend, rotate, q, k, rope=rope, expected=(q_right, k_right, q_right))
+    back = truth(rope.unrotate, k, positions, **options)
+    result = backend.run(unrotate, backend.make(q), backend.make(k))
+    check_result(backend, result, back, k, rope, inverse=True)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+def test_the_numbers_of_the_rope(backend: Target, rope: RoPE, rng: Generator) -> None:
+    check_at(backend, rope, sample(rng, 2, 9, 4, 16), sample(rng, 2, 9, 2, 16), POSITIONS)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dtypes(backend: Target, layout: str, rng: Generator) -> None:
+    rope = RoPE(layout=layout, scaling=YARN)
+    for dtype in backend.floats[1:3] if backend.compiles else backend.floats:
+        q, k = sample(rng, 9, 4, 16, dtype=dtype), sample(rng, 9, 1, 16, dtype=dtype)
+        check_at(backend, rope, q, k, POSITIONS)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("kind", ["batched", "one a sequence", "fractions", "token", "components"])
+def test_positions(backend: Target, kind: str, rng: Generator) -> None:
+    axes = (0, 1, 0, 1) if kind == "components" else None
+    positions: Any = rng.integers(0, 1 << 20, (2, 2, 9) if axes else (2, 9))
+    if kind == "one a sequence":
+        positions = positions[:, :1]
+    elif kind == "fractions":
+        positions = positions + 0.25
+    elif kind == "token":
+        positions = 70_000
+    tokens = 1 if kind == "token" else 9
+    q, k = (sample(rng, 2, h, tokens, 8) for h in (3, 1))
+    rope = RoPE(layout="half", position_axes=axes)
+    check_at(backend, rope, q, k, positions, axes="bhsd")
+
+
+def test_positions_of_the_library(backend: Target, rng: Generator) -> None:
+    x = sample(rng, 9, 2, 8)
+    expected = truth(RoPE().rotate, x, POSITIONS)
+    check(backend, lambda x, p: RoPE().at(p, like=x).rotate(x), x, POSITIONS, expected=expected)
+
+
+def test_angles_that_are_handed_on(backend: Target, rng: Generator) -> None:
+    """Made in one function, used in another: each may be compiled by itself."""
+    rope, x = RoPE(layout="half", scaling=YARN), sample(rng, 9, 2, 8)
+    made = backend.make(x)
+    angles = backend.run(lambda x: rope.at(POSITIONS, like=x), made)
+    assert isinstance(angles, Angles)
+    assert angles.rope == rope
+    results = backend.run(lambda angles, x: (angles.rotate(x), angles.unrotate(x)), angles, made)
+    for result, rotate in zip(results, (rope.rotate, rope.unrotate), strict=True):
+        check_result(backend, result, truth(rotate, x, POSITIONS), x, rope)
+
+
+def test_tables_of_the_caller(backend: Target, rng: Generator) -> None:
+    rope = RoPE(layout="interleaved_to_half", rotary_dim=6, rotary_offset=1)
+    q, k = sample(rng, 9, 3, 8), sample(rng, 9, 1, 8)
+    tables = RoPE().cos_sin(POSITIONS, 6)
+    apply = partial(rope_xp.apply_tables, layout=rope.layout, rotary_offset=1)
+    expected = tuple(truth(apply, x, *tables) for x in (q, k))
+    back = truth(apply, q, *tables, inverse=True)
+
+    def rotate(q: Any, k: Any, *tables: Any) -> Any:
+        return rope.with_tables(*tables).apply(q, k)
+
+    check(backend, rotate, q, k, *tables, rope=rope, expected=expected)
+    made = [backend.make(x) for x in (q, k)]
+    for result, right, x in zip(rotate(*made, *tables), expected, (q, k), strict=True):
+        check_result(backend, result, right, x, rope)  # by tables of numpy
+    result = rope.with_tables(*map(backend.make, tables)).unrotate(made[0])
+    check_result(backend, result, back, q, rope, inverse=True)
+
+
+def test_widths_that_differ(backend: Target, rng: Generator) -> None:
+    """Angles are as wide as what they are made like; each array is computed in its own width."""
+    if "float64" not in backend.floats:
+        pytest.skip("it has no float64")
+    arrays = [sample(rng, 9, 2, 8, dtype=dtype) for dtype in ("float64", "float32")]
+    for x in map(backend.make, arrays):
+        assert RoPE().at(POSITIONS, like=x).cos.dtype == x.dtype
+    tables = RoPE().cos_sin(POSITIONS, 8, dtype=np.float64)
+    wide, single = (truth(rope_xp.apply_tables, x, *tables) for x in arrays)
+
+    def rotate(q: Any, k: Any) -> Any:
+        angles = RoPE().at(POSITIONS, like=q)
+        return *angles.apply(q, k), *angles.apply(k, q)[::-1]
+
+    check(backend, rotate, *arrays, expected=(wide, single) * 2)
+
+
+def test_results_in_given_arrays() -> None:
+    q, k = np.ones((9, 4, 8), np.float32), np.ones((9, 2, 8), np.float32)
+    expected = RoPE().apply(q, k, POSITIONS)
+    angles = RoPE().at(POSITIONS, like=q)
+    for x, result, right in zip((q, k), angles.apply(q, k, out=(q, k)), expected, strict=True):
+        assert result is x
+        np.testing.assert_array_equal(x, right)
+    assert angles.rotate(q, out=q) is q
+    assert angles.unrotate(q, out=q) is q
+    np.testing.assert_allclose(q, expected[0], rtol=0, atol=1e-6)
+    memory = np.zeros((9, 1, 8), np.float32)
+    with pytest.raises(RopeError, match="out overlaps cos without being x"):
+        RoPE().with_tables(memory[:, 0, :4], angles.sin).rotate(np.ones_like(memory), out=memory)
+
+
+def test_inverse_tables_are_held_only_where_there_is_a_factor() -> None:
+    x = np.ones((9, 2, 8), np.float32)
+    assert RoPE().at(POSITIONS, like=x).inverse is None
+    cos, _ = RoPE(scaling=YARN).at(POSITIONS, like=x).inverse
+    assert cos[0, 0] == np.float32(1 / YARN.effective_attention_factor)
+
+
+# --- Choice: each sequence of a batch has the bits of its own RoPE -------------------------------
+
+LONG = RoPE(
+    layout="half",
+    scaling=LongRoPE((1.0,) * 4, (1.0, 1.5, 4.0, 30.0), 4096, max_position_embeddings=131072),
+)
+CHOICES = tuple(
+    RoPE(layout="half", rotary_dim=8, scaling=scaling)
+    for scaling in (None, Linear(4.0), YaRN(8.0, 4096))
+)
+
+
+@pytest.mark.parametrize(("where", "axes"), [("host", "bhsd"), ("device", "sbhd")])
+def test_each_sequence_is_rotated_by_its_own_rope(
+    backend: Target, axes: str, where: str, rng: Generator
+) -> None:
+    which = np.array([2, 0, 1, 2], np.int32)
+    positions = np.array([[5, 6, 7], [1, 2, 3], [70_000, 4, 1_000_000], [0, 0, 1]])
+    arrays, expected = [], []
+    for x in (sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)):
+        rows = [truth(CHOICES[j].rotate, x[[i]], positions[[i]]) for i, j in enumerate(which)]
+        order = ["bshd".index(name) for name in axes]
+        arrays.append(x.transpose(order).copy())
+        expected.append(np.concatenate(rows).transpose(order))
+
+    def rotate(q: Any, k: Any, on_device: Any) -> Any:
+        choice = Choice(CHOICES, which if where == "host" else on_device)
+        return choice.apply(q, k, positions, axes=axes)
+
+    check(backend, rotate, *arrays, which, rope=CHOICES[2], expected=tuple(expected))
+
+
+def test_longrope_by_the_length_of_each_request(rng: Generator) -> None:
+    lengths = np.array([4096, 4097, 10, 100_000])
+    choice = Choice((LONG.for_length(4096), LONG.for_length(4097)), lengths > 4096)
+    x = rng.standard_normal((4, 1, 2, 8))
+    rotated = choice.rotate(x, lengths[:, None] - 1)
+    for i, n in enumerate(lengths.tolist()):
+        expected = LONG.for_length(n).rotate(x[i : i + 1], [[n - 1]])
+        np.testing.assert_array_equal(rotated[i : i + 1], expected)
+
+
+def test_choices_for_all_layers_and_in_place(rng: Generator) -> None:
+    q, k = sample(rng, 4, 3, 4, 12), sample(rng, 4, 3, 2, 12)
+    choice = Choice(CHOICES, [0, 1, 2, 0])
+    for positions in (None, np.arange(12).reshape(4, 3)):
+        back = choice.unrotate(choice.rotate(q, positions), positions)
+        np.testing.assert_allclose(back, q, rtol=0, atol=2e-6)
+    expected = choice.apply(q, k, [1, 2, 3])
+    by_angles = choice.at([1, 2, 3], like=q).apply(q, k)
+    results = choice.apply(q, k, [1, 2, 3], out=(q, k))
+    assert results[0] is q
+    for pair in (by_angles, results):
+        for result, right in zip(pair, expected, strict=True):
+            np.testing.assert_array_equal(result, right)
+
+
+def test_tokens_that_are_packed(rng: Generator) -> None:
+    """A batch of sequences of one token, each with its own number."""
+    packed, positions, which = sample(rng, 12, 4, 12), np.arange(12) ** 2, np.arange(12) % 3
+    rotated = Choice(CHOICES, which).rotate(packed[:, None], positions[:, None])[:, 0]
+    for i, rope in enumerate(CHOICES):
+        expected = rope.rotate(packed[which == i], positions[which == i])
+        np.testing.assert_array_equal(rotated[which == i], expected)
+
+
+def test_gradients_and_out_of_range_on_a_device() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(3, 1, 2, 12, requires_grad=True)
+    y = Choice(CHOICES[:2], torch.tensor([0, 1, 2])).rotate(x, [[5], [6], [7]])
+    assert y[..., :8].isnan().flatten(1).all(dim=1).tolist() == [False, False, True]
+    y[:2].sum().backward()
+    assert (x.grad[:2] != 0).all()
