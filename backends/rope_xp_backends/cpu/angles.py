@@ -115,14 +115,6 @@ def add_fraction(
     v.store(v.negate_if(negative, angle[1]), rows[1], first)
 
 
-# *target = negative ? -*source : *source;
-def copy_number(target: Int, source: Int, negative: Condition | None, double: bool) -> None:
-    """Copy a number or its negative."""
-    v = Vectors(target.builder, double, 1)
-    number = v.load(source)
-    v.store(number if negative is None else v.negate_if(negative, number), target)
-
-
 # for (i = first; i < first + lanes; i++)
 #     if (components[i] == component) cos[i] = new_cos[i], sin[i] = new_sin[i];
 def select_component(

@@ -64,12 +64,12 @@ class Int:
         """Return a condition, of which the relation is "==", "!=", "<", "<=", ">" or ">="."""
         return self.builder.icmp_signed(relation, self.value, self.like(other).value)
 
-    def is_nonzero(self) -> Condition:
-        """Return a condition."""
-        return self.is_("!=", 0)
-
     def __lt__(self, other: Int | int) -> Condition:
         return self.is_("<", other)
+
+    def is_nonzero(self) -> Condition:
+        """Return whether the integer is not 0."""
+        return self.is_("!=", 0)
 
     def pointer(self) -> Any:
         """Return an address as LLVM's pointer."""

@@ -21,7 +21,6 @@ class Torch(Backend):
     signature = staticmethod(signature)
 
     def is_compiling(self) -> bool:
-        """Return whether Dynamo or export traces the call."""
         return torch.compiler.is_compiling()
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
@@ -32,13 +31,11 @@ class Torch(Backend):
         return x
 
     def dtype_name(self, x: torch.Tensor) -> str:
-        """Name the usual dtypes by a dict."""
         if x.is_nested or x.layout is not torch.strided:
             return f"{x.dtype}, but not strided"
         return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
     def unreadable_reason(self, x: torch.Tensor) -> str | None:
-        """Refuse nested, sparse and blocked tensors."""
         if x.is_nested:
             return (
                 "a nested tensor, and dense ones are taken; give those in it, one by one, or padded"
@@ -48,7 +45,6 @@ class Torch(Backend):
         return None
 
     def device(self, x: torch.Tensor) -> torch.device:
-        """Return the attribute."""
         return x.device
 
     def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
@@ -74,17 +70,12 @@ class Torch(Backend):
 
     def host_view(self, positions: torch.Tensor) -> np.ndarray | None:
         """Read plain tensors in CPU memory, outside transforms."""
-        if (
-            torch.compiler.is_compiling()
-            or private.are_transforms_active()
-            or not is_plain(positions)
-            or positions.device.type != "cpu"
-        ):
+        if torch.compiler.is_compiling() or private.are_transforms_active():
             return None
-        return host_view(positions)
+        on_host = is_plain(positions) and positions.device.type == "cpu"
+        return host_view(positions) if on_host else None
 
     def stop_gradient(self, x: torch.Tensor) -> torch.Tensor:
-        """Detach, also for transforms and derivatives in forward mode."""
         return x.detach()
 
     def take_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -93,27 +84,24 @@ class Torch(Backend):
         return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
 
     def has_float64(self, x: torch.Tensor) -> bool:
-        """Metal has none."""
         return x.device.type != "mps"
 
     def replace_slots(
         self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Copy once."""
         return x.index_copy(axis, rows.long(), values)
 
     def write_slots(
         self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Write these alone."""
         x.index_copy_(axis, rows.long(), values)
 
     def tables(self, table_key: TableKey, like: torch.Tensor) -> DigitTables:
         """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.tables_in_graph(table_key, like.device)
-        is_traced = type(like) not in PLAIN and tables.must_copy_tables(like)
-        if is_traced or not private.can_make_plain_tensors():
+        is_traced = private.has_dispatch_modes() or private.is_fake(like)
+        if (type(like) not in PLAIN and is_traced) or not private.can_make_plain_tensors():
             return put_tables(self, table_key, like.device)
         cached = tables.tables_on_device((table_key, like.device))
         if like.device.type == "cuda":
@@ -148,7 +136,6 @@ class Torch(Backend):
         return None
 
     def write(self, out: torch.Tensor, result: torch.Tensor) -> None:
-        """Copy result into out."""
         out.copy_(result)
 
 

@@ -42,7 +42,7 @@ _library.define(f"rotate_pair(Tensor q, Tensor k, {_OP_ARGS}) -> (Tensor, Tensor
 _library.define(f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_OP_ARGS}) -> ()", tags=_TAGS)
 _rotate = torch.ops.rope_xp.rotate.default
 _rotate_pair = torch.ops.rope_xp.rotate_pair.default
-_rotate_out = torch.ops.rope_xp.rotate_out.default
+rotate_out = torch.ops.rope_xp.rotate_out.default
 
 _N_OP_ARGS = len(OpArgs._fields)
 _PORTABLE = Torch("torch", xp)
@@ -92,11 +92,6 @@ def rotate_gradients(
     used = tuple([g for g in grads if g is not None])
     rotated = iter(rotate(used, op_args) if used else ())
     return tuple([None if g is None else next(rotated) for g in grads])
-
-
-def write_op(out: Tensors, arrays: Tensors, op_args: OpArgs) -> None:
-    """Rotate arrays into out."""
-    _rotate_out(out, arrays, *op_args)
 
 
 def _call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:

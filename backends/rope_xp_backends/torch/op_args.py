@@ -1,6 +1,6 @@
 """The arguments of torch's operator: angles and rotation spec as tensors and plain values."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -94,14 +94,22 @@ def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:
     """Return the arguments of an operator."""
     rest = spec.axes.names, spec.layout, spec.rotary_offset, spec.inverse
     if isinstance(source, CosSin):
-        return OpArgs(None, None, source.cos, source.sin, None, None, None, *rest)
-    tables, whole, part = source.tables, source.whole, source.part
-    component: torch.Tensor | None = tables.component
-    if whole is None or not source.components:
-        component = None
-    else:
-        whole, part = whole.movedim(0, -1), None if part is None else part.movedim(0, -1)
-    frequencies = None if part is None else tables.frequencies
-    return OpArgs(
-        whole, part, tables.low, tables.middle, tables.high, frequencies, component, *rest
-    )
+        return assemble_op_args(False, rest, None, (source.cos, source.sin))
+    whole, part, components = source.whole, source.part, False
+    if whole is not None and source.components:
+        whole, components = whole.movedim(0, -1), True
+        part = None if part is None else part.movedim(0, -1)
+    return assemble_op_args(components, rest, source.tables, (whole, part))
+
+
+def assemble_op_args(
+    components: bool, plain_args: tuple[Any, ...], tables: DigitTables | None, angle_inputs: Any
+) -> OpArgs:
+    """Return the arguments of an operator, with components of positions as their last axis."""
+    first, second = (*angle_inputs, None, None)[:2]
+    if tables is None:
+        return OpArgs(None, None, first, second, None, None, None, *plain_args)
+    frequencies = None if second is None else tables.frequencies
+    component = tables.component if components else None
+    digits = tables.low, tables.middle, tables.high
+    return OpArgs(first, second, *digits, frequencies, component, *plain_args)

@@ -47,7 +47,7 @@ _has_storage: Callable[[torch.Tensor], bool] | None = _resolve("_C._has_storage"
 _symbols = "fx.experimental.symbolic_shapes" if _resolve("Tag.needs_exact_strides") else "_none"
 _guard_scalar: Any = _resolve("guard_scalar", _symbols)
 _known_true: Any = _resolve("statically_known_true", _symbols)
-current_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
+_raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 
 
@@ -152,3 +152,21 @@ def unobserved() -> AbstractContextManager[object]:
         if context is not None:
             stack.enter_context(context())
     return stack
+
+
+# --- streams of CUDA -----------------------------------------------------------------------------
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return whether launches on a device go into a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the handle of the current stream, 0 where there are none."""
+    if device.type != "cuda":
+        return 0
+    if _raw_stream is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(_raw_stream(index))

@@ -11,7 +11,7 @@ from rope_xp._core.call import UNKNOWN, PositionRange
 from rope_xp._core.memory import ACCESS
 from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 
-from . import private, streams
+from . import private
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -60,11 +60,11 @@ def signature(
         key += row.dtype, row.shape, row.stride()
     device = arrays[0].device
     if device.type != "cpu":
-        if streams.is_capturing(device):
+        if private.is_capturing(device):
             return None  # the slow path pins what a graph will read
         # Kernels for GPUs are compiled for the alignment of addresses.
         key += [x.data_ptr() % ACCESS for x in (*operands, *angle_inputs)]
-        key.append(streams.current_stream(device))  # tables must know all streams that read them
+        key.append(private.current_stream(device))  # tables must know all streams that read them
     return CallSignature(tuple(key), arrays, angle_inputs, position_range, out)
 
 

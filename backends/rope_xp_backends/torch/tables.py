@@ -13,7 +13,7 @@ from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.numbers import get_attributes
 from rope_xp._rotation.tables import host_tables
 
-from . import private, streams
+from . import private
 
 
 @cached_tables
@@ -29,19 +29,14 @@ def tables_on_device(key: tuple[TableKey, torch.device]) -> DigitTables:
     return DigitTables(*tables)
 
 
-def must_copy_tables(x: torch.Tensor) -> bool:
-    """Return whether tables for x belong to a trace, so that none may come from the cache."""
-    return private.has_dispatch_modes() or private.is_fake(x)
-
-
 def extend_lifetime(tables: DigitTables) -> None:
     """Keep the memory of tables for launches that follow, though the cache may evict them."""
     low, device = tables.low, tables.low.device
-    if streams.is_capturing(device):
+    if private.is_capturing(device):
         pin(tables)
     elif device.type != "cpu":
         streams_read: set[int] = low.__dict__.setdefault("_rope_xp_streams", set())
-        stream = streams.current_stream(device)
+        stream = private.current_stream(device)
         if stream not in streams_read:
             with private.unobserved(), torch.inference_mode(False):
                 # One record covers all work that the stream has when tables are freed.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends.cpu import compiled, files
+from rope_xp_backends.cpu import files, launch
 from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
 from support.exhaustive import exhaustive
@@ -35,7 +35,7 @@ POSITIONS = np.arange(130) * 1000
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     call_cache.CALLS.cache_clear()  # which are bound to kernels
-    fresh: Any = Kernels("llvmlite", compiled._load)
+    fresh: Any = Kernels("llvmlite", launch._load_compiler)
     monkeypatch.setattr(paths, "KERNELS", fresh)
 
 

@@ -43,7 +43,7 @@ def spilled(dask_worker: distributed.Worker) -> int:
 
 def compiled() -> bool:
     """Return whether this process has a kernel."""
-    from rope_xp_backends.cpu.compiled import KERNELS
+    from rope_xp_backends.cpu.launch import KERNELS
 
     return bool(KERNELS._compiled)
 

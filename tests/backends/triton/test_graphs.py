@@ -22,7 +22,7 @@ from rope_xp._dispatch.kernels import Kernels
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from rope_xp_backends.torch import gpu, op, streams, tables  # noqa: E402  # they need torch
+from rope_xp_backends.torch import gpu, op, private, tables  # noqa: E402  # they need torch
 
 
 @pytest.fixture
@@ -89,11 +89,11 @@ def test_graphs_keep_the_tables_that_they_read(
             call(rope, x)
             call(rope, x)
             assert not caches.PINNED
-        monkeypatch.setattr(streams, "is_capturing", lambda _: True)
+        monkeypatch.setattr(private, "is_capturing", lambda _: True)
         before = len(read)
         call(rope, x)
         assert len(read) > before
-        monkeypatch.setattr(streams, "is_capturing", lambda _: False)
+        monkeypatch.setattr(private, "is_capturing", lambda _: False)
         captured = read[-1]
         forget()
         assert all(table() is not None for table in captured)
@@ -109,7 +109,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
     """They come from what the forward pass saved, and through no cache."""
     with rope_xp.use_path("triton"):
         loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
-        monkeypatch.setattr(streams, "is_capturing", lambda _: True)
+        monkeypatch.setattr(private, "is_capturing", lambda _: True)
         loss.backward()
     del loss
     forget()
@@ -119,7 +119,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(
 def test_a_graph_of_many_calls_keeps_tables_once(
     read: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "is_capturing", lambda _: True)
+    monkeypatch.setattr(private, "is_capturing", lambda _: True)
     with rope_xp.use_path("triton"):
         for _ in range(3):
             forward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
@@ -143,8 +143,8 @@ class Table:
 def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The allocator then lends their memory to nobody before that stream is done."""
     stream = [1]
-    monkeypatch.setattr(streams, "is_capturing", lambda _: False)
-    monkeypatch.setattr(streams, "current_stream", lambda _: stream[0])
+    monkeypatch.setattr(private, "is_capturing", lambda _: False)
+    monkeypatch.setattr(private, "current_stream", lambda _: stream[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream[0])
     made = [tables.DigitTables(*(Table() for _ in range(4)), None) for _ in range(2)]  # type: ignore[arg-type]  # as far as they are asked
     for number in (1, 2, 1, 2):
@@ -169,7 +169,7 @@ def test_a_second_backward_makes_no_plan(
         train()
         train()
         monkeypatch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it made a plan"))
-        monkeypatch.setattr(streams, "is_capturing", lambda _: capturing)
+        monkeypatch.setattr(private, "is_capturing", lambda _: capturing)
         read.clear()
         train()
     assert len(read) == 4
