@@ -11,8 +11,8 @@ from llvmlite import ir
 from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT
 from rope_xp._rotation.tables import TOP_DIGIT
 
-from . import angles
-from .language import I64, Int, Params, choose, least, load_params, loop, vector_steps
+from .angles import CosSin, Vectors
+from .language import I32, I64, Int, broadcast, choose, least, load_params, loop, vector_steps
 from .pairs import build_rotation
 from .plan import FIELDS, KernelKey
 
@@ -27,13 +27,13 @@ class Block(NamedTuple):
     """Tokens of one batch entry, and addresses of scratch for their cos and sin."""
 
     key: KernelKey
-    params: Params
-    inputs: angles.CosSin
+    params: dict[str, Int]
+    inputs: CosSin
     """Addresses of positions and their fractions, or of cos and sin."""
     batch: Int
     token: Int
     tokens: Int
-    cos_sin: angles.CosSin
+    cos_sin: CosSin
 
 
 # int64_t rotate(params, q, q_out, k, k_out, a, b, stream, start, stop) {
@@ -106,7 +106,7 @@ def _copy_cos_sin(block: Block) -> None:
         step, segment = params[f"{name}_token"], params[f"{name}_segment"]
         first = address + block.batch * params[f"{name}_batch"] + block.token * step
         with loop(pairs.like(0), block.tokens) as i, loop(pairs.like(0), pairs) as n:
-            v = angles.Vectors(pairs.builder, block.key.double, 1)
+            v = Vectors(pairs.builder, block.key.double, 1)
             target = table + (i * pairs + n) * width
             number = v.load(first + i * step + n * segment)
             v.store(v.negate_if(inverse, number) if name == "b" else number, target)
@@ -117,7 +117,7 @@ def _copy_cos_sin(block: Block) -> None:
 #     look up cos and sin of pairs first to end by the positions of that component;
 #     if (needs_select) keep them only for pairs that read the component;
 # }
-def _look_up(plan: Int, block: Block, scratch: angles.CosSin) -> None:
+def _look_up(plan: Int, block: Block, scratch: CosSin) -> None:
     """Look up angles segment by segment, as rope_xp._rotation.angles.cos_sin does."""
     params = block.params
     needs_select = params["needs_select"].is_nonzero()
@@ -169,24 +169,32 @@ def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
         cos, sin = (table + i * pairs * key.width for table in block.cos_sin)
         negative = b.xor(position < 0, negate_lookup)
         for n, lanes in vector_steps(first, end):
-            v = angles.Vectors(b, key.double, lanes)
-            angles.compose_digits(v, (cos, sin), rows, pairs, n, negative)
+            v = Vectors(b, key.double, lanes)
+            angle, *others = ((v.load(row, n), v.load(row, pairs + n)) for row in rows)
+            for other in others:
+                angle = v.compose(angle, other, less_1=key.double)
+            v.store_angle(angle, (cos, sin), n, negative)
         with b.if_then(has_fraction):
             fraction = fractions + i * params["b_token"]
             for n, lanes in vector_steps(first, end):
-                v = angles.Vectors(b, key.double, lanes)
-                angles.add_fraction(v, (cos, sin), frequencies, fraction, n, inverse)
+                v = Vectors(b, key.double, lanes)
+                part = broadcast(b, fraction.load(v.element, v.size), lanes)
+                step = v.cosm1_sin(b.fmul(part, v.load(frequencies, n)))
+                angle = v.compose((v.load(cos, n), v.load(sin, n)), step, less_1=True)
+                v.store_angle(angle, (cos, sin), n, inverse)
 
 
 # for (i = 0; i < tokens; i++)
 #     for (n = first; n < end; n++)
 #         if (components[n] == component) cos[i][n] = new_cos[i][n], sin[i][n] = new_sin[i][n];
-def _select_component(block: Block, scratch: angles.CosSin, c: Int, first: Int, end: Int) -> None:
-    params, key = block.params, block.key
+def _select_component(block: Block, scratch: CosSin, c: Int, first: Int, end: Int) -> None:
+    params, key, b = block.params, block.key, c.builder
     with loop(c.like(0), block.tokens) as i:
         skip = i * params["pairs"] * key.width
-        (cos, sin), (new_cos, new_sin) = block.cos_sin, scratch
-        row, new = (cos + skip, sin + skip), (new_cos + skip, new_sin + skip)
+        rows, new_rows = ([table + skip for table in pair] for pair in (block.cos_sin, scratch))
         for n, lanes in vector_steps(first, end):
-            v = angles.Vectors(c.builder, key.double, lanes)
-            angles.select_component(v, row, new, params["component"], c, n)
+            v = Vectors(b, key.double, lanes)
+            read = (params["component"] + n * 4).load(ir.VectorType(I32, lanes), 4)
+            selected = b.icmp_signed("==", read, broadcast(b, b.trunc(c.value, I32), lanes))
+            for row, new_row in zip(rows, new_rows, strict=True):
+                v.store(b.select(selected, v.load(new_row, n), v.load(row, n)), row, n)

@@ -18,6 +18,7 @@ BYTES_A_THREAD = 1 << 21
 BYTES_TO_STREAM = 1 << 25
 """Larger results leave the last cache before they are read, and are written past it."""
 
+_OUT_OF_MEMORY = "out of memory: cannot allocate scratch for cos and sin"
 Kernel: TypeAlias = Callable[..., int]
 
 
@@ -63,13 +64,9 @@ class CpuLaunch:
                 run = partial(_run_kernel, kernel, params, *addresses, stream)
                 pool.share(run, plan.rows, threads)
             elif kernel(params, *addresses, stream, 0, plan.rows):
-                raise _memory_error()
+                raise MemoryError(_OUT_OF_MEMORY)
 
 
 def _run_kernel(kernel: Kernel, *arguments: int) -> None:
     if kernel(*arguments):
-        raise _memory_error()
-
-
-def _memory_error() -> MemoryError:
-    return MemoryError("out of memory: cannot allocate scratch for cos and sin")
+        raise MemoryError(_OUT_OF_MEMORY)

@@ -13,7 +13,7 @@ from rope_xp._core.memory import ACCESS
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 from rope_xp_backends.gpu import cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaStep
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaLaunch
 
 Arrays = tuple[Any, ...]
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
@@ -48,7 +48,7 @@ class CupyLaunch:
 
     function: Callable[..., None]
     """The kernel, loaded on the device."""
-    step: CudaStep
+    step: CudaLaunch
     """Its launch, but for addresses."""
     new: Callable[[Any], Any]
     """From an array to memory for its result."""

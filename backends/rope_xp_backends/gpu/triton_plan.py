@@ -11,7 +11,7 @@ from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, alignment, span
 
-from .layout import collapse_operands
+from . import collapse_operands
 
 # The next nine follow from the sizes of the hardware; none has been measured on a GPU yet.
 THREADS = 128
@@ -125,7 +125,6 @@ def plan_launch(
     angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
     heads, n = layout.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
-    interleaved_in, interleaved_out = get_interleaved(spec)
     # Copied components beside a slice count half, or the slice would move in narrow accesses.
     components = head_dim // 2 if layout.copies else 2 * pairs
     heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
@@ -140,15 +139,8 @@ def plan_launch(
     spans = [span((*lengths, heads[i % n]), each) + head_dim for i, each in enumerate(strides)]
     spans += [span((*lengths, angles.components), angle_strides) + pairs, count + tokens_of_program]
     variant = KernelVariant(
-        dtype=dtype,
-        position_dtype=angles.dtype,
-        angles=angles.kind,
-        head_dim=head_dim,
-        pairs=pairs,
-        offset=spec.rotary_offset,
-        interleaved_in=interleaved_in,
-        interleaved_out=interleaved_out,
-        inverse=spec.inverse,
+        *(dtype, angles.dtype, angles.kind, head_dim, pairs, spec.rotary_offset),
+        *(*get_interleaved(spec), spec.inverse),
         both=n == 2,
         q_in_place=in_place[0],
         k_in_place=in_place[-1],

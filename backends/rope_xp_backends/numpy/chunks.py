@@ -11,6 +11,8 @@ import numpy as np
 
 from rope_xp_backends.cpu import threads as pool
 
+Arrays = tuple[np.ndarray, ...]
+
 CHUNK_BYTES = 1 << 20
 """Of x. Smaller chunks spend their time in calls, larger ones leave the cache of a core."""
 CHUNKS_A_THREAD = 2
@@ -18,8 +20,8 @@ CHUNKS_A_THREAD = 2
 
 
 def rotate(
-    arrays: tuple[np.ndarray, ...],
-    outs: tuple[np.ndarray, ...],
+    arrays: Arrays,
+    outs: Arrays,
     cos: np.ndarray,
     sin: np.ndarray,
     interleaved: tuple[bool, bool],
@@ -43,9 +45,8 @@ def rotate(
 
 
 def _split(
-    x: np.ndarray, out: np.ndarray, factors: tuple[np.ndarray, ...]
-) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]]:
-    """Yield chunks of x, of out and of factors."""
+    x: np.ndarray, out: np.ndarray, factors: Arrays
+) -> Iterator[tuple[np.ndarray, np.ndarray, Arrays]]:
     if x.nbytes <= CHUNK_BYTES:
         yield x, out, factors
         return
@@ -62,11 +63,7 @@ def _split(
 
 
 def _rotate_chunk(
-    x: np.ndarray,
-    out: np.ndarray,
-    factors: tuple[np.ndarray, ...],
-    interleaved: tuple[bool, bool],
-    offset: int,
+    x: np.ndarray, out: np.ndarray, factors: Arrays, interleaved: tuple[bool, bool], offset: int
 ) -> None:
     cos, negative_sin, sin = factors
     end = offset + 2 * sin.shape[-1]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rope_xp._core.call import CosSin, RotationSpec, TableLookup
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import StridedLayout
 from rope_xp_backends.cpu import threads
 from rope_xp_backends.cpu.launch import CpuLaunch, Kernel
@@ -42,7 +41,6 @@ def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
 
 
 def _has_pointer() -> bool:
-    """Return whether arrays of this interpreter have their address there."""
     if sys.implementation.name != "cpython":
         return False
     probe = np.empty(1)
@@ -101,11 +99,7 @@ class NumpyLaunch:
     """Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``."""
 
     def __call__(
-        self,
-        arrays: Arrays,
-        out: Arrays | None,
-        angle_inputs: Arrays,
-        _tables: DigitTables | None = None,
+        self, arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _tables: Any = None
     ) -> Arrays:
         if out is None:
             if self.contiguous:
@@ -128,12 +122,10 @@ def get_angle_inputs(source: TableLookup | CosSin) -> Arrays:
     """Return positions and their fractions, or cos and sin, as plain aligned arrays."""
     if isinstance(source, CosSin):
         inputs = [source.cos, source.sin]
-    elif source.whole is None:
-        inputs = []
-    elif source.part is None:
-        inputs = [source.whole]
     else:
-        inputs = [source.whole, source.part.astype(source.tables.low.dtype, copy=False)]
+        inputs = [] if source.whole is None else [source.whole]
+        if source.part is not None:
+            inputs.append(source.part.astype(source.tables.low.dtype, copy=False))
     return tuple([x if x.flags.aligned else x.copy() for x in map(np.asarray, inputs)])
 
 

@@ -25,10 +25,8 @@ from rope_xp_backends.gpu.triton_plan import (
 )
 
 from . import private
-from .library import NAMES
-from .op_args import N_TENSORS, OpArgs
-from .results import allocate_result, bump_versions
-from .signature import Tensors
+from .library import NAMES, Tensors
+from .op_args import N_TENSORS, OpArgs, allocate_result, bump_versions
 
 DEVICES = {"cuda"}
 """Device types with this kernel. ROCm's is called cuda too."""
@@ -46,7 +44,7 @@ KERNELS: Kernels[tuple[KernelVariant, int | None], RunKernel] = Kernels("triton"
 """By variant and by the index of the device that was current when they were loaded."""
 
 
-def decline_reason(arrays: Tensors) -> str | None:
+def kernel_decline_reason(arrays: Tensors) -> str | None:
     """Return why a kernel does not rotate tensors of this device and head_dim, or None."""
     device = arrays[0].device
     # A compiler cannot look at devices; the operator will find out.
@@ -139,20 +137,7 @@ def _find_launches(
     """Return launches and their arguments, cached or planned, with all kernels loaded."""
     if not any(x.numel() for x in arrays):
         return []
-    key = _launch_key(out, arrays, op_args)
-    launch = CALLS.get(key)
-    if launch is None:
-        planned = _plan_launch(out, arrays, op_args)
-        if planned is None:
-            parts = _split_batch(out, arrays, op_args)
-            return [launch for part in parts for launch in _find_launches(*part)]
-        launch = _load_launch(planned, arrays, op_args)
-        CALLS.store(key, launch)
-    return [(launch, arrays, out, op_args)]
-
-
-def _launch_key(out: Tensors, arrays: Tensors, op_args: OpArgs) -> Hashable:
-    """Return all that a plan depends on: no tensor, and of addresses their alignment."""
+    # All that a plan depends on: no tensor, and of addresses their alignment.
     key: list[Hashable] = [rotate_on_gpu, op_args[N_TENSORS:], op_args.table.shape[-1]]
     key += op_args.is_lookup, op_args.components is None, arrays[0].device, len(arrays)
     for x, y in zip(arrays, out, strict=True):
@@ -163,7 +148,15 @@ def _launch_key(out: Tensors, arrays: Tensors, op_args: OpArgs) -> Hashable:
         key += angle.dtype, angle.shape, angle.stride()
         if not op_args.is_lookup:
             key.append(angle.data_ptr() % ACCESS)
-    return tuple(key)
+    launch = CALLS.get(tuple(key))
+    if launch is None:
+        planned = _plan_launch(out, arrays, op_args)
+        if planned is None:
+            parts = _split_batch(out, arrays, op_args)
+            return [launch for part in parts for launch in _find_launches(*part)]
+        launch = _load_launch(planned, arrays, op_args)
+        CALLS.store(tuple(key), launch)
+    return [(launch, arrays, out, op_args)]
 
 
 def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> TritonLaunch:

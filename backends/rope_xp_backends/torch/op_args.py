@@ -1,5 +1,8 @@
-"""The arguments of torch's operator: angles and rotation spec as tensors and plain values."""
+"""Arguments of torch's operator, as tensors and plain values, and memory of its results."""
 
+import ctypes
+import mmap
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +12,7 @@ from rope_xp._core.call import UNKNOWN, CosSin, RotationSpec, TableLookup
 from rope_xp._core.library import DigitTables
 from rope_xp._core.typing import Layout
 
-from .signature import Tensors
+from .library import Tensors
 
 
 class OpArgs(NamedTuple):
@@ -50,7 +53,7 @@ class OpArgs(NamedTuple):
             return self._replace(positions=first, part=second)
         return self._replace(table=first, table_2=second)  # type: ignore[arg-type]  # none, only to save none
 
-    def with_own_angle_inputs(self, x: torch.Tensor) -> "OpArgs":
+    def with_copied_positions(self, x: torch.Tensor) -> "OpArgs":
         """Return the same with copies of positions, as kernels for the device of x read them.
 
         The caller may overwrite positions before backward runs. Cos and sin are not copied, as
@@ -113,3 +116,48 @@ def assemble_op_args(
     component = tables.component if components else None
     digits = tables.low, tables.middle, tables.high
     return OpArgs(first, second, *digits, frequencies, component, *plain_args)
+
+
+# --- results -------------------------------------------------------------------------------------
+# Most of the time that it takes to fill a large result goes into mapping its pages: with pages of
+# 2 MB a third of that with pages of 4 KB. numpy requests them by itself, torch only where its
+# environment variable THP_MEM_ALLOC_ENABLE is set. The memory stays torch's own, as a tensor around
+# numpy's could not be resized.
+
+HUGE_FROM_BYTES = 1 << 22
+"""numpy's threshold: the allocator reuses smaller memory, which is mapped already."""
+
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Only Linux has it."""
+_libc = None
+if _HUGE is not None and os.environ.get("ROPE_XP_HUGE_PAGES") != "0":
+    _libc = ctypes.CDLL(None)
+    _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def allocate_result(x: torch.Tensor) -> torch.Tensor:
+    """Return memory for a result, on the CPU in huge pages where it is large."""
+    result = empty_result(x)
+    if _libc is not None and x.device.type == "cpu" and result.nbytes >= HUGE_FROM_BYTES:
+        address, size = result.data_ptr(), result.nbytes
+        offset = -address % mmap.PAGESIZE
+        # Where the system refuses, nothing changes.
+        _libc.madvise(address + offset, size - offset & -mmap.PAGESIZE, _HUGE)
+    return result
+
+
+def empty_result(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty result with the strides of x, but a contiguous head_dim."""
+    if x.stride(-1) == 1:
+        result = torch.empty_like(x)
+        # Beside an axis of length 1 and stride 1, torch may put one of stride 0 behind head_dim.
+        if result.stride(-1) == 1:
+            return result
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def bump_versions(out: Tensors) -> None:
+    """Bump version counters after an in-place write, so that autograd notices it."""
+    for x in out:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)

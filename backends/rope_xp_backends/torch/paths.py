@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,8 +17,8 @@ from rope_xp_backends.cpu.launch import KERNELS, get_kernel_keys
 from . import gpu, op, private
 from .cpu import LLVMLaunch, prepare_llvm_launch
 from .gpu import TritonLaunch
+from .library import PLAIN, Tensors
 from .op_args import N_TENSORS, OpArgs, assemble_op_args, build_op_args
-from .signature import PLAIN, Tensors
 
 TensorLaunch: TypeAlias = LLVMLaunch | TritonLaunch
 
@@ -39,7 +39,7 @@ class Triton(Path):
         return (
             _decline_tensors(call.arrays, *device)
             or gpu.KERNELS.decline_reason()
-            or gpu.decline_reason(call.arrays)
+            or gpu.kernel_decline_reason(call.arrays)
             or _decline_for_operator(call, *device)
             or (None if forced else _decline_export())
         )
@@ -49,13 +49,10 @@ class Triton(Path):
             gpu.KERNELS.load()
         return _call_operator(call, parts=False, double=False)
 
-    def specialize(
-        self, call: Call, signature: CallSignature, results: Tensors
-    ) -> "TensorLaunch | AutogradLaunch | None":
-        """Keep the launch, but for angles that are computed before it."""
+    def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         source = call.angles[0]
         if isinstance(source, TableLookup) and source.tables.low.dtype == torch.float64:
-            return None
+            return None  # its angles are computed before the launch
         return _specialize(call, signature, results, gpu.prepare_triton_launch)
 
 
@@ -80,9 +77,7 @@ class TorchLLVM(Path):
                 KERNELS.get(key)
         return _call_operator(call)
 
-    def specialize(
-        self, call: Call, signature: CallSignature, results: Tensors
-    ) -> "TensorLaunch | AutogradLaunch | None":
+    def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         return _specialize(call, signature, results, prepare_llvm_launch)
 
 
@@ -125,7 +120,8 @@ class AutogradLaunch:
                 saved = tuple([row.clone() for row in angle_inputs])
             if self.components:
                 saved = tuple([row.movedim(0, -1) for row in saved])
-        return op.record_rotation(run, saved, partial(self.build_args, tables), arrays)
+        build_args = partial(self.build_args, tables)
+        return tuple(op.EagerRotate.apply(run, saved, build_args, *arrays))
 
 
 def _specialize(

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends.gpu import capture, cuda
+from rope_xp_backends import gpu
+from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
 from support.targets import TARGETS, missing, numpy_dtype
@@ -227,7 +228,7 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(get_function=lambda _: loaded_in.append(modes[0]) or kernel)
 
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
-    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
+    monkeypatch.setattr(gpu.ctypes, "CDLL", lambda _: driver)
     monkeypatch.setattr(cupy, "RawModule", load)
     assert paths.compile_kernel("", "rotate<float>") == "loaded"
     assert loaded_in == [2]

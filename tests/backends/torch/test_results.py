@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rope_xp_backends.torch import results  # noqa: E402  # it needs torch
+from rope_xp_backends.torch import op_args  # noqa: E402  # it needs torch
 
 
 def is_advised(result: Any) -> bool:
@@ -30,11 +30,11 @@ def is_advised(result: Any) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such advice")
 def test_huge_pages_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     large = torch.empty(1 << 23)
-    result = results.allocate_result(large).zero_()
+    result = op_args.allocate_result(large).zero_()
     if not is_advised(result):
         pytest.skip("this kernel of Linux has no huge pages")
     monkeypatch.setenv("ROPE_XP_HUGE_PAGES", "0")
-    spec = importlib.util.spec_from_file_location(f"{results.__name__}_off", results.__file__)
+    spec = importlib.util.spec_from_file_location(f"{op_args.__name__}_off", op_args.__file__)
     without = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(without)
     assert not is_advised(without.allocate_result(torch.empty(1 << 24)).zero_())
