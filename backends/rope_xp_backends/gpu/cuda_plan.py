@@ -1,6 +1,6 @@
 """Launch plans of the kernel in rotate.cu: plain numbers, from shapes, strides and alignments."""
 
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -97,7 +97,7 @@ def plan_steps(
         return ()
     pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
     before, rotated = spec.rotary_offset * size, spec.rotary_dim * size
-    aligned = alignment(job.alignment, before, *(s for each in layout.strides() for s in each))
+    aligned = alignment(job.alignment, before, *chain(*layout.strides()))
     if layout.copies:
         aligned = alignment(aligned, head_dim * size)
     angles_aligned = alignment(job.angles_alignment, *(s for row in rows for s in row.steps[4:6]))

@@ -1,9 +1,10 @@
 """Launch plans of the Triton kernel: plain numbers, from shapes, strides and alignments.
 
-Nothing here imports triton or reads a tensor.
+It imports no triton and reads no tensor.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from rope_xp._core.caches import cached
@@ -136,7 +137,7 @@ def plan_launch(
     if angles.kind == "tables":
         table_unit = _aligned_elements(max(size, 4), [angles.alignment], [angle_strides])
     lengths = (batches.length, tokens.length)
-    spans = [span((*lengths, heads[i % n]), each) + head_dim for i, each in enumerate(strides)]
+    spans = [span((*lengths, heads[i % n]), s) + head_dim for i, s in enumerate(strides)]
     spans += [span((*lengths, angles.components), angle_strides) + pairs, count + tokens_of_program]
     variant = KernelVariant(
         *(dtype, angles.dtype, angles.kind, head_dim, pairs, spec.rotary_offset),
@@ -179,8 +180,6 @@ def _next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _aligned_elements(
-    size: int, alignments: Sequence[int], strides: Sequence[Sequence[int]]
-) -> int:
+def _aligned_elements(size: int, alignments: Sequence[int], strides: Sequence[Ints]) -> int:
     """Return the elements, at most those of an access, to which all rows are aligned."""
-    return max(alignment(*alignments, *(n * size for each in strides for n in each)) // size, 1)
+    return max(alignment(*alignments, *(n * size for n in chain(*strides))) // size, 1)
