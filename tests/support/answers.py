@@ -50,7 +50,7 @@ def _multiply_pairs(x: Any, turns: Any) -> Any:
 
 def torchtune() -> dict[str, Any]:
     def formula(dim: int, base: float = 10_000) -> Callable[..., Any]:
-        angles = torch.outer(torch.arange(32.0), peers._inverse(dim, base))
+        angles = peers.compute_angles(torch.arange(32), dim, base)
         turns = torch.polar(torch.ones_like(angles), angles)
 
         def rotate(x: Any, *, input_pos: Any = None) -> Any:
@@ -95,7 +95,7 @@ def flash_attn() -> dict[str, Any]:
         rows = slice(seqlen_offsets, seqlen_offsets + x.shape[1])
         return peers.flash_attn(x, cos[rows], sin[rows], interleaved)
 
-    angles = torch.outer(torch.arange(32.0), peers._inverse(64))
+    angles = peers.compute_angles(torch.arange(32))
     tables = {"cos": angles.cos(), "sin": angles.sin()}
     return _draw_arrays("bshd") | tables | {"apply_rotary_emb": formula}  # its own needs a GPU
 
@@ -128,7 +128,7 @@ def meta() -> dict[str, Any]:
     def formula(q: Any, k: Any, freqs_cis: Any) -> Any:
         return _multiply_pairs(q, freqs_cis), _multiply_pairs(k, freqs_cis)
 
-    angles = torch.outer(torch.arange(float(TOKENS)), peers._inverse(64, 5e5))
+    angles = peers.compute_angles(torch.arange(TOKENS), base=5e5)
     turns = torch.polar(torch.ones_like(angles), angles)
     return _draw_arrays("bshd") | {"apply_rotary_emb": formula, "freqs_cis": turns}
 

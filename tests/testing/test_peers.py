@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +13,23 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from support.peers import (
+    ROWS,
+    doubled_tables,
+    flash_attn,
+    flash_tables,
+    gpt_neox,
+    keras_hub,
+    liger,
+    meta,
+    torchtune,
+    yarn,
+)
 
 from rope_xp import RoPE, scaling
 from rope_xp.testing import Identified, assert_rotates, identify
 from rope_xp.testing._compare import list_differences
 
-ROWS = 1 << 17
 TORCH, NUMPY = torch.zeros(1), np.zeros(1, np.float32)
 
 
@@ -34,96 +44,6 @@ class Peer(NamedTuple):
     like: Any = TORCH
     refuses: bool = False
     """Whether its table ends at 131072 positions."""
-
-
-def compute_angles(positions: Any, d: int = 64, base: float = 10000.0) -> torch.Tensor:
-    w = 1.0 / (base ** (torch.arange(0, d, 2, dtype=torch.float32) / d))
-    return positions[..., None].float() * w
-
-
-@functools.cache
-def torchtune_cache() -> torch.Tensor:
-    angles = compute_angles(torch.arange(ROWS))
-    return torch.stack([angles.cos(), angles.sin()], dim=-1)
-
-
-def torchtune(x: Any, positions: Any) -> Any:
-    """Neighbours as a last axis of two, with a cache of (rows, pairs, 2)."""
-    pairs = x.float().reshape(*x.shape[:-1], -1, 2)
-    cache = torchtune_cache()[positions].view(-1, pairs.size(1), 1, pairs.size(3), 2)
-    first = pairs[..., 0] * cache[..., 0] - pairs[..., 1] * cache[..., 1]
-    second = pairs[..., 1] * cache[..., 0] + pairs[..., 0] * cache[..., 1]
-    return torch.stack([first, second], -1).flatten(3).type_as(x)
-
-
-def meta(q: Any, k: Any, positions: Any) -> Any:
-    """Complex numbers of neighbours, as Meta's code for Llama has them."""
-    angles = compute_angles(positions, base=5e5)
-    turns = torch.polar(torch.ones_like(angles), angles)[None, :, None]
-    pairs = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
-    return tuple(torch.view_as_real(x * turns).flatten(3).type_as(q) for x in pairs)
-
-
-def flash_attn(x: Any, cos: Any, sin: Any) -> Any:
-    """Its reference in torch: tables of pairs, repeated."""
-    y, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
-    cos, sin = (t.repeat_interleave(2, dim=-1)[:, None] for t in (cos, sin))
-    other = torch.stack([-y[..., 1::2], y[..., ::2]], dim=-1).flatten(-2)
-    return torch.cat([y * cos + other * sin, rest], dim=-1)
-
-
-def flash_tables(positions: Any) -> Any:
-    angles = compute_angles(positions, 32)
-    return angles.cos(), angles.sin()
-
-
-def gpt_neox(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """rotate_half of a part of the head; the rest is put behind it again."""
-    cos, sin = cos[:, None], sin[:, None]
-    r = cos.shape[-1]
-
-    def rotate(x: Any) -> Any:
-        y = x[..., :r]
-        half = torch.cat([-y[..., r // 2 :], y[..., : r // 2]], dim=-1)
-        return torch.cat([y * cos + half * sin, x[..., r:]], dim=-1)
-
-    return rotate(q), rotate(k)
-
-
-def liger(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """The two halves of a head by the left half of the tables, as its kernel writes them."""
-    n = cos.shape[-1] // 2
-    c, s = cos[:, None, :, :n], sin[:, None, :, :n]
-    halves = ((x[..., :n], x[..., n:]) for x in (q, k))
-    return tuple(torch.cat([a * c - b * s, b * c + a * s], dim=-1) for a, b in halves)
-
-
-def doubled_tables(positions: Any) -> Any:
-    angles = compute_angles(positions)
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def keras_hub(x: Any, positions: Any, factor: float = 4.0) -> Any:
-    """Halves stacked and reshaped, of a layer with a factor on frequencies."""
-    w = np.power(np.float32(1e4), -np.arange(0, 64, 2, dtype=np.float32) / np.float32(64))
-    angles = np.einsum("s,f->sf", positions.astype(np.float32), w / np.float32(factor))
-    angles = np.stack([angles, angles], axis=-2).reshape(len(positions), 64)[None, :, None]
-    a, b = np.split(x, 2, axis=-1)
-    return x * np.cos(angles) + np.stack([-b, a], axis=-2).reshape(x.shape) * np.sin(angles)
-
-
-def yarn(x: Any, positions: Any) -> Any:
-    """YaRN's own code: mscale on cos and sin, a ramp between two pairs."""
-    factor, plain = 16.0, compute_angles(torch.ones(()))
-    low, high = (64 * np.log(4096 / (n * 2 * np.pi)) / (2 * np.log(1e4)) for n in (32.0, 1.0))
-    low, high = int(np.floor(low)), int(np.ceil(high))
-    ramp = ((torch.arange(32, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    angles = torch.outer(positions.float(), plain / factor * ramp + plain * (1 - ramp))
-    angles = torch.cat([angles, angles], dim=-1)
-    scale = 0.1 * np.log(factor) + 1.0
-    half = torch.cat([-x[..., 32:], x[..., :32]], dim=-1)
-    return x * (angles.cos() * scale) + half * (angles.sin() * scale)
 
 
 PEERS = {

@@ -7,7 +7,7 @@ from llvmlite import ir
 
 from rope_xp._rotation import fractions
 
-from .language import DOUBLE, FLOAT, I32, Condition, Int, broadcast, fill
+from .language import DOUBLE, FLOAT, I32, Condition, Int, fill
 
 CosSin: TypeAlias = tuple[Int, Int]
 """Addresses of cos and sin."""
@@ -22,15 +22,12 @@ class Vectors:
         self.kind = ir.VectorType(self.element, lanes)
 
     def load(self, row: Int, index: Int | int = 0) -> Any:
-        """Load the elements of a row from an index on."""
         return (row + row.like(index) * self.size).load(self.kind, self.size)
 
     def store(self, vector: Any, row: Int, index: Int | int = 0) -> None:
-        """Store them."""
         (row + row.like(index) * self.size).store(vector, self.size)
 
     def constant(self, value: float) -> Any:
-        """Return a vector of one number."""
         return fill(self.element, value, self.lanes)
 
     # c = cos_a * cos_b - sin_a * sin_b;
@@ -50,9 +47,9 @@ class Vectors:
     # if ((quarters + 1) & 2) cos = -cos;
     # if (quarters & 2) sin = -sin;
     # return quarters == 0 ? cosm1 : cos - 1, sin;
-    def cosm1_sin(self, angle: Any, series: fractions.Series) -> tuple[Any, Any]:
+    def cosm1_sin(self, angle: Any) -> tuple[Any, Any]:
         """Return cos - 1 and sin of angles from 0, as :mod:`rope_xp._rotation.fractions` does."""
-        b = self.builder
+        b, series = self.builder, fractions.DOUBLE if self.double else fractions.SINGLE
         quarters = b.fadd(b.fmul(angle, self.constant(2 / pi)), self.constant(0.5))
         turns = b.fptosi(quarters, ir.VectorType(I32, self.lanes))  # floor, as none is negative
         quarters = b.sitofp(turns, self.kind)
@@ -83,54 +80,9 @@ class Vectors:
         """Return a vector or its negative, as a whole or lane by lane."""
         return self.builder.select(negative, self.builder.fneg(vector), vector)
 
-
-# for (i = first; i < first + lanes; i++) {
-#     (c, s) = compose(low[i], middle[i]), (c, s) = compose((c, s), high[i]);
-#     cos[i] = c, sin[i] = negative ? -s : s;
-# }
-def compose_digits(
-    v: Vectors, rows: CosSin, tables: tuple[Int, ...], pairs: Int, first: Int, negative: Condition
-) -> None:
-    """Compose cos and sin of a row of each digit's table, where sines lie behind cosines."""
-    angle, *others = ((v.load(row, first), v.load(row, pairs + first)) for row in tables)
-    for other in others:
-        angle = v.compose(angle, other, less_1=v.double)
-    v.store(angle[0], rows[0], first)
-    v.store(v.negate_if(negative, angle[1]), rows[1], first)
-
-
-# for (i = first; i < first + lanes; i++) {
-#     (c, s) = compose((cos[i], sin[i]), cosm1_sin(*fraction * frequencies[i]));
-#     cos[i] = c, sin[i] = negative ? -s : s;
-# }
-def add_fraction(
-    v: Vectors, rows: CosSin, frequencies: Int, fraction: Int, first: Int, negative: Condition
-) -> None:
-    """Advance cos and sin by the fractional part of a position, then negate the sine or not."""
-    part = broadcast(v.builder, fraction.load(v.element, v.size), v.lanes)
-    product = v.builder.fmul(part, v.load(frequencies, first))
-    step = v.cosm1_sin(product, fractions.DOUBLE if v.double else fractions.SINGLE)
-    angle = v.compose((v.load(rows[0], first), v.load(rows[1], first)), step, less_1=True)
-    v.store(angle[0], rows[0], first)
-    v.store(v.negate_if(negative, angle[1]), rows[1], first)
-
-
-# *target = negative ? -*source : *source;
-def copy_number(target: Int, source: Int, negative: Condition | None, double: bool) -> None:
-    """Copy a number or its negative."""
-    v = Vectors(target.builder, double, 1)
-    number = v.load(source)
-    v.store(number if negative is None else v.negate_if(negative, number), target)
-
-
-# for (i = first; i < first + lanes; i++)
-#     if (components[i] == component) cos[i] = new_cos[i], sin[i] = new_sin[i];
-def select_component(
-    v: Vectors, rows: CosSin, new: CosSin, components: Int, component: Int, first: Int
-) -> None:
-    """Overwrite cos and sin in ``rows`` by those in ``new`` where pairs read one component."""
-    b = v.builder
-    read = (components + first * 4).load(ir.VectorType(I32, v.lanes), 4)
-    selected = b.icmp_signed("==", read, broadcast(b, b.trunc(component.value, I32), v.lanes))
-    for row, new_row in zip(rows, new, strict=True):
-        v.store(b.select(selected, v.load(new_row, first), v.load(row, first)), row, first)
+    def store_angle(
+        self, angle: tuple[Any, Any], rows: CosSin, first: Int, negative: Condition
+    ) -> None:
+        """Store cos and sin, or cos and -sin."""
+        self.store(angle[0], rows[0], first)
+        self.store(self.negate_if(negative, angle[1]), rows[1], first)

@@ -75,7 +75,6 @@ def _find_folder() -> Path | None:
 
 
 def _find_caches() -> Path:
-    """Return the user's folder for caches."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
     windows = sys.platform == "win32"
@@ -86,11 +85,8 @@ def _find_caches() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether only this user may write to a folder, whose code this process will run.
-
-    Windows has no such bits, but protects a user's profile.
-    """
-    if not hasattr(os, "geteuid"):
+    """Return whether only this user may write to a folder, whose code this process will run."""
+    if not hasattr(os, "geteuid"):  # Windows has no such bits, but protects a user's profile
         profile = (place.resolve() for place in (Path.home(), _find_caches()))
         return any(map(folder.resolve().is_relative_to, profile))
     status = folder.stat()

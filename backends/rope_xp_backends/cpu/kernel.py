@@ -11,8 +11,8 @@ from llvmlite import ir
 from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT
 from rope_xp._rotation.tables import TOP_DIGIT
 
-from . import angles
-from .language import I64, Int, Params, choose, least, load_params, loop, vector_steps
+from .angles import CosSin, Vectors
+from .language import I32, I64, Int, broadcast, choose, least, load_params, loop, vector_steps
 from .pairs import build_rotation
 from .plan import FIELDS, KernelKey
 
@@ -26,10 +26,14 @@ _NO_MEMORY = 1
 class Block(NamedTuple):
     """Tokens of one batch entry, and addresses of scratch for their cos and sin."""
 
+    key: KernelKey
+    params: dict[str, Int]
+    inputs: CosSin
+    """Addresses of positions and their fractions, or of cos and sin."""
     batch: Int
     token: Int
     tokens: Int
-    cos_sin: angles.CosSin
+    cos_sin: CosSin
 
 
 # int64_t rotate(params, q, q_out, k, k_out, a, b, stream, start, stop) {
@@ -44,8 +48,8 @@ def build_ir(key: KernelKey) -> ir.Module:
     """Return the code of a kernel: one function of the integers in ARGUMENTS.
 
     ``params`` is the address of the row of a plan, the next six are addresses of elements.
-    ``stream`` makes it write results past the caches. It rotates rows ``start`` to ``stop`` of
-    batch * tokens, and returns 0, or 1 if it cannot allocate scratch.
+    ``stream`` writes results past the caches. Rows are batch * tokens. The function returns 0, or 1
+    if it cannot allocate scratch.
     """
     module = ir.Module(name="rope_xp")
     allocate = ir.Function(module, ir.FunctionType(I64, [I64]), ALLOCATE)
@@ -71,15 +75,16 @@ def build_ir(key: KernelKey) -> ir.Module:
         return least(most, stop - row, length - row % length)
 
     with loop(start, stop, count_tokens) as row:
-        block = Block(row // length, row % length, count_tokens(row), cos_sin)
+        place = row // length, row % length, count_tokens(row)
+        block = Block(key, params, inputs, *place, cos_sin)
         with builder.if_else(params["use_tables"].is_nonzero()) as (from_tables, from_inputs):
             with from_tables:
-                _look_up(plan, params, key, inputs, block, of_component)
+                _look_up(plan, block, of_component)
             with from_inputs:
-                _copy_cos_sin(params, key, inputs, block)
+                _copy_cos_sin(block)
         for name, rotation, x, y in (("q", rotate_q, q, q_out), ("k", rotate_k, k, k_out)):
             with builder.if_then(params[f"{name}_heads"].is_(">", 0)):
-                arguments = (plan, x, y, *block[:3], stream, *cos_sin, spare)
+                arguments = (plan, x, y, *place, stream, *cos_sin, spare)
                 builder.call(rotation, [argument.value for argument in arguments])
     builder.call(free, [scratch.value])
     with builder.if_then(stream.is_nonzero()):
@@ -94,16 +99,17 @@ def build_ir(key: KernelKey) -> ir.Module:
 # for (i = 0; i < tokens; i++)
 #     for (n = 0; n < pairs; n++)
 #         cos[i][n] = a[batch][token + i][n], sin[i][n] = inverse ? -b[...][n] : b[...][n];
-def _copy_cos_sin(params: Params, key: KernelKey, inputs: angles.CosSin, block: Block) -> None:
-    """Copy given cos and sin, the sine with its sign."""
+def _copy_cos_sin(block: Block) -> None:
+    params, width = block.params, block.key.width
     pairs, inverse = params["pairs"], params["inverse"].is_nonzero()
-    for name, address, table in zip("ab", inputs, block.cos_sin, strict=True):
+    for name, address, table in zip("ab", block.inputs, block.cos_sin, strict=True):
         step, segment = params[f"{name}_token"], params[f"{name}_segment"]
         first = address + block.batch * params[f"{name}_batch"] + block.token * step
         with loop(pairs.like(0), block.tokens) as i, loop(pairs.like(0), pairs) as n:
-            target = table + (i * pairs + n) * key.width
-            negative = inverse if name == "b" else None
-            angles.copy_number(target, first + i * step + n * segment, negative, key.double)
+            v = Vectors(pairs.builder, block.key.double, 1)
+            target = table + (i * pairs + n) * width
+            number = v.load(first + i * step + n * segment)
+            v.store(v.negate_if(inverse, number) if name == "b" else number, target)
 
 
 # for (i = 0; i < segments; i++) {
@@ -111,23 +117,17 @@ def _copy_cos_sin(params: Params, key: KernelKey, inputs: angles.CosSin, block: 
 #     look up cos and sin of pairs first to end by the positions of that component;
 #     if (needs_select) keep them only for pairs that read the component;
 # }
-def _look_up(
-    plan: Int,
-    params: Params,
-    key: KernelKey,
-    inputs: angles.CosSin,
-    block: Block,
-    scratch: angles.CosSin,
-) -> None:
+def _look_up(plan: Int, block: Block, scratch: CosSin) -> None:
     """Look up angles segment by segment, as rope_xp._rotation.angles.cos_sin does."""
+    params = block.params
     needs_select = params["needs_select"].is_nonzero()
     cos, sin = (choose(needs_select, y, x) for x, y in zip(block.cos_sin, scratch, strict=True))
     with loop(cos.like(0), params["segments"]) as i:
         bounds = plan + (i * 3 + len(FIELDS)) * 8
         segment = bounds.peek(0), bounds.peek(1), bounds.peek(2)
-        _look_up_segment(params, key, inputs, block._replace(cos_sin=(cos, sin)), segment)
+        _look_up_segment(block._replace(cos_sin=(cos, sin)), *segment)
         with plan.builder.if_then(needs_select):
-            _select_component(params, key, block, scratch, segment)
+            _select_component(block, scratch, *segment)
 
 
 # for (i = 0; i < tokens; i++) {
@@ -138,15 +138,9 @@ def _look_up(
 #     if ((p < 0) != inverse) negate sin[i][first..end];
 #     if (has_fraction) advance cos[i][first..end] and sin[i][first..end] by b[...][token + i];
 # }
-def _look_up_segment(
-    params: Params,
-    key: KernelKey,
-    inputs: angles.CosSin,
-    block: Block,
-    segment: tuple[Int, Int, Int],
-) -> None:
+def _look_up_segment(block: Block, c: Int, first: Int, end: Int) -> None:
     """Look up angles of frequencies that read one component. A digit of 0 changes nothing."""
-    (c, first, end), pairs = segment, params["pairs"]
+    params, key, pairs = block.params, block.key, block.params["pairs"]
     b, frequencies = pairs.builder, params["frequencies"]
     implicit, has_fraction, inverse = (
         params[name].is_nonzero() for name in ("implicit_positions", "has_fraction", "inverse")
@@ -159,7 +153,7 @@ def _look_up_segment(
         + block.batch * params[f"{name}_batch"]
         + block.token * params[f"{name}_token"]
         + c * params[f"{name}_segment"]
-        for name, address in zip("ab", inputs, strict=True)
+        for name, address in zip("ab", block.inputs, strict=True)
     )
     with loop(pairs.like(0), block.tokens) as i:
         address = choose(implicit, params["low"], positions + i * params["a_token"])  # readable
@@ -175,31 +169,32 @@ def _look_up_segment(
         cos, sin = (table + i * pairs * key.width for table in block.cos_sin)
         negative = b.xor(position < 0, negate_lookup)
         for n, lanes in vector_steps(first, end):
-            v = angles.Vectors(b, key.double, lanes)
-            angles.compose_digits(v, (cos, sin), rows, pairs, n, negative)
+            v = Vectors(b, key.double, lanes)
+            angle, *others = ((v.load(row, n), v.load(row, pairs + n)) for row in rows)
+            for other in others:
+                angle = v.compose(angle, other, less_1=key.double)
+            v.store_angle(angle, (cos, sin), n, negative)
         with b.if_then(has_fraction):
             fraction = fractions + i * params["b_token"]
             for n, lanes in vector_steps(first, end):
-                v = angles.Vectors(b, key.double, lanes)
-                angles.add_fraction(v, (cos, sin), frequencies, fraction, n, inverse)
+                v = Vectors(b, key.double, lanes)
+                part = broadcast(b, fraction.load(v.element, v.size), lanes)
+                step = v.cosm1_sin(b.fmul(part, v.load(frequencies, n)))
+                angle = v.compose((v.load(cos, n), v.load(sin, n)), step, less_1=True)
+                v.store_angle(angle, (cos, sin), n, inverse)
 
 
 # for (i = 0; i < tokens; i++)
 #     for (n = first; n < end; n++)
 #         if (components[n] == component) cos[i][n] = new_cos[i][n], sin[i][n] = new_sin[i][n];
-def _select_component(
-    params: Params,
-    key: KernelKey,
-    block: Block,
-    scratch: angles.CosSin,
-    segment: tuple[Int, Int, Int],
-) -> None:
-    """Keep the angles of one component for the frequencies that read it."""
-    c, first, end = segment
+def _select_component(block: Block, scratch: CosSin, c: Int, first: Int, end: Int) -> None:
+    params, key, b = block.params, block.key, c.builder
     with loop(c.like(0), block.tokens) as i:
         skip = i * params["pairs"] * key.width
-        (cos, sin), (new_cos, new_sin) = block.cos_sin, scratch
-        row, new = (cos + skip, sin + skip), (new_cos + skip, new_sin + skip)
+        rows, new_rows = ([table + skip for table in pair] for pair in (block.cos_sin, scratch))
         for n, lanes in vector_steps(first, end):
-            v = angles.Vectors(c.builder, key.double, lanes)
-            angles.select_component(v, row, new, params["component"], c, n)
+            v = Vectors(b, key.double, lanes)
+            read = (params["component"] + n * 4).load(ir.VectorType(I32, lanes), 4)
+            selected = b.icmp_signed("==", read, broadcast(b, b.trunc(c.value, I32), lanes))
+            for row, new_row in zip(rows, new_rows, strict=True):
+                v.store(b.select(selected, v.load(new_row, n), v.load(row, n)), row, n)

@@ -43,7 +43,6 @@ class Int:
         self.value = ir.Constant(I64, value) if isinstance(value, int) else value
 
     def like(self, other: Int | int) -> Int:
-        """Return a constant of the same kernel."""
         return other if isinstance(other, Int) else Int(self.builder, other)
 
     __add__ = _operator("add")
@@ -54,7 +53,6 @@ class Int:
     __mod__ = _operator("srem")
     __and__ = _operator("and_")
     __or__ = _operator("or_")
-    __xor__ = _operator("xor")
     __rshift__ = _operator("ashr")
 
     def __abs__(self) -> Int:
@@ -64,19 +62,16 @@ class Int:
         """Return a condition, of which the relation is "==", "!=", "<", "<=", ">" or ">="."""
         return self.builder.icmp_signed(relation, self.value, self.like(other).value)
 
-    def is_nonzero(self) -> Condition:
-        """Return a condition."""
-        return self.is_("!=", 0)
-
     def __lt__(self, other: Int | int) -> Condition:
         return self.is_("<", other)
 
+    def is_nonzero(self) -> Condition:
+        return self.is_("!=", 0)
+
     def pointer(self) -> Any:
-        """Return an address as LLVM's pointer."""
         return self.builder.inttoptr(self.value, _POINTER)
 
     def load(self, kind: Any, alignment: int) -> Any:
-        """Return the value of a type of LLVM at an address."""
         return self.builder.load(self.pointer(), align=alignment, typ=kind)
 
     def store(self, value: Any, alignment: int) -> Any:
@@ -133,10 +128,7 @@ def vector_steps(first: Int, end: Int) -> Iterator[tuple[Int, int]]:
             yield n, lanes
 
 
-Params: TypeAlias = dict[str, Int]
-
-
-def load_params(plan: Int) -> Params:
+def load_params(plan: Int) -> dict[str, Int]:
     """Load the numbers of a plan by name. LLVM drops those that a function does not use."""
     return {name: plan.peek(i) for i, name in enumerate(FIELDS)}
 

@@ -1,13 +1,16 @@
-"""Kernel calls on arrays in CPU memory, on one thread or several. Shared by numpy and torch."""
+"""Kernels compiled by LLVM, and their calls on CPU memory, on one thread or several."""
 
-from collections.abc import Callable, Sequence
+import importlib.util
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
-from rope_xp._core.call import RotationSpec, get_interleaved
+from rope_xp._core.call import Call, get_interleaved
+from rope_xp._dispatch.kernels import Kernels
 
 from . import threads as pool
-from .compiled import Kernel
 from .plan import CpuPlan, KernelKey
 
 BYTES_A_THREAD = 1 << 21
@@ -15,10 +18,28 @@ BYTES_A_THREAD = 1 << 21
 BYTES_TO_STREAM = 1 << 25
 """Larger results leave the last cache before they are read, and are written past it."""
 
+_OUT_OF_MEMORY = "out of memory: cannot allocate scratch for cos and sin"
+Kernel: TypeAlias = Callable[..., int]
 
-def get_kernel_keys(spec: RotationSpec, dtypes: Sequence[str]) -> list[KernelKey]:
-    """Return the keys of the kernels that rotate arrays of these dtypes."""
-    return [KernelKey(dtype, *get_interleaved(spec)) for dtype in dtypes]
+
+def _load_compiler() -> Callable[[KernelKey], Kernel]:
+    from . import machine
+
+    return machine.compile_kernel
+
+
+KERNELS: Kernels[KernelKey, Kernel] = Kernels("llvmlite", _load_compiler)
+if importlib.util.find_spec("llvmlite") is None:
+    logging.getLogger("rope_xp").warning(
+        "llvmlite is not installed. Without it numpy and torch have no compiled kernels\n"
+        "on CPUs, and calls take two to four times as long: pip install llvmlite"
+    )
+
+
+def get_kernel_keys(call: Call) -> list[KernelKey]:
+    """Return the keys of the kernels that rotate the arrays of a call."""
+    interleaved = get_interleaved(call.spec)
+    return [KernelKey(call.backend.dtype_name(x), *interleaved) for x in call.arrays]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +64,9 @@ class CpuLaunch:
                 run = partial(_run_kernel, kernel, params, *addresses, stream)
                 pool.share(run, plan.rows, threads)
             elif kernel(params, *addresses, stream, 0, plan.rows):
-                raise _memory_error()
+                raise MemoryError(_OUT_OF_MEMORY)
 
 
 def _run_kernel(kernel: Kernel, *arguments: int) -> None:
     if kernel(*arguments):
-        raise _memory_error()
-
-
-def _memory_error() -> MemoryError:
-    return MemoryError("out of memory: cannot allocate scratch for cos and sin")
+        raise MemoryError(_OUT_OF_MEMORY)

@@ -60,10 +60,7 @@ def _optimize(text: str, target: Any) -> Any:
 
 
 def _create_context() -> Any:
-    """Return a context with opaque pointers, which LLVM 15 has as an option.
-
-    llvmlite 0.44 sets it by an environment variable alone, for the whole process.
-    """
+    # LLVM 15 has opaque pointers as an option, which llvmlite 0.44 sets for the whole process.
     if llvm.llvm_version_info[0] == 15:
         return llvm.context.ContextRef(llvm.ffi.lib.LLVMPY_ContextCreate(True))
     return llvm.create_context()

@@ -47,7 +47,7 @@ _BLOCK = ("params", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin"
 #         }
 # }
 def build_rotation(module: ir.Module, key: KernelKey, operand: str) -> ir.Function:
-    """Write the function that rotates all heads of q or of k in a block of tokens."""
+    """Return the function that rotates all heads of q or of k in a block of tokens."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * len(_BLOCK))
     function = ir.Function(module, kind, f"rotate_{operand}")
     function.linkage = "internal"
@@ -107,9 +107,8 @@ def _widen(b: Any, v: Any, dtype: str, lanes: int) -> Any:
     return v
 
 
-# T narrow(float v);
+# T narrow(float v);                                        rounds once, to nearest, ties to even
 def _narrow(b: Any, v: Any, dtype: str, lanes: int) -> Any:
-    """Round to nearest, ties to even, once."""
     if dtype == "float16":
         return b.fptrunc(v, ir.VectorType(ir.HalfType(), lanes))
     if dtype == "bfloat16":
@@ -143,13 +142,11 @@ def rotate_pairs(
 ) -> None:
     """Rotate pairs ``first`` to ``first + lanes`` of the row at address x into the row at y.
 
-    ``angles`` are the addresses of the row's cosines and sines.
-
-    ``ahead`` is the distance in bytes to the same head of the next token, to prefetch it. Where
-    tokens are not adjacent, as in a slice of a fused projection, the processor does not predict it,
-    and float32 takes 1.3 times, bfloat16 1.7 times as long.
-
-    ``stream`` writes past the caches, to multiples of 16. Prefetching would then cost a tenth.
+    ``angles`` are the addresses of the row's cosines and sines. ``ahead`` is the distance in bytes
+    to the same head of the next token, to prefetch it: where tokens are not adjacent, as in a slice
+    of a fused projection, the processor does not predict it, and float32 takes 1.3 times, bfloat16
+    1.7 times as long. ``stream`` writes past the caches, to multiples of 16, and does not prefetch,
+    which would cost a tenth.
     """
     b, dtype, size = x.builder, key.dtype, key.size
     element, computed = _ELEMENTS[dtype], DOUBLE if key.double else FLOAT

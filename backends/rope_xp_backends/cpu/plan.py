@@ -49,7 +49,6 @@ class KernelKey(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of an element."""
         return FLOATS[self.dtype]
 
     @property
@@ -70,27 +69,16 @@ class InOut(NamedTuple):
     y: StridedLayout
 
 
-@dataclass(frozen=True)
-class AngleLayouts:
-    """Layouts of arrays of angles, and addresses of tables.
-
-    Parameters
-    ----------
-    pairs : int
-        r/2.
-    layouts : tuple of StridedLayout
-        Of positions and their fractions, (batch..., tokens, components), or of cos and sin, in
-        bytes. Empty for implicit positions.
-    tables : tuple of int
-        Addresses of DigitTables, with 0 for no ``component``; empty with cos and sin.
-    component : tuple of int
-        The component of positions that each frequency reads; empty without components.
-    """
+class AngleLayouts(NamedTuple):
+    """Layouts of arrays of angles, in bytes, and addresses of tables."""
 
     pairs: int
     layouts: tuple[StridedLayout, ...]
+    """Of positions and their fractions, (batch..., tokens, components), or of cos and sin."""
     tables: tuple[int, ...]
+    """Addresses of DigitTables, with 0 for no ``component``; empty with cos and sin."""
     component: tuple[int, ...] = ()
+    """The component of positions that each frequency reads; empty without components."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +108,18 @@ def build_plan(
         dims.append(no_dim)  # the single token, whose axis counts implicit positions
     *outer, batch, token = [no_dim] * (2 - len(dims)) + dims
     sizes = [itemsize * int(np.prod(operand.x.shape)) for operand in operands]
+    heads_apart, numbers = False, dict[str, int]()
+    for i, (name, (x, y)) in enumerate(zip("qk", operands, strict=False)):
+        numbers[f"{name}_heads"] = 1
+        if axes.heads is not None:
+            numbers[f"{name}_heads"], step = x.shape[axes.heads], x.strides[axes.heads]
+            numbers[f"{name}_x_head"], numbers[f"{name}_y_head"] = step, y.strides[axes.heads]
+            heads_apart |= x.shape[axes.heads] > 1 and abs(step) > abs(token.steps[2 * i])
     block = BLOCK
-    if sum(sizes) >= APART_FROM_BYTES and any(
-        _are_heads_apart(operand.x, axes.heads, token.steps[2 * i])
-        for i, operand in enumerate(operands)
-    ):
+    if heads_apart and sum(sizes) >= APART_FROM_BYTES:
         block = max(BLOCK, HELD_BYTES // (2 * max(itemsize, 4) * pairs))
     segments, needs_select = split_segments(angles.component, pairs)
-    numbers: dict[str, int] = {
+    numbers |= {
         "length": token.length,
         "block": min(block, token.length),
         "pairs": pairs,
@@ -142,12 +134,6 @@ def build_plan(
         **dict(zip(TABLES, angles.tables, strict=False)),
         **{f"{name}_segment": a.strides[-1] for name, a in zip("ab", angles.layouts, strict=False)},
     }
-    for name, operand in zip("qk", operands, strict=False):
-        numbers[f"{name}_heads"] = 1
-        if axes.heads is not None:
-            numbers[f"{name}_heads"] = operand.x.shape[axes.heads]
-            numbers[f"{name}_x_head"] = operand.x.strides[axes.heads]
-            numbers[f"{name}_y_head"] = operand.y.strides[axes.heads]
     names = [*("q_x", "q_y", "k_x", "k_y")[: len(arrays)], *"ab"[: len(angles.layouts)]]
     for i, name in enumerate(names):
         numbers[f"{name}_batch"], numbers[f"{name}_token"] = batch.steps[i], token.steps[i]
@@ -160,11 +146,6 @@ def build_plan(
         params.append(np.array([*fields, *(n for segment in segments for n in segment)], np.int64))
     addresses = tuple([row.ctypes.data for row in params])
     return CpuPlan(tuple(params), addresses, batch.length * token.length, sum(sizes))
-
-
-def _are_heads_apart(x: StridedLayout, heads: int | None, token_stride: int) -> bool:
-    """Return whether heads lie farther apart than tokens."""
-    return heads is not None and x.shape[heads] > 1 and abs(x.strides[heads]) > abs(token_stride)
 
 
 def split_segments(component: Sequence[int], pairs: int) -> tuple[list[tuple[int, int, int]], bool]:

@@ -10,8 +10,7 @@ from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import Arrays, CallSignature, Launch
 from rope_xp._dispatch.kernels import Kernels
-from rope_xp_backends.gpu import cuda
-from rope_xp_backends.gpu.capture import relaxed_capture
+from rope_xp_backends.gpu import cuda, relaxed_capture
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
 
 OPTIONS = ("--std=c++17", "--fmad=false")

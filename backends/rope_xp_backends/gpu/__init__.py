@@ -1,1 +1,72 @@
 """From a call to launches on a GPU: plans, which are numbers, and kernels of Triton and CUDA."""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from rope_xp._core.call import RotationSpec
+from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, collapse_dims
+
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+
+
+class OperandLayout(NamedTuple):
+    """Axes and strides of one array or two. Strides are in bytes or elements, as given."""
+
+    rows: list[CollapsedDim]
+    """Batch and token axes, collapsed, with strides of arrays, results and angles."""
+    heads: Ints
+    """Of each array."""
+    head_strides: Ints
+    """Of arrays, then results; 0 where there is one head."""
+    copies: bool
+    """Whether components beside the rotated slice go to new memory."""
+
+    def strides(self) -> list[Ints]:
+        """Return the strides of arrays, then of results: along all rows, then along heads."""
+        return [
+            (*(row.steps[i] for row in self.rows), head) for i, head in enumerate(self.head_strides)
+        ]
+
+
+def collapse_operands(
+    spec: RotationSpec,
+    arrays: Sequence[StridedLayout],
+    angles: Sequence[StridedLayout],
+    in_place: Sequence[bool],
+) -> OperandLayout:
+    """Collapse the axes of arrays, and of as many results, beside angles (batch..., tokens).
+
+    No angles stand for implicit positions 0, 1, 2, ...
+    """
+    n, axis = len(in_place), spec.axes.heads
+    heads = tuple([1 if axis is None else x.shape[axis] for x in arrays[:n]])
+    strides = tuple(
+        [0 if axis is None or heads[i % n] == 1 else x.strides[axis] for i, x in enumerate(arrays)]
+    )
+    copies = arrays[0].shape[-1] > spec.rotary_dim and not all(in_place)
+    return OperandLayout(
+        collapse_dims(spec.axes.batch_tokens, arrays, angles), heads, strides, copies
+    )
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let the driver load a module, which it refuses in any other capture mode.
+
+    Loading touches no stream, so the graph stays whole; torch allocates in captures the same way.
+    """
+    try:
+        exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except OSError:  # ROCm, Windows or no GPU: a capture there takes kernels that are loaded
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    exchanged = exchange(ctypes.byref(mode)) == 0
+    try:
+        yield
+    finally:
+        if exchanged:
+            exchange(ctypes.byref(mode))

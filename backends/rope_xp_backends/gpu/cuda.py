@@ -5,9 +5,8 @@ it on the CPU, from the same source.
 """
 
 from collections.abc import Callable
+from operator import is_not
 from typing import NamedTuple, TypeAlias
-
-import numpy as np
 
 from rope_xp._core.call import AngleSource, Call, CosSin, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
@@ -15,34 +14,14 @@ from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import portable
 
-from .cuda_plan import (
-    COMPONENTS,
-    COS_SIN,
-    TABLE_LOOKUP,
-    THREADS,
-    CudaJob,
-    CudaKey,
-    CudaStep,
-    plan_steps,
-)
+from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaJob, CudaLaunch, plan_steps
 
+Arrays: TypeAlias = tuple[Array, ...]
 Contiguous: TypeAlias = Callable[[Array], Array]
 """Copies an array of the library to contiguous memory."""
 
 ADDRESSES = 6
 """The first words of a launch: of q, k and their results, and of positions, or of cos and sin."""
-
-
-class CudaLaunch(NamedTuple):
-    """One launch of a kernel."""
-
-    key: CudaKey
-    grid: tuple[int, int]
-    block: tuple[int, int, int]
-    words: np.ndarray
-    """int64; as ARGUMENTS it is the kernel's one argument."""
-    pinned: tuple[Array, ...]
-    """Arrays that the launch reads beside q and k, which must outlive it."""
 
 
 def decline_reason(call: Call) -> str | None:
@@ -58,23 +37,19 @@ def decline_reason(call: Call) -> str | None:
     return None
 
 
-def build_launches(call: Call, outs: tuple[Array, ...], contiguous: Contiguous) -> list[CudaLaunch]:
+def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[CudaLaunch]:
     """Return the launches that run a call into ``outs``.
 
     Arrays and results must have a contiguous last axis and addresses aligned to their elements.
     """
-    return [
-        launch
-        for arrays, out, source in call.groups(outs, one_dtype=True)
-        for launch in _launch_group(
-            call, arrays, out, _locate_angles(call, source, contiguous), contiguous
-        )
-    ]
+    launches = []
+    for arrays, out, source in call.groups(outs, one_dtype=True):
+        angles = _locate_angles(call, source, contiguous)
+        launches += _launch_group(call, arrays, out, angles, contiguous)
+    return launches
 
 
-def relocatable_launch(
-    call: Call, outs: tuple[Array, ...], rows: tuple[Array, ...]
-) -> CudaStep | None:
+def relocatable_launch(call: Call, outs: Arrays, rows: Arrays) -> CudaLaunch | None:
     """Return the launch of a call's signature, without the addresses of arrays and ``rows``.
 
     None where there are several launches, or where arrays have to be copied for them.
@@ -83,19 +58,14 @@ def relocatable_launch(
     launches = build_launches(call, outs, lambda x: x[...])
     if len(launches) != 1:
         return None
-    ((key, grid, block, words, pinned),) = launches
-    if len(pinned) != len(rows) or any(a is not b for a, b in zip(pinned, rows, strict=True)):
+    (launch,) = launches
+    if len(launch.pinned) != len(rows) or any(map(is_not, launch.pinned, rows)):
         return None
-    words[:ADDRESSES] -= read_addresses(call.backend, call.arrays, outs, rows)
-    return CudaStep(key, grid, block, words)
+    launch.words[:ADDRESSES] -= read_addresses(call.backend, call.arrays, outs, rows)
+    return launch._replace(pinned=())
 
 
-def read_addresses(
-    backend: Backend,
-    arrays: tuple[Array, ...],
-    outs: tuple[Array, ...],
-    rows: tuple[Array, ...],
-) -> list[int]:
+def read_addresses(backend: Backend, arrays: Arrays, outs: Arrays, rows: Arrays) -> list[int]:
     """Return the pointers of arrays, results and rows, in the order of the kernel."""
     pointers = []
     for operands in (arrays, outs, rows):
@@ -117,13 +87,11 @@ def _memory(backend: Backend, x: Array) -> Memory:
 
 class _AngleMemory(NamedTuple):
     source: int
-    arrays: tuple[Array, ...]
+    arrays: Arrays
     """Positions, or cos and sin; none for implicit positions."""
-    layouts: tuple[StridedLayout, ...]
+    memories: tuple[Memory, ...]
     tables: tuple[int, ...]
     """Pointers of digit tables and components; 0 for those that are absent."""
-    long_positions: bool
-    alignment: int
 
 
 def _locate_angles(call: Call, source: AngleSource, contiguous: Contiguous) -> _AngleMemory:
@@ -143,52 +111,47 @@ def _locate_angles(call: Call, source: AngleSource, contiguous: Contiguous) -> _
         contiguous_rows = kind != COS_SIN or _has_contiguous_rows(memory)
         if not (contiguous_rows and _has_aligned_elements(memory)):
             arrays[i] = contiguous(arrays[i])
-    memories = [_memory(backend, x) for x in arrays]
-    return _AngleMemory(
-        kind,
-        tuple(arrays),
-        tuple(StridedLayout(memory.shape, memory.strides) for memory in memories),
-        tuple(0 if x is None else _memory(backend, x).pointer for x in tables),
-        any(memory.itemsize == 8 for memory in memories),
-        alignment(*(memory.pointer for memory in memories)) if kind == COS_SIN else 0,
-    )
+    memories = tuple([_memory(backend, x) for x in arrays])
+    pointers = tuple([0 if x is None else _memory(backend, x).pointer for x in tables])
+    return _AngleMemory(kind, tuple(arrays), memories, pointers)
 
 
 def _launch_group(
-    call: Call,
-    arrays: tuple[Array, ...],
-    outs: tuple[Array, ...],
-    angles: _AngleMemory,
-    contiguous: Contiguous,
+    call: Call, arrays: Arrays, outs: Arrays, angles: _AngleMemory, contiguous: Contiguous
 ) -> list[CudaLaunch]:
     backend, spec = call.backend, call.spec
     interleaved_in, interleaved_out = get_interleaved(spec)
     pinned, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
-    moves = interleaved_in != interleaved_out
-    if moves and any(in_place) and not _fits_in_block(call, all(in_place)):
+    # One block must have all threads of a head, which wait for each other there.
+    copied = 0 if all(in_place) else arrays[0].shape[-1] - spec.rotary_dim
+    fits_in_block = spec.rotary_dim // 2 + copied <= THREADS
+    if interleaved_in != interleaved_out and any(in_place) and not fits_in_block:
         arrays = tuple(contiguous(x) for x in arrays)
         pinned += arrays
         in_place = (False,) * n
         memories[:n] = [_memory(backend, x) for x in arrays]
-    aligned = alignment(*(memory.pointer for memory in memories))
-    dtype = backend.dtype_name(arrays[0])
-    job = CudaJob(
-        dtype, spec, in_place, angles.source, angles.long_positions, aligned, angles.alignment
+    aligned, angles_aligned = (
+        alignment(*(memory.pointer for memory in group)) for group in (memories, angles.memories)
     )
-    layouts = tuple(StridedLayout(m.shape, m.strides) for m in memories)
+    job = CudaJob(
+        backend.dtype_name(arrays[0]),
+        spec,
+        in_place,
+        angles.source,
+        any(memory.itemsize == 8 for memory in angles.memories),
+        aligned,
+        angles_aligned if angles.source == COS_SIN else 0,
+    )
+    layouts, angle_layouts = (
+        tuple([StridedLayout(memory.shape, memory.strides) for memory in group])
+        for group in (memories, angles.memories)
+    )
     launches = []
-    for step in plan_steps(job, layouts, angles.layouts):
+    for step in plan_steps(job, layouts, angle_layouts):
         words = step.words.copy()
         words[:ADDRESSES] += read_addresses(backend, arrays, outs, angles.arrays)
         words[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables
-        launches.append(CudaLaunch(step.key, step.grid, step.block, words, pinned))
+        launches.append(step._replace(words=words, pinned=pinned))
     return launches
-
-
-def _fits_in_block(call: Call, all_in_place: bool) -> bool:
-    """Return whether one block has all threads of a head, which wait for each other there."""
-    rotary_dim = call.spec.rotary_dim
-    copied = 0 if all_in_place else call.arrays[0].shape[-1] - rotary_dim
-    return rotary_dim // 2 + copied <= THREADS

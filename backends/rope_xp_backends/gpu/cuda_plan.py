@@ -1,6 +1,6 @@
 """Launch plans of the kernel in rotate.cu: plain numbers, from shapes, strides and alignments."""
 
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +9,9 @@ from rope_xp._core.caches import cached
 from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment
+from rope_xp._core.typing import Array
 
-from .layout import OperandLayout, collapse_operands
+from . import OperandLayout, collapse_operands
 
 THREADS = 256
 """Of a block, at most; the kernel is compiled for that many."""
@@ -65,20 +66,22 @@ class CudaJob(NamedTuple):
     angles_alignment: int
 
 
-class CudaStep(NamedTuple):
-    """A launch without pointers."""
+class CudaLaunch(NamedTuple):
+    """One launch of a kernel."""
 
     key: CudaKey
     grid: tuple[int, int]
     block: tuple[int, int, int]
     words: np.ndarray
-    """int64: offsets to add to the pointers, then the other parameters."""
+    """int64; as ARGUMENTS the kernel's one argument. A plan has offsets to add to the pointers."""
+    pinned: tuple[Array, ...] = ()
+    """Arrays that the launch reads beside q and k, which must outlive it."""
 
 
 @cached(256)
 def plan_steps(
     job: CudaJob, arrays: tuple[StridedLayout, ...], angles: tuple[StridedLayout, ...]
-) -> tuple[CudaStep, ...]:
+) -> tuple[CudaLaunch, ...]:
     """Return the launches that rotate one array or two, given as inputs and then results.
 
     Angles are positions, (components, batch..., tokens) if there are several, or cos and sin;
@@ -94,7 +97,7 @@ def plan_steps(
         return ()
     pairs, head_dim = spec.rotary_dim // 2, arrays[0].shape[-1]
     before, rotated = spec.rotary_offset * size, spec.rotary_dim * size
-    aligned = alignment(job.alignment, before, *(s for each in layout.strides() for s in each))
+    aligned = alignment(job.alignment, before, *chain(*layout.strides()))
     if layout.copies:
         aligned = alignment(aligned, head_dim * size)
     angles_aligned = alignment(job.angles_alignment, *(s for row in rows for s in row.steps[4:6]))
@@ -107,7 +110,7 @@ def plan_steps(
     at_once = 4 // (2 * pairs_a_thread * size // access)
     grid, block = _choose_grid(lanes, sum(heads), at_once, inner.length, outer.length)
     key = CudaKey(job.dtype, *get_interleaved(spec), access, job.source, any(job.in_place))
-    steps = []
+    launches = []
     for index in product(*(range(row.length) for row in rest)):
         offsets = [0] * 7
         for i, row in zip(index, rest, strict=True):
@@ -119,15 +122,12 @@ def plan_steps(
             *(pairs, before, rotated, rotating, lanes, job.long_positions, spec.inverse),
         )
         words = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers)
-        steps.append(CudaStep(key, grid, block, np.array(words, np.int64)))
-    return tuple(steps)
+        launches.append(CudaLaunch(key, grid, block, np.array(words, np.int64)))
+    return tuple(launches)
 
 
 def _order_rows(layout: OperandLayout, *, implicit: bool) -> list[CollapsedDim]:
-    """Return the axes that lead to all rows, the longest first.
-
-    Their strides are those of q, k, their results, positions or cos, sin, and implicit positions.
-    """
+    """Return collapsed axes, the longest first, with strides in the order of the kernel."""
     rows, n = [], len(layout.head_strides)
     for length, strides in layout.rows:
         angles = (0, 0, strides[n]) if implicit else (*(*strides[n:], 0)[:2], 0)

@@ -11,7 +11,7 @@ from triton.runtime import driver
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import ACCESS
 
-from .capture import relaxed_capture
+from . import relaxed_capture
 from .triton_kernel import rotate
 from .triton_plan import THREADS, KernelVariant
 

@@ -1,9 +1,10 @@
 """Launch plans of the Triton kernel: plain numbers, from shapes, strides and alignments.
 
-Nothing here imports triton or reads a tensor.
+It imports no triton and reads no tensor.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from rope_xp._core.caches import cached
@@ -11,7 +12,7 @@ from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, alignment, span
 
-from .layout import collapse_operands
+from . import collapse_operands
 
 # The next nine follow from the sizes of the hardware; none has been measured on a GPU yet.
 THREADS = 128
@@ -125,7 +126,6 @@ def plan_launch(
     angle_strides = (batches.steps[-1], tokens.steps[-1], angles.component_stride)
     heads, n = layout.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
-    interleaved_in, interleaved_out = get_interleaved(spec)
     # Copied components beside a slice count half, or the slice would move in narrow accesses.
     components = head_dim // 2 if layout.copies else 2 * pairs
     heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
@@ -137,18 +137,11 @@ def plan_launch(
     if angles.kind == "tables":
         table_unit = _aligned_elements(max(size, 4), [angles.alignment], [angle_strides])
     lengths = (batches.length, tokens.length)
-    spans = [span((*lengths, heads[i % n]), each) + head_dim for i, each in enumerate(strides)]
+    spans = [span((*lengths, heads[i % n]), s) + head_dim for i, s in enumerate(strides)]
     spans += [span((*lengths, angles.components), angle_strides) + pairs, count + tokens_of_program]
     variant = KernelVariant(
-        dtype=dtype,
-        position_dtype=angles.dtype,
-        angles=angles.kind,
-        head_dim=head_dim,
-        pairs=pairs,
-        offset=spec.rotary_offset,
-        interleaved_in=interleaved_in,
-        interleaved_out=interleaved_out,
-        inverse=spec.inverse,
+        *(dtype, angles.dtype, angles.kind, head_dim, pairs, spec.rotary_offset),
+        *(*get_interleaved(spec), spec.inverse),
         both=n == 2,
         q_in_place=in_place[0],
         k_in_place=in_place[-1],
@@ -187,8 +180,6 @@ def _next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _aligned_elements(
-    size: int, alignments: Sequence[int], strides: Sequence[Sequence[int]]
-) -> int:
+def _aligned_elements(size: int, alignments: Sequence[int], strides: Sequence[Ints]) -> int:
     """Return the elements, at most those of an access, to which all rows are aligned."""
-    return max(alignment(*alignments, *(n * size for each in strides for n in each)) // size, 1)
+    return max(alignment(*alignments, *(n * size for n in chain(*strides))) // size, 1)

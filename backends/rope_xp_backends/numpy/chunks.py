@@ -4,11 +4,14 @@ Its products and sums are the portable path's, so results are equal in every bit
 product would not be, as it may fuse multiply-add.
 """
 
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
 
 from rope_xp_backends.cpu import threads as pool
+
+Arrays = tuple[np.ndarray, ...]
 
 CHUNK_BYTES = 1 << 20
 """Of x. Smaller chunks spend their time in calls, larger ones leave the cache of a core."""
@@ -17,8 +20,8 @@ CHUNKS_A_THREAD = 2
 
 
 def rotate(
-    arrays: tuple[np.ndarray, ...],
-    outs: tuple[np.ndarray, ...],
+    arrays: Arrays,
+    outs: Arrays,
     cos: np.ndarray,
     sin: np.ndarray,
     interleaved: tuple[bool, bool],
@@ -31,48 +34,36 @@ def rotate(
     wide = cos
     if interleaved[0] == interleaved[1]:  # one product over rows twice as long
         wide = np.repeat(cos, 2, axis=-1) if interleaved[0] else np.concatenate([cos, cos], -1)
-    factors, threads = (wide, -sin, sin), pool.limit()
-    for x, out in zip(arrays, outs, strict=True):
-        if x.nbytes <= CHUNK_BYTES:
-            _rotate_chunk(x, out, factors, interleaved, offset)
-        else:
-            _rotate_in_chunks(x, out, factors, interleaved, offset, threads)
+    factors, operands = (wide, -sin, sin), zip(arrays, outs, strict=True)
+    chunks = [chunk for x, out in operands for chunk in _split(x, out, factors)]
+
+    def work(start: int, stop: int) -> None:
+        for x, out, parts in chunks[start:stop]:
+            _rotate_chunk(x, out, parts, interleaved, offset)
+
+    pool.share(work, len(chunks), min(pool.limit(), len(chunks) // CHUNKS_A_THREAD))
 
 
-def _rotate_in_chunks(
-    x: np.ndarray,
-    out: np.ndarray,
-    factors: tuple[np.ndarray, ...],
-    interleaved: tuple[bool, bool],
-    offset: int,
-    threads: int,
-) -> None:
+def _split(
+    x: np.ndarray, out: np.ndarray, factors: Arrays
+) -> Iterator[tuple[np.ndarray, np.ndarray, Arrays]]:
+    if x.nbytes <= CHUNK_BYTES:
+        yield x, out, factors
+        return
     rows = max(CHUNK_BYTES // max(x.shape[-1] * factors[1].itemsize, 1), 1)
     axes: list[list[slice]] = []
     for n in x.shape[-2::-1]:  # innermost axes whole, as far as they fit
         step = max(min(rows, n), 1)
         axes.insert(0, [slice(i, i + step) for i in range(0, n, step)])
         rows = max(rows // step, 1)
-    chunks = list(product(*axes))
     lengths = factors[0].shape
-
-    def work(start: int, stop: int) -> None:
-        for chunk in chunks[start:stop]:
-            part = tuple(
-                [s if n > 1 else slice(None) for s, n in zip(chunk, lengths, strict=False)]
-            )
-            parts = tuple([factor[part] for factor in factors])
-            _rotate_chunk(x[chunk], out[chunk], parts, interleaved, offset)
-
-    pool.share(work, len(chunks), min(threads, len(chunks) // CHUNKS_A_THREAD))
+    for chunk in product(*axes):
+        part = tuple([s if n > 1 else slice(None) for s, n in zip(chunk, lengths, strict=False)])
+        yield x[chunk], out[chunk], tuple([factor[part] for factor in factors])
 
 
 def _rotate_chunk(
-    x: np.ndarray,
-    out: np.ndarray,
-    factors: tuple[np.ndarray, ...],
-    interleaved: tuple[bool, bool],
-    offset: int,
+    x: np.ndarray, out: np.ndarray, factors: Arrays, interleaved: tuple[bool, bool], offset: int
 ) -> None:
     cos, negative_sin, sin = factors
     end = offset + 2 * sin.shape[-1]

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from rope_xp._core.call import CosSin, RotationSpec, TableLookup
-from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import StridedLayout
-from rope_xp_backends.cpu import copies, threads
-from rope_xp_backends.cpu.compiled import Kernel
-from rope_xp_backends.cpu.launch import CpuLaunch
-from rope_xp_backends.cpu.plan import AngleLayouts, InOut, build_plan
+from rope_xp_backends.cpu import threads
+from rope_xp_backends.cpu.launch import CpuLaunch, Kernel
+from rope_xp_backends.cpu.plan import AngleLayouts, CpuPlan, InOut, build_plan
+
+LONG = 64
+"""A longer axis repays a loop over the others in Python."""
+COLUMNS = 8
+"""Contiguous columns copied at once. More would compete for one set of the cache."""
 
 Arrays = tuple[np.ndarray, ...]
 _ARRAY = np.ndarray
@@ -38,7 +41,6 @@ def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
 
 
 def _has_pointer() -> bool:
-    """Return whether arrays of this interpreter have their address there."""
     if sys.implementation.name != "cpython":
         return False
     probe = np.empty(1)
@@ -56,28 +58,25 @@ def rotate(
     spec: RotationSpec,
 ) -> None:
     """Rotate one array or two of one dtype, which share their angles, into outs."""
-    results = [y if copies.is_readable(y) else copies.allocate(y) for y in outs]
-    inputs = [
-        x if copies.is_readable(x) else copies.copy_into(y, x)
-        for x, y in zip(arrays, results, strict=True)
-    ]
+    results = tuple([y if is_readable(y) else _allocate_like(y) for y in outs])
+    pairs = zip(arrays, results, strict=True)
+    inputs = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
     angle_inputs = get_angle_inputs(source)
-    run = _prepare(kernel, inputs, results, angle_inputs, source, spec)
-    NumpyLaunch(run, True)(tuple(inputs), tuple(results), tuple(angle_inputs))
+    plan = plan_rotation(inputs, results, angle_inputs, source, spec)
+    NumpyLaunch(CpuLaunch(kernel, plan), True)(inputs, results, angle_inputs)
     for y, result in zip(outs, results, strict=True):
         if result is not y:
             y[...] = result
 
 
-def _prepare(
-    kernel: Kernel,
-    arrays: Sequence[np.ndarray],
-    outs: Sequence[np.ndarray],
-    angle_inputs: Sequence[np.ndarray],
+def plan_rotation(
+    arrays: Arrays,
+    outs: Arrays,
+    angle_inputs: Arrays,
     source: TableLookup | CosSin,
     spec: RotationSpec,
-) -> CpuLaunch:
-    """Return a launch for all arrays and angle inputs with the strides of these."""
+) -> CpuPlan:
+    """Return the plan of all arrays and angle inputs with the strides of these."""
     operands = [InOut(_get_layout(x), _get_layout(y)) for x, y in zip(arrays, outs, strict=True)]
     if isinstance(source, CosSin):
         layouts = tuple(map(_get_layout, angle_inputs))
@@ -88,7 +87,7 @@ def _prepare(
         pointers = tuple(addresses([t for t in tables if t is not None]))
         layouts = tuple([_move_components_last(a, components) for a in angle_inputs])
         angles = AngleLayouts(tables.frequencies.shape[0], layouts, pointers, component)
-    return CpuLaunch(kernel, build_plan(operands, angles, spec, arrays[0].itemsize))
+    return build_plan(operands, angles, spec, arrays[0].itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,8 @@ class NumpyLaunch:
     """Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``."""
 
     def __call__(
-        self,
-        arrays: Arrays,
-        out: Arrays | None,
-        angle_inputs: Arrays,
-        _tables: DigitTables | None = None,
+        self, arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _tables: Any = None
     ) -> Arrays:
-        """Return results."""
         if out is None:
             if self.contiguous:
                 out = tuple([np.empty(x.shape, x.dtype) for x in arrays])
@@ -124,39 +118,15 @@ class NumpyLaunch:
         return out
 
 
-def specialize(
-    kernel: Kernel,
-    arrays: Arrays,
-    results: Arrays,
-    angle_inputs: Arrays,
-    source: TableLookup | CosSin,
-    spec: RotationSpec,
-) -> NumpyLaunch | None:
-    """Return a launch for all arrays with the strides of these, None where some are copied."""
-    if not all(map(copies.is_readable, (*arrays, *results))):
-        return None
-    if not all(row.flags.aligned for row in angle_inputs):
-        return None
-    strides = [y.strides for y in results]
-    contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
-    if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:
-        return None
-    run = _prepare(kernel, arrays, results, angle_inputs, source, spec)
-    return NumpyLaunch(run, contiguous)
-
-
-def get_angle_inputs(source: TableLookup | CosSin) -> list[np.ndarray]:
+def get_angle_inputs(source: TableLookup | CosSin) -> Arrays:
     """Return positions and their fractions, or cos and sin, as plain aligned arrays."""
     if isinstance(source, CosSin):
         inputs = [source.cos, source.sin]
-    elif source.whole is None:
-        inputs = []
-    elif source.part is None:
-        inputs = [source.whole]
     else:
-        inputs = [source.whole, source.part.astype(source.tables.low.dtype, copy=False)]
-    plain = map(np.asarray, inputs)
-    return [x if x.flags.aligned else x.copy() for x in plain]
+        inputs = [] if source.whole is None else [source.whole]
+        if source.part is not None:
+            inputs.append(source.part.astype(source.tables.low.dtype, copy=False))
+    return tuple([x if x.flags.aligned else x.copy() for x in map(np.asarray, inputs)])
 
 
 def _get_layout(x: np.ndarray) -> StridedLayout:
@@ -168,3 +138,30 @@ def _move_components_last(a: np.ndarray, components: int) -> StridedLayout:
         rest, strides = a.shape[1:] or (1,), a.strides[1:] or (0,)
         return StridedLayout((*rest, components), (*strides, a.strides[0]))
     return StridedLayout((*a.shape, 1), (*a.strides, 0))
+
+
+# --- copies of arrays that kernels cannot read ---------------------------------------------------
+
+
+def is_readable(x: np.ndarray) -> bool:
+    """Return whether kernels can read and write an array: head_dim contiguous, native, aligned."""
+    contiguous = x.strides[-1] == x.itemsize or x.shape[-1] <= 1 or x.size == 0
+    return contiguous and x.dtype.isnative and x.flags.aligned
+
+
+def _allocate_like(x: np.ndarray) -> np.ndarray:
+    return np.empty(x.shape, x.dtype.newbyteorder("="))
+
+
+def _copy_into(new: np.ndarray, x: np.ndarray) -> np.ndarray:
+    fastest = min(range(x.ndim), key=lambda i: (x.shape[i] == 1, abs(x.strides[i])))
+    if fastest == x.ndim - 1 or x.shape[fastest] < LONG:
+        new[...] = x
+        return new
+    # numpy copies in the order of the result, and so passes through all of x for each row of it: a
+    # few columns at a time are four times as fast.
+    source, target = (np.moveaxis(a, fastest, -2) for a in (x, new))
+    for index in np.ndindex(source.shape[:-2]):
+        for i in range(0, x.shape[-1], COLUMNS):
+            target[index][:, i : i + COLUMNS] = source[index][:, i : i + COLUMNS]
+    return new

@@ -67,14 +67,12 @@ class Numpy(Backend):
         return None
 
     def device(self, x: np.ndarray) -> None:
-        """Return None, as there is only one."""
+        return None
 
     def asarray(self, host: np.ndarray, device: None) -> np.ndarray:
-        """Return the array itself."""
         return host
 
     def tables(self, table_key: TableKey, like: np.ndarray) -> DigitTables:
-        """Return the host tables."""
         return host_tables(table_key)
 
     def integers(self, positions: np.ndarray) -> np.ndarray:
@@ -85,17 +83,14 @@ class Numpy(Backend):
     def replace_slots(
         self, x: np.ndarray, axis: int, slots: np.ndarray, values: np.ndarray
     ) -> np.ndarray:
-        """Copy once."""
         new = x.copy()
         self.write_slots(new, axis, slots, values)
         return new
 
     def write_slots(self, x: np.ndarray, axis: int, slots: np.ndarray, values: np.ndarray) -> None:
-        """Write to these slots alone."""
         index: tuple[Any, ...] = (*(slice(None),) * axis, slots)
         x[index] = values
 
     def memory(self, x: np.ndarray) -> Memory:
-        """Read from the array interface."""
         pointer = x.__array_interface__["data"][0]
         return Memory(pointer, x.shape, x.strides, x.itemsize, x.flags.writeable)

@@ -3,13 +3,10 @@
 import numpy as np
 
 from rope_xp._core.call import Call, get_interleaved
-from rope_xp._core.dtypes import numpy_name
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu import launch
-from rope_xp_backends.cpu.compiled import KERNELS
-from rope_xp_backends.cpu.plan import KernelKey
+from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, get_kernel_keys
 
 from . import chunks, host
 
@@ -21,12 +18,12 @@ class LLVM(Path):
     makes_tables = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Decline what kernels cannot read."""
-        return KERNELS.decline_reason(*_keys(call)) or _decline_subclasses(call)
+        return KERNELS.decline_reason(*get_kernel_keys(call)) or _decline_subclasses(call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
-        """Rotate by kernels."""
-        kernels = [KERNELS.get(key) for key in _keys(call)]  # all of them, before any writes
+        kernels = [
+            KERNELS.get(key) for key in get_kernel_keys(call)
+        ]  # all of them, before any writes
         outs = call.out or _allocate(call)
         for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
             host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.spec)
@@ -35,12 +32,16 @@ class LLVM(Path):
     def specialize(
         self, call: Call, signature: CallSignature, results: tuple[np.ndarray, ...]
     ) -> host.NumpyLaunch | None:
-        """Keep the kernel and its plan."""
-        arrays, angle_inputs = call.arrays, signature.angle_inputs
-        if arrays[0].dtype != arrays[-1].dtype:
+        arrays, rows, strides = call.arrays, signature.angle_inputs, [y.strides for y in results]
+        if arrays[0].dtype != arrays[-1].dtype or not all(row.flags.aligned for row in rows):
             return None
-        kernel = KERNELS.get(_keys(call)[0])
-        return host.specialize(kernel, arrays, results, angle_inputs, call.angles[0], call.spec)  # type: ignore[arg-type]  # of no other kind
+        if not all(map(host.is_readable, (*arrays, *results))):
+            return None
+        contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
+        if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:
+            return None
+        plan = host.plan_rotation(arrays, results, rows, call.angles[0], call.spec)  # type: ignore[arg-type]  # of no other kind
+        return host.NumpyLaunch(CpuLaunch(KERNELS.get(get_kernel_keys(call)[0]), plan), contiguous)
 
 
 class Chunked(Path):
@@ -49,11 +50,9 @@ class Chunked(Path):
     name = "chunked"
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Decline arrays of classes that may give operators a meaning of their own."""
         return _decline_subclasses(call)
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
-        """Rotate by numpy."""
         outs = call.out or _allocate(call)
         spec, xp = call.spec, call.backend.xp
         for arrays, group, source in call.groups(outs, one_dtype=False):
@@ -62,10 +61,6 @@ class Chunked(Path):
             sin = -sin if spec.inverse else sin
             chunks.rotate(arrays, group, cos, sin, get_interleaved(spec), spec.rotary_offset)
         return outs
-
-
-def _keys(call: Call) -> list[KernelKey]:
-    return launch.get_kernel_keys(call.spec, [numpy_name(x.dtype) for x in call.arrays])
 
 
 def _allocate(call: Call) -> tuple[np.ndarray, ...]:

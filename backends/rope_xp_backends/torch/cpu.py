@@ -1,22 +1,27 @@
 """torch's operator on CPUs: from tensors to LLVM kernels on the tensors' own memory."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from rope_xp._core.library import DigitTables
+from rope_xp._core.call import get_interleaved
 from rope_xp._core.memory import StridedLayout
 from rope_xp._dispatch.call_cache import CALLS
-from rope_xp_backends.cpu import launch, threads
-from rope_xp_backends.cpu.compiled import KERNELS
-from rope_xp_backends.cpu.launch import CpuLaunch
-from rope_xp_backends.cpu.plan import AngleLayouts, InOut, build_plan
+from rope_xp_backends.cpu import threads
+from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch
+from rope_xp_backends.cpu.plan import AngleLayouts, InOut, KernelKey, build_plan
 
-from .library import NAMES
-from .op_args import N_TENSORS, OpArgs
-from .results import allocate_result, bump_versions, empty_result, has_default_allocation
-from .signature import Tensors
+from .library import NAMES, Tensors
+from .op_args import (
+    HUGE_FROM_BYTES,
+    N_TENSORS,
+    OpArgs,
+    allocate_result,
+    bump_versions,
+    empty_result,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +34,8 @@ class LLVMLaunch:
     """Returns memory for the result of a tensor."""
 
     def __call__(
-        self,
-        arrays: Tensors,
-        out: Tensors | None,
-        angle_inputs: Sequence[torch.Tensor],
-        _tables: DigitTables | None = None,
+        self, arrays: Tensors, out: Tensors | None, angle_inputs: Tensors, _tables: Any = None
     ) -> Tensors:
-        """Return results."""
         results = tuple([self.allocate(x) for x in arrays]) if out is None else out
         a = angle_inputs[0].data_ptr() if angle_inputs else 0
         b = angle_inputs[1].data_ptr() if len(angle_inputs) > 1 else 0
@@ -52,7 +52,7 @@ class LLVMLaunch:
 def rotate_on_cpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
     """Rotate arrays into out, or raise PathUnavailable before anything is written."""
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
-    angle_inputs = cast_angle_inputs(op_args, arrays[0].dtype)
+    angle_inputs = _cast_angle_inputs(op_args, arrays[0].dtype)
     key: list[Hashable] = [rotate_on_cpu, op_args[N_TENSORS:], len(arrays)]
     for x in (*arrays, *angle_inputs, *(out or ())):
         key += x.dtype, x.shape, x.stride()
@@ -61,17 +61,15 @@ def rotate_on_cpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tens
     run = CALLS.get(tuple(key))
     if run is None:
         results = out or tuple(map(empty_result, arrays))
-        run = prepare_llvm_launch(results, arrays, op_args, angle_inputs)
+        run = prepare_llvm_launch(results, arrays, op_args.with_angle_inputs(angle_inputs))
         CALLS.store(tuple(key), run)
     return run(arrays, out, angle_inputs)
 
 
-def prepare_llvm_launch(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, angle_inputs: Sequence[torch.Tensor]
-) -> LLVMLaunch:
+def prepare_llvm_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> LLVMLaunch:
     """Return the launch of all tensors with these layouts."""
-    (key,) = launch.get_kernel_keys(op_args.spec, [NAMES[arrays[0].dtype]])
-    kernel = KERNELS.get(key)
+    spec, angle_inputs = op_args.spec, op_args.angle_inputs
+    kernel = KERNELS.get(KernelKey(NAMES[arrays[0].dtype], *get_interleaved(spec)))
     pairs = [InOut(_byte_layout(x), _byte_layout(y)) for x, y in zip(arrays, out, strict=True)]
     layouts = [_byte_layout(a) for a in angle_inputs]
     if not op_args.is_lookup:
@@ -84,22 +82,26 @@ def prepare_llvm_launch(
             layouts = [StridedLayout((*a.shape, 1), (*a.strides, 0)) for a in layouts]
         addresses = tuple(0 if t is None else t.data_ptr() for t in op_args.tables)
         angles = AngleLayouts(op_args.table.shape[-1] // 2, tuple(layouts), addresses, component)
-    plan = build_plan(pairs, angles, op_args.spec, arrays[0].element_size())
-    default = all(map(has_default_allocation, arrays))
+    plan = build_plan(pairs, angles, spec, arrays[0].element_size())
+    # Where they do the same, torch.empty_like takes less time than allocate_result.
+    default = all(
+        x.nbytes < HUGE_FROM_BYTES and torch.empty_like(x).stride() == empty_result(x).stride()
+        for x in arrays
+    )
     return LLVMLaunch(CpuLaunch(kernel, plan), torch.empty_like if default else allocate_result)
 
 
-def cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> list[torch.Tensor]:
+def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:
     """Return positions and their fractions, or cos and sin, in the dtypes that kernels read."""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if not op_args.is_lookup:
-        return [op_args.table.to(compute_dtype), op_args.table_2.to(compute_dtype)]
+        return op_args.table.to(compute_dtype), op_args.table_2.to(compute_dtype)
     if op_args.positions is None:
-        return []
+        return ()
     whole = op_args.positions
     if whole.dtype is not torch.int64:
         whole = whole.to(torch.int64)
-    return [whole] if op_args.part is None else [whole, op_args.part.to(compute_dtype)]
+    return (whole,) if op_args.part is None else (whole, op_args.part.to(compute_dtype))
 
 
 def limit_threads() -> int:

@@ -19,8 +19,7 @@ from rope_xp._core.memory import Memory
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles
-from .library import Torch
-from .signature import Tensors
+from .library import Tensors, Torch
 
 _LINEAR = (Partial("sum"), Partial("avg"))
 
@@ -31,11 +30,9 @@ class Distributed(Torch):
     compatible_backend = _PLAIN
 
     def tables(self, table_key: TableKey, like: Any) -> DigitTables:
-        """Return those of plain tensors, from their cache."""
         return _PLAIN.tables(table_key, _detach_local(like))
 
     def memory(self, x: Any) -> Memory | None:
-        """Return where the shard of this process lies."""
         return _PLAIN.memory(_detach_local(x))
 
     def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
@@ -47,13 +44,11 @@ class Distributed(Torch):
     def cos_sin(self, lookup: TableLookup) -> tuple[torch.Tensor, torch.Tensor]:
         """Look up the positions of this process. Results are sharded as positions are."""
         whole: Any = lookup.whole
-        lead = int(lookup.components > 0)
         if not isinstance(whole, DTensor):
             return _PLAIN.cos_sin(lookup)
         places: Any = whole.placements
-        placements: list[Any] = [
-            p if p.is_shard() and p.dim >= lead else Replicate() for p in places
-        ]
+        lead = int(lookup.components > 0)
+        placements: Any = [p if p.is_shard() and p.dim >= lead else Replicate() for p in places]
         tables = _PLAIN.cos_sin(dtensor_angles.local_lookup(lookup, whole, tuple(placements)))
         placements = [Shard(p.dim - lead) if p.is_shard() else p for p in placements]
         shape = torch.Size((*whole.shape[lead:], tables[0].shape[-1]))
@@ -65,16 +60,14 @@ class DTensorExecutor:
     """Runs a call by one on the shards of this process."""
 
     def local_call(self, call: Call) -> Call:
-        """Return a call on the shards of this process as they lie, without communication."""
         _check_call(call)
         arrays = tuple(map(_detach_local, call.arrays))
         out = None if call.out is None else tuple(map(_detach_local, call.out))
         return Call(_PLAIN, arrays, call.angles, out, call.spec)
 
     def run(self, call: Call, run: Callable[[Call], Tensors]) -> Tensors:
-        """Rotate the shard of this process."""
         _check_call(call)
-        if _is_outside_mesh(call.arrays[0]):
+        if call.arrays[0].device_mesh.get_coordinate() is None:  # this process is outside the mesh
             return call.out or tuple(x.clone() for x in call.arrays)
         arrays = tuple(map(_gather_heads, call.arrays))
         local = tuple(x.to_local() for x in arrays)
@@ -83,28 +76,19 @@ class DTensorExecutor:
             run(Call(_PLAIN, local, angles, tuple(map(_detach_local, call.out)), call.spec))
             torch.autograd.graph.increment_version(call.out)  # so far that of the shards alone
             return call.out
-        results = run(Call(_PLAIN, local, angles, None, call.spec))
-        whole = (
-            _from_local(y, x.device_mesh, x.placements, x.shape)
-            for x, y in zip(arrays, results, strict=True)
-        )
-        return tuple(
-            y.redistribute(placements=x.placements) if _has_split_heads(x) else y
-            for x, y in zip(call.arrays, whole, strict=True)
-        )
+        results: Tensors = ()
+        local_results = run(Call(_PLAIN, local, angles, None, call.spec))
+        for x, gathered, local_y in zip(call.arrays, arrays, local_results, strict=True):
+            y = _from_local(local_y, x.device_mesh, gathered.placements, x.shape)
+            results += (y.redistribute(placements=x.placements) if _has_split_heads(x) else y,)
+        return results
 
 
 def _detach_local(x: Any) -> Any:
-    """Return the shard of this process, detached."""
     if not isinstance(x, DTensor):
         return x
     with torch.no_grad():
         return x.to_local()
-
-
-def _is_outside_mesh(x: Any) -> bool:
-    """Return whether this process is not in the mesh of x."""
-    return x.device_mesh.get_coordinate() is None
 
 
 def _gather_heads(x: Any) -> Any:
@@ -144,22 +128,30 @@ def _nested_strides(part: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
 
 def _check_call(call: Call) -> None:
     names = ("q", "k") if len(call.arrays) == 2 else ("x",)
-    mesh = call.arrays[0].device_mesh
-    for name, x in zip(names, call.arrays, strict=True):
-        _check_mesh(name, x, names[0], mesh)
-        for p in x.placements:
-            _check_placement(name, p)
-    for name, angle in _named_angles(call):
-        _check_mesh(name, angle, names[0], mesh)
+    angles: list[tuple[str, Any]] = []
+    for source, name in zip(call.angles, ("positions", "k_positions"), strict=False):
+        if isinstance(source, CosSin):
+            angles += [("cos", source.cos), ("sin", source.sin)]
+        elif isinstance(source, RelativeAngles):
+            angles += [("old_positions", source.old.whole), ("new_positions", source.new.whole)]
+        else:
+            angles.append((name, source.whole))
+    operands = list(zip(names, call.arrays, strict=True))
+    for name, x in operands + angles:
+        _check_mesh(name, x, *operands[0])
+    for name, x in operands:
+        for placement in x.placements:
+            _check_placement(name, placement)
     for i, out in enumerate(call.out or ()):
-        _check_out("out" if len(names) == 1 else f"out[{i}]", out, names[i], call.arrays[i])
+        _check_out("out" if len(names) == 1 else f"out[{i}]", out, *operands[i])
 
 
-def _check_mesh(name: str, x: Any, first: str, mesh: Any) -> None:
-    if isinstance(x, DTensor) and x.device_mesh != mesh:
+def _check_mesh(name: str, x: Any, other_name: str, other: Any) -> None:
+    if isinstance(x, DTensor) and x.device_mesh != other.device_mesh:
         msg = (
-            f"{name} lies on {x.device_mesh} and {first} on {mesh}; distribute them over one mesh. "
-            "Positions and tables may also be plain tensors, the same on every process"
+            f"{name} lies on {x.device_mesh} and {other_name} on {other.device_mesh}; distribute "
+            "them over one mesh. Positions and tables may also be plain tensors, the same on every "
+            "process"
         )
         raise RopeError(msg)
 
@@ -179,28 +171,14 @@ def _check_placement(name: str, placement: Placement) -> None:
 
 
 def _check_out(label: str, out: Any, name: str, x: Any) -> None:
-    _check_mesh(label, out, name, x.device_mesh)
+    _check_mesh(label, out, name, x)
     if out.placements != x.placements:
-        msg = (
-            f"{label} has the placements {out.placements} and {name} {x.placements}; "
-            "they must be equal"
-        )
+        placements = f"{out.placements} and {name} {x.placements}"
+        msg = f"{label} has the placements {placements}; they must be equal"
         raise RopeError(msg)
     if _has_split_heads(x):
         msg = f"{label}: {name} is sharded over head_dim and gathered first; leave out= away"
         raise RopeError(msg)
-
-
-def _named_angles(call: Call) -> list[tuple[str, Any]]:
-    named: list[tuple[str, Any]] = []
-    for angles, name in zip(call.angles, ("positions", "k_positions"), strict=False):
-        if isinstance(angles, CosSin):
-            named += [("cos", angles.cos), ("sin", angles.sin)]
-        elif isinstance(angles, RelativeAngles):
-            named += [("old_positions", angles.old.whole), ("new_positions", angles.new.whole)]
-        else:
-            named.append((name, angles.whole))
-    return named
 
 
 BACKEND = Distributed("torch DTensor", _PLAIN.xp, _PLAIN.paths)

@@ -5,7 +5,7 @@ is a local slice by torch itself, so uneven and empty shards and several mesh di
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -21,17 +21,10 @@ from rope_xp._core.call import (
 )
 
 from . import BACKEND as _PLAIN
+from .library import Tensors
 from .paths import angles_need_gradient
-from .signature import Tensors
 
 Placements: TypeAlias = tuple[Placement, ...]
-
-
-class _Placing(NamedTuple):
-    """Placements of angles for an array, and of the gradient of angles."""
-
-    angles: Placements
-    gradient: Placements
 
 
 def local_angles(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[AngleSource, ...]:
@@ -49,13 +42,11 @@ def local_lookup(lookup: TableLookup, whole: DTensor, placements: Placements) ->
         # torch ignores the result in processes outside the mesh, but it must have the axes.
         zeros = torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
         return replace(lookup, whole=zeros, part=None)
-    placing = _Placing(placements, placements)
-    parts = [_slice_leaf(leaf.array, whole, placing) for leaf in leaves(lookup)]
+    parts = [_slice_leaf(leaf.array, whole, placements, placements) for leaf in leaves(lookup)]
     return with_leaves(lookup, parts)  # type: ignore[return-value]  # of a Lookup, a Lookup
 
 
 def _share_angles(call: Call, q: Any, k: Any) -> bool:
-    """Return whether the shards of q and k have the same angles."""
     if angles_need_gradient(call):
         return bool(q.placements == k.placements)  # else it is a sum over other processes
     heads = call.spec.axes.heads
@@ -66,7 +57,6 @@ def _share_angles(call: Call, q: Any, k: Any) -> bool:
 
 
 def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) -> AngleSource:
-    """Return the angles of the tokens in this process's shard of x."""
     if isinstance(source, RelativeAngles):
         new, old = (_slice_source(lookup, x, local, axes) for lookup in (source.new, source.old))
         return RelativeAngles(new, old)  # type: ignore[arg-type]  # of Lookups, Lookups
@@ -79,15 +69,17 @@ def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) 
         if source.whole is None:
             return source
         source = replace(source, tokens=local.shape[axes.tokens])
-    parts = [
-        _slice_leaf(leaf.array, x, _place_angles(leaf.array.shape, x, axes, leaf.lead, leaf.trail))
-        for leaf in leaves(source)
-    ]
+    parts = []
+    for array, lead, trail in leaves(source):
+        placements = _place_angles(array.shape, x, axes, lead, trail)
+        parts.append(_slice_leaf(array, x, *placements))
     return with_leaves(source, parts)
 
 
-def _place_angles(shape: torch.Size, x: Any, axes: Axes, lead: int, trail: int) -> _Placing:
-    """Return the placements of angles (lead..., batch..., tokens, trail...) sharded as x is."""
+def _place_angles(
+    shape: torch.Size, x: Any, axes: Axes, lead: int, trail: int
+) -> tuple[Placements, Placements]:
+    """Return placements of angles (lead..., batch..., tokens, trail...), and of their gradient."""
     order = (*axes.batch, axes.tokens)
     first = len(shape) - trail - len(order)  # of the axis of angles for order[0]
     angles: list[Placement] = []
@@ -101,12 +93,12 @@ def _place_angles(shape: torch.Size, x: Any, axes: Axes, lead: int, trail: int) 
             # Other processes use the same angles, so the gradient is the sum over all of them.
             angles.append(Replicate())
             gradient.append(Partial() if p.is_shard() else p)
-    return _Placing(tuple(angles), tuple(gradient))
+    return tuple(angles), tuple(gradient)
 
 
-def _slice_leaf(t: Any, like: Any, placing: _Placing) -> Any:
+def _slice_leaf(t: Any, like: Any, placements: Placements, gradient: Placements) -> Any:
     if not isinstance(t, DTensor):
-        if not (t.requires_grad or any(p.is_shard() for p in placing.angles)):
+        if not (t.requires_grad or any(p.is_shard() for p in placements)):
             return t
         t = DTensor.from_local(t, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
-    return t.redistribute(placements=placing.angles).to_local(grad_placements=placing.gradient)
+    return t.redistribute(placements=placements).to_local(grad_placements=gradient)

@@ -24,11 +24,9 @@ from rope_xp_backends.gpu.triton_plan import (
     plan_launch,
 )
 
-from . import streams
-from .library import NAMES
-from .op_args import N_TENSORS, OpArgs
-from .results import allocate_result, bump_versions
-from .signature import Tensors
+from . import private
+from .library import NAMES, Tensors
+from .op_args import N_TENSORS, OpArgs, allocate_result, bump_versions
 
 DEVICES = {"cuda"}
 """Device types with this kernel. ROCm's is called cuda too."""
@@ -46,26 +44,22 @@ KERNELS: Kernels[tuple[KernelVariant, int | None], RunKernel] = Kernels("triton"
 """By variant and by the index of the device that was current when they were loaded."""
 
 
-def row_decline_reason(x: torch.Tensor) -> str | None:
-    """Return why the rows of a tensor do not fit a kernel, or None."""
-    row_bytes = x.shape[-1] * x.itemsize
-    if row_bytes <= LARGEST_ROW:
-        return None
-    return (
-        f"a head of {x.shape[-1]} components is {row_bytes} bytes long, and its "
-        f"kernel holds {LARGEST_ROW} in registers"
-    )
-
-
-def device_decline_reason(x: torch.Tensor) -> str | None:
-    """Return why Triton does not support a tensor's device, or None."""
-    if torch.compiler.is_compiling():  # which cannot look at devices; the operator will find out
-        return None
-    capability = _read_capability(x.device)
-    if capability >= (8, 0):
-        return None
-    version = ".".join(map(str, capability))
-    return f"its kernels need compute capability 8.0, and {x.device} has {version}"
+def kernel_decline_reason(arrays: Tensors) -> str | None:
+    """Return why a kernel does not rotate tensors of this device and head_dim, or None."""
+    device = arrays[0].device
+    # A compiler cannot look at devices; the operator will find out.
+    capability = (8, 0) if torch.compiler.is_compiling() else _read_capability(device)
+    if capability < (8, 0):
+        version = ".".join(map(str, capability))
+        return f"its kernels need compute capability 8.0, and {device} has {version}"
+    for x in arrays:
+        row_bytes = x.shape[-1] * x.itemsize
+        if row_bytes > LARGEST_ROW:
+            return (
+                f"a head of {x.shape[-1]} components is {row_bytes} bytes long, and its "
+                f"kernel holds {LARGEST_ROW} in registers"
+            )
+    return None
 
 
 @cached(64)
@@ -85,7 +79,6 @@ class TritonLaunch:
     """Launches a kernel by the plan of a signature. It holds no tensors."""
 
     run: RunKernel
-    """The kernel, loaded on the device."""
     plan: TritonPlan
     components: bool
     """Whether the kernel reads which position component each frequency takes."""
@@ -93,7 +86,6 @@ class TritonLaunch:
     def __call__(
         self, arrays: Tensors, out: Tensors | None, rows: Tensors, tables: DigitTables | None
     ) -> Tensors | None:
-        """Return results, None where another device is current."""
         if not is_current(arrays[0]):
             return None
         results = tuple([allocate_result(x) for x in arrays]) if out is None else out
@@ -121,7 +113,7 @@ def rotate_on_gpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tens
     device = arrays[0].device
     with contextlib.nullcontext() if is_current(arrays[0]) else torch.cuda.device(device):
         launches = _find_launches(results, arrays, op_args)
-        if op_args.is_lookup and streams.is_capturing(device):
+        if op_args.is_lookup and private.is_capturing(device):
             pin(op_args.tables)  # of a compiled call, or saved for its gradient
         for launch, part_arrays, part_out, part_args in launches:
             tables = DigitTables(*part_args.tables) if part_args.is_lookup else None
@@ -131,9 +123,9 @@ def rotate_on_gpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tens
 
 def prepare_triton_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> TritonLaunch | None:
     """Return the launch of all tensors that lie like these, None where one does not suffice."""
-    if not (is_current(arrays[0]) and _can_read_angles(op_args) and _has_elements(arrays)):
-        return None
-    planned = _plan_launch(out, arrays, op_args)
+    planned = None
+    if is_current(arrays[0]) and _can_read_angles(op_args) and any(x.numel() for x in arrays):
+        planned = _plan_launch(out, arrays, op_args)
     if planned is None or not KERNELS.ready((planned.variant, arrays[0].device.index)):
         return None
     return _load_launch(planned, arrays, op_args)
@@ -143,22 +135,9 @@ def _find_launches(
     out: Tensors, arrays: Tensors, op_args: OpArgs
 ) -> list[tuple[TritonLaunch, Tensors, Tensors, OpArgs]]:
     """Return launches and their arguments, cached or planned, with all kernels loaded."""
-    if not _has_elements(arrays):
+    if not any(x.numel() for x in arrays):
         return []
-    key = _launch_key(out, arrays, op_args)
-    launch = CALLS.get(key)
-    if launch is None:
-        planned = _plan_launch(out, arrays, op_args)
-        if planned is None:
-            parts = _split_batch(out, arrays, op_args)
-            return [launch for part in parts for launch in _find_launches(*part)]
-        launch = _load_launch(planned, arrays, op_args)
-        CALLS.store(key, launch)
-    return [(launch, arrays, out, op_args)]
-
-
-def _launch_key(out: Tensors, arrays: Tensors, op_args: OpArgs) -> Hashable:
-    """Return all that a plan depends on: layouts and alignments, and no tensor or address."""
+    # All that a plan depends on: no tensor, and of addresses their alignment.
     key: list[Hashable] = [rotate_on_gpu, op_args[N_TENSORS:], op_args.table.shape[-1]]
     key += op_args.is_lookup, op_args.components is None, arrays[0].device, len(arrays)
     for x, y in zip(arrays, out, strict=True):
@@ -169,25 +148,23 @@ def _launch_key(out: Tensors, arrays: Tensors, op_args: OpArgs) -> Hashable:
         key += angle.dtype, angle.shape, angle.stride()
         if not op_args.is_lookup:
             key.append(angle.data_ptr() % ACCESS)
-    return tuple(key)
+    launch = CALLS.get(tuple(key))
+    if launch is None:
+        planned = _plan_launch(out, arrays, op_args)
+        if planned is None:
+            parts = _split_batch(out, arrays, op_args)
+            return [launch for part in parts for launch in _find_launches(*part)]
+        launch = _load_launch(planned, arrays, op_args)
+        CALLS.store(tuple(key), launch)
+    return [(launch, arrays, out, op_args)]
 
 
 def _load_launch(planned: TritonPlan, arrays: Tensors, op_args: OpArgs) -> TritonLaunch:
     # A load may fail while a CUDA graph is captured and succeed at other times.
     device = arrays[0].device
-    give_up = not streams.is_capturing(device)
+    give_up = not private.is_capturing(device)
     kernel = KERNELS.get((planned.variant, device.index), give_up=give_up)
     return TritonLaunch(kernel, planned, op_args.components is not None)
-
-
-def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> TritonPlan | None:
-    """Return the plan of one launch, None where batch axes do not collapse."""
-    operands = tuple([_describe_operand(x, y) for x, y in zip(arrays, out, strict=True)])
-    return plan_launch(operands, _describe_angles(op_args), NAMES[arrays[0].dtype], op_args.spec)
-
-
-def _has_elements(arrays: Tensors) -> bool:
-    return any(x.numel() for x in arrays)
 
 
 def _can_read_angles(op_args: OpArgs) -> bool:
@@ -196,46 +173,40 @@ def _can_read_angles(op_args: OpArgs) -> bool:
     return op_args.is_lookup or (cos.stride() == sin.stride() and cos.stride(-1) == 1)
 
 
-def _describe_operand(x: torch.Tensor, out: torch.Tensor) -> OperandStrides:
-    start, target = x.data_ptr(), out.data_ptr()
-    aligned = alignment(start, target)
-    return OperandStrides(x.shape, x.stride(), out.stride(), start == target, aligned)
-
-
-def _describe_angles(op_args: OpArgs) -> AngleLayout:
+def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> TritonPlan | None:
+    """Return the plan of one launch, None where batch axes do not collapse."""
+    operands = []
+    for x, y in zip(arrays, out, strict=True):
+        start, target = x.data_ptr(), y.data_ptr()
+        in_place, aligned = start == target, alignment(start, target)
+        operands.append(OperandStrides(x.shape, x.stride(), y.stride(), in_place, aligned))
+    positions, cos, sin = op_args.positions, op_args.table, op_args.table_2
     if not op_args.is_lookup:
-        cos, sin = op_args.table, op_args.table_2
         aligned = alignment(cos.data_ptr(), sin.data_ptr())
-        return AngleLayout("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)
-    positions = op_args.positions
-    if positions is None:
-        return AngleLayout("implicit", (), (), "int64")
-    name, shape, strides = NAMES[positions.dtype], positions.shape, positions.stride()
-    if op_args.components is None:
-        return AngleLayout("positions", shape, strides, name)
-    return AngleLayout("components", shape[:-1], strides[:-1], name, 1, shape[-1], strides[-1])
+        angles = AngleLayout("tables", cos.shape[:-1], cos.stride()[:-1], "int64", aligned)
+    elif positions is None:
+        angles = AngleLayout("implicit", (), (), "int64")
+    else:
+        name, shape, strides = NAMES[positions.dtype], positions.shape, positions.stride()
+        angles = AngleLayout("positions", shape, strides, name)
+        if op_args.components is not None:
+            components = 1, shape[-1], strides[-1]
+            angles = AngleLayout("components", shape[:-1], strides[:-1], name, *components)
+    return plan_launch(tuple(operands), angles, NAMES[arrays[0].dtype], op_args.spec)
 
 
 def _split_batch(
     out: Tensors, arrays: Tensors, op_args: OpArgs
 ) -> list[tuple[Tensors, Tensors, OpArgs]]:
     """Return one call for each index of the first batch axis."""
-    axes = op_args.spec.axes
-    axis, ndim = axes.batch[0], len(axes.batch) + 1
+    batch, parts = op_args.spec.axes.batch, []
+    axis = batch[0]
     names = op_args.axes[:axis] + op_args.axes[axis + 1 :]
     # Components are the last axis of positions, pairs that of cos and sin.
-    if not op_args.is_lookup or op_args.components is not None:
-        ndim += 1
-
-    def select_angles(i: int) -> Tensors:
-        inputs = op_args.angle_inputs
-        return tuple([a[min(i, a.shape[0] - 1)] if a.ndim == ndim else a for a in inputs])
-
-    return [
-        (
-            tuple([x.select(axis, i) for x in out]),
-            tuple([x.select(axis, i) for x in arrays]),
-            op_args.with_angle_inputs(select_angles(i))._replace(axes=names),
-        )
-        for i in range(arrays[0].shape[axis])
-    ]
+    ndim = len(batch) + 1 + (not op_args.is_lookup or op_args.components is not None)
+    for i in range(arrays[0].shape[axis]):
+        inputs = [a[min(i, a.shape[0] - 1)] if a.ndim == ndim else a for a in op_args.angle_inputs]
+        part_out, part_arrays = (tuple([x.select(axis, i) for x in xs]) for xs in (out, arrays))
+        part_args = op_args.with_angle_inputs(tuple(inputs))._replace(axes=names)
+        parts.append((part_out, part_arrays, part_args))
+    return parts

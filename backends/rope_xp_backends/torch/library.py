@@ -1,27 +1,76 @@
-"""The glue of torch: eager and traced tensors, their memory, in-place writes."""
+"""The glue of torch: signatures of eager calls, tensors, their memory, in-place writes."""
+
+from collections.abc import Hashable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from rope_xp._core.call import LIMIT
+from rope_xp._arguments.positions import read_rows
+from rope_xp._core.call import LIMIT, UNKNOWN, PositionRange
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.library import DigitTables, TableKey
-from rope_xp._core.memory import Memory
+from rope_xp._core.memory import ACCESS, Memory
 from rope_xp._dispatch.backend import Backend, put_tables
+from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 
 from . import private, tables
-from .signature import PLAIN, host_view, is_plain, signature
 
 NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS)}
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Tensor classes without behaviour of their own."""
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor are those in its memory."""
+    return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_neg()
+
+
+def _read_host(positions: torch.Tensor) -> np.ndarray | None:
+    """Return a plain tensor in CPU memory as a numpy array, None where autograd records it."""
+    if positions.requires_grad and torch.is_grad_enabled():
+        return None
+    if positions.dtype is torch.bfloat16:
+        positions = positions.float()
+    return positions.detach().numpy() if positions.requires_grad else positions.numpy()
 
 
 class Torch(Backend):
     """The glue of torch."""
 
-    signature = staticmethod(signature)
+    @staticmethod
+    def signature(
+        context: Hashable, arrays: Tensors, positions: Any, out: Any, tables: Tensors | None
+    ) -> CallSignature | None:
+        if torch.compiler.is_compiling() or private.is_observed():
+            return None
+        checked = collect_operands(arrays, out)
+        if checked is None:
+            return None
+        operands, in_place = checked
+        operand_key = _describe_operands(operands, out is not None)
+        if tables is None:
+            angles = _read_positions(positions, arrays[0])
+        else:
+            angles = (tables, None) if _can_read_tables(tables, arrays[0]) else None
+        if operand_key is None or angles is None:
+            return None
+        angle_inputs, position_range = angles
+        key: list[Hashable] = [context, in_place, position_range, *operand_key]
+        for row in angle_inputs:
+            key += row.dtype, row.shape, row.stride()
+        device = arrays[0].device
+        if device.type != "cpu":
+            if private.is_capturing(device):
+                return None  # the slow path pins what a graph will read
+            # Kernels are compiled for alignments, and tables must know all streams that read them.
+            key += [x.data_ptr() % ACCESS for x in (*operands, *angle_inputs)]
+            key.append(private.current_stream(device))
+        return CallSignature(tuple(key), arrays, angle_inputs, position_range, out)
 
     def is_compiling(self) -> bool:
-        """Return whether Dynamo or export traces the call."""
         return torch.compiler.is_compiling()
 
     def asarray_in_trace(self, host: object, device: torch.device) -> torch.Tensor:
@@ -32,13 +81,11 @@ class Torch(Backend):
         return x
 
     def dtype_name(self, x: torch.Tensor) -> str:
-        """Name the usual dtypes by a dict."""
         if x.is_nested or x.layout is not torch.strided:
             return f"{x.dtype}, but not strided"
         return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
     def unreadable_reason(self, x: torch.Tensor) -> str | None:
-        """Refuse nested, sparse and blocked tensors."""
         if x.is_nested:
             return (
                 "a nested tensor, and dense ones are taken; give those in it, one by one, or padded"
@@ -48,7 +95,6 @@ class Torch(Backend):
         return None
 
     def device(self, x: torch.Tensor) -> torch.device:
-        """Return the attribute."""
         return x.device
 
     def asarray(self, host: np.ndarray, device: torch.device | None) -> torch.Tensor:
@@ -73,18 +119,12 @@ class Torch(Backend):
         return positions.to(torch.int32)
 
     def host_view(self, positions: torch.Tensor) -> np.ndarray | None:
-        """Read plain tensors in CPU memory, outside transforms."""
-        if (
-            torch.compiler.is_compiling()
-            or private.are_transforms_active()
-            or not is_plain(positions)
-            or positions.device.type != "cpu"
-        ):
+        if torch.compiler.is_compiling() or private.are_transforms_active():
             return None
-        return host_view(positions)
+        on_host = is_plain(positions) and positions.device.type == "cpu"
+        return _read_host(positions) if on_host else None
 
     def stop_gradient(self, x: torch.Tensor) -> torch.Tensor:
-        """Detach, also for transforms and derivatives in forward mode."""
         return x.detach()
 
     def take_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -93,27 +133,24 @@ class Torch(Backend):
         return rows if indices.ndim == 1 else rows.reshape(*indices.shape, table.shape[1])
 
     def has_float64(self, x: torch.Tensor) -> bool:
-        """Metal has none."""
         return x.device.type != "mps"
 
     def replace_slots(
         self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Copy once."""
         return x.index_copy(axis, rows.long(), values)
 
     def write_slots(
         self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Write these alone."""
         x.index_copy_(axis, rows.long(), values)
 
     def tables(self, table_key: TableKey, like: torch.Tensor) -> DigitTables:
         """Keep fake and functional tensors out of the cache."""
         if torch.compiler.is_compiling():
             return tables.tables_in_graph(table_key, like.device)
-        is_traced = type(like) not in PLAIN and tables.must_copy_tables(like)
-        if is_traced or not private.can_make_plain_tensors():
+        is_traced = private.has_dispatch_modes() or private.is_fake(like)
+        if (type(like) not in PLAIN and is_traced) or not private.can_make_plain_tensors():
             return put_tables(self, table_key, like.device)
         cached = tables.tables_on_device((table_key, like.device))
         if like.device.type == "cuda":
@@ -148,14 +185,61 @@ class Torch(Backend):
         return None
 
     def write(self, out: torch.Tensor, result: torch.Tensor) -> None:
-        """Copy result into out."""
         out.copy_(result)
 
 
 def _byte_range(x: torch.Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor, and the one behind its last."""
     start = x.data_ptr()
     if x.is_contiguous():
         return start, start + x.nbytes
     last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     return start, start + (last + 1) * x.element_size() if x.numel() else start
+
+
+# --- signatures of eager calls on plain tensors ------------------------------------------------
+
+
+def _describe_operands(operands: Tensors, written: bool) -> list[Hashable] | None:
+    recorded, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    key: list[Hashable] = []
+    for x in operands:
+        if not is_plain(x):
+            return None
+        needs_grad = recorded and x.requires_grad
+        if written and (needs_grad or (x.is_inference() and not inference)):
+            return None
+        key += x.dtype, x.device, x.shape, x.stride(), needs_grad
+    return key
+
+
+def _can_read_tables(tables: Tensors, x: torch.Tensor) -> bool:
+    """Return whether a kernel reads cos and sin as they are, and autograd records neither."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    recorded = torch.is_grad_enabled()
+    for row in tables:
+        if not is_plain(row) or row.dtype is not dtype or row.device != x.device:
+            return False
+        if recorded and row.requires_grad:
+            return False
+    return True
+
+
+def _read_positions(positions: Any, x: torch.Tensor) -> tuple[Tensors, PositionRange | None] | None:
+    """Return angle inputs, copied where autograd may save those of a CPU, and their range."""
+    if positions is None:
+        return (), None
+    on_cpu, host = x.device.type == "cpu", positions
+    if type(positions) is torch.Tensor:
+        if positions.device != x.device or not is_plain(positions):
+            return None
+        if not on_cpu:
+            return ((positions,), UNKNOWN) if positions.dtype in _INTEGERS else None
+        host = _read_host(positions)
+    # Host positions of a call on another device are copied there by the slow path.
+    rows = read_rows(host, np.int64, x.dtype is torch.float64) if on_cpu else None
+    if rows is None:
+        return None
+    angle_inputs, position_range = rows
+    if angle_inputs[0] is host and host is not positions and not torch.is_grad_enabled():
+        return (positions,), position_range
+    return tuple([torch.from_numpy(row.copy()) for row in angle_inputs]), position_range

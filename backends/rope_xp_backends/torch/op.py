@@ -8,6 +8,7 @@ has silent zeros for forward-mode tangents.
 
 import string
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -21,10 +22,8 @@ from rope_xp._rotation import portable
 from . import private
 from .cpu import rotate_on_cpu
 from .gpu import rotate_on_gpu
-from .library import Torch
-from .op_args import N_TENSORS, OpArgs
-from .results import allocate_result, empty_result
-from .signature import Tensors, is_plain
+from .library import Tensors, Torch, is_plain
+from .op_args import N_TENSORS, OpArgs, allocate_result, empty_result
 
 # Optional tensors and no lists of them, which the older vmap behind is_grads_batched cannot take.
 # The tables are (low, middle, high), or (cos, sin, None). Positions and their fractional parts are
@@ -37,13 +36,6 @@ _OP_ARGS = (
 _STRIDES_TAG = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 _TAGS = (torch.Tag.pt2_compliant_tag, _STRIDES_TAG)
 _library = torch.library.Library("rope_xp", "FRAGMENT")
-_library.define(f"rotate(Tensor x, {_OP_ARGS}) -> Tensor", tags=_TAGS)
-_library.define(f"rotate_pair(Tensor q, Tensor k, {_OP_ARGS}) -> (Tensor, Tensor)", tags=_TAGS)
-_library.define(f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_OP_ARGS}) -> ()", tags=_TAGS)
-_rotate = torch.ops.rope_xp.rotate.default
-_rotate_pair = torch.ops.rope_xp.rotate_pair.default
-_rotate_out = torch.ops.rope_xp.rotate_out.default
-
 _N_OP_ARGS = len(OpArgs._fields)
 _PORTABLE = Torch("torch", xp)
 
@@ -59,44 +51,21 @@ def apply_op(arrays: Tensors, op_args: OpArgs) -> Tensors:
         return _call_op(arrays, op_args)
     if transformed or torch.compiler.is_compiling():
         return tuple(_Rotate.apply(*op_args, *arrays))
-    op_args = op_args.with_own_angle_inputs(arrays[0])
-    return record_rotation(
-        lambda xs: _call_op(xs, op_args),
-        op_args.angle_inputs,
-        op_args.with_angle_inputs(()).with_angle_inputs,
-        arrays,
-    )
+    op_args = op_args.with_copied_positions(arrays[0])
+    op_args_for = op_args.with_angle_inputs(()).with_angle_inputs
+    run = partial(_call_op, op_args=op_args)
+    return tuple(EagerRotate.apply(run, op_args.angle_inputs, op_args_for, *arrays))
 
 
-def record_rotation(
-    run: Callable[[Tensors], Tensors],
-    angle_inputs: Tensors,
-    op_args_for: Callable[[Tensors], OpArgs],
-    arrays: Tensors,
-) -> Tensors:
-    """Return arrays rotated by ``run``; autograd records it and saves ``angle_inputs`` alone.
-
-    ``op_args_for`` returns the operator's arguments for angle inputs. Cached calls and the slow
-    path share this, so both save the same tensors in the same order, as activation checkpointing
-    demands.
-    """
-    return tuple(_EagerRotate.apply(run, angle_inputs, op_args_for, *arrays))
-
-
-def rotate_gradients(
+def _rotate_gradients(
     grads: tuple[torch.Tensor | None, ...],
     op_args: OpArgs,
     rotate: Callable[[Tensors, OpArgs], Tensors] = apply_op,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return gradients rotated, and None for results that the loss does not use."""
+    """Return gradients rotated, None for results that the loss does not use."""
     used = tuple([g for g in grads if g is not None])
     rotated = iter(rotate(used, op_args) if used else ())
     return tuple([None if g is None else next(rotated) for g in grads])
-
-
-def write_op(out: Tensors, arrays: Tensors, op_args: OpArgs) -> None:
-    """Rotate arrays into out."""
-    _rotate_out(out, arrays, *op_args)
 
 
 def _call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
@@ -138,7 +107,7 @@ class _Rotate(torch.autograd.Function):
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
             return *(None,) * _N_OP_ARGS, *_call_op(grads, back)
-        return *(None,) * _N_OP_ARGS, *rotate_gradients(grads, OpArgs(*back))
+        return *(None,) * _N_OP_ARGS, *_rotate_gradients(grads, OpArgs(*back))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, ...]:
@@ -170,10 +139,12 @@ def _move_mapped_axis(angles: Any, axis: int | None, ndim: int) -> Any:
     return angles.reshape(angles.shape[0], *(1,) * (ndim - angles.ndim), *angles.shape[1:])
 
 
-class _EagerRotate(torch.autograd.Function):
+class EagerRotate(torch.autograd.Function):
     """The same outside transforms and tracing, in a third of the time.
 
-    Positions, or cos and sin, are saved tensors. Digit tables are no caller's and stay in ctx.
+    ``op_args_for`` returns the operator's arguments for angle inputs, which alone are saved
+    tensors: digit tables are no caller's. Activation checkpointing demands that cached calls and
+    the slow path save the same tensors in the same order.
     """
 
     @staticmethod
@@ -193,7 +164,7 @@ class _EagerRotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         op_args = ctx.op_args_for(ctx.saved_tensors)
         inverse = op_args._replace(inverse=not op_args.inverse)
-        return None, None, None, *rotate_gradients(grads, inverse, _bypass_dispatcher)
+        return None, None, None, *_rotate_gradients(grads, inverse, _bypass_dispatcher)
 
 
 # --- implementations -----------------------------------------------------------------------------
@@ -206,28 +177,6 @@ RUNS: dict[str, Callable[[Tensors | None, Tensors, OpArgs], Tensors]] = {
 raises PathUnavailable."""
 
 
-@torch.library.impl("rope_xp::rotate", tuple(RUNS), lib=_library)
-def _rotate_impl(x: torch.Tensor, *op_args: Any) -> torch.Tensor:
-    return _run_kernel(None, (x,), OpArgs(*op_args))[0]
-
-
-@torch.library.impl("rope_xp::rotate_pair", tuple(RUNS), lib=_library)
-def _rotate_pair_impl(q: torch.Tensor, k: torch.Tensor, *op_args: Any) -> Tensors:
-    return _run_kernel(None, (q, k), OpArgs(*op_args))
-
-
-@torch.library.impl("rope_xp::rotate_out", tuple(RUNS), lib=_library)
-def _rotate_out_impl(out: list[torch.Tensor], arrays: list[torch.Tensor], *op_args: Any) -> None:
-    _run_kernel(tuple(out), tuple(arrays), OpArgs(*op_args))
-
-
-torch.library.register_fake("rope_xp::rotate", lambda x, *_: empty_result(x), lib=_library)
-torch.library.register_fake(
-    "rope_xp::rotate_pair", lambda q, k, *_: (empty_result(q), empty_result(k)), lib=_library
-)
-torch.library.register_fake("rope_xp::rotate_out", lambda *_: None, lib=_library)
-
-
 def _run_kernel(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
     try:
         return RUNS[arrays[0].device.type](out, arrays, op_args)
@@ -238,3 +187,32 @@ def _run_kernel(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensor
         source = op_args.source(arrays[0].shape[op_args.spec.axes.tokens])
         portable.run(Call(_PORTABLE, arrays, (source,), out, op_args.spec))
         return out
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=_TAGS)
+    torch.library.impl(f"rope_xp::{name}", tuple(RUNS), run, lib=_library)
+    torch.library.register_fake(f"rope_xp::{name}", fake, lib=_library)
+    return getattr(torch.ops.rope_xp, name).default
+
+
+_rotate = _define(
+    f"rotate(Tensor x, {_OP_ARGS}) -> Tensor",
+    lambda x, *args: _run_kernel(None, (x,), OpArgs(*args))[0],
+    lambda x, *_: empty_result(x),
+)
+_rotate_pair = _define(
+    f"rotate_pair(Tensor q, Tensor k, {_OP_ARGS}) -> (Tensor, Tensor)",
+    lambda q, k, *args: _run_kernel(None, (q, k), OpArgs(*args)),
+    lambda q, k, *_: (empty_result(q), empty_result(k)),
+)
+
+
+def _rotate_out(out: list[torch.Tensor], arrays: list[torch.Tensor], *args: Any) -> None:
+    _run_kernel(tuple(out), tuple(arrays), OpArgs(*args))
+
+
+rotate_out = _define(
+    f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_OP_ARGS}) -> ()", _rotate_out, lambda *_: None
+)

@@ -1,6 +1,9 @@
-"""The arguments of torch's operator: angles and rotation spec as tensors and plain values."""
+"""Arguments of torch's operator, as tensors and plain values, and memory of its results."""
 
-from typing import NamedTuple
+import ctypes
+import mmap
+import os
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,7 +12,7 @@ from rope_xp._core.call import UNKNOWN, CosSin, RotationSpec, TableLookup
 from rope_xp._core.library import DigitTables
 from rope_xp._core.typing import Layout
 
-from .signature import Tensors
+from .library import Tensors
 
 
 class OpArgs(NamedTuple):
@@ -50,7 +53,7 @@ class OpArgs(NamedTuple):
             return self._replace(positions=first, part=second)
         return self._replace(table=first, table_2=second)  # type: ignore[arg-type]  # none, only to save none
 
-    def with_own_angle_inputs(self, x: torch.Tensor) -> "OpArgs":
+    def with_copied_positions(self, x: torch.Tensor) -> "OpArgs":
         """Return the same with copies of positions, as kernels for the device of x read them.
 
         The caller may overwrite positions before backward runs. Cos and sin are not copied, as
@@ -94,14 +97,67 @@ def build_op_args(source: TableLookup | CosSin, spec: RotationSpec) -> OpArgs:
     """Return the arguments of an operator."""
     rest = spec.axes.names, spec.layout, spec.rotary_offset, spec.inverse
     if isinstance(source, CosSin):
-        return OpArgs(None, None, source.cos, source.sin, None, None, None, *rest)
-    tables, whole, part = source.tables, source.whole, source.part
-    component: torch.Tensor | None = tables.component
-    if whole is None or not source.components:
-        component = None
-    else:
-        whole, part = whole.movedim(0, -1), None if part is None else part.movedim(0, -1)
-    frequencies = None if part is None else tables.frequencies
-    return OpArgs(
-        whole, part, tables.low, tables.middle, tables.high, frequencies, component, *rest
-    )
+        return assemble_op_args(False, rest, None, (source.cos, source.sin))
+    whole, part, components = source.whole, source.part, False
+    if whole is not None and source.components:
+        whole, components = whole.movedim(0, -1), True
+        part = None if part is None else part.movedim(0, -1)
+    return assemble_op_args(components, rest, source.tables, (whole, part))
+
+
+def assemble_op_args(
+    components: bool, plain_args: tuple[Any, ...], tables: DigitTables | None, angle_inputs: Any
+) -> OpArgs:
+    """Return the arguments of an operator, with components of positions as their last axis."""
+    first, second = (*angle_inputs, None, None)[:2]
+    if tables is None:
+        return OpArgs(None, None, first, second, None, None, None, *plain_args)
+    frequencies = None if second is None else tables.frequencies
+    component = tables.component if components else None
+    digits = tables.low, tables.middle, tables.high
+    return OpArgs(first, second, *digits, frequencies, component, *plain_args)
+
+
+# --- results -------------------------------------------------------------------------------------
+# Most of the time that it takes to fill a large result goes into mapping its pages: with pages of
+# 2 MB a third of that with pages of 4 KB. numpy requests them by itself, torch only where its
+# environment variable THP_MEM_ALLOC_ENABLE is set. The memory stays torch's own, as a tensor around
+# numpy's could not be resized.
+
+HUGE_FROM_BYTES = 1 << 22
+"""numpy's threshold: the allocator reuses smaller memory, which is mapped already."""
+
+_HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Only Linux has it."""
+_libc = None
+if _HUGE is not None and os.environ.get("ROPE_XP_HUGE_PAGES") != "0":
+    _libc = ctypes.CDLL(None)
+    _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def allocate_result(x: torch.Tensor) -> torch.Tensor:
+    """Return memory for a result, on the CPU in huge pages where it is large."""
+    result = empty_result(x)
+    if _libc is not None and x.device.type == "cpu" and result.nbytes >= HUGE_FROM_BYTES:
+        address, size = result.data_ptr(), result.nbytes
+        offset = -address % mmap.PAGESIZE
+        # Where the system refuses, nothing changes.
+        _libc.madvise(address + offset, size - offset & -mmap.PAGESIZE, _HUGE)
+    return result
+
+
+def empty_result(x: torch.Tensor) -> torch.Tensor:
+    """Return an empty result with the strides of x, but a contiguous head_dim."""
+    if x.stride(-1) == 1:
+        result = torch.empty_like(x)
+        # Beside an axis of length 1 and stride 1, torch may put one of stride 0 behind head_dim.
+        if result.stride(-1) == 1:
+            return result
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def bump_versions(out: Tensors) -> None:
+    """Bump version counters after an in-place write, so that autograd notices it."""
+    for x in out:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)

@@ -1,25 +1,26 @@
-"""torch's fast paths: kernels behind one operator, and the reasons to decline a call."""
+"""torch's fast paths: kernels behind one operator, their cached launches, reasons to decline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from rope_xp._core.call import Call, TableLookup, get_interleaved, leaves
+from rope_xp._core.call import Call, RelativeAngles, TableLookup, get_interleaved, leaves
+from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu import launch
-from rope_xp_backends.cpu.compiled import KERNELS
-from rope_xp_backends.cpu.plan import KernelKey
+from rope_xp_backends.cpu.launch import KERNELS, get_kernel_keys
 
-from . import cpu, gpu, op, private
-from .launches import specialize_launch
-from .library import NAMES
-from .op_args import OpArgs, build_op_args
-from .signature import PLAIN, Tensors
+from . import gpu, op, private
+from .cpu import LLVMLaunch, prepare_llvm_launch
+from .gpu import TritonLaunch
+from .library import PLAIN, Tensors
+from .op_args import N_TENSORS, OpArgs, assemble_op_args, build_op_args
 
-Decline: TypeAlias = Callable[[torch.Tensor], str | None]
+TensorLaunch: TypeAlias = LLVMLaunch | TritonLaunch
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Elements of q and k up to which inductor's code is faster than a graph that calls a kernel, by
@@ -34,28 +35,25 @@ class Triton(Path):
     name = "triton"
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Decline what kernels cannot read and what an operator's derivative cannot follow."""
+        device = gpu.DEVICES, "GPUs of CUDA and ROCm"
         return (
-            _decline_any(call.arrays, _decline_for_gpu)
+            _decline_tensors(call.arrays, *device)
             or gpu.KERNELS.decline_reason()
-            or gpu.device_decline_reason(call.arrays[0])
-            or _decline_any(call.arrays, gpu.row_decline_reason)
-            or _decline_for_operator(call, _decline_for_gpu)
+            or gpu.kernel_decline_reason(call.arrays)
+            or _decline_for_operator(call, *device)
             or (None if forced else _decline_export())
         )
 
     def run(self, call: Call) -> Tensors:
-        """Call the operator, once for each source of angles."""
         if not torch.compiler.is_compiling():
             gpu.KERNELS.load()
         return _call_operator(call, parts=False, double=False)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
-        """Keep the launch, but for angles that are computed before it."""
         source = call.angles[0]
         if isinstance(source, TableLookup) and source.tables.low.dtype == torch.float64:
-            return None
-        return specialize_launch(call, signature, results, gpu.prepare_triton_launch)
+            return None  # its angles are computed before the launch
+        return _specialize(call, signature, results, gpu.prepare_triton_launch)
 
 
 class TorchLLVM(Path):
@@ -65,33 +63,22 @@ class TorchLLVM(Path):
     makes_tables = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Decline the same for CPUs."""
+        device = ("cpu",), "CPUs"
         return (
-            KERNELS.decline_reason(*_kernel_keys(call))
-            or _decline_any(call.arrays, _decline_for_cpu)
-            or _decline_for_operator(call, _decline_for_cpu)
+            KERNELS.decline_reason(*get_kernel_keys(call))
+            or _decline_tensors(call.arrays, *device)
+            or _decline_for_operator(call, *device)
             or (None if forced else _decline_export() or _decline_small(call))
         )
 
     def run(self, call: Call) -> Tensors:
-        """Call the operator, once for each source of angles."""
         if not torch.compiler.is_compiling():
-            for key in _kernel_keys(call):
+            for key in get_kernel_keys(call):
                 KERNELS.get(key)
         return _call_operator(call)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
-        """Keep the kernel and its parameters."""
-        return specialize_launch(call, signature, results, _prepare_llvm_launch)
-
-
-def _prepare_llvm_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> cpu.LLVMLaunch:
-    angle_inputs = cpu.cast_angle_inputs(op_args, arrays[0].dtype)
-    return cpu.prepare_llvm_launch(out, arrays, op_args, angle_inputs)
-
-
-def _kernel_keys(call: Call) -> list[KernelKey]:
-    return launch.get_kernel_keys(call.spec, [NAMES[x.dtype] for x in call.arrays])
+        return _specialize(call, signature, results, prepare_llvm_launch)
 
 
 def _call_operator(call: Call, **support: bool) -> Tensors:
@@ -99,10 +86,71 @@ def _call_operator(call: Call, **support: bool) -> Tensors:
     for arrays, out, source in call.groups(call.out or (), one_dtype=True):
         op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
         if out:
-            op.write_op(out, arrays, op_args)
+            op.rotate_out(out, arrays, *op_args)
         else:
             results += op.apply_op(arrays, op_args)
     return call.out or results
+
+
+# --- cached calls --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AutogradLaunch:
+    """Runs a launch that autograd records."""
+
+    launch: TensorLaunch
+    components: bool
+    """Whether positions have a leading axis of components."""
+    build_args: Callable[[DigitTables | None, Tensors], OpArgs]
+    """From tables and angle inputs to the operator's arguments."""
+
+    def __call__(
+        self, arrays: Tensors, _out: None, angle_inputs: Tensors, tables: DigitTables | None
+    ) -> Tensors | None:
+        if isinstance(self.launch, TritonLaunch) and not gpu.is_current(arrays[0]):
+            return None
+
+        def run(xs: Tensors) -> Tensors:
+            return self.launch(xs, None, angle_inputs, tables)  # type: ignore[return-value]  # not None here
+
+        saved = angle_inputs
+        if tables is not None:
+            if arrays[0].device.type != "cpu":  # a signature has copies of those on a CPU
+                saved = tuple([row.clone() for row in angle_inputs])
+            if self.components:
+                saved = tuple([row.movedim(0, -1) for row in saved])
+        build_args = partial(self.build_args, tables)
+        return tuple(op.EagerRotate.apply(run, saved, build_args, *arrays))
+
+
+def _specialize(
+    call: Call,
+    signature: CallSignature,
+    results: Tensors,
+    prepare: Callable[[Tensors, Tensors, OpArgs], TensorLaunch | None],
+) -> TensorLaunch | AutogradLaunch | None:
+    """Return the launch of a signature, None where its calls take more than one launch."""
+    arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
+    if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
+        return None
+    if any(x.stride(-1) != 1 for x in (*arrays, *results)):
+        return None
+    components = isinstance(source, TableLookup) and bool(angle_inputs) and source.components > 0
+    if isinstance(source, TableLookup):
+        if angle_inputs and angle_inputs[0].ndim == components:
+            return None  # components of a single token, without an axis for it
+        whole, part = (*angle_inputs, None, None)[:2]
+        source = replace(source, whole=whole, part=part)
+    needs_grad = {torch.is_grad_enabled() and x.requires_grad for x in arrays}
+    if len(needs_grad) > 1:
+        return None
+    op_args = build_op_args(source, call.spec)
+    launch = prepare(results, arrays, op_args)
+    if launch is None or needs_grad == {False}:
+        return launch
+    build_args = partial(assemble_op_args, components, op_args[N_TENSORS:])
+    return AutogradLaunch(launch, components, build_args)
 
 
 # --- reasons to decline --------------------------------------------------------------------------
@@ -121,45 +169,32 @@ def _decline_small(call: Call) -> str | None:
     return "inductor makes one loop of it and its neighbours" if few else None
 
 
-def _decline_any(tensors: Tensors, decline: Decline) -> str | None:
-    for x in tensors:  # torch 2.6 does not trace next() with a default
-        reason = decline(x)
-        if reason is not None:
-            return reason
+def _decline_tensors(tensors: Tensors, devices: Container[str], hardware: str) -> str | None:
+    for x in tensors:
+        if x.device.type not in devices:
+            return f"its kernels are for {hardware}, and a tensor is on {x.device}"
+        if type(x) not in PLAIN:
+            return f"{type(x).__name__} is a tensor of another kind"
     return None
 
 
-def _decline_for_cpu(x: torch.Tensor) -> str | None:
-    if x.device.type != "cpu":
-        return f"its kernels are for CPUs, and a tensor is on {x.device}"
-    return _decline_subclass(x)
-
-
-def _decline_for_gpu(x: torch.Tensor) -> str | None:
-    if x.device.type not in gpu.DEVICES:
-        return f"its kernels are for GPUs of CUDA and ROCm, and a tensor is on {x.device}"
-    return _decline_subclass(x)
-
-
-def _decline_subclass(x: torch.Tensor) -> str | None:
-    if type(x) not in PLAIN:
-        return f"{type(x).__name__} is a tensor of another kind"
-    return None
-
-
-def _decline_for_operator(call: Call, decline: Decline) -> str | None:
-    if not _can_follow_transforms():
+def _decline_for_operator(call: Call, devices: Container[str], hardware: str) -> str | None:
+    """Return why the operator cannot follow transforms, gradients or ``out``."""
+    compiling, transformed = torch.compiler.is_compiling(), private.are_transforms_active()
+    unsupported = private.is_forward_mode()
+    if transformed:
+        unsupported = compiling or not private.are_transforms_reverse()
+    if unsupported:
         return "this transform needs plain operations"
     if angles_need_gradient(call):
         return "a derivative with respect to angles needs plain operations"
-    return None if call.out is None else _decline_out(call.out, decline)
-
-
-def _can_follow_transforms() -> bool:
-    """Return whether the operator supports every transform that is active."""
-    if not private.are_transforms_active():
-        return not private.is_forward_mode()
-    return not torch.compiler.is_compiling() and private.are_transforms_reverse()
+    if call.out is None:
+        return None
+    if compiling or transformed:
+        return "a compiler or transform cannot follow out="
+    if any(x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1) for x in call.out):
+        return "the last axis of out is not contiguous, or holds negated numbers"
+    return _decline_tensors(call.out, devices, hardware)
 
 
 def angles_need_gradient(call: Call) -> bool:
@@ -169,11 +204,3 @@ def angles_need_gradient(call: Call) -> bool:
         for source in call.angles
         for leaf in leaves(source)
     )
-
-
-def _decline_out(out: Tensors, decline: Decline) -> str | None:
-    if torch.compiler.is_compiling() or private.are_transforms_active():
-        return "a compiler or transform cannot follow out="
-    if any(x.is_neg() or (x.stride(-1) != 1 and x.shape[-1] > 1) for x in out):
-        return "the last axis of out is not contiguous, or holds negated numbers"
-    return _decline_any(out, decline)

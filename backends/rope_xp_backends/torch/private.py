@@ -3,10 +3,9 @@
 Where a version lacks a name, calls take the slow path.
 """
 
-import contextlib
-import importlib
+import pkgutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -15,17 +14,12 @@ import torch.autograd.forward_ad
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def _resolve(name: str, module: str = "") -> Any:
-    """Return the value of a dotted name in torch or a module of it, None if there is none."""
-    value: Any = torch
-    if module:
-        try:
-            value = importlib.import_module(f"torch.{module}")
-        except ImportError:
-            return None
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
+def _resolve(name: str, module: str = "torch") -> Any:
+    """Return the value of a dotted name in a module, None where this torch lacks it."""
+    try:
+        return pkgutil.resolve_name(f"{module}:{name}")
+    except (AttributeError, ImportError):
+        return None
 
 
 _transforms_active: Callable[[], bool] | None = _resolve("_C._are_functorch_transforms_active")
@@ -38,16 +32,17 @@ _function_modes: Callable[[], int] | None = _resolve("_C._len_torch_function_sta
 _function_mode_at: Callable[[int], object] | None = _resolve("_C._get_function_stack_at")
 _tracing_state: Callable[[], object] | None = _resolve("_C._get_tracing_state")
 _is_profiled: Callable[[], bool] | None = _resolve("_C._autograd._profiler_enabled")
-_default_device: Any = _resolve("DeviceContext", "utils._device")
+_default_device: Any = _resolve("DeviceContext", "torch.utils._device")
 _without_transforms: Any = _resolve("_C._DisableFuncTorch")
-_without_modes: Any = _resolve("_disable_current_modes", "utils._python_dispatch")
+_without_modes: Any = _resolve("_disable_current_modes", "torch.utils._python_dispatch")
 _fake_tensor: Any = _resolve("_subclasses.FakeTensor")
 _has_storage: Callable[[torch.Tensor], bool] | None = _resolve("_C._has_storage")
 # Dynamo traces these since torch 2.8, as it has that tag.
-_symbols = "fx.experimental.symbolic_shapes" if _resolve("Tag.needs_exact_strides") else "_none"
+_traced = hasattr(torch.Tag, "needs_exact_strides")
+_symbols = "torch.fx.experimental.symbolic_shapes" if _traced else "torch.none"
 _guard_scalar: Any = _resolve("guard_scalar", _symbols)
 _known_true: Any = _resolve("statically_known_true", _symbols)
-current_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
+_raw_stream: Callable[[int], int] | None = _resolve("_C._cuda_getCurrentRawStream")
 """None in builds for CPUs."""
 
 
@@ -147,8 +142,26 @@ def can_make_plain_tensors() -> bool:
 
 def unobserved() -> AbstractContextManager[object]:
     """Return a context without transforms and modes, in which plain tensors are made."""
-    stack = contextlib.ExitStack()
+    stack = ExitStack()
     for context in (_without_transforms, _without_modes):
         if context is not None:
             stack.enter_context(context())
     return stack
+
+
+# --- streams of CUDA -----------------------------------------------------------------------------
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return whether launches on a device go into a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the handle of the current stream, 0 where there are none."""
+    if device.type != "cuda":
+        return 0
+    if _raw_stream is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(_raw_stream(index))

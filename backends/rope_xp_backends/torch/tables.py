@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +12,7 @@ from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.numbers import get_attributes
 from rope_xp._rotation.tables import host_tables
 
-from . import private, streams
+from . import private
 
 
 @cached_tables
@@ -29,19 +28,14 @@ def tables_on_device(key: tuple[TableKey, torch.device]) -> DigitTables:
     return DigitTables(*tables)
 
 
-def must_copy_tables(x: torch.Tensor) -> bool:
-    """Return whether tables for x belong to a trace, so that none may come from the cache."""
-    return private.has_dispatch_modes() or private.is_fake(x)
-
-
 def extend_lifetime(tables: DigitTables) -> None:
     """Keep the memory of tables for launches that follow, though the cache may evict them."""
     low, device = tables.low, tables.low.device
-    if streams.is_capturing(device):
+    if private.is_capturing(device):
         pin(tables)
     elif device.type != "cpu":
         streams_read: set[int] = low.__dict__.setdefault("_rope_xp_streams", set())
-        stream = streams.current_stream(device)
+        stream = private.current_stream(device)
         if stream not in streams_read:
             with private.unobserved(), torch.inference_mode(False):
                 # One record covers all work that the stream has when tables are freed.
@@ -56,11 +50,11 @@ def tables_in_graph(table_key: TableKey, device: torch.device) -> DigitTables:
     rope = table_key.rope
     # A scaling that is no dataclass can only be passed by itself, not within a tuple.
     scaling = None if dataclasses.is_dataclass(rope.scaling) else rope.scaling
-    head_dim, double = private.guard_scalar(table_key.head_dim), table_key.double
+    options = private.guard_scalar(table_key.head_dim), table_key.inverse, table_key.double
     flat_rope = _flatten(rope, scaling)
     tables = []
     for index in range(4 if rope.position_axes is None else 5):
-        name = _name_reader(flat_rope, scaling, head_dim, table_key.inverse, double, device, index)
+        name = _name_reader(flat_rope, scaling, options, device, index)
         tables.append(getattr(_readers, name)())
     return DigitTables(*(*tables, None)[:5])
 
@@ -96,31 +90,16 @@ def _unflatten(flat: Any) -> Any:
 # returns the name of a function, and that returns a tensor.
 @private.mark_constant
 def _name_reader(
-    flat_rope: Any,
-    scaling: Any,
-    head_dim: int,
-    inverse: bool,
-    double: bool,
-    device: torch.device,
-    index: int,
+    flat_rope: Any, scaling: Any, options: tuple[Any, ...], device: torch.device, index: int
 ) -> str:
     rope = _unflatten(flat_rope)
     if scaling is not None:
         object.__setattr__(rope, "scaling", scaling)
-    key = TableKey(rope, head_dim, inverse, double), device, index
-    name: str | None = _NAMES.get(key)
-    if name is None:
-        name = f"table_{next(_numbers)}"  # Dynamo tells constants apart by the names of code
-        setattr(_readers, name, _build_reader(name, *key))
-        _NAMES.store(key, name)
-        for evicted in {x for x in vars(_readers) if x.startswith("table_")} - {*_NAMES.values()}:
-            delattr(_readers, evicted)
-    return name
+    table_key = TableKey(rope, *options)
+    name: str | None = _NAMES.get((table_key, device, index))
+    if name is not None:
+        return name
 
-
-def _build_reader(
-    name: str, table_key: TableKey, device: torch.device, index: int
-) -> Callable[[], torch.Tensor]:
     def read() -> torch.Tensor:
         table: torch.Tensor = list(tables_on_device((table_key, device)))[index]
         if private.is_exporting():
@@ -128,8 +107,13 @@ def _build_reader(
         private.mark_static(table)  # or dynamic=True has symbols for its sizes, shared with others
         return table
 
-    read.__code__ = read.__code__.replace(co_name=name)
-    return private.mark_constant(read)
+    name = f"table_{next(_numbers)}"
+    read.__code__ = read.__code__.replace(co_name=name)  # by which Dynamo tells constants apart
+    setattr(_readers, name, private.mark_constant(read))
+    _NAMES.store((table_key, device, index), name)
+    for evicted in {x for x in vars(_readers) if x.startswith("table_")} - {*_NAMES.values()}:
+        delattr(_readers, evicted)
+    return name
 
 
 _readers = ModuleType("tables of graphs")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends.cpu import compiled
+from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
 from support.exhaustive import exhaustive
@@ -78,7 +78,7 @@ def test_float16_is_declined_where_no_instruction_is_known(
     assert kernels._can_convert_float16(triple, features) is expected
     if expected:
         return
-    fresh: Any = Kernels("llvmlite", compiled._load)
+    fresh: Any = Kernels("llvmlite", launch._load_compiler)
     monkeypatch.setattr(paths, "KERNELS", fresh)
     rope_xp.clear_caches()  # of plans with kernels
     monkeypatch.setattr(kernels, "_describe_host", lambda: (triple, "generic", features))

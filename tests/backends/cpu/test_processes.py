@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rope_xp_backends.cpu import compiled, files
+from rope_xp_backends.cpu import files, launch
 from rope_xp_backends.cpu.plan import KernelKey
 from rope_xp_backends.numpy import paths
 from support.bits import same, sample
@@ -34,7 +34,7 @@ POSITIONS = np.arange(130) * 1000
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     call_cache.CALLS.cache_clear()  # which are bound to kernels
-    monkeypatch.setattr(paths, "KERNELS", Kernels("llvmlite", compiled._load))
+    monkeypatch.setattr(paths, "KERNELS", Kernels("llvmlite", launch._load_compiler))
 
 
 def python(script: Path, code: str, *arguments: str, **environment: str) -> str:

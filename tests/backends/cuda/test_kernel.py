@@ -199,7 +199,7 @@ def test_counted_positions_of_several_components(rng: np.random.Generator) -> No
 
 def step_of(
     tokens: int, heads: tuple[int, int], head_dim: int = 128, axes: str = "bshd"
-) -> cuda_plan.CudaStep:
+) -> cuda_plan.CudaLaunch:
     """Return the launch for q and k of bfloat16."""
     layouts = []
     for n in heads:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rope_xp_backends.gpu import capture, cuda
+from rope_xp_backends import gpu
+from rope_xp_backends.gpu import cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
 from support import cuda_on_cpu
 from support.slow_path import run_twice
@@ -176,7 +177,7 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(get_function=lambda _: loaded_in.append(modes[0]) or kernel)
 
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
-    monkeypatch.setattr(capture.ctypes, "CDLL", lambda _: driver)
+    monkeypatch.setattr(gpu.ctypes, "CDLL", lambda _: driver)
     monkeypatch.setattr(cupy, "RawModule", load)
     assert paths.compile_kernel((next(cuda_on_cpu.every_key()), 0)) == "loaded"
     assert loaded_in == [2]

@@ -38,7 +38,7 @@ def spilled(dask_worker: distributed.Worker) -> int:
 
 
 def has_kernel() -> bool:
-    from rope_xp_backends.cpu.compiled import KERNELS
+    from rope_xp_backends.cpu.launch import KERNELS
 
     return bool(KERNELS._compiled)
 

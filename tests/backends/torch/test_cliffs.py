@@ -26,7 +26,7 @@ from rope_xp._rotation.tables import host_tables
 
 torch = pytest.importorskip("torch")
 
-from rope_xp_backends.torch import private, results, tables  # noqa: E402  # they need torch
+from rope_xp_backends.torch import op_args, private, tables  # noqa: E402  # they need torch
 
 HALF = RoPE(layout="half")
 
@@ -181,11 +181,11 @@ def is_advised(result: Any) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such advice")
 def test_huge_pages_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     large = torch.empty(1 << 23)
-    result = results.allocate_result(large).zero_()
+    result = op_args.allocate_result(large).zero_()
     if not is_advised(result):
         pytest.skip("this kernel of Linux has no huge pages")
     monkeypatch.setenv("ROPE_XP_HUGE_PAGES", "0")
-    spec = importlib.util.spec_from_file_location(f"{results.__name__}_off", results.__file__)
+    spec = importlib.util.spec_from_file_location(f"{op_args.__name__}_off", op_args.__file__)
     without = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(without)
     assert not is_advised(without.allocate_result(torch.empty(1 << 24)).zero_())

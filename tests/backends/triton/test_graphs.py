@@ -20,7 +20,7 @@ from rope_xp._core import caches
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from rope_xp_backends.torch import gpu, op, streams, tables  # noqa: E402  # they need torch
+from rope_xp_backends.torch import gpu, op, private, tables  # noqa: E402  # they need torch
 from support.patched import replaced  # noqa: E402  # it needs torch
 
 
@@ -81,11 +81,11 @@ def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch) -
             call(rope, x)
             call(rope, x)
             assert not caches.PINNED
-        monkeypatch.setattr(streams, "is_capturing", lambda _: True)
+        monkeypatch.setattr(private, "is_capturing", lambda _: True)
         before = len(read)
         call(rope, x)
         assert len(read) > before
-        monkeypatch.setattr(streams, "is_capturing", lambda _: False)
+        monkeypatch.setattr(private, "is_capturing", lambda _: False)
         captured = read[-1]
         forget()
         assert all(table() is not None for table in captured)
@@ -99,7 +99,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(read, monkeypatc
     """They come from what the forward pass saved, and through no cache."""
     with rope_xp.use_path("triton"):
         loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
-        monkeypatch.setattr(streams, "is_capturing", lambda _: True)
+        monkeypatch.setattr(private, "is_capturing", lambda _: True)
         loss.backward()
     del loss
     forget()
@@ -107,7 +107,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(read, monkeypatc
 
 
 def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch) -> None:
-    monkeypatch.setattr(streams, "is_capturing", lambda _: True)
+    monkeypatch.setattr(private, "is_capturing", lambda _: True)
     with rope_xp.use_path("triton"):
         for _ in range(3):
             forward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
@@ -118,8 +118,8 @@ def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch) -> None:
 def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The allocator then lends their memory to nobody before that stream is done."""
     stream = [1]
-    monkeypatch.setattr(streams, "is_capturing", lambda _: False)
-    monkeypatch.setattr(streams, "current_stream", lambda _: stream[0])
+    monkeypatch.setattr(private, "is_capturing", lambda _: False)
+    monkeypatch.setattr(private, "current_stream", lambda _: stream[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream[0])
     readers: list[list[int]] = [[] for _ in range(8)]
     device = torch.device("cuda", 0)
@@ -145,7 +145,7 @@ def test_a_second_backward_makes_no_plan(capturing, read, monkeypatch) -> None:
         train()
         train()
         monkeypatch.setattr(gpu, "plan_launch", lambda *_: pytest.fail("it made a plan"))
-        monkeypatch.setattr(streams, "is_capturing", lambda _: capturing)
+        monkeypatch.setattr(private, "is_capturing", lambda _: capturing)
         read.clear()
         train()
     assert len(read) == 4
