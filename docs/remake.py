@@ -24,6 +24,7 @@ import accuracy_table
 import architecture_picture
 import history_pictures
 import libraries_table
+import needle
 import paper_pictures
 import pictures
 import position_pictures
@@ -31,11 +32,13 @@ import rule_pictures
 import speed_picture
 import tiny_results
 
+NEEDLE = json.loads((HERE / "needle.json").read_text("utf-8"))
 TINY = json.loads((HERE / "train_tiny.json").read_text("utf-8"))
 TABLES = {
     "accuracy": accuracy_table.table,
     "history": history_pictures.table,
     "libraries": libraries_table.table,
+    "needle": lambda: needle.format_markdown(NEEDLE),
     "train_tiny": lambda: tiny_results.markdown(TINY),
 }
 MADE = re.compile(r"(<!-- made: (.+) -->\n)(?:.*\n)*?(<!-- end -->)")

@@ -111,19 +111,38 @@ def evaluate(model: Model, angles: str, bound: int) -> dict[str, float]:
     return {"loss": total / count, "wrong": wrong / count}
 
 
-def summarise(runs: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of the table: mean loss over seeds, and the share of errors."""
-    keys = list(dict.fromkeys((r["dtype"], r["trained"], r["evaluated"]) for r in runs))
+def compute_means(report: dict[str, Any]) -> dict[tuple[str, str, str, str], tuple[float, float]]:
+    """Return the mean loss and share of errors over seeds, by dtype, both kinds and start."""
+    groups: dict[tuple[str, str, str, str], list[dict[str, float]]] = {}
+    for run in report["runs"]:
+        for start, result in run["results"].items():
+            key = run["dtype"], run["trained"], run["evaluated"], start
+            groups.setdefault(key, []).append(result)
+    names = ("loss", "wrong")
+    return {
+        key: tuple(statistics.fmean(result[name] for result in results) for name in names)  # type: ignore[misc]  # two names
+        for key, results in groups.items()
+    }
+
+
+def summarise(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and rows of the table of losses and errors."""
+    means = compute_means(report)
     rows = []
-    for key in keys:
-        results = [r["results"] for r in runs if (r["dtype"], r["trained"], r["evaluated"]) == key]
-        means = [
-            [statistics.fmean(result[start][name] for result in results) for start in STARTS]
-            for name in ("loss", "wrong")
-        ]
-        cells = [f"{loss:.2g} ({wrong:.1%})" for loss, wrong in zip(*means, strict=True)]
-        rows.append([*key, *cells])
+    for dtype, trained, evaluated in dict.fromkeys(key[:3] for key in means):
+        cells = (means[dtype, trained, evaluated, start] for start in STARTS)
+        rows.append([dtype, trained, evaluated, *(f"{a:.2g} ({b:.1%})" for a, b in cells)])
     return ["q and k", "trained with", "evaluated with", *STARTS], rows
+
+
+def format_markdown(report: dict[str, Any]) -> str:
+    """Return the errors at starts below 2**20, trained with by evaluated with."""
+    means = compute_means(report)
+    lines = [f"| q and k | trained with | {' | '.join(ANGLES)} |", "|---" * (2 + len(ANGLES)) + "|"]
+    for dtype, trained in dict.fromkeys(key[:2] for key in means):
+        cells = (f"{means[dtype, trained, angles, '1M'][1]:.1%}" for angles in ANGLES)
+        lines.append(f"| {dtype} | {trained} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -146,10 +165,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                     name = str(dtype).removeprefix("torch.")
                     run = {"dtype": name, "trained": trained, "evaluated": evaluated}
                     runs.append(run | {"seed": seed, "results": results})
-    terminal.table(*summarise(runs), text_columns=3)
+    report = {"torch": torch.__version__, "steps": options.steps, "runs": runs}
+    terminal.table(*summarise(report), text_columns=3)
     if options.json:
-        report = {"torch": torch.__version__, "steps": options.steps, "runs": runs}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(report) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Cuda(Path):
             give_up = not cupy.cuda.get_current_stream().is_capturing()
             kernels = [self._kernels.get((x.key, device), give_up=give_up) for x in launches]
             for kernel, launch in zip(kernels, launches, strict=True):
-                kernel(launch.grid, launch.block, (launch.words.view(ARGUMENTS),))
+                kernel(launch.grid, launch.block, (launch.params.view(ARGUMENTS),))
         return outs
 
     def specialize(
@@ -70,10 +70,10 @@ class Cuda(Path):
                 if cupy.cuda.get_current_stream().is_capturing():
                     return None  # the slow path pins what a graph will read
                 results = tuple([_empty_result(x) for x in arrays]) if out is None else out
-                words = step.words.copy()
+                params = step.params.copy()
                 addresses = cuda.read_addresses(backend, arrays, results, angle_inputs)
-                words[: cuda.ADDRESSES] += addresses
-                kernel(step.grid, step.block, (words.view(ARGUMENTS),))
+                params[: cuda.ADDRESSES] += addresses
+                kernel(step.grid, step.block, (params.view(ARGUMENTS),))
             return results
 
         return launch

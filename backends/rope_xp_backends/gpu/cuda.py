@@ -21,7 +21,7 @@ Contiguous: TypeAlias = Callable[[Array], Array]
 """Copies an array of the library to contiguous memory."""
 
 ADDRESSES = 6
-"""The first words of a launch: of q, k and their results, and of positions, or of cos and sin."""
+"""The first params of a launch: of q, k and their results, and of positions, or of cos and sin."""
 
 
 def decline_reason(call: Call) -> str | None:
@@ -61,7 +61,7 @@ def relocatable_launch(call: Call, outs: Arrays, rows: Arrays) -> CudaLaunch | N
     (launch,) = launches
     if len(launch.pinned) != len(rows) or any(map(is_not, launch.pinned, rows)):
         return None
-    launch.words[:ADDRESSES] -= read_addresses(call.backend, call.arrays, outs, rows)
+    launch.params[:ADDRESSES] -= read_addresses(call.backend, call.arrays, outs, rows)
     return launch._replace(pinned=())
 
 
@@ -150,8 +150,8 @@ def _launch_group(
     )
     launches = []
     for step in plan_steps(job, layouts, angle_layouts):
-        words = step.words.copy()
-        words[:ADDRESSES] += read_addresses(backend, arrays, outs, angles.arrays)
-        words[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables
-        launches.append(step._replace(words=words, pinned=pinned))
+        params = step.params.copy()
+        params[:ADDRESSES] += read_addresses(backend, arrays, outs, angles.arrays)
+        params[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables
+        launches.append(step._replace(params=params, pinned=pinned))
     return launches

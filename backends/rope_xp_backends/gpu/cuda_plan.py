@@ -30,7 +30,7 @@ TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "
 
 POINTERS = 10
 """q, k, their results; positions or cosines, sines; three digit tables, and components."""
-ARGUMENTS = np.dtype([("words", np.int64, (POINTERS + 31,))])
+ARGUMENTS = np.dtype([("params", np.int64, (POINTERS + 31,))])
 """``Arguments`` of the kernel. One array element, as cupy passes no more than one by value."""
 
 
@@ -72,7 +72,7 @@ class CudaLaunch(NamedTuple):
     key: CudaKey
     grid: tuple[int, int]
     block: tuple[int, int, int]
-    words: np.ndarray
+    params: np.ndarray
     """int64; as ARGUMENTS the kernel's one argument. A plan has offsets to add to the pointers."""
     pinned: tuple[Array, ...] = ()
     """Arrays that the launch reads beside q and k, which must outlive it."""
@@ -121,8 +121,8 @@ def plan_steps(
             *(angles[0].strides[0] if job.source == COMPONENTS else 0, offsets[6]),
             *(pairs, before, rotated, rotating, lanes, job.long_positions, spec.inverse),
         )
-        words = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers)
-        launches.append(CudaLaunch(key, grid, block, np.array(words, np.int64)))
+        params = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers)
+        launches.append(CudaLaunch(key, grid, block, np.array(params, np.int64)))
     return tuple(launches)
 
 
