@@ -1,4 +1,4 @@
-"""Checks of the fields of a RoPE."""
+"""Checks of the fields of a RoPE, and the slice of head_dim that they name."""
 
 import dataclasses
 import functools
@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
+from rope_xp._core.library import Rope
+from rope_xp._core.numbers import ROTATED, check_known
 
 T = TypeVar("T")
 
@@ -59,11 +61,11 @@ def check_layout(layout: object) -> None:
 
 def check_rotary_dim(rotary_dim: object) -> int:
     """Check that rotary_dim is an even positive integer; return it as Python's."""
-    components = numbers.check_int("rotary_dim", rotary_dim)
-    if components <= 0 or components % 2:
-        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {components}"
+    r = numbers.check_int("rotary_dim", rotary_dim)
+    if r <= 0 or r % 2:
+        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {r}"
         raise RopeError(msg)
-    return components
+    return r
 
 
 def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[int, ...]:
@@ -79,8 +81,6 @@ def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[
         raise RopeError(msg)
     if rotary_dim is not None:
         check_axis_count(position_axes, rotary_dim)
-    if all(type(axis) is int for axis in position_axes):
-        return position_axes
     return tuple([numbers.plain(axis) for axis in position_axes])
 
 
@@ -107,6 +107,35 @@ def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
             "rope_xp.apply_tables(x, cos, sin, layout=...) rotates by tables"
         )
     raise TypeError(msg)
+
+
+def resolve_slice(
+    head_dim: int, rotary_dim: int | None, rotary_offset: int, position_axes: tuple[int, ...] | None
+) -> tuple[int, int]:
+    """Return (r, offset) of the rotated slice in a head of head_dim components."""
+    r = head_dim if rotary_dim is None else rotary_dim
+    if head_dim is None or r % 2:
+        check_known(ROTATED, (head_dim,))
+        msg = (
+            f"head_dim is {head_dim}, an odd number, and components turn in pairs; pass an even "
+            "rotary_dim, the rest passes through"
+        )
+        raise RopeError(msg)
+    offset = rotary_offset if rotary_offset >= 0 else head_dim + rotary_offset
+    if offset < 0 or offset + r > head_dim:
+        msg = (
+            f"the rotated slice, rotary_dim={r} components from rotary_offset={rotary_offset}, "
+            f"does not lie within head_dim={head_dim}"
+        )
+        raise RopeError(msg)
+    if position_axes is not None:
+        check_axis_count(position_axes, r)
+    return r, offset
+
+
+def slice_of(rope: Rope, head_dim: int) -> tuple[int, int]:
+    """Return (r, offset) of the slice that a rope rotates."""
+    return resolve_slice(head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes)
 
 
 def keyword_only(cls: type[T]) -> type[T]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments.fields import resolve_slice
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
-from rope_xp._arguments.slices import resolve_slice
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
@@ -28,7 +28,7 @@ def apply_frequencies(
 ) -> Call:
     """Return the call that rotates q and k by the products of positions and frequencies."""
     fields.check_layout(layout)
-    backend, where, double, k_double = parse.check_pair(q, k, axes, False)
+    backend, where, double, k_double = parse.check_pair(q, k, axes)
     frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
     slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
@@ -41,7 +41,7 @@ def apply_frequencies(
         where = _heads_as_batch(where)
     elif len(shape) > 1:
         frequencies = frequencies[..., 0, :]
-    out = check_out(backend, ("q", "k"), (q, k), out)
+    out = check_out(backend, (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     xp, like = backend.xp, (backend, backend.device(q), double or k_double)
@@ -116,14 +116,9 @@ def _check_positions(
         indices = backend.arange(length, backend.device(q))
         return backend.xp.stack([indices] * components) if components else indices
     owner = parse.find_device_owner(positions)
-    if (owner is None or owner.host) and backend.is_compiling():
-        positions, owner = backend.asarray_in_trace(positions, backend.device(q)), backend
-    elif owner is None or owner.host:
+    if (owner is None or owner.host) and not backend.is_compiling():
         read_host(positions, np.int64, True, "positions")
-        positions = np.asarray(positions)
-        owner = find.require_backend(positions, "positions")
-    else:
-        messages.check_beside(backend, "q", q, owner, "positions", positions)
+    owner, positions = parse.read_operand(backend, "q", q, "positions", positions)
     if owner.dtype_name(positions) not in (*FLOATS, *INTEGERS):
         raise wrong_dtype("positions", owner.dtype_name(positions))
     batch = tuple([q.shape[i] for i in axes.batch])
@@ -162,6 +157,8 @@ def _build_terms(
     """Return a term for each component, the leading axis of positions and frequencies."""
     backend, device, double = like
     base = products.DOUBLE if double else products.SINGLE
+    p_owner = find.require_backend(positions, "positions")
+    f_owner = find.require_backend(frequencies, "frequencies")
 
     def place(x: Array, owner: Backend, align: Callable[[Array], Array]) -> Array:
         """Return x on the device of the arrays, in the width of the angles."""
@@ -169,31 +166,27 @@ def _build_terms(
         x = align(xp.astype(x, xp.float64 if double else xp.float32, copy=False))
         return x if owner is backend else backend.asarray(x, device)
 
-    p_owner = find.require_backend(positions, "positions")
-    f_owner = find.require_backend(frequencies, "frequencies")
-    p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
-    digits = products.split_positions(p_owner, p_constant, base)
-    factors = products.build_multipliers(f_owner, f_constant, digits.weights, base)
     place_p = partial(place, owner=p_owner, align=axes.align_positions)
     place_f = partial(place, owner=f_owner, align=axes.align_frequencies)
+    p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
+    digits, weights, rest = products.split_positions(p_owner, p_constant, base)
+    factors = products.build_multipliers(f_owner, f_constant, weights, base)
     terms = []
     for c in range(positions.shape[0]):
-        split = products.PositionDigits(
-            [place_p(x[c, ...]) for x in digits.digits],
-            digits.weights,
-            None if digits.rest is None else place_p(digits.rest[c, ...]),
-        )
-        multipliers = [
-            products.Multiplier(*(place_f(x[c, ...]) for x in factor)) for factor in factors
-        ]
         p, f = place_p(positions[c, ...]), place_f(frequencies[c, ...])
-        followed_p = products.Variable(
-            p, p if p_constant is positions else place_p(p_constant[c, ...])
+        constant_p = p if p_constant is positions else place_p(p_constant[c, ...])
+        constant_f = f if f_constant is frequencies else place_f(f_constant[c, ...])
+        term = products.Term(
+            products.PositionDigits(
+                [place_p(x[c, ...]) for x in digits],
+                weights,
+                None if rest is None else place_p(rest[c, ...]),
+            ),
+            [products.Multiplier(place_f(a[c, ...]), place_f(b[c, ...])) for a, b in factors],
+            products.Variable(p, constant_p),
+            products.Variable(f, constant_f),
         )
-        followed_f = products.Variable(
-            f, f if f_constant is frequencies else place_f(f_constant[c, ...])
-        )
-        terms.append(products.Term(split, multipliers, followed_p, followed_f))
+        terms.append(term)
     return terms
 
 

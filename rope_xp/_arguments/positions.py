@@ -25,9 +25,8 @@ def resolve_positions(
 ) -> tuple[Array, Array | None, PositionRange]:
     """Return whole and fractional parts of positions on the device of ``like``, and their range.
 
-    ``owner`` is the backend that the positions belong to, None for Python numbers. Positions in
-    host memory are checked and moved. Those on a device are not read, which would synchronise:
-    where they are out of range the result is NaN.
+    ``owner`` is the backend of positions, None for Python numbers. Those on a device are not read,
+    which would synchronise: out of range they give NaN.
     """
     if owner is None or owner.host:
         if backend.is_compiling():
@@ -58,11 +57,11 @@ def read_host(
     except ValueError as error:
         msg = f"{argument} is a ragged list; give one number a token"
         raise RopeError(msg) from error
-    kind = host.dtype.kind
-    if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
-        raise wrong_dtype(argument, str(host.dtype))
     if host.size == 0:
         return host.astype(integer), None, get_position_range(0, 0)
+    kind = host.dtype.kind
+    if kind not in "iuf" and host.dtype.name != "bfloat16":
+        raise wrong_dtype(argument, str(host.dtype))
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
         # Without out= the floor of an array without axes is a number.

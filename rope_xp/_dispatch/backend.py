@@ -22,17 +22,7 @@ from rope_xp._rotation.tables import host_tables
 
 
 class Backend:
-    """The glue of one array library.
-
-    Parameters
-    ----------
-    name : str
-        The library's name, as users call it.
-    xp : namespace
-        Its array API namespace.
-    paths : tuple of Path, optional
-        Its fast paths, fastest first.
-    """
+    """The glue of one array library: its name, array API namespace and paths, fastest first."""
 
     out_refusal: str | None = None
     """Why the library cannot take ``out=``, or None if it can."""

@@ -63,9 +63,8 @@ class CachedCall:
             if tables is None:  # evicted
                 return None
         if out is not None:
-            cos_sin = angle_inputs if tables is None else ()
             inputs = [x for x, y in zip(arrays, out, strict=True) if x is not y]
-            inputs += cos_sin
+            inputs += angle_inputs if tables is None else ()
             for i, y in enumerate(out):
                 for other in (*out[:i], *inputs):
                     if other is y or not self.are_disjoint(other, y):

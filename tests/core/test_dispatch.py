@@ -19,7 +19,7 @@ from support.exhaustive import exhaustive
 from support.targets import Target
 
 import rope_xp
-from rope_xp import MissingBackendError, RopeError, _libraries
+from rope_xp import MissingBackendError, RopeError
 from rope_xp._core.call import Call
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._dispatch import call_cache, choose, find
@@ -100,7 +100,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Told, Told]:
     made = Told("swift", "it is Tuesday"), Told("brisk", None)
     monkeypatch.setattr(find.find_backend(X), "paths", made)
     call_cache.CALLS.cache_clear()
-    row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
+    row = Library("numpy", (("ndarray", find.libraries[0].load),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
     return made
 
@@ -185,7 +185,7 @@ def test_unknown_paths() -> None:
 
 
 def test_paths_of_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ("swift",))
+    row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ("swift",))
     monkeypatch.setattr(find, "libraries", (row,))
     with (
         pytest.raises(MissingBackendError, match=r"not installed; pip install 'rope-xp\[torch\]'"),

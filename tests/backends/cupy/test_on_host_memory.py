@@ -120,7 +120,7 @@ def _twice(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[An
         for module, name in (
             (_parse, "apply"),
             (_parse, "rotate"),
-            (_parse_tables, "apply"),
+            (_parse_tables, "rotate"),
             (cuda, "build_launches"),
         ):
             patch.setattr(module, name, lambda *_: pytest.fail("it took the slow path"))

@@ -31,7 +31,6 @@ def again(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any
         for module, name in (
             (parse, "apply"),
             (parse, "rotate"),
-            (parse_tables, "apply"),
             (parse_tables, "rotate"),
         ):
             patch.setattr(module, name, lambda *_: pytest.fail("it took the slow path"))
