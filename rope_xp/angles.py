@@ -12,9 +12,8 @@ from rope_xp._arguments import parse_tables
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
-from rope_xp._core.library import Rope
+from rope_xp._core.library import TREES, Rope
 from rope_xp._core.path import Path, PathUnavailable
-from rope_xp._core.trees import TREES, Tree
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
@@ -130,7 +129,7 @@ class Angles:
         )[0]
 
 
-TREES.append(Tree(Angles, ("cos", "sin", "inverse"), ("rope",)))
+TREES.append((Angles, ("cos", "sin", "inverse"), ("rope",)))
 
 
 def build_angles(rope: Rope, positions: Any, like: Array) -> Angles:

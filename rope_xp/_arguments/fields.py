@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from rope_xp._core import numbers
@@ -34,14 +33,8 @@ FOREIGN = {
     "cos": _TABLES,
     "sin": _TABLES,
     "freqs_cis": _TABLES,
-    "inv_freq": (
-        "made of base and scaling; rope_xp.apply_frequencies(q, k, positions, frequencies, "
-        "layout=...) rotates by others"
-    ),
-    "rope_scaling": (
-        "scaling, a class of rope_xp.scaling; rope_xp.from_hf_config(config) makes it of a "
-        "config.json"
-    ),
+    "inv_freq": "made of base and scaling; rope_xp.apply_frequencies rotates by others",
+    "rope_scaling": "scaling, a class of rope_xp.scaling; rope_xp.from_hf_config(config) makes it",
     "factor": "a field of scaling: scaling=rope_xp.scaling.Linear(factor), YaRN(factor, ...)",
     "unsqueeze_dim": "said by axes, one letter an axis: apply(q, k, positions, axes='bhsd')",
     "cu_seqlens": "positions=rope_xp.positions.packed(cu_seqlens)",
@@ -99,13 +92,11 @@ def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
     if isinstance(rope, protocol):
         return
     kind, shape = type(rope).__name__, getattr(rope, "shape", None)
-    if shape is None:
-        msg = f"{argument} must be a rope_xp.RoPE; got {rope!r} ({kind})"
-    else:
-        msg = (
-            f"{argument} must be a rope_xp.RoPE; got an array, {kind} of shape {tuple(shape)}. "
-            "rope_xp.apply_tables(x, cos, sin, layout=...) rotates by tables"
-        )
+    got = f"{rope!r} ({kind})"
+    if shape is not None:
+        hint = "rope_xp.apply_tables(x, cos, sin, layout=...) rotates by tables"
+        got = f"an array, {kind} of shape {tuple(shape)}. {hint}"
+    msg = f"{argument} must be a rope_xp.RoPE; got {got}"
     raise TypeError(msg)
 
 
@@ -140,30 +131,26 @@ def slice_of(rope: Rope, head_dim: int) -> tuple[int, int]:
 
 def keyword_only(cls: type[T]) -> type[T]:
     """Have a dataclass refuse unknown names, and values without one, with a hint."""
+    name = cls.__name__
     known = dict.fromkeys(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one
     generated = cls.__init__
 
     @functools.wraps(generated)
     def init(self: T, *nameless: object, **fields: object) -> None:
-        if nameless or not fields.keys() <= known.keys():
-            raise _wrong_fields(cls.__name__, [*known], nameless, fields)
+        if nameless:
+            value = nameless[0]
+            msg = (
+                f"{name} takes its fields by name; got {', '.join(map(repr, nameless))}. Write "
+                f"{name}(rotary_dim={value!r}) for the rotated components, or "
+                f"{name}(base={value!r}) for the base, often called theta"
+            )
+            raise TypeError(msg)
+        if not fields.keys() <= known.keys():
+            unknown = [field for field in fields if field not in known]
+            hints = [f"; {field} is {FOREIGN[field]}" for field in unknown if field in FOREIGN]
+            msg = f"unknown option {', '.join(unknown)}; a {name} has {', '.join(known)}"
+            raise TypeError(msg + "".join(hints))
         generated(self, **fields)
 
     cls.__init__ = init  # type: ignore[assignment]  # which takes what the generated one takes
     return cls
-
-
-def _wrong_fields(
-    name: str, known: Sequence[str], nameless: tuple[object, ...], fields: Iterable[str]
-) -> TypeError:
-    if nameless:
-        value = nameless[0]
-        return TypeError(
-            f"{name} takes its fields by name; got {', '.join(map(repr, nameless))}. Write "
-            f"{name}(rotary_dim={value!r}) for the rotated components, or {name}(base={value!r}) "
-            "for the base, often called theta"
-        )
-    unknown = [field for field in fields if field not in known]
-    has = f"a {name} has {', '.join(known)}"
-    hints = [f"; {field} is {FOREIGN[field]}" for field in unknown if field in FOREIGN]
-    return TypeError(f"unknown option {', '.join(unknown)}; {has}{''.join(hints)}")

@@ -1,8 +1,6 @@
 """From positions and arrays of frequencies to a checked Call."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,15 +36,16 @@ def apply_frequencies(
     if len(shape) > 1 and shape[-2] != 1:
         group = _check_heads(where, shape[-2], q, k)
         heads_axis = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # checked
-        where = _heads_as_batch(where)
+        # Heads become one more batch axis, so that each has its own angles.
+        free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in where.names)
+        where = parse_axes(where.names.replace("h", free), len(where.names), "q")
     elif len(shape) > 1:
         frequencies = frequencies[..., 0, :]
     out = check_out(backend, (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     xp, like = backend.xp, (backend, backend.device(q), double or k_double)
-    angle_axes = _AngleAxes(len(where.batch), heads_axis)
-    terms = _build_terms(like, positions, frequencies, angle_axes)
+    terms = _build_terms(like, positions, frequencies, len(where.batch), heads_axis)
     tables = products.cos_sin(backend, terms, like[-1])
     dtypes = [xp.float64 if is_double else xp.float32 for is_double in (double, k_double)]
     angles = [CosSin(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
@@ -54,9 +53,6 @@ def apply_frequencies(
         repeated = (_repeat_heads(backend, table, heads_axis, group) for table in tables)
         angles.insert(0, CosSin(*(xp.astype(table, dtypes[0], copy=False) for table in repeated)))
     return Call(backend, (q, k), tuple(angles), out, RotationSpec(where, layout, *slice_, False))
-
-
-# --- checks --------------------------------------------------------------------------------------
 
 
 def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
@@ -99,13 +95,6 @@ def _check_heads(axes: Axes, heads: int, q: Array, k: Array) -> int:
     return int(queries // keys)
 
 
-def _heads_as_batch(axes: Axes) -> Axes:
-    """Return axes with the heads as one more batch axis, so that each head has its own angles."""
-    free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in axes.names)
-    names = axes.names.replace("h", free)
-    return parse_axes(names, len(names), "q")
-
-
 def _check_positions(
     backend: Backend, q: Array, axes: Axes, positions: Any, components: int
 ) -> Array:
@@ -126,48 +115,38 @@ def _check_positions(
     return positions[..., None] if len(positions.shape) == bool(components) else positions
 
 
-# --- terms ---------------------------------------------------------------------------------------
-
-
-class _AngleAxes(NamedTuple):
-    """The axes of angles: batch, tokens, pairs."""
-
-    batch: int
-    heads: int | None
-    """Which of the batch axes holds heads that have frequencies of their own."""
-
-    def align_positions(self, x: Array) -> Array:
-        """Align an array (batch..., tokens) with the angles."""
-        if self.heads is None:
-            return with_axes(x, self.batch + 1)[..., None]
-        x = with_axes(x, self.batch)
-        return x[(*(slice(None),) * self.heads, None, ..., None)]
-
-    def align_frequencies(self, x: Array) -> Array:
-        """Align an array (heads, r/2) or (r/2,) with the angles."""
-        if self.heads is None:
-            return with_axes(x, self.batch + 2)
-        after = self.batch - self.heads
-        return x[(*(None,) * self.heads, slice(None), *(None,) * after, slice(None))]
-
-
 def _build_terms(
-    like: tuple[Backend, Device, bool], positions: Array, frequencies: Array, axes: _AngleAxes
+    like: tuple[Backend, Device, bool],
+    positions: Array,
+    frequencies: Array,
+    batch: int,
+    heads: int | None,
 ) -> list[products.Term]:
-    """Return a term for each component, the leading axis of positions and frequencies."""
+    """Return a term for each component, the leading axis of positions and frequencies.
+
+    Their arrays broadcast to the axes of angles: batch, tokens, pairs. ``heads`` is the batch axis
+    of heads that have frequencies of their own.
+    """
     backend, device, double = like
     base = products.DOUBLE if double else products.SINGLE
     p_owner = find.require_backend(positions, "positions")
     f_owner = find.require_backend(frequencies, "frequencies")
 
-    def place(x: Array, owner: Backend, align: Callable[[Array], Array]) -> Array:
+    def place(x: Array, owner: Backend) -> Array:
         """Return x on the device of the arrays, in the width of the angles."""
-        xp = owner.xp
-        x = align(xp.astype(x, xp.float64 if double else xp.float32, copy=False))
+        x = owner.xp.astype(x, owner.xp.float64 if double else owner.xp.float32, copy=False)
         return x if owner is backend else backend.asarray(x, device)
 
-    place_p = partial(place, owner=p_owner, align=axes.align_positions)
-    place_f = partial(place, owner=f_owner, align=axes.align_frequencies)
+    def place_p(x: Array) -> Array:
+        x = with_axes(place(x, p_owner), batch + (heads is None))
+        return x[..., None] if heads is None else x[(*(slice(None),) * heads, None, ..., None)]
+
+    def place_f(x: Array) -> Array:
+        x = place(x, f_owner)
+        if heads is None:
+            return with_axes(x, batch + 2)
+        return x[(*(None,) * heads, slice(None), *(None,) * (batch - heads), slice(None))]
+
     p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
     digits, weights, rest = products.split_positions(p_owner, p_constant, base)
     factors = products.build_multipliers(f_owner, f_constant, weights, base)
@@ -195,6 +174,7 @@ def _repeat_heads(backend: Backend, table: Array, heads: int | None, group: int)
     if group == 1 or heads is None:
         return table
     xp, shape = backend.xp, tuple(table.shape)
-    wider = table[(*(slice(None),) * (heads + 1), None, ...)]
-    wider = xp.broadcast_to(wider, (*shape[: heads + 1], group, *shape[heads + 1 :]))
-    return xp.reshape(wider, (*shape[:heads], group * shape[heads], *shape[heads + 1 :]))
+    before, after = shape[: heads + 1], shape[heads + 1 :]
+    table = table[(*(slice(None),) * (heads + 1), None, ...)]
+    table = xp.broadcast_to(table, (*before, group, *after))
+    return xp.reshape(table, (*shape[:heads], group * shape[heads], *after))

@@ -71,10 +71,7 @@ def check_pair_shapes(
     axes: Axes, q_shape: tuple[int, ...], k_shape: tuple[int, ...], has_k_positions: bool
 ) -> None:
     """Check that q and k differ only where they may."""
-    h = axes.heads
-    if q_shape == k_shape or (
-        h is not None and q_shape[:h] == k_shape[:h] and q_shape[h + 1 :] == k_shape[h + 1 :]
-    ):
+    if q_shape == k_shape:
         return
     for name, in_q, in_k in zip(axes.names, q_shape, k_shape, strict=True):
         if same_length(in_q, in_k) or name == "h" or (name == "s" and has_k_positions):

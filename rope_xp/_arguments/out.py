@@ -37,8 +37,20 @@ def check_out(
     named = zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)
     inputs = [(name, get_span(backend.memory(x))) for name, x in named]
     for i, output in enumerate(outputs):
-        if output is not None:
-            _check_overlap(i, output, inputs, labels, outputs)
+        if output is None:
+            continue
+        for j, (name, x) in enumerate(inputs):
+            is_same = i == j and x is not None and output.memory[:4] == x.memory[:4]
+            if x is not None and not is_same and have_overlap(output, x):
+                msg = (
+                    f"{labels[i]} overlaps {name} without being {names[i]} itself; pass "
+                    f"{names[i]} for in place, or memory that is not read"
+                )
+                raise RopeError(msg)
+        for label, earlier in zip(labels[:i], outputs[:i], strict=True):
+            if earlier is not None and have_overlap(output, earlier):
+                msg = f"{label} and {labels[i]} overlap; each result needs its own memory"
+                raise RopeError(msg)
     return tuple(out)
 
 
@@ -70,26 +82,3 @@ def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan 
         msg = f"{label} is a view whose elements share memory; pass an array of its own"
         raise RopeError(msg)
     return get_span(memory)
-
-
-def _check_overlap(
-    i: int,
-    output: MemorySpan,
-    inputs: list[tuple[str, MemorySpan | None]],
-    labels: tuple[str, ...],
-    outputs: list[MemorySpan | None],
-) -> None:
-    for j, (name, x) in enumerate(inputs):
-        if x is None or (i == j and output.memory[:4] == x.memory[:4]):
-            continue
-        if have_overlap(output, x):
-            itself = inputs[i][0]
-            msg = (
-                f"{labels[i]} overlaps {name} without being {itself} itself; pass {itself} for in "
-                "place, or memory that is not read"
-            )
-            raise RopeError(msg)
-    for label, earlier in zip(labels[:i], outputs[:i], strict=True):
-        if earlier is not None and have_overlap(output, earlier):
-            msg = f"{label} and {labels[i]} overlap; each result needs its own memory"
-            raise RopeError(msg)

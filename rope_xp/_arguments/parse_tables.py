@@ -38,7 +38,8 @@ def apply_tables(
     tables = _read_tables(backend, "x", x, where, cos, sin, double)
     slice_ = resolve_slice(x.shape[-1], 2 * tables[0].shape[-1], rotary_offset, None)
     spec = RotationSpec(where, layout, *slice_, inverse)
-    return _build_call(backend, (x,), tables, (double,), spec, out)
+    out = check_out(backend, (x,), out, tables)
+    return Call(backend, (x,), _cast(backend, tables, (double,)), out, spec)
 
 
 def rotate(
@@ -70,7 +71,8 @@ def rotate(
         )
         raise RopeError(msg)
     spec = RotationSpec(where, rope.layout, r, offset, inverse)
-    return _build_call(backend, arrays, tables, doubles, spec, out)
+    out = check_out(backend, arrays, out, tables)
+    return Call(backend, arrays, _cast(backend, tables, doubles), out, spec)
 
 
 def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:
@@ -159,16 +161,9 @@ def _check_pairs(columns: int, rotary_dim: int) -> None:
         raise RopeError(msg)
 
 
-def _build_call(
-    backend: Backend,
-    arrays: tuple[Array, ...],
-    tables: tuple[Array, Array],
-    doubles: tuple[bool, ...],
-    spec: RotationSpec,
-    out: Any,
-) -> Call:
-    out = check_out(backend, arrays, out, tables)
+def _cast(
+    backend: Backend, tables: tuple[Array, Array], doubles: tuple[bool, ...]
+) -> tuple[CosSin, ...]:
     xp = backend.xp
     dtypes = [xp.float64 if double else xp.float32 for double in doubles]
-    angles = [CosSin(*(xp.astype(t, dtype, copy=False) for t in tables)) for dtype in dtypes]
-    return Call(backend, arrays, tuple(angles), out, spec)
+    return tuple([CosSin(*(xp.astype(t, dtype, copy=False) for t in tables)) for dtype in dtypes])

@@ -28,16 +28,20 @@ def resolve_positions(
     ``owner`` is the backend of positions, None for Python numbers. Those on a device are not read,
     which would synchronise: out of range they give NaN.
     """
-    if owner is None or owner.host:
-        if backend.is_compiling():
-            traced = backend.asarray_in_trace(positions, backend.device(like))
-            return _from_device(backend, traced, double, argument)
-        host = positions
-    else:
+    host = positions
+    if owner is not None and not owner.host:
         check_beside(backend, ROTATED, like, owner, argument, positions)
         host = owner.host_view(positions)
-        if host is None:
-            return _from_device(backend, positions, double, argument)
+    elif backend.is_compiling():
+        host, positions = None, backend.asarray_in_trace(positions, backend.device(like))
+    if host is None:
+        dtype = backend.dtype_name(positions)
+        if dtype in INTEGERS:
+            return backend.integers(positions), None, UNKNOWN
+        if dtype not in FLOATS:
+            check_readable(backend, argument, positions)
+            raise wrong_dtype(argument, dtype)
+        return *backend.split_positions(positions, double), UNKNOWN
     # numpy indexes with 64 bits; anywhere else half the bytes travel.
     integer = np.int64 if backend.host else np.int32
     whole, part, position_range = read_host(host, integer, double, argument)
@@ -97,18 +101,6 @@ def read_rows(
     if not whole.shape:
         whole, part = whole.reshape(1), None if part is None else part.reshape(1)
     return (whole,) if part is None else (whole, part), position_range
-
-
-def _from_device(
-    backend: Backend, positions: Array, double: bool, argument: str
-) -> tuple[Array, Array | None, PositionRange]:
-    dtype = backend.dtype_name(positions)
-    if dtype in INTEGERS:
-        return backend.integers(positions), None, UNKNOWN
-    if dtype not in FLOATS:
-        check_readable(backend, argument, positions)
-        raise wrong_dtype(argument, dtype)
-    return *backend.split_positions(positions, double), UNKNOWN
 
 
 def wrong_dtype(argument: str, dtype: str) -> TypeError:

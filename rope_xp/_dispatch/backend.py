@@ -1,7 +1,4 @@
-"""The glue of an array library, with defaults that need only the array API standard.
-
-To add a backend, see backends/README.md.
-"""
+"""The glue of an array library: defaults in the array API standard. See backends/README.md."""
 
 from __future__ import annotations
 
@@ -59,10 +56,9 @@ class Backend:
         out: object,
         tables: tuple[Array, Array] | None,
     ) -> Any:
-        """Return the ``CallSignature`` of a call, None if it cannot be cached.
+        """Return the ``CallSignature`` of a call with this context, None if it cannot be cached.
 
-        ``context`` is the part of its key that depends on no array, ``tables`` are given cos and
-        sin. See :mod:`rope_xp._dispatch.call_cache`.
+        ``tables`` are given cos and sin. See :mod:`rope_xp._dispatch.call_cache`.
         """
         return None
 

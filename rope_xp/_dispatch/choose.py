@@ -42,10 +42,8 @@ def use_path(name: str | None) -> Iterator[None]:
 
     Raises
     ------
-    RopeError
-        If no path has this name; in a call, if the path cannot take it.
-    MissingBackendError
-        If the library that the path belongs to is not installed.
+    RopeError, MissingBackendError
+        If no path has this name, or its library is not installed; in a call, if it cannot run.
 
     Examples
     --------

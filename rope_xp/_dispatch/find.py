@@ -23,7 +23,7 @@ _log = logging.getLogger("rope_xp")
 
 @dataclass(frozen=True)
 class Library:
-    """A library with a backend in ``rope_xp_backends``."""
+    """A library with a backend in ``rope_xp_backends``, and its fast paths, fastest first."""
 
     name: str
     """The name of its module."""
@@ -32,7 +32,6 @@ class Library:
     extra: str
     """``pip install rope-xp[extra]`` installs it."""
     paths: tuple[str, ...]
-    """Names of the fast paths, fastest first."""
 
     def load(self) -> Backend:
         """Return the backend of its plain arrays, the last of its classes."""
@@ -45,12 +44,6 @@ by_type: dict[type, Backend] = {}
 """Backends by array class."""
 _standard: dict[str, Backend] = {}
 _third_party: list[Backend] | None = None
-
-
-def register(table: tuple[Library, ...]) -> None:
-    """Set the table of libraries."""
-    global libraries
-    libraries = table
 
 
 def find_backend(x: object) -> Backend | None:
@@ -153,7 +146,7 @@ def require_backend_of_namespace(xp: Any) -> Backend:
         msg = f"xp must be an array API namespace such as numpy or torch; got {xp!r}"
         raise TypeError(msg)
     root = name.removeprefix("array_api_compat.").partition(".")[0]
-    for library in libraries:
-        if library.name == root:
-            return library.load()
+    library = next((library for library in libraries if library.name == root), None)
+    if library is not None:
+        return library.load()
     return _standard.setdefault(name, Backend(name, xp))

@@ -1,5 +1,6 @@
 """The table of libraries, which alone names backends."""
 
+from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 
@@ -40,3 +41,4 @@ LIBRARIES = (
     Library("ndonnx", (("Array", lambda: _load("ndonnx")),), "ndonnx", ()),
     Library("dask", (("array.Array", lambda: _load("dask")),), "dask", ("blockwise",)),
 )
+find.libraries = LIBRARIES

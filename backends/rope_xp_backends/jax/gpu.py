@@ -1,4 +1,4 @@
-"""The rotation as XLA compiles it best for GPUs: the numbers of rope_xp._rotation.pairs.
+"""The rotation as XLA compiles it best for GPUs: the numbers of portable.rotate.
 
 XLA reads a stack of pairs one element at a time, and several at once where each result selects its
 two inputs: on an H200 some 20 instead of 27 instructions an element of bfloat16, in accesses of 8
@@ -17,7 +17,7 @@ from rope_xp._core.call import RotationSpec, get_interleaved
 
 
 def rotate(_xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, spec: RotationSpec) -> jax.Array:
-    """Return x rotated, with the arguments of rope_xp._rotation.pairs.rotate."""
+    """Return x rotated, with the arguments of rope_xp._rotation.portable.rotate."""
     pairs, offset = cos.shape[-1], spec.rotary_offset
     rotary_dim = 2 * pairs
     read, write = (-1 if interleaved else -2 for interleaved in get_interleaved(spec))

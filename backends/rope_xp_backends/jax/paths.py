@@ -7,9 +7,8 @@ from typing import Any
 import jax
 
 from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
-from rope_xp._core.library import DigitTables
+from rope_xp._core.library import TREES, DigitTables
 from rope_xp._core.path import Path
-from rope_xp._core.trees import TREES
 from rope_xp._rotation import portable
 
 from . import gpu
@@ -24,7 +23,7 @@ for kind, arrays, plain, dropped in (
     (DigitTables, [*DigitTables.__match_args__], [], []),
     (CosSin, ["cos", "sin"], [], []),
     (RelativeAngles, ["new", "old"], [], []),
-    *((tree.kind, [*tree.arrays], [*tree.plain], []) for tree in TREES),
+    *((kind, [*arrays], [*plain], []) for kind, arrays, plain in TREES),
 ):
     jax.tree_util.register_dataclass(kind, arrays, plain, dropped)
 
