@@ -133,7 +133,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         r, _ = slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
-        with np.errstate(all="ignore"):  # what is too large is infinite, and refused below
+        with np.errstate(all="ignore"):  # overflow gives inf, which is refused below
             scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
         _base.check_frequencies(self.scaling, scaled, r // 2)
         return scaled

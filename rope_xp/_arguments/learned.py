@@ -124,8 +124,7 @@ def _build_terms(
 ) -> list[products.Term]:
     """Return a term for each component, the leading axis of positions and frequencies.
 
-    Their arrays broadcast to the axes of angles: batch, tokens, pairs. ``heads`` is the batch axis
-    of heads that have frequencies of their own.
+    Arrays broadcast to (batch..., tokens, r/2). ``heads`` is the axis of per-head frequencies.
     """
     backend, device, double = like
     base = products.DOUBLE if double else products.SINGLE

@@ -33,7 +33,7 @@ def check_out(
         raise TypeError(msg)
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
-    outputs = [_check_writeable(backend, *each) for each in zip(labels, out, strict=True)]
+    outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
     named = zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)
     inputs = [(name, get_span(backend.memory(x))) for name, x in named]
     for i, output in enumerate(outputs):

@@ -33,10 +33,8 @@ def find_owner(values: Any) -> Backend | None:
 
 
 def find_device_owner(values: Any) -> Backend | None:
-    """Return the backend of an array, None for arrays of numpy and numbers of Python.
-
-    A compiler that meets its first numpy array here cannot look at its class.
-    """
+    """Return the backend of an array, None for arrays of numpy and numbers of Python."""
+    # Dynamo cannot look up the class of the first numpy array that it traces.
     return None if type(values) is np.ndarray else find_owner(values)
 
 
@@ -181,8 +179,7 @@ def _lookup(
     if positions is None:
         if tokens is None:
             tokens = backend.axis_length(x, axes.tokens)
-        # Compilers have symbols for lengths, which cannot be compared, or split the graph by it.
-        # Dynamo's look like an int.
+        # To compare symbolic lengths fails or breaks the graph. Those of Dynamo look like an int.
         is_known = type(tokens) is int and not backend.is_compiling()
         position_range = get_position_range(0, tokens) if is_known else COUNTED
     else:

@@ -88,10 +88,7 @@ def read_host(
 def read_rows(
     positions: Any, integer: type[np.integer[Any]], double: bool
 ) -> tuple[tuple[np.ndarray, ...], PositionRange] | None:
-    """Return whole and fractional parts for a signature, and their range.
-
-    None where the slow path must read or refuse them.
-    """
+    """Return whole and fractional parts, and their range; None for the slow path to read."""
     if type(positions) not in _READ:
         return None
     try:
@@ -123,7 +120,7 @@ def check_positions_shape(
 ) -> None:
     """Check that positions broadcast to (components, batch..., tokens).
 
-    A lone number for several tokens is refused: it may be meant for each, or for the first.
+    A single number for several tokens is ambiguous: all at one position, or the first of a range.
     """
     if components:
         check_components(argument, shape, components)

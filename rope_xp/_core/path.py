@@ -10,7 +10,7 @@ from rope_xp._core.typing import Array
 class PathUnavailable(Exception):  # noqa: N818  # no error: the next path runs
     """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
 
-    Only for what importing or compiling alone can show. ``decline_reason`` returns all else.
+    Only for reasons that importing or compiling reveals. ``decline_reason`` returns all others.
     """
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are compiled on first use. One that fails is given up with one warning."""
+"""Kernels that are compiled on first use. One that fails warns once, and is not tried again."""
 
 import importlib.util
 import signal
@@ -18,7 +18,7 @@ MAX_KERNELS = 4096
 
 
 class Kernels(Generic[Key, Kernel]):
-    """The kernels of one compiler. Where memory is short none is given up: later calls try again.
+    """The kernels of one compiler. After an out-of-memory error later calls try again.
 
     ``load`` imports the compiler, of ``package``, and returns ``compile(key)``.
     """
