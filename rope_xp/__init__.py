@@ -9,8 +9,7 @@
 from rope_xp import scaling
 from rope_xp._core.caches import clear_caches
 from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
-from rope_xp._dispatch import find as _find
-from rope_xp._dispatch import libraries as _libraries
+from rope_xp._dispatch import libraries as _libraries  # noqa: F401  # fills the table of find
 from rope_xp._dispatch.choose import Explanation, use_path
 from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
 from rope_xp.angles import Angles
@@ -18,7 +17,6 @@ from rope_xp.choice import Choice
 from rope_xp.hf import from_hf_config
 from rope_xp.rope import RoPE
 
-_find.register(_libraries.LIBRARIES)
 __version__ = "0.1.0"
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._arguments import fields, parse, table_forms
-from rope_xp._arguments.slices import slice_of
+from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Layout, Namespace
@@ -75,28 +75,20 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             Components of a head for each component of a position, even numbers: (16, 56, 56) for
             Flux. They sum to ``rotary_dim``.
         bases, order, **fields
-            See :class:`rope_xp.scaling.Axial`, where bases None is ``base`` for all; and ``base``,
-            ``layout`` and ``rotary_offset``.
+            See :class:`rope_xp.scaling.Axial`; and ``base``, ``layout`` and ``rotary_offset``.
 
         Examples
         --------
         >>> import rope_xp
-        >>> from rope_xp import positions
         >>> rope = rope_xp.RoPE.axial((4, 2, 2), base=256.0)
         >>> rope.position_axes, rope.frequencies(8).tolist()
         ((0, 0, 1, 2), [1.0, 0.0625, 1.0, 1.0])
-        >>> rope.cos_sin(positions.video(2, 3, 5), head_dim=8)[0].shape
-        (30, 4)
         """
         derived = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
         if derived:
             msg = f"RoPE.axial makes {', '.join(derived)} of its sections; leave that out"
             raise TypeError(msg)
-        scaling = Axial(
-            order=order,
-            sections=sections,  # type: ignore[arg-type]  # which makes a tuple of it
-            bases=bases,  # type: ignore[arg-type]  # likewise
-        )
+        scaling = Axial(order=order, sections=sections, bases=bases)  # type: ignore[arg-type]  # it makes tuples
         axes = tuple(axis for axis, _ in assign_pairs(scaling.sections or (), order))
         return cls(rotary_dim=2 * len(axes), scaling=scaling, position_axes=axes, **fields)
 
@@ -106,9 +98,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         Examples
         --------
         >>> import rope_xp
-        >>> rope = rope_xp.RoPE()
-        >>> rope.for_length(8192) is rope
-        True
+        >>> rope = rope_xp.RoPE().for_length(8192)
         """
         n = numbers.check_positive_int("n", n)
         if self.scaling is None:
@@ -143,7 +133,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         r, _ = slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
-        with np.errstate(all="ignore"):  # what is too large is infinite, and refused below
+        with np.errstate(all="ignore"):  # overflow gives inf, which is refused below
             scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
         _base.check_frequencies(self.scaling, scaled, r // 2)
         return scaled
@@ -216,9 +206,9 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
     ) -> Array | tuple[Array, Array]:
         """Return the table of another engine, of exact angles rounded once.
 
-        Row p is for position p, from 0 to ``length - 1``. With ``position_axes`` all components of
-        a row's position are p; engines pick the columns of each component from its own row. A
-        RopeError where scaling needs :meth:`for_length` first, or a compiler traces the call.
+        Row p is for position p, from 0 to ``length - 1``; with ``position_axes`` all components are
+        p, and engines pick the columns of each component from its own row. RopeError where scaling
+        needs :meth:`for_length` first, or a compiler traces the call.
 
         Parameters
         ----------
@@ -228,9 +218,8 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
               cos for each pair, then one of sin.
             - "huggingface": cos and sin, each (length, r), a column for each component: (a, b, a,
               b), or (a, a, b, b) for the layout "interleaved".
-            - "megatron": angles in radians, (length, 1, 1, r), doubled likewise, less whole turns,
-              which float32 has no digits for. Megatron and TransformerEngine take the
-              ``attention_factor`` separately, as ``mscale``.
+            - "megatron": angles in radians less whole turns, (length, 1, 1, r), doubled likewise.
+              Megatron and TransformerEngine take the ``attention_factor`` as ``mscale``.
             - "complex": cos + i sin, (length, r/2), as Meta and Mistral multiply by.
             - "onnx": cos and sin, each (length, r/2), as ONNX and flash-attn.
         xp, device
@@ -241,10 +230,10 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         Returns
         -------
         array or (array, array)
-            Times the attention factor, but for "megatron". Each number is that of float64, whose
-            error is below 2**-52 (1 + position * frequency), rounded to dtype. :meth:`cos_sin` in
-            float32 may differ by a few units in the last place: to match a serving engine bit for
-            bit, pass its table to :meth:`with_tables`.
+            Times the attention factor, but for "megatron". Numbers of float64, off by less than
+            2**-52 (1 + position * frequency), are rounded to dtype. :meth:`cos_sin` in float32 may
+            differ by a few ulp: to match a serving engine bit for bit, pass its table to
+            :meth:`with_tables`.
 
         Examples
         --------

@@ -75,11 +75,6 @@ def apply(
     >>> import rope_xp
     >>> q, k = np.ones((1, 4, 8, 64), np.float32), np.ones((1, 4, 4, 64), np.float32)
     >>> q_rotated, k_rotated = rope_xp.apply(q, k, 1000 + np.arange(4), layout="half", base=5e5)
-
-    In place, with named axes:
-
-    >>> rope_xp.apply(q, k, axes="bshd", out=(q, k))[0] is q
-    True
     """
     return _resolve_rope(rope, options, q).apply(
         q, k, positions, axes=axes, k_positions=k_positions, out=out
@@ -165,19 +160,18 @@ def apply_frequencies(
     Notes
     -----
     Whole turns are subtracted before rounding: cos and sin of float32 are off by less than 3.2e-7
-    at any position of one component below 2**31, those of float64 by less than 4e-16. A float32
-    does not hold all digits of a RoPE's frequencies: where they are not learned, use :class:`RoPE`.
+    at any position of one component below 2**31, those of float64 by less than 4e-16. float32 does
+    not hold all digits of a RoPE's frequencies; if they are not learned, use :class:`RoPE`.
 
     Examples
     --------
-    Two components of a position, each head with its own mixture of them:
+    Two components of a position, mixed by each head in its own way:
 
     >>> import numpy as np
     >>> import rope_xp
     >>> from rope_xp import positions
-    >>> rng = np.random.default_rng(0)
-    >>> q, k = rng.standard_normal((2, 1, 6, 8, 64), np.float32)
-    >>> frequencies = rng.standard_normal((2, 8, 32), np.float32)
+    >>> q, k = np.ones((2, 1, 6, 8, 64), np.float32)
+    >>> frequencies = np.random.default_rng(0).standard_normal((2, 8, 32), np.float32)
     >>> cells = positions.grid(2, 3)
     >>> q_rotated, k_rotated = rope_xp.apply_frequencies(q, k, cells, frequencies, layout="half")
     """
@@ -226,13 +220,8 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     num_heads : int
         Heads of this projection; for k with grouped queries the number of key heads.
     to : {"interleaved", "half"}
-        The layout of the result. From Meta's Llama checkpoints to Hugging Face: "half".
-
-    Returns
-    -------
-    array
-        Row 2i + j of a head (j = 0, 1) in the interleaved layout is row j * head_dim/2 + i in the
-        half layout.
+        The layout of the result. From Meta's Llama checkpoints to Hugging Face: "half". Row 2i + j
+        of a head (j = 0, 1) in the interleaved layout is row j * head_dim/2 + i in the half layout.
 
     Examples
     --------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_xp._arguments import fields, messages, parse
+from rope_xp._arguments import fields, parse
 from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.dtypes import INTEGERS
 from rope_xp._core.errors import RopeError
@@ -28,7 +28,7 @@ class Choice:
     """A RoPE for each sequence of a batch, of a few that rotate the same pairs.
 
     For requests that differ in scaling, such as long and short contexts of LongRoPE. Cos and sin
-    are computed for every rope, and selected for each sequence; q and k are rotated once.
+    of every rope are computed and one is selected for each sequence; q and k are rotated once.
 
     Parameters
     ----------
@@ -36,10 +36,9 @@ class Choice:
         They differ in base and scaling alone.
     which : array or sequence, (batch...)
         For each sequence its index into ``ropes``: integers, or booleans for two ropes. Of the
-        library and device of the arrays, numpy, or Python numbers. On a device they are not read,
-        and those out of range give NaN. ``torch.compile`` takes a Choice that was made outside of
-        it, or of a tensor. Tokens that are packed without a batch axis are a batch of sequences of
-        one token: ``q[:, None]``, with an index for each.
+        library and device of the arrays, numpy, or Python numbers. Out of range they raise in host
+        memory, and give NaN on a device. ``torch.compile`` takes a Choice made outside of it, or of
+        a tensor. Packed tokens without a batch axis are sequences of one token: ``q[:, None]``.
 
     Raises
     ------
@@ -79,10 +78,6 @@ class Choice:
                     f"({', '.join(_SHARED)}) is {values} in ropes[{i}] and {first} in ropes[0]"
                 )
                 raise RopeError(msg)
-        self._read_which()
-
-    def _read_which(self) -> tuple[Backend, Array]:
-        """Return the backend of ``which``, and its array; numbers are checked in host memory."""
         owner, which = parse.find_owner(self.which), self.which
         if owner is None:
             which = np.asarray(which)
@@ -96,14 +91,12 @@ class Choice:
                 f"got {which.min()} to {which.max()}"
             )
             raise RopeError(msg)
-        return owner, which
 
     def at(self, positions: Positions, *, like: Array) -> Angles:
         """Return the angles of positions, each sequence's by its own RoPE.
 
-        See :meth:`rope_xp.RoPE.at`. The bits of each sequence are those of its RoPE, if ``like``
-        has the width of the arrays. An error also where ``which`` is of another library or device
-        than ``like``.
+        See :meth:`rope_xp.RoPE.at`. Each sequence has the bits of its RoPE, if ``like`` is as wide
+        as the arrays. An error also where ``which`` is of another library or device than ``like``.
 
         Examples
         --------
@@ -115,13 +108,8 @@ class Choice:
         (2, 3, 32)
         """
         backend = find.require_backend(like, "like")
-        if backend.is_compiling():  # a compiler knows no dtypes of numpy
-            owner, which = parse.find_owner(self.which), self.which
-            if owner is None or owner.host:
-                owner, which = backend, backend.asarray_in_trace(which, backend.device(like))
-        else:
-            owner, which = self._read_which()
-        if not messages.check_beside(backend, "like", like, owner, "which", which):
+        owner, which = parse.read_operand(backend, "like", like, "which", self.which)
+        if owner.host and not backend.host:
             which = backend.asarray(which.astype(np.int32), backend.device(like))
         which = backend.integers(which)[..., None, None]
         by_rope = [build_angles(rope, positions, like) for rope in self.ropes]
@@ -150,8 +138,6 @@ class Choice:
         >>> ropes = rope_xp.RoPE(), rope_xp.RoPE(scaling=rope_xp.scaling.Linear(4.0))
         >>> q, k = np.ones((2, 3, 4, 8)), np.ones((2, 3, 2, 8))
         >>> q_rotated, k_rotated = rope_xp.Choice(ropes, [0, 1]).apply(q, k)
-        >>> bool((k_rotated[1] == ropes[1].rotate(k[1])).all())
-        True
         """
         return self._angles_of(q, positions, axes).apply(q, k, axes=axes, out=out)
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rope_xp._arguments import fields
-from rope_xp._arguments.slices import slice_of
+from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
@@ -42,22 +42,19 @@ def nodes(
     Parameters
     ----------
     rope : RoPE
-        What to rotate by. Its slice must start at component 0.
-    head_dim : int
-        Components of a head.
-    max_positions : int
+        Its slice must start at component 0.
+    head_dim, max_positions : int
         Positions run from 0 to ``max_positions - 1``. Two tables are stored, each
         (max_positions, r/2) float32.
     inputs : sequence of str, default ("x", "position_ids")
         Names of the value to rotate and of its positions, int64 (batch, tokens).
     output : str, default "y"
-        Name of the rotated value.
     num_heads : int, optional
         Given, x is (batch, tokens, num_heads * head_dim). None: (batch, heads, tokens, head_dim).
     dtype : {"float32", "float16", "bfloat16"}, default "float32"
         Of x. 16 bits are rotated in float32 and rounded once, by casts around the operator.
     name : str, default "rope"
-        What the names of nodes, tables and values between them begin with.
+        Prefix of the names of nodes, tables and values between them.
 
     Returns
     -------
@@ -69,17 +66,15 @@ def nodes(
     Raises
     ------
     RopeError, TypeError
-        If the operator cannot express the rope, or an argument is out of range or of another type.
+        If the operator cannot express the rope, or an argument is wrong.
 
     Examples
     --------
     >>> import rope_xp
     >>> import rope_xp.onnx
-    >>> nodes, tables = rope_xp.onnx.nodes(rope_xp.RoPE(layout="half"), 64, 4096)
-    >>> [node.op_type for node in nodes]
-    ['RotaryEmbedding']
-    >>> [(table.name, list(table.dims)) for table in tables]
-    [('rope_cos', [4096, 32]), ('rope_sin', [4096, 32])]
+    >>> (node,), tables = rope_xp.onnx.nodes(rope_xp.RoPE(layout="half"), 64, 4096)
+    >>> node.op_type, [(table.name, list(table.dims)) for table in tables]
+    ('RotaryEmbedding', [('rope_cos', [4096, 32]), ('rope_sin', [4096, 32])])
     """
     # onnx takes only Python's integers, which the checks return.
     head_dim = numbers.check_positive_int("head_dim", head_dim)
@@ -104,10 +99,8 @@ def nodes(
         num_heads=num_heads,  # None writes no attribute
         rotary_embedding_dim=None if rotary_dim == head_dim else rotary_dim,
     )
-    pair = zip(rope.cos_sin(np.arange(max_positions), head_dim), (cos, sin), strict=True)
-    tables = [
-        numpy_helper.from_array(np.ascontiguousarray(t), table_name) for t, table_name in pair
-    ]
+    named = zip(rope.cos_sin(np.arange(max_positions), head_dim), (cos, sin), strict=True)
+    tables = [numpy_helper.from_array(np.ascontiguousarray(t), label) for t, label in named]
     if dtype == "float32":
         return [rotation], tables
     widen = helper.make_node("Cast", [x], [wide_x], f"{name}_widen", to=TensorProto.FLOAT)
@@ -128,17 +121,7 @@ def model(
     Parameters
     ----------
     rope, head_dim, max_positions, num_heads, dtype
-        As for :func:`nodes`. Batch and tokens, and heads without ``num_heads``, may have any
-        length.
-
-    Returns
-    -------
-    onnx.ModelProto
-
-    Raises
-    ------
-    RopeError, TypeError
-        As :func:`nodes`.
+        See :func:`nodes`. Batch, tokens and, without ``num_heads``, heads may have any length.
 
     Examples
     --------
@@ -147,8 +130,6 @@ def model(
     >>> import rope_xp.onnx
     >>> model = rope_xp.onnx.model(rope_xp.RoPE(), 64, 4096, num_heads=8)
     >>> onnx.checker.check_model(model, full_check=True)
-    >>> [value.name for value in model.graph.input]
-    ['x', 'position_ids']
     """
     graph_nodes, tables = nodes(rope, head_dim, max_positions, num_heads=num_heads, dtype=dtype)
     shape: list[str | int] = ["batch", "heads", "tokens", int(head_dim)]
@@ -158,23 +139,22 @@ def model(
     axes = ["batch", "tokens"]
     positions = helper.make_tensor_value_info("position_ids", TensorProto.INT64, axes)
     graph = helper.make_graph(graph_nodes, "rope", [x, positions], [y], tables)
-    opsets = [helper.make_opsetid("", OPSET)]
-    return helper.make_model(
-        graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="rope_xp"
-    )
+    versions = {"opset_imports": [helper.make_opsetid("", OPSET)], "ir_version": IR_VERSION}
+    return helper.make_model(graph, producer_name="rope_xp", **versions)
 
 
 def _check_expressible(rope: RoPE, head_dim: int) -> int:
     """Check what the operator can express; return how many components it rotates."""
     if rope.layout == "interleaved_to_half":
-        problem = "layout='interleaved_to_half'; take layout='interleaved': attention scores are "
-        problem += "the same, as q and k are reordered alike"
+        problem = "layout='interleaved_to_half'; layout='interleaved' gives the same scores"
     elif rope.position_axes is not None:
         problem = "position_axes; trace the model by torch.onnx.export or ndonnx"
     else:
         rotary_dim, offset = slice_of(rope, head_dim)
         if not offset:
             return rotary_dim
-        problem = f"a slice that starts at component {offset}; split it off x, rotate it alone as "
-        problem += f"a head of {rotary_dim} components, and join them again"
+        problem = (
+            f"a slice that starts at component {offset}; split it off x, rotate it as a head of "
+            f"{rotary_dim} components, and join them again"
+        )
     raise RopeError(f"RotaryEmbedding of ONNX cannot express {problem}")

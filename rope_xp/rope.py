@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rope_xp._arguments import fields, parse, parse_tables
-from rope_xp._arguments.slots import take_slots, write_slots
+from rope_xp._arguments.slots import move_slots
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache, choose
 from rope_xp._frequencies import RopeFields
@@ -241,9 +241,11 @@ class RoPE(RopeFields):
         True
         """
         if slots is not None:
-            taken = take_slots(x, slots, axes, out)
-            moved = self.rerotate(taken.keys, old_positions, new_positions, to=to, axes=axes)
-            return write_slots(taken, moved)  # type: ignore[no-any-return]  # same kind as x
+
+            def move(keys: ArrayT) -> ArrayT:
+                return self.rerotate(keys, old_positions, new_positions, to=to, axes=axes)
+
+            return move_slots(x, slots, axes, out, move)  # type: ignore[no-any-return]  # same kind as x
         to = self if to is None else to
         fields.check_rope(to, RoPE, "to")
         call = parse.rerotate(self, to, x, old_positions, new_positions, axes, out)

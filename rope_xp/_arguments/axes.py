@@ -7,18 +7,12 @@ _BATCH = "bcefgijklmno"
 
 
 def _make_axes(names: str) -> Axes:
-    tokens = names.index("s")
+    tokens, heads = names.index("s"), names.index("h") if "h" in names else None
     batch = tuple(i for i, name in enumerate(names) if name not in "shd")
-    after_heads = len(names) - names.index("h") - 2 if "h" in names else len(names)
-    return Axes(
-        names=names,
-        tokens=tokens,
-        heads=names.index("h") if "h" in names else None,
-        batch=batch,
-        in_order=not batch or batch[-1] < tokens,
-        after_heads=after_heads,
-        insert_heads=(..., None, *(slice(None),) * (after_heads + 1)),
-    )
+    in_order = not batch or batch[-1] < tokens
+    after_heads = len(names) if heads is None else len(names) - heads - 2
+    insert_heads = (..., None, *(slice(None),) * (after_heads + 1))
+    return Axes(names, tokens, heads, batch, in_order, after_heads, insert_heads)
 
 
 def default_names(ndim: int) -> str:
@@ -56,12 +50,9 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
 
 def check_fit(axes: Axes, argument: str, ndim: int) -> None:
     """Check that an array has as many axes as are named."""
-    names = axes.names
-    if len(names) != ndim:
-        msg = (
-            f"axes={names!r} names {len(names)} axes; {argument} has {ndim}. "
-            f"Name each axis of {argument}"
-        )
+    n = len(axes.names)
+    if n != ndim:
+        msg = f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name each of {argument}"
         raise RopeError(msg)
 
 
@@ -71,17 +62,15 @@ def _check_names(axes: object) -> None:
     if not isinstance(axes, str):
         msg = f"axes must be a string of one letter an axis, such as {example}; got {axes!r}"
         raise TypeError(msg)
-    problem = None
-    if not (axes.isascii() and axes.isalpha() and axes.islower()):
-        problem = "has characters that are not lower-case letters"
-    elif len(set(axes)) != len(axes):
-        problem = "names an axis twice"
-    elif "s" not in axes:
-        problem = "has no tokens axis 's'"
-    elif "d" not in axes:
-        problem = "has no head_dim axis 'd'"
-    elif axes[-1] != "d":
-        problem = "does not end in head_dim 'd'; move that axis to the end"
-    if problem is not None:
-        msg = f"axes={axes!r} {problem}; write for example {example}"
-        raise RopeError(msg)
+    problems = {
+        "has characters that are not lower-case letters": not (
+            axes.isascii() and axes.isalpha() and axes.islower()
+        ),
+        "names an axis twice": len(set(axes)) != len(axes),
+        "has no tokens axis 's'": "s" not in axes,
+        "has no head_dim axis 'd'": "d" not in axes,
+        "does not end in head_dim 'd'; move that axis to the end": not axes.endswith("d"),
+    }
+    for problem, is_present in problems.items():
+        if is_present:
+            raise RopeError(f"axes={axes!r} {problem}; write for example {example}")

@@ -1,12 +1,13 @@
-"""Checks of the fields of a RoPE."""
+"""Checks of the fields of a RoPE, and the slice of head_dim that they name."""
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
+from rope_xp._core.library import Rope
+from rope_xp._core.numbers import ROTATED, check_known
 
 T = TypeVar("T")
 
@@ -32,14 +33,8 @@ FOREIGN = {
     "cos": _TABLES,
     "sin": _TABLES,
     "freqs_cis": _TABLES,
-    "inv_freq": (
-        "made of base and scaling; rope_xp.apply_frequencies(q, k, positions, frequencies, "
-        "layout=...) rotates by others"
-    ),
-    "rope_scaling": (
-        "scaling, a class of rope_xp.scaling; rope_xp.from_hf_config(config) makes it of a "
-        "config.json"
-    ),
+    "inv_freq": "made of base and scaling; rope_xp.apply_frequencies rotates by others",
+    "rope_scaling": "scaling, a class of rope_xp.scaling; rope_xp.from_hf_config(config) makes it",
     "factor": "a field of scaling: scaling=rope_xp.scaling.Linear(factor), YaRN(factor, ...)",
     "unsqueeze_dim": "said by axes, one letter an axis: apply(q, k, positions, axes='bhsd')",
     "cu_seqlens": "positions=rope_xp.positions.packed(cu_seqlens)",
@@ -59,11 +54,11 @@ def check_layout(layout: object) -> None:
 
 def check_rotary_dim(rotary_dim: object) -> int:
     """Check that rotary_dim is an even positive integer; return it as Python's."""
-    components = numbers.check_int("rotary_dim", rotary_dim)
-    if components <= 0 or components % 2:
-        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {components}"
+    r = numbers.check_int("rotary_dim", rotary_dim)
+    if r <= 0 or r % 2:
+        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {r}"
         raise RopeError(msg)
-    return components
+    return r
 
 
 def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[int, ...]:
@@ -79,8 +74,6 @@ def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[
         raise RopeError(msg)
     if rotary_dim is not None:
         check_axis_count(position_axes, rotary_dim)
-    if all(type(axis) is int for axis in position_axes):
-        return position_axes
     return tuple([numbers.plain(axis) for axis in position_axes])
 
 
@@ -99,42 +92,65 @@ def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
     if isinstance(rope, protocol):
         return
     kind, shape = type(rope).__name__, getattr(rope, "shape", None)
-    if shape is None:
-        msg = f"{argument} must be a rope_xp.RoPE; got {rope!r} ({kind})"
-    else:
-        msg = (
-            f"{argument} must be a rope_xp.RoPE; got an array, {kind} of shape {tuple(shape)}. "
-            "rope_xp.apply_tables(x, cos, sin, layout=...) rotates by tables"
-        )
+    got = f"{rope!r} ({kind})"
+    if shape is not None:
+        hint = "rope_xp.apply_tables(x, cos, sin, layout=...) rotates by tables"
+        got = f"an array, {kind} of shape {tuple(shape)}. {hint}"
+    msg = f"{argument} must be a rope_xp.RoPE; got {got}"
     raise TypeError(msg)
+
+
+def resolve_slice(
+    head_dim: int, rotary_dim: int | None, rotary_offset: int, position_axes: tuple[int, ...] | None
+) -> tuple[int, int]:
+    """Return (r, offset) of the rotated slice in a head of head_dim components."""
+    r = head_dim if rotary_dim is None else rotary_dim
+    if head_dim is None or r % 2:
+        check_known(ROTATED, (head_dim,))
+        msg = (
+            f"head_dim is {head_dim}, an odd number, and components turn in pairs; pass an even "
+            "rotary_dim, the rest passes through"
+        )
+        raise RopeError(msg)
+    offset = rotary_offset if rotary_offset >= 0 else head_dim + rotary_offset
+    if offset < 0 or offset + r > head_dim:
+        msg = (
+            f"the rotated slice, rotary_dim={r} components from rotary_offset={rotary_offset}, "
+            f"does not lie within head_dim={head_dim}"
+        )
+        raise RopeError(msg)
+    if position_axes is not None:
+        check_axis_count(position_axes, r)
+    return r, offset
+
+
+def slice_of(rope: Rope, head_dim: int) -> tuple[int, int]:
+    """Return (r, offset) of the slice that a rope rotates."""
+    return resolve_slice(head_dim, rope.rotary_dim, rope.rotary_offset, rope.position_axes)
 
 
 def keyword_only(cls: type[T]) -> type[T]:
     """Have a dataclass refuse unknown names, and values without one, with a hint."""
+    name = cls.__name__
     known = dict.fromkeys(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one
     generated = cls.__init__
 
     @functools.wraps(generated)
     def init(self: T, *nameless: object, **fields: object) -> None:
-        if nameless or not fields.keys() <= known.keys():
-            raise _wrong_fields(cls.__name__, [*known], nameless, fields)
+        if nameless:
+            value = nameless[0]
+            msg = (
+                f"{name} takes its fields by name; got {', '.join(map(repr, nameless))}. Write "
+                f"{name}(rotary_dim={value!r}) for the rotated components, or "
+                f"{name}(base={value!r}) for the base, often called theta"
+            )
+            raise TypeError(msg)
+        if not fields.keys() <= known.keys():
+            unknown = [field for field in fields if field not in known]
+            hints = [f"; {field} is {FOREIGN[field]}" for field in unknown if field in FOREIGN]
+            msg = f"unknown option {', '.join(unknown)}; a {name} has {', '.join(known)}"
+            raise TypeError(msg + "".join(hints))
         generated(self, **fields)
 
     cls.__init__ = init  # type: ignore[assignment]  # which takes what the generated one takes
     return cls
-
-
-def _wrong_fields(
-    name: str, known: Sequence[str], nameless: tuple[object, ...], fields: Iterable[str]
-) -> TypeError:
-    if nameless:
-        value = nameless[0]
-        return TypeError(
-            f"{name} takes its fields by name; got {', '.join(map(repr, nameless))}. Write "
-            f"{name}(rotary_dim={value!r}) for the rotated components, or {name}(base={value!r}) "
-            "for the base, often called theta"
-        )
-    unknown = [field for field in fields if field not in known]
-    has = f"a {name} has {', '.join(known)}"
-    hints = [f"; {field} is {FOREIGN[field]}" for field in unknown if field in FOREIGN]
-    return TypeError(f"unknown option {', '.join(unknown)}; {has}{''.join(hints)}")

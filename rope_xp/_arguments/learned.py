@@ -1,16 +1,14 @@
 """From positions and arrays of frequencies to a checked Call."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments.fields import resolve_slice
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
-from rope_xp._arguments.slices import resolve_slice
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec
 from rope_xp._core.dtypes import FLOATS, INTEGERS
 from rope_xp._core.errors import RopeError
@@ -28,7 +26,7 @@ def apply_frequencies(
 ) -> Call:
     """Return the call that rotates q and k by the products of positions and frequencies."""
     fields.check_layout(layout)
-    backend, where, double, k_double = parse.check_pair(q, k, axes, False)
+    backend, where, double, k_double = parse.check_pair(q, k, axes)
     frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
     slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
@@ -38,15 +36,16 @@ def apply_frequencies(
     if len(shape) > 1 and shape[-2] != 1:
         group = _check_heads(where, shape[-2], q, k)
         heads_axis = sum(i < where.heads for i in where.batch)  # type: ignore[operator]  # checked
-        where = _heads_as_batch(where)
+        # Heads become one more batch axis, so that each has its own angles.
+        free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in where.names)
+        where = parse_axes(where.names.replace("h", free), len(where.names), "q")
     elif len(shape) > 1:
         frequencies = frequencies[..., 0, :]
-    out = check_out(backend, ("q", "k"), (q, k), out)
+    out = check_out(backend, (q, k), out)
     if not components:
         positions, frequencies = positions[None, ...], frequencies[None, ...]
     xp, like = backend.xp, (backend, backend.device(q), double or k_double)
-    angle_axes = _AngleAxes(len(where.batch), heads_axis)
-    terms = _build_terms(like, positions, frequencies, angle_axes)
+    terms = _build_terms(like, positions, frequencies, len(where.batch), heads_axis)
     tables = products.cos_sin(backend, terms, like[-1])
     dtypes = [xp.float64 if is_double else xp.float32 for is_double in (double, k_double)]
     angles = [CosSin(*(xp.astype(table, dtypes[1], copy=False) for table in tables))]
@@ -54,9 +53,6 @@ def apply_frequencies(
         repeated = (_repeat_heads(backend, table, heads_axis, group) for table in tables)
         angles.insert(0, CosSin(*(xp.astype(table, dtypes[0], copy=False) for table in repeated)))
     return Call(backend, (q, k), tuple(angles), out, RotationSpec(where, layout, *slice_, False))
-
-
-# --- checks --------------------------------------------------------------------------------------
 
 
 def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
@@ -99,13 +95,6 @@ def _check_heads(axes: Axes, heads: int, q: Array, k: Array) -> int:
     return int(queries // keys)
 
 
-def _heads_as_batch(axes: Axes) -> Axes:
-    """Return axes with the heads as one more batch axis, so that each head has its own angles."""
-    free = next(name for name in "bcefgijklmnopqrtuvwxyz" if name not in axes.names)
-    names = axes.names.replace("h", free)
-    return parse_axes(names, len(names), "q")
-
-
 def _check_positions(
     backend: Backend, q: Array, axes: Axes, positions: Any, components: int
 ) -> Array:
@@ -116,14 +105,9 @@ def _check_positions(
         indices = backend.arange(length, backend.device(q))
         return backend.xp.stack([indices] * components) if components else indices
     owner = parse.find_device_owner(positions)
-    if (owner is None or owner.host) and backend.is_compiling():
-        positions, owner = backend.asarray_in_trace(positions, backend.device(q)), backend
-    elif owner is None or owner.host:
+    if (owner is None or owner.host) and not backend.is_compiling():
         read_host(positions, np.int64, True, "positions")
-        positions = np.asarray(positions)
-        owner = find.require_backend(positions, "positions")
-    else:
-        messages.check_beside(backend, "q", q, owner, "positions", positions)
+    owner, positions = parse.read_operand(backend, "q", q, "positions", positions)
     if owner.dtype_name(positions) not in (*FLOATS, *INTEGERS):
         raise wrong_dtype("positions", owner.dtype_name(positions))
     batch = tuple([q.shape[i] for i in axes.batch])
@@ -131,69 +115,56 @@ def _check_positions(
     return positions[..., None] if len(positions.shape) == bool(components) else positions
 
 
-# --- terms ---------------------------------------------------------------------------------------
-
-
-class _AngleAxes(NamedTuple):
-    """The axes of angles: batch, tokens, pairs."""
-
-    batch: int
-    heads: int | None
-    """Which of the batch axes holds heads that have frequencies of their own."""
-
-    def align_positions(self, x: Array) -> Array:
-        """Align an array (batch..., tokens) with the angles."""
-        if self.heads is None:
-            return with_axes(x, self.batch + 1)[..., None]
-        x = with_axes(x, self.batch)
-        return x[(*(slice(None),) * self.heads, None, ..., None)]
-
-    def align_frequencies(self, x: Array) -> Array:
-        """Align an array (heads, r/2) or (r/2,) with the angles."""
-        if self.heads is None:
-            return with_axes(x, self.batch + 2)
-        after = self.batch - self.heads
-        return x[(*(None,) * self.heads, slice(None), *(None,) * after, slice(None))]
-
-
 def _build_terms(
-    like: tuple[Backend, Device, bool], positions: Array, frequencies: Array, axes: _AngleAxes
+    like: tuple[Backend, Device, bool],
+    positions: Array,
+    frequencies: Array,
+    batch: int,
+    heads: int | None,
 ) -> list[products.Term]:
-    """Return a term for each component, the leading axis of positions and frequencies."""
+    """Return a term for each component, the leading axis of positions and frequencies.
+
+    Arrays broadcast to (batch..., tokens, r/2). ``heads`` is the axis of per-head frequencies.
+    """
     backend, device, double = like
     base = products.DOUBLE if double else products.SINGLE
-
-    def place(x: Array, owner: Backend, align: Callable[[Array], Array]) -> Array:
-        """Return x on the device of the arrays, in the width of the angles."""
-        xp = owner.xp
-        x = align(xp.astype(x, xp.float64 if double else xp.float32, copy=False))
-        return x if owner is backend else backend.asarray(x, device)
-
     p_owner = find.require_backend(positions, "positions")
     f_owner = find.require_backend(frequencies, "frequencies")
+
+    def place(x: Array, owner: Backend) -> Array:
+        """Return x on the device of the arrays, in the width of the angles."""
+        x = owner.xp.astype(x, owner.xp.float64 if double else owner.xp.float32, copy=False)
+        return x if owner is backend else backend.asarray(x, device)
+
+    def place_p(x: Array) -> Array:
+        x = with_axes(place(x, p_owner), batch + (heads is None))
+        return x[..., None] if heads is None else x[(*(slice(None),) * heads, None, ..., None)]
+
+    def place_f(x: Array) -> Array:
+        x = place(x, f_owner)
+        if heads is None:
+            return with_axes(x, batch + 2)
+        return x[(*(None,) * heads, slice(None), *(None,) * (batch - heads), slice(None))]
+
     p_constant, f_constant = p_owner.stop_gradient(positions), f_owner.stop_gradient(frequencies)
-    digits = products.split_positions(p_owner, p_constant, base)
-    factors = products.build_multipliers(f_owner, f_constant, digits.weights, base)
-    place_p = partial(place, owner=p_owner, align=axes.align_positions)
-    place_f = partial(place, owner=f_owner, align=axes.align_frequencies)
+    digits, weights, rest = products.split_positions(p_owner, p_constant, base)
+    factors = products.build_multipliers(f_owner, f_constant, weights, base)
     terms = []
     for c in range(positions.shape[0]):
-        split = products.PositionDigits(
-            [place_p(x[c, ...]) for x in digits.digits],
-            digits.weights,
-            None if digits.rest is None else place_p(digits.rest[c, ...]),
-        )
-        multipliers = [
-            products.Multiplier(*(place_f(x[c, ...]) for x in factor)) for factor in factors
-        ]
         p, f = place_p(positions[c, ...]), place_f(frequencies[c, ...])
-        followed_p = products.Variable(
-            p, p if p_constant is positions else place_p(p_constant[c, ...])
+        constant_p = p if p_constant is positions else place_p(p_constant[c, ...])
+        constant_f = f if f_constant is frequencies else place_f(f_constant[c, ...])
+        term = products.Term(
+            products.PositionDigits(
+                [place_p(x[c, ...]) for x in digits],
+                weights,
+                None if rest is None else place_p(rest[c, ...]),
+            ),
+            [products.Multiplier(place_f(a[c, ...]), place_f(b[c, ...])) for a, b in factors],
+            products.Variable(p, constant_p),
+            products.Variable(f, constant_f),
         )
-        followed_f = products.Variable(
-            f, f if f_constant is frequencies else place_f(f_constant[c, ...])
-        )
-        terms.append(products.Term(split, multipliers, followed_p, followed_f))
+        terms.append(term)
     return terms
 
 
@@ -202,6 +173,7 @@ def _repeat_heads(backend: Backend, table: Array, heads: int | None, group: int)
     if group == 1 or heads is None:
         return table
     xp, shape = backend.xp, tuple(table.shape)
-    wider = table[(*(slice(None),) * (heads + 1), None, ...)]
-    wider = xp.broadcast_to(wider, (*shape[: heads + 1], group, *shape[heads + 1 :]))
-    return xp.reshape(wider, (*shape[:heads], group * shape[heads], *shape[heads + 1 :]))
+    before, after = shape[: heads + 1], shape[heads + 1 :]
+    table = table[(*(slice(None),) * (heads + 1), None, ...)]
+    table = xp.broadcast_to(table, (*before, group, *after))
+    return xp.reshape(table, (*shape[:heads], group * shape[heads], *after))

@@ -9,7 +9,7 @@ from rope_xp._dispatch.backend import Backend
 
 
 def describe(backend: Backend, x: Array) -> str:
-    """Return what an array is, for a message."""
+    """Return library, shape, dtype and device of an array, for a message."""
     device = backend.device(x)
     dtype = backend.dtype_name(x) + ("" if device is None else f" on {device}")
     return f"{_a(backend)} array of shape {tuple(x.shape)} and dtype {dtype}"
@@ -29,10 +29,8 @@ def check_float(backend: Backend, argument: str, x: Array) -> str:
     dtype = backend.dtype_name(x)
     if dtype not in FLOATS:
         check_readable(backend, argument, x)
-        msg = (
-            f"{argument} is {describe(backend, x)}; it must hold {', '.join(sorted(FLOATS))}. "
-            "Convert it first"
-        )
+        dtypes = ", ".join(sorted(FLOATS))
+        msg = f"{argument} is {describe(backend, x)}; it must hold {dtypes}. Convert it first"
         raise TypeError(msg)
     return dtype
 
@@ -48,9 +46,7 @@ def check_readable(backend: Backend, argument: str, x: Array) -> None:
 def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Array) -> None:
     """Check that two arrays of a library lie on one device."""
     a = backend.device(x)
-    if a is None:
-        return
-    b = backend.device(y)
+    b = None if a is None else backend.device(y)
     if b is not None and a != b:
         msg = f"{first} is on {a} and {second} on {b}; move one of them"
         raise RopeError(msg)
@@ -71,29 +67,24 @@ def check_beside(
     return False
 
 
-def check_pair(
-    axes: Axes, q_shape: tuple[int, ...], k_shape: tuple[int, ...], own_positions: bool
+def check_pair_shapes(
+    axes: Axes, q_shape: tuple[int, ...], k_shape: tuple[int, ...], has_k_positions: bool
 ) -> None:
     """Check that q and k differ only where they may."""
-    h = axes.heads
-    if q_shape == k_shape or (
-        h is not None and q_shape[:h] == k_shape[:h] and q_shape[h + 1 :] == k_shape[h + 1 :]
-    ):
+    if q_shape == k_shape:
         return
     for name, in_q, in_k in zip(axes.names, q_shape, k_shape, strict=True):
-        if same_length(in_q, in_k) or name == "h" or (name == "s" and own_positions):
+        if same_length(in_q, in_k) or name == "h" or (name == "s" and has_k_positions):
             continue
         check_known("q", (in_q,))
         check_known("k", (in_k,))
-        if name == "s":
-            fix = "Give k_positions for the tokens of k"
-        elif name == "d":
-            fix = "Rotate them one by one with RoPE.rotate if that is meant"
-        else:
-            fix = f"They may differ in heads alone; is axes={axes.names!r} right?"
         axis = {"s": "tokens", "d": "head_dim"}.get(name, f"batch axis {name!r}")
+        hint = {
+            "s": "Give k_positions for the tokens of k",
+            "d": "Rotate them one by one with RoPE.rotate if that is meant",
+        }.get(name, f"They may differ in heads alone; is axes={axes.names!r} right?")
         msg = (
             f"q of shape {tuple(q_shape)} and k of shape {tuple(k_shape)} differ in {axis} "
-            f"(axes={axes.names!r}): {in_q} and {in_k}. {fix}"
+            f"(axes={axes.names!r}): {in_q} and {in_k}. {hint}"
         )
         raise RopeError(msg)

@@ -4,20 +4,19 @@ from typing import Any
 
 from rope_xp._arguments import messages
 from rope_xp._core.errors import RopeError
-from rope_xp._core.memory import Memory, get_span, have_overlap, overlaps_itself
+from rope_xp._core.memory import MemorySpan, get_span, have_overlap, overlaps_itself
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
+_NAMES = (("x",), ("q", "k"))
+_LABELS = (("out",), ("out[0]", "out[1]"))
+
 
 def check_out(
-    backend: Backend,
-    names: tuple[str, ...],
-    arrays: tuple[Array, ...],
-    out: Any,
-    tables: tuple[Array, ...] = (),
+    backend: Backend, arrays: tuple[Array, ...], out: Any, tables: tuple[Array, ...] = ()
 ) -> tuple[Array, ...] | None:
-    """Return out as a tuple, one array for each of ``arrays``; None as it is.
+    """Return out as a tuple, one array for each of ``arrays`` (x, or q and k); None as it is.
 
     It must not overlap cos and sin, ``tables``, either.
     """
@@ -26,7 +25,7 @@ def check_out(
     if backend.out_refusal is not None:
         msg = f"out= with {backend.name} arrays: {backend.out_refusal}"
         raise TypeError(msg)
-    labels = ("out",) if len(arrays) == 1 else tuple(f"out[{i}]" for i in range(len(arrays)))
+    names, labels = _NAMES[len(arrays) - 1], _LABELS[len(arrays) - 1]
     if len(arrays) == 1:
         out = (out,)
     elif not isinstance(out, (tuple, list)) or len(out) != len(arrays):
@@ -34,11 +33,24 @@ def check_out(
         raise TypeError(msg)
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
-    memories = [backend.memory(target) for target in out]
-    for label, memory in zip(labels, memories, strict=True):
-        if memory is not None:
-            _check_writeable(label, memory)
-    _check_overlap(backend, names, arrays, labels, memories, tables)
+    outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
+    named = zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)
+    inputs = [(name, get_span(backend.memory(x))) for name, x in named]
+    for i, output in enumerate(outputs):
+        if output is None:
+            continue
+        for j, (name, x) in enumerate(inputs):
+            is_same = i == j and x is not None and output.memory[:4] == x.memory[:4]
+            if x is not None and not is_same and have_overlap(output, x):
+                msg = (
+                    f"{labels[i]} overlaps {name} without being {names[i]} itself; pass "
+                    f"{names[i]} for in place, or memory that is not read"
+                )
+                raise RopeError(msg)
+        for label, earlier in zip(labels[:i], outputs[:i], strict=True):
+            if earlier is not None and have_overlap(output, earlier):
+                msg = f"{label} and {labels[i]} overlap; each result needs its own memory"
+                raise RopeError(msg)
     return tuple(out)
 
 
@@ -46,54 +58,27 @@ def _check_like(backend: Backend, label: str, target: Any, name: str, x: Array) 
     if find.find_backend(target) is not backend:
         msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
         raise TypeError(msg)
-    decline_reason = backend.unwritable_reason(target, x)
-    if decline_reason is not None:
-        msg = f"{label}: {decline_reason}"
+    reason = backend.unwritable_reason(target, x)
+    if reason is not None:
+        msg = f"{label}: {reason}"
         raise RopeError(msg)
     # dtypes by their names: another byte order holds the same numbers.
     kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (target, x)]
     if kinds[0] != kinds[1]:
-        msg = (
-            f"{label} is {messages.describe(backend, target)}; the result for {name} is "
-            f"{messages.describe(backend, x)}"
-        )
+        shown = [messages.describe(backend, a) for a in (target, x)]
+        msg = f"{label} is {shown[0]}; the result for {name} is {shown[1]}"
         raise RopeError(msg)
 
 
-def _check_writeable(label: str, memory: Memory) -> None:
+def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan | None:
+    """Return the span of a result in memory, if it is known."""
+    memory = backend.memory(target)
+    if memory is None:
+        return None
     if not memory.writeable:
         msg = f"{label} is read-only; pass a writeable array or leave out= away"
         raise RopeError(msg)
     if overlaps_itself(memory):
         msg = f"{label} is a view whose elements share memory; pass an array of its own"
         raise RopeError(msg)
-
-
-def _check_overlap(
-    backend: Backend,
-    names: tuple[str, ...],
-    arrays: tuple[Array, ...],
-    labels: tuple[str, ...],
-    memories: list[Memory | None],
-    tables: tuple[Array, ...],
-) -> None:
-    named = [*zip(names, arrays, strict=True), *zip(("cos", "sin"), tables, strict=False)]
-    inputs = [(name, get_span(backend.memory(x))) for name, x in named]
-    outputs = [get_span(memory) for memory in memories]
-    for i, output in enumerate(outputs):
-        if output is None:
-            continue
-        for j, (name, x) in enumerate(inputs):
-            if x is None or (i == j and output.memory[:4] == x.memory[:4]):
-                continue
-            if have_overlap(output, x):
-                msg = (
-                    f"{labels[i]} overlaps {name} without being {names[i]} itself; pass "
-                    f"{names[i]} for in place, or memory that is not read"
-                )
-                raise RopeError(msg)
-        for j in range(i):
-            earlier = outputs[j]
-            if earlier is not None and have_overlap(output, earlier):
-                msg = f"{labels[j]} and {labels[i]} overlap; each result needs its own memory"
-                raise RopeError(msg)
+    return get_span(memory)

@@ -6,9 +6,9 @@ import numpy as np
 
 from rope_xp._arguments import messages
 from rope_xp._arguments.axes import check_fit, parse_axes
+from rope_xp._arguments.fields import slice_of
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_components, check_positions_shape, resolve_positions
-from rope_xp._arguments.slices import check_rerotation, slice_of
 from rope_xp._core.call import (
     COUNTED,
     Axes,
@@ -18,6 +18,7 @@ from rope_xp._core.call import (
     TableLookup,
     get_position_range,
 )
+from rope_xp._core.errors import RopeError
 from rope_xp._core.library import Rope, TableKey, count_components
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
@@ -26,87 +27,79 @@ from rope_xp._dispatch.backend import Backend
 _PYTHON = (int, float, list, tuple, range)
 
 
-def find_owner(positions: Any) -> Backend | None:
-    """Return the backend of positions, None for Python numbers and sequences of them."""
-    return None if type(positions) in _PYTHON else find.find_backend(positions)
+def find_owner(values: Any) -> Backend | None:
+    """Return the backend of an array, None for Python numbers and sequences of them."""
+    return None if type(values) in _PYTHON else find.find_backend(values)
 
 
-def find_device_owner(positions: Any) -> Backend | None:
-    """Return the backend of positions, None for those of numpy and Python.
-
-    A compiler that meets its first numpy array here cannot look at its class.
-    """
-    return None if type(positions) is np.ndarray else find_owner(positions)
+def find_device_owner(values: Any) -> Backend | None:
+    """Return the backend of an array, None for arrays of numpy and numbers of Python."""
+    # Dynamo cannot look up the class of the first numpy array that it traces.
+    return None if type(values) is np.ndarray else find_owner(values)
 
 
-def _lookup(
-    backend: Backend, table_key: TableKey, x: Array, axes: Axes, positions: Any, argument: str
-) -> TableLookup:
-    shape = x.shape
-    tokens = shape[axes.tokens]
-    components = count_components(table_key.rope)
-    whole = part = None
-    if positions is None:
-        if tokens is None:
-            tokens = backend.axis_length(x, axes.tokens)
-        # Compilers have symbols for lengths, which cannot be compared, or split the graph by it.
-        # Dynamo's look like an int.
-        is_known = type(tokens) is int and not backend.is_compiling()
-        position_range = get_position_range(0, tokens) if is_known else COUNTED
-    else:
-        owner = find_device_owner(positions)
-        whole, part, position_range = resolve_positions(
-            backend, positions, owner, x, table_key.double, argument
-        )
-        rows = whole.shape
-        if len(rows) != 1 or rows[0] != tokens or components:
-            batch = tuple([shape[i] for i in axes.batch])
-            check_positions_shape(argument, tuple(rows), components, batch, tokens)
-            whole, part = add_tokens_axis(whole, part, components)
-    tables = backend.tables(table_key, x)
-    return TableLookup(
-        tables, whole, part, backend.device(x), tokens, position_range, components, table_key
-    )
+def read_operand(
+    backend: Backend, name: str, x: Array, argument: str, values: Any
+) -> tuple[Backend, Array]:
+    """Return the backend and array of values: that of x, on its device, or else numpy."""
+    owner = find_device_owner(values)
+    if (owner is None or owner.host) and backend.is_compiling():
+        return backend, backend.asarray_in_trace(values, backend.device(x))
+    if owner is None:
+        values = np.asarray(values)
+        owner = find.require_backend(values, argument)
+    messages.check_beside(backend, name, x, owner, argument, values)
+    return owner, values
 
 
-def add_tokens_axis(
-    whole: Array, part: Array | None, components: int
-) -> tuple[Array, Array | None]:
-    """Return whole and fractional parts with an axis of tokens, where there is one number."""
-    if len(whole.shape) != bool(components):
-        return whole, part
-    return whole[..., None], None if part is None else part[..., None]
+def check_array(x: Array, axes: str | None, argument: str = "x") -> tuple[Backend, Axes, bool]:
+    """Return the backend and axes of x, and whether it is of float64."""
+    backend = find.require_backend(x, argument)
+    double = messages.check_float(backend, argument, x) == "float64"
+    return backend, parse_axes(axes, len(x.shape), argument), double
+
+
+def check_pair(
+    q: Array, k: Array, axes: str | None, *, has_k_positions: bool = False
+) -> tuple[Backend, Axes, bool, bool]:
+    """Return the backend and axes of q and k, and whether each is of float64."""
+    backend, where, double = check_array(q, axes, "q")
+    other = find.require_backend(k, "k")
+    if other is not backend:
+        raise messages.different_libraries("q", backend, "k", other)
+    k_double = messages.check_float(backend, "k", k) == "float64"
+    check_fit(where, "k", len(k.shape))
+    messages.check_same_device(backend, "q", q, "k", k)
+    messages.check_pair_shapes(where, q.shape, k.shape, has_k_positions)
+    return backend, where, double, k_double
 
 
 def apply(
     rope: Rope, q: Array, k: Array, positions: Any, axes: str | None, k_positions: Any, out: Any
 ) -> Call:
     """Return the call that rotates q and k."""
-    backend, where, double, k_double = check_pair(q, k, axes, k_positions is not None)
-    head_dim = q.shape[-1]
-    r, offset = slice_of(rope, head_dim)
-    table_key = TableKey(rope, head_dim, inverse=False, double=double)
-    angles: tuple[TableLookup, ...] = (
-        _lookup(backend, table_key, q, where, positions, "positions"),
-    )
-    if k_positions is not None or double != k_double:
-        argument = "positions"
-        if k_positions is not None:
-            positions, argument = k_positions, "k_positions"
-        k_key = TableKey(rope, head_dim, inverse=False, double=k_double)
-        angles += (_lookup(backend, k_key, k, where, positions, argument),)
-    out = check_out(backend, ("q", "k"), (q, k), out)
-    return Call(backend, (q, k), angles, out, RotationSpec(where, rope.layout, r, offset, False))
+    has_k_positions = k_positions is not None
+    backend, where, double, k_double = check_pair(q, k, axes, has_k_positions=has_k_positions)
+    slice_ = slice_of(rope, q.shape[-1])
+    table_key = TableKey(rope, q.shape[-1], inverse=False, double=double)
+    angles = [_lookup(backend, table_key, q, where, positions, "positions")]
+    if has_k_positions or double != k_double:
+        named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
+        k_key = TableKey(rope, k.shape[-1], inverse=False, double=k_double)
+        angles.append(_lookup(backend, k_key, k, where, *named))
+    out = check_out(backend, (q, k), out)
+    spec = RotationSpec(where, rope.layout, *slice_, inverse=False)
+    return Call(backend, (q, k), tuple(angles), out, spec)
 
 
 def rotate(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
     """Return the call that rotates x."""
     backend, where, double = check_array(x, axes)
-    r, offset = slice_of(rope, x.shape[-1])
+    slice_ = slice_of(rope, x.shape[-1])
     table_key = TableKey(rope, x.shape[-1], inverse, double)
     angles = _lookup(backend, table_key, x, where, positions, "positions")
-    out = check_out(backend, ("x",), (x,), out)
-    return Call(backend, (x,), (angles,), out, RotationSpec(where, rope.layout, r, offset, inverse))
+    out = check_out(backend, (x,), out)
+    return Call(backend, (x,), (angles,), out, RotationSpec(where, rope.layout, *slice_, inverse))
 
 
 def rerotate(
@@ -121,17 +114,24 @@ def rerotate(
     """Return the call that composes the inverse of one rotation with another."""
     backend, where, double = check_array(x, axes)
     head_dim = x.shape[-1]
-    r, offset = slice_of(rope, head_dim)
-    check_rerotation(rope, to, head_dim)
+    # x lies in the layout that the rotation wrote.
+    written: list[Layout] = [
+        "interleaved" if r.layout == "interleaved" else "half" for r in (rope, to)
+    ]
+    slice_, new_slice = slice_of(rope, head_dim), slice_of(to, head_dim)
+    if (slice_, written[0]) != (new_slice, written[1]):
+        msg = (
+            "rerotate needs ropes that rotate the same pairs; got (rotary_dim, rotary_offset, "
+            f"layout written) {(*slice_, written[0])} and to with {(*new_slice, written[1])}"
+        )
+        raise RopeError(msg)
     old_key = TableKey(rope, head_dim, inverse=True, double=double)
     old = _lookup(backend, old_key, x, where, old_positions, "old_positions")
     new_key = TableKey(to, head_dim, inverse=False, double=double)
     new = _lookup(backend, new_key, x, where, new_positions, "new_positions")
-    out = check_out(backend, ("x",), (x,), out)
-    # x lies in the layout that the rotation wrote.
-    layout: Layout = "interleaved" if rope.layout == "interleaved" else "half"
-    angles = RelativeAngles(new, old)
-    return Call(backend, (x,), (angles,), out, RotationSpec(where, layout, r, offset, False))
+    out = check_out(backend, (x,), out)
+    spec = RotationSpec(where, written[0], *slice_, inverse=False)
+    return Call(backend, (x,), (RelativeAngles(new, old),), out, spec)
 
 
 def cos_sin(
@@ -163,33 +163,44 @@ def position_lookup(
     whole, part, position_range = resolve_positions(
         backend, positions, owner, like, table_key.double, "positions"
     )
-    if count_components(table_key.rope):
-        check_components("positions", tuple(whole.shape), count_components(table_key.rope))
+    components = count_components(table_key.rope)
+    if components:
+        check_components("positions", tuple(whole.shape), components)
     tables, device = backend.tables(table_key, like), backend.device(like)
+    return TableLookup(tables, whole, part, device, 0, position_range, components, table_key)
+
+
+def _lookup(
+    backend: Backend, table_key: TableKey, x: Array, axes: Axes, positions: Any, argument: str
+) -> TableLookup:
+    tokens = x.shape[axes.tokens]
+    components = count_components(table_key.rope)
+    whole = part = None
+    if positions is None:
+        if tokens is None:
+            tokens = backend.axis_length(x, axes.tokens)
+        # To compare symbolic lengths fails or breaks the graph. Those of Dynamo look like an int.
+        is_known = type(tokens) is int and not backend.is_compiling()
+        position_range = get_position_range(0, tokens) if is_known else COUNTED
+    else:
+        whole, part, position_range = resolve_positions(
+            backend, positions, find_device_owner(positions), x, table_key.double, argument
+        )
+        rows = whole.shape
+        if len(rows) != 1 or rows[0] != tokens or components:
+            batch = tuple([x.shape[i] for i in axes.batch])
+            check_positions_shape(argument, tuple(rows), components, batch, tokens)
+            whole, part = add_tokens_axis(whole, part, components)
+    tables = backend.tables(table_key, x)
     return TableLookup(
-        tables, whole, part, device, 0, position_range, count_components(table_key.rope), table_key
+        tables, whole, part, backend.device(x), tokens, position_range, components, table_key
     )
 
 
-def check_pair(
-    q: Array, k: Array, axes: str | None, own_positions: bool
-) -> tuple[Backend, Axes, bool, bool]:
-    """Return the backend and axes of q and k, and whether each is of float64."""
-    backend = find.require_backend(q, "q")
-    other = find.require_backend(k, "k")
-    if other is not backend:
-        raise messages.different_libraries("q", backend, "k", other)
-    double = messages.check_float(backend, "q", q) == "float64"
-    k_double = messages.check_float(backend, "k", k) == "float64"
-    where = parse_axes(axes, len(q.shape), "q")
-    check_fit(where, "k", len(k.shape))
-    messages.check_same_device(backend, "q", q, "k", k)
-    messages.check_pair(where, q.shape, k.shape, own_positions)
-    return backend, where, double, k_double
-
-
-def check_array(x: Array, axes: str | None) -> tuple[Backend, Axes, bool]:
-    """Return the backend and axes of x, and whether it is of float64."""
-    backend = find.require_backend(x, "x")
-    double = messages.check_float(backend, "x", x) == "float64"
-    return backend, parse_axes(axes, len(x.shape), "x"), double
+def add_tokens_axis(
+    whole: Array, part: Array | None, components: int
+) -> tuple[Array, Array | None]:
+    """Return whole and fractional parts with an axis of tokens, where there is one number."""
+    if len(whole.shape) != bool(components):
+        return whole, part
+    return whole[..., None], None if part is None else part[..., None]

@@ -5,20 +5,15 @@ from typing import Any
 import numpy as np
 
 from rope_xp._arguments import fields, messages, parse
+from rope_xp._arguments.fields import resolve_slice, slice_of
 from rope_xp._arguments.out import check_out
-from rope_xp._arguments.slices import (
-    check_one_token,
-    check_pairs,
-    check_same_shape,
-    check_tables,
-    resolve_slice,
-    slice_of,
-)
-from rope_xp._arguments.table_forms import check_one_per_pair
+from rope_xp._arguments.positions import check_broadcast
+from rope_xp._arguments.table_forms import check_one_per_pair, hint_one_column
 from rope_xp._core import numbers
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec, TableLookup
 from rope_xp._core.errors import RopeError
-from rope_xp._core.library import Rope, TableKey, count_components
+from rope_xp._core.library import Rope, TableKey
+from rope_xp._core.numbers import same_length
 from rope_xp._core.typing import Array, Layout
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -40,91 +35,102 @@ def apply_tables(
     backend, where, double = parse.check_array(x, axes)
     if not backend.is_compiling():
         check_one_per_pair(cos, sin)
-    cos, sin = _tables(backend, "x", x, where, cos, sin, double)
-    slice_ = resolve_slice(x.shape[-1], 2 * cos.shape[-1], rotary_offset, None)
+    tables = _read_tables(backend, "x", x, where, cos, sin, double)
+    slice_ = resolve_slice(x.shape[-1], 2 * tables[0].shape[-1], rotary_offset, None)
     spec = RotationSpec(where, layout, *slice_, inverse)
-    return _call(backend, {"x": x}, cos, sin, (double,), spec, out)
-
-
-def apply(rope: Rope, q: Array, k: Array, cos: Any, sin: Any, axes: str | None, out: Any) -> Call:
-    """Return the call that rotates q and k by the tables of Angles."""
-    backend, where, double, k_double = parse.check_pair(q, k, axes, False)
-    cos, sin = _tables(backend, "q", q, where, cos, sin, double or k_double)
-    spec = RotationSpec(where, rope.layout, *_check_slice(rope, q, where, cos), False)
-    widths = (double,) if double == k_double else (double, k_double)
-    return _call(backend, {"q": q, "k": k}, cos, sin, widths, spec, out)
+    out = check_out(backend, (x,), out, tables)
+    return Call(backend, (x,), _cast(backend, tables, (double,)), out, spec)
 
 
 def rotate(
-    rope: Rope, x: Array, cos: Any, sin: Any, axes: str | None, out: Any, inverse: bool
+    rope: Rope,
+    arrays: tuple[Array, ...],
+    cos: Any,
+    sin: Any,
+    axes: str | None,
+    out: Any,
+    inverse: bool,
 ) -> Call:
-    """Return the call that rotates x by the tables of Angles."""
-    backend, where, double = parse.check_array(x, axes)
-    cos, sin = _tables(backend, "x", x, where, cos, sin, double)
-    spec = RotationSpec(where, rope.layout, *_check_slice(rope, x, where, cos), inverse)
-    return _call(backend, {"x": x}, cos, sin, (double,), spec, out)
+    """Return the call that rotates x, or q and k, by the tables of Angles."""
+    x, name = arrays[0], "x" if len(arrays) == 1 else "q"
+    if len(arrays) == 1:
+        backend, where, double = parse.check_array(x, axes)
+        doubles: tuple[bool, ...] = (double,)
+    else:
+        backend, where, double, k_double = parse.check_pair(x, arrays[1], axes)
+        doubles = (double,) if double == k_double else (double, k_double)
+    tables = _read_tables(backend, name, x, where, cos, sin, any(doubles))
+    r, offset = slice_of(rope, x.shape[-1])
+    _check_pairs(tables[0].shape[-1], r)
+    rows, tokens = tuple(tables[0].shape[:-1]), x.shape[where.tokens]
+    if rows == (1,) and tokens != 1:
+        msg = (
+            f"cos has one row, of one token, for {tokens} tokens; make angles of all their "
+            f"positions, such as rope.at(offset + arange({tokens}), like=q), or of positions "
+            "(batch, 1) where all tokens of a sequence are at one position"
+        )
+        raise RopeError(msg)
+    spec = RotationSpec(where, rope.layout, r, offset, inverse)
+    out = check_out(backend, arrays, out, tables)
+    return Call(backend, arrays, _cast(backend, tables, doubles), out, spec)
 
 
 def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:
     """Check tables against a rope, as far as they can be without an array to rotate."""
     for argument, table in (("cos", cos), ("sin", sin)):
         messages.check_float(find.require_backend(table, argument), argument, table)
-    check_same_shape(tuple(cos.shape), tuple(sin.shape))
+    _check_same_shape(tuple(cos.shape), tuple(sin.shape))
     if rope.rotary_dim is None or cos.shape[-1] == rope.rotary_dim:
         check_one_per_pair(cos, sin)
     if rope.rotary_dim is not None:
-        check_pairs(cos.shape[-1], rope.rotary_dim)
+        _check_pairs(cos.shape[-1], rope.rotary_dim)
 
 
-def angles(
-    rope: Rope, positions: Any, like: Array
-) -> tuple[Backend, TableLookup, TableLookup | None]:
-    """Return the lookup of angles for arrays such as ``like``, and that of the inverse rotation.
-
-    The second is None where both are the same.
-    """
+def angles(rope: Rope, positions: Any, like: Array) -> tuple[Backend, list[TableLookup]]:
+    """Return the lookup of angles for arrays such as ``like``, and any other of the inverse."""
     backend = find.require_backend(like, "like")
     double = messages.check_float(backend, "like", like) == "float64"
     if not like.shape:
         msg = "like is a single number; give an array such as q, whose last axis is head_dim"
         raise RopeError(msg)
-    table_key = TableKey(rope, like.shape[-1], inverse=False, double=double)
-    slice_of(rope, table_key.head_dim)
-    lookup = parse.position_lookup(
-        backend, table_key, positions, parse.find_device_owner(positions), like
-    )
-    whole, part = parse.add_tokens_axis(lookup.whole, lookup.part, count_components(table_key.rope))
+    head_dim = like.shape[-1]
+    slice_of(rope, head_dim)
+    table_key = TableKey(rope, head_dim, inverse=False, double=double)
+    owner = parse.find_device_owner(positions)
+    lookup = parse.position_lookup(backend, table_key, positions, owner, like)
+    whole, part = parse.add_tokens_axis(lookup.whole, lookup.part, lookup.components)
     lookup.whole, lookup.part = whole, part
     if rope.attention_factor == 1.0:
-        return backend, lookup, None
-    inverse = TableKey(rope, like.shape[-1], inverse=True, double=double)
-    rest = lookup.device, lookup.tokens, lookup.position_range, lookup.components
-    return (
-        backend,
-        lookup,
-        TableLookup(backend.tables(inverse, like), whole, part, *rest, inverse),
-    )
+        return backend, [lookup]
+    inverse_key = TableKey(rope, head_dim, inverse=True, double=double)
+    tables = backend.tables(inverse_key, like)
+    shared = lookup.device, lookup.tokens, lookup.position_range, lookup.components
+    return backend, [lookup, TableLookup(tables, whole, part, *shared, inverse_key)]
 
 
-def _check_slice(rope: Rope, x: Array, axes: Axes, cos: Array) -> tuple[int, int]:
-    r, offset = slice_of(rope, x.shape[-1])
-    check_pairs(cos.shape[-1], r)
-    check_one_token(tuple(cos.shape[:-1]), x.shape[axes.tokens])
-    return r, offset
-
-
-def _tables(
+def _read_tables(
     backend: Backend, name: str, x: Array, axes: Axes, cos: Any, sin: Any, double: bool
 ) -> tuple[Array, Array]:
-    """Return tables as arrays of the library that x belongs to."""
-    cos = _table(backend, name, x, cos, double, "cos")
-    sin = _table(backend, name, x, sin, double, "sin")
+    """Return tables (batch..., tokens, r/2) as arrays of the library that x belongs to."""
+    cos = _read_table(backend, name, x, cos, double, "cos")
+    sin = _read_table(backend, name, x, sin, double, "sin")
+    _check_same_shape(tuple(cos.shape), tuple(sin.shape))
+    columns, head_dim = cos.shape[-1], x.shape[-1]
+    if columns == 0 or 2 * columns > head_dim:
+        is_doubled = 0 < columns <= head_dim and columns % 2 == 0
+        msg = (
+            f"cos has {columns} columns, one for each rotated pair; head_dim={head_dim} has room "
+            f"for 1 to {head_dim // 2}{hint_one_column(columns) if is_doubled else ''}"
+        )
+        raise RopeError(msg)
     batch = tuple([x.shape[i] for i in axes.batch])
-    check_tables(tuple(cos.shape), tuple(sin.shape), x.shape[-1], batch, x.shape[axes.tokens])
+    check_broadcast("cos[..., 0]", tuple(cos.shape[:-1]), 0, batch, x.shape[axes.tokens])
     return cos, sin
 
 
-def _table(backend: Backend, name: str, x: Array, table: Any, double: bool, argument: str) -> Array:
+def _read_table(
+    backend: Backend, name: str, x: Array, table: Any, double: bool, argument: str
+) -> Array:
     owner = find.require_backend(table, argument)
     messages.check_float(owner, argument, table)
     if messages.check_beside(backend, name, x, owner, argument, table):
@@ -134,18 +140,30 @@ def _table(backend: Backend, name: str, x: Array, table: Any, double: bool, argu
     return backend.asarray(host, backend.device(x))
 
 
-def _call(
-    backend: Backend,
-    named: dict[str, Array],
-    cos: Array,
-    sin: Array,
-    widths: tuple[bool, ...],
-    spec: RotationSpec,
-    out: Any,
-) -> Call:
-    arrays = tuple(named.values())
-    out = check_out(backend, tuple(named), arrays, out, (cos, sin))
+def _check_same_shape(cos_shape: tuple[int, ...], sin_shape: tuple[int, ...]) -> None:
+    if len(cos_shape) != len(sin_shape) or not all(map(same_length, cos_shape, sin_shape)):
+        msg = f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal"
+        raise RopeError(msg)
+    if len(cos_shape) < 2:
+        msg = f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)"
+        raise RopeError(msg)
+
+
+def _check_pairs(columns: int, rotary_dim: int) -> None:
+    """Check that there is a column of cos for each pair that a rope rotates."""
+    if not same_length(2 * columns, rotary_dim):
+        msg = (
+            f"cos has {columns} columns, one for each rotated pair, and the rope rotates "
+            f"{rotary_dim} components, {rotary_dim // 2} pairs; make the angles like an array "
+            f"of this head_dim, or by a RoPE with rotary_dim={2 * columns}"
+            f"{hint_one_column(columns) if columns == rotary_dim else ''}"
+        )
+        raise RopeError(msg)
+
+
+def _cast(
+    backend: Backend, tables: tuple[Array, Array], doubles: tuple[bool, ...]
+) -> tuple[CosSin, ...]:
     xp = backend.xp
-    dtypes = [xp.float64 if double else xp.float32 for double in widths]
-    angles = [CosSin(*(xp.astype(t, dtype, copy=False) for t in (cos, sin))) for dtype in dtypes]
-    return Call(backend, arrays, tuple(angles), out, spec)
+    dtypes = [xp.float64 if double else xp.float32 for double in doubles]
+    return tuple([CosSin(*(xp.astype(t, dtype, copy=False) for t in tables)) for dtype in dtypes])

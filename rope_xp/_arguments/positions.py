@@ -25,20 +25,23 @@ def resolve_positions(
 ) -> tuple[Array, Array | None, PositionRange]:
     """Return whole and fractional parts of positions on the device of ``like``, and their range.
 
-    ``owner`` is the backend that the positions belong to, None for Python numbers. Positions in
-    host memory are checked and moved. Those on a device are not read, which would synchronise:
-    where they are out of range the result is NaN.
+    ``owner`` is the backend of positions, None for Python numbers. Those on a device are not read,
+    which would synchronise: out of range they give NaN.
     """
-    if owner is None or owner.host:
-        if backend.is_compiling():
-            traced = backend.asarray_in_trace(positions, backend.device(like))
-            return _from_device(backend, traced, double, argument)
-        host = positions
-    else:
+    host = positions
+    if owner is not None and not owner.host:
         check_beside(backend, ROTATED, like, owner, argument, positions)
         host = owner.host_view(positions)
-        if host is None:
-            return _from_device(backend, positions, double, argument)
+    elif backend.is_compiling():
+        host, positions = None, backend.asarray_in_trace(positions, backend.device(like))
+    if host is None:
+        dtype = backend.dtype_name(positions)
+        if dtype in INTEGERS:
+            return backend.integers(positions), None, UNKNOWN
+        if dtype not in FLOATS:
+            check_readable(backend, argument, positions)
+            raise wrong_dtype(argument, dtype)
+        return *backend.split_positions(positions, double), UNKNOWN
     # numpy indexes with 64 bits; anywhere else half the bytes travel.
     integer = np.int64 if backend.host else np.int32
     whole, part, position_range = read_host(host, integer, double, argument)
@@ -58,11 +61,11 @@ def read_host(
     except ValueError as error:
         msg = f"{argument} is a ragged list; give one number a token"
         raise RopeError(msg) from error
-    kind = host.dtype.kind
-    if kind not in "iuf" and host.dtype.name != "bfloat16" and host.size:
-        raise wrong_dtype(argument, str(host.dtype))
     if host.size == 0:
         return host.astype(integer), None, get_position_range(0, 0)
+    kind = host.dtype.kind
+    if kind not in "iuf" and host.dtype.name != "bfloat16":
+        raise wrong_dtype(argument, str(host.dtype))
     exact = host if kind in "iu" else host.astype(np.float64)
     if exact is not host:
         # Without out= the floor of an array without axes is a number.
@@ -85,10 +88,7 @@ def read_host(
 def read_rows(
     positions: Any, integer: type[np.integer[Any]], double: bool
 ) -> tuple[tuple[np.ndarray, ...], PositionRange] | None:
-    """Return whole and fractional parts for a signature, and their range.
-
-    None where the slow path must read or refuse them.
-    """
+    """Return whole and fractional parts, and their range; None for the slow path to read."""
     if type(positions) not in _READ:
         return None
     try:
@@ -98,18 +98,6 @@ def read_rows(
     if not whole.shape:
         whole, part = whole.reshape(1), None if part is None else part.reshape(1)
     return (whole,) if part is None else (whole, part), position_range
-
-
-def _from_device(
-    backend: Backend, positions: Array, double: bool, argument: str
-) -> tuple[Array, Array | None, PositionRange]:
-    dtype = backend.dtype_name(positions)
-    if dtype in INTEGERS:
-        return backend.integers(positions), None, UNKNOWN
-    if dtype not in FLOATS:
-        check_readable(backend, argument, positions)
-        raise wrong_dtype(argument, dtype)
-    return *backend.split_positions(positions, double), UNKNOWN
 
 
 def wrong_dtype(argument: str, dtype: str) -> TypeError:
@@ -132,7 +120,7 @@ def check_positions_shape(
 ) -> None:
     """Check that positions broadcast to (components, batch..., tokens).
 
-    A lone number for several tokens is refused: it may be meant for each, or for the first.
+    A single number for several tokens is ambiguous: all at one position, or the first of a range.
     """
     if components:
         check_components(argument, shape, components)

@@ -25,9 +25,6 @@ _REAL = ("float32", "float64", *_NARROW)
 _COMPLEX = ("complex64", "complex128")
 
 
-# --- columns -------------------------------------------------------------------------------------
-
-
 def one_per_pair(table: Array, columns: Columns) -> Array:
     """Return one column for each pair."""
     if columns == "pairs":
@@ -44,16 +41,18 @@ def doubled(xp: Namespace, table: Array, columns: Columns) -> Array:
     return xp.reshape(xp.stack((table, table), axis=-1), (*table.shape[:-1], 2 * table.shape[-1]))
 
 
-def _index_one_column(pairs: int, *forms: Columns) -> str:
-    ways = [(COLUMNS[form][1].format(pairs=pairs), COLUMNS[form][0]) for form in forms]
-    return " or ".join(f"cos[..., {index}] of {shown}" for index, shown in ways)
+def _index_one_column(width: int, *forms: Columns) -> str:
+    return " or ".join(
+        f"cos[..., {COLUMNS[form][1].format(pairs=width // 2)}] of {COLUMNS[form][0]}"
+        for form in forms
+    )
 
 
-def hint_one_column(columns: int) -> str:
+def hint_one_column(width: int) -> str:
     """Return the hint for tables whose shape suggests that they hold each angle twice."""
     return (
-        "Tables that repeat each angle for both of a pair need one column a pair: "
-        f"{_index_one_column(columns // 2, 'neighbours', 'halves')}"
+        ". Tables that repeat each angle for both of a pair need one column a pair: "
+        f"{_index_one_column(width, 'neighbours', 'halves')}"
     )
 
 
@@ -65,21 +64,21 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
     """
     host_cos = find.require_backend(cos, "cos").host_view(cos)
     host_sin = find.require_backend(sin, "sin").host_view(sin)
-    if host_cos is None or host_sin is None or host_cos.shape != host_sin.shape:
-        return
     columns = _find_repeats(host_cos, host_sin)
     if columns is not None:
         width = cos.shape[-1]
         msg = (
             f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice; give one column "
-            f"for each pair, {_index_one_column(width // 2, columns)}, and sin likewise. If they "
+            f"for each pair, {_index_one_column(width, columns)}, and sin likewise. If they "
             f"do have a column for each of {width} pairs, make that known: "
             f"RoPE(rotary_dim={2 * width}, ...).with_tables(cos, sin)"
         )
         raise RopeError(msg)
 
 
-def _find_repeats(cos: np.ndarray, sin: np.ndarray) -> Columns | None:
+def _find_repeats(cos: np.ndarray | None, sin: np.ndarray | None) -> Columns | None:
+    if cos is None or sin is None or cos.shape != sin.shape:
+        return None
     if cos.ndim < 2 or not cos.size or cos.shape[-1] % 2:
         return None
     last = cos[(-1,) * (cos.ndim - 1)]
@@ -92,18 +91,15 @@ def _find_repeats(cos: np.ndarray, sin: np.ndarray) -> Columns | None:
 
 def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
     """Return which columns of both tables are equal, None where neither halves nor neighbours."""
-    width = cos.shape[-1]
-    ways: dict[Columns, tuple[slice, slice]] = {
-        "halves": (slice(width // 2), slice(width // 2, None)),
+    pairs, is_odd = divmod(cos.shape[-1], 2)
+    columns: dict[Columns, tuple[slice, slice]] = {
+        "halves": (slice(pairs), slice(pairs, None)),
         "neighbours": (slice(None, None, 2), slice(1, None, 2)),
     }
-    for way, (one, other) in ways.items():
-        if width % 2 == 0 and all(bool(xp.all(t[..., one] == t[..., other])) for t in (cos, sin)):
-            return way
+    for form, (one, other) in columns.items():
+        if not is_odd and all(bool(xp.all(t[..., one] == t[..., other])) for t in (cos, sin)):
+            return form
     return None
-
-
-# --- whole tables --------------------------------------------------------------------------------
 
 
 def find_host_backend(xp: Namespace | None) -> Backend:

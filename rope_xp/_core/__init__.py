@@ -1,1 +1,1 @@
-"""The ground: errors, plain numbers, the data of a call, and what libraries and paths are asked."""
+"""Base layer: errors, numbers, the data of a call, and the protocols of libraries and paths."""

@@ -46,8 +46,7 @@ def pin(arrays: Iterable[Any]) -> None:
 def clear_caches() -> None:
     """Free the tables, call plans and parsed names that the library caches.
 
-    Later calls rebuild them. Compiled kernels stay, and so do tables that a captured CUDA graph
-    reads.
+    Compiled kernels stay, and so do tables that a captured CUDA graph reads.
 
     Examples
     --------

@@ -84,40 +84,25 @@ def get_interleaved(spec: RotationSpec) -> tuple[bool, bool]:
     return (written, read) if spec.inverse else (read, written)
 
 
-# --- sources of angles ---------------------------------------------------------------------------
-
-
 # The next four are immutable by convention: frozen classes would cost each call 2 us.
 @dataclass(slots=True, eq=False)
 class TableLookup:
-    """Positions, and the tables on their device to look them up in.
-
-    Parameters
-    ----------
-    tables : DigitTables
-    whole : array or None
-        Integer part of the positions, (batch..., tokens), with a leading axis of components if
-        there are several. None: 0, 1, ... tokens - 1.
-    part : array or None
-        Fractional part in [0, 1), same shape; None for integer positions.
-    device : device or None
-    tokens : int
-        Length of the tokens axis, read where ``whole`` is None.
-    position_range : PositionRange
-    components : int
-        Length of the leading axis of components, 0 without one.
-    table_key : TableKey or None
-        The key of the tables; None in what a compiler traces.
-    """
+    """Positions, and the tables on their device to look them up in."""
 
     tables: DigitTables
     whole: Array | None
+    """Integer part of the positions, (batch..., tokens), with a leading axis of components if there
+    are several. None: 0, 1, ... tokens - 1."""
     part: Array | None
+    """Fractional part in [0, 1), same shape; None for integer positions."""
     device: Device
     tokens: int
+    """Length of the tokens axis, read where ``whole`` is None."""
     position_range: PositionRange
     components: int
+    """Length of the leading axis of components, 0 without one."""
     table_key: TableKey | None = None
+    """The key of the tables; None in what a compiler traces."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,42 +148,25 @@ def with_leaves(source: AngleSource, arrays: Sequence[Array]) -> AngleSource:
         return CosSin(*arrays)
     if isinstance(source, RelativeAngles):
         n = len(leaves(source.new))
-        return RelativeAngles(
-            with_leaves(source.new, arrays[:n]),  # type: ignore[arg-type]  # of a lookup
-            with_leaves(source.old, arrays[n:]),  # type: ignore[arg-type]  # likewise
-        )
+        lookups = with_leaves(source.new, arrays[:n]), with_leaves(source.old, arrays[n:])
+        return RelativeAngles(*lookups)  # type: ignore[arg-type]  # both are lookups
     if source.whole is None:
         return source
     whole, *part = arrays
     return replace(source, whole=whole, part=part[0] if part else None)
 
 
-# --- a call --------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, eq=False)
 class Call:
-    """One checked call: every shape, dtype and device in it fits.
-
-    Parameters
-    ----------
-    backend : Backend
-        The glue of the library of all arrays.
-    arrays : tuple of array
-        One or two arrays (q and k) to rotate, each with the same axes.
-    angles : tuple of TableLookup, CosSin or RelativeAngles
-        One for each array, or a single one that all share.
-    out : tuple of array or None
-        One result for each array, each either that array or disjoint from all of them; None for
-        new arrays.
-    spec : RotationSpec
-        The rotation of each array.
-    """
+    """One checked call: every shape, dtype and device in it fits."""
 
     backend: Any  # a Backend, which stands in a layer above
     arrays: tuple[Array, ...]
+    """One or two (q and k) with the same axes."""
     angles: tuple[AngleSource, ...]
+    """One for each array, or a single one that all share."""
     out: tuple[Array, ...] | None
+    """A result for each array, either that array or disjoint from all; None for new arrays."""
     spec: RotationSpec
 
     def groups(

@@ -70,6 +70,13 @@ class DigitTables:
         return iter((self.low, self.middle, self.high, self.frequencies, self.component))
 
 
+TREES: list[tuple[type, tuple[str, ...], tuple[str, ...]]] = []
+"""Public dataclasses to register as pytrees: class, fields of arrays, plain fields.
+
+Filled while rope_xp is imported, before any backend is.
+"""
+
+
 class ArrayLibrary(Protocol):
     """The members of :class:`rope_xp.backend.Backend` that a rotation uses."""
 

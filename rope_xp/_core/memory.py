@@ -24,9 +24,6 @@ class Memory(NamedTuple):
     writeable: bool
 
 
-# --- overlap -------------------------------------------------------------------------------------
-
-
 def overlaps_itself(memory: Memory) -> bool:
     """Return whether elements may overlap, as no order of the axes nests their strides."""
     if 0 in memory.shape:
@@ -67,22 +64,14 @@ def have_overlap(a: MemorySpan, b: MemorySpan) -> bool:
     """Return whether two arrays have an element in common."""
     if a.end <= b.start or b.end <= a.start:
         return False  # nearly always; numpy takes 10 us
-    return np.shares_memory(_as_array_interface(a.memory), _as_array_interface(b.memory))
+    return np.shares_memory(*(_as_array_interface(x.memory) for x in (a, b)))
 
 
 def _as_array_interface(memory: Memory) -> Any:
     """Return an object that numpy takes for an array, and never reads here."""
-    interface = {
-        "version": 3,
-        "shape": memory.shape,
-        "strides": memory.strides,
-        "typestr": f"|V{memory.itemsize}",
-        "data": (memory.pointer, True),
-    }
-    return SimpleNamespace(__array_interface__=interface)
-
-
-# --- strides -------------------------------------------------------------------------------------
+    pointer, shape, strides, itemsize, _ = memory
+    interface = {"version": 3, "shape": shape, "strides": strides, "data": (pointer, True)}
+    return SimpleNamespace(__array_interface__=interface | {"typestr": f"|V{itemsize}"})
 
 
 class StridedLayout(NamedTuple):
@@ -105,15 +94,9 @@ def collapse_dims(
 ) -> list[CollapsedDim]:
     """Collapse batch and token axes into as few as the strides allow, the outermost first.
 
-    Parameters
-    ----------
-    axes : tuple of int
-        The batch axes of the arrays and, last, the tokens axis.
-    arrays : sequence of StridedLayout
-        Inputs and results.
-    angles : sequence of StridedLayout
-        With axes (batch..., tokens), of which leading ones may be missing. Empty for implicit
-        positions, which grow by 1 from token to token.
+    ``axes`` are the batch axes of ``arrays`` (inputs and results) and, last, the tokens axis.
+    ``angles`` have axes (batch..., tokens), of which leading ones may be missing; without angles
+    positions are implicit and grow by 1 from token to token.
     """
     lengths = [arrays[0].shape[i] for i in axes]
     steps = [[x.strides[i] for i in axes] for x in arrays]

@@ -10,7 +10,7 @@ from rope_xp._core.typing import Array
 class PathUnavailable(Exception):  # noqa: N818  # no error: the next path runs
     """Raised by ``Path.run``, before it has written anything, to leave the call to the next path.
 
-    Only for what importing or compiling alone can show. ``decline_reason`` returns all else.
+    Only for reasons that importing or compiling reveals. ``decline_reason`` returns all others.
     """
 
 
@@ -23,10 +23,9 @@ class Path:
     """Whether it computes cos and sin faster than the library's own operations do."""
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Return why the path does not take the call, or None if it does.
+        """Return why the path does not take the call, or None. It must not import or build.
 
-        It must not import or build. If the path is ``forced`` (chosen by name), it declines only
-        calls that it cannot run, and not those that another path runs faster.
+        A ``forced`` path (chosen by name) declines only calls that it cannot run.
         """
         return None
 
@@ -35,9 +34,9 @@ class Path:
         raise NotImplementedError
 
     def specialize(self, call: Call, signature: Any, results: tuple[Array, ...]) -> Any:
-        """Return a ``Launch`` for the ``CallSignature`` of a call that has just run here.
+        """Return a ``Launch`` for the signature of a call that has just run, None for :meth:`run`.
 
-        See :mod:`rope_xp._dispatch.call_cache`. With None, cached calls run :meth:`run`.
+        See :mod:`rope_xp._dispatch.call_cache`.
         """
         return None
 
@@ -47,8 +46,6 @@ class ShardedExecutor(Protocol):
 
     def local_call(self, call: Call) -> Call:
         """Return a call like those that ``run`` runs, without moving data between devices."""
-        ...
 
     def run(self, call: Call, run: Callable[[Call], tuple[Array, ...]]) -> tuple[Array, ...]:
         """Run a call by calls on its shards, each run by the function given."""
-        ...

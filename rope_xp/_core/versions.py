@@ -24,16 +24,10 @@ def find_version(name: str) -> str:
 
 
 def check_version(name: str) -> None:
-    """Raise MissingBackendError where an imported library is older than the oldest tested.
-
-    A build without a version is taken as it is.
-    """
+    """Raise where an imported library has a version, and it is older than the oldest tested."""
     version, lowest = find_version(name), LOWEST[name]
-    if _parse(version) and _parse(version) < _parse(lowest):
-        needed = f"rope_xp needs {lowest} or later (pip install -U {name})"
-        msg = f"{name} {version} is installed; {needed}"
+    installed, needed = ([int(n) for n in re.findall(r"\d+", v)[:3]] for v in (version, lowest))
+    if installed and installed < needed:
+        advice = f"rope_xp needs {lowest} or later (pip install -U {name})"
+        msg = f"{name} {version} is installed; {advice}"
         raise MissingBackendError(msg)
-
-
-def _parse(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]

@@ -1,7 +1,4 @@
-"""The glue of an array library, with defaults that need only the array API standard.
-
-To add a backend, see backends/README.md.
-"""
+"""The glue of an array library: defaults in the array API standard. See backends/README.md."""
 
 from __future__ import annotations
 
@@ -22,17 +19,7 @@ from rope_xp._rotation.tables import host_tables
 
 
 class Backend:
-    """The glue of one array library.
-
-    Parameters
-    ----------
-    name : str
-        The library's name, as users call it.
-    xp : namespace
-        Its array API namespace.
-    paths : tuple of Path, optional
-        Its fast paths, fastest first.
-    """
+    """The glue of one array library: its name, array API namespace and paths, fastest first."""
 
     out_refusal: str | None = None
     """Why the library cannot take ``out=``, or None if it can."""
@@ -69,10 +56,9 @@ class Backend:
         out: object,
         tables: tuple[Array, Array] | None,
     ) -> Any:
-        """Return the ``CallSignature`` of a call, None if it cannot be cached.
+        """Return the ``CallSignature`` of a call with this context, None if it cannot be cached.
 
-        ``context`` is the part of its key that depends on no array, ``tables`` are given cos and
-        sin. See :mod:`rope_xp._dispatch.call_cache`.
+        ``tables`` are given cos and sin. See :mod:`rope_xp._dispatch.call_cache`.
         """
         return None
 

@@ -1,11 +1,9 @@
 """Call cache: skip validation and dispatch for signatures seen before.
 
-A signature holds the rope and the class, dtype, shape, strides and device of every array. The first
-call of a signature takes the slow path: parsing, checks, dispatch. Its path is then specialized for
-the signature and cached, and later calls build their signature, look it up and run.
-
-A cached call holds a plan and no arrays, and refers to tables weakly. It declines calls that may be
-errors, such as results that may overlap: only the slow path raises.
+A signature holds the rope and the class, dtype, shape, strides and device of every array. Its first
+call takes the slow path: parsing, checks, dispatch. The path is then specialized for the signature
+and cached. A cached call holds a plan and no arrays, and refers to tables weakly. It declines calls
+that may be errors, such as results that may overlap: only the slow path raises.
 """
 
 import weakref
@@ -63,9 +61,8 @@ class CachedCall:
             if tables is None:  # evicted
                 return None
         if out is not None:
-            cos_sin = angle_inputs if tables is None else ()
             inputs = [x for x, y in zip(arrays, out, strict=True) if x is not y]
-            inputs += cos_sin
+            inputs += angle_inputs if tables is None else ()
             for i, y in enumerate(out):
                 for other in (*out[:i], *inputs):
                     if other is y or not self.are_disjoint(other, y):

@@ -42,10 +42,8 @@ def use_path(name: str | None) -> Iterator[None]:
 
     Raises
     ------
-    RopeError
-        If no path has this name; in a call, if the path cannot take it.
-    MissingBackendError
-        If the library that the path belongs to is not installed.
+    RopeError, MissingBackendError
+        If no path has this name, or its library is not installed; in a call, if it cannot run.
 
     Examples
     --------
@@ -98,21 +96,19 @@ def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
         return None, sharded_executor.run(call, run)
     name = _get_forced(call)
     path: Path
-    if name is None:
-        for path in call.backend.paths:
-            if path.decline_reason(call, forced=False) is None:
-                try:
-                    return path, path.run(call)
-                except PathUnavailable:
-                    continue
-        return None, portable.run(call)
-    if name == portable.NAME:
-        return None, portable.run(call)
-    path = _require_path(call, name)
-    try:
-        return path, path.run(call)
-    except PathUnavailable as reason:
-        raise _decline_error(name, str(reason)) from reason
+    if name is not None and name != portable.NAME:
+        path = _require_path(call, name)
+        try:
+            return path, path.run(call)
+        except PathUnavailable as reason:
+            raise _decline_error(name, reason) from reason
+    for path in call.backend.paths if name is None else ():
+        if path.decline_reason(call, forced=False) is None:
+            try:
+                return path, path.run(call)
+            except PathUnavailable:
+                continue
+    return None, portable.run(call)
 
 
 def _get_forced(call: Call) -> str | None:
@@ -128,30 +124,25 @@ def _get_forced(call: Call) -> str | None:
 
 def raise_if_forced(reason: PathUnavailable) -> None:
     """Raise where another path than the portable one is forced."""
-    name = choice.name
-    if name is not None and name != portable.NAME:
-        raise _decline_error(name, str(reason)) from reason
+    if choice.name not in (None, portable.NAME):
+        raise _decline_error(choice.name, reason) from reason
 
 
 def _require_path(call: Call, name: str) -> Path:
-    backend = call.backend
     path: Path
-    for path in backend.paths:
+    for path in call.backend.paths:
         if path.name == name:
             reason = path.decline_reason(call, forced=True)
             if reason is None:
                 return path
             raise _decline_error(name, reason)
-    _check_name(name, choice.by and f", which is asked for{choice.by}")
-    known = ", ".join([*(path.name for path in backend.paths), portable.NAME])
-    msg = (
-        f"the path {name!r} was asked for{choice.by} and {backend.name} arrays have none of that "
-        f"name: {known}"
-    )
-    raise RopeError(msg)
+    _check_name(name)
+    known = ", ".join([*(path.name for path in call.backend.paths), portable.NAME])
+    msg = f"the path {name!r} was asked for and {call.backend.name} arrays have none of that name"
+    raise RopeError(f"{msg}: {known}")
 
 
-def _decline_error(name: str, reason: str) -> RopeError:
+def _decline_error(name: str, reason: object) -> RopeError:
     msg = f"the path {name!r} was asked for{choice.by} and cannot take this call: {reason}"
     return RopeError(msg)
 
@@ -162,10 +153,8 @@ class Explanation:
 
     Parameters
     ----------
-    library : str
-        The array library.
-    path : str
-        The path that runs.
+    library, path : str
+        The array library, and the path that runs.
     declined : tuple of (str, str)
         Name and reason of each faster path that declined, fastest first.
     forced : bool
@@ -178,10 +167,8 @@ class Explanation:
     forced: bool
 
     def __str__(self) -> str:
-        suffix = " (asked for)" if self.forced else ""
-        lines = [f"{self.library}: {self.path}{suffix}"]
-        lines += [f"  not {name}: {reason}" for name, reason in self.declined]
-        return "\n".join(lines)
+        first = f"{self.library}: {self.path}{' (asked for)' if self.forced else ''}"
+        return "\n".join([first, *(f"  not {name}: {reason}" for name, reason in self.declined)])
 
 
 def explain(call: Call) -> Explanation:
@@ -190,12 +177,13 @@ def explain(call: Call) -> Explanation:
     if backend.sharded_executor is not None:
         return replace(explain(backend.sharded_executor.local_call(call)), library=backend.name)
     if name is not None:
-        path = name if name == portable.NAME else _require_path(call, name).name
-        return Explanation(backend.name, path, (), True)
+        if name != portable.NAME:
+            _require_path(call, name)
+        return Explanation(backend.name, name, (), forced=True)
     declined: list[tuple[str, str]] = []
-    for candidate in backend.paths:
-        reason = candidate.decline_reason(call, forced=False)
+    for path in backend.paths:
+        reason = path.decline_reason(call, forced=False)
         if reason is None:
-            return Explanation(backend.name, candidate.name, tuple(declined), False)
-        declined.append((candidate.name, reason))
-    return Explanation(backend.name, portable.NAME, tuple(declined), False)
+            return Explanation(backend.name, path.name, tuple(declined), forced=False)
+        declined.append((path.name, reason))
+    return Explanation(backend.name, portable.NAME, tuple(declined), forced=False)

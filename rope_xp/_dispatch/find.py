@@ -23,17 +23,15 @@ _log = logging.getLogger("rope_xp")
 
 @dataclass(frozen=True)
 class Library:
-    """A library with a backend in ``rope_xp_backends``."""
+    """A library with a backend in ``rope_xp_backends``, and its fast paths, fastest first."""
 
     name: str
     """The name of its module."""
     arrays: tuple[tuple[str, Callable[[], Backend]], ...]
-    """Its array classes, as dotted names in that module, and loaders of their backends, spelled as
-    import statements, which torch.compile can trace."""
+    """Its array classes, as dotted names in that module, and loaders of their backends."""
     extra: str
     """``pip install rope-xp[extra]`` installs it."""
     paths: tuple[str, ...]
-    """Names of the fast paths, fastest first."""
 
     def load(self) -> Backend:
         """Return the backend of its plain arrays, the last of its classes."""
@@ -48,12 +46,6 @@ _standard: dict[str, Backend] = {}
 _third_party: list[Backend] | None = None
 
 
-def register(table: tuple[Library, ...]) -> None:
-    """Set the table of libraries."""
-    global libraries
-    libraries = table
-
-
 def find_backend(x: object) -> Backend | None:
     """Return the backend of an array, None for anything else."""
     return by_type.get(type(x)) or _find_new(x)
@@ -61,7 +53,7 @@ def find_backend(x: object) -> Backend | None:
 
 def require_backend(x: object, argument: str) -> Backend:
     """Return the backend of an array, or raise."""
-    backend = by_type.get(type(x)) or _find_new(x)
+    backend = find_backend(x)
     if backend is None:
         msg = (
             f"{argument} is {_describe_type(x)}, which is no array of numpy, torch, jax, cupy or "
@@ -73,22 +65,23 @@ def require_backend(x: object, argument: str) -> Backend:
 
 
 def _find_new(x: object) -> Backend | None:
-    backend = _find_own(x) or _find_registered(x) or _wrap_namespace(x)
+    backend = (
+        _find_own(x)
+        or next((b for b in third_party_backends() if b.recognises(x)), None)
+        or _wrap_namespace(x)
+    )
     if backend is None:
         return None
     refusal = backend.refusal(x)
     if refusal is not None:
         msg = f"the array is {_describe_type(x)}: {refusal}"
         raise TypeError(msg)
-    # Other classes may be garbage, which the cache would keep alive.
+    # Classes that are no attribute of a module may be garbage, which the cache would keep alive.
     cls = type(x)
-    if not backend.is_compiling() and _is_in_module(cls):
+    is_in_module = _get_attribute(sys.modules.get(cls.__module__), cls.__qualname__) is cls
+    if is_in_module and not backend.is_compiling():
         by_type[cls] = backend
     return backend
-
-
-def _is_in_module(cls: type) -> bool:
-    return _get_attribute(sys.modules.get(cls.__module__), cls.__qualname__) is cls
 
 
 def _get_attribute(owner: Any, dotted_name: str) -> Any:
@@ -99,8 +92,7 @@ def _get_attribute(owner: Any, dotted_name: str) -> Any:
 
 def _describe_type(x: object) -> str:
     cls = type(x)
-    name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
-    return f"a {name}"
+    return "a " + f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
 
 
 def _find_own(x: object) -> Backend | None:
@@ -112,10 +104,6 @@ def _find_own(x: object) -> Backend | None:
             if array_type is not None and isinstance(x, array_type):
                 return load()
     return None
-
-
-def _find_registered(x: object) -> Backend | None:
-    return next((b for b in third_party_backends() if b.recognises(x)), None)
 
 
 def third_party_backends() -> list[Backend]:
@@ -148,8 +136,7 @@ def _wrap_namespace(x: object) -> Backend | None:
         xp = array_api_compat.array_namespace(x)
     except TypeError:  # no array
         return None
-    name = xp.__name__
-    return _standard.setdefault(name, Backend(name, xp))
+    return _standard.setdefault(xp.__name__, Backend(xp.__name__, xp))
 
 
 def require_backend_of_namespace(xp: Any) -> Backend:
@@ -159,7 +146,7 @@ def require_backend_of_namespace(xp: Any) -> Backend:
         msg = f"xp must be an array API namespace such as numpy or torch; got {xp!r}"
         raise TypeError(msg)
     root = name.removeprefix("array_api_compat.").partition(".")[0]
-    for library in libraries:
-        if library.name == root:
-            return library.load()
-    return _standard.get(name) or _standard.setdefault(name, Backend(name, xp))
+    library = next((library for library in libraries if library.name == root), None)
+    if library is not None:
+        return library.load()
+    return _standard.setdefault(name, Backend(name, xp))

@@ -1,4 +1,4 @@
-"""Kernels that are compiled on first use. One that fails is given up with one warning."""
+"""Kernels that are compiled on first use. One that fails warns once, and is not tried again."""
 
 import importlib.util
 import signal
@@ -18,14 +18,9 @@ MAX_KERNELS = 4096
 
 
 class Kernels(Generic[Key, Kernel]):
-    """The kernels of one compiler. Where memory is short none is given up: later calls try again.
+    """The kernels of one compiler. After an out-of-memory error later calls try again.
 
-    Parameters
-    ----------
-    package : str
-        The package of the compiler.
-    load : callable
-        Imports the compiler and returns ``compile(key)``.
+    ``load`` imports the compiler, of ``package``, and returns ``compile(key)``.
     """
 
     def __init__(self, package: str, load: Callable[[], Callable[[Key], Kernel]]) -> None:
@@ -41,8 +36,7 @@ class Kernels(Generic[Key, Kernel]):
     def decline_reason(self, *keys: Key) -> str | None:
         """Return why this process lacks one of these kernels, None if it can have them all."""
         if self._decline_reason is None and self._failed:
-            reasons = [self._failed[key] for key in keys if key in self._failed]
-            return reasons[0] if reasons else None
+            return next((self._failed[key] for key in keys if key in self._failed), None)
         return self._decline_reason
 
     def ready(self, key: Key) -> bool:
@@ -67,7 +61,7 @@ class Kernels(Generic[Key, Kernel]):
                     with _defer_interrupts():
                         self._compile = self._load()
                 # A broken compiler raises anything, and other paths need none.
-                except Exception as error:  # see above
+                except Exception as error:
                     reason = _warn("", self._package, "cannot be imported", error)
                     if not _is_out_of_memory(error):
                         self._decline_reason = reason
@@ -121,7 +115,7 @@ def _defer_interrupts() -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory of the host or a device is short, by each compiler's own error."""
+    # Each compiler has its own error for a device.
     return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 

@@ -1,71 +1,44 @@
-"""The table of libraries, which alone names backends.
+"""The table of libraries, which alone names backends."""
 
-Loaders are spelled as import statements, which torch.compile can trace.
-"""
-
+from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.find import Library
 
 
-def _numpy() -> Backend:
-    from rope_xp_backends import numpy as glue
-
-    return glue.BACKEND
-
-
-def _torch() -> Backend:
-    from rope_xp_backends import torch as glue
-
-    return glue.BACKEND
-
-
-def _dtensor() -> Backend:
-    from rope_xp_backends.torch import dtensor as glue
-
-    return glue.BACKEND
-
-
-def _jax() -> Backend:
-    from rope_xp_backends import jax as glue
-
-    return glue.BACKEND
+def _load(name: str) -> Backend:
+    """Import a backend, spelled as import statements, which torch.compile can trace."""
+    BACKEND: Backend
+    if name == "numpy":
+        from rope_xp_backends.numpy import BACKEND
+    elif name == "torch":
+        from rope_xp_backends.torch import BACKEND
+    elif name == "dtensor":
+        from rope_xp_backends.torch.dtensor import BACKEND
+    elif name == "jax":
+        from rope_xp_backends.jax import BACKEND
+    elif name == "cupy":
+        from rope_xp_backends.cupy import BACKEND
+    elif name == "mlx":
+        from rope_xp_backends.mlx import BACKEND
+    elif name == "ndonnx":
+        from rope_xp_backends.ndonnx import BACKEND
+    else:
+        from rope_xp_backends.dask import BACKEND
+    return BACKEND
 
 
-def _cupy() -> Backend:
-    from rope_xp_backends import cupy as glue
-
-    return glue.BACKEND
-
-
-def _ndonnx() -> Backend:
-    from rope_xp_backends import ndonnx as glue
-
-    return glue.BACKEND
-
-
-def _dask() -> Backend:
-    from rope_xp_backends import dask as glue
-
-    return glue.BACKEND
-
-
-def _mlx() -> Backend:
-    from rope_xp_backends import mlx as glue
-
-    return glue.BACKEND
-
-
-LIBRARIES = (
-    Library("numpy", (("generic", _numpy), ("ndarray", _numpy)), "", ("llvm", "chunked")),
-    Library(
-        "torch",
-        (("distributed.tensor.DTensor", _dtensor), ("Tensor", _torch)),
-        "torch",
-        ("triton", "llvm"),
-    ),
-    Library("jax", (("Array", _jax),), "jax", ("jit-gpu", "jit")),
-    Library("cupy", (("ndarray", _cupy),), "cupy-cuda13x", ("cuda",)),
-    Library("mlx", (("core.array", _mlx),), "mlx", ()),
-    Library("ndonnx", (("Array", _ndonnx),), "ndonnx", ()),
-    Library("dask", (("array.Array", _dask),), "dask", ("blockwise",)),
+_TORCH = (
+    ("distributed.tensor.DTensor", lambda: _load("dtensor")),
+    ("Tensor", lambda: _load("torch")),
 )
+_NUMPY = (("generic", lambda: _load("numpy")), ("ndarray", lambda: _load("numpy")))
+LIBRARIES = (
+    Library("numpy", _NUMPY, "", ("llvm", "chunked")),
+    Library("torch", _TORCH, "torch", ("triton", "llvm")),
+    Library("jax", (("Array", lambda: _load("jax")),), "jax", ("jit-gpu", "jit")),
+    Library("cupy", (("ndarray", lambda: _load("cupy")),), "cupy-cuda13x", ("cuda",)),
+    Library("mlx", (("core.array", lambda: _load("mlx")),), "mlx", ()),
+    Library("ndonnx", (("Array", lambda: _load("ndonnx")),), "ndonnx", ()),
+    Library("dask", (("array.Array", lambda: _load("dask")),), "dask", ("blockwise",)),
+)
+find.libraries = LIBRARIES

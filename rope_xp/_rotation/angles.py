@@ -14,15 +14,8 @@ The three rotations are composed by angle addition,
 bits. A fractional part is one more rotation, by an angle small enough for float32, see
 :mod:`rope_xp._rotation.fractions`.
 
-Error, for tables of modulus 1, in units of u = 2**-25. A rounded table entry is off by at most u in
-either coordinate, by sqrt(2) u as a vector. One composition adds to a coordinate the rounding of
-two products whose moduli sum to at most 1, and of their sum: 3 u, or 3 sqrt(2) u as a vector. So
-two digits, all positions below 2**22, are off by at most (2 sqrt(2) + 3) u = 1.74e-7; three, below
-2**31, by (3 sqrt(2) + 3 sqrt(2) + 3) u = 3.43e-7. The measured maxima are 1.3e-7 and 2.2e-7.
-
-Middle and high tables of float64 hold cos b - 1, so that a rotation by a small angle costs one
-rounding, u = 2**-54 in each coordinate, and its own few: at most 2**-52 (1 + p * frequency) in all.
-The largest measured error is three fifths of that.
+Middle and high tables of float64 hold cos b - 1, so that a rotation by a small angle rounds little.
+docs/accuracy.md proves the bounds of the errors.
 """
 
 from rope_xp._core.call import (
@@ -82,12 +75,13 @@ def _look_up(
         outside = (whole <= -LIMIT) | (whole > LIMIT - 1)
         whole = xp.where(outside, xp.zeros_like(whole), whole)
     size = xp.abs(whole) if position_range.signed else whole
-    cos, sin = _row(library, low, size & (DIGIT - 1) if position_range.digits > 1 else size)
-    if position_range.digits > 1:
+    digits = position_range.digits
+    cos, sin = _row(library, low, size & (DIGIT - 1) if digits > 1 else size)
+    if digits > 1:
         digit = size >> DIGIT_BITS
-        digit = digit & (DIGIT - 1) if position_range.digits > 2 else digit
+        digit = digit & (DIGIT - 1) if digits > 2 else digit
         cos, sin = compose(library, cos, sin, *_row(library, tables.middle, digit))
-    if position_range.digits > 2:
+    if digits > 2:
         digit = size >> (2 * DIGIT_BITS)
         if outside is not None:
             digit = xp.where(outside, xp.full_like(digit, TOP_DIGIT), digit)

@@ -15,27 +15,20 @@ from rope_xp._core.errors import RopeError
 def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
     """Return the unscaled frequencies, ``base ** (-2 i / rotary_dim)``.
 
+    RoFormer, arXiv 2104.09864, eq. 15. RopeError if base is not positive and finite, or rotary_dim
+    not positive and even.
+
     Parameters
     ----------
     base : float
-        The base of the geometric series, often called theta. Positive.
+        The base of the geometric series, often called theta.
     rotary_dim : int
-        Even number of rotated components, r. Positive.
+        Number of rotated components, r.
 
     Returns
     -------
     numpy.ndarray
-        Shape (r/2,), float64, radians per token; each entry is the float64 nearest to the
-        formula's value.
-
-    Raises
-    ------
-    RopeError
-        If base is not positive and finite, or rotary_dim not positive and even.
-
-    Notes
-    -----
-    RoFormer, arXiv 2104.09864, eq. 15.
+        Shape (r/2,), float64, radians per token, each the float64 nearest to the formula's value.
 
     Examples
     --------
@@ -62,8 +55,7 @@ def _powers(base: float, rotary_dim: int) -> tuple[list[float], list[float]]:
     # differs between processors. Position 2**31 multiplies that error; with 50 digits none is left.
     with decimal.localcontext(decimal.Context(prec=50)):
         ratio = decimal.Decimal(base) ** (decimal.Decimal(-2) / rotary_dim)
-        exact = list(
-            accumulate(repeat(ratio, rotary_dim // 2 - 1), mul, initial=decimal.Decimal(1))
-        )
+        one = decimal.Decimal(1)
+        exact = list(accumulate(repeat(ratio, rotary_dim // 2 - 1), mul, initial=one))
         nearest = [float(f) for f in exact]
         return nearest, [float(f - decimal.Decimal(n)) for f, n in zip(exact, nearest, strict=True)]

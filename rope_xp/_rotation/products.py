@@ -47,11 +47,11 @@ class DigitBase(NamedTuple):
     """How a dtype writes numbers in digits."""
 
     bits: int
-    """Of a digit."""
+    """Bits of a digit."""
     grid: int
-    """The multiplier a is a multiple of 2**-grid: bits and grid are those of a float together."""
+    """The multiplier a is a multiple of 2**-grid: a float has bits + grid bits."""
     digits: int
-    """Of a frequency, from that of weight 2**bits down."""
+    """Digits of a frequency, from that of weight 2**bits down."""
     before: int
     """Digits of an integer position."""
 
@@ -141,9 +141,8 @@ def _convert_to_turns(xp: Namespace, frequencies: Array, base: DigitBase) -> lis
 
 def _get_radian_digits(bits: int, last: int) -> list[float]:
     """Return balanced digits n of 1 / (2 pi), of weight 2**(-bits n); the first is 0."""
-    digits, top = _split_integer(
-        _ONE_RADIAN >> (_ONE_RADIAN_BITS - bits * (last + 1)), bits, last + 1
-    )
+    radian = _ONE_RADIAN >> (_ONE_RADIAN_BITS - bits * (last + 1))
+    digits, top = _split_integer(radian, bits, last + 1)
     return [float(n) for n in (top, *digits[:0:-1])]
 
 
@@ -168,9 +167,6 @@ def _split_integer(x: Any, bits: int, count: int) -> tuple[list[Any], Any]:
     return digits, x
 
 
-# --- angles --------------------------------------------------------------------------------------
-
-
 class Variable(NamedTuple):
     """A number that derivatives follow, and the same as a constant."""
 
@@ -192,6 +188,7 @@ def cos_sin(library: ArrayLibrary, terms: Sequence[Term], double: bool) -> tuple
     xp = library.xp
     exact: Array = 0.0
     rounded: Array = 0.0
+    zero: Array = 0.0
     for position, multipliers, _, f in terms:
         for digit, (a, b) in zip(position.digits, multipliers, strict=True):
             exact = exact + _take_fraction(xp, digit * a)
@@ -206,7 +203,6 @@ def cos_sin(library: ArrayLibrary, terms: Sequence[Term], double: bool) -> tuple
     cos, sin, _ = fractions.add_quarters(xp, 1.0 + cosm1, sin, quarters)
     if all(p.value is p.constant and f.value is f.constant for *_, p, f in terms):
         return cos, sin
-    zero: Array = 0.0
     for *_, p, f in terms:
         zero = zero + ((p.value - p.constant) * f.value + p.constant * (f.value - f.constant))
     cos_e, sin_e = xp.cos(zero), xp.sin(zero)

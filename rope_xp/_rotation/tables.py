@@ -24,9 +24,8 @@ def host_tables(table_key: TableKey) -> DigitTables:
     """Return the tables of a key, in numpy."""
     rope = table_key.rope
     frequencies = checked_frequencies(rope, table_key.head_dim)
-    component = None
-    if rope.position_axes is not None:
-        component = _read_only(np.asarray(rope.position_axes, np.int32))
+    axes = rope.position_axes
+    component = None if axes is None else _read_only(np.asarray(axes, np.int32))
     factor = 1.0 / rope.attention_factor if table_key.inverse else rope.attention_factor
     # float64 frequencies of a scaling are exact by definition; those of the formula are rounded.
     rest = 0.0 * frequencies
@@ -55,11 +54,9 @@ def checked_frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
     frequencies = rope.frequencies(head_dim)
     factor = float(rope.attention_factor)
     check_positive("attention_factor", factor)
-    for name, value in (
-        ("its fastest frequency", float(np.abs(frequencies).max())),
-        ("its attention_factor", factor),
-        ("1 / attention_factor", 1.0 / factor),
-    ):
+    fastest = "its fastest frequency", float(np.abs(frequencies).max())
+    factors = ("its attention_factor", factor), ("1 / attention_factor", 1.0 / factor)
+    for name, value in (fastest, *factors):
         if value > LARGEST:
             msg = f"{rope!r} has no tables: {name} is {value:g}, beyond float32's {LARGEST:g}"
             raise RopeError(msg)
@@ -68,8 +65,8 @@ def checked_frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
 
 def table_shapes(pairs: int, components: int) -> tuple[tuple[int, ...] | None, ...]:
     """Return the shapes of the fields of DigitTables."""
-    component = (pairs,) if components else None
-    return (DIGIT, 2 * pairs), (DIGIT, 2 * pairs), (TOP_DIGIT + 1, 2 * pairs), (pairs,), component
+    low, high = (DIGIT, 2 * pairs), (TOP_DIGIT + 1, 2 * pairs)
+    return low, low, high, (pairs,), (pairs,) if components else None
 
 
 Split: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]

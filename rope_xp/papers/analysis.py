@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._arguments import fields
-from rope_xp._arguments.slices import slice_of
+from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE

@@ -13,7 +13,6 @@ from support.targets import numpy_dtype
 
 import rope_xp
 from rope_xp import __main__ as cli
-from rope_xp import _libraries
 from rope_xp._bench import formulas, targets
 from rope_xp._cli import demo
 from rope_xp._dispatch import find
@@ -99,7 +98,7 @@ def test_demo_fails_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, caps
 def test_demo_fails_where_a_named_library_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ())
+    row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ())
     monkeypatch.setattr(find, "libraries", (find.libraries[0], row))
     monkeypatch.setattr(targets, "NAMES", ("numpy:cpu", "no_such_library:cpu"))
     reason = "not installed (pip install 'rope-xp[torch]')"

@@ -21,7 +21,7 @@ from support.exhaustive import exhaustive
 from support.targets import Target
 
 import rope_xp
-from rope_xp import MissingBackendError, RopeError, _libraries
+from rope_xp import MissingBackendError, RopeError
 from rope_xp._core import versions
 from rope_xp._core.call import Call
 from rope_xp._core.path import Path, PathUnavailable
@@ -109,7 +109,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> tuple[Stub, Stub]:
     stubs = Stub("swift", "it is Tuesday"), Stub("brisk", None)
     monkeypatch.setattr(find.find_backend(X), "paths", stubs)
     call_cache.CALLS.cache_clear()
-    row = Library("numpy", (("ndarray", _libraries._numpy),), "", ("swift", "brisk"))
+    row = Library("numpy", (("ndarray", find.libraries[0].load),), "", ("swift", "brisk"))
     monkeypatch.setattr(find, "libraries", (row, *find.libraries[1:]))
     return stubs
 
@@ -168,7 +168,7 @@ def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "no path is called 'warp'; there are portable, llvm, .*, triton, jit"
     with pytest.raises(RopeError, match=message), rope_xp.use_path("warp"):
         pass
-    row = Library("no_such_library", (("A", _libraries._numpy),), "torch", ("swift",))
+    row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ("swift",))
     monkeypatch.setattr(find, "libraries", (row,))
     message = r"not installed; pip install 'rope-xp\[torch\]'"
     with pytest.raises(MissingBackendError, match=message), rope_xp.use_path("swift"):

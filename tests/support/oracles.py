@@ -9,7 +9,7 @@ from typing import Any
 import mpmath
 import numpy as np
 
-# Both are promised, with a proof in rope_xp/_rotation/angles.py: two digits 1.74e-7, three 3.43e-7.
+# Both are promised, with a proof in docs/accuracy.md: two digits 1.74e-7, three 3.43e-7.
 BELOW_2_22 = 2.4e-7
 BELOW_2_31 = 4e-7
 

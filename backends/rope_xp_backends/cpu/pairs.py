@@ -1,4 +1,4 @@
-"""Rotation of heads by vectors of pairs: the steps of :mod:`rope_xp._rotation.pairs`.
+"""Rotation of heads by vectors of pairs: the steps of :mod:`rope_xp._rotation.portable`.
 
 LLVM vectorises no loops whose input and output may be the same memory, nor interleaved pairs.
 """

@@ -17,9 +17,8 @@ from rope_xp._core.call import (
     TableLookup,
     get_interleaved,
 )
-from rope_xp._core.library import DigitTables
+from rope_xp._core.library import TREES, DigitTables
 from rope_xp._core.path import Path
-from rope_xp._core.trees import TREES
 from rope_xp._rotation import portable
 
 # A call is a pytree: arrays are traced, the rest is static and part of jit's cache key. Table keys
@@ -32,7 +31,7 @@ for kind, arrays, plain, dropped in (
     (DigitTables, [*DigitTables.__match_args__], [], []),
     (CosSin, ["cos", "sin"], [], []),
     (RelativeAngles, ["new", "old"], [], []),
-    *((tree.kind, [*tree.arrays], [*tree.plain], []) for tree in TREES),
+    *((kind, [*arrays], [*plain], []) for kind, arrays, plain in TREES),
 ):
     jax.tree_util.register_dataclass(kind, arrays, plain, dropped)
 
@@ -73,7 +72,7 @@ class JitGpu(Jit):
 def rotate_for_gpu(
     _xp: Any, x: jax.Array, cos: jax.Array, sin: jax.Array, spec: RotationSpec
 ) -> jax.Array:
-    """Return the numbers of rope_xp._rotation.pairs.rotate, as XLA compiles them best for GPUs.
+    """Return the numbers of rope_xp._rotation.portable.rotate, as XLA compiles them best for GPUs.
 
     XLA reads a stack of pairs one element at a time, and several at once where each result selects
     its two inputs: on an H200 some 20 instead of 27 instructions an element of bfloat16, in
