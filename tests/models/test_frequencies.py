@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rope_xp import apply_frequencies
+from rope_xp import apply_frequencies, positions
 
 torch = pytest.importorskip("torch")
 
@@ -60,6 +60,21 @@ def test_mistral_large_4() -> None:
     for found, own in zip(rotated, theirs, strict=True):
         scaled = found * rope.attention_scaling
         assert_as_close_as_theirs(scaled, own, 48 * frequencies.max().item())
+
+
+def test_rope_mixed() -> None:
+    """Heo et al. 2024, as in timm: two learned components for each head, columns first."""
+    rows, columns = (torch.from_numpy(axis) for axis in positions.grid(6, 5))
+    learned = sample(2, 4, 8).requires_grad_()
+    q = sample(1, 4, 30, 16)
+    angles = columns[:, None] * learned[0, :, None] + rows[:, None] * learned[1, :, None]
+    pairs = torch.view_as_complex(q.unflatten(-1, (8, 2)))
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones(()), angles)).flatten(-2)
+    options = {"layout": "interleaved", "axes": "bhsd"}
+    rotated, _ = apply_frequencies(q, q, [columns, rows], learned, **options)
+    assert_as_close_as_theirs(rotated, expected, angles.abs().max().item(), sums=2)
+    gradients = [torch.autograd.grad(y.sin().sum(), learned)[0] for y in (rotated, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("modality", ["video", "audio"])

@@ -16,17 +16,12 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, ROTATIONS, TOKENS, count_rotations, logits, replaced
+from support.patched import LOGITS, ROTATIONS, TOKENS, logits, replaced
 from support.small_models import make, multimodal_text, vision_language
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from rope_xp import RopeError
 from rope_xp.integrations.transformers import patch, unpatch
-
-
-@pytest.fixture(autouse=True)
-def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    return count_rotations(monkeypatch)
 
 
 def test_a_new_module_of_a_patched_class_does_as_the_models_own() -> None:

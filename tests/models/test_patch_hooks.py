@@ -15,7 +15,7 @@ import accelerate
 import torch
 import torch.distributed
 from accelerate.hooks import remove_hook_from_module
-from support.patched import LOGITS, ROTATIONS, count_rotations, logits
+from support.patched import LOGITS, ROTATIONS, logits
 from support.small_models import make
 from torch.distributed.fsdp import fully_shard
 
@@ -25,11 +25,6 @@ from rope_xp.integrations.transformers import patch, unpatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    return count_rotations(monkeypatch)
 
 
 def dispatched(model: Any, folder: Path) -> None:

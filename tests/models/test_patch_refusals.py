@@ -16,14 +16,13 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, ROTATIONS, count_rotations, logits
+from support.patched import LOGITS, ROTATIONS, logits
 from support.small_models import make, vision_language
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from rope_xp import RopeError
-from rope_xp.integrations import _readers
-from rope_xp.integrations.transformers import patch, unpatch
+from rope_xp.integrations.transformers import check, patch, unpatch
 
 
 def refused(model: Any, message: str) -> None:
@@ -103,7 +102,7 @@ def test_models_without_rotary_modules_or_weights_are_refused() -> None:
     refused(model, r"LlamaRotaryEmbedding\): it is on the meta device; load its weights first")
 
 
-@pytest.mark.parametrize("change", [patch, unpatch])
+@pytest.mark.parametrize("change", [patch, unpatch, check])
 def test_a_name_is_a_type_error(change: Any) -> None:
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, .*; got str$"):
         change("Qwen/Qwen2-7B")
@@ -149,32 +148,25 @@ def kernel_of_a_gpu(self: Any, *arguments: Any, **named: Any) -> Any:
     raise RuntimeError("no GPU")
 
 
-@pytest.mark.parametrize("kernelized", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "kernelized llama", "qwen2_vl"])
 def test_functions_that_the_package_kernels_makes_modules(
-    kernelized: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    """Of Qwen2-VL, the function for the text alone is one that kernels may replace."""
+    name = kind.rsplit(maxsplit=1)[-1]
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     layer = as_kernels_does(module.apply_rotary_pos_emb)
-    model, tokens = make("llama"), torch.arange(24)[None]
-    before = model(tokens).logits
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", layer)
-    if kernelized:  # as kernelize(model) does
-        layer.forward = MethodType(kernel_of_a_gpu, layer)  # type: ignore[method-assign]  # as kernelize does
-    after = patch(make("llama"))(tokens).logits
-    torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
-
-
-def test_a_model_of_which_one_half_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Qwen2-VL, the function for the text is one that kernels may replace."""
-    module = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
-    model, inputs = vision_language()
+    inputs: dict[str, Any] = {"input_ids": torch.arange(24)[None]}
+    model, inputs = vision_language() if name == "qwen2_vl" else (make(name), inputs)
     before = model(**inputs).logits
-    layer = as_kernels_does(module.apply_rotary_pos_emb)
     monkeypatch.setattr(module, "apply_rotary_pos_emb", layer)
+    if kind.startswith("kernelized"):  # as kernelize(model) does
+        layer.forward = MethodType(kernel_of_a_gpu, layer)  # type: ignore[method-assign]  # as kernelize does
     patch(model)
     torch.testing.assert_close(model(**inputs).logits, before, rtol=0, atol=LOGITS)
-    half = inputs | {"pixel_values": inputs["pixel_values"].bfloat16()}
-    assert model.bfloat16()(**half).logits.dtype == torch.bfloat16
+    if name == "qwen2_vl":
+        inputs["pixel_values"] = inputs["pixel_values"].bfloat16()
+        assert model.bfloat16()(**inputs).logits.dtype == torch.bfloat16
 
 
 # --- a model whose second part does something with the tables ------------------------------------
@@ -255,8 +247,17 @@ class CallsAFunctionOfBoth(nn.Module):
 def test_a_class_that_reads_tables_and_calls_no_function_that_rotates_is_refused(
     part: type[nn.Module], message: str
 ) -> None:
+    """The rotary modules alone are patched, and their tables have the dtype that code expects."""
     reason = r", and no function that is replaced rotates there; .*rotation=False"
-    refused(Model(part()), message + reason)
+    model, x = Model(part()), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
+    refused(model, message + reason)
+    if part not in (Computes, CallsAFunction):
+        return
+    before = model(x)
+    assert type(patch(model, rotation=False).part) is part
+    # A table may differ by one rounding, and numbers are below 8.
+    close = {"rtol": 0, "atol": 8 * torch.finfo(x.dtype).eps}
+    torch.testing.assert_close(model(x), before, **close)
 
 
 class HandsOn(nn.Module):
@@ -288,30 +289,6 @@ def test_tables_that_are_handed_on_are_no_obstacle() -> None:
     torch.testing.assert_close(after, before, rtol=0, atol=8 * close)
 
 
-def test_what_is_listed_as_harmless_is_there_and_would_be_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    harmless = _readers._HARMLESS
-    monkeypatch.setattr(_readers, "_HARMLESS", frozenset())
-    for name in harmless:
-        module, _, kind = name.rpartition(".")
-        with pytest.raises(RopeError, match="it reads cos"):
-            _readers.check_readers(getattr(importlib.import_module(module), kind))
-
-
-@pytest.mark.parametrize("part", [Computes, CallsAFunction])
-def test_the_rotary_modules_alone(part: type[nn.Module]) -> None:
-    """Any code may take their tables, which have the dtype that it expects."""
-    dtype = torch.bfloat16
-    model, x = Model(part()), torch.randn(1, 3, 5, 8, dtype=dtype)
-    before = model(x)
-    assert type(patch(model, rotation=False).part) is part
-    after = model(x)
-    assert after.dtype == dtype
-    # A table may differ by one rounding, and numbers are below 8.
-    torch.testing.assert_close(after, before, rtol=0, atol=8 * torch.finfo(dtype).eps)
-
-
 # --- what is put into a model's module after it was patched --------------------------------------
 
 
@@ -320,9 +297,8 @@ def test_the_rotary_modules_alone(part: type[nn.Module]) -> None:
     [(torch.bfloat16, True), exhaustive(torch.float32, False), exhaustive(torch.float32, True)],
 )
 def test_a_function_that_rotates_and_is_replaced_later_is_called_in_the_dtype_of_q(
-    dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, compiled: bool, rotations: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rotations = count_rotations(monkeypatch)
     model = patch(make("llama").to(dtype))
     before = logits(model)
     assert len(rotations) == ROTATIONS
