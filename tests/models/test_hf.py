@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ QWEN_PART = {**QWEN, "model_type": "qwen2_vl_text", "rope_scaling": SECTIONS | {
 QWEN_ROPE = RoPE(base=BASE, layout="half", position_axes=(0,) * 8 + (1,) * 12 + (2,) * 12)
 QWEN_WHOLE = {"model_type": "qwen2_vl", "text_config": QWEN_PART}
 FULL = {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}
+MAGNITUDES = {"short_mscale": 1.25, "long_mscale": 1.25}
 GLM = {"model_type": "glm4", "hidden_size": 5120, "num_attention_heads": 64}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
@@ -83,6 +85,16 @@ GIVEN: list[tuple[dict[str, Any], Any]] = [
     ({**PLAIN, "model_type": "exaone4"}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone_moe", "sliding_window": 512}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone4", "sliding_window": None}, HALF),
+    (
+        {**LLAMA, "rope_scaling": LINEAR, "rope_parameters": FULL},
+        RoPE(base=1e4, layout="half", scaling=Linear(8.0)),
+    ),
+    # an alpha is a factor for every length
+    ({**LLAMA, "rope_scaling": {"type": "dynamic", "alpha": 8.0}}, replace(HALF, scaling=NTK(8.0))),
+    (
+        {**LLAMA, "rope_scaling": {"type": "dynamic", "alpha": None, "factor": 2.0}},
+        replace(HALF, scaling=DynamicNTK(2.0, CONTEXT)),
+    ),
     (  # a part without a type is of the family of the whole
         {"model_type": "gemma3", "text_config": {"hidden_size": 2560, "rope_scaling": LINEAR}},
         {
@@ -104,28 +116,15 @@ def rope_of(keys: dict[str, Any]) -> RoPE:
     return rope
 
 
-def test_rope_scaling_wins_over_rope_parameters() -> None:
-    assert rope_of({"rope_scaling": LINEAR, "rope_parameters": FULL}).scaling == Linear(8.0)
-
-
 def test_the_softmax_scale_is_for_latent_attention_alone() -> None:
     keys = {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
     assert rope_of(keys).softmax_scale == 1.0
     latent = rope_of({**keys, "qk_rope_head_dim": 64})
     assert latent.softmax_scale == pytest.approx((0.1 * np.log(8.0) + 1.0) ** 2)
     assert latent.attention_factor == rope_of(keys).attention_factor == 1.0
-
-
-def test_the_magnitude_of_phimoe() -> None:
-    keys = {**longrope(32), "original_max_position_embeddings": 1024}
-    equal = {"type": "longrope", **keys, "short_mscale": 1.25, "long_mscale": 1.25}
-    assert rope_of({"model_type": "phimoe", "rope_scaling": equal}).attention_factor == 1.25
-
-
-def test_an_alpha_is_a_factor_for_every_length() -> None:
-    assert rope_of({"rope_scaling": {"type": "dynamic", "alpha": 8.0}}).scaling == NTK(8.0)
-    without = rope_of({"rope_scaling": {"type": "dynamic", "alpha": None, "factor": 2.0}})
-    assert without.scaling == DynamicNTK(2.0, CONTEXT)
+    keys = {**longrope(32), "original_max_position_embeddings": 1024, "type": "longrope"}
+    phimoe = {"model_type": "phimoe", "rope_scaling": keys | MAGNITUDES}
+    assert rope_of(phimoe).attention_factor == 1.25
 
 
 def test_llama_4_scout_has_a_step_for_a_ramp() -> None:

@@ -143,9 +143,16 @@ def test_generation_that_goes_on_from_a_cache_of_mrope() -> None:
         longer = torch.cat([first.sequences, torch.tensor([[9, 10, 11]])], dim=1)
         return model.generate(longer, past_key_values=first.past_key_values, **options)  # type: ignore[no-any-return]  # a tensor
 
-    before = generate()
-    patch(model)
-    assert torch.equal(generate(), before)
+    with torch.no_grad():
+        before = generate(), model(**inputs).logits
+        patch(model)
+        torch.testing.assert_close(model(**inputs).logits, before[1], rtol=0, atol=LOGITS)
+    assert torch.equal(generate(), before[0])
+    classes = [type(module) for module in model.modules()]
+    assert {cls.__name__ for cls in classes if "_patched_by_rope_xp" in vars(cls)} == {
+        *("Qwen2VLRotaryEmbedding", "Qwen2VLVisionRotaryEmbedding"),
+        *("Qwen2VLAttention", "VisionAttention"),
+    }
 
 
 def test_queries_of_the_last_tokens_alone() -> None:

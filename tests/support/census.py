@@ -163,7 +163,6 @@ def _candidates(tree: ast.Module, module: ModuleType, rotary: type) -> Iterator[
 
 
 def _annotations(kind: type, module: ModuleType) -> list[type]:
-    """Return the configuration class that a class is made from."""
     for parameter in inspect.signature(kind).parameters.values():
         annotation = parameter.annotation
         if isinstance(annotation, str):
@@ -186,12 +185,8 @@ NAMELESS = ("SaProtConfig", "Qwen3OmniMoeCode2WavConfig")  # have no model_type
 
 
 def read_ropes(unit: Unit) -> Any:
-    """Return what from_hf_config makes of a configuration."""
     layout = "half" if type(unit.config).__name__ in NAMELESS else None
     return rope_xp.from_hf_config(unit.config.to_dict(), layout=layout)
-
-
-# --- frequencies ---------------------------------------------------------------------------------
 
 
 def compare_frequencies(unit: Unit) -> str:
@@ -223,15 +218,11 @@ def select_rope(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
 
 
 def _buffers(module: Any) -> dict[str, torch.Tensor]:
-    """Return the frequencies of a rotary module by layer type."""
-    return {
+    return {  # by layer type
         name.removesuffix("inv_freq").removesuffix("_"): buffer
         for name, buffer in module.named_buffers()
         if name.endswith("inv_freq") and "original" not in name
     }
-
-
-# --- rotation ------------------------------------------------------------------------------------
 
 
 def compare_rotation(unit: Unit) -> str:
@@ -261,8 +252,6 @@ def _differences(label: str, rotated: tuple[torch.Tensor, ...], call: ModelCall)
 
 
 class ModelCall(NamedTuple):
-    """Arguments and results of a model's code."""
-
     q: torch.Tensor
     k: torch.Tensor
     positions: torch.Tensor
@@ -333,7 +322,6 @@ VISION = (
 
 
 def find_function(unit: Unit) -> Callable[..., Any]:
-    """Return the function with which the model rotates."""
     names = VISION if re.search("Vision|ViT|MLCD", unit.rotary.__name__) else ()
     names += NAMES[1:] if "Audio" in unit.rotary.__name__ else NAMES
     name = next((name for name in names if hasattr(unit.module, name)), None)
@@ -353,9 +341,6 @@ def _head_dim(
     return int(max(rotated, head_dim) if picks else rotated)
 
 
-# --- defaults ------------------------------------------------------------------------------------
-
-
 def compare_defaults(unit: Unit) -> str:
     """Return whether a file that leaves the defaults out is read as something else."""
     whole = unit.config.to_dict()
@@ -368,8 +353,6 @@ def compare_defaults(unit: Unit) -> str:
         ropes = {label: ropes.get(label) for label in expected}
     return "" if ropes == expected else f"{ropes} for {expected}"
 
-
-# --- tables --------------------------------------------------------------------------------------
 
 _FRACTIONS = "its positions are fractions, and a table has a row for each whole one"
 NO_TABLES = {
@@ -528,21 +511,6 @@ SKIPPED = dict(zip(CHECKS, (LEARNED, NOT_CALLED, LEARNED, NO_TABLES), strict=Tru
 """Units of which a check cannot be made."""
 
 
-def count_functions() -> tuple[int, int]:
-    """Return how many different functions apply_rotary_pos_emb there are, in how many files.
-
-    Docstrings and comments aside.
-    """
-    codes = []
-    for path in MODELS.glob("*/modeling_*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name == "apply_rotary_pos_emb":
-                if ast.get_docstring(node) is not None:
-                    del node.body[0]
-                codes.append(ast.unparse([node.args, *node.body]))
-    return len(set(codes)), len(codes)
-
-
 def main() -> int:
     """Print what is left and how many units are equal in each respect."""
     every = [unit for directory in list_directories() for unit in list_units(directory)]
@@ -557,8 +525,6 @@ def main() -> int:
         status |= bool(different)
     for title, reasons in {"left": LEFT, "no rotation": NOT_CALLED, "no tables": NO_TABLES}.items():
         print(f"{title}:", *(f"  {unit}: {reason}" for unit, reason in reasons.items()), sep="\n")
-    functions, files = count_functions()
-    print(f"{functions} different functions apply_rotary_pos_emb in {files} files")
     return status
 
 
