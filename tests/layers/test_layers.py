@@ -11,14 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-from support.layers import (
-    FRAMEWORKS,
-    ROPES,
-    Framework,
-    assert_same,
-    every_framework,
-    inputs,
-)
+from support.layers import FRAMEWORKS, ROPES, Framework, assert_same, every_framework, inputs
 
 import rope_xp
 from rope_xp import Angles, RoPE, RopeError

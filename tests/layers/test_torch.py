@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.layers import ROPES, TORCH, assert_same, inputs
+from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
 from support.programs import HERE, ROOT, environment
 
 import rope_xp
 from rope_xp import RoPE, RopeError, apply_frequencies
-from rope_xp.scaling import LongRoPE
 
 torch = pytest.importorskip("torch")
 
@@ -127,7 +126,7 @@ def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
 
 
 def test_either_regime_of_longrope_fits() -> None:
-    rope = RoPE(scaling=LongRoPE((1.0,) * 8, (2.5,) * 8, 4096, factor=8.0))
+    rope = RoPE(scaling=LONGROPE)
     for n in (1, 5000):
         load(rope, rope.for_length(n).frequencies(16))
     with pytest.raises(RuntimeError, match="holds the frequencies"):

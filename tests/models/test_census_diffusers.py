@@ -18,7 +18,7 @@ pytest.importorskip("diffusers")
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from support import diffusers_census as census
-from support.diffusers_by_hand import BY_HAND
+from support.diffusers_census import BY_HAND
 
 from rope_xp import RopeConfigError, RopeError
 from rope_xp.integrations._diffusion import grids, models, patching, rotations

@@ -94,12 +94,10 @@ def test_ltx_2(modality: str) -> None:
     middle = (coords[..., 0] + coords[..., 1]) / 2
     ranges = torch.tensor([20.0, 2048.0, 2048.0][: middle.shape[1]])
     cells = (middle[0] / ranges[:, None]) * 2 - 1
-    found, _ = apply_frequencies(
-        q, q, cells[:, None], of_ltx_2(rope, len(ranges)), layout="half", axes="bhsd"
-    )
+    frequencies = of_ltx_2(rope, len(ranges))
+    found, _ = apply_frequencies(q, q, cells[:, None], frequencies, layout="half", axes="bhsd")
     angle = (cells.abs().max() * 1.0e4 * torch.pi / 2).item()
     assert_as_close_as_theirs(found, theirs, angle)
-    assert_as_close_as_theirs(found, in_float64(q, cells, of_ltx_2(rope, len(ranges))), 0.0)
 
 
 def of_ltx_2(rope: Any, components: int) -> Any:
@@ -112,11 +110,3 @@ def of_ltx_2(rope: Any, components: int) -> Any:
     for c in range(components):
         flat[c, unturned + c :: components] = series
     return flat.unflatten(1, (rope.num_attention_heads, -1))
-
-
-def in_float64(q: Any, cells: Any, frequencies: Any) -> Any:
-    """Return q, of (batch, heads, tokens, head_dim), rotated by products in float64."""
-    angles = torch.einsum("cn,chp->hnp", cells.double(), frequencies.double())
-    x, y = q.double().chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).float()

@@ -1,11 +1,14 @@
-"""Copies of patched models, rotary modules patched alone, and calls that models take unpatched."""
+"""Copies of patched models, rotary modules patched alone, hooks of accelerate, and shards."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import io
 import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +17,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+import torch.distributed
 import transformers
 from support.exhaustive import exhaustive
 from support.patched import LOGITS, ROTATIONS, TOKENS, logits, replaced
 from support.small_models import make, multimodal_text, vision_language
+from torch.distributed.fsdp import fully_shard
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from rope_xp import RopeError
@@ -213,3 +218,103 @@ def test_rotary_modules_in_which_a_call_fails(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kind, "forward", forward)
     with pytest.raises(RopeError, match=r"its forward fails for 8 positions on a CPU: .*'first'"):
         patch(model)
+
+
+# --- hooks and shards ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accelerate() -> Any:
+    return pytest.importorskip("accelerate")
+
+
+def dispatch(accelerate: Any, model: Any, folder: Path) -> None:
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.rotary_emb": "cpu"}
+    places |= {"model.layers.1": "disk", "model.norm": "cpu", "lm_head": "disk"}
+    accelerate.dispatch_model(model, places, offload_dir=folder)
+
+
+HOOKS: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "cpu_offload": lambda lib, model, _: lib.cpu_offload(model, "cpu", offload_buffers=True),
+    "dispatch_model": dispatch,
+    "one device": lambda lib, model, _: lib.dispatch_model(model, {"": "cpu"}, force_hooks=True),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("first", [True, False])
+def test_hooks(
+    hook: str, first: bool, accelerate: Any, rotations: list[None], tmp_path: Path
+) -> None:
+    model = make("llama")
+    before = logits(model)
+    if not first:
+        patch(model)
+    HOOKS[hook](accelerate, model, tmp_path)
+    after = logits(patch(model) if first else model)
+    assert len(rotations) == ROTATIONS
+    torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
+    assert torch.equal(logits(unpatch(model)), before)
+    assert len(rotations) == ROTATIONS
+
+
+def test_hooks_that_are_taken_off_again(
+    accelerate: Any, rotations: list[None], tmp_path: Path
+) -> None:
+    """They leave the method that they called in the module, where it hides the class's."""
+    model = make("llama")
+    before = logits(model)
+    HOOKS["cpu_offload"](accelerate, patch(model), tmp_path)
+    accelerate.hooks.remove_hook_from_module(model, recurse=True)
+    assert "forward" in vars(model.model.rotary_emb)
+    after = logits(model)
+    assert len(rotations) == ROTATIONS
+    assert torch.equal(logits(unpatch(model)), before)
+    assert torch.equal(logits(patch(model)), after)
+    assert len(rotations) == 2 * ROTATIONS
+
+
+def test_unpatch_refuses_a_forward_that_something_replaced_since() -> None:
+    model = patch(make("llama"))
+    attention = model.model.layers[1].self_attn
+    attention.forward = functools.partial(attention.forward)
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(RopeError, match=r"cannot unpatch model\.layers\.1\.self_attn .*forward"):
+        unpatch(model)
+    assert [type(module) for module in model.modules()] == classes
+    del attention.forward
+    unpatch(model)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Return a mesh of this process alone."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_shards_of_layers(mesh: Any, rotations: list[None]) -> None:
+    model = make("llama")
+    before = logits(model)
+    fully_shard(model.model.layers[0].self_attn, mesh=mesh)
+    fully_shard(model.model.layers[0], mesh=mesh)
+    patch(model)
+    fully_shard([model.model.layers[1], model.model.norm], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=LOGITS)
+    assert len(rotations) == ROTATIONS
+    assert torch.equal(logits(unpatch(model)), before)
+
+
+def test_shards_of_what_is_patched(mesh: Any) -> None:
+    """fully_shard makes a class of the module's own, so that its base cannot be changed back."""
+    after = patch(make("llama"))
+    fully_shard(after.model.layers[0].self_attn, mesh=mesh)
+    classes = [type(module) for module in after.modules()]
+    with pytest.raises(RopeError, match=r"model\.layers\.0\.self_attn \(FSDPLlamaAttention\)"):
+        unpatch(after)
+    assert [type(module) for module in after.modules()] == classes
+    with pytest.raises(RopeError, match="patched already"):
+        patch(after)

@@ -42,35 +42,34 @@ def test_a_rule_that_changes_while_it_runs_is_refused() -> None:
     patch(model, length=512)
 
 
-def scale_frequencies(model: Any) -> None:
-    model.model.rotary_emb.inv_freq *= 1.001
-
-
-def change_attention_factor(model: Any) -> None:
-    model.model.rotary_emb.attention_scaling = 1.5
-
-
-def replace_rotary_forward(model: Any) -> None:
-    model.model.rotary_emb.forward = functools.partial(model.model.rotary_emb.forward)
-
-
-def replace_attention_forward(model: Any) -> None:
-    attention = model.model.layers[1].self_attn
-    attention.forward = functools.partial(attention.forward)
+def replace_forward(module: Any) -> None:
+    module.forward = functools.partial(module.forward)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("message", "change"),
     [
-        (scale_frequencies, r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00"),
-        (change_attention_factor, "says the attention factor 1.0, it 1.5"),
-        (replace_rotary_forward, r"model\.rotary_emb .*something has replaced its forward"),
-        (replace_attention_forward, r"layers\.1\.self_attn .*something has replaced its forward"),
+        (
+            r"model.rotary_emb \(LlamaRotaryEmbedding\).*its buffer holds \[1.00",
+            lambda model: model.rotary_emb.inv_freq.mul_(1.001),
+        ),
+        (
+            "says the attention factor 1.0, it 1.5",
+            lambda model: setattr(model.rotary_emb, "attention_scaling", 1.5),
+        ),
+        (
+            r"model\.rotary_emb .*something has replaced its forward",
+            lambda model: replace_forward(model.rotary_emb),
+        ),
+        (
+            r"layers\.1\.self_attn .*something has replaced its forward",
+            lambda model: replace_forward(model.layers[1].self_attn),
+        ),
     ],
 )
-def test_a_module_that_was_changed_is_refused(change: Any, message: str) -> None:
+def test_a_module_that_was_changed_is_refused(message: str, change: Any) -> None:
     model = make("llama")
-    change(model)
+    change(model.model)
     refused(model, message)
 
 

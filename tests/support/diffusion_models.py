@@ -82,17 +82,6 @@ SMALL = (
         {**_VIDEO, "timestep": _TIME.long()},
     ),
     Small(
-        "hunyuan_video", "HunyuanVideoTransformer3DModel",
-        {
-            **_HEADS, **_CHANNELS, "num_single_layers": 1, "num_refiner_layers": 1,
-            "text_embed_dim": 8, "pooled_projection_dim": 8, "rope_axes_dim": (4, 4, 8),
-        },
-        {
-            **_VIDEO, "encoder_attention_mask": _MASK, "pooled_projections": _noise(2, 8),
-            "timestep": _TIME.long(), "guidance": torch.full((2,), 6000.0),
-        },
-    ),
-    Small(
         "cogvideox", "CogVideoXTransformer3DModel",
         {
             **_HEADS, **_CHANNELS, "text_embed_dim": 8, "time_embed_dim": 8, "sample_width": 6,
