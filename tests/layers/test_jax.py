@@ -71,7 +71,6 @@ def test_grad() -> None:
     block = Block()
     gradients = nnx.grad(lambda m: (m(Q) ** 2).sum())(block)
     expected = nnx.grad(lambda m: ((Q + ROPE.rotate(m.project(Q), POSITIONS)) ** 2).sum())(block)
-    assert len(jax.tree.leaves(gradients)) == 2  # kernel and bias
     assert float(abs(expected["project"]["kernel"][...]).max()) > 1
     # Sums of 40 rows of products below 64.
     for ours, theirs in zip(*map(jax.tree.leaves, (gradients, expected)), strict=True):

@@ -172,6 +172,18 @@ def test_it_starts_from_its_rope(name: str, learn: str) -> None:
     for ours, theirs in zip(layer(q, k, near), rope.apply(q, k, near), strict=True):
         # 2**-24 of a frequency of 1 at most, which float32 rounds, times a position of 4.
         torch.testing.assert_close(ours, theirs, rtol=0, atol=4 * (2 * 3.2e-7 + 4 * 2.0**-24))
+    model = torch.nn.Sequential(layer)  # and from the checkpoint of another module
+    with torch.no_grad():
+        layer.frequencies.fill_(7.0)
+    saved = torch.from_numpy(rope.frequencies(16)).float()
+    state = {"0.inv_freq": saved}
+    assert str(model.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
+    assert list(state) == ["0.inv_freq"]  # the caller's dictionary is unchanged
+    assert torch.equal(layer.frequencies, expected)
+    model.load_state_dict(state | {"0.frequencies": 2 * expected}, strict=True)
+    assert torch.equal(layer.frequencies, 2 * expected)
+    with pytest.raises(RuntimeError, match="inv_freq holds the frequencies"):
+        model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
 def test_a_rope_with_a_slice_and_other_axes() -> None:
@@ -182,26 +194,6 @@ def test_a_rope_with_a_slice_and_other_axes() -> None:
     assert layer.frequencies.shape == (2, 4)
     assert torch.equal(rotated[0][..., 8:], q.transpose(1, 2)[..., 8:])
     assert_same([y.transpose(1, 2) for y in rotated], learner(rope)(q, k, positions))
-
-
-@pytest.mark.parametrize("learn", SIZES)
-@pytest.mark.parametrize("name", ["half", "sections"])
-def test_learning_starts_from_a_checkpoint_with_inv_freq(name: str, learn: str) -> None:
-    """The frequencies of another module are those of the RoPE, from which learning starts."""
-    rope = ROPES[name]
-    model = torch.nn.Sequential(learner(rope, learn))
-    with torch.no_grad():
-        model[0].frequencies.fill_(7.0)
-    saved = torch.from_numpy(rope.frequencies(16)).float()
-    state = {"0.inv_freq": saved}
-    assert str(model.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
-    assert list(state) == ["0.inv_freq"]  # the caller's dictionary is unchanged
-    expected = initial(rope, learn)
-    assert torch.equal(model[0].frequencies, expected)
-    model.load_state_dict(state | {"0.frequencies": 2 * expected}, strict=True)
-    assert torch.equal(model[0].frequencies, 2 * expected)
-    with pytest.raises(RuntimeError, match="inv_freq holds the frequencies"):
-        model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
 # --- gradients and compilers ---------------------------------------------------------------------
@@ -238,24 +230,6 @@ def test_one_recompilation_serves_all_lengths(learn: str | None) -> None:
         q, k, positions = inputs(TORCH, ROPE, tokens)
         assert_same(compiled(q, k, positions), layer(q, k, positions))
     assert counter.frame_count <= 2
-
-
-@pytest.mark.exhaustive
-def test_layers_of_one_class_share_no_graph_by_mistake() -> None:
-    torch._dynamo.reset()
-    q, k, positions = inputs(TORCH, ROPE)
-    for name in ("yarn", "half"):
-        compiled = torch.compile(Rotary(ROPES[name]), fullgraph=True, backend="eager")
-        assert_same(compiled(q, k, positions), ROPES[name].apply(q, k, positions))
-
-
-def test_export() -> None:
-    tokens = torch.export.Dim("tokens", min=2, max=4096)
-    shapes = {"q": {1: tokens}, "k": {1: tokens}, "positions": {1: tokens}}
-    program = torch.export.export(Rotary(ROPE), inputs(TORCH, ROPE), dynamic_shapes=shapes)
-    assert not program.state_dict
-    q, k, positions = inputs(TORCH, ROPE, 700)
-    assert_same(program.module()(q, k, positions), ROPE.apply(q, k, positions))
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ SHORT = (
 
 
 def find_problems(unit: census.Unit) -> dict[str, str]:
-    """Return the problem that each check finds in a unit, empty where it is equal."""
     problems = {}
     for name, find_difference in census.CHECKS.items():
         if name == "tables" or unit.name not in census.SKIPPED[name]:
@@ -46,7 +45,6 @@ def find_problems(unit: census.Unit) -> dict[str, str]:
 
 
 def compare(directory: str) -> dict[str, dict[str, str]]:
-    """Check the units of a directory, and return the problems of each."""
     problems_by_unit = {}
     for unit in census.list_units(directory):
         problems = problems_by_unit[unit.name] = find_problems(unit)
@@ -129,7 +127,7 @@ def models(directory: str) -> Iterator[torch.nn.Module]:
 
 
 def build(kind: Any, layers: int | None) -> Any:
-    """Return a model with so many layers, or those of its default; None if it cannot be built."""
+    """Return a model of some layers, or those of its default; None if it cannot be built."""
     try:
         config = kind.config_class(**census.MENDED.get(kind.config_class.__name__, {}))
         if layers is not None:
@@ -155,7 +153,6 @@ def shorten(config: Any, layers: int) -> None:
 
 
 def patch_all(directory: str) -> list[bool]:
-    """Return which models of a directory are patched; the others are left for a reason."""
     patched = []
     for model in models(directory):
         classes = [type(module) for module in model.modules()]

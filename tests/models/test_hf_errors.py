@@ -20,7 +20,6 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 
 def refused(config: dict[str, Any], *parts: str) -> None:
-    """Check that the message has all the parts: the key and what it holds."""
     with pytest.raises(RopeConfigError) as caught:
         from_hf_config(config)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
@@ -70,44 +69,37 @@ def test_values_that_are_no_positive_integer(value: Any) -> None:
 
 
 # Parts of the message; what is added to a small Llama.
-IMPOSSIBLE: dict[str, dict[str, Any]] = {
-    "partial_rotary_factor must be a share ... got 1.5": {"partial_rotary_factor": 1.5},
-    "beta_fast must not be below beta_slow = 2; got 1": {
-        "rope_parameters": {**YARN, "beta_fast": 1, "beta_slow": 2}
-    },
-    "rope_scaling ... base must not be 1": {"rope_theta": 1.0, "rope_scaling": YARN},
-    "short_factor has 31 entries ... 32 pairs": {
-        "rope_parameters": {**LONGROPE, "short_factor": [1.0] * 31}
-    },
-    "short_mscale = 1.0 and long_mscale = 2.0": {
-        "rope_scaling": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 2.0}
-    },
-    "short_mscale = None and long_mscale = 2.0": {"rope_scaling": {**LONGROPE, "long_mscale": 2.0}},
-    "51 components": {"head_dim": 51, "rope_theta": 1e4},
-    "15 rotated components must be even": {
-        "head_dim": 50,
-        "partial_rotary_factor": 0.3,
-        "rope_scaling": YARN,
-    },
-    "64 components ... head of 32": {"head_dim": 32, "rotary_dim": 64},
-    "rope_type 'warp' is not known ... 'yarn'": {"rope_scaling": {"type": "warp"}},
-    "rope_type ['yarn'] is not known": {"rope_scaling": {"type": ["yarn"]}},
-    "rope_scaling must be ... got 'linear'": {"rope_scaling": "linear"},
-    "rope_parameters must be ... got [1]": {"rope_parameters": [1]},
-    "rope_parameters.full = 5 is no dictionary ... rope_type": {"rope_parameters": {"full": 5}},
-    "rope_scaling.factor = 2.0 is no dictionary": {"rope_scaling": {"factor": 2.0}},
+PARAMETERS: dict[str, Any] = {
+    "beta_fast must not be below beta_slow = 2; got 1": {**YARN, "beta_fast": 1, "beta_slow": 2},
+    "short_factor has 31 entries ... 32 pairs": {**LONGROPE, "short_factor": [1.0] * 31},
+    "rope_parameters must be ... got [1]": [1],
+    "rope_parameters.full = 5 is no dictionary ... rope_type": {"full": 5},
     "rope_parameters.full_attention.factor = 2.0 is no dictionary": {
-        "rope_parameters": {"full_attention": {"factor": 2.0}}
+        "full_attention": {"factor": 2.0}
     },
+    "factor is missing, and so is original_max_position_embeddings": {"rope_type": "yarn"},
+}
+SCALINGS: dict[str, Any] = {
+    "= 1.0 and long_mscale = 2.0": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 2.0},
+    "short_mscale = None and long_mscale = 2.0": {**LONGROPE, "long_mscale": 2.0},
+    "rope_type 'warp' is not known ... 'yarn'": {"type": "warp"},
+    "rope_type ['yarn'] is not known": {"type": ["yarn"]},
+    "rope_scaling must be ... got 'linear'": "linear",
+    "rope_scaling.factor = 2.0 is no dictionary": {"factor": 2.0},
+    "rope_scaling: the base that NTK makes ... got 0.0": {"type": "dynamic", "alpha": 1e-320},
+}
+ODD = {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN}
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    **{message: {"rope_parameters": value} for message, value in PARAMETERS.items()},
+    **{message: {"rope_scaling": value} for message, value in SCALINGS.items()},
+    "partial_rotary_factor must be a share ... got 1.5": {"partial_rotary_factor": 1.5},
+    "rope_scaling ... base must not be 1": {"rope_theta": 1.0, "rope_scaling": YARN},
+    "51 components": {"head_dim": 51, "rope_theta": 1e4},
+    "15 rotated components must be even": ODD,
+    "64 components ... head of 32": {"head_dim": 32, "rotary_dim": 64},
     "rope_parameters.sliding_attention must be a dictionary ... got 5": {
         "model_type": "gemma3_text",
         "rope_parameters": {"sliding_attention": 5, **TYPED},
-    },
-    "rope_parameters: factor is missing, and so is original_max_position_embeddings": {
-        "rope_parameters": {"rope_type": "yarn"}
-    },
-    "rope_scaling: the base that NTK makes ... got 0.0": {
-        "rope_scaling": {"type": "dynamic", "alpha": 1e-320}
     },
     "layer_types is missing; rope_theta is a list ... [10000.0, 100000.0]": {
         "model_type": "ultrabert",

@@ -31,7 +31,6 @@ def test_every_model_is_counted() -> None:
 
 
 def load(name: str) -> tuple[Any, Any]:
-    """Return get_rope_index of a model without building the model, and its configuration."""
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     classes = [c for c in vars(module).values() if inspect.isclass(c)]
     cls = next(c for c in classes if "get_rope_index" in vars(c))
@@ -136,7 +135,6 @@ def test_one_sequence_and_another_library() -> None:
     ],
 )
 def test_spans(spans: list[Any], second: float, tokens_per_second: int | None) -> None:
-    """mrope, of Qwen2-VL and by time of Qwen2.5-VL."""
     name = "qwen2_vl" if tokens_per_second is None else "qwen2_5_vl"
     get_rope_index, config = load(name)
     ids, types, inputs = build_prompt(name, config, [spans])

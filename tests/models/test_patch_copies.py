@@ -192,15 +192,12 @@ def test_a_trace_of_torch_jit(name: str) -> None:
         torch.testing.assert_close(traced(TOKENS, other), expected, rtol=0, atol=LOGITS)
 
 
-class MadeOfASize(LlamaRotaryEmbedding):
-    """A rotary module that no configuration alone makes."""
-
-    def __init__(self, dim: int, config: Any) -> None:
-        super().__init__(config)
-        self.dim = dim
-
-
 def test_rotary_modules_that_are_not_made_from_a_configuration() -> None:
+    class MadeOfASize(LlamaRotaryEmbedding):
+        def __init__(self, dim: int, config: Any) -> None:
+            super().__init__(config)
+            self.dim = dim
+
     model = make("llama")
     before = logits(model)
     model.model.rotary_emb = MadeOfASize(16, model.config)
@@ -288,7 +285,6 @@ def test_unpatch_refuses_a_forward_that_something_replaced_since() -> None:
 
 @pytest.fixture
 def mesh() -> Iterator[Any]:
-    """Return a mesh of this process alone."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield torch.distributed.init_device_mesh("cpu", (1,))

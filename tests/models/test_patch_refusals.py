@@ -26,20 +26,12 @@ from rope_xp.integrations.transformers import check, patch, unpatch
 
 
 def refused(model: Any, message: str) -> None:
-    """Check that patch raises and leaves every module as it was."""
     classes = [type(module) for module in model.modules()]
     keys = [set(vars(module)) for module in model.modules()]
     with pytest.raises(RopeError, match=message):
         patch(model)
     assert [type(module) for module in model.modules()] == classes
     assert [set(vars(module)) for module in model.modules()] == keys
-
-
-def test_a_rule_that_changes_while_it_runs_is_refused() -> None:
-    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    model = make("llama", rope_parameters=parameters)
-    refused(model, r"model.rotary_emb \(LlamaRotaryEmbedding\).*patch\(model, length=n\)")
-    patch(model, length=512)
 
 
 def replace_forward(module: Any) -> None:
@@ -123,6 +115,13 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
 
 def test_patching_twice_is_refused() -> None:
     refused(patch(make("llama")), "patched already; unpatch it first")
+
+
+def test_a_rule_that_changes_while_it_runs_is_refused() -> None:
+    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = make("llama", rope_parameters=parameters)
+    refused(model, r"model.rotary_emb \(LlamaRotaryEmbedding\).*patch\(model, length=n\)")
+    patch(model, length=512)
 
 
 def as_kernels_does(function: Any) -> nn.Module:
@@ -255,12 +254,11 @@ def test_a_class_that_reads_tables_and_calls_no_function_that_rotates_is_refused
     before = model(x)
     assert type(patch(model, rotation=False).part) is part
     # A table may differ by one rounding, and numbers are below 8.
-    close = {"rtol": 0, "atol": 8 * torch.finfo(x.dtype).eps}
-    torch.testing.assert_close(model(x), before, **close)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=8 * torch.finfo(x.dtype).eps)
 
 
 class HandsOn(nn.Module):
-    """What models do with tables on their way, and is no use of them."""
+    """Passes tables on and does not read them, as models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,16 +277,14 @@ class CallsByBoth(nn.Module):
 
 
 def test_tables_that_are_handed_on_are_no_obstacle() -> None:
-    dtype = torch.bfloat16
-    model, x = Model(HandsOn()), torch.randn(1, 3, 5, 8, dtype=dtype)
+    model, x = Model(HandsOn()), torch.randn(1, 3, 5, 8, dtype=torch.bfloat16)
     before = model(x)
-    after = patch(model)(x)
-    assert after.dtype == dtype
-    close = 8 * torch.finfo(dtype).eps  # roundings of numbers below 8, one after another
-    torch.testing.assert_close(after, before, rtol=0, atol=8 * close)
+    # Eight roundings of numbers below 8, one after another; the dtype is compared too.
+    close = 64 * torch.finfo(x.dtype).eps
+    torch.testing.assert_close(patch(model)(x), before, rtol=0, atol=close)
 
 
-# --- what is put into a model's module after it was patched --------------------------------------
+# --- functions that are replaced after a model was patched ---------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ _FUNCTION = re.compile(r"_?apply_\w*(rotary|rope)\w*|rope_apply")
 
 
 def modules() -> Iterator[Any]:
-    """Yield the modules of diffusers that hold models."""
     yield importlib.import_module("diffusers.models.attention_processor")
     yield importlib.import_module("diffusers.models.embeddings")
     for name in _PACKAGES:
@@ -41,7 +40,6 @@ def _list_classes() -> Iterator[tuple[str, type]]:
 
 
 def embeddings() -> dict[str, type]:
-    """Return the classes that make tables of cos and sin."""
     return {
         f"{prefix}.{kind.__name__}": kind
         for prefix, kind in _list_classes()
@@ -251,7 +249,6 @@ def _angles(module: Any) -> tuple[Any, Any]:
 
 
 def _all_axes(table: Any) -> tuple[Any, Any]:
-    """Return the start of a table that holds each position on all axes."""
     return table[:_TOKENS].real, table[:_TOKENS].imag
 
 

@@ -105,19 +105,6 @@ SMALL = (
         },
     ),
     Small(
-        "lumina2", "Lumina2Transformer2DModel",
-        {
-            "sample_size": 8, "in_channels": 4, "hidden_size": 32, "num_layers": 1,
-            "num_refiner_layers": 1, "num_attention_heads": 2, "num_kv_heads": 1,
-            "axes_dim_rope": (4, 4, 8), "axes_lens": (32, 32, 32), "cap_feat_dim": 8,
-            "multiple_of": 8,
-        },
-        {
-            **_TEXT, "hidden_states": _noise(2, 4, 4, 6), "timestep": _TIME / 1000,
-            "encoder_attention_mask": torch.tensor([[1] * 5, [1] * 3 + [0] * 2]).bool(),
-        },
-    ),
-    Small(
         "hidream", "HiDreamImageTransformer2DModel",
         {
             **_HEADS, **_AXES, **_CHANNELS, "patch_size": 2, "num_single_layers": 1,
@@ -186,7 +173,6 @@ flux, wan, z_image, hidream = (
 
 
 def call_model(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
-    """Return the outputs of a model as one tensor."""
     outputs = model(**arguments, return_dict=False)[0]
     if isinstance(outputs, list):
         return torch.cat([output.flatten() for output in outputs])

@@ -89,7 +89,6 @@ def inputs(framework: Framework, rope: RoPE, tokens: int = 5) -> tuple[Any, Any,
 
 
 def assert_same(result: Any, expected: Any) -> None:
-    """Require the same bits of two tuples of arrays."""
     for ours, theirs in zip(result, expected, strict=True):
         assert type(ours) is type(theirs)
         assert ours.dtype == theirs.dtype

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-from support.small_models import SMALL, make
+from support.small_models import make, vision_language
 
 import rope_xp
 from rope_xp.integrations.transformers import patch, unpatch
@@ -55,21 +55,9 @@ def test_a_patched_model_has_the_same_logits(name: str) -> None:
 def test_qwen2_vl() -> None:
     if VERSION < (4, 57):
         pytest.skip("the rotary module of Qwen2-VL keeps no configuration, and is refused by name")
-    sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
-    key = "rope_scaling" if VERSION < (5, 0) else "rope_parameters"
-    if key == "rope_scaling":
-        sections = {"type": "mrope", "mrope_section": [2, 3, 3]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers' own, of the older form
-        config = transformers.Qwen2VLConfig(
-            text_config={**SMALL, key: sections},
-            vision_config={
-                "depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2
-            },
-            image_token_id=3, video_token_id=4, vision_start_token_id=5, vision_end_token_id=6,
-        )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+        model, _ = vision_language("rope_parameters" if VERSION >= (5, 0) else "rope_scaling")
     before = logits(model)
     if VERSION >= (5, 4):
         patch(model)
