@@ -125,19 +125,20 @@ def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
     load(rope, torch.empty(8, device="meta"))  # which has no values
 
 
-def test_either_regime_of_longrope_fits() -> None:
+def test_frequencies_of_a_checkpoint_that_do_not_fit() -> None:
     rope = RoPE(scaling=LONGROPE)
-    for n in (1, 5000):
+    for n in (1, 5000):  # either regime fits
         load(rope, rope.for_length(n).frequencies(16))
-    with pytest.raises(RuntimeError, match="holds the frequencies"):
-        load(rope, RoPE().frequencies(16) / 3)
-
-
-def test_frequencies_of_another_shape() -> None:
-    with pytest.raises(RuntimeError, match=r"\(8\), and the RoPE of this Rotary has .* \(4\)"):
-        load(RoPE(rotary_dim=8), RoPE().frequencies(16))
-    with pytest.raises(RuntimeError, match=r"has shape \(0,\), for which the RoPE has no freq"):
-        load(RoPE(), torch.empty(0))
+    for wrong, frequencies, message in (
+        (rope, RoPE().frequencies(16) / 3, "holds the frequencies"),
+        (
+            *(RoPE(rotary_dim=8), RoPE().frequencies(16)),
+            r"\(8\), and the RoPE of this Rotary has .* \(4\)",
+        ),
+        (RoPE(), torch.empty(0), r"has shape \(0,\), for which the RoPE has no freq"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            load(wrong, frequencies)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         Rotary(RoPE()).load_state_dict({"scale": torch.ones(1)}, strict=True)
 

@@ -18,11 +18,11 @@ def sample(*shape: int) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def assert_as_close_as_theirs(found: Any, theirs: Any, angle: float, sums: int = 1) -> None:
+def assert_as_close_as_theirs(ours: Any, theirs: Any, angle: float, sums: int = 1) -> None:
     """Compare rotated arrays, given the largest angle that they computed in float32."""
     size = theirs.abs().max().item()
     bound = size * (2 * sums * angle * 2.0**-24 + 1e-6)
-    torch.testing.assert_close(found, theirs, rtol=0, atol=bound)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
 
 
 # It turns autocast off, by a dtype that autocast on a CPU has not.
@@ -38,10 +38,10 @@ def test_mochi() -> None:
     assert not torch.equal(cells, cells.round())
     rotated = apply_frequencies(q, k, cells, frequencies, layout="interleaved")
     angle = torch.einsum("dn,dhf->nhf", cells.abs(), frequencies.abs()).max().item()
-    for x, found in zip((q, k), rotated, strict=True):
+    for x, ours in zip((q, k), rotated, strict=True):
         even, odd = x[..., ::2], x[..., 1::2]
         theirs = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
-        assert_as_close_as_theirs(found, theirs, angle, sums=3)
+        assert_as_close_as_theirs(ours, theirs, angle, sums=3)
 
 
 def test_mistral_large_4() -> None:
@@ -57,8 +57,8 @@ def test_mistral_large_4() -> None:
     frequencies = rope.inv_freq * rope.alpha.exp()
     theirs = model.apply_rotary_pos_emb_interleave(q, k, cos, sin)
     rotated = apply_frequencies(q, k, ids, frequencies, layout="interleaved_to_half", axes="bhsd")
-    for found, own in zip(rotated, theirs, strict=True):
-        scaled = found * rope.attention_scaling
+    for ours, own in zip(rotated, theirs, strict=True):
+        scaled = ours * rope.attention_scaling
         assert_as_close_as_theirs(scaled, own, 48 * frequencies.max().item())
 
 
@@ -95,9 +95,9 @@ def test_ltx_2(modality: str) -> None:
     ranges = torch.tensor([20.0, 2048.0, 2048.0][: middle.shape[1]])
     cells = (middle[0] / ranges[:, None]) * 2 - 1
     frequencies = of_ltx_2(rope, len(ranges))
-    found, _ = apply_frequencies(q, q, cells[:, None], frequencies, layout="half", axes="bhsd")
+    ours, _ = apply_frequencies(q, q, cells[:, None], frequencies, layout="half", axes="bhsd")
     angle = (cells.abs().max() * 1.0e4 * torch.pi / 2).item()
-    assert_as_close_as_theirs(found, theirs, angle)
+    assert_as_close_as_theirs(ours, theirs, angle)
 
 
 def of_ltx_2(rope: Any, components: int) -> Any:

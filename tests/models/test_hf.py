@@ -19,7 +19,7 @@ from rope_xp.hf._models import MODELS
 from rope_xp.scaling import NTK, DynamicNTK, Linear
 
 PLAIN = {"rope_theta": 1e4, "head_dim": 64}
-HALF = RoPE(base=1e4, layout="half")
+HALF, INTERLEAVED = (RoPE(base=1e4, layout=layout) for layout in ("half", "interleaved"))
 LATENT = {"qk_rope_head_dim": 64, "rope_theta": 1e4}
 LATENT_ROPE = RoPE(base=1e4, layout="interleaved_to_half", rotary_dim=64, rotary_offset=-64)
 SECTIONS = {"type": "mrope", "mrope_section": [8, 12, 12]}
@@ -29,6 +29,9 @@ QWEN_ROPE = RoPE(base=BASE, layout="half", position_axes=(0,) * 8 + (1,) * 12 + 
 QWEN_WHOLE = {"model_type": "qwen2_vl", "text_config": QWEN_PART}
 FULL = {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}
 MAGNITUDES = {"short_mscale": 1.25, "long_mscale": 1.25}
+VISION: dict[str, Any] = {"vision_config": {}}
+DEEPSEEK = {"model_type": "deepseek_v3", **LATENT}
+GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16}
 GLM = {"model_type": "glm4", "hidden_size": 5120, "num_attention_heads": 64}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
@@ -37,14 +40,11 @@ def unrotated(layout: Any) -> dict[str, RoPE | None]:
     return {"sliding_attention": RoPE(base=1e4, layout=layout), "full_attention": None}
 
 
-GIVEN: list[tuple[dict[str, Any], Any]] = [
+CONFIGS: list[tuple[dict[str, Any], Any]] = [
     (QWEN, QWEN_ROPE),
     (QWEN_PART, QWEN_ROPE),
     (QWEN_WHOLE, QWEN_ROPE),
-    (
-        {"model_type": "qwen2_5_omni", "thinker_config": {**QWEN_WHOLE, "vision_config": {}}},
-        QWEN_ROPE,
-    ),
+    ({"model_type": "qwen2_5_omni", "thinker_config": {**QWEN_WHOLE, **VISION}}, QWEN_ROPE),
     (  # a layer type without positions
         {**LLAMA, "rope_parameters": {"full_attention": FULL, "sliding_attention": None}}
         | {"layer_types": ["full_attention", "sliding_attention"]},
@@ -53,26 +53,17 @@ GIVEN: list[tuple[dict[str, Any], Any]] = [
             "sliding_attention": None,
         },
     ),
-    ({"model_type": "deepseek_v3", **LATENT}, LATENT_ROPE),
-    ({"model_type": "deepseek_v3", **LATENT, "rope_interleave": True}, LATENT_ROPE),
-    (
-        {"model_type": "deepseek_v3", **LATENT, "rope_interleave": False},
-        RoPE(base=1e4, layout="half", rotary_dim=64, rotary_offset=-64),
-    ),
+    (DEEPSEEK, LATENT_ROPE),
+    ({**DEEPSEEK, "rope_interleave": True}, LATENT_ROPE),
+    ({**DEEPSEEK, "rope_interleave": False}, replace(LATENT_ROPE, layout="half")),
     ({"model_type": "kimi_k2", **LATENT}, LATENT_ROPE),
     ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", **LATENT}}, LATENT_ROPE),
-    (
-        {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64},
-        RoPE(base=1e4, layout="interleaved", rotary_dim=64),
-    ),
-    (
-        {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": None},
-        RoPE(base=1e4, layout="interleaved"),
-    ),
+    ({**GPTJ, "rotary_dim": 64}, replace(INTERLEAVED, rotary_dim=64)),
+    ({**GPTJ, "rotary_dim": None}, INTERLEAVED),
     # a missing head_dim
-    (GLM, RoPE(base=1e4, layout="interleaved", rotary_dim=64)),
-    ({**GLM, "head_dim": 80}, RoPE(base=1e4, layout="interleaved", rotary_dim=40)),
-    ({"model_type": "phi", "hidden_size": 2560}, RoPE(base=1e4, layout="half", rotary_dim=40)),
+    (GLM, replace(INTERLEAVED, rotary_dim=64)),
+    ({**GLM, "head_dim": 80}, replace(INTERLEAVED, rotary_dim=40)),
+    ({"model_type": "phi", "hidden_size": 2560}, replace(HALF, rotary_dim=40)),
     # flags that say rotary
     ({**PLAIN, "model_type": "falcon", "alibi": False}, HALF),
     ({**PLAIN, "model_type": "granitemoehybrid", "position_embedding_type": "rope"}, HALF),
@@ -85,10 +76,8 @@ GIVEN: list[tuple[dict[str, Any], Any]] = [
     ({**PLAIN, "model_type": "exaone4"}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone_moe", "sliding_window": 512}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone4", "sliding_window": None}, HALF),
-    (
-        {**LLAMA, "rope_scaling": LINEAR, "rope_parameters": FULL},
-        RoPE(base=1e4, layout="half", scaling=Linear(8.0)),
-    ),
+    # rope_scaling wins over rope_parameters
+    ({**LLAMA, "rope_scaling": LINEAR, "rope_parameters": FULL}, replace(HALF, scaling=Linear(8))),
     # an alpha is a factor for every length
     ({**LLAMA, "rope_scaling": {"type": "dynamic", "alpha": 8.0}}, replace(HALF, scaling=NTK(8.0))),
     (
@@ -105,7 +94,7 @@ GIVEN: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "expected"), GIVEN)
+@pytest.mark.parametrize(("config", "expected"), CONFIGS)
 def test_the_rope_of_a_configuration(config: dict[str, Any], expected: Any) -> None:
     assert from_hf_config(config) == expected
 

@@ -73,7 +73,7 @@ class SmallModule(NamedTuple):
     config: dict[str, Any]
 
 
-def _small(fields: dict[str, Any], model: str, **config: Any) -> SmallModule:
+def _make(fields: dict[str, Any], model: str, **config: Any) -> SmallModule:
     """Return a row of a model, whose class ends in Transformer2DModel unless it has an end."""
     name = model if "Transformer" in model else f"{model}Transformer2DModel"
     return SmallModule(fields, {"_class_name": name, **config})
@@ -89,37 +89,36 @@ _LUMINA = {"theta": 10000, "axes_dim": _AXES, "axes_lens": (32, 32, 32), "patch_
 _COSMOS = {"hidden_size": 24, "max_size": (16, 32, 32), "rope_scale": (2.0, 1.0, 3.0)}
 _COGVIEW = {"dim": 16, "patch_size": 2, "rope_axes_dim": (32, 16)}
 _HUNYUAN = {"patch_size": 2, "patch_size_t": 1, "rope_dim": _AXES, "theta": 256.0}
-_Z_IMAGE = _small(
+_Z_IMAGE = _make(
     {"theta": 256.0, "axes_dims": _AXES, "axes_lens": (32, 32, 32)}, "ZImage", axes_dims=_AXES
 )
 _KANDINSKY = {"axes_dims": _AXES, "max_pos": (32, 32, 32)}
+_FRAMEPACK = "HunyuanVideoFramepack"
 _HEAD = {"attention_head_dim": 16}
 _SECTIONS = {"mrope_section": (6, 3, 3)}
 
 
 def _ids(model: str, base: float = 10000.0) -> SmallModule:
-    return _small({"theta": base, "axes_dim": _AXES}, model, **_FLUX, rope_theta=base)
+    return _make({"theta": base, "axes_dim": _AXES}, model, **_FLUX, rope_theta=base)
 
 
 def _wan(model: str, head_dim: int = 16) -> SmallModule:
     size = {"attention_head_dim": head_dim}
-    return _small(_WAN | size, model + _3D, **size)
+    return _make(_WAN | size, model + _3D, **size)
 
 
 def _hunyuan(model: str) -> SmallModule:
-    return _small(_HUNYUAN, model + _3D, rope_axes_dim=_AXES, rope_theta=256.0)
+    return _make(_HUNYUAN, model + _3D, rope_axes_dim=_AXES, rope_theta=256.0)
 
 
 def _kandinsky(model: str) -> SmallModule:
-    return _small(_KANDINSKY, model + _3D, axes_dims=_AXES)
+    return _make(_KANDINSKY, model + _3D, axes_dims=_AXES)
 
 
 _TRANSFORMERS: dict[str, SmallModule] = {
     "flux.FluxPosEmbed": _ids("Flux"),
-    "flux2.Flux2PosEmbed": _small(
-        {"theta": 2000, "axes_dim": _FOUR}, "Flux2", axes_dims_rope=_FOUR
-    ),
-    "flux3.Flux3PosEmbed": _small(
+    "flux2.Flux2PosEmbed": _make({"theta": 2000, "axes_dim": _FOUR}, "Flux2", axes_dims_rope=_FOUR),
+    "flux3.Flux3PosEmbed": _make(
         {"theta": 10000, "axes_dim": _FOUR}, "Flux3", axes_dims_rope=_FOUR
     ),
     "krea2.Krea2RotaryPosEmbed": _ids("Krea2", 1000.0),
@@ -128,17 +127,17 @@ _TRANSFORMERS: dict[str, SmallModule] = {
     "bria_fibo.BriaFiboEmbedND": _ids("BriaFibo"),
     "longcat_image.LongCatImagePosEmbed": _ids("LongCatImage"),
     "ovis_image.OvisImagePosEmbed": _ids("OvisImage"),
-    "minimax_h3.MiniMaxH3RotaryPosEmbed": _small(
+    "minimax_h3.MiniMaxH3RotaryPosEmbed": _make(
         {"rope_freq_dim": 3}, "MiniMaxH3" + _3D, rope_freq_dim=3
     ),
     "z_image.RopeEmbedder": _Z_IMAGE,
     "bria_fibo2.RopeEmbedder": _Z_IMAGE,
-    "ideogram4.Ideogram4MRoPE": _small(
+    "ideogram4.Ideogram4MRoPE": _make(
         {"head_dim": 24, "base": 5e6, **_SECTIONS}, "Ideogram4", attention_head_dim=24, **_SECTIONS
     ),
-    "lumina2.Lumina2RotaryPosEmbed": _small(_LUMINA, "Lumina2", axes_dim_rope=_AXES),
+    "lumina2.Lumina2RotaryPosEmbed": _make(_LUMINA, "Lumina2", axes_dim_rope=_AXES),
     "hidream_image.HiDreamImageEmbedND": _ids("HiDreamImage"),
-    "prx.PRXEmbedND": _small(
+    "prx.PRXEmbedND": _make(
         {"dim": 16, "theta": 10000, "axes_dim": [8, 8]}, "PRX", axes_dim=[8, 8]
     ),
     "wan.WanRotaryPosEmbed": _wan("Wan"),
@@ -148,36 +147,32 @@ _TRANSFORMERS: dict[str, SmallModule] = {
     "chronoedit.ChronoEditRotaryPosEmbed": _wan("ChronoEdit", 24),
     "hunyuan_video.HunyuanVideoRotaryPosEmbed": _hunyuan("HunyuanVideo"),
     "hunyuan_video15.HunyuanVideo15RotaryPosEmbed": _hunyuan("HunyuanVideo15"),
-    "hunyuan_video_framepack.HunyuanVideoFramepackRotaryPosEmbed": _hunyuan(
-        "HunyuanVideoFramepack"
-    ),
+    "hunyuan_video_framepack.HunyuanVideoFramepackRotaryPosEmbed": _hunyuan(_FRAMEPACK),
     "motif_video.MotifVideoRotaryPosEmbed": _hunyuan("MotifVideo"),
-    "hunyuanimage.HunyuanImageRotaryPosEmbed": _small(
+    "hunyuanimage.HunyuanImageRotaryPosEmbed": _make(
         {"patch_size": (1, 2), "rope_dim": (6, 10)}, "HunyuanImage", rope_axes_dim=(6, 10)
     ),
-    "helios.HeliosRotaryPosEmbed": _small(
+    "helios.HeliosRotaryPosEmbed": _make(
         {"rope_dim": _AXES, "theta": 10000.0}, "Helios" + _3D, rope_dim=_AXES
     ),
-    "cosmos.CosmosRotaryPosEmbed": _small(
+    "cosmos.CosmosRotaryPosEmbed": _make(
         _COSMOS, "Cosmos" + _3D, attention_head_dim=24, rope_scale=(2.0, 1.0, 3.0)
     ),
-    "cogview4.CogView4RotaryPosEmbed": _small(
-        _COGVIEW, "CogView4", **_HEAD, rope_axes_dim=(32, 16)
-    ),
-    "glm_image.GlmImageRotaryPosEmbed": _small({"dim": 16, "patch_size": 2}, "GlmImage", **_HEAD),
-    "easyanimate.EasyAnimateRotaryPosEmbed": _small(
+    "cogview4.CogView4RotaryPosEmbed": _make(_COGVIEW, "CogView4", **_HEAD, rope_axes_dim=(32, 16)),
+    "glm_image.GlmImageRotaryPosEmbed": _make({"dim": 16, "patch_size": 2}, "GlmImage", **_HEAD),
+    "easyanimate.EasyAnimateRotaryPosEmbed": _make(
         {"patch_size": 2, "rope_dim": 16}, "EasyAnimate" + _3D, **_HEAD
     ),
-    "qwenimage.QwenEmbedRope": _small(_QWEN, "QwenImage", **_FLUX),
-    "qwenimage.QwenEmbedLayer3DRope": _small(_QWEN, "QwenImage", **_FLUX),
-    "nucleusmoe_image.NucleusMoEEmbedRope": _small(_QWEN, "NucleusMoEImage", **_FLUX),
-    "longcat_audio_dit.AudioDiTRotaryEmbedding": _small(
+    "qwenimage.QwenEmbedRope": _make(_QWEN, "QwenImage", **_FLUX),
+    "qwenimage.QwenEmbedLayer3DRope": _make(_QWEN, "QwenImage", **_FLUX),
+    "nucleusmoe_image.NucleusMoEEmbedRope": _make(_QWEN, "NucleusMoEImage", **_FLUX),
+    "longcat_audio_dit.AudioDiTRotaryEmbedding": _make(
         {"dim": 16, "base": 1e5}, "LongCatAudioDiTTransformer", dit_dim=32, dit_heads=2
     ),
-    "minimax_music3.MiniMaxMusic3RotaryEmbedding": _small(
+    "minimax_music3.MiniMaxMusic3RotaryEmbedding": _make(
         {"rotary_dim": 8}, "MiniMaxMusic3Transformer1DModel", rotary_dim=8
     ),
-    "kandinsky.Kandinsky5RoPE1D": _small(
+    "kandinsky.Kandinsky5RoPE1D": _make(
         {"dim": 16}, "AceStepTransformer1DModel", head_dim=16, rope_theta=10000.0
     ),
     "kandinsky.Kandinsky5RoPE3D": _kandinsky("Kandinsky5"),
@@ -199,10 +194,8 @@ NO_ROTATION = "transformer_cosmos3.Cosmos3VLTextRotaryEmbedding.forward"
 """A method that sorts angles, and rotates nothing."""
 
 LEFT_METHODS = (
-    *(
-        "autoencoder_same.SAMEAttnProcessor",
-        "condition_embedder_anima.AnimaTextConditionerAttnProcessor",
-    ),
+    "autoencoder_same.SAMEAttnProcessor",
+    "condition_embedder_anima.AnimaTextConditionerAttnProcessor",
     # Of models that patch refuses.
     "attention_processor.MochiAttnProcessor2_0",
     "transformer_anyflow.AnyFlowAttnProcessor",
@@ -234,7 +227,7 @@ class Hand(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given(scaling.Scaling):
+class FrequencyList(scaling.Scaling):
     """A scaling rule that is a list of frequencies."""
 
     series: tuple[float, ...]
@@ -248,6 +241,11 @@ def _angles(module: Any) -> tuple[Any, Any]:
     return angles.cos(), angles.sin()
 
 
+def _pick(index: Any, *arguments: Any) -> Callable[[Any], tuple[Any, Any]]:
+    """Return a function that calls a module and takes a part of its cos and sin."""
+    return lambda module: tuple(table[index] for table in module(*arguments))  # type: ignore[return-value]  # two
+
+
 def _all_axes(table: Any) -> tuple[Any, Any]:
     return table[:_TOKENS].real, table[:_TOKENS].imag
 
@@ -256,7 +254,7 @@ def _ltx_rope(steps: int) -> RoPE:
     """Return frequencies that rise, dealt out to three axes, behind a pair that never turns."""
     rising = [10000.0 ** (j / (steps - 1)) * math.pi / 2 for j in range(steps)]
     series = (0.0, *(f for f in rising for _ in range(3)))
-    return RoPE(position_axes=(0, *((0, 1, 2) * steps)), scaling=Given(series))
+    return RoPE(position_axes=(0, *((0, 1, 2) * steps)), scaling=FrequencyList(series))
 
 
 _COORDINATES = torch.tensor([[3.0, 7.5, 12.0], [64.0, 512.0, 1800.0], [100.0, 3.0, 2000.0]])[None]
@@ -295,7 +293,8 @@ def _of_decoder(module: Any) -> tuple[Any, Any]:
 
 
 _DEALT = (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0)
-_LONG = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+_SHORT, _LONG = [1.0, 1.5, 2.0, 2.5], [2.0, 3.0, 4.0, 5.0]
+_AT_LINE = (torch.zeros(1), torch.arange(_TOKENS)[None])
 _THIRDS = RoPE.axial((8, 4, 4))
 
 BY_HAND: dict[str, Hand] = {
@@ -304,35 +303,24 @@ BY_HAND: dict[str, Hand] = {
     ),
     "autoencoder_same.RotaryEmbedding": Hand({"dim": 8}, _angles, RoPE(), _LINE),
     "condition_embedder_anima.AnimaRotaryEmbedding": Hand(
-        {"head_dim": 8},
-        lambda m: tuple(t[0, :, :4] for t in m(torch.zeros(1), torch.arange(_TOKENS)[None])),
-        RoPE(),
-        _LINE,
+        {"head_dim": 8}, _pick(np.s_[0, :, :4], *_AT_LINE), RoPE(), _LINE
     ),
     "autoencoder_kl_minimax_h3.MiniMaxH3VideoRotaryPosEmbed": Hand(
         {"dim": 12},
-        lambda m: tuple(
-            t[0, :, 0, :6] for t in m(torch.tensor([[[-1.0, 0.25, 0.5], [0.0, -0.75, 1.0]]]))
-        ),
+        _pick(np.s_[0, :, 0, :6], torch.tensor([[[-1.0, 0.25, 0.5], [0.0, -0.75, 1.0]]])),
         RoPE.axial((4, 4, 4), base=100.0),
         2 * np.pi * np.array([[-1.0, 0.0], [0.25, -0.75], [0.5, 1.0]]),
     ),
     "transformer_cosmos3.Cosmos3VLTextRotaryEmbedding": Hand(
         {"head_dim": 24, "rope_theta": 5e6, "rope_axes_dim": (6, 3, 3)},
-        lambda m: tuple(
-            t[0, :, :12] for t in m(torch.from_numpy(_ROWS)[:, None], _CPU, torch.float32)
-        ),
+        _pick(np.s_[0, :, :12], torch.from_numpy(_ROWS)[:, None], _CPU, torch.float32),
         RoPE(base=5e6, position_axes=_DEALT),
         _ROWS,
     ),
     "transformer_omnigen.OmniGenSuScaledRotaryEmbedding": Hand(
-        {"dim": 8, "rope_scaling": _LONG},
-        lambda m: tuple(t[:, :4] for t in m(torch.zeros(1), torch.arange(_TOKENS)[None])),
-        RoPE(
-            scaling=scaling.LongRoPE(
-                (1.0, 1.5, 2.0, 2.5), (2.0, 3.0, 4.0, 5.0), 4096, factor=32.0
-            ).for_length(_TOKENS)
-        ),
+        {"dim": 8, "rope_scaling": {"short_factor": _SHORT, "long_factor": _LONG}},
+        _pick(np.s_[:, :4], *_AT_LINE),
+        RoPE(scaling=scaling.LongRoPE(_SHORT, _LONG, 4096, factor=32.0).for_length(_TOKENS)),
         _LINE,
     ),
     "transformer_qwenimage21.QwenImage21Rope": Hand(
