@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rope_xp import RopeConfigError, RopeError, positions
-from rope_xp.positions._rope_index import indexer
+from rope_xp.positions._rope_index import canvases, indexer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -292,6 +292,13 @@ def test_minicpm(seed: int, mode: str) -> None:
     compare(model, ids, inputs | {"downsample_mode": mode}, types)
     model[1].downsample_mode = mode
     compare(model, ids, inputs, types, downsample_mode=mode)
+
+
+def test_halves_are_rounded_as_torch_does() -> None:
+    for n in range(1, 64):
+        for length in range(1, 120, 1 if n < 20 else 7):
+            expected = torch.linspace(0, length - 1, n).round().long().numpy()
+            np.testing.assert_array_equal(canvases._round_linspace(n, length), expected)
 
 
 VISION = {"image_token_id": 9, "vision_config": {"spatial_merge_size": 2}}

@@ -266,14 +266,18 @@ def test_hooks_that_are_taken_off_again(
     assert len(rotations) == 2 * ROTATIONS
 
 
+def refuse_to_unpatch(model: Any, message: str) -> None:
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(RopeError, match=message):
+        unpatch(model)
+    assert [type(module) for module in model.modules()] == classes
+
+
 def test_unpatch_refuses_a_forward_that_something_replaced_since() -> None:
     model = patch(make("llama"))
     attention = model.model.layers[1].self_attn
     attention.forward = functools.partial(attention.forward)
-    classes = [type(module) for module in model.modules()]
-    with pytest.raises(RopeError, match=r"cannot unpatch model\.layers\.1\.self_attn .*forward"):
-        unpatch(model)
-    assert [type(module) for module in model.modules()] == classes
+    refuse_to_unpatch(model, r"cannot unpatch model\.layers\.1\.self_attn .*forward")
     del attention.forward
     unpatch(model)
 
@@ -303,9 +307,6 @@ def test_shards_of_what_is_patched(mesh: Any) -> None:
     """fully_shard makes a class of the module's own, so that its base cannot be changed back."""
     after = patch(make("llama"))
     fully_shard(after.model.layers[0].self_attn, mesh=mesh)
-    classes = [type(module) for module in after.modules()]
-    with pytest.raises(RopeError, match=r"model\.layers\.0\.self_attn \(FSDPLlamaAttention\)"):
-        unpatch(after)
-    assert [type(module) for module in after.modules()] == classes
+    refuse_to_unpatch(after, r"model\.layers\.0\.self_attn \(FSDPLlamaAttention\)")
     with pytest.raises(RopeError, match="patched already"):
         patch(after)
