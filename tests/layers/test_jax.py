@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ jax = pytest.importorskip("jax")
 
 ROPE = ROPES["yarn"]
 Q, K, POSITIONS = inputs(FLAX, ROPE)
-# Programs around a rotation may fuse multiply-add otherwise: 2 ulp of numbers below 8.
-assert_close = partial(np.testing.assert_allclose, rtol=0, atol=2e-6)
 either = pytest.mark.parametrize("framework", [FLAX, EQUINOX], ids=lambda f: f.name)
 
 
@@ -57,13 +54,6 @@ def test_equal_layers_have_equal_structures(framework: Framework) -> None:
     assert "scaling=YaRN(factor=4.0" in repr(merged)
 
 
-def test_vmap() -> None:
-    layer = EQUINOX.layer(ROPE)
-    rotated = importlib.import_module("equinox").filter_vmap(layer)(Q, K, POSITIONS)
-    for ours, theirs in zip(rotated, ROPE.apply(Q, K, POSITIONS), strict=True):
-        assert_close(ours, theirs)
-
-
 def test_grad() -> None:
     nnx = pytest.importorskip("flax.nnx")
 
@@ -81,20 +71,7 @@ def test_grad() -> None:
     block = Block()
     gradients = nnx.grad(lambda m: (m(Q) ** 2).sum())(block)
     expected = nnx.grad(lambda m: ((Q + ROPE.rotate(m.project(Q), POSITIONS)) ** 2).sum())(block)
-    assert len(jax.tree.leaves(gradients)) == 2  # kernel and bias
     assert float(abs(expected["project"]["kernel"][...]).max()) > 1
     # Sums of 40 rows of products below 64.
     for ours, theirs in zip(*map(jax.tree.leaves, (gradients, expected)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
-
-
-def test_angles_are_carried_through_a_scan() -> None:
-    angles = FLAX.layer(ROPE).at(POSITIONS, like=Q)
-
-    @jax.jit
-    def forward(angles: Any, pair: Any) -> Any:
-        return jax.lax.scan(lambda pair, _: (angles.apply(*pair), None), pair, None, length=2)[0]
-
-    expected = ROPE.apply(*ROPE.apply(Q, K, POSITIONS), POSITIONS)
-    for ours, theirs in zip(forward(angles, (Q, K)), expected, strict=True):
-        assert_close(ours, theirs)

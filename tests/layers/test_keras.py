@@ -30,6 +30,9 @@ class Own(scaling.Scaling):
 
 
 def test_other_scalings_are_not_saved() -> None:
+    classes = {value for value in vars(scaling).values() if isinstance(value, type)}
+    derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
+    assert {type(rope.scaling) for rope in SCALED.values()} == derived
     with pytest.raises(RopeError, match=r"cannot save scaling = Own\(\): only classes of"):
         Rotary(RoPE(scaling=Own())).get_config()
 
@@ -41,12 +44,6 @@ def test_every_scaling_is_saved(rope: RoPE) -> None:
     loaded = keras.saving.deserialize_keras_object(json.loads(json.dumps(data)))
     assert (loaded.rope, loaded.axes, loaded.name) == (rope, "bshd", "rotary")
     assert repr(loaded.rope) == repr(rope)
-
-
-def test_those_are_all_scalings() -> None:
-    classes = {value for value in vars(scaling).values() if isinstance(value, type)}
-    derived = {cls for cls in classes if issubclass(cls, scaling.Scaling)} - {scaling.Scaling}
-    assert {type(rope.scaling) for rope in SCALED.values()} == derived
 
 
 @pytest.mark.parametrize("name", ["slice", "sections"])
@@ -96,27 +93,21 @@ def test_policies_cast_neither_arrays_nor_positions(policy: str) -> None:
     rope = ROPES["half"]
     q, k, _ = inputs(KERAS, rope)
     at = KERAS.array(np.full((2, 5), 65_536.25, np.float32))  # 65536 in bfloat16
-    assert_same(Rotary(rope, dtype=policy)(q, k, at), rope.apply(q, k, at))
     narrow = [keras.ops.cast(x, "bfloat16") for x in (q, k)]
     assert_same(Rotary(rope, dtype=policy)(*narrow, at), rope.apply(*narrow, at))
-
-
-def test_float_positions_within_a_mixed_model() -> None:
-    keras.config.set_dtype_policy("mixed_bfloat16")
+    keras.config.set_dtype_policy(policy)
     try:
         arguments = [keras.Input((5, heads, 16)) for heads in (4, 2)]
         arguments.append(keras.Input((5,), dtype="float32"))
-        model = keras.Model(arguments, Rotary(ROPES["half"])(*arguments))
-        q, k, _ = inputs(KERAS, ROPES["half"])
-        at = KERAS.array(np.full((2, 5), 65_536.25, np.float32))
-        assert_same(model([q, k, at]), ROPES["half"].apply(q, k, at))
+        model = keras.Model(arguments, Rotary(rope)(*arguments))
+        for layer in (lambda x: model(x), lambda x: Rotary(rope)(*x)):
+            assert_same(layer([q, k, at]), rope.apply(q, k, at))
     finally:
         keras.config.set_dtype_policy("float32")
 
 
 @pytest.mark.exhaustive
 def test_the_other_backend_of_keras() -> None:
-    """These tests once more, in a process whose keras has the other backend."""
     backend = {"torch": "jax", "jax": "torch"}[os.environ["KERAS_BACKEND"]]
     pytest.importorskip(backend)
     files = [__file__, str(Path(__file__).with_name("test_layers.py"))]

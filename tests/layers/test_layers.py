@@ -11,14 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-from support.layers import (
-    FRAMEWORKS,
-    ROPES,
-    Framework,
-    assert_same,
-    every_framework,
-    inputs,
-)
+from support.layers import FRAMEWORKS, ROPES, Framework, assert_same, every_framework, inputs
 
 import rope_xp
 from rope_xp import Angles, RoPE, RopeError
@@ -37,6 +30,9 @@ def test_it_rotates_as_its_rope_does(framework: Framework, rope: RoPE) -> None:
     expected = rope.apply(q, k, positions)
     assert_same(layer(q, k, positions), expected)
     assert_same(layer(q, k), rope.apply(q, k))
+    by_heads = {"positions": positions[..., :4], "k_positions": positions[..., 1:3]}
+    rotated = framework.layer(rope, axes="bhsd")(q, k, **by_heads)
+    assert_same(rotated, rope.apply(q, k, axes="bhsd", **by_heads))
     angles = layer.at(positions, like=q)
     assert isinstance(angles, Angles)
     assert angles.rope == rope
@@ -44,15 +40,6 @@ def test_it_rotates_as_its_rope_does(framework: Framework, rope: RoPE) -> None:
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert (copied.rope, copied.axes) == (rope, "bshd")
         assert_same(copied(q, k, positions), expected)
-
-
-@every_framework
-def test_axes_and_positions_of_keys(framework: Framework) -> None:
-    rope = ROPES["half"]
-    q, k, positions = inputs(framework, rope)
-    arguments = {"positions": positions[:, :4], "k_positions": positions[:, 1:3]}
-    rotated = framework.layer(rope, axes="bhsd")(q, k, **arguments)
-    assert_same(rotated, rope.apply(q, k, axes="bhsd", **arguments))
 
 
 @every_framework

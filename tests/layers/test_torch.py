@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.layers import ROPES, TORCH, assert_same, inputs
+from support.layers import LONGROPE, ROPES, TORCH, assert_same, inputs
 from support.programs import HERE, ROOT, environment
 
 import rope_xp
 from rope_xp import RoPE, RopeError, apply_frequencies
-from rope_xp.scaling import LongRoPE
 
 torch = pytest.importorskip("torch")
 
@@ -87,32 +86,19 @@ def test_round_trips_change_no_bit(trip: str, learn: str | None) -> None:
     assert layer.frequencies.requires_grad
     assert torch.equal(layer.frequencies, start)
     expected = apply_frequencies(q, k, positions, start, layout=rope.layout)
-    assert_same(layer(q, k, positions), expected)
+    rotated = layer(q, k, positions)
+    assert_same(rotated, expected)
+    rotated[0].float().square().sum().backward()
+    torch.nn.Sequential(layer).bfloat16()  # which takes the gradient along
+    assert layer.frequencies.grad.dtype == torch.float32
 
 
-def test_a_cast_takes_the_gradient_along() -> None:
-    model = torch.nn.Sequential(learner(), torch.nn.Linear(2, 2))
-    q, k, positions = inputs(TORCH, ROPES["half"])
-    model[0](q, k, positions)[0].square().sum().backward()
-    model.bfloat16()
-    assert model[0].frequencies.grad.dtype == torch.float32
-    assert model[1].weight.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("layer", "shown"),
-    [
-        (Rotary(RoPE()), "Rotary()"),
-        (
-            Rotary(RoPE(layout="half", scaling=rope_xp.scaling.Linear(2.0)), axes="bhsd"),
-            "Rotary(layout='half', scaling=Linear(factor=2.0), axes='bhsd')",
-        ),
-        (learner(RoPE(), "shared"), "Rotary(learn='shared')"),
-        (learner(axes="bhsd"), "Rotary(learn='head', base=500000.0, layout='half', axes='bhsd')"),
-    ],
-)
-def test_repr(layer: Any, shown: str) -> None:
-    assert repr(layer) == shown
+def test_repr() -> None:
+    rope = RoPE(layout="half", scaling=rope_xp.scaling.Linear(2.0))
+    shown = "Rotary(layout='half', scaling=Linear(factor=2.0), axes='bhsd')"
+    assert repr(Rotary(rope, axes="bhsd")) == shown
+    shown = "Rotary(learn='head', base=500000.0, layout='half', axes='bhsd')"
+    assert repr(learner(axes="bhsd")) == shown
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -139,27 +125,20 @@ def test_frequencies_of_a_checkpoint_are_compared(name: str) -> None:
     load(rope, torch.empty(8, device="meta"))  # which has no values
 
 
-def test_frequencies_that_transformers_saved() -> None:
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    config = transformers.LlamaConfig(head_dim=16)
-    load(rope_xp.from_hf_config(config), LlamaRotaryEmbedding(config).inv_freq)
-
-
-def test_either_regime_of_longrope_fits() -> None:
-    rope = RoPE(scaling=LongRoPE((1.0,) * 8, (2.5,) * 8, 4096, factor=8.0))
-    for n in (1, 5000):
+def test_frequencies_of_a_checkpoint_that_do_not_fit() -> None:
+    rope = RoPE(scaling=LONGROPE)
+    for n in (1, 5000):  # either regime fits
         load(rope, rope.for_length(n).frequencies(16))
-    with pytest.raises(RuntimeError, match="holds the frequencies"):
-        load(rope, RoPE().frequencies(16) / 3)
-
-
-def test_frequencies_of_another_shape() -> None:
-    with pytest.raises(RuntimeError, match=r"\(8\), and the RoPE of this Rotary has .* \(4\)"):
-        load(RoPE(rotary_dim=8), RoPE().frequencies(16))
-    with pytest.raises(RuntimeError, match=r"has shape \(0,\), for which the RoPE has no freq"):
-        load(RoPE(), torch.empty(0))
+    for wrong, frequencies, message in (
+        (rope, RoPE().frequencies(16) / 3, "holds the frequencies"),
+        (
+            *(RoPE(rotary_dim=8), RoPE().frequencies(16)),
+            r"\(8\), and the RoPE of this Rotary has .* \(4\)",
+        ),
+        (RoPE(), torch.empty(0), r"has shape \(0,\), for which the RoPE has no freq"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            load(wrong, frequencies)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         Rotary(RoPE()).load_state_dict({"scale": torch.ones(1)}, strict=True)
 
@@ -194,6 +173,18 @@ def test_it_starts_from_its_rope(name: str, learn: str) -> None:
     for ours, theirs in zip(layer(q, k, near), rope.apply(q, k, near), strict=True):
         # 2**-24 of a frequency of 1 at most, which float32 rounds, times a position of 4.
         torch.testing.assert_close(ours, theirs, rtol=0, atol=4 * (2 * 3.2e-7 + 4 * 2.0**-24))
+    model = torch.nn.Sequential(layer)  # and from the checkpoint of another module
+    with torch.no_grad():
+        layer.frequencies.fill_(7.0)
+    saved = torch.from_numpy(rope.frequencies(16)).float()
+    state = {"0.inv_freq": saved}
+    assert str(model.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
+    assert list(state) == ["0.inv_freq"]  # the caller's dictionary is unchanged
+    assert torch.equal(layer.frequencies, expected)
+    model.load_state_dict(state | {"0.frequencies": 2 * expected}, strict=True)
+    assert torch.equal(layer.frequencies, 2 * expected)
+    with pytest.raises(RuntimeError, match="inv_freq holds the frequencies"):
+        model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
 def test_a_rope_with_a_slice_and_other_axes() -> None:
@@ -204,26 +195,6 @@ def test_a_rope_with_a_slice_and_other_axes() -> None:
     assert layer.frequencies.shape == (2, 4)
     assert torch.equal(rotated[0][..., 8:], q.transpose(1, 2)[..., 8:])
     assert_same([y.transpose(1, 2) for y in rotated], learner(rope)(q, k, positions))
-
-
-@pytest.mark.parametrize("learn", SIZES)
-@pytest.mark.parametrize("name", ["half", "sections"])
-def test_learning_starts_from_a_checkpoint_with_inv_freq(name: str, learn: str) -> None:
-    """The frequencies of another module are those of the RoPE, from which learning starts."""
-    rope = ROPES[name]
-    model = torch.nn.Sequential(learner(rope, learn))
-    with torch.no_grad():
-        model[0].frequencies.fill_(7.0)
-    saved = torch.from_numpy(rope.frequencies(16)).float()
-    state = {"0.inv_freq": saved}
-    assert str(model.load_state_dict(state, strict=True)) == "<All keys matched successfully>"
-    assert list(state) == ["0.inv_freq"]  # the caller's dictionary is unchanged
-    expected = initial(rope, learn)
-    assert torch.equal(model[0].frequencies, expected)
-    model.load_state_dict(state | {"0.frequencies": 2 * expected}, strict=True)
-    assert torch.equal(model[0].frequencies, 2 * expected)
-    with pytest.raises(RuntimeError, match="inv_freq holds the frequencies"):
-        model.load_state_dict({"0.inv_freq": 2 * saved})
 
 
 # --- gradients and compilers ---------------------------------------------------------------------
@@ -260,24 +231,6 @@ def test_one_recompilation_serves_all_lengths(learn: str | None) -> None:
         q, k, positions = inputs(TORCH, ROPE, tokens)
         assert_same(compiled(q, k, positions), layer(q, k, positions))
     assert counter.frame_count <= 2
-
-
-@pytest.mark.exhaustive
-def test_layers_of_one_class_share_no_graph_by_mistake() -> None:
-    torch._dynamo.reset()
-    q, k, positions = inputs(TORCH, ROPE)
-    for name in ("yarn", "half"):
-        compiled = torch.compile(Rotary(ROPES[name]), fullgraph=True, backend="eager")
-        assert_same(compiled(q, k, positions), ROPES[name].apply(q, k, positions))
-
-
-def test_export() -> None:
-    tokens = torch.export.Dim("tokens", min=2, max=4096)
-    shapes = {"q": {1: tokens}, "k": {1: tokens}, "positions": {1: tokens}}
-    program = torch.export.export(Rotary(ROPE), inputs(TORCH, ROPE), dynamic_shapes=shapes)
-    assert not program.state_dict
-    q, k, positions = inputs(TORCH, ROPE, 700)
-    assert_same(program.module()(q, k, positions), ROPE.apply(q, k, positions))
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture
+def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows by one with each rotation of q or k by rope_xp."""
+    return importlib.import_module("support.patched").count_rotations(monkeypatch)  # type: ignore[no-any-return]  # a list
 
 
 @pytest.fixture(autouse=True)

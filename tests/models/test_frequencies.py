@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rope_xp import apply_frequencies
+from rope_xp import apply_frequencies, positions
 
 torch = pytest.importorskip("torch")
 
@@ -18,11 +18,11 @@ def sample(*shape: int) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def assert_as_close_as_theirs(found: Any, theirs: Any, angle: float, sums: int = 1) -> None:
+def assert_as_close_as_theirs(ours: Any, theirs: Any, angle: float, sums: int = 1) -> None:
     """Compare rotated arrays, given the largest angle that they computed in float32."""
     size = theirs.abs().max().item()
     bound = size * (2 * sums * angle * 2.0**-24 + 1e-6)
-    torch.testing.assert_close(found, theirs, rtol=0, atol=bound)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
 
 
 # It turns autocast off, by a dtype that autocast on a CPU has not.
@@ -38,10 +38,10 @@ def test_mochi() -> None:
     assert not torch.equal(cells, cells.round())
     rotated = apply_frequencies(q, k, cells, frequencies, layout="interleaved")
     angle = torch.einsum("dn,dhf->nhf", cells.abs(), frequencies.abs()).max().item()
-    for x, found in zip((q, k), rotated, strict=True):
+    for x, ours in zip((q, k), rotated, strict=True):
         even, odd = x[..., ::2], x[..., 1::2]
         theirs = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
-        assert_as_close_as_theirs(found, theirs, angle, sums=3)
+        assert_as_close_as_theirs(ours, theirs, angle, sums=3)
 
 
 def test_mistral_large_4() -> None:
@@ -57,9 +57,24 @@ def test_mistral_large_4() -> None:
     frequencies = rope.inv_freq * rope.alpha.exp()
     theirs = model.apply_rotary_pos_emb_interleave(q, k, cos, sin)
     rotated = apply_frequencies(q, k, ids, frequencies, layout="interleaved_to_half", axes="bhsd")
-    for found, own in zip(rotated, theirs, strict=True):
-        scaled = found * rope.attention_scaling
+    for ours, own in zip(rotated, theirs, strict=True):
+        scaled = ours * rope.attention_scaling
         assert_as_close_as_theirs(scaled, own, 48 * frequencies.max().item())
+
+
+def test_rope_mixed() -> None:
+    """Heo et al. 2024, as in timm: two learned components for each head, columns first."""
+    rows, columns = (torch.from_numpy(axis) for axis in positions.grid(6, 5))
+    learned = sample(2, 4, 8).requires_grad_()
+    q = sample(1, 4, 30, 16)
+    angles = columns[:, None] * learned[0, :, None] + rows[:, None] * learned[1, :, None]
+    pairs = torch.view_as_complex(q.unflatten(-1, (8, 2)))
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones(()), angles)).flatten(-2)
+    options = {"layout": "interleaved", "axes": "bhsd"}
+    rotated, _ = apply_frequencies(q, q, [columns, rows], learned, **options)
+    assert_as_close_as_theirs(rotated, expected, angles.abs().max().item(), sums=2)
+    gradients = [torch.autograd.grad(y.sin().sum(), learned)[0] for y in (rotated, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("modality", ["video", "audio"])
@@ -79,12 +94,10 @@ def test_ltx_2(modality: str) -> None:
     middle = (coords[..., 0] + coords[..., 1]) / 2
     ranges = torch.tensor([20.0, 2048.0, 2048.0][: middle.shape[1]])
     cells = (middle[0] / ranges[:, None]) * 2 - 1
-    found, _ = apply_frequencies(
-        q, q, cells[:, None], of_ltx_2(rope, len(ranges)), layout="half", axes="bhsd"
-    )
+    frequencies = of_ltx_2(rope, len(ranges))
+    ours, _ = apply_frequencies(q, q, cells[:, None], frequencies, layout="half", axes="bhsd")
     angle = (cells.abs().max() * 1.0e4 * torch.pi / 2).item()
-    assert_as_close_as_theirs(found, theirs, angle)
-    assert_as_close_as_theirs(found, in_float64(q, cells, of_ltx_2(rope, len(ranges))), 0.0)
+    assert_as_close_as_theirs(ours, theirs, angle)
 
 
 def of_ltx_2(rope: Any, components: int) -> Any:
@@ -97,11 +110,3 @@ def of_ltx_2(rope: Any, components: int) -> Any:
     for c in range(components):
         flat[c, unturned + c :: components] = series
     return flat.unflatten(1, (rope.num_attention_heads, -1))
-
-
-def in_float64(q: Any, cells: Any, frequencies: Any) -> Any:
-    """Return q, of (batch, heads, tokens, head_dim), rotated by products in float64."""
-    angles = torch.einsum("cn,chp->hnp", cells.double(), frequencies.double())
-    x, y = q.double().chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).float()

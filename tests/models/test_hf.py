@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rope_xp.hf._models import MODELS
 from rope_xp.scaling import NTK, DynamicNTK, Linear
 
 PLAIN = {"rope_theta": 1e4, "head_dim": 64}
-HALF = RoPE(base=1e4, layout="half")
+HALF, INTERLEAVED = (RoPE(base=1e4, layout=layout) for layout in ("half", "interleaved"))
 LATENT = {"qk_rope_head_dim": 64, "rope_theta": 1e4}
 LATENT_ROPE = RoPE(base=1e4, layout="interleaved_to_half", rotary_dim=64, rotary_offset=-64)
 SECTIONS = {"type": "mrope", "mrope_section": [8, 12, 12]}
@@ -27,6 +28,10 @@ QWEN_PART = {**QWEN, "model_type": "qwen2_vl_text", "rope_scaling": SECTIONS | {
 QWEN_ROPE = RoPE(base=BASE, layout="half", position_axes=(0,) * 8 + (1,) * 12 + (2,) * 12)
 QWEN_WHOLE = {"model_type": "qwen2_vl", "text_config": QWEN_PART}
 FULL = {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}
+MAGNITUDES = {"short_mscale": 1.25, "long_mscale": 1.25}
+VISION: dict[str, Any] = {"vision_config": {}}
+DEEPSEEK = {"model_type": "deepseek_v3", **LATENT}
+GPTJ = {"model_type": "gptj", "n_embd": 4096, "n_head": 16}
 GLM = {"model_type": "glm4", "hidden_size": 5120, "num_attention_heads": 64}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
@@ -35,14 +40,11 @@ def unrotated(layout: Any) -> dict[str, RoPE | None]:
     return {"sliding_attention": RoPE(base=1e4, layout=layout), "full_attention": None}
 
 
-GIVEN: list[tuple[dict[str, Any], Any]] = [
+CONFIGS: list[tuple[dict[str, Any], Any]] = [
     (QWEN, QWEN_ROPE),
     (QWEN_PART, QWEN_ROPE),
     (QWEN_WHOLE, QWEN_ROPE),
-    (
-        {"model_type": "qwen2_5_omni", "thinker_config": {**QWEN_WHOLE, "vision_config": {}}},
-        QWEN_ROPE,
-    ),
+    ({"model_type": "qwen2_5_omni", "thinker_config": {**QWEN_WHOLE, **VISION}}, QWEN_ROPE),
     (  # a layer type without positions
         {**LLAMA, "rope_parameters": {"full_attention": FULL, "sliding_attention": None}}
         | {"layer_types": ["full_attention", "sliding_attention"]},
@@ -51,26 +53,17 @@ GIVEN: list[tuple[dict[str, Any], Any]] = [
             "sliding_attention": None,
         },
     ),
-    ({"model_type": "deepseek_v3", **LATENT}, LATENT_ROPE),
-    ({"model_type": "deepseek_v3", **LATENT, "rope_interleave": True}, LATENT_ROPE),
-    (
-        {"model_type": "deepseek_v3", **LATENT, "rope_interleave": False},
-        RoPE(base=1e4, layout="half", rotary_dim=64, rotary_offset=-64),
-    ),
+    (DEEPSEEK, LATENT_ROPE),
+    ({**DEEPSEEK, "rope_interleave": True}, LATENT_ROPE),
+    ({**DEEPSEEK, "rope_interleave": False}, replace(LATENT_ROPE, layout="half")),
     ({"model_type": "kimi_k2", **LATENT}, LATENT_ROPE),
     ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", **LATENT}}, LATENT_ROPE),
-    (
-        {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64},
-        RoPE(base=1e4, layout="interleaved", rotary_dim=64),
-    ),
-    (
-        {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": None},
-        RoPE(base=1e4, layout="interleaved"),
-    ),
+    ({**GPTJ, "rotary_dim": 64}, replace(INTERLEAVED, rotary_dim=64)),
+    ({**GPTJ, "rotary_dim": None}, INTERLEAVED),
     # a missing head_dim
-    (GLM, RoPE(base=1e4, layout="interleaved", rotary_dim=64)),
-    ({**GLM, "head_dim": 80}, RoPE(base=1e4, layout="interleaved", rotary_dim=40)),
-    ({"model_type": "phi", "hidden_size": 2560}, RoPE(base=1e4, layout="half", rotary_dim=40)),
+    (GLM, replace(INTERLEAVED, rotary_dim=64)),
+    ({**GLM, "head_dim": 80}, replace(INTERLEAVED, rotary_dim=40)),
+    ({"model_type": "phi", "hidden_size": 2560}, replace(HALF, rotary_dim=40)),
     # flags that say rotary
     ({**PLAIN, "model_type": "falcon", "alibi": False}, HALF),
     ({**PLAIN, "model_type": "granitemoehybrid", "position_embedding_type": "rope"}, HALF),
@@ -83,6 +76,14 @@ GIVEN: list[tuple[dict[str, Any], Any]] = [
     ({**PLAIN, "model_type": "exaone4"}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone_moe", "sliding_window": 512}, unrotated("half")),
     ({**PLAIN, "model_type": "exaone4", "sliding_window": None}, HALF),
+    # rope_scaling wins over rope_parameters
+    ({**LLAMA, "rope_scaling": LINEAR, "rope_parameters": FULL}, replace(HALF, scaling=Linear(8))),
+    # an alpha is a factor for every length
+    ({**LLAMA, "rope_scaling": {"type": "dynamic", "alpha": 8.0}}, replace(HALF, scaling=NTK(8.0))),
+    (
+        {**LLAMA, "rope_scaling": {"type": "dynamic", "alpha": None, "factor": 2.0}},
+        replace(HALF, scaling=DynamicNTK(2.0, CONTEXT)),
+    ),
     (  # a part without a type is of the family of the whole
         {"model_type": "gemma3", "text_config": {"hidden_size": 2560, "rope_scaling": LINEAR}},
         {
@@ -93,7 +94,7 @@ GIVEN: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "expected"), GIVEN)
+@pytest.mark.parametrize(("config", "expected"), CONFIGS)
 def test_the_rope_of_a_configuration(config: dict[str, Any], expected: Any) -> None:
     assert from_hf_config(config) == expected
 
@@ -104,28 +105,15 @@ def rope_of(keys: dict[str, Any]) -> RoPE:
     return rope
 
 
-def test_rope_scaling_wins_over_rope_parameters() -> None:
-    assert rope_of({"rope_scaling": LINEAR, "rope_parameters": FULL}).scaling == Linear(8.0)
-
-
 def test_the_softmax_scale_is_for_latent_attention_alone() -> None:
     keys = {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
     assert rope_of(keys).softmax_scale == 1.0
     latent = rope_of({**keys, "qk_rope_head_dim": 64})
     assert latent.softmax_scale == pytest.approx((0.1 * np.log(8.0) + 1.0) ** 2)
     assert latent.attention_factor == rope_of(keys).attention_factor == 1.0
-
-
-def test_the_magnitude_of_phimoe() -> None:
-    keys = {**longrope(32), "original_max_position_embeddings": 1024}
-    equal = {"type": "longrope", **keys, "short_mscale": 1.25, "long_mscale": 1.25}
-    assert rope_of({"model_type": "phimoe", "rope_scaling": equal}).attention_factor == 1.25
-
-
-def test_an_alpha_is_a_factor_for_every_length() -> None:
-    assert rope_of({"rope_scaling": {"type": "dynamic", "alpha": 8.0}}).scaling == NTK(8.0)
-    without = rope_of({"rope_scaling": {"type": "dynamic", "alpha": None, "factor": 2.0}})
-    assert without.scaling == DynamicNTK(2.0, CONTEXT)
+    keys = {**longrope(32), "original_max_position_embeddings": 1024, "type": "longrope"}
+    phimoe = {"model_type": "phimoe", "rope_scaling": keys | MAGNITUDES}
+    assert rope_of(phimoe).attention_factor == 1.25
 
 
 def test_llama_4_scout_has_a_step_for_a_ramp() -> None:
@@ -155,15 +143,11 @@ def test_the_layout_of_unknown_models_is_never_guessed(
         latent = {"rotary_dim": 64, "rotary_offset": -64} if "qk_rope_head_dim" in config else {}
         expected = RoPE(base=1e4, layout=layout, **latent)
         assert from_hf_config(config, layout=layout) == expected
+        # even where the table says another, as for weights in Meta's own order
+        for known in ({"model_type": "llama"}, {"model_type": "youtu", "rope_interleave": False}):
+            assert from_hf_config({**PLAIN, **known}, layout=layout).layout == layout
     with pytest.raises(RopeError, match="layout must be one of .* got 'neox'"):
         from_hf_config(config, layout="neox")
-
-
-def test_a_layout_that_is_given_is_the_one() -> None:
-    """Even where the table says another, as for weights in Meta's own order."""
-    for known in ({"model_type": "llama"}, {"model_type": "youtu", "rope_interleave": False}):
-        for layout in LAYOUTS:
-            assert from_hf_config({**PLAIN, **known}, layout=layout).layout == layout
 
 
 def test_what_a_configuration_may_be(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 
 def refused(config: dict[str, Any], *parts: str) -> None:
-    """Check that the message has all the parts: the key and what it holds."""
     with pytest.raises(RopeConfigError) as caught:
         from_hf_config(config)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
@@ -70,44 +69,37 @@ def test_values_that_are_no_positive_integer(value: Any) -> None:
 
 
 # Parts of the message; what is added to a small Llama.
-IMPOSSIBLE: dict[str, dict[str, Any]] = {
-    "partial_rotary_factor must be a share ... got 1.5": {"partial_rotary_factor": 1.5},
-    "beta_fast must not be below beta_slow = 2; got 1": {
-        "rope_parameters": {**YARN, "beta_fast": 1, "beta_slow": 2}
-    },
-    "rope_scaling ... base must not be 1": {"rope_theta": 1.0, "rope_scaling": YARN},
-    "short_factor has 31 entries ... 32 pairs": {
-        "rope_parameters": {**LONGROPE, "short_factor": [1.0] * 31}
-    },
-    "short_mscale = 1.0 and long_mscale = 2.0": {
-        "rope_scaling": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 2.0}
-    },
-    "short_mscale = None and long_mscale = 2.0": {"rope_scaling": {**LONGROPE, "long_mscale": 2.0}},
-    "51 components": {"head_dim": 51, "rope_theta": 1e4},
-    "15 rotated components must be even": {
-        "head_dim": 50,
-        "partial_rotary_factor": 0.3,
-        "rope_scaling": YARN,
-    },
-    "64 components ... head of 32": {"head_dim": 32, "rotary_dim": 64},
-    "rope_type 'warp' is not known ... 'yarn'": {"rope_scaling": {"type": "warp"}},
-    "rope_type ['yarn'] is not known": {"rope_scaling": {"type": ["yarn"]}},
-    "rope_scaling must be ... got 'linear'": {"rope_scaling": "linear"},
-    "rope_parameters must be ... got [1]": {"rope_parameters": [1]},
-    "rope_parameters.full = 5 is no dictionary ... rope_type": {"rope_parameters": {"full": 5}},
-    "rope_scaling.factor = 2.0 is no dictionary": {"rope_scaling": {"factor": 2.0}},
+PARAMETERS: dict[str, Any] = {
+    "beta_fast must not be below beta_slow = 2; got 1": {**YARN, "beta_fast": 1, "beta_slow": 2},
+    "short_factor has 31 entries ... 32 pairs": {**LONGROPE, "short_factor": [1.0] * 31},
+    "rope_parameters must be ... got [1]": [1],
+    "rope_parameters.full = 5 is no dictionary ... rope_type": {"full": 5},
     "rope_parameters.full_attention.factor = 2.0 is no dictionary": {
-        "rope_parameters": {"full_attention": {"factor": 2.0}}
+        "full_attention": {"factor": 2.0}
     },
+    "factor is missing, and so is original_max_position_embeddings": {"rope_type": "yarn"},
+}
+SCALINGS: dict[str, Any] = {
+    "= 1.0 and long_mscale = 2.0": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 2.0},
+    "short_mscale = None and long_mscale = 2.0": {**LONGROPE, "long_mscale": 2.0},
+    "rope_type 'warp' is not known ... 'yarn'": {"type": "warp"},
+    "rope_type ['yarn'] is not known": {"type": ["yarn"]},
+    "rope_scaling must be ... got 'linear'": "linear",
+    "rope_scaling.factor = 2.0 is no dictionary": {"factor": 2.0},
+    "rope_scaling: the base that NTK makes ... got 0.0": {"type": "dynamic", "alpha": 1e-320},
+}
+ODD = {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN}
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    **{message: {"rope_parameters": value} for message, value in PARAMETERS.items()},
+    **{message: {"rope_scaling": value} for message, value in SCALINGS.items()},
+    "partial_rotary_factor must be a share ... got 1.5": {"partial_rotary_factor": 1.5},
+    "rope_scaling ... base must not be 1": {"rope_theta": 1.0, "rope_scaling": YARN},
+    "51 components": {"head_dim": 51, "rope_theta": 1e4},
+    "15 rotated components must be even": ODD,
+    "64 components ... head of 32": {"head_dim": 32, "rotary_dim": 64},
     "rope_parameters.sliding_attention must be a dictionary ... got 5": {
         "model_type": "gemma3_text",
         "rope_parameters": {"sliding_attention": 5, **TYPED},
-    },
-    "rope_parameters: factor is missing, and so is original_max_position_embeddings": {
-        "rope_parameters": {"rope_type": "yarn"}
-    },
-    "rope_scaling: the base that NTK makes ... got 0.0": {
-        "rope_scaling": {"type": "dynamic", "alpha": 1e-320}
     },
     "layer_types is missing; rope_theta is a list ... [10000.0, 100000.0]": {
         "model_type": "ultrabert",
@@ -129,7 +121,6 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
             ("qwen2_vl", [16, 16], "three integers or more; got [16, 16]"),
             ("qwen2_vl", [16, 16.0, 0], "three integers or more; got [16, 16.0, 0]"),
             ("qwen2_vl", [33, -1, 0], "three integers or more; got [33, -1, 0]"),
-            ("qwen2_vl", "abc", "three integers or more; got 'abc'"),
             ("qwen2_vl", 32, "three integers or more; got 32"),
             ("ernie4_5_vl_moe", [10, 12, 10], "[10, 12, 10]: height and width must be equal"),
             ("ernie4_5_vl_moe", [8, 8, 8, 8], "three integers; got [8, 8, 8, 8]"),
@@ -194,12 +185,6 @@ def test_what_is_missing_is_named(message: str, model_type: str, keys: dict[str,
     refused({"model_type": model_type, **keys}, message)
 
 
-def test_a_key_that_the_code_of_a_model_does_not_read() -> None:
-    """The files of ModernBERT have "absolute", which its class no longer reads."""
-    config = {"model_type": "modernbert", "position_embedding_type": "absolute"}
-    assert from_hf_config(config) == from_hf_config({"model_type": "modernbert"})
-
-
 @pytest.mark.parametrize(
     ("key", "value", "hint"),
     [
@@ -227,6 +212,10 @@ def test_keys_of_files_that_do_not_change_the_rotation() -> None:
         {"interleaved": True, "apply_yarn_scaling": True, "factr": None},
     ):
         assert from_hf_config({**LLAMA, "rope_scaling": {**YARN, **more}}) == plain
+    # The files of ModernBERT have "absolute", which its class no longer reads.
+    modernbert = {"model_type": "modernbert"}
+    absolute = modernbert | {"position_embedding_type": "absolute"}
+    assert from_hf_config(absolute) == from_hf_config(modernbert)
 
 
 def test_files_that_hold_no_configuration(tmp_path: Path) -> None:

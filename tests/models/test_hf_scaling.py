@@ -19,7 +19,6 @@ transformers = pytest.importorskip("transformers")
 
 
 def rotary_module(raw: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the rotary module that transformers makes from a configuration, and its file."""
     kind = transformers.CONFIG_MAPPING[raw["model_type"]]
     file = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
     (rotary,) = (

@@ -26,7 +26,6 @@ MAPPING = {"rotary_pos_emb": {"cpu": layers.repository()}}
 
 
 def small(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    """Return a small model whose rotation kernels knows."""
     file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     plain = getattr(file.apply_rotary_pos_emb, "__wrapped__", file.apply_rotary_pos_emb)
     function = kernels.use_kernel_forward_from_hub("rotary_pos_emb")(plain)
@@ -39,7 +38,6 @@ def small(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
 
 @pytest.fixture
 def rotations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Note each rotation by rope_xp."""
     records: list[str] = []
     rotate = _recognition.rotate
 

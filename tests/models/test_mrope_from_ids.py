@@ -31,7 +31,6 @@ def test_every_model_is_counted() -> None:
 
 
 def load(name: str) -> tuple[Any, Any]:
-    """Return get_rope_index of a model without building the model, and its configuration."""
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     classes = [c for c in vars(module).values() if inspect.isclass(c)]
     cls = next(c for c in classes if "get_rope_index" in vars(c))
@@ -50,9 +49,18 @@ def pad(rows: list[list[int]], value: int = 0) -> tuple[list[list[int]], Any]:
     return ids, torch.tensor(mask)
 
 
-def assert_equal(ids: Any, inputs: dict[str, Any], config: Any, expected: Any) -> None:
-    result = positions.mrope_from_ids(ids, inputs, config)
-    np.testing.assert_array_equal(result, expected.numpy())
+def compare(
+    model: tuple[Any, Any], ids: Any, inputs: dict[str, Any], types: Any = None, **theirs: Any
+) -> Any:
+    """Require the positions of a model, by its configuration, as an object and as a dictionary."""
+    get_rope_index, config = model
+    typed = {} if types is None else {"mm_token_type_ids": torch.as_tensor(types)}
+    theirs = {k: v for k, v in inputs.items() if k != "second_per_grid_ts"} | typed | theirs
+    expected, _ = get_rope_index(torch.tensor(ids), **theirs)
+    for more, keys in (({}, config), (typed, config.to_dict())):
+        result = positions.mrope_from_ids(torch.tensor(ids), inputs | more, keys)
+        np.testing.assert_array_equal(result, expected.numpy())
+    return expected
 
 
 def build_prompt(name: str, config: Any, parts: list[list[Any]]) -> tuple[Any, Any, dict[str, Any]]:
@@ -99,12 +107,10 @@ PROMPTS: list[list[list[Any]]] = [
 @pytest.mark.parametrize("name", [*indexer.WHOLE_VIDEOS, *indexer.SEPARATE_FRAMES])
 @pytest.mark.parametrize("parts", PROMPTS, ids=str)
 def test_images_and_videos(name: str, parts: list[list[Any]]) -> None:
-    get_rope_index, config = load(name)
-    ids, types, inputs = build_prompt(name, config, parts)
-    expected, _ = get_rope_index(torch.tensor(ids), mm_token_type_ids=torch.tensor(types), **inputs)
-    assert_equal(ids, inputs, config, expected)
-    typed = inputs | {"mm_token_type_ids": types}
-    assert_equal(torch.tensor(ids), typed, config.to_dict(), expected)
+    model = load(name)
+    ids, types, inputs = build_prompt(name, model[1], parts)
+    intervals = {k: v for k, v in inputs.items() if k == "second_per_grid_ts"}
+    compare(model, ids, inputs, types, **intervals)
 
 
 def test_one_sequence_and_another_library() -> None:
@@ -129,7 +135,6 @@ def test_one_sequence_and_another_library() -> None:
     ],
 )
 def test_spans(spans: list[Any], second: float, tokens_per_second: int | None) -> None:
-    """mrope, of Qwen2-VL and by time of Qwen2.5-VL."""
     name = "qwen2_vl" if tokens_per_second is None else "qwen2_5_vl"
     get_rope_index, config = load(name)
     ids, types, inputs = build_prompt(name, config, [spans])
@@ -161,7 +166,8 @@ def audio_length(name: str, tokens: int) -> int:
 def test_qwen_omni(
     name: str, seconds: float, audio_tokens: int, grid: tuple[int, int, int]
 ) -> None:
-    get_rope_index, config = load(name)
+    model = load(name)
+    config = model[1]
     image, video, audio = config.image_token_id, config.video_token_id, config.audio_token_id
     vision_mark, audio_mark = 77, config.audio_start_token_id
     config.vision_start_token_id = vision_mark
@@ -180,21 +186,17 @@ def test_qwen_omni(
         "video_grid_thw": torch.tensor([grid] * 3),
         "attention_mask": mask,
     }
-    per_grid = torch.tensor([seconds, 2 * seconds, seconds])
+    per_grid = inputs["second_per_grid_ts"] = torch.tensor([seconds, 2 * seconds, seconds])
     lengths = [audio_tokens, audio_tokens, 5, audio_tokens] if audio_tokens else [5]
-    expected, _ = get_rope_index(
-        torch.tensor(ids),
-        **inputs,
-        use_audio_in_video=bool(audio_tokens),
-        audio_seqlens=torch.tensor([audio_length(name, n) for n in lengths]),
-        second_per_grids=per_grid,
-    )
-    assert_equal(ids, inputs | {"second_per_grid_ts": per_grid}, config, expected)
+    sound = torch.tensor([audio_length(name, n) for n in lengths])
+    theirs = {"use_audio_in_video": bool(audio_tokens), "audio_seqlens": sound}
+    compare(model, ids, inputs, **theirs, second_per_grids=per_grid)
 
 
 @pytest.mark.parametrize("images", [[], [(2, 3)], [(4, 2), (1, 5)]], ids=str)
 def test_glm_image(images: list[tuple[int, int]]) -> None:
-    get_rope_index, config = load("glm_image")
+    model = load("glm_image")
+    config = model[1]
 
     def build_row(sizes: list[tuple[int, int]]) -> list[int]:
         row = [TEXT] * 3
@@ -213,17 +215,15 @@ def test_glm_image(images: list[tuple[int, int]]) -> None:
         "images_per_sample": torch.tensor(counts),
         "attention_mask": mask,
     }
-    expected, _ = get_rope_index(torch.tensor(ids), **inputs)
-    assert_equal(ids, inputs, config, expected)
-    single = {"image_grid_thw": inputs["image_grid_thw"][: counts[0]]}
-    expected, _ = get_rope_index(torch.tensor(rows[:1]), **single)
-    assert_equal(rows[0], single, config.to_dict(), expected[:, 0])
+    compare(model, ids, inputs)
+    compare(model, rows[:1], {"image_grid_thw": inputs["image_grid_thw"][: counts[0]]})
 
 
 @pytest.mark.parametrize("axes", [3, 4])
 @pytest.mark.parametrize("marks", [0, 2])
 def test_hunyuan_vl(axes: int, marks: int) -> None:
-    get_rope_index, config = load("hunyuan_vl")
+    model = load("hunyuan_vl")
+    config = model[1]
     head_dim = config.text_config.hidden_size // config.text_config.num_attention_heads
     sections = [head_dim // 2 - 16 * (axes - 1), *[16] * (axes - 1)]
     config.text_config.rope_parameters = {"rope_type": "default", "mrope_section": sections}
@@ -240,25 +240,13 @@ def test_hunyuan_vl(axes: int, marks: int) -> None:
                 row += [image] * (part[0] * (part[1] + 1) + marks)
         rows.append(row)
     ids, mask = pad(rows)
-    types = (torch.tensor(ids) == image).long()
     inputs = {"image_grid_thw": torch.tensor(grids), "attention_mask": mask}
-    expected, _ = get_rope_index(torch.tensor(ids), mm_token_type_ids=types, **inputs)
+    expected = compare(model, ids, inputs, (torch.tensor(ids) == image).long())
     assert expected.shape == (axes, 3, len(ids[0]))
-    assert_equal(ids, inputs, config, expected)
-    assert_equal(ids, inputs | {"mm_token_type_ids": types}, config, expected)
 
 
-MARKS = {
-    "slice_start_id": 21,
-    "slice_end_id": 22,
-    "image_start_id": 23,
-    "image_end_id": 24,
-    "newline_id": 25,
-    "image_token_id": 26,
-    "video_token_id": 27,
-}
-
-
+MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
+MARKED = dict(zip((*MARKS, "image_token_id", "video_token_id"), range(21, 28), strict=True))
 TEXTS = ([], [TEXT], [TEXT, 25, TEXT, TEXT], [25], [25, 25])
 
 
@@ -290,8 +278,8 @@ def draw_minicpm_prompt(rng: np.random.Generator, merge: int) -> tuple[list[int]
 @pytest.mark.parametrize("seed", range(8))
 def test_minicpm(seed: int, mode: str) -> None:
     rng = np.random.default_rng(seed)
-    get_rope_index, config = load("minicpmv4_7")
-    vars(config).update(MARKS)
+    model = load("minicpmv4_7")
+    vars(model[1]).update(MARKED)
     prompts = [draw_minicpm_prompt(rng, 2 if mode == "4x" else 4) for _ in range(2)]
     ids, mask = pad([row for row, _ in prompts])
     sizes = [[size for _, grids in prompts for size in grids[token]] for token in (26, 27)]
@@ -300,15 +288,10 @@ def test_minicpm(seed: int, mode: str) -> None:
         "target_sizes": torch.tensor(sizes[0]) if sizes[0] else None,
         "target_sizes_videos": torch.tensor(sizes[1]) if sizes[1] else None,
         "attention_mask": mask,
-        "downsample_mode": mode,
     }
-    expected, _ = get_rope_index(
-        torch.tensor(ids), mm_token_type_ids=torch.from_numpy(types), **inputs
-    )
-    assert_equal(ids, inputs, config, expected)
-    config.downsample_mode = inputs.pop("downsample_mode")
-    typed = inputs | {"mm_token_type_ids": types}
-    assert_equal(torch.tensor(ids), typed, config.to_dict(), expected)
+    compare(model, ids, inputs | {"downsample_mode": mode}, types)
+    model[1].downsample_mode = mode
+    compare(model, ids, inputs, types, downsample_mode=mode)
 
 
 def test_halves_are_rounded_as_torch_does() -> None:
@@ -323,7 +306,7 @@ QWEN = {"model_type": "qwen2_vl", **VISION}
 GLM = {"model_type": "glm_image", "image_start_token_id": 1, "image_end_token_id": 2}
 SECTIONS = {"rope_parameters": {"mrope_section": [2, 3, 3]}}
 HUNYUAN = {"model_type": "hunyuan_vl", **VISION, "text_config": SECTIONS}
-MINICPM = {"model_type": "minicpmv4_7", **MARKS}
+MINICPM = {"model_type": "minicpmv4_7", **MARKED}
 OMNI = {"model_type": "qwen2_5_omni", **VISION, "video_token_id": 8, "audio_token_id": 9}
 OMNI["position_id_per_seconds"] = 25
 IMAGE, VIDEO = {"image_grid_thw": [[1, 4, 4]]}, {"video_grid_thw": [[1, 4, 4]]}
@@ -356,26 +339,25 @@ ERRORS: list[tuple[str, Any, Any, Any]] = [
 ]
 
 
-BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
-    ("'llama' is none whose positions are counted", {**QWEN, "model_type": "llama"}),
-    ("None is none whose positions are counted", {**QWEN, "model_type": None}),
-    ("vision_config is missing", {**QWEN, "vision_config": None}),
-    ("spatial_merge_size is missing", {**QWEN, "vision_config": {}}),
-    ("video_start_token_id is missing", {**QWEN, "model_type": "glm4v"}),
-    ("image_end_token_id is missing", {**GLM, "image_end_token_id": None}),
-    ("vision_config is missing", {**HUNYUAN, "vision_config": None}),
-    ("mrope_section of rope_parameters must have three", {**HUNYUAN, "text_config": {}}),
-    ("newline_id is missing", {**MINICPM, "newline_id": None}),
+BAD_CONFIGS: list[tuple[str, Any, Any, Any]] = [
+    (message, CROP, SIZES, config)
+    for message, config in (
+        ("'llama' is none whose positions are counted", {**QWEN, "model_type": "llama"}),
+        ("None is none whose positions are counted", {**QWEN, "model_type": None}),
+        ("vision_config is missing", {**QWEN, "vision_config": None}),
+        ("spatial_merge_size is missing", {**QWEN, "vision_config": {}}),
+        ("video_start_token_id is missing", {**QWEN, "model_type": "glm4v"}),
+        ("image_end_token_id is missing", {**GLM, "image_end_token_id": None}),
+        ("vision_config is missing", {**HUNYUAN, "vision_config": None}),
+        ("mrope_section of rope_parameters must have three", {**HUNYUAN, "text_config": {}}),
+        ("newline_id is missing", {**MINICPM, "newline_id": None}),
+    )
 ]
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "ids", "inputs", "config"),
-    [
-        *((RopeError, *case) for case in ERRORS),
-        *((RopeConfigError, message, CROP, SIZES, config) for message, config in BAD_CONFIGS),
-    ],
-)
-def test_errors(error: type[Exception], message: str, ids: Any, inputs: Any, config: Any) -> None:
+@pytest.mark.parametrize("case", [*ERRORS, *BAD_CONFIGS])
+def test_errors(case: tuple[str, Any, Any, Any]) -> None:
+    message, *arguments = case
+    error = RopeConfigError if case in BAD_CONFIGS else RopeError
     with pytest.raises(error, match=re.escape(message)):
-        positions.mrope_from_ids(ids, inputs, config)
+        positions.mrope_from_ids(*arguments)

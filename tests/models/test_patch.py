@@ -6,6 +6,8 @@ import copy
 import doctest
 import importlib
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,13 @@ import torch
 import torch._dynamo.testing
 from support.exhaustive import exhaustive
 from support.patched import LOGITS, TOKENS, logits, replaced
-from support.small_models import MODELS, make, vision_language
+from support.small_models import MODELS, make
 
 import rope_xp
 from rope_xp.integrations.transformers import patch, unpatch
 
 # One for each way in which models write the rotation, and what there is but once.
-SHORT = (
-    *("llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"),
-)
+SHORT = ["llama", "gemma3_text", "phi3", "glm", "cohere", "deepseek_v3", "gpt_neox", "llama4_text"]
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -66,35 +66,44 @@ def test_logits_gradients_and_generation(name: str) -> None:
     assert torch.equal(logits(model), before)
 
 
-@pytest.mark.parametrize(
-    ("name", "cache"),
-    [
-        *(("llama", "static"), ("phi3", None)),
-        *(exhaustive("deepseek_v3", "static"), exhaustive("gemma3_text", "static")),
-    ],
-)
-def test_padding_and_caches(name: str, cache: str | None) -> None:
-    model, mask = make(name), torch.ones_like(TOKENS)
+def generate_padded(model: Any, cache: str | None = "static") -> torch.Tensor:
+    mask = torch.ones_like(TOKENS)
     mask[0, :5] = 0
-    options = {"attention_mask": mask, "cache_implementation": cache}
-    before = generate(model, **options)
-    # Phi-3 goes past the 32 tokens after which LongRoPE takes the other frequencies.
-    assert torch.equal(generate(patch(model), **options), before)
+    return generate(model, attention_mask=mask, cache_implementation=cache)
+
+
+def compute_compiled(model: Any, backend: str = "eager") -> torch.Tensor:
+    torch._dynamo.reset()
+    return logits(torch.compile(model, fullgraph=True, backend=backend))
+
+
+def train_checkpointed(model: Any) -> torch.Tensor:
+    model.train().activation_checkpointing_enable({"use_reentrant": False})
+    return torch.cat([gradient.flatten() for gradient in gradients(model).values()])
+
+
+def compute_around_context(model: Any) -> torch.Tensor:
+    """LongRoPE switches by the largest position of a call: 31 is the last of a context of 32."""
+    starts = torch.tensor([8, 9, 10])[:, None, None]
+    return torch.stack([logits(model, position_ids=s + torch.arange(24)) for s in starts])
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"),
+    ("name", "compute"),
     [
-        ("llama", "eager"),
-        *(exhaustive(name, "inductor") for name in ("gemma3_text", "phi3")),
+        *(("llama", f) for f in (generate_padded, compute_compiled, train_checkpointed)),
+        # Phi-3 goes past the 32 tokens after which LongRoPE takes the other frequencies.
+        *(("phi3", f) for f in (partial(generate_padded, cache=None), compute_around_context)),
+        *(exhaustive(name, generate_padded) for name in ("deepseek_v3", "gemma3_text")),
+        *(
+            exhaustive(name, partial(compute_compiled, backend="inductor"))
+            for name in ("gemma3_text", "phi3")
+        ),
     ],
 )
-def test_torch_compile_in_one_graph(name: str, backend: str) -> None:
-    model = make(name)
-    before = logits(model)
-    torch._dynamo.reset()
-    compiled = torch.compile(patch(model), fullgraph=True, backend=backend)
-    torch.testing.assert_close(logits(compiled), before, rtol=0, atol=LOGITS)
+def test_uses_of_a_model(name: str, compute: Callable[[Any], torch.Tensor]) -> None:
+    expected, result = compute(make(name)), compute(patch(make(name)))
+    torch.testing.assert_close(result, expected, rtol=0, atol=LOGITS)
 
 
 def test_each_layer_compiled_by_itself_is_one_graph() -> None:
@@ -108,27 +117,6 @@ def test_each_layer_compiled_by_itself_is_one_graph() -> None:
     after = logits(model, use_cache=False)  # each layer would look at its own cache
     torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
     assert counter.frame_count == 1
-
-
-def test_gradient_checkpointing() -> None:
-    model = make("llama").train()
-    before = gradients(model)
-    patch(model).activation_checkpointing_enable({"use_reentrant": False})
-    for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, before[name], rtol=0, atol=LOGITS)
-
-
-def test_images_and_text() -> None:
-    model, inputs = vision_language()
-    with torch.no_grad():
-        before = model(**inputs).logits
-        patch(model)
-        torch.testing.assert_close(model(**inputs).logits, before, rtol=0, atol=LOGITS)
-    names = {type(module).__name__ for module in model.modules() if is_patched(module)}
-    assert names == {
-        "Qwen2VLRotaryEmbedding", "Qwen2VLVisionRotaryEmbedding", "Qwen2VLAttention",
-        "VisionAttention",
-    }  # fmt: skip
 
 
 def is_patched(module: torch.nn.Module) -> bool:
@@ -160,17 +148,6 @@ def test_far_positions_are_nearer_to_the_truth(name: str, monkeypatch: pytest.Mo
     # Float32 angles near a million are wrong by up to 0.06; ours leave the model's own rounding.
     assert ours < LOGITS
     assert theirs > 50 * ours
-
-
-def test_the_context_at_which_longrope_switches() -> None:
-    """By the largest position of a call: 31 is the last of a context of 32."""
-    model = make("phi3")
-    for last in (31, 32, 33):
-        positions = last - 23 + torch.arange(24)[None]
-        before = logits(model, position_ids=positions)
-        after = logits(patch(model), position_ids=positions)
-        torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
-        unpatch(model)
 
 
 def test_a_model_in_float64_gets_tables_in_float64() -> None:

@@ -1,11 +1,14 @@
-"""Copies of patched models, rotary modules patched alone, and calls that models take unpatched."""
+"""Copies of patched models, rotary modules patched alone, hooks of accelerate, and shards."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import io
 import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,29 +17,16 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+import torch.distributed
 import transformers
 from support.exhaustive import exhaustive
-from support.patched import LOGITS, ROTATIONS, TOKENS, count_rotations, logits, replaced
+from support.patched import LOGITS, ROTATIONS, TOKENS, logits, replaced
 from support.small_models import make, multimodal_text, vision_language
+from torch.distributed.fsdp import fully_shard
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from rope_xp import RopeError
 from rope_xp.integrations.transformers import patch, unpatch
-
-
-@pytest.fixture(autouse=True)
-def rotations(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    return count_rotations(monkeypatch)
-
-
-def test_a_new_module_of_a_patched_class_does_as_the_models_own() -> None:
-    model = make("llama")
-    original = model.model.rotary_emb
-    x, positions = torch.zeros(1, dtype=torch.bfloat16), torch.arange(9)[None]
-    expected = original(x, positions)
-    new = type(patch(model).model.rotary_emb)(model.config)
-    assert all(map(torch.equal, new(x, position_ids=positions), expected))
-    assert original(x, positions)[0].dtype == torch.float32
 
 
 def by_torch(model: Any) -> Any:
@@ -148,9 +138,16 @@ def test_generation_that_goes_on_from_a_cache_of_mrope() -> None:
         longer = torch.cat([first.sequences, torch.tensor([[9, 10, 11]])], dim=1)
         return model.generate(longer, past_key_values=first.past_key_values, **options)  # type: ignore[no-any-return]  # a tensor
 
-    before = generate()
-    patch(model)
-    assert torch.equal(generate(), before)
+    with torch.no_grad():
+        before = generate(), model(**inputs).logits
+        patch(model)
+        torch.testing.assert_close(model(**inputs).logits, before[1], rtol=0, atol=LOGITS)
+    assert torch.equal(generate(), before[0])
+    classes = [type(module) for module in model.modules()]
+    assert {cls.__name__ for cls in classes if "_patched_by_rope_xp" in vars(cls)} == {
+        *("Qwen2VLRotaryEmbedding", "Qwen2VLVisionRotaryEmbedding"),
+        *("Qwen2VLAttention", "VisionAttention"),
+    }
 
 
 def test_queries_of_the_last_tokens_alone() -> None:
@@ -185,19 +182,21 @@ def test_a_trace_of_torch_jit(name: str) -> None:
         torch.testing.assert_close(traced(TOKENS, other), expected, rtol=0, atol=LOGITS)
 
 
-class MadeOfASize(LlamaRotaryEmbedding):
-    """A rotary module that no configuration alone makes."""
-
-    def __init__(self, dim: int, config: Any) -> None:
-        super().__init__(config)
-        self.dim = dim
-
-
 def test_rotary_modules_that_are_not_made_from_a_configuration() -> None:
+    class MadeOfASize(LlamaRotaryEmbedding):
+        def __init__(self, dim: int, config: Any) -> None:
+            super().__init__(config)
+            self.dim = dim
+
     model = make("llama")
-    before = logits(model)
+    before, original = logits(model), model.model.rotary_emb
     model.model.rotary_emb = MadeOfASize(16, model.config)
     torch.testing.assert_close(logits(patch(model)), before, rtol=0, atol=LOGITS)
+    model.model.rotary_emb = original  # a new module of a patched class computes as its base
+    x, positions = torch.zeros(1, dtype=torch.bfloat16), torch.arange(9)[None]
+    expected = original(x, positions)
+    new = type(patch(make("llama")).model.rotary_emb)(model.config)
+    assert all(map(torch.equal, new(x, position_ids=positions), expected))
 
 
 def test_rotary_modules_in_which_a_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,3 +210,103 @@ def test_rotary_modules_in_which_a_call_fails(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kind, "forward", forward)
     with pytest.raises(RopeError, match=r"its forward fails for 8 positions on a CPU: .*'first'"):
         patch(model)
+
+
+# --- hooks and shards ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accelerate() -> Any:
+    return pytest.importorskip("accelerate")
+
+
+def dispatch(accelerate: Any, model: Any, folder: Path) -> None:
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.rotary_emb": "cpu"}
+    places |= {"model.layers.1": "disk", "model.norm": "cpu", "lm_head": "disk"}
+    accelerate.dispatch_model(model, places, offload_dir=folder)
+
+
+HOOKS: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "cpu_offload": lambda lib, model, _: lib.cpu_offload(model, "cpu", offload_buffers=True),
+    "dispatch_model": dispatch,
+    "one device": lambda lib, model, _: lib.dispatch_model(model, {"": "cpu"}, force_hooks=True),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("first", [True, False])
+def test_hooks(
+    hook: str, first: bool, accelerate: Any, rotations: list[None], tmp_path: Path
+) -> None:
+    model = make("llama")
+    before = logits(model)
+    if not first:
+        patch(model)
+    HOOKS[hook](accelerate, model, tmp_path)
+    after = logits(patch(model) if first else model)
+    assert len(rotations) == ROTATIONS
+    torch.testing.assert_close(after, before, rtol=0, atol=LOGITS)
+    assert torch.equal(logits(unpatch(model)), before)
+    assert len(rotations) == ROTATIONS
+
+
+def test_hooks_that_are_taken_off_again(
+    accelerate: Any, rotations: list[None], tmp_path: Path
+) -> None:
+    """They leave the method that they called in the module, where it hides the class's."""
+    model = make("llama")
+    before = logits(model)
+    HOOKS["cpu_offload"](accelerate, patch(model), tmp_path)
+    accelerate.hooks.remove_hook_from_module(model, recurse=True)
+    assert "forward" in vars(model.model.rotary_emb)
+    after = logits(model)
+    assert len(rotations) == ROTATIONS
+    assert torch.equal(logits(unpatch(model)), before)
+    assert torch.equal(logits(patch(model)), after)
+    assert len(rotations) == 2 * ROTATIONS
+
+
+def refuse_to_unpatch(model: Any, message: str) -> None:
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(RopeError, match=message):
+        unpatch(model)
+    assert [type(module) for module in model.modules()] == classes
+
+
+def test_unpatch_refuses_a_forward_that_something_replaced_since() -> None:
+    model = patch(make("llama"))
+    attention = model.model.layers[1].self_attn
+    attention.forward = functools.partial(attention.forward)
+    refuse_to_unpatch(model, r"cannot unpatch model\.layers\.1\.self_attn .*forward")
+    del attention.forward
+    unpatch(model)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_shards_of_layers(mesh: Any, rotations: list[None]) -> None:
+    model = make("llama")
+    before = logits(model)
+    fully_shard(model.model.layers[0].self_attn, mesh=mesh)
+    fully_shard(model.model.layers[0], mesh=mesh)
+    patch(model)
+    fully_shard([model.model.layers[1], model.model.norm], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=LOGITS)
+    assert len(rotations) == ROTATIONS
+    assert torch.equal(logits(unpatch(model)), before)
+
+
+def test_shards_of_what_is_patched(mesh: Any) -> None:
+    """fully_shard makes a class of the module's own, so that its base cannot be changed back."""
+    after = patch(make("llama"))
+    fully_shard(after.model.layers[0].self_attn, mesh=mesh)
+    refuse_to_unpatch(after, r"model\.layers\.0\.self_attn \(FSDPLlamaAttention\)")
+    with pytest.raises(RopeError, match="patched already"):
+        patch(after)

@@ -91,17 +91,19 @@ LEARNED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 Their configurations say none, so that only the rotation is compared.
 """
 
-_METHOD = "rotates in a method of its attention"
 NOT_CALLED = {
     "clvp.ClvpEncoderConfig.ClvpRotaryPositionalEmbedding": "its function takes v",
-    "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding": _METHOD,
     "hunyuan_vl.HunYuanVLTextConfig.HunYuanVLRotaryEmbedding": (
         "is no rotation where it has mrope_section, and fails where it has none"
     ),
-    "seamless_m4t.SeamlessM4TConfig.SeamlessM4TConformerRotaryPositionalEmbedding": _METHOD,
-    "wav2vec2_bert.Wav2Vec2BertConfig.Wav2Vec2BertRotaryPositionalEmbedding": _METHOD,
-    "wav2vec2_conformer.Wav2Vec2ConformerConfig.Wav2Vec2ConformerRotaryPositionalEmbedding": (
-        _METHOD
+    **dict.fromkeys(
+        (
+            "esmfold2.EsmFold2AtomEncoderConfig.EsmFold2RotaryEmbedding",
+            "seamless_m4t.SeamlessM4TConfig.SeamlessM4TConformerRotaryPositionalEmbedding",
+            "wav2vec2_bert.Wav2Vec2BertConfig.Wav2Vec2BertRotaryPositionalEmbedding",
+            "wav2vec2_conformer.Wav2Vec2ConformerConfig.Wav2Vec2ConformerRotaryPositionalEmbedding",
+        ),
+        "rotates in a method of its attention",
     ),
 }
 """Units whose rotation no function with (q, k, cos, sin) does."""
@@ -129,7 +131,6 @@ def list_directories() -> list[str]:
 
 
 def list_units(directory: str) -> Iterator[Unit]:
-    """Yield the units of one directory."""
     for path in sorted((MODELS / directory).glob("modeling_*.py")):
         module = importlib.import_module(f"transformers.models.{directory}.{path.stem}")
         text = path.read_text(encoding="utf-8")
@@ -163,7 +164,6 @@ def _candidates(tree: ast.Module, module: ModuleType, rotary: type) -> Iterator[
 
 
 def _annotations(kind: type, module: ModuleType) -> list[type]:
-    """Return the configuration class that a class is made from."""
     for parameter in inspect.signature(kind).parameters.values():
         annotation = parameter.annotation
         if isinstance(annotation, str):
@@ -186,16 +186,11 @@ NAMELESS = ("SaProtConfig", "Qwen3OmniMoeCode2WavConfig")  # have no model_type
 
 
 def read_ropes(unit: Unit) -> Any:
-    """Return what from_hf_config makes of a configuration."""
     layout = "half" if type(unit.config).__name__ in NAMELESS else None
     return rope_xp.from_hf_config(unit.config.to_dict(), layout=layout)
 
 
-# --- frequencies ---------------------------------------------------------------------------------
-
-
 def compare_frequencies(unit: Unit) -> str:
-    """Return how frequencies and attention factor differ; empty where they do not."""
     module, ropes, problems = unit.rotary(unit.config), read_ropes(unit), []
     for label, buffer in _buffers(module).items():
         rope, theirs = select_rope(ropes, label), buffer.double().numpy()
@@ -223,46 +218,35 @@ def select_rope(ropes: RoPE | dict[str, RoPE | None], label: str) -> RoPE:
 
 
 def _buffers(module: Any) -> dict[str, torch.Tensor]:
-    """Return the frequencies of a rotary module by layer type."""
-    return {
+    return {  # by layer type
         name.removesuffix("inv_freq").removesuffix("_"): buffer
         for name, buffer in module.named_buffers()
         if name.endswith("inv_freq") and "original" not in name
     }
 
 
-# --- rotation ------------------------------------------------------------------------------------
-
-
 def compare_rotation(unit: Unit) -> str:
-    """Return how rotated q and k differ; empty where they do not."""
     module, problems = unit.rotary(unit.config).eval(), []
-    if unit.name in LEARNED:
-        layout, read_frequencies = LEARNED[unit.name]
-        for buffer in module.state_dict().values():  # which a new module has at zero
-            buffer.copy_(torch.linspace(-0.3, 0.3, buffer.numel()).view(buffer.shape))
-        call = call_model(unit, module, "", module.inv_freq, RoPE())
-        arguments, frequencies = (call.q, call.k, call.positions), read_frequencies(module)
-        rotated = rope_xp.apply_frequencies(*arguments, frequencies, layout=layout, axes=call.axes)
-        return "; ".join(_differences("", rotated, call))
-    ropes = read_ropes(unit)
+    layout, read_frequencies = LEARNED.get(unit.name, ("", None))
+    for buffer in module.state_dict().values() if read_frequencies else ():
+        buffer.copy_(torch.linspace(-0.3, 0.3, buffer.numel()).view(buffer.shape))  # not zeros
+    ropes = RoPE() if read_frequencies else read_ropes(unit)
     for label, buffer in (_buffers(module) or {"": torch.empty(0)}).items():
         rope = select_rope(ropes, label).for_length(TOKENS)
         call = call_model(unit, module, label, buffer, rope)
-        rotated = rope.apply(call.q, call.k, call.positions, axes=call.axes)
-        problems += _differences(label, rotated, call)
+        arguments: Any = call.q, call.k, call.positions
+        if read_frequencies is None:
+            rotated = rope.apply(*arguments, axes=call.axes)
+        else:
+            arguments = *arguments, read_frequencies(module)
+            rotated = rope_xp.apply_frequencies(*arguments, layout=layout, axes=call.axes)
+        for name, ours, theirs in zip("qk", rotated, call.rotated, strict=True):
+            if not (error := (ours - theirs).abs().max().item()) < ROTATION:
+                problems.append(f"{label} {name} off by {error:.1e}")
     return "; ".join(problems)
 
 
-def _differences(label: str, rotated: tuple[torch.Tensor, ...], call: ModelCall) -> list[str]:
-    pairs = zip("qk", rotated, call.rotated, strict=True)
-    errors = {name: (ours - theirs).abs().max().item() for name, ours, theirs in pairs}
-    return [f"{label} {name} off by {e:.1e}" for name, e in errors.items() if not e < ROTATION]
-
-
 class ModelCall(NamedTuple):
-    """Arguments and results of a model's code."""
-
     q: torch.Tensor
     k: torch.Tensor
     positions: torch.Tensor
@@ -333,7 +317,6 @@ VISION = (
 
 
 def find_function(unit: Unit) -> Callable[..., Any]:
-    """Return the function with which the model rotates."""
     names = VISION if re.search("Vision|ViT|MLCD", unit.rotary.__name__) else ()
     names += NAMES[1:] if "Audio" in unit.rotary.__name__ else NAMES
     name = next((name for name in names if hasattr(unit.module, name)), None)
@@ -353,23 +336,18 @@ def _head_dim(
     return int(max(rotated, head_dim) if picks else rotated)
 
 
-# --- defaults ------------------------------------------------------------------------------------
-
-
 def compare_defaults(unit: Unit) -> str:
-    """Return whether a file that leaves the defaults out is read as something else."""
+    """Return how a file that leaves the defaults out is read differently; empty if it is not."""
     whole = unit.config.to_dict()
     if type(unit.config).__name__ in NAMELESS:
         return ""
     keys = ("rope_parameters", "rope_theta", "partial_rotary_factor")
-    short = {key: value for key, value in whole.items() if key not in keys}
-    ropes, expected = rope_xp.from_hf_config(short), rope_xp.from_hf_config(whole)
+    ropes = rope_xp.from_hf_config({k: v for k, v in whole.items() if k not in keys})
+    expected = rope_xp.from_hf_config(whole)
     if isinstance(expected, dict) and isinstance(ropes, dict):
         ropes = {label: ropes.get(label) for label in expected}
     return "" if ropes == expected else f"{ropes} for {expected}"
 
-
-# --- tables --------------------------------------------------------------------------------------
 
 _FRACTIONS = "its positions are fractions, and a table has a row for each whole one"
 NO_TABLES = {
@@ -459,7 +437,6 @@ def _drop_copies(table: torch.Tensor, unit: Unit, doubled_halves: bool) -> np.nd
 
 
 def compare_tables(unit: Unit) -> str:
-    """Return how a table of a unit differs in any form and dtype; empty where none does."""
     return "; ".join(
         f"{form} in {dtype}: {problem}"
         for unit_tables in compute_float64_tables(unit)
@@ -528,23 +505,7 @@ SKIPPED = dict(zip(CHECKS, (LEARNED, NOT_CALLED, LEARNED, NO_TABLES), strict=Tru
 """Units of which a check cannot be made."""
 
 
-def count_functions() -> tuple[int, int]:
-    """Return how many different functions apply_rotary_pos_emb there are, in how many files.
-
-    Docstrings and comments aside.
-    """
-    codes = []
-    for path in MODELS.glob("*/modeling_*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name == "apply_rotary_pos_emb":
-                if ast.get_docstring(node) is not None:
-                    del node.body[0]
-                codes.append(ast.unparse([node.args, *node.body]))
-    return len(set(codes)), len(codes)
-
-
 def main() -> int:
-    """Print what is left and how many units are equal in each respect."""
     every = [unit for directory in list_directories() for unit in list_units(directory)]
     print(f"transformers {transformers.__version__}, {len(every)} configurations")
     status = 0
@@ -557,8 +518,6 @@ def main() -> int:
         status |= bool(different)
     for title, reasons in {"left": LEFT, "no rotation": NOT_CALLED, "no tables": NO_TABLES}.items():
         print(f"{title}:", *(f"  {unit}: {reason}" for unit, reason in reasons.items()), sep="\n")
-    functions, files = count_functions()
-    print(f"{functions} different functions apply_rotary_pos_emb in {files} files")
     return status
 
 

@@ -82,17 +82,6 @@ SMALL = (
         {**_VIDEO, "timestep": _TIME.long()},
     ),
     Small(
-        "hunyuan_video", "HunyuanVideoTransformer3DModel",
-        {
-            **_HEADS, **_CHANNELS, "num_single_layers": 1, "num_refiner_layers": 1,
-            "text_embed_dim": 8, "pooled_projection_dim": 8, "rope_axes_dim": (4, 4, 8),
-        },
-        {
-            **_VIDEO, "encoder_attention_mask": _MASK, "pooled_projections": _noise(2, 8),
-            "timestep": _TIME.long(), "guidance": torch.full((2,), 6000.0),
-        },
-    ),
-    Small(
         "cogvideox", "CogVideoXTransformer3DModel",
         {
             **_HEADS, **_CHANNELS, "text_embed_dim": 8, "time_embed_dim": 8, "sample_width": 6,
@@ -113,19 +102,6 @@ SMALL = (
         {
             "x": [_noise(4, 1, 4, 6), _noise(4, 1, 6, 4)], "t": _TIME / 1000,
             "cap_feats": [_noise(5, 8), _noise(7, 8)],
-        },
-    ),
-    Small(
-        "lumina2", "Lumina2Transformer2DModel",
-        {
-            "sample_size": 8, "in_channels": 4, "hidden_size": 32, "num_layers": 1,
-            "num_refiner_layers": 1, "num_attention_heads": 2, "num_kv_heads": 1,
-            "axes_dim_rope": (4, 4, 8), "axes_lens": (32, 32, 32), "cap_feat_dim": 8,
-            "multiple_of": 8,
-        },
-        {
-            **_TEXT, "hidden_states": _noise(2, 4, 4, 6), "timestep": _TIME / 1000,
-            "encoder_attention_mask": torch.tensor([[1] * 5, [1] * 3 + [0] * 2]).bool(),
         },
     ),
     Small(
@@ -197,7 +173,6 @@ flux, wan, z_image, hidream = (
 
 
 def call_model(model: torch.nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
-    """Return the outputs of a model as one tensor."""
     outputs = model(**arguments, return_dict=False)[0]
     if isinstance(outputs, list):
         return torch.cat([output.flatten() for output in outputs])

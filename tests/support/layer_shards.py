@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,11 @@ class Block(torch.nn.Module):
         return rotated
 
 
+def assert_same(rotated: Any, expected: Any) -> None:
+    for ours, theirs in zip(rotated, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def fsdp(mesh: object) -> None:
     """Made on meta, sharded layer by layer, emptied, loaded: outputs and gradients stay."""
     torch.manual_seed(0)
@@ -44,20 +50,20 @@ def fsdp(mesh: object) -> None:
     for part in (model[0].rotary, model[0], model):
         fully_shard(part, mesh=mesh)
     model.to_empty(device="cpu")
-    full = {f"0.{key}": value for key, value in whole.state_dict().items()}
+    full = whole.state_dict()
     placed = {
-        key: distribute_tensor(full[key], value.device_mesh, value.placements)
+        key: distribute_tensor(full[key.removeprefix("0.")], value.device_mesh, value.placements)
         for key, value in model.state_dict().items()
     }
     model.load_state_dict(placed, strict=True)
     rotated, expected = model(x), whole(x)
-    for ours, theirs in zip(rotated, expected, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same(rotated, expected)
     for pair in (rotated, expected):
         sum(y.square().sum() for y in pair).backward()
-    for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
-        # The mean over two processes that have the same: (g + g) / 2, which is exact.
-        assert torch.equal(ours.grad.full_tensor(), theirs.grad)
+    # The mean over two processes that have the same: (g + g) / 2, which is exact.
+    assert_same(
+        [p.grad.full_tensor() for p in model.parameters()], [p.grad for p in whole.parameters()]
+    )
 
 
 def learned(mesh: object) -> None:
@@ -89,8 +95,7 @@ def learned(mesh: object) -> None:
     q, k = (layer(x.bfloat16()).unflatten(-1, (-1, 16)) for layer in whole)
     expected = apply_frequencies(q, k, POSITIONS, frequencies, layout="half")
     rotated = model(x)
-    for ours, theirs in zip(rotated, expected, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same(rotated, expected)
     for pair in (rotated, expected):
         sum(y.float().square().mul(y.sign()).sum() for y in pair).backward()
     grad = model.rotary.frequencies.grad.full_tensor()
@@ -100,13 +105,8 @@ def learned(mesh: object) -> None:
 
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+    store = {"init_method": f"file://{folder / 'store'}", "timeout": timedelta(seconds=60)}
+    dist.init_process_group("gloo", rank=rank, world_size=2, **store)
     mesh = init_device_mesh("cpu", (2,))
     fsdp(mesh)
     learned(mesh)

@@ -11,18 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rope_xp import RoPE
-from rope_xp.scaling import (
-    NTK,
-    Axial,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    Proportional,
-    RIFLEx,
-    YaRN,
-)
+from rope_xp import RoPE, scaling
 
 # keras is of one backend a process; test_keras.py runs its tests with the other once more.
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -47,54 +36,43 @@ class Framework:
         return importlib.import_module("jax.numpy").asarray(x)
 
 
-def _torch_state(layer: Any) -> list[Any]:
-    return [*layer.parameters(), *layer.buffers(), *layer.state_dict().values()]
-
-
-def _flax_state(layer: Any) -> list[Any]:
-    return _equinox_state(importlib.import_module("flax.nnx").state(layer))
-
-
-def _equinox_state(layer: Any) -> list[Any]:
+def _leaves(layer: Any) -> list[Any]:
     return importlib.import_module("jax").tree.leaves(layer)  # type: ignore[no-any-return]  # a list
 
 
-def _keras_state(layer: Any) -> list[Any]:
-    return [*layer.weights, *layer.losses]
-
-
 TORCH, FLAX, EQUINOX, KERAS = FRAMEWORKS = (
-    Framework("torch", "torch", _torch_state),
-    Framework("flax", "jax", _flax_state),
-    Framework("equinox", "jax", _equinox_state),
-    Framework("keras", os.environ["KERAS_BACKEND"], _keras_state),
+    Framework("torch", "torch", lambda x: [*x.parameters(), *x.buffers(), *x.state_dict()]),
+    Framework("flax", "jax", lambda x: _leaves(importlib.import_module("flax.nnx").state(x))),
+    Framework("equinox", "jax", _leaves),
+    Framework("keras", os.environ["KERAS_BACKEND"], lambda x: [*x.weights, *x.losses]),
 )
 
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda f: f.name)
 
+LONGROPE = scaling.LongRoPE((1.0,) * 8, (2.5,) * 8, 4096, factor=8.0)
 ROPES = {
     "plain": RoPE(),
     "half": RoPE(base=5e5, layout="half"),
     "slice": RoPE(layout="interleaved_to_half", rotary_dim=4, rotary_offset=-4),
-    "yarn": RoPE(layout="half", scaling=YaRN(4.0, 4096)),
-    "mscale": RoPE(scaling=YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=0.7)),
-    "given": RoPE(scaling=YaRN(4.0, 4096, attention_factor=1.5)),
-    "llama3": RoPE(scaling=Llama3(8.0, 1.0, 4.0, 8192)),
-    "longrope": RoPE(scaling=LongRoPE((1.0,) * 8, (2.5,) * 8, 4096, factor=8.0)).for_length(5000),
-    "dynamic": RoPE(scaling=DynamicNTK(2.0, 64)).for_length(128),
+    "yarn": RoPE(layout="half", scaling=scaling.YaRN(4.0, 4096)),
+    "mscale": RoPE(scaling=scaling.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=0.7)),
+    "given": RoPE(scaling=scaling.YaRN(4.0, 4096, attention_factor=1.5)),
+    "llama3": RoPE(scaling=scaling.Llama3(8.0, 1.0, 4.0, 8192)),
+    "longrope": RoPE(scaling=LONGROPE).for_length(5000),
+    "dynamic": RoPE(scaling=scaling.DynamicNTK(2.0, 64)).for_length(128),
     "sections": RoPE(layout="half", position_axes=(0, 0, 0, 1, 1, 1, 2, 2)),
-    "axial": RoPE(scaling=Axial(), rotary_dim=16, position_axes=(0,) * 4 + (1,) * 4),
+    "axial": RoPE(scaling=scaling.Axial(), rotary_dim=16, position_axes=(0,) * 4 + (1,) * 4),
 }
 
 AXIAL = RoPE.axial((8, 4, 4), bases=(1e2, 1e3, 1e4))
 SCALED = {
     **{name: rope for name, rope in ROPES.items() if rope.scaling is not None},
-    "linear": RoPE(scaling=Linear(2.0)),
-    "ntk": RoPE(scaling=NTK(2.0)),
-    "proportional": RoPE(scaling=Proportional(0.5)),
-    "riflex": RoPE(scaling=RIFLEx(k=2, length=42)),
-    "riflex of axial": replace(AXIAL, scaling=RIFLEx(2, 42, AXIAL.scaling, axis=1)),
-    "strided": RoPE(scaling=Axial(2, "strided"), position_axes=(0,) * 4 + (1,) * 4),
+    "linear": RoPE(scaling=scaling.Linear(2.0)),
+    "ntk": RoPE(scaling=scaling.NTK(2.0)),
+    "proportional": RoPE(scaling=scaling.Proportional(0.5)),
+    "riflex": RoPE(scaling=scaling.RIFLEx(k=2, length=42)),
+    "riflex of axial": replace(AXIAL, scaling=scaling.RIFLEx(2, 42, AXIAL.scaling, axis=1)),
+    "strided": RoPE(scaling=scaling.Axial(2, "strided"), position_axes=(0,) * 4 + (1,) * 4),
 }
 """Every scaling of rope_xp.scaling, in a RoPE of 16 components."""
 
@@ -111,7 +89,6 @@ def inputs(framework: Framework, rope: RoPE, tokens: int = 5) -> tuple[Any, Any,
 
 
 def assert_same(result: Any, expected: Any) -> None:
-    """Require the same bits of two tuples of arrays."""
     for ours, theirs in zip(result, expected, strict=True):
         assert type(ours) is type(theirs)
         assert ours.dtype == theirs.dtype

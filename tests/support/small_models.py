@@ -8,7 +8,7 @@ import torch
 import transformers
 
 # Large weights, so that attention is far from even and a wrong rotation is plain to see.
-_SMALL: dict[str, Any] = {
+SMALL: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64),
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -73,16 +73,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "stablelm": {},
 }
-"""Model type, and what its configuration needs beyond ``_SMALL``: one of each way to rotate."""
+"""Model type, and what its configuration needs beyond ``SMALL``: one of each way to rotate."""
 
 
-def make(model_type: str, **more: Any) -> Any:
+def make(model_type: str, model: Any = transformers.AutoModelForCausalLM, **more: Any) -> Any:
     """Return a model for text with the same weights at each call."""
-    config = transformers.AutoConfig.for_model(
-        model_type, **{**_SMALL, **MODELS.get(model_type, {}), **more}
-    )
+    fields = {**SMALL, **MODELS.get(model_type, {}), **more}
+    config = transformers.AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(0)
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    return model.from_config(config).eval()
 
 
 def multimodal_text(model_type: str) -> Any:
@@ -91,20 +90,19 @@ def multimodal_text(model_type: str) -> Any:
     if model_type == "qwen3_5_text":  # of which most layers have no attention
         more |= {"layer_types": ["full_attention"] * 2}
         more["rope_parameters"] = _SECTIONS | {"partial_rotary_factor": 1.0}
-    config = transformers.AutoConfig.for_model(model_type, **(_SMALL | more))
-    torch.manual_seed(0)
-    return transformers.AutoModel.from_config(config).eval()
+    return make(model_type, transformers.AutoModel, **more)
 
 
-def vision_language() -> tuple[Any, dict[str, Any]]:
-    """Return a Qwen2-VL, whose text has M-RoPE and whose images have axial positions, and input."""
+def vision_language(key: str = "rope_parameters") -> tuple[Any, dict[str, Any]]:
+    """Return a Qwen2-VL, whose text has M-RoPE and whose images have axial positions, and input.
+
+    Versions of transformers before 5 have sections by another key.
+    """
     vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2}
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    config = transformers.Qwen2VLConfig(
-        text_config={**_SMALL, "rope_parameters": _SECTIONS},
-        vision_config=vision,
-        **dict(zip(names, range(3, 7), strict=True)),
-    )
+    marks = dict(zip(names, range(3, 7), strict=True))
+    text = {**SMALL, key: _SECTIONS}
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **marks)
     torch.manual_seed(0)
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     tokens = torch.randint(7, 64, (1, 24))
