@@ -5,11 +5,8 @@ flash-attn at 0251105a and csrc/rotary of 2.8.2, quack-kernels 0.6.5, flashinfer
 0.7.2. They rotate in float32, by code that shares nothing with the adapters.
 """
 
-from __future__ import annotations
-
 import sys
 import types
-from typing import Any
 
 import pytest
 from support.exhaustive import exhaustive
@@ -20,7 +17,7 @@ from rope_xp._bench import targets
 torch = pytest.importorskip("torch")
 
 
-def turned(x: Any, cos: Any, sin: Any, conjugate: bool = False) -> Any:
+def turned(x, cos, sin, conjugate=False):
     """Rotate halves by tables of half as many components, which broadcast against x."""
     half = cos.shape[-1]
     cos, sin = cos.float(), sin.float() * (-1 if conjugate else 1)
@@ -75,7 +72,7 @@ STAND_INS = {
 TARGET = targets.find("torch:cpu")
 
 
-def install(monkeypatch: pytest.MonkeyPatch, name: str, function: Any) -> None:
+def install(monkeypatch, name, function):
     rival = gpu_rivals.RIVALS[name]
     parts = rival.module.split(".")
     for i in range(1, len(parts) + 1):
@@ -86,7 +83,7 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, function: Any) -> None:
 
 
 @pytest.mark.parametrize("name", STAND_INS)
-def test_a_rival_is_given_what_it_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rival_is_given_what_it_takes(name, monkeypatch):
     install(monkeypatch, name, STAND_INS[name])
     contender = gpu_rivals.contenders(TARGET, False)[0][name]
     accepted, missing = gpu_measure.tried(TARGET, {name: contender})
@@ -99,7 +96,7 @@ def test_a_rival_is_given_what_it_takes(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("fault", ["other way", "other layout", "one array", "NaN"])
-def test_what_rotates_differently_is_not_timed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_rotates_differently_is_not_timed(fault, monkeypatch):
     def wrong(x, cos, sin):
         if fault == "NaN":
             return x * float("nan")
@@ -115,7 +112,7 @@ def test_what_rotates_differently_is_not_timed(fault: str, monkeypatch: pytest.M
     assert missing[gpu_rivals.FLASH].startswith("rotates differently: off by ")
 
 
-def test_a_package_that_is_absent_says_what_to_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_absent_says_what_to_carry(monkeypatch):
     for rival in gpu_rivals.RIVALS.values():
         monkeypatch.setitem(sys.modules, rival.module, None)
     contenders, missing = gpu_rivals.contenders(TARGET, False)
@@ -126,7 +123,7 @@ def test_a_package_that_is_absent_says_what_to_carry(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("library", ["torch", exhaustive("jax")])
-def test_gradients_are_those_of_the_rotation(library: str) -> None:
+def test_gradients_are_those_of_the_rotation(library):
     """What is timed is what is meant: the gradient of a rotation turns back."""
     target = targets.find(f"{library}:cpu")
     arrays, positions = gpu_measure.inputs(target, gpu_measure.CHECKED)

@@ -1,7 +1,5 @@
 """Cached calls hand kernels memory that is there, though it was freed and reused before."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 
@@ -20,7 +18,7 @@ GUARDED = {"MALLOC_PERTURB_": "165", "PYTHONMALLOC": "malloc"}
         pytest.param("torch", 30_000, 2, marks=pytest.mark.fuzz),
     ],
 )
-def test_calls_on_freed_memory(library: str, count: int, seed: int) -> None:
+def test_calls_on_freed_memory(library, count, seed):
     for module in (library, "llvmlite"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")

@@ -1,9 +1,6 @@
 """Every argument of every rotation, at random, against the formulas in long double."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fuzz import bounds, cases, checks
 from support.fuzz.cases import Out, Positions, Shape
-from support.fuzz.libraries import Library, fuzzed
+from support.fuzz.libraries import fuzzed
 from support.fuzz.memory import View, lay
 from support.fuzz.oracle import WIDE
 
@@ -43,7 +40,7 @@ class Case:
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> Case:
+def calls(draw):
     method = draw(_METHODS)
     shape = draw(cases.shapes())
     tokens, ndim = shape.sizes["s"], len(shape.axes)
@@ -67,7 +64,7 @@ def calls(draw: st.DrawFn) -> Case:
 
 @fuzzed()
 @given(case=calls())
-def test_methods(library: Library, case: Case) -> None:
+def test_methods(library, case):
     if library.skips(case.view.seed):
         return
     shape, pair = case.shape, case.method == "apply"
@@ -86,7 +83,7 @@ def test_methods(library: Library, case: Case) -> None:
             where = (at, other)[i]
             expected.append(bounds.turned(x, shape, case.rope, where, case.method == "unrotate"))
 
-    def call(arrays: list[Any], **more: Any) -> tuple[Any, ...]:
+    def call(arrays, **more):
         more |= {"axes": shape.given}
         if pair:
             more["k_positions"] = given_other
@@ -120,7 +117,7 @@ class Tables:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Tables:
+def tables(draw):
     shape = draw(cases.shapes())
     d, ndim = shape.sizes["d"], len(shape.axes)
     pairs = draw(st.integers(1, d // 2))
@@ -139,7 +136,7 @@ def tables(draw: st.DrawFn) -> Tables:
 
 @fuzzed()
 @given(case=tables())
-def test_apply_tables(library: Library, case: Tables) -> None:
+def test_apply_tables(library, case):
     if library.skips(case.view.seed):
         return
     shape = case.shape
@@ -155,7 +152,7 @@ def test_apply_tables(library: Library, case: Tables) -> None:
         given_tables.append(library.make(table) if own else table)
     expected = [bounds.rotate(x, shape, *numbers, 0, case.layout, case.offset, case.inverse)]
 
-    def call(arrays: list[Any], **more: Any) -> tuple[Any, ...]:
+    def call(arrays, **more):
         more |= {"layout": case.layout, "inverse": case.inverse, "rotary_offset": case.offset}
         return (rope_xp.apply_tables(*arrays, *given_tables, axes=shape.given, **more),)
 

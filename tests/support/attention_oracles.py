@@ -1,7 +1,5 @@
 """Arrays for tests of attention, and its definitions in float64 numpy, head by head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -70,15 +68,7 @@ def scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return np.stack(heads, axis=-3)
 
 
-def linear_attention(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    phi: Callable[[np.ndarray], np.ndarray],
-    varphi: Callable[[np.ndarray], np.ndarray],
-    rotate: Callable[[np.ndarray], np.ndarray],
-    causal: bool,
-) -> np.ndarray:
+def linear_attention(q, k, v, phi, varphi, rotate, causal):
     """Eq. 19 as it stands: a square of weights, summed over n."""
     plain = scores(phi(q), varphi(k))
     rotated = scores(rotate(phi(q)), rotate(varphi(k)))

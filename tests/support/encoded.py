@@ -1,7 +1,5 @@
 """Encodings that RoFormer reviews, as double loops over tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -76,13 +74,7 @@ def get_arrays(name: str, case: Case) -> list[np.ndarray]:
     return [case.q, case.k, *(getattr(case, field) for field in SCORES[name][1])]
 
 
-def run(
-    name: str,
-    case: Case,
-    make: Callable[[np.ndarray], Any] = lambda x: x,
-    call: Callable[..., Any] = lambda function, *arrays: function(*arrays),
-    **options: Any,
-) -> Any:
+def run(name, case, make=lambda x: x, call=lambda function, *arrays: function(*arrays), **options):
     """Return the scores of an encoding."""
     function, _, settings = SCORES[name]
     positions = {"positions": case.positions, "k_positions": case.k_positions}

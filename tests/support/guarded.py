@@ -9,8 +9,6 @@ begins behind such a page, and ends before one, in turn. Prints the number of ro
 those of every case, or of each EVERYth.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

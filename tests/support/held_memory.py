@@ -3,8 +3,6 @@
 Peaks of a single call do not count: what is measured is what is still held afterwards.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

@@ -13,7 +13,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -142,9 +142,7 @@ def main(path: str | None = None, kind: str = "") -> None:
     print(f"{count} cases")
 
 
-def failures(
-    layout: str, kinds: Iterable[AxisType], specs: Iterable[P], every: int | None = None
-) -> int:
+def failures(layout, kinds, specs, every=None):
     """Print the cases of one layout that do not hold, and return how many cases there are.
 
     Of kinds of positions it may be every fourth: those sharded as tokens, and None.

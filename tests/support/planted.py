@@ -1,7 +1,5 @@
 """Rotations with a fault planted in each, and the message that names it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,16 +43,16 @@ def cast_to_tf32(x: Any) -> Any:
 
 
 def by_hand(
-    x: Any,
-    positions: Any,
+    x,
+    positions,
     *,
-    frequencies: Callable[[Any], Any] = lambda w: w,
-    product: Callable[[Any, Any], Any] = np.multiply,
-    tables: Callable[[Any, Any], Any] = lambda cos, sin: (cos, sin),
-    layout: str = "half",
-    doubled: str = "",
-    signs: tuple[float, float] = (-1.0, 1.0),
-) -> Any:
+    frequencies=lambda w: w,
+    product=np.multiply,
+    tables=lambda cos, sin: (cos, sin),
+    layout="half",
+    doubled="",
+    signs=(-1.0, 1.0),
+):
     """Rotate by angles that are a product in float32; each option is a place of a fault."""
     d = x.shape[-1]
     w = frequencies(10000.0 ** (-np.arange(0, d, 2) / d)).astype(np.float32)

@@ -1,7 +1,5 @@
 """The kernel for GPUs as a path of numpy."""
 
-from collections.abc import Iterator
-
 import pytest
 from support.targets import TARGETS, lent, missing
 
@@ -9,7 +7,7 @@ import rope_xp
 
 
 @pytest.fixture(autouse=True)
-def _cuda_on_numpy() -> Iterator[None]:
+def _cuda_on_numpy():
     (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
     if reason := missing(target):
         pytest.skip(reason)

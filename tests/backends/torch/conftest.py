@@ -1,7 +1,5 @@
 """What makes calls take torch's operator around kernels."""
 
-from collections.abc import Iterator
-
 import pytest
 from support.targets import COMPILER, KERNELS
 
@@ -9,7 +7,7 @@ import rope_xp
 
 
 @pytest.fixture
-def _by_kernels() -> Iterator[None]:
+def _by_kernels():
     pytest.importorskip(COMPILER)
     with rope_xp.use_path(KERNELS):
         yield

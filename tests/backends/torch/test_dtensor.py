@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from support.exhaustive import exhaustive
@@ -37,7 +35,7 @@ dtensor_help.run(*sys.argv[1:])
 FEW = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def start(folder: Path, processes: int, names: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+def start(folder, processes, names):
     folder.mkdir()
     started = []
     for rank in range(processes):
@@ -51,7 +49,7 @@ def start(folder: Path, processes: int, names: Sequence[str]) -> list[subprocess
 @pytest.mark.parametrize(
     ("cases", "names"), [({2: len(SHORT)}, SHORT), exhaustive(CASES, ())], ids=["short", "every"]
 )
-def test_cases(cases: dict[int, int], names: tuple[str, ...], tmp_path: Path) -> None:
+def test_cases(cases, names, tmp_path):
     # Both at once: most of the time goes into starting processes.
     worlds = {n: start(tmp_path / str(n), n, names) for n in cases}
     started = [process for processes in worlds.values() for process in processes]
@@ -77,7 +75,7 @@ some hundred runs, of torch 2.11 and 2.13. https://github.com/pytorch/pytorch/is
 """
 
 
-def launched(name: str) -> subprocess.Popen[str]:
+def launched(name):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.Popen(
         [*launch, str(ROOT / "docs" / "examples" / f"{name}.py")],
@@ -89,7 +87,7 @@ def launched(name: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.exhaustive
-def test_examples() -> None:
+def test_examples():
     processes = {name: launched(name) for name in EXAMPLES}
     try:
         for name in EXAMPLES:

@@ -1,7 +1,5 @@
 """Results in long double, each with how far off it may be: what docs/accuracy.md promises."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from rope_xp import RoPE
 from support.fuzz import oracle
 from support.fuzz.cases import Shape
-from support.fuzz.libraries import Library
 from support.fuzz.oracle import WIDE
 from support.targets import numpy_dtype
 
@@ -25,9 +22,7 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "floa
 LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
 
 
-def table_error(
-    positions: np.ndarray, frequencies: np.ndarray, axes: Any, double: bool
-) -> np.ndarray:
+def table_error(positions, frequencies, axes, double):
     """Return how far off cos and sin may be, (batch..., tokens, r/2), before any factor."""
     each = np.abs(oracle.angles(positions, frequencies, axes))
     if double:
@@ -40,9 +35,7 @@ def table_error(
     return error
 
 
-def looked_up(
-    rope: RoPE, head_dim: int, positions: np.ndarray, double: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def looked_up(rope, head_dim, positions, double):
     """Return cos, sin and how far off they may be, without the attention factor."""
     r = rope.rotary_dim or head_dim
     turned = oracle.frequencies(rope.base, r, None)
@@ -65,9 +58,7 @@ def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray
     return positions
 
 
-def turned(
-    x: np.ndarray, shape: Shape, rope: RoPE, positions: np.ndarray | None, inverse: bool
-) -> Result:
+def turned(x, shape, rope, positions, inverse):
     """Return x rotated by a rope, or back."""
     at = counted(positions, x.shape[shape.axes.index("s")], rope)
     cos, sin, error = looked_up(rope, x.shape[-1], at, x.itemsize == 8)
@@ -90,16 +81,7 @@ def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: 
     return rotate(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)
 
 
-def rotate(
-    x: np.ndarray,
-    shape: Shape,
-    cos: Any,
-    sin: Any,
-    error: Any,
-    layout: str,
-    offset: int,
-    inverse: bool,
-) -> Result:
+def rotate(x, shape, cos, sin, error, layout, offset, inverse):
     """Return x rotated (eq. 34) by tables with an error."""
     dtype, computed = x.dtype.name, "float64" if x.dtype.name == "float64" else "float32"
     y = oracle.forward(x.astype(WIDE), shape.axes).copy()
@@ -121,9 +103,7 @@ def rotate(
     return oracle.back(y, shape.axes), oracle.back(bound, shape.axes)
 
 
-def close(
-    library: Library, got: np.ndarray, x: np.ndarray, right: np.ndarray, bound: np.ndarray
-) -> None:
+def close(library, got, x, right, bound):
     """Check a result: of x's shape and dtype, and no farther from what is right than the bound."""
     assert got.shape == x.shape
     assert numpy_dtype(got.dtype.name) == numpy_dtype(x.dtype.name)

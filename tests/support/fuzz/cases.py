@@ -1,7 +1,5 @@
 """Strategies: all arguments of a call, as plain data that a failing example is printed as."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -93,9 +91,7 @@ def views(ndim: int, dtypes: tuple[str, ...] = ALL_FLOATS) -> Any:
 
 
 @st.composite
-def positions(
-    draw: st.DrawFn, batch: tuple[int, ...], tokens: int, components: int, *, none: bool = True
-) -> Positions:
+def positions(draw, batch, tokens, components, *, none=True):
     """Return positions of so many components that broadcast to (batch..., tokens)."""
     kept = draw(st.integers(0, len(batch)))
     lead = [draw(st.sampled_from([n, 1])) for n in batch[len(batch) - kept :]]
@@ -118,9 +114,7 @@ _KINDS = st.sampled_from(["list", "numpy", "numpy", "library", "library", "none"
 _HOW = st.sampled_from(["small", "signed", "large", "edges", "fractions", "counted"])
 
 
-def _yarn(
-    factor: float, trained: int, slow: float, wider: float, truncate: bool, scale: Any
-) -> Any:
+def _yarn(factor, trained, slow, wider, truncate, scale):
     return scaling.YaRN(
         factor, trained, slow * wider, slow, truncate=truncate, mscale=scale[0],
         mscale_all_dim=scale[1], attention_factor=scale[2],

@@ -1,7 +1,5 @@
 """A call without out= and with it: its results, and that nothing else is written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,7 @@ from support.fuzz.libraries import Library
 from support.fuzz.memory import lay, moved, same_elements, share, shares_with_itself, touched
 
 
-def check(
-    library: Library,
-    call: Any,
-    laid: list[tuple[np.ndarray, np.ndarray]],
-    outs: list[Out],
-    expected: list[tuple[np.ndarray, np.ndarray]],
-) -> None:
+def check(library, call, laid, outs, expected):
     """Compare a call without and with out=, and see that nothing else was written."""
     arrays = [x for _, x in laid]
     before = [memory.copy() for memory, _ in laid]

@@ -1,7 +1,5 @@
 """The libraries and paths that are fuzzed, each with what its arrays can be."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import zlib

@@ -1,7 +1,5 @@
 """Arrays as they may lie in memory, and which of their elements are the same."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +27,7 @@ class View:
     """Bytes from an address that is aligned to everything."""
     seed: int = 0
 
-    def plain(self) -> View:
+    def plain(self):
         """Return the like for a library that knows no negative strides and no other bytes."""
         steps, size = tuple(map(abs, self.steps)), numpy_dtype(self.dtype).itemsize
         return View(self.dtype, self.order, steps, shift=self.shift * size, seed=self.seed)
@@ -43,9 +41,7 @@ def as_torch(x: np.ndarray) -> Any:
     return torch.from_numpy(x)
 
 
-def lay(
-    shape: tuple[int, ...], view: View, numbers: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def lay(shape, view, numbers=None):
     """Return memory, as bytes, and an array in it of these numbers, or of random ones."""
     dtype = numpy_dtype(view.dtype)
     strides, size = [0] * len(shape), dtype.itemsize

@@ -1,7 +1,5 @@
 """What is right, by the papers' formulas in long double. Shares no code with the library."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
