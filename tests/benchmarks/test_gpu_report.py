@@ -70,33 +70,37 @@ def row(target, contender, share, direction="forward", **other):
     }
 
 
+SHARES = {
+    "rope_xp": 0.95, "rope_xp in place": 0.96, "usual compiled": 0.5, "liger": 0.8,
+    "flash-attn": 0.9, "HF apply": 0.2, "one head": 0.7, "rope_xp in jit": 0.9, "host": 20.0,
+    "flat copy": 1.02, "decode": 0.9, "backward": 0.91, "launches": 1, "peak": 1.0,
+}  # fmt: skip
+
+
 def build_report(**changed):
     """A report in which every bar is reached, but for what is changed."""
-    share = {"rope_xp": 0.95, "rope_xp in place": 0.96, "usual compiled": 0.5, "liger": 0.8}
-    share |= {"flash-attn": 0.9, "HF apply": 0.2, "one head": 0.7, "rope_xp in jit": 0.9}
-    share |= {"flat copy": 1.02, "decode": 0.9, "backward": 0.91, "launches": 1, "peak": 1.0}
-    share |= {"host": 20.0} | changed
+    share = SHARES | changed
     device = {"device": {"name": "NVIDIA H200"}, "paths": {"1 x 6554": "torch: triton"}}
     facts = {"host_us": {"rope_xp": share["host"], "HF apply": 30.0}, "largest_error_at_1M": {}}
     facts |= {"launches": {"rope_xp": share["launches"]}, "peak": {"rope_xp": share["peak"]}}
-    speed = []
+    most, decode = {"tokens": 16384}, {"batch": 256, "tokens": 1}
+    one, two = {"heads": (1,), "head_dim": 64}, row("torch:gpu", "rope_xp", 0.95, BOTH, **most)
+    speed = [
+        *(row("torch:gpu", COPY, 1, BOTH), row("torch:gpu", "rope_xp", share["backward"], BOTH)),
+        *(
+            row("torch:gpu", name, share[name])
+            for name in ("usual compiled", "liger", "flash-attn", "HF apply")
+        ),
+        *(row("torch:gpu", name, share[name], **most) for name in (FLAT_COPY, "rope_xp")),
+        two | {"median_us": 2 * two["median_us"]},
+        *(row("torch:gpu", name, 0.95, **decode) for name in ("rope_xp in place", "rope_xp")),
+        row("torch:gpu", "liger", share["decode"], **decode),
+        *(row("jax:gpu", COPY, 1), row("jax:gpu", "rope_xp in jit", share["rope_xp in jit"])),
+    ]
     for target in ("torch:gpu", "cupy:gpu"):
-        names = ["rope_xp", "rope_xp in place"]
-        if target == "torch:gpu":
-            names += ["usual compiled", "liger", "flash-attn", "HF apply"]
-            speed += [row(target, COPY, 1, BOTH), row(target, "rope_xp", share["backward"], BOTH)]
-        speed += [row(target, COPY, 1)] + [row(target, name, share[name]) for name in names]
-        one = {"heads": (1,), "head_dim": 64}
-        speed += [row(target, COPY, 1, **one), row(target, "rope_xp", share["one head"], **one)]
-    most = {"tokens": 16384}
-    speed += [row("torch:gpu", name, share[name], **most) for name in (FLAT_COPY, "rope_xp")]
-    two = row("torch:gpu", "rope_xp", 0.95, BOTH, **most)
-    speed += [two | {"median_us": 2 * two["median_us"]}]
-    decode = {"batch": 256, "tokens": 1}
-    speed += [row("torch:gpu", "rope_xp in place", 0.95, **decode)]
-    speed += [row("torch:gpu", "rope_xp", 0.95, **decode)]
-    speed += [row("torch:gpu", "liger", share["decode"], **decode)]
-    speed += [row("jax:gpu", COPY, 1), row("jax:gpu", "rope_xp in jit", share["rope_xp in jit"])]
+        speed += [row(target, name, share[name]) for name in ("rope_xp", "rope_xp in place")]
+        speed += [row(target, COPY, 1), row(target, COPY, 1, **one)]
+        speed += [row(target, "rope_xp", share["one head"], **one)]
     return {
         "machine": {"platform": "Linux", "versions": {"torch": "2.11.0"}},
         "targets": {"torch:gpu": device | facts, "cupy:gpu": device | facts, "jax:gpu": device},
@@ -135,16 +139,6 @@ def test_a_bar_that_is_missed_is_named(changed, fails):
     assert len(missed) == len(fails)
     for name, start in zip(missed, fails, strict=True):
         assert name.startswith(start)
-
-
-def test_the_report_in_words():
-    report = build_report()
-    (ratio,) = gpu_bars.times_as_fast(report, "torch:gpu", "forward", "usual compiled").values()
-    assert ratio == pytest.approx(0.95 / 0.5)
-    report["speed"][1]["host_hidden"] = 0.0
-    page = gpu_bars.markdown(report)
-    assert "| rope_xp | 0.70 [0.63, 0.77] | 0.95 [0.85, 1.04] |" in page
-    assert "the host was slower: torch:gpu rope_xp, forward and backward, 1 x 6554" in page
 
 
 def test_the_picture(tmp_path):
@@ -230,39 +224,6 @@ def test_torch_as_on_a_gpu(monkeypatch):
     assert measured["launches"]["rope_xp"] == 1
     assert measured["peak"]["rope_xp"] == pytest.approx(1.5)  # of results of 2 bytes a number
     assert "| torch, one head, (1, 65536, 1, 64)" in gpu_bars.markdown(report)
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_rivals_that_end_all_of_cuda_leave_what_was_measured(monkeypatch):
-    """After some errors nothing works any more in a process, a copy neither."""
-    broken = []
-
-    def breaks(*_):
-        broken.append(None)
-        raise RuntimeError("an illegal memory access was encountered")
-
-    copies = gpu_rivals.copies
-
-    def copies_of_a_sound_device(*arguments):
-        return breaks() if broken else copies(*arguments)
-
-    contenders = {gpu_rivals.US: gpu_rivals.Contender(lambda *_: gpu_rivals._ours, True)}
-    contenders["breaks"] = gpu_rivals.Contender(breaks)
-    monkeypatch.setattr(gpu_rivals, "contenders", lambda *_: (contenders, {}))
-    monkeypatch.setattr(gpu_rivals, "copies", copies_of_a_sound_device)
-    report = gpu_report.report("gpu", ["torch"], 1, False, lambda _: None)
-    assert report["missing"]["torch:gpu 1 x 1"] == "an illegal memory access was encountered"
-    timed = {(row["contender"], row["tokens"]) for row in report["speed"]}
-    assert timed >= {(gpu_rivals.US, 1), (gpu_rivals.US, 16), (COPY, 1)}
-
-
-def test_sizes_are_those_of_the_bars():
-    sizes = [case.bytes for case in gpu_report.CASES["gpu"]]
-    assert any(gpu_bars.LARGE <= size < 1.001 * gpu_bars.LARGE for size in sizes)
-    assert max(sizes) >= 2 * gpu_bars.LARGE
-    pairs = [case.bytes for case in gpu_report.CASES["gpu"] if len(case.heads) > 1]
-    assert pairs == sorted(pairs, reverse=True)  # what bars ask for is measured first
-    assert Case(1, 65536, (1,), 64) in gpu_report.CASES["gpu"]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -2,22 +2,11 @@
 
 import numpy as np
 import pytest
-from support.encoded import (
-    ATOL,
-    LIBRARIES,
-    SCORES,
-    SIZES,
-    Case,
-    expected,
-    expected_values,
-    get_arrays,
-    run,
-)
+from support.encoded import ATOL, LIBRARIES, SCORES, SIZES, VALUES, Case, expected, get_arrays, run
 from support.exhaustive import exhaustive
 from support.targets import rows
 
 from rope_xp import RopeError
-from rope_xp.papers import encodings
 
 FAR = 2**31 - 1
 every_score = pytest.mark.parametrize("name", SCORES)
@@ -67,11 +56,9 @@ def test_scores_of_other_dtypes(backend, name, dtype, rng):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("backend", LIBRARIES)
 def test_values_of_shaw(backend, size, rng):
-    c = Case(rng, size, "float32")
-    arrays = map(backend.make, (c.weights, c.k, c.shared))
-    positions = {"positions": c.positions, "k_positions": c.k_positions}
-    values = backend.run(lambda *a: encodings.shaw_values(*a, **positions), *arrays)
-    np.testing.assert_allclose(backend.back(values), expected_values(c), rtol=0, atol=ATOL)
+    case = Case(rng, size, "float32")
+    values = backend.back(run("values", case, backend.make, backend.run))
+    np.testing.assert_allclose(values, expected("values", case), rtol=0, atol=ATOL)
 
 
 @every_score
@@ -102,17 +89,12 @@ def test_positions_count_from_0(name, rng):
 @pytest.mark.parametrize(
     ("batch", "shape"), [((3,), (1, 4)), ((2, 3), (2, 1, 4)), ((2, 3), (3, 4)), ((3,), (1,))]
 )
-@pytest.mark.parametrize("name", [*SCORES, "values"])
+@pytest.mark.parametrize("name", [*SCORES, *VALUES])
 def test_positions_broadcast(name, batch, shape, rng):
     case = Case(rng, (batch, 4, 9, 2, 1, 3), "float32")
     positions = rng.integers(0, 40, shape)
     case.positions = np.broadcast_to(positions, (*batch, 4))
-    if name == "values":
-        options = {"positions": positions, "k_positions": case.k_positions[None]}
-        scores = encodings.shaw_values(case.weights, case.k, case.shared, **options)
-        exact = expected_values(case)
-    else:
-        scores, exact = run(name, case, positions=positions), expected(name, case)
+    scores, exact = run(name, case, positions=positions), expected(name, case)
     np.testing.assert_allclose(scores, exact, rtol=0, atol=ATOL)
 
 
@@ -154,16 +136,11 @@ def test_base_of_transformer_xl(rng):
     [((2,), 0, 0, 2, 1, 3), ((2,), 0, 3, 2, 1, 3), ((), 3, 0, 2, 2, 3), ((0,), 2, 3, 2, 1, 3)],
     ids=str,
 )
-@pytest.mark.parametrize("name", [*SCORES, "values"])
+@pytest.mark.parametrize("name", [*SCORES, *VALUES])
 @empty_backends
 def test_no_tokens(backend, name, size, rng):
     case = Case(rng, size, "float32")
-    if name == "values":
-        arrays = map(backend.make, (case.weights, case.k, case.shared))
-        options = {"positions": case.positions, "k_positions": case.k_positions}
-        scores, exact = encodings.shaw_values(*arrays, **options), expected_values(case)
-    else:
-        scores, exact = run(name, case, backend.make), expected(name, case)
+    scores, exact = run(name, case, backend.make), expected(name, case)
     np.testing.assert_array_equal(backend.back(scores), exact.astype(np.float32), strict=True)
 
 

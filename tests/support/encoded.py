@@ -67,18 +67,21 @@ SCORES: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]]] = 
     "multiplicative-by-head": (encodings.multiplicative, ("factors_by_head",), {}),
 }
 """Functions, their parameters among the fields of a case, and their options."""
+VALUES = {"values": (encodings.shaw_values, ("weights", "k", "shared"), {})}
 
 
 def get_arrays(name: str, case: Case) -> list[np.ndarray]:
     """Return the arrays that an encoding takes."""
-    return [case.q, case.k, *(getattr(case, field) for field in SCORES[name][1])]
+    fields = ("q", "k", *SCORES[name][1]) if name in SCORES else VALUES[name][1]
+    return [getattr(case, field) for field in fields]
 
 
 def run(name, case, make=lambda x: x, call=lambda function, *arrays: function(*arrays), **options):
-    """Return the scores of an encoding."""
-    function, _, settings = SCORES[name]
+    """Return the scores of an encoding, or Shaw's values."""
+    function, _, settings = (SCORES | VALUES)[name]
     positions = {"positions": case.positions, "k_positions": case.k_positions}
-    options = {"scale": SCALE, **positions, **settings, **options}
+    scale = {"scale": SCALE} if name in SCORES else {}
+    options = {**scale, **positions, **settings, **options}
     return call(lambda *a: function(*a, **options), *map(make, get_arrays(name, case)))
 
 
@@ -105,6 +108,9 @@ def bucket(r: int, bidirectional: bool) -> int:
 
 def expected(name: str, c: Case, base: float = BASE) -> np.ndarray:
     """Return scores by a loop over pairs of tokens, in float64."""
+
+    if name == "values":
+        return expected_values(c)
 
     def score(q: np.ndarray, k: np.ndarray, r: int, h: int) -> float:
         match name:

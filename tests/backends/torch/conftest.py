@@ -1,4 +1,6 @@
-"""What makes calls take torch's operator around kernels."""
+"""What makes calls take torch's operator around kernels, and graphs forgotten."""
+
+import importlib
 
 import pytest
 from support.targets import COMPILER, KERNELS
@@ -11,3 +13,9 @@ def _by_kernels():
     pytest.importorskip(COMPILER)
     with rope_xp.use_path(KERNELS):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs():
+    """Forget the graphs that other tests had compiled."""
+    importlib.import_module("torch._dynamo").reset()

@@ -109,7 +109,6 @@ class Layers(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch may b
 
 @pytest.mark.parametrize("path", [exhaustive(None), "llvm"])
 def test_a_graph_of_many_layers_holds_tables_once(path):
-    torch._dynamo.reset()
     graphs = []
     backend = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731  # short
     q, k = torch.randn(1, 5, 4, 16), torch.randn(1, 5, 2, 16)
@@ -158,7 +157,6 @@ def test_a_missing_name_is_no_error(missing):
         rope.rotate(leaf).sum().backward()
         assert torch.equal(leaf.grad, back)
     if set(missing) & {"_guard_scalar", "_known_true"}:
-        torch._dynamo.reset()
         compiled = torch.compile(rope.rotate, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x), turned)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from support.exhaustive import exhaustive
-from support.programs import ROOT, environment
+from support.programs import HERE, ROOT, environment
 
 torch = pytest.importorskip("torch")
 
@@ -26,11 +26,6 @@ SHORT = (
 """Cases that the short suite runs, on two processes: those that neither compile nor take long."""
 
 
-RUN = """
-import sys
-from support import dtensor_cases, dtensor_help
-dtensor_help.run(*sys.argv[1:])
-"""
 # Processes leave cores to each other.
 FEW = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
@@ -39,10 +34,10 @@ def start(folder, processes, names):
     folder.mkdir()
     started = []
     for rank in range(processes):
-        command = [sys.executable, "-c", RUN, str(folder), str(rank), str(processes), *names]
+        arguments = map(str, (HERE / "dtensor_cases.py", folder, rank, processes, *names))
         options = {"env": environment(**FEW), "cwd": ROOT, "stderr": subprocess.STDOUT}
         with (folder / f"{rank}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, stdout=log, **options))
+            started.append(subprocess.Popen([sys.executable, *arguments], stdout=log, **options))
     return started
 
 

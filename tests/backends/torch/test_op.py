@@ -129,7 +129,6 @@ own_classes = pytest.mark.skipif(
 @own_classes
 @pytest.mark.parametrize(("path", "first"), [(KERNELS, 5), exhaustive(None, 4096)])
 def test_graphs_hold_the_operator_and_serve_all_lengths(path, first):
-    torch._dynamo.reset()
     graphs = []
     with rope_xp.use_path(path):
         compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
@@ -142,7 +141,6 @@ def test_graphs_hold_the_operator_and_serve_all_lengths(path, first):
 
 @own_classes
 def test_a_graph_runs_where_kernels_fail(monkeypatch):
-    torch._dynamo.reset()
     compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
     expected = train(compiled, 5, POSITIONS)
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")

@@ -42,7 +42,6 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_result_needs_a_gradient_where_its_input_does(call):
-    torch._dynamo.reset()
     for needed in ((True, False), (False, True), (True, True), (False, False)):
         q, k = (sample(2, 5, n, 6, grad=grad) for n, grad in zip((4, 2), needed, strict=True))
         results = CALLS[call](q, k, POSITIONS)

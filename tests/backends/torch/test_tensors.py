@@ -164,7 +164,6 @@ def arguments(tokens):
 
 
 def test_one_graph_of_layers_serves_all_lengths():
-    torch._dynamo.reset()
     graphs = []
     backend = lambda graph, _: graphs.append(graph) or graph  # noqa: E731  # short
     compiled = torch.compile(Decoder(), fullgraph=True, backend=backend)
@@ -174,7 +173,6 @@ def test_one_graph_of_layers_serves_all_lengths():
 
 
 def test_angles_of_one_graph_are_used_in_another():
-    torch._dynamo.reset()
     q, k, p = arguments(5)
     make = torch.compile(lambda p, q: YARN.at(p, like=q), fullgraph=True, backend="aot_eager")
     use = torch.compile(lambda a, q, k: a.apply(q, k), fullgraph=True, backend="aot_eager")

@@ -175,7 +175,6 @@ def test_fully_sharded_and_data_parallel(tmp_path):
 
 @pytest.mark.exhaustive
 def test_compiled_layers_train_under_checkpointing():
-    torch._dynamo.reset()
     layers = [Layer() for _ in range(2)]
     options = {"fullgraph": True, "dynamic": True, "backend": "aot_eager"}
     compiled = [torch.compile(layer, **options) for layer in layers]
