@@ -1,6 +1,7 @@
 """Every argument of every rotation, at random, against the formulas in long double."""
 
 from dataclasses import dataclass, fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,8 +32,7 @@ class Case:
     positions: Positions
     view: View
     out: Out
-    other: Positions | None = None
-    """Of k, where they are its own, or the new ones of ``rerotate``."""
+    other: Positions | None = None  # of k, where they are its own, or the new ones of ``rerotate``
     to: RoPE | None = None
     k_shape: tuple[int, ...] = ()
     k_view: View | None = None
@@ -98,24 +98,6 @@ def test_methods(library, case):
     checks.check(library, call, laid, [case.out, case.k_out][: len(arrays)], expected)
 
 
-@dataclass(frozen=True)
-class Tables:
-    """A call of apply_tables."""
-
-    shape: Shape
-    pairs: int
-    layout: str
-    inverse: bool
-    offset: int
-    view: View
-    table_shape: tuple[int, ...]
-    cos: View
-    sin: View
-    kind: str
-    """numpy or library."""
-    out: Out
-
-
 @st.composite
 def tables(draw):
     shape = draw(cases.shapes())
@@ -126,11 +108,11 @@ def tables(draw):
         offset -= d
     lead = shape.batch[draw(st.integers(0, len(shape.batch))) :]
     table = (*(draw(st.sampled_from([n, 1])) for n in (*lead, shape.sizes["s"])), pairs)
-    return Tables(
-        shape, pairs, draw(st.sampled_from(cases.LAYOUTS)), draw(st.booleans()), offset,
-        draw(cases.views(ndim)), table, draw(cases.views(len(table))),
-        draw(cases.views(len(table))), draw(st.sampled_from(["numpy", "library"])),
-        draw(cases.outs(ndim)),
+    return SimpleNamespace(
+        shape=shape, pairs=pairs, layout=draw(st.sampled_from(cases.LAYOUTS)),
+        inverse=draw(st.booleans()), offset=offset, view=draw(cases.views(ndim)),
+        table_shape=table, cos=draw(cases.views(len(table))), sin=draw(cases.views(len(table))),
+        kind=draw(st.sampled_from(["numpy", "library"])), out=draw(cases.outs(ndim)),
     )  # fmt: skip
 
 

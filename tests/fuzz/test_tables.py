@@ -1,14 +1,13 @@
 """Frequencies, tables and weights, at random, against the formulas in long double."""
 
 import importlib
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fuzz import bounds, cases, oracle
-from support.fuzz.cases import Positions
 from support.fuzz.libraries import fuzzed
 
 from rope_xp import RoPE
@@ -37,27 +36,13 @@ def test_frequencies(case):
     np.testing.assert_array_less(np.abs(got - right), off * 1.001 * right + 1e-300)
 
 
-@dataclass(frozen=True)
-class Angles:
-    """A call of cos_sin."""
-
-    rope: RoPE
-    head_dim: int
-    positions: Positions
-    xp: bool
-    """Whether xp is given."""
-    double: bool | None
-    """Whether dtype is float64 or float32; None for none."""
-
-
 @st.composite
 def angles(draw):
     rope, head_dim = draw(ropes())
     lead = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
     at = draw(cases.positions(lead, draw(st.integers(0, 5)), cases.components(rope), none=False))
-    return Angles(
-        rope, head_dim, at, draw(st.booleans()), draw(st.sampled_from([None, True, False]))
-    )
+    options = {"xp": draw(st.booleans()), "double": draw(st.sampled_from([None, True, False]))}
+    return SimpleNamespace(rope=rope, head_dim=head_dim, positions=at, **options)
 
 
 @fuzzed()

@@ -39,7 +39,7 @@ CASES = [
 def test_against_the_quadratic_form(name, rotated, causal, tokens):
     q, k, v = (normal(2, tokens, 4, 8), normal(2, tokens, 2, 8, seed=1), normal(2, tokens, 2, 5))
     positions = np.arange(tokens) * 7
-    rotate = (lambda x: oracles.paper(x, positions)) if rotated else (lambda x: x)
+    rotate = (lambda x: oracles.rotate_heads(x, positions)) if rotated else (lambda x: x)
     expected = oracles.linear_attention(q, k, v, *MAPS[name], rotate, causal)
     options = {"rope": RoPE(), "positions": positions} if rotated else {}
     feature_map = name if name in ("elu", "softmax") else MAPS[name]

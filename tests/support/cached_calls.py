@@ -29,7 +29,6 @@ LONE = (5, 5.5, -3.25, np.int64(7), np.float32(2.5), np.float64(1e6), np.int8(3)
 
 
 def lay(random: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Return a copy of x in memory of its own, laid out at random."""
     kind = random.integers(8)
     if kind == 0:
         return against(bool(random.integers(2)), x)
@@ -45,7 +44,6 @@ def lay(random: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def positions_of(random: np.random.Generator, rope: RoPE, shape: tuple[int, ...]) -> Any:
-    """Return positions of any kind that fits a shape."""
     tokens, batch = shape[-3], shape[:-3]
     lead = (2,) if rope.position_axes else ()
     kind = random.integers(8)

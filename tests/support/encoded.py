@@ -71,13 +71,11 @@ VALUES = {"values": (encodings.shaw_values, ("weights", "k", "shared"), {})}
 
 
 def get_arrays(name: str, case: Case) -> list[np.ndarray]:
-    """Return the arrays that an encoding takes."""
     fields = ("q", "k", *SCORES[name][1]) if name in SCORES else VALUES[name][1]
     return [getattr(case, field) for field in fields]
 
 
 def run(name, case, make=lambda x: x, call=lambda function, *arrays: function(*arrays), **options):
-    """Return the scores of an encoding, or Shaw's values."""
     function, _, settings = (SCORES | VALUES)[name]
     positions = {"positions": case.positions, "k_positions": case.k_positions}
     scale = {"scale": SCALE} if name in SCORES else {}
@@ -141,7 +139,6 @@ def expected(name: str, c: Case, base: float = BASE) -> np.ndarray:
 
 
 def expected_values(c: Case) -> np.ndarray:
-    """Return the output of Shaw et al. by the same loop."""
     out = np.zeros((*c.batch, c.n, c.heads, c.k.shape[-1]))
     group = c.heads // c.k.shape[-2]
     for *b, i, h, j in np.ndindex(*out.shape[:-1], c.m):

@@ -51,7 +51,6 @@ def collectives(function: Callable[..., Any], *arguments: Any) -> list[str]:
 
 
 def placed(on: Mesh, spec: P) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Yield positions in each way that they may be given, and as numpy."""
     (batch, tokens) = (*spec, None, None)[:2]
     yield "as tokens", jax.device_put(AT, NamedSharding(on, P(batch, tokens))), AT
     yield "one axis", jax.device_put(AT[0], NamedSharding(on, P(tokens))), AT[:1]

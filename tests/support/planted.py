@@ -88,8 +88,6 @@ def before_the_split(layout: Any) -> Rotation:
 
 
 def leave(choose: Callable[[Any], Any]) -> Rotation:
-    """Rotate all but a part of x."""
-
     def rotate(x: Any, positions: Any) -> Any:
         y = np.array(right(x, positions))
         part = choose(x)
@@ -100,8 +98,6 @@ def leave(choose: Callable[[Any], Any]) -> Rotation:
 
 
 def dynamic(length: Callable[[Any, Any], int], trained: int) -> Rotation:
-    """Let the base grow with the length of a call."""
-
     def rotate(x: Any, positions: Any) -> Any:
         n, d = max(length(x, positions), trained), HEAD_DIM
         base = 1e4 * (2.0 * n / trained - 1.0) ** (d / (d - 2))
@@ -136,14 +132,11 @@ def write_half_first(x: Any, positions: Any) -> Any:
 
 
 def write_scratch(x: Any, positions: Any) -> Any:
-    """Return a copy of what is written over the argument."""
     x[...] = right(x, positions)
     return x.copy()
 
 
 def require_rows(rotate: Rotation) -> Rotation:
-    """Take positions (batch, tokens) alone."""
-
     def function(x: Any, positions: Any) -> Any:
         if positions.ndim != 2:
             raise ValueError("positions must be (batch, tokens)")

@@ -37,7 +37,6 @@ H100 = GPUTarget("cuda", 90, 32)
 
 
 def loaded() -> ctypes.CDLL:
-    """Return the stand-in, under the name by which Triton's launcher asks for the driver."""
     flags = ("-shared", "-fPIC", "-w", f"-Wl,-soname,{DRIVER.name}")
     subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(DRIVER)], check=True)
     return ctypes.CDLL(str(DRIVER), mode=ctypes.RTLD_GLOBAL)
@@ -61,7 +60,6 @@ load, found = triton_compile.load_kernel, []
 
 
 def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
-    """Return numbers that the stand-in keeps."""
     return list((kind * count).in_dll(stand_in, name))
 
 

@@ -60,7 +60,6 @@ def backward(rope: RoPE, q: Any, k: Any, positions: Any) -> Any:
 
 
 def compiled(function: Callable[..., Any], dtype: str, count: int, spec: P) -> dict[str, Any]:
-    """Compile for the first devices, with q, k and positions sharded."""
     mesh = Mesh(np.array(DEVICES[:count]), ("x",))
     shapes = [(2, TOKENS, 32, HEAD_DIM), (2, TOKENS, 8, HEAD_DIM), (2, TOKENS)]
     arguments = [
@@ -89,7 +88,6 @@ def main() -> None:
         *product(["jit-gpu"], directions, *usual, [2], specs),
     ]
     cases = cases[:: int((*sys.argv, "1")[2])]
-    cases += product(["jit"], directions, *usual, [1], [P()])
     for path, function, layout, rotary_dim, dtype, devices, spec in cases:
         rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list
         with rope_xp.use_path(path):

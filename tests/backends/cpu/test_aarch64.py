@@ -29,8 +29,7 @@ if not (COMPILER and EMULATOR):
 
 MACHINE = ("aarch64-unknown-linux-gnu", "generic", "")
 RUNNER = Path(__file__).parents[2] / "support" / "on_aarch64.c"
-PAGE = 1 << 16
-"""The largest page of aarch64."""
+PAGE = 1 << 16  # the largest page of aarch64
 
 
 def build(key, folder):

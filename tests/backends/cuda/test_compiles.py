@@ -11,7 +11,6 @@ from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP
 from support import cuda_on_cpu
 from support.cuda_on_cpu import every_key
 from support.exhaustive import exhaustive
-from support.targets import TARGETS, missing
 
 WIDE = [key for key in every_key() if key.access == 16]
 # For arrays that lie askew: one generation stands for all, and bfloat16 for float16.
@@ -33,8 +32,7 @@ WIDTHS = {16: {"128"}, 8: {"64"}, 4: set(), 2: {"U16"}}
 
 @pytest.fixture(scope="module")
 def nvrtc():
-    (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
-    if reason := missing(target):
+    if reason := cuda_on_cpu.decline_reason():
         pytest.skip(reason)
     folder = cuda_on_cpu.cuda_folder("lib")
     # cupy finds it by itself in site-packages, this also anywhere else on the path.

@@ -16,8 +16,7 @@ from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, Cu
 from support import cuda_on_cpu
 from support.bits import same, sample
 from support.exhaustive import exhaustive
-from support.occupancy import waves
-from support.targets import numpy_dtype, truth
+from support.targets import lent, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
@@ -30,6 +29,14 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 POSITIONS[0] = 0
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 ACCESSES = sorted({(key.dtype, key.access) for key in cuda_on_cpu.every_key()})
+
+
+@pytest.fixture(autouse=True)
+def _cuda_on_numpy():
+    if reason := cuda_on_cpu.decline_reason():
+        pytest.skip(reason)
+    with lent(cuda_on_cpu.PATH), rope_xp.use_path("cuda"):
+        yield
 
 
 def place(x, alignment):
@@ -188,12 +195,6 @@ def test_rows_beyond_the_grid(monkeypatch, rng):
     cuda_plan.plan_steps.cache_clear()
 
 
-def test_counted_positions_of_several_components(rng):
-    x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
-    same(rope.rotate(x), truth(rope.rotate, x))
-    assert cuda_on_cpu.get_keys()[0].source == TABLE_LOOKUP  # alike in all components
-
-
 def step_of(tokens, heads, head_dim=128, axes="bshd"):
     """Return the launch for q and k of bfloat16."""
     layouts = []
@@ -212,7 +213,7 @@ def step_of(tokens, heads, head_dim=128, axes="bshd"):
 def test_64_mib_fill_a_gpu_often(axes):
     """The last blocks, which leave multiprocessors without work, are few beside the others."""
     step = step_of(6554, (32, 8), axes=axes)
-    assert waves(math.prod(step.grid), math.prod(step.block)) >= 4
+    assert cuda_on_cpu.count_waves(math.prod(step.grid), math.prod(step.block)) >= 4
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

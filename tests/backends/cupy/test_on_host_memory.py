@@ -10,7 +10,7 @@ from rope_xp_backends.gpu import capture, cuda
 from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
 from support.slow_path import run_twice
-from support.targets import TARGETS, missing, numpy_dtype
+from support.targets import numpy_dtype
 
 import rope_xp
 from rope_xp import RoPE
@@ -51,8 +51,7 @@ def host(monkeypatch):
 
     Yields the devices whose tables were waited for.
     """
-    (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
-    if reason := missing(target):
+    if reason := cuda_on_cpu.decline_reason():
         pytest.skip(reason)
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, where it needs no stand-in")

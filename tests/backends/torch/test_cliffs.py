@@ -6,7 +6,6 @@ import inspect
 import itertools
 import re
 import sys
-import time
 import weakref
 from pathlib import Path
 
@@ -61,24 +60,6 @@ def test_tables_on_a_cpu_are_the_memory_of_the_host():
     table_key = TableKey(RoPE(base=1234.5), 32, False, False)
     shared = tables.tables_on_device((table_key, torch.device("cpu")))
     assert shared.low.data_ptr() == host_tables(table_key).low.ctypes.data
-
-
-def best(call, of=7):
-    times = []
-    for _ in range(of):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def test_a_new_rope_takes_little():
-    """Less than twice the 600,000 sines and cosines of its tables; it took four times as long."""
-    bases = iter(range(20_000, 30_000))
-    x = torch.ones(1, 1, 2, 128)
-    new = best(lambda: RoPE(base=float(next(bases))).rotate(x, [5]))
-    angles = np.random.default_rng(0).random((4609, 64)) * 1e4
-    assert new < 2 * best(lambda: (np.cos(angles), np.sin(angles)))
 
 
 def test_a_lone_float_is_a_position_for_one_token():

@@ -15,8 +15,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 pytest.importorskip("llvmlite")
 
 EXAMPLES = ("tensor_parallel", "context_parallel")
-CASES = {2: 16, 4: 9}
-"""How many there are for each number of processes: none may go missing."""
+CASES = {2: 16, 4: 9}  # how many there are for each number of processes: none may go missing
 SHORT = (
     *("plain_tensors_do_not_bring_it", "positions_that_every_process_knows", "in_place"),
     *("positions_that_are_distributed", "keys_sharded_otherwise_than_queries", "other_functions"),

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from rope_xp_backends.gpu import triton_plan
 from support.exhaustive import exhaustive
-from support.occupancy import REGISTERS
 
 import rope_xp
 from rope_xp import RoPE
@@ -20,6 +19,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
+REGISTERS = 80  # of a thread, at most
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 CUDA = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100, 120)]
@@ -138,29 +138,24 @@ def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path):
     check(variant, target, tmp_path)
 
 
+LAST = {"rotary_dim": 64, "rotary_offset": -64}
 CASES = {
-    "heads of 64": ({}, (1, 16, 12, 64)),
-    "heads of 80": ({"layout": "half"}, (1, 16, 32, 80)),
-    "heads of 96": ({"layout": "interleaved"}, (1, 16, 32, 96)),
-    "first quarter": ({"layout": "half", "rotary_dim": 64}, (1, 16, 16, 256)),
-    "last third": ({"rotary_dim": 64, "rotary_offset": -64}, (1, 16, 16, 192)),
-    "last eighth": ({"rotary_dim": 64, "rotary_offset": -64}, (1, 16, 64, 512)),
-    "in the other layout": (
-        {"layout": "interleaved_to_half", "rotary_dim": 64, "rotary_offset": -64},
-        (1, 16, 16, 192),
-    ),
+    "heads of 64": (RoPE(), (12, 64)),
+    "heads of 80": (RoPE(layout="half"), (32, 80)),
+    "heads of 96": (RoPE(layout="interleaved"), (32, 96)),
+    "first quarter": (RoPE(layout="half", rotary_dim=64), (16, 256)),
+    "last third": (RoPE(**LAST), (16, 192)),
+    "last eighth": (RoPE(**LAST), (64, 512)),
+    "in the other layout": (RoPE(layout="interleaved_to_half", **LAST), (16, 192)),
 }
-
-
 # A width that is no power of two, and a slice whose pairs are written elsewhere than they are read.
 SHORT = ("heads of 80", "in the other layout")
 
 
 @pytest.mark.parametrize("case", [c if c in SHORT else exhaustive(c) for c in CASES])
 def test_slices_and_widths(case, planned, tmp_path):
-    fields, shape = CASES[case]
-    rope = RoPE(**fields)
-    x = torch.empty(shape, dtype=torch.bfloat16)
+    rope, shape = CASES[case]
+    x = torch.empty(1, 16, *shape, dtype=torch.bfloat16)
     rope.rotate(x, torch.arange(16))
     rope.unrotate(x, torch.arange(16, dtype=torch.int32), out=x)
     rope.rotate(x.float(), torch.arange(16))

@@ -1,7 +1,12 @@
 """What only a GPU can show of its kernel: streams, graphs, memory, launches, sizes."""
 
+from functools import partial
+
 import pytest
+from support import tensors
 from support.targets import truth
+from support.tensors import LAYOUTS, ON_A_GPU
+from support.torch_op import same
 
 from rope_xp import RoPE
 from rope_xp._dispatch.kernels import Kernels
@@ -11,28 +16,13 @@ pytest.importorskip("triton")
 
 from rope_xp_backends.torch import gpu  # noqa: E402  # it needs torch
 
-pytestmark = [
-    pytest.mark.usefixtures("_by_the_kernel"),
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
-]
-
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
-
-
-def sample(*shape, dtype=torch.bfloat16, grad=False):
-    generator = torch.Generator("cuda").manual_seed(0)
-    made = torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
-    return made.requires_grad_(grad)
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), *ON_A_GPU]
+sample = partial(tensors.sample, dtype=torch.bfloat16)
 
 
 def layer(tokens=512):
     positions = torch.arange(tokens, device="cuda") + 1_000_000
     return sample(1, tokens, 32, 128), sample(1, tokens, 8, 128), positions
-
-
-def same(got, expected):
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 # torch says so of the mode, once, whatever it finds.
@@ -136,7 +126,7 @@ def test_more_than_2_to_the_31_elements(axes):
 def test_gradients():
     for layout in LAYOUTS:
         rope = RoPE(layout=layout, rotary_dim=64)
-        q, k = sample(2, 33, 4, 128, grad=True), sample(2, 33, 2, 128, grad=True)
+        q, k = (sample(2, 33, n, 128).requires_grad_() for n in (4, 2))
         weights = [sample(*x.shape).flip(1) for x in (q, k)]
 
         def gradients(rope=rope, x=(q, k), w=weights):

@@ -14,8 +14,7 @@ from support.targets import numpy_dtype
 needs_long_double = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double here"
 )
-Result = tuple[np.ndarray, np.ndarray]
-"""What is right, and a bound for each number."""
+Result = tuple[np.ndarray, np.ndarray]  # what is right, and a bound for each number
 
 # Half a unit of the last place of 1.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -48,7 +47,6 @@ def looked_up(rope, head_dim, positions, double):
 
 
 def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray:
-    """Return positions (components, batch..., tokens); 0, 1, ... for None."""
     axes = rope.position_axes
     if positions is None:
         line = np.arange(tokens)
@@ -59,7 +57,6 @@ def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray
 
 
 def turned(x, shape, rope, positions, inverse):
-    """Return x rotated by a rope, or back."""
     at = counted(positions, x.shape[shape.axes.index("s")], rope)
     cos, sin, error = looked_up(rope, x.shape[-1], at, x.itemsize == 8)
     factor = 1 / WIDE(rope.attention_factor) if inverse else WIDE(rope.attention_factor)
@@ -68,7 +65,6 @@ def turned(x, shape, rope, positions, inverse):
 
 
 def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: Any) -> Result:
-    """Return x, rotated by a rope, as if it had been rotated by another."""
     tokens, double = x.shape[shape.axes.index("s")], x.itemsize == 8
     c, s, before = looked_up(rope, x.shape[-1], counted(old, tokens, rope), double)
     cos, sin, after = looked_up(to, x.shape[-1], counted(new, tokens, to), double)
@@ -82,7 +78,6 @@ def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: 
 
 
 def rotate(x, shape, cos, sin, error, layout, offset, inverse):
-    """Return x rotated (eq. 34) by tables with an error."""
     dtype, computed = x.dtype.name, "float64" if x.dtype.name == "float64" else "float32"
     y = oracle.forward(x.astype(WIDE), shape.axes).copy()
     bound, r = np.zeros_like(y), 2 * cos.shape[-1]
@@ -104,7 +99,6 @@ def rotate(x, shape, cos, sin, error, layout, offset, inverse):
 
 
 def close(library, got, x, right, bound):
-    """Check a result: of x's shape and dtype, and no farther from what is right than the bound."""
     assert got.shape == x.shape
     assert numpy_dtype(got.dtype.name) == numpy_dtype(x.dtype.name)
     if library.flushes:

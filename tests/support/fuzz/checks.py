@@ -14,7 +14,6 @@ from support.fuzz.memory import lay, moved, same_elements, share, shares_with_it
 
 
 def check(library, call, laid, outs, expected):
-    """Compare a call without and with out=, and see that nothing else was written."""
     arrays = [x for _, x in laid]
     before = [memory.copy() for memory, _ in laid]
     with library.chosen():

@@ -8,8 +8,7 @@ import numpy as np
 
 from support.targets import numpy_dtype
 
-PAD = 4096
-"""Bytes around an array, in which nothing may change, and for others to overlap it."""
+PAD = 4096  # bytes around an array, in which nothing may change, and for others to overlap it
 
 
 @dataclass(frozen=True)
@@ -17,14 +16,11 @@ class View:
     """How an array lies in memory."""
 
     dtype: str
-    order: tuple[int, ...]
-    """Its axes, the slowest first."""
+    order: tuple[int, ...]  # its axes, the slowest first
     steps: tuple[int, ...]
     """Of each axis: 1, every second element, backwards, or 0 for one element that is all."""
-    swapped: bool = False
-    """Whether in the other byte order."""
-    shift: int = 0
-    """Bytes from an address that is aligned to everything."""
+    swapped: bool = False  # whether in the other byte order
+    shift: int = 0  # bytes from an address that is aligned to everything
     seed: int = 0
 
     def plain(self):
@@ -34,7 +30,6 @@ class View:
 
 
 def as_torch(x: np.ndarray) -> Any:
-    """Return a tensor in the memory of x."""
     torch = importlib.import_module("torch")
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
@@ -73,7 +68,6 @@ def moved(memory: np.ndarray, x: np.ndarray, by: int, backwards: int | None) -> 
 
 
 def addresses(x: np.ndarray) -> np.ndarray:
-    """Return the address of each element."""
     found = np.full(x.shape, x.__array_interface__["data"][0], np.int64)
     for axis, (n, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         found += (np.arange(n) * stride).reshape((-1,) + (1,) * (x.ndim - axis - 1))
@@ -81,12 +75,10 @@ def addresses(x: np.ndarray) -> np.ndarray:
 
 
 def touched(x: np.ndarray) -> np.ndarray:
-    """Return the addresses of all bytes of all elements, those of shared ones as often."""
     return (addresses(x)[..., None] + np.arange(x.itemsize)).ravel()
 
 
 def share(x: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether two arrays have a byte in common."""
     return np.intersect1d(touched(x), touched(y)).size > 0
 
 
