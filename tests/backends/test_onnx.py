@@ -145,9 +145,6 @@ def test_examples():
     assert results.failed == 0
 
 
-# --- torch.onnx.export ---------------------------------------------------------------------------
-
-
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("has_positions", [True, False], ids=["positions", "counted"])

@@ -31,10 +31,7 @@ def on_gpu(*values):
 
 
 def combinations():
-    """Yield benchmarks with few combinations of their parameters, in which each value occurs.
-
-    The short suite runs the first of each benchmark that is not slow.
-    """
+    """Yield benchmarks with few combinations of their parameters, in which each value occurs."""
     for benchmark in BENCHMARKS:
         if benchmark.type == "time" and "timeraw" in benchmark.name:
             continue

@@ -52,9 +52,6 @@ def test_on_the_cpu(tmp_path, monkeypatch, capsys):
     assert "missing: torch:cpu liger: " in printed
 
 
-# --- what is made of figures that are made up ----------------------------------------------------
-
-
 def row(target, contender, share, direction="forward", **other):
     case = Case(**({"batch": 1, "tokens": 6554} | other))
     return {
@@ -148,17 +145,6 @@ def test_the_picture(tmp_path):
     labels = {text.text for text in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")}
     assert {"torch:gpu, forward", f"torch:gpu, {BOTH}", "jax:gpu, forward", "64 MiB"} <= labels
     assert {"rope_xp", "rope_xp in place", "usual compiled", "liger", "rope_xp in jit"} <= labels
-
-
-def test_the_contenders_of_a_gpu_are_those_of_the_bars():
-    """A bar about a contender of another name would never be measured."""
-    assert gpu_rivals.IN_JIT in gpu_rivals.contenders(targets.find("jax:cpu"), False)[0]
-    contenders, missing = gpu_rivals.contenders(targets.find("torch:cpu"), False)
-    names = {*contenders, *missing}
-    assert {gpu_rivals.USUAL_COMPILED, *gpu_bars.OTHERS, gpu_rivals.LIGER} <= names
-
-
-# --- the way of a GPU, with a CPU in its place ---------------------------------------------------
 
 
 class Event:

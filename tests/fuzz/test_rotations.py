@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import bounds, cases, checks
+from support.fuzz import bounds, cases
 from support.fuzz.cases import Out, Positions, Shape
 from support.fuzz.libraries import fuzzed
 from support.fuzz.memory import View, lay
@@ -95,7 +95,7 @@ def test_methods(library, case):
             return (case.rope.rerotate(*arrays, given_at, given_other, to=case.to, **more),)
         return (getattr(case.rope, case.method)(*arrays, given_at, **more),)
 
-    checks.check(library, call, laid, [case.out, case.k_out][: len(arrays)], expected)
+    bounds.check(library, call, laid, [case.out, case.k_out][: len(arrays)], expected)
 
 
 @st.composite
@@ -138,4 +138,4 @@ def test_apply_tables(library, case):
         more |= {"layout": case.layout, "inverse": case.inverse, "rotary_offset": case.offset}
         return (rope_xp.apply_tables(*arrays, *given_tables, axes=shape.given, **more),)
 
-    checks.check(library, call, laid, [case.out], expected)
+    bounds.check(library, call, laid, [case.out], expected)

@@ -1,10 +1,6 @@
-"""Cached calls on memory that is freed, reused and guarded.
+"""Cached calls on memory that is freed, reused and guarded, against the portable path.
 
-    python cached_calls.py LIBRARY COUNT SEED
-
-Each call has arrays of its own, which are freed after it; some begin behind a page that nobody may
-touch, or end before one. Every result must have the bits of the portable path. Prints the number of
-calls, and of those that were cached.
+python cached_calls.py LIBRARY COUNT SEED
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""The kernel for GPUs on the CPU: its own source, through g++, run as the path of cupy runs it.
-
-What differs from a GPU is who compiles it, and that threads take turns.
-"""
+"""The kernel for GPUs on the CPU: compiled by g++, launched as cupy's path does, in one thread."""
 
 import ctypes
 import importlib.util

@@ -1,7 +1,4 @@
-"""Prints by how many MiB the process grows over calls of one kind: python held_memory.py KIND.
-
-Peaks of a single call do not count: what is measured is what is still held afterwards.
-"""
+"""Print by how many MiB the process grows over calls of a kind, and what is left after clearing."""
 
 import gc
 import importlib

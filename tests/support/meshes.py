@@ -1,9 +1,6 @@
-"""Shardings of jax on eight devices of one CPU, which need a process of their own.
+"""Shardings of jax on eight devices of one CPU; prints the cases that fail, and their number.
 
-    python tests/support/meshes.py [PATH [KIND]]
-
-Prints each case that does not hold, and the number of cases. jax's arrays take the path, if one is
-named. If a kind of axes is named, one sharding of one layout over such is tried.
+python tests/support/meshes.py [PATH [KIND]]
 """
 
 import os
@@ -142,10 +139,7 @@ def main(path: str | None = None, kind: str = "") -> None:
 
 
 def failures(layout, kinds, specs, every=None):
-    """Print the cases of one layout that do not hold, and return how many cases there are.
-
-    Of kinds of positions it may be every fourth: those sharded as tokens, and None.
-    """
+    """Print the cases of one layout that fail, and return how many cases there are."""
     cases = [
         (f"{kind.name} {spec}", case)
         for kind in kinds

@@ -1,9 +1,6 @@
-"""What the driver of CUDA is given by calls with torch, where cuda_driver.c stands for it.
+"""What CUDA's driver gets from calls with torch, where cuda_driver.c stands for it; one JSON each.
 
-    python tests/support/triton_launches.py FOLDER
-
-The stand-in is compiled into the folder, and everything else is as on a GPU: the operator, the
-plan, Triton's compiler and its launcher. A line of JSON for each call tells what was launched.
+python tests/support/triton_launches.py FOLDER
 """
 
 import ctypes

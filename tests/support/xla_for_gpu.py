@@ -1,11 +1,6 @@
-"""What XLA makes of a rotation on an H200, compiled by name where there is no GPU.
+"""What XLA makes of a rotation on an H200, compiled where there is no GPU; one JSON for each case.
 
-    python tests/support/xla_for_gpu.py FOLDER [EVERY]
-
-The plugin of jax for CUDA compiles for a GPU that is described to it. Kernels are written to the
-folder; a line of JSON for each case tells the bytes that XLA allocates besides arguments and
-results, what moves between devices, and the PTX of each kernel by its name. Of the path that is for
-GPUs it may be each EVERYth case.
+python tests/support/xla_for_gpu.py FOLDER [EVERY]
 """
 
 import os

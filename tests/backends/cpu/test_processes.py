@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -205,23 +206,21 @@ def test_processes_that_compile_at_once(tmp_path):
 
 
 @pytest.fixture
-def compile_one(monkeypatch):
+def compile_one(tmp_path, monkeypatch):
     """Compile a kernel, or load it, and return how many were compiled."""
-    texts = []
-    optimize = machine._optimize
-    watched = lambda text, target: texts.append(text) or optimize(text, target)  # noqa: E731  # short
-    monkeypatch.setattr(machine, "_optimize", watched)
+    monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
+    optimize = Mock(wraps=machine._optimize)
+    monkeypatch.setattr(machine, "_optimize", optimize)
 
     def run():
-        texts.clear()
+        optimize.reset_mock()
         machine.compile_kernel(KernelKey("float32", True, True))
-        return len(texts)
+        return optimize.call_count
 
     return run
 
 
-def test_damaged_kernels_are_compiled_again(compile_one, tmp_path, monkeypatch):
-    monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
+def test_damaged_kernels_are_compiled_again(compile_one, tmp_path):
     assert [compile_one(), compile_one()] == [1, 0]
     (file,) = list_files(tmp_path)
     whole = file.read_bytes()
@@ -233,7 +232,7 @@ def test_damaged_kernels_are_compiled_again(compile_one, tmp_path, monkeypatch):
 
 
 def test_kernels_that_cannot_be_kept(compile_one, tmp_path, monkeypatch):
-    monkeypatch.delenv("ROPE_XP_KERNEL_CACHE", raising=False)
+    monkeypatch.delenv("ROPE_XP_KERNEL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     assert [compile_one(), compile_one()] == [1, 0]
     for mode in (0o777, 0o720):  # others may write: who knows what is there
@@ -294,7 +293,6 @@ def test_kernels_that_nobody_uses_are_deleted(tmp_path, monkeypatch):
 
 
 def test_files_are_named_for_all_that_code_depends_on(compile_one, tmp_path, monkeypatch):
-    monkeypatch.setenv("ROPE_XP_KERNEL_CACHE", str(tmp_path))
     compile_one()
     write, llvm = machine.build_ir, machine.llvm
     cpu = "x86-64" if llvm.get_process_triple().startswith("x86") else "cortex-a35"

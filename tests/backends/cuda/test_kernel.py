@@ -1,8 +1,4 @@
-"""The kernel for GPUs without a GPU: every key, the width of accesses, and launches.
-
-Its source is run by support/cuda_on_cpu.py as the path "cuda" of numpy. The rows "numpy-cuda" of
-support/targets.py take it through the tests of every path.
-"""
+"""The kernel for GPUs on the CPU (support/cuda_on_cpu.py): every key, accesses and launches."""
 
 import math
 import mmap

@@ -47,10 +47,7 @@ STREAM = SimpleNamespace(is_capturing=lambda: False)
 
 @pytest.fixture
 def host(monkeypatch):
-    """Have cupy's device be the memory of the host, and its kernels those of g++.
-
-    Yields the devices whose tables were waited for.
-    """
+    """Have cupy's device be the host's memory; yield the devices whose tables were waited for."""
     if reason := cuda_on_cpu.decline_reason():
         pytest.skip(reason)
     if cupy.is_available():

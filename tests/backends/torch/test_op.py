@@ -1,7 +1,4 @@
-"""torch's operator around kernels: memory, writing in place, torch.compile.
-
-The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
-"""
+"""torch's operator around kernels of this process: memory, writing in place, torch.compile."""
 
 import importlib
 

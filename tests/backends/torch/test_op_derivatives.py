@@ -1,7 +1,4 @@
-"""torch's operator around kernels: derivatives and transforms.
-
-The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
-"""
+"""torch's operator around kernels of this process: derivatives and transforms."""
 
 import pytest
 from support.targets import KERNELS, truth

@@ -45,12 +45,11 @@ def run(layers, x, positions, wrap):
 
 
 def positions_of(kind, tokens):
-    if kind == "list":
-        return list(range(5, 5 + tokens))
-    if kind == "none":
-        return None
     whole = torch.arange(tokens) * 31
-    return {"int64": whole, "int32": whole.int(), "fractions": whole + 0.25}[kind]
+    return {
+        "int64": whole, "int32": whole.int(), "fractions": whole + 0.25,
+        "list": list(range(5, 5 + tokens)), "none": None,
+    }[kind]  # fmt: skip
 
 
 def save_products(_context, op, *_, **__):
@@ -80,20 +79,6 @@ def test_activation_checkpointing(wrap, positions):
         where = positions_of(positions, tokens)
         got = run(layers, x, where, WRAPS[wrap])
         torch.testing.assert_close(got, run(layers, x, where, None))
-
-
-def test_the_same_tensors_are_saved_on_both_ways():
-    q, k = (torch.randn(1, 19, n, 16, requires_grad=True) for n in (4, 2))
-    for positions in (torch.arange(19), torch.arange(19).int(), torch.arange(19) + 0.5):
-        calls = []
-        for _ in range(3):
-            saved = []
-            pack = lambda x, saved=saved: saved.append(x) or x  # noqa: E731  # short
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-                HALF.apply(q, k, positions)
-            calls.append([(x.shape, x.dtype, x.stride()) for x in saved])
-        assert calls[0] == calls[1] == calls[2]
-        assert 0 < len(calls[0]) <= 2
 
 
 def test_offloaded_tensors():

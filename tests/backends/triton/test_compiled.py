@@ -49,10 +49,7 @@ def resources(kernel, path):
 
 
 def inspect(variant, target, path):
-    """Return how often a kernel loads and stores by each instruction.
-
-    Check that it keeps no numbers but in registers, and fuses no multiply-add.
-    """
+    """Count loads and stores by instruction; check registers and that no multiply-add is fused."""
     kernel = compiled(variant, target)
     check_that_rows_are_read_before_they_are_written(variant, kernel.asm["ttgir"])
     if target.backend == "hip":
@@ -79,11 +76,7 @@ TILE = re.compile(r"tensor<\d+x\d+x\d+x!tt\.ptr<\w+>, (#\w+)>")
 
 
 def check_that_rows_are_read_before_they_are_written(variant, code):
-    """Check what the interpreter cannot show: no thread reads what another has written.
-
-    All threads of a program wait for each other in between. And where results lie as what they come
-    from, each thread writes what it read itself.
-    """
+    """Check what the interpreter cannot show: no thread reads what another has written."""
     lines = {"load": [], "store": [], "barrier": []}
     maps = set()
     for number, line in enumerate(code.splitlines()):

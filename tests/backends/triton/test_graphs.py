@@ -1,8 +1,4 @@
-"""What graphs and other streams read outlives the caches, without a GPU: by counts of references.
-
-A stand-in for kernels is launched, and torch told that a graph is captured. What a GPU does with
-graphs is in test_gpu.py.
-"""
+"""What graphs and other streams read outlives the caches: by reference counts, without a GPU."""
 
 import gc
 import weakref

@@ -1,10 +1,6 @@
-"""The kernel for GPUs, with all that leads to it, beside the portable path.
+"""The kernel for GPUs beside the portable path, on a GPU or in Triton's interpreter:
 
-On a GPU; or in Triton's interpreter, on tensors of the CPU:
-
-    TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
-
-test_interpreted.py does the latter, as it is fixed when kernels are imported.
+TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
 """
 
 import importlib
@@ -183,9 +179,6 @@ def test_all_numbers_of_16_bits():
     x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
     for layout in LAYOUTS:
         check(rotation(RoPE(layout=layout), 70_000 + np.arange(512), "shd"), x.view(512, 1, 128))
-
-
-# Positions, their components, and tables.
 
 
 @pytest.mark.usefixtures("_offsets")

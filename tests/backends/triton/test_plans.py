@@ -224,11 +224,7 @@ CALLS = {
 
 @pytest.mark.exhaustive
 def test_the_driver_gets_what_was_planned(tmp_path):
-    """One launch for q and k, of the grid and the arguments that the interpreter is given too.
-
-    The driver is a stand-in: see triton_launches.py. A graph is captured meanwhile, where it loads
-    a kernel in relaxed mode alone.
-    """
+    """A stand-in for the driver (triton_launches.py) sees the grid, arguments and capture mode."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc, which compiles Triton's launcher")
     try:
