@@ -2,7 +2,6 @@
 
 import importlib
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ SHAPES = [(2,), (2, 2), (2, 2, 2)]
 apply_frequencies = partial(rope_xp.apply_frequencies, layout="half")
 
 
-def sample(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def sample(shape):
     rng = np.random.default_rng(0)
     lead = (shape[0],) if len(shape) == 3 else ()
     return {
@@ -25,18 +24,18 @@ def sample(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     }
 
 
-def sample_far(dtype: Any = np.float32) -> tuple[np.ndarray, ...]:
+def sample_far(dtype=np.float32):
     """Return arrays with positions near a million."""
     arrays = sample((2, 2)) | {"positions": np.array([1_000_000, 999_983])}
     return tuple(x.astype(dtype) for x in arrays.values())
 
 
-def loss(*arrays: Any) -> Any:
+def loss(*arrays):
     return sum((y * y.cos()).sum() for y in apply_frequencies(*arrays))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_torch_follows_all(shape: tuple[int, ...]) -> None:
+def test_torch_follows_all(shape):
     torch = pytest.importorskip("torch")
     leaves = [torch.from_numpy(x).requires_grad_() for x in sample(shape).values()]
     assert torch.autograd.gradcheck(apply_frequencies, leaves, check_forward_ad=True)
@@ -45,7 +44,7 @@ def test_torch_follows_all(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("order", [1, exhaustive(2)])
-def test_jax_follows_all(order: int) -> None:
+def test_jax_follows_all(order):
     jax = pytest.importorskip("jax")
     with jax.enable_x64(True):
         arrays = [jax.numpy.asarray(x) for x in sample(SHAPES[-1]).values()]
@@ -53,10 +52,10 @@ def test_jax_follows_all(order: int) -> None:
         check(jax.jit(apply_frequencies), arrays, order=order)
 
 
-def test_gradients_of_float32_far_out_are_those_of_float64() -> None:
+def test_gradients_of_float32_far_out_are_those_of_float64():
     """The derivative with respect to a frequency is a position: it has to be as exact."""
     torch = pytest.importorskip("torch")
-    gradients: list[Any] = []
+    gradients = []
     for dtype in (torch.float32, torch.float64):
         q, k, p, f = map(torch.from_numpy, sample_far())
         q, k, f = (x.to(dtype).requires_grad_() for x in (q, k, f))
@@ -66,7 +65,7 @@ def test_gradients_of_float32_far_out_are_those_of_float64() -> None:
         torch.testing.assert_close(narrow, exact, rtol=1e-5, atol=1e-5 * exact.abs().max().item())
 
 
-def test_learned_frequencies_under_torch_compile() -> None:
+def test_learned_frequencies_under_torch_compile():
     torch = pytest.importorskip("torch")
     gradients = []
     for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
@@ -79,11 +78,11 @@ def test_learned_frequencies_under_torch_compile() -> None:
         torch.testing.assert_close(traced, eager, rtol=1e-5, atol=1e-6 * size)
 
 
-def test_jax_jit_and_vmap() -> None:
+def test_jax_jit_and_vmap():
     jax = pytest.importorskip("jax")
     q, k, p, f = map(jax.numpy.asarray, sample_far())
 
-    def rotate(f: Any) -> Any:
+    def rotate(f):
         return apply_frequencies(q, k, p, f)[0]
 
     many = jax.numpy.stack([f, 2 * f])

@@ -1,4 +1,4 @@
-"""No kernel reads or writes beyond an array, as the pages there are nobody's: see guarded.py."""
+"""No kernel reads or writes beyond an array or in freed memory: see guarded.py, cached_calls.py."""
 
 import importlib.util
 import sys
@@ -32,3 +32,26 @@ def test_nothing_is_touched_beyond_an_array(path: str, every: int, count: int) -
     options = ("-X", "faulthandler")
     rotations = printed("guarded.py", path, every, options=options, TRITON_INTERPRET="1")
     assert rotations == f"{count}\n"
+
+
+GUARDED = {"MALLOC_PERTURB_": "165", "PYTHONMALLOC": "malloc"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect")
+@pytest.mark.parametrize(
+    ("library", "count", "seed"),
+    [
+        *(("numpy", 1000, 1), ("torch", 1000, 1)),
+        pytest.param("numpy", 70_000, 2, marks=pytest.mark.fuzz),
+        pytest.param("torch", 30_000, 2, marks=pytest.mark.fuzz),
+    ],
+)
+def test_calls_on_freed_memory(library, count, seed):
+    for module in (library, "llvmlite"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    options = ("-X", "faulthandler")
+    output = printed("cached_calls.py", library, count, seed, options=options, **GUARDED)
+    calls, cached = map(int, output.split())
+    assert calls == count
+    assert cached > count / 4

@@ -1,10 +1,6 @@
 """ndonnx: graphs with unknown lengths, run by onnxruntime."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,11 +30,11 @@ UNKNOWN = ("batch", "tokens", HEADS, D)
 LONGER = ("batch", "tokens", "heads", D)
 
 
-def sample(dtype: str = "float32", shape: tuple[int, ...] = KNOWN) -> np.ndarray:
+def sample(dtype="float32", shape=KNOWN):
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)
 
 
-def trace(function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any, ...]]) -> Any:
+def trace(function, *arguments):
     """Trace a function of arrays, each given with its shape, and return what runs the graph."""
     inputs = {
         f"x{i}": ndx.argument(shape=shape, dtype=getattr(ndx, array.dtype.name))
@@ -51,9 +47,7 @@ def trace(function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any,
     return lambda *arrays: session.run(None, dict(zip(inputs, arrays, strict=True)))
 
 
-def check(
-    function: Callable[..., Any], *arguments: tuple[np.ndarray, tuple[Any, ...]], atol: float = 0.0
-) -> None:
+def check(function, *arguments, atol=0.0):
     """Check that a graph gives what numpy gives: for integer positions the same bits."""
     arrays = [array for array, _ in arguments]
     expected = function(*arrays)
@@ -66,7 +60,7 @@ def check(
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", [KNOWN, UNKNOWN, LONGER], ids=["known", "unknown", "heads"])
 @pytest.mark.parametrize("name", [n if n in SHORT else exhaustive(n) for n in ROPES])
-def test_same_bits_as_numpy(name: str, shape: tuple[Any, ...]) -> None:
+def test_same_bits_as_numpy(name, shape):
     rope, x = ROPES[name], (sample(), shape)
     check(rope.rotate, x, (POSITIONS, shape[1:2]))
     check(rope.rotate, x, (BY_BATCH, shape[:2]))
@@ -74,7 +68,7 @@ def test_same_bits_as_numpy(name: str, shape: tuple[Any, ...]) -> None:
     check(rope.rotate, x)
 
 
-def test_one_graph_runs_at_every_length() -> None:
+def test_one_graph_runs_at_every_length():
     q, k, p = sample(), sample(shape=(BATCH, TOKENS, 2, D)), POSITIONS
     shapes = UNKNOWN, ("batch", "tokens", 2, D), ("tokens",)
     run = trace(rope_xp.apply, *zip((q, k, p), shapes, strict=True))
@@ -93,12 +87,12 @@ TABLES = RoPE().cos_sin(POSITIONS, D, dtype=np.float64)
 SMALL = np.array([0, 1, 2, 3, 5, 8, 13, 21, 127])
 
 
-def rotate_by_angles(x: Any, p: Any) -> tuple[Any, ...]:
+def rotate_by_angles(x, p):
     angles = YARN.at(p, like=x)
     return (*angles.apply(x, x), angles.unrotate(x))
 
 
-def rotate_axes(axes: str) -> tuple[Any, ...]:
+def rotate_axes(axes):
     """Return a function of x with axes in another order, and its arguments."""
     order = ["bshd".index(name) for name in axes]
     x = (sample().transpose(order).copy(), tuple(UNKNOWN[i] for i in order))
@@ -106,7 +100,7 @@ def rotate_axes(axes: str) -> tuple[Any, ...]:
     return lambda x, p, by_batch: (rotate(x, p), rotate(x, by_batch), rotate(x)), x, P, P_BY_BATCH
 
 
-CALLS: dict[str, tuple[Any, ...]] = {
+CALLS = {
     "angles": (rotate_by_angles, X, P),
     "angles by batch": (rotate_by_angles, X, P_BY_BATCH),
     "angles of known lengths": (rotate_by_angles, (sample(), KNOWN), (BY_BATCH, KNOWN[:2])),
@@ -131,31 +125,31 @@ LONG = ("int32", "uint64", "sbhd", "shbd")
 
 
 @pytest.mark.parametrize("name", [exhaustive(n) if n in LONG else n for n in CALLS])
-def test_same_bits_of_other_calls(name: str) -> None:
+def test_same_bits_of_other_calls(name):
     check(*CALLS[name])
 
 
 @pytest.mark.parametrize("positions", [POSITIONS / 7, (BY_BATCH[1] + 0.25).astype(np.float32)])
-def test_float_positions(positions: np.ndarray) -> None:
+def test_float_positions(positions):
     # cos and sin of a fraction are onnxruntime's own, an ulp (6e-8) from numpy's, and |x| < 4.
     check(RoPE().rotate, X, (positions, ("tokens",)), atol=5e-7)
 
 
-def test_out_of_range_is_not_a_number() -> None:
+def test_out_of_range_is_not_a_number():
     run = trace(RoPE().rotate, (sample(), UNKNOWN), (POSITIONS, ("tokens",)))
     beyond = np.array([2**31, -(2**31), 2**63 - 1, -(2**63), 2**31 - 1, 0, 1, 2, 3])
     nan = np.isnan(run(sample(), beyond)[0]).all((0, 2, 3))
     np.testing.assert_array_equal(nan, [True] * 4 + [False] * 5)
 
 
-def test_arrays_with_values() -> None:
+def test_arrays_with_values():
     x = sample()
     got = RoPE().rotate(ndx.asarray(x), ndx.asarray(POSITIONS))
     np.testing.assert_array_equal(got.unwrap_numpy(), RoPE().rotate(x, POSITIONS))
     assert str(rope_xp.explain(got, got)) == "ndonnx: portable"
 
 
-def test_errors() -> None:
+def test_errors():
     x = ndx.argument(shape=UNKNOWN, dtype=ndx.float32)
     assert RoPE().rotate(x).shape == (None, None, HEADS, D)
     with pytest.raises(RopeError, match="one number for n tokens; write positions = offset"):

@@ -1,7 +1,5 @@
 """Rotations as ONNX: the operator RotaryEmbedding, and what torch.onnx.export makes of a call."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import warnings
@@ -30,33 +28,33 @@ ROPES = {
 }
 
 
-def session(model: object) -> object:
+def session(model):
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def sample(dtype: str = "float32") -> np.ndarray:
+def sample(dtype="float32"):
     x = np.random.default_rng(0).standard_normal((BATCH, TOKENS, HEADS, D))
     return x.astype(numpy_dtype(dtype))
 
 
-def positions() -> np.ndarray:
+def positions():
     drawn = np.random.default_rng(1).integers(0, MOST, (BATCH, TOKENS))
     drawn[0, :2] = 0, MOST - 1
     return drawn
 
 
-def pack(x: np.ndarray, num_heads: int | None = None) -> np.ndarray:
+def pack(x, num_heads=None):
     """Return (batch, tokens, heads, head_dim) with the axes that the operator has."""
     if num_heads is None:
         return np.ascontiguousarray(x.transpose(0, 2, 1, 3))
     return x.reshape(*x.shape[:2], -1)
 
 
-def unpack(y: np.ndarray, num_heads: int | None = None) -> np.ndarray:
+def unpack(y, num_heads=None):
     return y.transpose(0, 2, 1, 3) if num_heads is None else y.reshape(BATCH, TOKENS, HEADS, D)
 
 
-def evaluate(model: object, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def evaluate(model, feeds):
     """Return what the code of onnx makes of a model that it finds valid."""
     onnx.checker.check_model(model, full_check=True)
     return reference.ReferenceEvaluator(model).run(None, feeds)
@@ -64,7 +62,7 @@ def evaluate(model: object, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("num_heads", [None, HEADS], ids=["4-D", "3-D"])
 @pytest.mark.parametrize("name", ROPES)
-def test_operator(name: str, num_heads: int | None) -> None:
+def test_operator(name, num_heads):
     rope, x, p = ROPES[name], sample(), positions()
     model = ours.model(rope, D, MOST, num_heads=num_heads)
     expected = rope.rotate(x, p)
@@ -79,7 +77,7 @@ def test_operator(name: str, num_heads: int | None) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bits_are_rounded_once(dtype: str) -> None:
+def test_16_bits_are_rounded_once(dtype):
     pytest.importorskip("ml_dtypes")
     x, p = sample(dtype), positions()
     model = ours.model(RoPE(), D, MOST, dtype=dtype)
@@ -95,7 +93,7 @@ def test_16_bits_are_rounded_once(dtype: str) -> None:
     assert (fused == expected).mean() > 0.99
 
 
-def test_two_ropes_in_one_graph() -> None:
+def test_two_ropes_in_one_graph():
     """q and k of one layer, whose tables must not be mixed up."""
     helper, ropes = onnx.helper, {"q": RoPE(), "k": RoPE(base=500.0, layout="half")}
     nodes, tables = [], []
@@ -105,7 +103,7 @@ def test_two_ropes_in_one_graph() -> None:
         nodes += rotation
         tables += initializers
 
-    def value(name: str) -> object:
+    def value(name):
         return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["b", "h", "s", D])
 
     at = helper.make_tensor_value_info("p", onnx.TensorProto.INT64, ["b", "s"])
@@ -134,20 +132,17 @@ def test_two_ropes_in_one_graph() -> None:
         ("half", {}, TypeError, "rope must be a rope_xp.RoPE"),
     ],
 )
-def test_refused(rope: object, options: dict, error: type, message: str) -> None:
+def test_refused(rope, options, error, message):
     with pytest.raises(error, match=message):
         ours.model(rope, **({"head_dim": D, "max_positions": 64} | options))
     with pytest.raises(RopeError, match="two names"):
         ours.nodes(RoPE(), D, 64, inputs="xp")
 
 
-def test_examples() -> None:
+def test_examples():
     results = doctest.testmod(ours)
     assert results.attempted > 5
     assert results.failed == 0
-
-
-# --- torch.onnx.export ---------------------------------------------------------------------------
 
 
 @pytest.mark.covering
@@ -162,7 +157,7 @@ def test_examples() -> None:
     ],
     ids=["interleaved", "half", "trailing"],
 )
-def test_torch_export(rope: RoPE, has_positions: bool, dtype: str) -> None:
+def test_torch_export(rope, has_positions, dtype):
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
 
@@ -170,7 +165,7 @@ def test_torch_export(rope: RoPE, has_positions: bool, dtype: str) -> None:
         def forward(self, q, k, p=None):
             return rope.apply(q, k, p)
 
-    def arguments(batch: int, tokens: int) -> tuple:
+    def arguments(batch, tokens):
         q, k = (torch.randn(batch, tokens, h, D).to(getattr(torch, dtype)) for h in (4, 2))
         p = torch.randint(1 - 2**31, 2**31, (tokens,))
         return (q, k, p)[: 2 + has_positions]

@@ -1,12 +1,8 @@
 """The benchmarks run, and the rivals compute what rope_xp does."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ BENCHMARKS = list(discovery.disc_benchmarks(str(ROOT / "asv_benchmarks")))
 
 
 @pytest.fixture
-def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_tokens(monkeypatch):
     from asv_benchmarks import common
 
     small = {"QUICK": True, "TOKENS": 16, "REPEAT": 1, "LOOPS": (1, 1)}
@@ -30,15 +26,12 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(common, name, value)
 
 
-def on_gpu(*values: object) -> list[pytest.MarkDecorator]:
+def on_gpu(*values):
     return [pytest.mark.gpu] if any(":gpu" in str(value) for value in values) else []
 
 
-def combinations() -> Iterator[Any]:
-    """Yield benchmarks with few combinations of their parameters, in which each value occurs.
-
-    The short suite runs the first of each benchmark that is not slow.
-    """
+def combinations():
+    """Yield benchmarks with few combinations of their parameters, in which each value occurs."""
     for benchmark in BENCHMARKS:
         if benchmark.type == "time" and "timeraw" in benchmark.name:
             continue
@@ -57,7 +50,7 @@ def combinations() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("benchmark", "index"), list(combinations()))
-def test_runs(few_tokens: None, benchmark: Any, index: int, capsys) -> None:
+def test_runs(few_tokens, benchmark, index, capsys):
     if benchmark._params:
         benchmark.set_param_idx(index)
     if benchmark.do_setup():
@@ -85,7 +78,7 @@ RIVALS = [
 
 
 @pytest.mark.parametrize(("target", "rival", "dtype"), RIVALS)
-def test_rivals_rotate_alike(target: str, rival: str, dtype: str) -> None:
+def test_rivals_rotate_alike(target, rival, dtype):
     tokens = 40
     layout = rival_calls.LAYOUTS.get(rival, "half")
     try:
@@ -102,14 +95,14 @@ def test_rivals_rotate_alike(target: str, rival: str, dtype: str) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=bound)
 
 
-def test_what_is_absent_says_so() -> None:
+def test_what_is_absent_says_so():
     with pytest.raises(inputs.Absent, match="abacus:cpu: not known to this version"):
         inputs.case("abacus:cpu", 1)
     with pytest.raises(inputs.Absent, match="jax:cpu cannot do 'out' or 'copy'"):
         contenders.pair("jax:cpu", "half", "float32", "out", "copy", 1)
 
 
-def test_tables_of_the_pages(few_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_the_pages(few_tokens, monkeypatch):
     """What is larger is faster, in each of them, and every cell is a spread or a dash."""
     from asv_benchmarks import cliffs, rivals_table, table
 

@@ -1,10 +1,5 @@
 """The clocks of the report on GPUs, on devices that are made up: a queue, and what is in it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from asv_benchmarks import gpu_clock
@@ -16,35 +11,35 @@ READ = 0.25e-3
 class Queue:
     """A device that works off what a host hands it, each with a time of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0  # of the host
         self.free = 0.0  # when the device has done all that it was handed
         self.reads = 0
 
-    def work(self, seconds: float) -> None:
+    def work(self, seconds):
         self.free = max(self.free, self.now) + seconds
 
-    def read(self) -> None:
+    def read(self):
         self.reads += 1
         self.work(READ)
 
-    def mark(self) -> float:
+    def mark(self):
         return max(self.free, self.now)
 
-    def wait(self, *_: Any) -> None:
+    def wait(self, *_):
         self.now = max(self.now, self.free)
 
-    def device(self) -> gpu_clock.Device:
-        def between(start: float, stop: float) -> float:
+    def device(self):
+        def between(start, stop):
             self.wait()
             return stop - start
 
         return gpu_clock.Device(self.read, self.mark, lambda event: event <= self.now, between)
 
-    def call(self, host: float, device: float) -> Callable[[], tuple[()]]:
+    def call(self, host, device):
         """A call that keeps the host busy for a while, and then hands work to the device."""
 
-        def action() -> tuple[()]:
+        def action():
             self.now += host
             self.work(device)
             return ()
@@ -52,7 +47,7 @@ class Queue:
         return action
 
 
-def clocks(queue: Queue) -> dict[str, Any]:
+def clocks(queue):
     return {
         "events": gpu_clock.by_events(queue.device()),
         "host": gpu_clock.behind_reads(queue.read, queue.wait, lambda: queue.now),
@@ -62,7 +57,7 @@ def clocks(queue: Queue) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["events", "host"])
 # A tenth of the reads; most of them; longer than the first reads take, which are then doubled.
 @pytest.mark.parametrize("host", [5e-6, 45e-6, 300e-6])
-def test_the_device_is_timed_and_not_the_host(name: str, host: float) -> None:
+def test_the_device_is_timed_and_not_the_host(name, host):
     queue = Queue()
     seconds = clocks(queue)[name]
     timing = seconds(queue.call(host, 31e-6))
@@ -71,7 +66,7 @@ def test_the_device_is_timed_and_not_the_host(name: str, host: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["events", "host"])
-def test_a_host_that_is_too_slow_is_told_of(name: str) -> None:
+def test_a_host_that_is_too_slow_is_told_of(name):
     queue = Queue()
     timing = clocks(queue)[name](queue.call(10e-3, 31e-6))
     assert not timing.hidden
@@ -79,17 +74,17 @@ def test_a_host_that_is_too_slow_is_told_of(name: str) -> None:
 
 
 @pytest.mark.parametrize("fails_after", [0, 4])
-def test_a_contender_that_fails_ends_no_other(fails_after: int) -> None:
+def test_a_contender_that_fails_ends_no_other(fails_after):
     """Neither while it warms up nor between two timings."""
     calls = []
 
-    def fragile() -> tuple[()]:
+    def fragile():
         calls.append(None)
         if len(calls) > fails_after:
             raise RuntimeError("an illegal memory access was encountered")
         return ()
 
-    def seconds(action: Callable[[], Any]) -> gpu_clock.Timing:
+    def seconds(action):
         action()
         return gpu_clock.Timing(1.0, hidden=True)
 

@@ -1,17 +1,15 @@
 """Every argument of every rotation, at random, against the formulas in long double."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz import bounds, cases, checks
+from support.fuzz import bounds, cases
 from support.fuzz.cases import Out, Positions, Shape
-from support.fuzz.libraries import Library, fuzzed
+from support.fuzz.libraries import fuzzed
 from support.fuzz.memory import View, lay
 from support.fuzz.oracle import WIDE
 
@@ -34,8 +32,7 @@ class Case:
     positions: Positions
     view: View
     out: Out
-    other: Positions | None = None
-    """Of k, where they are its own, or the new ones of ``rerotate``."""
+    other: Positions | None = None  # of k, where they are its own, or the new ones of ``rerotate``
     to: RoPE | None = None
     k_shape: tuple[int, ...] = ()
     k_view: View | None = None
@@ -43,7 +40,7 @@ class Case:
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> Case:
+def calls(draw):
     method = draw(_METHODS)
     shape = draw(cases.shapes())
     tokens, ndim = shape.sizes["s"], len(shape.axes)
@@ -67,7 +64,7 @@ def calls(draw: st.DrawFn) -> Case:
 
 @fuzzed()
 @given(case=calls())
-def test_methods(library: Library, case: Case) -> None:
+def test_methods(library, case):
     if library.skips(case.view.seed):
         return
     shape, pair = case.shape, case.method == "apply"
@@ -86,7 +83,7 @@ def test_methods(library: Library, case: Case) -> None:
             where = (at, other)[i]
             expected.append(bounds.turned(x, shape, case.rope, where, case.method == "unrotate"))
 
-    def call(arrays: list[Any], **more: Any) -> tuple[Any, ...]:
+    def call(arrays, **more):
         more |= {"axes": shape.given}
         if pair:
             more["k_positions"] = given_other
@@ -98,29 +95,11 @@ def test_methods(library: Library, case: Case) -> None:
             return (case.rope.rerotate(*arrays, given_at, given_other, to=case.to, **more),)
         return (getattr(case.rope, case.method)(*arrays, given_at, **more),)
 
-    checks.check(library, call, laid, [case.out, case.k_out][: len(arrays)], expected)
-
-
-@dataclass(frozen=True)
-class Tables:
-    """A call of apply_tables."""
-
-    shape: Shape
-    pairs: int
-    layout: str
-    inverse: bool
-    offset: int
-    view: View
-    table_shape: tuple[int, ...]
-    cos: View
-    sin: View
-    kind: str
-    """numpy or library."""
-    out: Out
+    bounds.check(library, call, laid, [case.out, case.k_out][: len(arrays)], expected)
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Tables:
+def tables(draw):
     shape = draw(cases.shapes())
     d, ndim = shape.sizes["d"], len(shape.axes)
     pairs = draw(st.integers(1, d // 2))
@@ -129,17 +108,17 @@ def tables(draw: st.DrawFn) -> Tables:
         offset -= d
     lead = shape.batch[draw(st.integers(0, len(shape.batch))) :]
     table = (*(draw(st.sampled_from([n, 1])) for n in (*lead, shape.sizes["s"])), pairs)
-    return Tables(
-        shape, pairs, draw(st.sampled_from(cases.LAYOUTS)), draw(st.booleans()), offset,
-        draw(cases.views(ndim)), table, draw(cases.views(len(table))),
-        draw(cases.views(len(table))), draw(st.sampled_from(["numpy", "library"])),
-        draw(cases.outs(ndim)),
+    return SimpleNamespace(
+        shape=shape, pairs=pairs, layout=draw(st.sampled_from(cases.LAYOUTS)),
+        inverse=draw(st.booleans()), offset=offset, view=draw(cases.views(ndim)),
+        table_shape=table, cos=draw(cases.views(len(table))), sin=draw(cases.views(len(table))),
+        kind=draw(st.sampled_from(["numpy", "library"])), out=draw(cases.outs(ndim)),
     )  # fmt: skip
 
 
 @fuzzed()
 @given(case=tables())
-def test_apply_tables(library: Library, case: Tables) -> None:
+def test_apply_tables(library, case):
     if library.skips(case.view.seed):
         return
     shape = case.shape
@@ -155,8 +134,8 @@ def test_apply_tables(library: Library, case: Tables) -> None:
         given_tables.append(library.make(table) if own else table)
     expected = [bounds.rotate(x, shape, *numbers, 0, case.layout, case.offset, case.inverse)]
 
-    def call(arrays: list[Any], **more: Any) -> tuple[Any, ...]:
+    def call(arrays, **more):
         more |= {"layout": case.layout, "inverse": case.inverse, "rotary_offset": case.offset}
         return (rope_xp.apply_tables(*arrays, *given_tables, axes=shape.given, **more),)
 
-    checks.check(library, call, laid, [case.out], expected)
+    bounds.check(library, call, laid, [case.out], expected)

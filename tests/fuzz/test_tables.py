@@ -1,17 +1,14 @@
 """Frequencies, tables and weights, at random, against the formulas in long double."""
 
-from __future__ import annotations
-
 import importlib
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fuzz import bounds, cases, oracle
-from support.fuzz.cases import Positions
-from support.fuzz.libraries import Library, fuzzed
+from support.fuzz.libraries import fuzzed
 
 from rope_xp import RoPE
 from rope_xp.papers import encodings
@@ -20,13 +17,13 @@ pytestmark = [pytest.mark.fuzz, bounds.needs_long_double]
 
 
 @st.composite
-def ropes(draw: st.DrawFn) -> tuple[RoPE, int]:
+def ropes(draw):
     head_dim = draw(st.integers(2, 130))
     return draw(cases.ropes(head_dim)), head_dim
 
 
 @given(case=ropes())
-def test_frequencies(case: tuple[RoPE, int]) -> None:
+def test_frequencies(case):
     rope, head_dim = case
     r = rope.rotary_dim or head_dim
     right = oracle.frequencies(rope.base, r, rope.scaling)
@@ -39,32 +36,18 @@ def test_frequencies(case: tuple[RoPE, int]) -> None:
     np.testing.assert_array_less(np.abs(got - right), off * 1.001 * right + 1e-300)
 
 
-@dataclass(frozen=True)
-class Angles:
-    """A call of cos_sin."""
-
-    rope: RoPE
-    head_dim: int
-    positions: Positions
-    xp: bool
-    """Whether xp is given."""
-    double: bool | None
-    """Whether dtype is float64 or float32; None for none."""
-
-
 @st.composite
-def angles(draw: st.DrawFn) -> Angles:
+def angles(draw):
     rope, head_dim = draw(ropes())
     lead = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
     at = draw(cases.positions(lead, draw(st.integers(0, 5)), cases.components(rope), none=False))
-    return Angles(
-        rope, head_dim, at, draw(st.booleans()), draw(st.sampled_from([None, True, False]))
-    )
+    options = {"xp": draw(st.booleans()), "double": draw(st.sampled_from([None, True, False]))}
+    return SimpleNamespace(rope=rope, head_dim=head_dim, positions=at, **options)
 
 
 @fuzzed()
 @given(case=angles())
-def test_cos_sin(library: Library, case: Angles) -> None:
+def test_cos_sin(library, case):
     if library.skips(case.positions.view.seed):
         return
     given_at, at = case.positions.given(library)

@@ -1,7 +1,5 @@
 """rope_xp.papers.analysis: against mpmath and plain loops, with every scaling; its errors."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -31,7 +29,7 @@ every_curve = pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 
 
 @every_rope
-def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope: RoPE) -> None:
+def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope):
     distances = np.array([0, 1, 2.5, -17, 1000, 54321])
     frequencies = rope.frequencies(HEAD_DIM)
     pairs = len(frequencies)
@@ -51,7 +49,7 @@ def test_the_bound_is_the_mean_of_partial_sums_and_bounds_scores(rope: RoPE) -> 
 
 @every_rope
 @pytest.mark.parametrize("ones", [False, True])
-def test_a_score_is_what_rotated_vectors_have(rope: RoPE, ones: bool) -> None:
+def test_a_score_is_what_rotated_vectors_have(rope, ones):
     q, k = np.random.default_rng(1).standard_normal((2, HEAD_DIM)) ** (1 - ones)
     distances = np.array([-300, -1, 0, 1, 7, 300])
     components = () if rope.position_axes is None else (3,)
@@ -64,7 +62,7 @@ def test_a_score_is_what_rotated_vectors_have(rope: RoPE, ones: bool) -> None:
 
 
 @every_curve
-def test_shapes_and_blocks(curve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_and_blocks(curve, monkeypatch):
     distances = np.arange(60, dtype=np.int32).reshape(3, 4, 5)
     at_once = curve(RoPE(), HEAD_DIM, distances)
     assert at_once.shape == (3, 4, 5)
@@ -77,7 +75,7 @@ def test_shapes_and_blocks(curve, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("base", "expected"), [(1e4, 1707), (5e5, 18438), (4.3e3, 1077)])
-def test_the_first_negative_sum(base: float, expected: int) -> None:
+def test_the_first_negative_sum(base, expected):
     assert analysis.max_distance(RoPE(base=base), 128) == expected
     # Independent of frequencies() and of blocks: all the sums before, by another recurrence.
     step = np.exp(1j * base ** (-np.arange(0, 128, 2) / 128))
@@ -91,7 +89,7 @@ def test_the_first_negative_sum(base: float, expected: int) -> None:
 
 
 @every_rope
-def test_the_first_negative_sum_of_scalings(rope: RoPE) -> None:
+def test_the_first_negative_sum_of_scalings(rope):
     frequencies = rope.frequencies(HEAD_DIM).tolist()
     sums = ((m, sum(math.cos(m * f) for f in frequencies)) for m in range(1, 2001))
     expected = next((m for m, s in sums if s < 0), None)
@@ -99,7 +97,7 @@ def test_the_first_negative_sum_of_scalings(rope: RoPE) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1706, 1707])
-def test_neither_blocks_nor_the_limit_matter(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_blocks_nor_the_limit_matter(at_once, monkeypatch):
     monkeypatch.setattr(analysis, "_BLOCK", 64 * at_once)
     assert analysis.max_distance(RoPE(), 128) == 1707
     assert analysis.max_distance(RoPE(), 128, limit=1707) == 1707
@@ -109,10 +107,10 @@ def test_neither_blocks_nor_the_limit_matter(at_once: int, monkeypatch: pytest.M
 class Fixed(scaling.Scaling):
     """A scaling with frequencies of its own."""
 
-    def __init__(self, *frequencies: float) -> None:
+    def __init__(self, *frequencies):
         self.fixed = frequencies
 
-    def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
+    def frequencies(self, base, rotary_dim):
         return np.array(self.fixed)
 
 
@@ -128,9 +126,7 @@ QUARTER = math.pi / (2 * M)
 @pytest.mark.parametrize(
     "frequencies", [(QUARTER,), (math.nextafter(QUARTER, 1),), tuple(map(float.fromhex, HEXES))]
 )
-def test_sums_that_rounding_could_turn_have_the_sign_of_exact_ones(
-    frequencies: tuple[float, ...],
-) -> None:
+def test_sums_that_rounding_could_turn_have_the_sign_of_exact_ones(frequencies):
     pairs = len(frequencies)
     with mpmath.workdps(40):
         exact = mpmath.fsum(mpmath.cos(M * mpmath.mpf(f)) for f in frequencies)
@@ -142,7 +138,7 @@ def test_sums_that_rounding_could_turn_have_the_sign_of_exact_ones(
 
 
 @every_rope
-def test_turns(rope: RoPE) -> None:
+def test_turns(rope):
     turns = analysis.turns(rope, HEAD_DIM, 4096)
     np.testing.assert_allclose(turns, 4096 / rope.wavelengths(HEAD_DIM), rtol=1e-15)
 
@@ -156,7 +152,7 @@ HEAD_DIM_CALLS = {
 
 
 @pytest.mark.parametrize("call", HEAD_DIM_CALLS.values(), ids=HEAD_DIM_CALLS)
-def test_errors_of_any_call(call) -> None:
+def test_errors_of_any_call(call):
     dynamic = RoPE(scaling=scaling.DynamicNTK(2.0, 64))
     with pytest.raises(RopeError, match=r"rope\.for_length\(n\)"):
         call(dynamic)
@@ -168,7 +164,7 @@ def test_errors_of_any_call(call) -> None:
 
 
 @every_curve
-def test_errors_of_distances(curve) -> None:
+def test_errors_of_distances(curve):
     with pytest.raises(RopeError, match="distances must be finite; got nan among them"):
         curve(RoPE(), 8, [0.0, math.nan])
     for wrong in (["near"], [1j], [True], [2**70]):
@@ -176,7 +172,7 @@ def test_errors_of_distances(curve) -> None:
             curve(RoPE(), 8, wrong)
 
 
-def test_errors_of_the_other_arguments() -> None:
+def test_errors_of_the_other_arguments():
     with pytest.raises(RopeError, match=r"q must have the shape \(head_dim,\) = \(8,\); got \(4,"):
         analysis.score_curve(RoPE(), 8, 1, q=np.ones(4))
     with pytest.raises(RopeError, match="k must be finite"):

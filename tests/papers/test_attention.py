@@ -1,16 +1,12 @@
 """Softmax attention against torch's own; dtypes, shapes and rotation of all functions."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import attention_oracles as oracles
 from support.attention_oracles import CLOSE, FUNCTIONS, build_qkv, normal
-from support.targets import Target, numpy_dtype, rows
+from support.targets import numpy_dtype, rows
 
 from rope_xp import RoPE
 from rope_xp.papers import attention
@@ -18,7 +14,7 @@ from rope_xp.scaling import YaRN
 
 FEW = np.ones((2, 1, 12, 12), bool)
 FEW[0, 0, 3] = False  # a token that may attend to nothing
-CALLS: dict[str, tuple[Any, int, dict[str, Any]]] = {
+CALLS = {
     "scores": (attention.scores, 2, {}),
     "attention": (attention.attention, 3, {"mask": FEW, "causal": True}),
     "linear": (attention.linear_attention, 3, {}),
@@ -30,13 +26,13 @@ CALLS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ["causal", "mask", "both", "cross", "rope", "scale"])
-def test_against_torch(kind: str) -> None:
+def test_against_torch(kind):
     torch = pytest.importorskip("torch")
     q, k, v = build_qkv(t=9 if kind == "cross" else 12)
     mask = np.random.default_rng(4).random((2, 1, 12, 12)) < 0.6
     mask[..., 0] = True  # torch has no row without anything to attend to
-    options: dict[str, Any] = {}
-    torch_options: dict[str, Any] = {"enable_gqa": True}
+    options = {}
+    torch_options = {"enable_gqa": True}
     if kind in ("causal", "cross"):
         options["causal"] = torch_options["is_causal"] = True
     if kind in ("mask", "both"):
@@ -56,7 +52,7 @@ def test_against_torch(kind: str) -> None:
     np.testing.assert_allclose(result, expected.transpose(1, 2).numpy(), **CLOSE)
 
 
-def test_tokens_that_attend_to_nothing_are_zero() -> None:
+def test_tokens_that_attend_to_nothing_are_zero():
     q, k, v = build_qkv()
     result, unmasked = attention.attention(q, k, v, mask=FEW), attention.attention(q, k, v)
     assert not result[0, 3].any()
@@ -65,17 +61,17 @@ def test_tokens_that_attend_to_nothing_are_zero() -> None:
     assert not attention.attention(q, k[:, :0], v[:, :0]).any()
 
 
-def test_decoding_one_token_is_the_last_row() -> None:
+def test_decoding_one_token_is_the_last_row():
     """With a cache: positions of its own for q, and a mask instead of causal."""
     q, k, v = build_qkv()
     rope, at = RoPE(layout="half"), np.arange(12)
     whole = attention.attention(q, k, v, rope=rope, causal=True)
-    options: dict[str, Any] = {"k_positions": at, "mask": at <= at[-3:, None]}
+    options = {"k_positions": at, "mask": at <= at[-3:, None]}
     last = attention.attention(q[:, -3:], k, v, at[-3:], rope, **options)
     np.testing.assert_allclose(last, whole[:, -3:], **CLOSE)
 
 
-def test_large_scores_do_not_overflow() -> None:
+def test_large_scores_do_not_overflow():
     """Not before they are scaled either: 64 products of 1.6e37 are more than float32 holds."""
     x = np.full((1, 1, 64), 4e18, np.float32)
     np.testing.assert_allclose(attention.scores(x, x), 8 * np.float64(x[0, 0, 0]) ** 2, rtol=1e-5)
@@ -92,7 +88,7 @@ def test_large_scores_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     "backend", rows(("array-api-strict", "torch", "torch-compile", "jax-jit", "dask"))
 )
-def test_every_library_has_the_numbers_of_numpy(backend: Target, name: str) -> None:
+def test_every_library_has_the_numbers_of_numpy(backend, name):
     function, n, options = CALLS[name]
     tokens = 12 if "mask" in options else 150  # of linear attention, more than a chunk
     arrays = build_qkv(s=tokens, t=tokens)[:n]
@@ -109,7 +105,7 @@ ROUNDED = {"float64": 1e-13, "float32": 1e-5, "float16": 2**-11, "bfloat16": 2**
 
 @pytest.mark.parametrize("backend", rows(("numpy", "torch")))
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
-def test_few_bits_are_computed_in_float32(backend: Target, function: Any, n: int) -> None:
+def test_few_bits_are_computed_in_float32(backend, function, n):
     for dtype in backend.floats:
         arrays = [x.astype(numpy_dtype(dtype)) for x in build_qkv()[:n]]
         result = function(*map(backend.make, arrays), rope=RoPE())
@@ -121,7 +117,7 @@ def test_few_bits_are_computed_in_float32(backend: Target, function: Any, n: int
         np.testing.assert_allclose(numbers, exact, rtol=rtol, atol=atol)
 
 
-def test_one_float64_makes_the_computation_float64() -> None:
+def test_one_float64_makes_the_computation_float64():
     q, k, v = build_qkv()
     result = attention.attention(q, k, v.astype(np.float64), rope=RoPE())
     exact = attention.attention(*(x.astype(np.float64) for x in (q, k, v)), rope=RoPE())
@@ -129,7 +125,7 @@ def test_one_float64_makes_the_computation_float64() -> None:
 
 
 @pytest.mark.parametrize("version", ["2022.12", "2025.12"])
-def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None:
+def test_every_version_of_the_standard_with_every_flag_off(version):
     xp = pytest.importorskip("array_api_strict")
     flags = {"boolean_indexing": False, "data_dependent_shapes": False, "enabled_extensions": ()}
     with xp.ArrayAPIStrictFlags(api_version=version, **flags):
@@ -139,18 +135,18 @@ def test_every_version_of_the_standard_with_every_flag_off(version: str) -> None
             assert function(*arrays, rope=RoPE(), **masks).dtype == xp.float32
 
 
-@pytest.mark.parametrize("layout", oracles.ROTATIONS)
-def test_scores_are_products_of_rotated_heads(layout: Any) -> None:
+@pytest.mark.parametrize("layout", ["interleaved", "half", "interleaved_to_half"])
+def test_scores_are_products_of_rotated_heads(layout):
     q, k, _ = build_qkv()
-    positions, rotate = np.arange(12) * 91, oracles.ROTATIONS[layout]
-    expected = oracles.scores(*(rotate(x.astype(np.float64), positions) for x in (q, k)))
+    positions = np.arange(12) * 91
+    expected = oracles.scores(*(oracles.rotate_heads(x, positions, layout) for x in (q, k)))
     rope = RoPE(layout=layout)
     np.testing.assert_allclose(attention.scores(q, k, positions, rope), expected / 4, **CLOSE)
     scaled = attention.scores(q, k, positions, rope, scale=1.0)
     np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=4e-5)
 
 
-def test_the_softmax_scale_of_a_rope_is_in_the_default_scale() -> None:
+def test_the_softmax_scale_of_a_rope_is_in_the_default_scale():
     rope = RoPE(scaling=YaRN(4.0, 64, mscale=1.0, mscale_all_dim=1.0))
     q, k, _ = (x.astype(np.float64) for x in build_qkv())
     assert rope.softmax_scale != 1.0
@@ -158,22 +154,14 @@ def test_the_softmax_scale_of_a_rope_is_in_the_default_scale() -> None:
     np.testing.assert_allclose(attention.scores(q, k, rope=rope), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shift", [1000, 1_000_000])
-@pytest.mark.parametrize(("function", "n"), FUNCTIONS)
-def test_a_shift_of_all_positions_changes_nothing(function: Any, n: int, shift: int) -> None:
-    arrays = build_qkv()[:n]
-    plain, shifted = (function(*arrays, np.arange(12) + i, RoPE()) for i in (0, shift))
-    np.testing.assert_allclose(shifted, plain, rtol=1e-5, atol=1e-5)
-
-
 @given(
     st.integers(0, 2), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2), st.integers(1, 3),
     st.integers(1, 4), st.integers(1, 5), st.booleans(),
 )  # fmt: skip
-def test_shapes(b: int, s: int, t: int, kv: int, g: int, half: int, dv: int, causal: bool) -> None:
+def test_shapes(b, s, t, kv, g, half, dv, causal):
     """One token, one head and no batch at all included."""
     q, k, v = normal(b, s, kv * g, 2 * half), normal(b, t, kv, 2 * half), normal(b, t, kv, dv)
-    options: dict[str, Any] = {"rope": RoPE(), "k_positions": np.arange(t)}
+    options = {"rope": RoPE(), "k_positions": np.arange(t)}
     assert attention.scores(q, k, **options).shape == (b, kv * g, s, t)
     assert attention.attention(q, k, v, causal=causal, **options).shape == (b, s, kv * g, dv)
     same, values = normal(b, s, kv, 2 * half), normal(b, s, kv, dv)
@@ -182,7 +170,7 @@ def test_shapes(b: int, s: int, t: int, kv: int, g: int, half: int, dv: int, cau
 
 
 @pytest.mark.parametrize(("function", "n"), FUNCTIONS)
-def test_batch_axes_are_any_number(function: Any, n: int) -> None:
+def test_batch_axes_are_any_number(function, n):
     arrays = build_qkv()[:n]
     whole = function(*arrays, rope=RoPE())
     np.testing.assert_allclose(function(*(x[0] for x in arrays), rope=RoPE()), whole[0], **CLOSE)
@@ -192,18 +180,18 @@ def test_batch_axes_are_any_number(function: Any, n: int) -> None:
 
 @pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("scale", [True, False])
-def test_global_pointer(upper: bool, scale: bool) -> None:
+def test_global_pointer(upper, scale):
     q, k, _ = build_qkv(fewer=4)
     real = np.arange(12) < np.array([[12], [7]])
     options = {"mask": real, "upper_triangular": upper, "scale": scale}
     result = attention.global_pointer(q, k, rope=RoPE(), **options)
-    rotated = (oracles.paper(x.astype(np.float64), np.arange(12)) for x in (q, k))
+    rotated = (oracles.rotate_heads(x.astype(np.float64), np.arange(12)) for x in (q, k))
     expected = oracles.scores(*rotated) / (4 if scale else 1)
     in_order = np.tri(12, dtype=bool).T | (not upper)
     is_span = real[:, None, :, None] & real[:, None, None, :] & in_order
     np.testing.assert_allclose(result, np.where(is_span, expected, -1e12), rtol=1e-5, atol=4e-5)
 
 
-def test_a_mask_of_one_value_is_for_all_tokens() -> None:
+def test_a_mask_of_one_value_is_for_all_tokens():
     x = np.ones((1, 3, 1, 4), np.float32)
     assert (attention.global_pointer(x, x, mask=np.array(False)) == np.float32(-1e12)).all()

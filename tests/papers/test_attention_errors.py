@@ -1,9 +1,5 @@
 """Errors of attention."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from support.attention_oracles import FUNCTIONS
@@ -36,8 +32,8 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
         ),
     ],
 )
-def test_arrays_that_do_not_fit(i: int, x: Any, error: type[Exception], message: str) -> None:
-    arrays: list[Any] = [X, X, X]
+def test_arrays_that_do_not_fit(i, x, error, message):
+    arrays = [X, X, X]
     arrays[i] = x
     for function, n in FUNCTIONS:
         if i < n:
@@ -46,7 +42,7 @@ def test_arrays_that_do_not_fit(i: int, x: Any, error: type[Exception], message:
 
 
 @every_function
-def test_libraries_are_not_mixed(function: Any, n: int) -> None:
+def test_libraries_are_not_mixed(function, n):
     torch = pytest.importorskip("torch")
     x, meta = torch.ones(2, 5, 4, 8), torch.ones(2, 5, 4, 8, device="meta")
     with pytest.raises(TypeError, match="q is a numpy array and k a torch array; convert one"):
@@ -56,7 +52,7 @@ def test_libraries_are_not_mixed(function: Any, n: int) -> None:
 
 
 @every_function
-def test_positions_need_a_rope(function: Any, n: int) -> None:
+def test_positions_need_a_rope(function, n):
     with pytest.raises(RopeError, match="positions came without a rope.*pass rope=rope_xp.RoPE()"):
         function(*[X] * n, np.arange(5))
     with pytest.raises(TypeError, match="rope must be a rope_xp.RoPE; got 'half'"):
@@ -66,7 +62,7 @@ def test_positions_need_a_rope(function: Any, n: int) -> None:
 
 
 MASK = np.ones(5, bool)
-OPTIONS: list[tuple[str, type[Exception], Any, dict[str, Any]]] = [
+OPTIONS = [
     ("k_positions came without a rope", RopeError, scores, {"k_positions": np.arange(5)}),
     ("Give k_positions for", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
     *(
@@ -109,15 +105,13 @@ OPTIONS: list[tuple[str, type[Exception], Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("message", "error", "function", "options"), OPTIONS)
-def test_options_that_do_not_fit(
-    message: str, error: type[Exception], function: Any, options: dict[str, Any]
-) -> None:
+def test_options_that_do_not_fit(message, error, function, options):
     values = {"v": X} if function in (attention, linear_attention) else {}
     with pytest.raises(error, match=message):
         function(**{"q": X, "k": X} | values | options)
 
 
-def test_masks_and_features_of_another_library() -> None:
+def test_masks_and_features_of_another_library():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="q is a numpy array and mask a torch array"):
         attention(X, X, X, mask=torch.ones(5, 5, dtype=torch.bool))

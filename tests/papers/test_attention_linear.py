@@ -1,11 +1,7 @@
 """Linear attention against its quadratic form, and gradients of all attention."""
 
-from __future__ import annotations
-
 import tracemalloc
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from rope_xp.papers import attention
 normal = partial(oracles.normal, dtype="float64")
 
 
-def double(x: np.ndarray) -> np.ndarray:
+def double(x):
     """Return more features than head_dim."""
     return np.exp(np.concatenate([x, -x], axis=-1))
 
@@ -40,12 +36,12 @@ CASES = [
 
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize(("name", "causal", "tokens"), CASES)
-def test_against_the_quadratic_form(name: str, rotated: bool, causal: bool, tokens: int) -> None:
+def test_against_the_quadratic_form(name, rotated, causal, tokens):
     q, k, v = (normal(2, tokens, 4, 8), normal(2, tokens, 2, 8, seed=1), normal(2, tokens, 2, 5))
     positions = np.arange(tokens) * 7
-    rotate = (lambda x: oracles.paper(x, positions)) if rotated else (lambda x: x)
+    rotate = (lambda x: oracles.rotate_heads(x, positions)) if rotated else (lambda x: x)
     expected = oracles.linear_attention(q, k, v, *MAPS[name], rotate, causal)
-    options: dict[str, Any] = {"rope": RoPE(), "positions": positions} if rotated else {}
+    options = {"rope": RoPE(), "positions": positions} if rotated else {}
     feature_map = name if name in ("elu", "softmax") else MAPS[name]
     result = attention.linear_attention(q, k, v, feature_map=feature_map, causal=causal, **options)
     # Sums over 300 tokens; the denominators are sums of numbers above zero, and cancel nothing.
@@ -53,7 +49,7 @@ def test_against_the_quadratic_form(name: str, rotated: bool, causal: bool, toke
 
 
 @pytest.mark.parametrize("causal", [exhaustive(False), True])
-def test_memory_is_linear_in_tokens(causal: bool) -> None:
+def test_memory_is_linear_in_tokens(causal):
     """20 000 tokens: a square of them would be 1.6 GB, a state for each token 82 MB."""
     tokens, d = 20_000, 32
     x = normal(tokens, 1, d).astype(np.float32)
@@ -67,18 +63,18 @@ def test_memory_is_linear_in_tokens(causal: bool) -> None:
     assert peak < 8 * x.nbytes, peak / x.nbytes
 
 
-def test_large_numbers_stay_finite() -> None:
+def test_large_numbers_stay_finite():
     x = np.array([[[-1e4, 1e4, 300.0, -300.0]]], np.float32)
     np.testing.assert_allclose(attention.linear_attention(x, x, x), x, rtol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
-def test_zeros_where_no_weight_is_left(causal: bool, feature_map: str) -> None:
+def test_zeros_where_no_weight_is_left(causal, feature_map):
     """exp underflows, or a map cuts all features off: nothing is read, and nothing is NaN."""
     x, v = np.full((3, 2, 4), -200.0, np.float32), np.ones((3, 2, 4), np.float32)
     relu = partial(np.maximum, np.float32(0))
-    maps: Any = "elu" if feature_map == "elu" else (relu, relu)
+    maps = "elu" if feature_map == "elu" else (relu, relu)
     result = attention.linear_attention(x, x, v, rope=RoPE(), feature_map=maps, causal=causal)
     np.testing.assert_array_equal(result, np.zeros_like(x))
 
@@ -89,30 +85,30 @@ MASK[1, 0, 2] = False  # a row with nothing to attend to, whose gradient must no
 PADDING = np.arange(7) < np.array([[7], [5]])
 
 
-def softmax(xp: Any, q: Any, k: Any, v: Any) -> Any:
+def softmax(xp, q, k, v):
     mask = xp.asarray(MASK)
     return attention.attention(q, k, v, rope=RoPE(layout="half"), mask=mask, causal=True)
 
 
-def linear(xp: Any, q: Any, k: Any, v: Any) -> Any:
+def linear(xp, q, k, v):
     return attention.linear_attention(q * 30.0, k, v, rope=RoPE(), feature_map="elu")
 
 
-def linear_causal(xp: Any, q: Any, k: Any, v: Any) -> Any:
+def linear_causal(xp, q, k, v):
     return attention.linear_attention(q, k * 30.0, v, rope=RoPE(), causal=True)
 
 
-def spans(xp: Any, q: Any, k: Any, v: Any) -> Any:
+def spans(xp, q, k, v):
     logits = attention.global_pointer(q, k, rope=RoPE(), mask=xp.asarray(PADDING))
     return xp.exp(logits) + 0.0 * v.sum()  # a loss such as GlobalPointer's: no span adds nothing
 
 
 @pytest.mark.parametrize("function", [softmax, exhaustive(linear), linear_causal, spans])
-def test_gradients_of_torch_and_jax(function: Callable[..., Any]) -> None:
+def test_gradients_of_torch_and_jax(function):
     """Those of torch in float64 against finite differences, all others against those."""
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
 
-    def differentiate(dtype: Any) -> list[np.ndarray]:
+    def differentiate(dtype):
         arrays = [torch.tensor(x, dtype=dtype, requires_grad=True) for x in (Q, K, V)]
         loss = function(torch, *arrays).sin().sum()
         return [x.numpy() for x in torch.autograd.grad(loss, arrays)]
@@ -130,7 +126,7 @@ def test_gradients_of_torch_and_jax(function: Callable[..., Any]) -> None:
         np.testing.assert_allclose(b, expected, rtol=0, atol=atol)
 
 
-def test_gradients_where_no_weight_is_left() -> None:
+def test_gradients_where_no_weight_is_left():
     torch = pytest.importorskip("torch")
     x = torch.full((3, 2, 4), -200.0, requires_grad=True)
     attention.linear_attention(x, x, torch.ones(3, 2, 4), causal=True).sum().backward()

@@ -1,27 +1,12 @@
 """Encodings that RoFormer reviews: against double loops over tokens, at any size and distance."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
-from support.encoded import (
-    ATOL,
-    LIBRARIES,
-    SCORES,
-    SIZES,
-    Case,
-    expected,
-    expected_values,
-    get_arrays,
-    run,
-)
+from support.encoded import ATOL, LIBRARIES, SCORES, SIZES, VALUES, Case, expected, get_arrays, run
 from support.exhaustive import exhaustive
-from support.targets import Target, rows
+from support.targets import rows
 
 from rope_xp import RopeError
-from rope_xp.papers import encodings
 
 FAR = 2**31 - 1
 every_score = pytest.mark.parametrize("name", SCORES)
@@ -31,7 +16,7 @@ empty_backends = pytest.mark.parametrize("backend", rows(("numpy", "array-api-st
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @every_score
-def test_scores(name: str, size: Any, rng: np.random.Generator) -> None:
+def test_scores(name, size, rng):
     case = Case(rng, size, "float32")
     scores = run(name, case)
     assert scores.dtype == np.float32
@@ -41,9 +26,7 @@ def test_scores(name: str, size: Any, rng: np.random.Generator) -> None:
 @pytest.mark.covering
 @every_score
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_every_library_and_its_positions(
-    backend: Target, name: str, rng: np.random.Generator
-) -> None:
+def test_every_library_and_its_positions(backend, name, rng):
     case = Case(rng, SIZES[1], "float32")
     positions = {
         argument: backend.make(getattr(case, argument).astype(np.int32))
@@ -57,9 +40,7 @@ def test_every_library_and_its_positions(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @every_score
 @pytest.mark.parametrize("backend", rows(("numpy", "torch")))
-def test_scores_of_other_dtypes(
-    backend: Target, name: str, dtype: str, rng: np.random.Generator
-) -> None:
+def test_scores_of_other_dtypes(backend, name, dtype, rng):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     case = Case(rng, SIZES[1], ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     scores = backend.back(run(name, case, backend.make))
@@ -74,16 +55,14 @@ def test_scores_of_other_dtypes(
 @pytest.mark.covering
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_values_of_shaw(backend: Target, size: Any, rng: np.random.Generator) -> None:
-    c = Case(rng, size, "float32")
-    arrays = map(backend.make, (c.weights, c.k, c.shared))
-    positions = {"positions": c.positions, "k_positions": c.k_positions}
-    values = backend.run(lambda *a: encodings.shaw_values(*a, **positions), *arrays)
-    np.testing.assert_allclose(backend.back(values), expected_values(c), rtol=0, atol=ATOL)
+def test_values_of_shaw(backend, size, rng):
+    case = Case(rng, size, "float32")
+    values = backend.back(run("values", case, backend.make, backend.run))
+    np.testing.assert_allclose(values, expected("values", case), rtol=0, atol=ATOL)
 
 
 @every_score
-def test_distances_count_alone(name: str, rng: np.random.Generator) -> None:
+def test_distances_count_alone(name, rng):
     case = Case(rng, SIZES[1], "float64")
     scores, k_positions = run(name, case), case.k_positions + 1000
     moved = run(name, case, positions=case.positions + 1000, k_positions=k_positions)
@@ -93,7 +72,7 @@ def test_distances_count_alone(name: str, rng: np.random.Generator) -> None:
 
 
 @every_score
-def test_positions_count_from_0(name: str, rng: np.random.Generator) -> None:
+def test_positions_count_from_0(name, rng):
     case = Case(rng, SIZES[4], "float64")
     bare = run(name, case, positions=None, k_positions=None)
     counted = run(name, case, positions=list(range(13)), k_positions=range(13))
@@ -110,24 +89,19 @@ def test_positions_count_from_0(name: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("batch", "shape"), [((3,), (1, 4)), ((2, 3), (2, 1, 4)), ((2, 3), (3, 4)), ((3,), (1,))]
 )
-@pytest.mark.parametrize("name", [*SCORES, "values"])
-def test_positions_broadcast(name: str, batch: Any, shape: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("name", [*SCORES, *VALUES])
+def test_positions_broadcast(name, batch, shape, rng):
     case = Case(rng, (batch, 4, 9, 2, 1, 3), "float32")
     positions = rng.integers(0, 40, shape)
     case.positions = np.broadcast_to(positions, (*batch, 4))
-    if name == "values":
-        options = {"positions": positions, "k_positions": case.k_positions[None]}
-        scores = encodings.shaw_values(case.weights, case.k, case.shared, **options)
-        exact = expected_values(case)
-    else:
-        scores, exact = run(name, case, positions=positions), expected(name, case)
+    scores, exact = run(name, case, positions=positions), expected(name, case)
     np.testing.assert_allclose(scores, exact, rtol=0, atol=ATOL)
 
 
 @pytest.mark.covering
 @every_score
 @pytest.mark.parametrize("backend", rows(("numpy", "array-api-strict", "torch", "jax", "dask")))
-def test_distances_do_not_wrap(backend: Target, name: str, rng: np.random.Generator) -> None:
+def test_distances_do_not_wrap(backend, name, rng):
     case = Case(rng, ((), 6, 6, 2, 1, 3), "float32")
     case.positions = np.array([-FAR, -FAR + 1, -3, 0, 2, FAR])
     case.k_positions = np.array([FAR, 2, 1, -1, -(2**30), -FAR])
@@ -149,7 +123,7 @@ def test_distances_do_not_wrap(backend: Target, name: str, rng: np.random.Genera
     np.testing.assert_allclose(scores, exact, rtol=0, atol=2 * ATOL)
 
 
-def test_base_of_transformer_xl(rng: np.random.Generator) -> None:
+def test_base_of_transformer_xl(rng):
     case = Case(rng, ((2,), 4, 5, 2, 1, 3), "float32")
     scores = run("transformer_xl", case, base=50.0)
     exact = expected("transformer_xl", case, base=50.0)
@@ -162,21 +136,16 @@ def test_base_of_transformer_xl(rng: np.random.Generator) -> None:
     [((2,), 0, 0, 2, 1, 3), ((2,), 0, 3, 2, 1, 3), ((), 3, 0, 2, 2, 3), ((0,), 2, 3, 2, 1, 3)],
     ids=str,
 )
-@pytest.mark.parametrize("name", [*SCORES, "values"])
+@pytest.mark.parametrize("name", [*SCORES, *VALUES])
 @empty_backends
-def test_no_tokens(backend: Target, name: str, size: Any, rng: np.random.Generator) -> None:
+def test_no_tokens(backend, name, size, rng):
     case = Case(rng, size, "float32")
-    if name == "values":
-        arrays = map(backend.make, (case.weights, case.k, case.shared))
-        options = {"positions": case.positions, "k_positions": case.k_positions}
-        scores, exact = encodings.shaw_values(*arrays, **options), expected_values(case)
-    else:
-        scores, exact = run(name, case, backend.make), expected(name, case)
+    scores, exact = run(name, case, backend.make), expected(name, case)
     np.testing.assert_array_equal(backend.back(scores), exact.astype(np.float32), strict=True)
 
 
 @every_score
-def test_no_heads(name: str, rng: np.random.Generator) -> None:
+def test_no_heads(name, rng):
     case = Case(rng, ((2,), 3, 5, 2, 1, 3), "float64")
     axes = {"bias": -1, "factors_by_head": -1, "u": 0, "v": 0, "w": 0, "relative_q": 1}
     for field in ("q", *axes, "relative_k", "position_q", "position_k"):
@@ -185,7 +154,7 @@ def test_no_heads(name: str, rng: np.random.Generator) -> None:
 
 
 @every_score
-def test_gradients_in_torch(name: str, rng: np.random.Generator) -> None:
+def test_gradients_in_torch(name, rng):
     torch = pytest.importorskip("torch")
     case = Case(rng, ((1,), 2, 3, 2, 1, 2), "float64")
     arrays = [torch.tensor(x, requires_grad=True) for x in get_arrays(name, case)]
@@ -197,7 +166,7 @@ def test_gradients_in_torch(name: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "name", [x if x in ("transformer_xl", "tupe", "deberta") else exhaustive(x) for x in SCORES]
 )
-def test_compiled_by_torch(name: str, rng: np.random.Generator) -> None:
+def test_compiled_by_torch(name, rng):
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
     arrays = [torch.asarray(x) for x in get_arrays(name, Case(rng, SIZES[4], "float32"))]

@@ -1,11 +1,8 @@
 """Errors of encodings."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from rope_xp.papers import encodings
 
 Q, TABLE = np.zeros((2, 5, 4, 6)), np.zeros((7, 6))
 W, V, V_TABLE = np.zeros((2, 4, 5, 6)), np.zeros((2, 6, 2, 3)), np.zeros((7, 3))
-SHAPES: dict[Any, list[tuple[Any, str]]] = {
+SHAPES = {
     encodings.shaw: [
         ((Q[0, 0], Q[0, 0], TABLE), r"q has shape \(4, 6\); .*q\[\.\.\., None, :\]"),
         ((Q[..., :0], Q[..., :0], TABLE), r"q has shape \(2, 5, 4, 0\); .*any but 0\)"),
@@ -61,7 +58,7 @@ SHAPES: dict[Any, list[tuple[Any, str]]] = {
     encodings.multiplicative: [((Q, Q, np.ones((7, 3))), r"\(any but 0, 4\)")],
     encodings.sinusoidal: [(([0], 5), "dim must be even"), (([2**31], 4), "positions")],
 }
-TYPES: dict[Any, list[tuple[Any, str]]] = {
+TYPES = {
     encodings.shaw: [
         (([1.0], Q, TABLE), "q is a list"),
         ((Q, Q, [[0.0]]), "relative_keys is a list"),
@@ -91,13 +88,13 @@ TYPES: dict[Any, list[tuple[Any, str]]] = {
         for call in cases
     ],
 )
-def test_refused(error: type[Exception], function: Any, arguments: Any, message: str) -> None:
+def test_refused(error, function, arguments, message):
     positional, options = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
     with pytest.raises(error, match=message):
         function(*positional, **options)
 
 
-def test_libraries_are_not_mixed() -> None:
+def test_libraries_are_not_mixed():
     torch = pytest.importorskip("torch")
     q = torch.zeros(Q.shape, dtype=torch.float64)
     with pytest.raises(TypeError, match="q is a torch array and k a numpy array"):
@@ -115,7 +112,7 @@ def test_libraries_are_not_mixed() -> None:
         (encodings.shaw_values, ("weights", "v", "relative_values"), (2, 5, 5)),
     ],
 )
-def test_devices_are_not_mixed(function: Any, names: Any, shape: Any) -> None:
+def test_devices_are_not_mixed(function, names, shape):
     xp = pytest.importorskip("array_api_strict")
     other = xp.Device("device1")
     for moved, name in enumerate(names):
@@ -128,6 +125,6 @@ def test_devices_are_not_mixed(function: Any, names: Any, shape: Any) -> None:
             function(*arrays, **options)
 
 
-def test_the_core_does_not_import_them() -> None:
+def test_the_core_does_not_import_them():
     code = "import rope_xp, sys; assert 'rope_xp.papers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

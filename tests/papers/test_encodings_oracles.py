@@ -1,19 +1,16 @@
 """Encodings that RoFormer reviews: against mpmath, transformers and their own definitions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.encoded import BUCKETS, LIBRARIES, bucket
-from support.targets import Target
 
 from rope_xp.papers import encodings
 
 
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_sinusoidal_against_mpmath(backend: Target) -> None:
+def test_sinusoidal_against_mpmath(backend):
     mpmath = pytest.importorskip("mpmath")
     positions, dim = [0, 7, 1_000_000], 10
     mpmath.mp.prec = 120
@@ -32,7 +29,7 @@ def test_sinusoidal_against_mpmath(backend: Target) -> None:
     np.testing.assert_allclose(wide, exact, rtol=0, atol=2.3e-10)
 
 
-def test_sinusoidal_of_any_shape_base_and_library() -> None:
+def test_sinusoidal_of_any_shape_base_and_library():
     torch = pytest.importorskip("torch")
     result = encodings.sinusoidal([[0, 1, 2], [5, 6, 7.5]], 4, base=100.0, xp=torch)
     assert result.shape == (2, 3, 4)
@@ -46,7 +43,7 @@ def test_sinusoidal_of_any_shape_base_and_library() -> None:
 @pytest.mark.parametrize(
     ("buckets", "max_distance"), [(32, 128), (8, 20), (33, 100), (4, 3), (64, 1000), (320, 800)]
 )
-def test_buckets_against_transformers(buckets: int, max_distance: int, bidirectional: bool) -> None:
+def test_buckets_against_transformers(buckets, max_distance, bidirectional):
     torch = pytest.importorskip("torch")
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     relative = torch.arange(-1500, 1501)
@@ -60,7 +57,7 @@ def test_buckets_against_transformers(buckets: int, max_distance: int, bidirecti
 @pytest.mark.covering
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("backend", LIBRARIES)
-def test_buckets_of_any_library(backend: Target, bidirectional: bool) -> None:
+def test_buckets_of_any_library(backend, bidirectional):
     relative = np.arange(-60, 60, dtype=np.int32).reshape(2, 3, 20)
     relative[0, 0, :2] = -(2**31), 2**31 - 1  # the first has no negative
     options = {"num_buckets": BUCKETS, "max_distance": 20, "bidirectional": bidirectional}
@@ -70,7 +67,7 @@ def test_buckets_of_any_library(backend: Target, bidirectional: bool) -> None:
     assert backend.back(result).reshape(-1).tolist() == expected
 
 
-def test_arrays_of_the_other_byte_order(rng: np.random.Generator) -> None:
+def test_arrays_of_the_other_byte_order(rng):
     relative = np.array([-200, -20, 0, 20]).astype(">i4")
     assert encodings.t5_buckets(relative).tolist() == [15, 10, 0, 26]
     q, k, p = (rng.standard_normal(shape) for shape in ((5, 2, 3), (5, 2, 3), (5, 3)))
@@ -79,7 +76,7 @@ def test_arrays_of_the_other_byte_order(rng: np.random.Generator) -> None:
 
 
 @given(st.integers(4, 80), st.integers(0, 500), st.booleans())
-def test_buckets_never_go_back(buckets: int, beyond: int, bidirectional: bool) -> None:
+def test_buckets_never_go_back(buckets, beyond, bidirectional):
     max_distance = buckets + beyond
     result = encodings.t5_buckets(
         range(0, -max_distance - 2, -1), buckets, max_distance, bidirectional
@@ -91,7 +88,7 @@ def test_buckets_never_go_back(buckets: int, beyond: int, bidirectional: bool) -
 
 
 @pytest.mark.parametrize("decoder", [True, False])
-def test_t5_bias_against_transformers(decoder: bool, rng: np.random.Generator) -> None:
+def test_t5_bias_against_transformers(decoder, rng):
     torch = pytest.importorskip("torch")
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     far = {"relative_attention_num_buckets": BUCKETS, "relative_attention_max_distance": 20}
@@ -102,7 +99,7 @@ def test_t5_bias_against_transformers(decoder: bool, rng: np.random.Generator) -
     torch.testing.assert_close(result, layer.compute_bias(30, 30), rtol=0, atol=0)
 
 
-def test_deberta_against_transformers(rng: np.random.Generator) -> None:
+def test_deberta_against_transformers(rng):
     torch = pytest.importorskip("torch")
     deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     heads, d, n, span = 2, 4, 9, 5

@@ -1,13 +1,11 @@
 """Arrays for tests of attention, and its definitions in float64 numpy, head by head."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rope_xp.papers import attention
+from support.oracles import rotate_complex
 from support.targets import numpy_dtype
 
 # Sums of 16 products and 20 weights in float32, each of eps = 1.2e-7 and of values up to 4: 20 of
@@ -32,31 +30,10 @@ def build_qkv(*, s: int = 12, t: int = 12, fewer: int = 2) -> tuple[np.ndarray, 
     return normal(2, s, 4, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
 
 
-def paper(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.ndarray:
-    """Stack, reshape, and repeat the sines: RoFormer's pseudo-code, interleaved."""
+def rotate_heads(x, positions, layout="interleaved"):
     d = x.shape[-1]
-    angles = np.einsum("n,d->nd", positions, base ** (-2.0 * np.arange(d // 2) / d))
-    sines = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(positions), 1, d)
-    cos, sin = np.repeat(sines[..., 1::2], 2, axis=-1), np.repeat(sines[..., ::2], 2, axis=-1)
-    swapped = np.stack([-x[..., 1::2], x[..., ::2]], axis=-1).reshape(x.shape)
-    return x * cos + swapped * sin
-
-
-def llama(x: np.ndarray, positions: np.ndarray, base: float = 10000.0) -> np.ndarray:
-    """rotate_half: Llama in Hugging Face, GPT-NeoX; halves."""
-    d = x.shape[-1]
-    angles = np.outer(positions, 1.0 / base ** (np.arange(0, d, 2) / d))
-    both = np.concatenate([angles, angles], axis=-1)[:, None, :]
-    rotate_half = np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], axis=-1)
-    return x * np.cos(both) + rotate_half * np.sin(both)
-
-
-ROTATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "interleaved": paper,
-    "half": llama,
-    "interleaved_to_half": paper,  # products do not depend on the order of pairs
-}
-"""By layout."""
+    angles = np.outer(positions, 10000.0 ** (-np.arange(0, d, 2) / d))
+    return rotate_complex(x, angles[:, None], layout)
 
 
 def head_pairs(q: np.ndarray, k: np.ndarray) -> list[tuple[int, int]]:
@@ -70,15 +47,7 @@ def scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return np.stack(heads, axis=-3)
 
 
-def linear_attention(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    phi: Callable[[np.ndarray], np.ndarray],
-    varphi: Callable[[np.ndarray], np.ndarray],
-    rotate: Callable[[np.ndarray], np.ndarray],
-    causal: bool,
-) -> np.ndarray:
+def linear_attention(q, k, v, phi, varphi, rotate, causal):
     """Eq. 19 as it stands: a square of weights, summed over n."""
     plain = scores(phi(q), varphi(k))
     rotated = scores(rotate(phi(q)), rotate(varphi(k)))
@@ -89,10 +58,8 @@ def linear_attention(
 
 
 def elu_plus_one(x: np.ndarray) -> np.ndarray:
-    """elu(x) + 1."""
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1
 
 
 def softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    """exp(x) by its sum."""
     return np.exp(x) / np.exp(x).sum(axis, keepdims=True)

@@ -1,16 +1,9 @@
-"""Cached calls on memory that is freed, reused and guarded.
+"""Cached calls on memory that is freed, reused and guarded, against the portable path.
 
-    python cached_calls.py LIBRARY COUNT SEED
-
-Each call has arrays of its own, which are freed after it; some begin behind a page that nobody may
-touch, or end before one. Every result must have the bits of the portable path. Prints the number of
-calls, and of those that were cached.
+python cached_calls.py LIBRARY COUNT SEED
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +25,6 @@ LONE = (5, 5.5, -3.25, np.int64(7), np.float32(2.5), np.float64(1e6), np.int8(3)
 
 
 def lay(random: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Return a copy of x in memory of its own, laid out at random."""
     kind = random.integers(8)
     if kind == 0:
         return against(bool(random.integers(2)), x)
@@ -48,7 +40,6 @@ def lay(random: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def positions_of(random: np.random.Generator, rope: RoPE, shape: tuple[int, ...]) -> Any:
-    """Return positions of any kind that fits a shape."""
     tokens, batch = shape[-3], shape[:-3]
     lead = (2,) if rope.position_axes else ()
     kind = random.integers(8)
@@ -67,9 +58,7 @@ def positions_of(random: np.random.Generator, rope: RoPE, shape: tuple[int, ...]
     return whole.astype(random.choice(["int8", "int32", "int64", "float32"]))
 
 
-def call(
-    random: np.random.Generator, rope: RoPE, x: Any, positions: Any, out: Any
-) -> Callable[[], Any]:
+def call(random, rope, x, positions, out):
     kind = random.integers(5)
     if kind == 0:
         return lambda: rope.unrotate(x, positions, out=out)

@@ -1,7 +1,4 @@
-"""The kernel for GPUs on the CPU: its own source, through g++, run as the path of cupy runs it.
-
-What differs from a GPU is who compiles it, and that threads take turns.
-"""
+"""The kernel for GPUs on the CPU: compiled by g++, launched as cupy's path does, in one thread."""
 
 import ctypes
 import importlib.util
@@ -42,7 +39,6 @@ def cuda_folder(name: str) -> Path | None:
 
 
 def decline_reason() -> str | None:
-    """Return why the kernel cannot be compiled and run here, None if it can."""
     if importlib.util.find_spec("cupy") is None:
         return "cupy, whose path this is, is not installed"
     if shutil.which("g++") is None:
@@ -94,7 +90,6 @@ def launch(key: CudaKey, grid: tuple[int, ...], block: tuple[int, ...], words: n
 
 
 def every_key() -> Iterator[CudaKey]:
-    """Yield every key that a launch can have."""
     flags = (True, False)
     for (dtype, size), pairs_in, pairs_out in product(FLOATS.items(), flags, flags):
         sources = range(1 if dtype == "float64" else 3)  # float64 is given cos and sin
@@ -103,14 +98,17 @@ def every_key() -> Iterator[CudaKey]:
             yield CudaKey(dtype, pairs_in, pairs_out, access, source, in_place)
 
 
+def count_waves(blocks, threads):
+    """Return how often blocks of 80 registers a thread fill the 132 multiprocessors of an H200."""
+    return blocks / (132 * (min(2048, 65536 // 80) // threads))
+
+
 @lru_cache
 def _numbers() -> dict[CudaKey, int]:
     return {key: i for i, key in enumerate(every_key())}
 
 
 class Cuda(_Path):
-    """The path of cupy's name, for numpy's arrays."""
-
     name = "cuda"
 
     def __init__(self) -> None:
@@ -131,5 +129,4 @@ PATH = Cuda()
 
 
 def get_keys() -> list[CudaKey]:
-    """Return the keys of the launches of the last call."""
     return [launch.key for launch in PATH.ran]

@@ -1,7 +1,5 @@
 """Encodings that RoFormer reviews, as double loops over tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -69,24 +67,19 @@ SCORES: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]]] = 
     "multiplicative-by-head": (encodings.multiplicative, ("factors_by_head",), {}),
 }
 """Functions, their parameters among the fields of a case, and their options."""
+VALUES = {"values": (encodings.shaw_values, ("weights", "k", "shared"), {})}
 
 
 def get_arrays(name: str, case: Case) -> list[np.ndarray]:
-    """Return the arrays that an encoding takes."""
-    return [case.q, case.k, *(getattr(case, field) for field in SCORES[name][1])]
+    fields = ("q", "k", *SCORES[name][1]) if name in SCORES else VALUES[name][1]
+    return [getattr(case, field) for field in fields]
 
 
-def run(
-    name: str,
-    case: Case,
-    make: Callable[[np.ndarray], Any] = lambda x: x,
-    call: Callable[..., Any] = lambda function, *arrays: function(*arrays),
-    **options: Any,
-) -> Any:
-    """Return the scores of an encoding."""
-    function, _, settings = SCORES[name]
+def run(name, case, make=lambda x: x, call=lambda function, *arrays: function(*arrays), **options):
+    function, _, settings = (SCORES | VALUES)[name]
     positions = {"positions": case.positions, "k_positions": case.k_positions}
-    options = {"scale": SCALE, **positions, **settings, **options}
+    scale = {"scale": SCALE} if name in SCORES else {}
+    options = {**scale, **positions, **settings, **options}
     return call(lambda *a: function(*a, **options), *map(make, get_arrays(name, case)))
 
 
@@ -113,6 +106,9 @@ def bucket(r: int, bidirectional: bool) -> int:
 
 def expected(name: str, c: Case, base: float = BASE) -> np.ndarray:
     """Return scores by a loop over pairs of tokens, in float64."""
+
+    if name == "values":
+        return expected_values(c)
 
     def score(q: np.ndarray, k: np.ndarray, r: int, h: int) -> float:
         match name:
@@ -143,7 +139,6 @@ def expected(name: str, c: Case, base: float = BASE) -> np.ndarray:
 
 
 def expected_values(c: Case) -> np.ndarray:
-    """Return the output of Shaw et al. by the same loop."""
     out = np.zeros((*c.batch, c.n, c.heads, c.k.shape[-1]))
     group = c.heads // c.k.shape[-2]
     for *b, i, h, j in np.ndindex(*out.shape[:-1], c.m):

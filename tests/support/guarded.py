@@ -1,15 +1,7 @@
 """Rotations of arrays that lie against pages nobody may touch: what reads beyond them crashes.
 
-    python tests/support/guarded.py PATH [EVERY]
-
-It stands for compute-sanitizer where there is no GPU. The path is llvm, streaming, which is llvm
-past the caches, cuda, which g++ compiles, or triton, which is interpreted where TRITON_INTERPRET is
-1. All that a kernel reads and writes
-begins behind such a page, and ends before one, in turn. Prints the number of rotations, which are
-those of every case, or of each EVERYth.
+python tests/support/guarded.py llvm|streaming|cuda|triton [EVERY]
 """
-
-from __future__ import annotations
 
 import contextlib
 import ctypes

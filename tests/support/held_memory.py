@@ -1,9 +1,4 @@
-"""Prints by how many MiB the process grows over calls of one kind: python held_memory.py KIND.
-
-Peaks of a single call do not count: what is measured is what is still held afterwards.
-"""
-
-from __future__ import annotations
+"""Print by how many MiB the process grows over calls of a kind, and what is left after clearing."""
 
 import gc
 import importlib
@@ -23,21 +18,18 @@ X = np.ones((1, 4, 2, 128), np.float32)
 
 
 def resident() -> float:
-    """Return the memory of this process in MiB."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
     return pages * 4096 / 2**20
 
 
 def ropes(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
-    """Use each of many ropes a few times."""
     for i in range(150):
         for _ in range(3):
             yield RoPE(base=1e4 + i, layout="half").rotate(make(X))
 
 
 def lengths(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
-    """Fix a rule that depends on the length for many lengths."""
     rope = RoPE(scaling=scaling.DynamicNTK(2.0, 16))
     for n in range(17, 217):
         for _ in range(3):
@@ -59,7 +51,6 @@ def angles(make: Callable[[np.ndarray], Any], *, trains: bool = False) -> Iterat
 
 
 def mixed(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
-    """Two thousand calls of every kind that a server and a training make."""
     random = np.random.default_rng(0)
     many = [RoPE(base=5e3 + i, layout="half") for i in range(30)]
     many += [RoPE(scaling=scaling.DynamicNTK(2.0, 16)).for_length(n) for n in range(17, 47)]

@@ -1,9 +1,6 @@
-"""Shardings of jax on eight devices of one CPU, which need a process of their own.
+"""Shardings of jax on eight devices of one CPU; prints the cases that fail, and their number.
 
-    python tests/support/meshes.py [PATH [KIND]]
-
-Prints each case that does not hold, and the number of cases. jax's arrays take the path, if one is
-named. If a kind of axes is named, one sharding of one layout over such is tried.
+python tests/support/meshes.py [PATH [KIND]]
 """
 
 import os
@@ -13,7 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -51,7 +48,6 @@ def collectives(function: Callable[..., Any], *arguments: Any) -> list[str]:
 
 
 def placed(on: Mesh, spec: P) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Yield positions in each way that they may be given, and as numpy."""
     (batch, tokens) = (*spec, None, None)[:2]
     yield "as tokens", jax.device_put(AT, NamedSharding(on, P(batch, tokens))), AT
     yield "one axis", jax.device_put(AT[0], NamedSharding(on, P(tokens))), AT[:1]
@@ -142,13 +138,8 @@ def main(path: str | None = None, kind: str = "") -> None:
     print(f"{count} cases")
 
 
-def failures(
-    layout: str, kinds: Iterable[AxisType], specs: Iterable[P], every: int | None = None
-) -> int:
-    """Print the cases of one layout that do not hold, and return how many cases there are.
-
-    Of kinds of positions it may be every fourth: those sharded as tokens, and None.
-    """
+def failures(layout, kinds, specs, every=None):
+    """Print the cases of one layout that fail, and return how many cases there are."""
     cases = [
         (f"{kind.name} {spec}", case)
         for kind in kinds

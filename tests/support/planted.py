@@ -1,7 +1,5 @@
 """Rotations with a fault planted in each, and the message that names it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,16 +43,16 @@ def cast_to_tf32(x: Any) -> Any:
 
 
 def by_hand(
-    x: Any,
-    positions: Any,
+    x,
+    positions,
     *,
-    frequencies: Callable[[Any], Any] = lambda w: w,
-    product: Callable[[Any, Any], Any] = np.multiply,
-    tables: Callable[[Any, Any], Any] = lambda cos, sin: (cos, sin),
-    layout: str = "half",
-    doubled: str = "",
-    signs: tuple[float, float] = (-1.0, 1.0),
-) -> Any:
+    frequencies=lambda w: w,
+    product=np.multiply,
+    tables=lambda cos, sin: (cos, sin),
+    layout="half",
+    doubled="",
+    signs=(-1.0, 1.0),
+):
     """Rotate by angles that are a product in float32; each option is a place of a fault."""
     d = x.shape[-1]
     w = frequencies(10000.0 ** (-np.arange(0, d, 2) / d)).astype(np.float32)
@@ -90,8 +88,6 @@ def before_the_split(layout: Any) -> Rotation:
 
 
 def leave(choose: Callable[[Any], Any]) -> Rotation:
-    """Rotate all but a part of x."""
-
     def rotate(x: Any, positions: Any) -> Any:
         y = np.array(right(x, positions))
         part = choose(x)
@@ -101,13 +97,7 @@ def leave(choose: Callable[[Any], Any]) -> Rotation:
     return rotate
 
 
-def from_token(start: int) -> Callable[[Any], Any]:
-    return lambda x: np.s_[:, :, start:]
-
-
 def dynamic(length: Callable[[Any, Any], int], trained: int) -> Rotation:
-    """Let the base grow with the length of a call."""
-
     def rotate(x: Any, positions: Any) -> Any:
         n, d = max(length(x, positions), trained), HEAD_DIM
         base = 1e4 * (2.0 * n / trained - 1.0) ** (d / (d - 2))
@@ -142,14 +132,11 @@ def write_half_first(x: Any, positions: Any) -> Any:
 
 
 def write_scratch(x: Any, positions: Any) -> Any:
-    """Return a copy of what is written over the argument."""
     x[...] = right(x, positions)
     return x.copy()
 
 
 def require_rows(rotate: Rotation) -> Rotation:
-    """Take positions (batch, tokens) alone."""
-
     def function(x: Any, positions: Any) -> Any:
         if positions.ndim != 2:
             raise ValueError("positions must be (batch, tokens)")
@@ -168,11 +155,20 @@ class Fault:
     """A rotation, the message of its fault, and the RoPE that was meant."""
 
     name: str
-    function: Callable[..., Any]
     message: str
+    function: Callable[..., Any]
     outcome: str = "fault"
     """Of identify: it lists a "fault", raises an "error", or returns "another" RoPE."""
     meant: RoPE = HALF
+
+
+def fault(
+    name: str, message: str, rotate: Rotation, rotate_k: Rotation | None = None, **options: Any
+) -> Fault:
+    return Fault(name, message, of_both(rotate, rotate_k), **options)
+
+
+error, another = partial(fault, outcome="error"), partial(fault, outcome="another")
 
 
 def rounded(dtype: Any, name: str) -> list[Fault]:
@@ -183,21 +179,17 @@ def rounded(dtype: Any, name: str) -> list[Fault]:
         ("positions are rounded to", {"product": lambda p, w: to(p) * w}),
         ("angles are computed in", {"product": lambda p, w: to(to(p) * to(w))}),
     ]
+    message, turn = f"is rounded to {name} before it is rotated", lambda x, p: right(to(x), p)
     return [
-        Fault(f"{cause} {name}", of_both(partial(by_hand, **options)), f"{cause} {name}")
-        for cause, options in faults
-    ] + [
-        Fault(f"{x} cast to {name}", function, f"{x} is rounded to {name} before it is rotated")
-        for x, function in (
-            ("q", of_both(lambda x, p: right(to(x), p))),
-            ("k", of_both(right, lambda x, p: right(to(x), p))),
-        )
+        *(fault(f"{x} {name}", f"{x} {name}", partial(by_hand, **given)) for x, given in faults),
+        fault(f"q cast to {name}", f"q {message}", turn, right),
+        fault(f"k cast to {name}", f"k {message}", right, turn),
     ]
 
 
 def unlike(name: str, rope: RoPE, message: str, meant: RoPE = HALF) -> Fault:
     """Return the fault of a right rotation by another RoPE than was meant."""
-    return Fault(name, of_both(partial(right, rope=rope)), message, "another", meant)
+    return another(name, message, partial(right, rope=rope), meant=meant)
 
 
 LAYOUTS: tuple[Any, ...] = ("half", "interleaved", "interleaved_to_half")
@@ -212,134 +204,122 @@ FAULTS = [
       for one in LAYOUTS for other in LAYOUTS if one != other),
     unlike("another base", RoPE(layout="half", base=5e5), "base is 500000, and not 10000"),
     unlike("slice off by two", RoPE(layout="half", rotary_dim=16, rotary_offset=2),
-           "rotary_offset is 2, and not 0", SLICE),
+          "rotary_offset is 2, and not 0", SLICE),
     unlike("slice at the end", RoPE(layout="half", rotary_dim=16, rotary_offset=16),
-           "rotary_offset is 16, and not 0", SLICE),
+          "rotary_offset is 16, and not 0", SLICE),
     unlike("slice of half the length", SLICE, "rotary_dim is 16, and not 32"),
     unlike("exponents of the whole head", RoPE(layout="half", rotary_dim=16, base=100.0),
-           "base is 100, and not 10000", SLICE),
+          "base is 100, and not 10000", SLICE),
     unlike("factor missing", HALF, "scaling is None, and not Linear(factor=4.0)", LINEAR),
     unlike("factor twice", RoPE(layout="half", scaling=Linear(16.0)),
-           "scaling is Linear(factor=16.0), and not Linear(factor=4.0)", LINEAR),
+          "scaling is Linear(factor=16.0), and not Linear(factor=4.0)", LINEAR),
     unlike("rule forgotten", RoPE(layout="half", base=5e5), "is None, and not Llama3", LLAMA3),
-    Fault("sections swapped", of_both(partial(right, rope=SWAPPED)),
-          "position_axes is (0, 0, 0, 0, 2", "sections", SECTIONS),
-    Fault("attention factor missing", of_both(lambda x, p: right(x, p, YARN) / FACTOR),
-          "attention factor is 1, and not 1.13863", "another", YARN),
-    Fault("attention factor twice", of_both(lambda x, p: right(x, p, YARN) * FACTOR),
-          "attention factor is 1.29648, and not 1.13863", "another", YARN),
-    Fault("frequencies learned", of_both(partial(
-          by_hand, frequencies=lambda w: w * (1 + 0.1 * np.sin(np.arange(len(w)) + 1)))),
-          "scaling is Measured", "another"),
-    Fault("positions refused", of_both(refuse_large), "from 2048 on are refused", "another"),
+    fault("sections swapped", "position_axes is (0, 0, 0, 0, 2", partial(right, rope=SWAPPED),
+          meant=SECTIONS, outcome="sections"),
+    another("attention factor missing", "attention factor is 1, and not 1.13863",
+          lambda x, p: right(x, p, YARN) / FACTOR, meant=YARN),
+    another("attention factor twice", "attention factor is 1.29648, and not 1.13863",
+          lambda x, p: right(x, p, YARN) * FACTOR, meant=YARN),
+    another("frequencies learned", "scaling is Measured",
+          partial(by_hand, frequencies=lambda w: w * (1 + 0.1 * np.sin(np.arange(len(w)) + 1)))),
+    another("positions refused", "from 2048 on are refused", refuse_large),
     # Angles.
     *rounded(ml_dtypes.bfloat16, "bfloat16"), *rounded(np.float16, "float16"),
-    Fault("TF32 product",
-          of_both(partial(by_hand, product=lambda p, w: cast_to_tf32(p) * cast_to_tf32(w))),
-          "angles are computed in TF32"),
-    Fault("positions off by one", of_both(lambda x, p: right(x, p + 1)), "are off by +1"),
-    Fault("positions off by minus one", of_both(lambda x, p: right(x, p - 1)), "are off by -1"),
-    Fault("negative angle", of_both(lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
-          "q turns by the negative angle"),
-    Fault("positions clamped", of_both(lambda x, p: right(x, np.minimum(p, 2047))),
-          "from 2048 on are taken for 2047"),
-    Fault("positions modulo 2048", of_both(lambda x, p: right(x, p % 2048)), "anew at 2048"),
-    Fault("positions modulo 65536", of_both(lambda x, p: right(x, p % 65536)), "anew at 65536"),
-    Fault("int16 positions", of_both(lambda x, p: right(x, p.astype(np.int16))),
-          "wrap around to -32768 at 32768"),
-    Fault("largest position counts", of_both(dynamic(lambda x, p: int(p.max()) + 1, 2048)),
-          "the largest position of a call"),
-    Fault("number of tokens counts", of_both(dynamic(lambda x, p: x.shape[2], 256)),
-          "the number of tokens of a call"),
-    Fault("positions ignored", of_both(lambda x, p: right(x, np.arange(len(p)))),
-          "the function ignores positions", "error"),
-    Fault("cos and sin swapped", of_both(partial(by_hand, tables=lambda cos, sin: (sin, cos))),
-          "cos and sin are swapped"),
-    Fault("a phase at position 0",
-          of_both(partial(by_hand, product=lambda p, w: p * w + PHASES)),
-          "no offset of positions explains it", "error"),
-    Fault("some pairs backwards",
-          of_both(partial(by_hand, frequencies=lambda w: w * (-1.0) ** np.arange(len(w)))),
-          "turn backwards, and the others forwards", "error"),
+    fault("TF32 product", "angles are computed in TF32",
+          partial(by_hand, product=lambda p, w: cast_to_tf32(p) * cast_to_tf32(w))),
+    fault("positions off by one", "are off by +1", lambda x, p: right(x, p + 1)),
+    fault("positions off by minus one", "are off by -1", lambda x, p: right(x, p - 1)),
+    fault("negative angle", "q turns by the negative angle",
+          lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
+    fault("positions clamped", "from 2048 on are taken for 2047",
+          lambda x, p: right(x, np.minimum(p, 2047))),
+    fault("positions modulo 2048", "anew at 2048", lambda x, p: right(x, p % 2048)),
+    fault("positions modulo 65536", "anew at 65536", lambda x, p: right(x, p % 65536)),
+    fault("int16 positions", "wrap around to -32768 at 32768",
+          lambda x, p: right(x, p.astype(np.int16))),
+    fault("largest position counts", "the largest position of a call",
+          dynamic(lambda x, p: int(p.max()) + 1, 2048)),
+    fault("number of tokens counts", "the number of tokens of a call",
+          dynamic(lambda x, p: x.shape[2], 256)),
+    error("positions ignored", "the function ignores positions",
+          lambda x, p: right(x, np.arange(len(p)))),
+    fault("cos and sin swapped", "cos and sin are swapped",
+          partial(by_hand, tables=lambda cos, sin: (sin, cos))),
+    error("a phase at position 0", "no offset of positions explains it",
+          partial(by_hand, product=lambda p, w: p * w + PHASES)),
+    error("some pairs backwards", "turn backwards, and the others forwards",
+          partial(by_hand, frequencies=lambda w: w * (-1.0) ** np.arange(len(w)))),
     # Pairs.
-    Fault("before the split, halves", of_both(before_the_split("half")), "mixes heads", "error"),
-    Fault("before the split, neighbours", of_both(before_the_split("interleaved")),
-          "angles differ between heads", "error", RoPE()),
-    Fault("tables of neighbours", of_both(partial(by_hand, doubled="neighbours")),
-          "cos and sin are laid out for neighbours, and the rotation takes halves", "error"),
-    Fault("tables of halves",
-          of_both(partial(by_hand, layout="interleaved", doubled="halves")),
-          "cos and sin are laid out for halves, and the rotation takes", "error", RoPE()),
-    Fault("minus missing", of_both(partial(by_hand, signs=(1.0, 1.0))),
-          "both parts add the other times sin; one must subtract it. The norm is not", "error"),
-    Fault("half without sin", of_both(partial(by_hand, signs=(0.0, 0.0))),
-          "the part with sin may be missing", "error"),
-    Fault("half written early", of_both(write_half_first), "the norm is not kept", "error"),
-    Fault("nothing rotated", lambda q, k, p: (q, k), "turns nothing", "error"),
+    error("before the split, halves", "mixes heads", before_the_split("half")),
+    error("before the split, neighbours", "angles differ between heads",
+          before_the_split("interleaved"), meant=RoPE()),
+    error("tables of neighbours",
+          "cos and sin are laid out for neighbours, and the rotation takes halves",
+          partial(by_hand, doubled="neighbours")),
+    error("tables of halves", "cos and sin are laid out for halves, and the rotation takes",
+          partial(by_hand, layout="interleaved", doubled="halves"), meant=RoPE()),
+    error("minus missing",
+          "both parts add the other times sin; one must subtract it. The norm is not",
+          partial(by_hand, signs=(1.0, 1.0))),
+    error("half without sin", "the part with sin may be missing",
+          partial(by_hand, signs=(0.0, 0.0))),
+    error("half written early", "the norm is not kept", write_half_first),
+    Fault("nothing rotated", "turns nothing", lambda q, k, p: (q, k), outcome="error"),
     # Vectors.
-    Fault("normalised as well", of_both(normalise), "it is not linear in q", "error"),
-    Fault("length grows with position", of_both(grow), "depend on the position", "error"),
-    Fault("large numbers clipped", of_both(lambda x, p: right(np.clip(x, -2, 2), p)),
-          "not linear in q", "error"),
-    Fault("small numbers flushed", of_both(lambda x, p: right(np.where(abs(x) < 0.1, 0, x), p)),
-          "q at position", "error"),
-    Fault("result cast to bfloat16",
-          of_both(lambda x, p: cast(ml_dtypes.bfloat16)(right(x, p))), "rounded to bfloat16"),
-    Fault("arguments written over", of_both(write_scratch), "is written over, and another array",
-          "error"),
+    error("normalised as well", "it is not linear in q", normalise),
+    error("length grows with position", "depend on the position", grow),
+    error("large numbers clipped", "not linear in q", lambda x, p: right(np.clip(x, -2, 2), p)),
+    error("small numbers flushed", "q at position",
+          lambda x, p: right(np.where(abs(x) < 0.1, 0, x), p)),
+    fault("result cast to bfloat16", "rounded to bfloat16",
+          lambda x, p: cast(ml_dtypes.bfloat16)(right(x, p))),
+    error("arguments written over", "is written over, and another array", write_scratch),
     # One of q, k and v.
-    Fault("another base for k", of_both(right, partial(right, rope=RoPE(layout="half", base=1e6))),
-          "of k, base is 1e+06, and not 10000"),
-    Fault("another layout for k", of_both(right, partial(right, rope=RoPE())),
-          "of k, layout is 'interleaved', and not 'half'"),
-    Fault("k backwards", of_both(right, lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
-          "turn against each other"),
-    Fault("k by positions of its own", of_both(right, lambda x, p: right(x, p + 1)),
-          "positions are off by +1"),
-    Fault("k by positions reversed", of_both(right, lambda x, p: right(x, p[::-1])), MOVED,
-          "error"),
-    Fault("k without the attention factor",
-          of_both(partial(right, rope=YARN), lambda x, p: right(x, p, YARN) / FACTOR),
-          "of k, attention factor is 1, and not 1.13863", "fault", YARN),
-    Fault("k not rotated", of_both(right, lambda x, p: x), "k is not turned"),
-    Fault("q and k swapped", lambda q, k, p: (right(k, p), right(q, p)), "", "error"),
-    Fault("k made of q", lambda q, k, p: (right(q, p), right(q, p)), "", "error"),
-    Fault("v alone rotated", lambda q, k, v, p: (q, k, right(v, p)), "v is turned as well"),
-    Fault("v rotated as well", lambda q, k, v, p: tuple(right(x, p) for x in (q, k, v)),
-          "v is turned as well"),
+    fault("another base for k", "of k, base is 1e+06, and not 10000", right,
+          partial(right, rope=RoPE(layout="half", base=1e6))),
+    fault("another layout for k", "of k, layout is 'interleaved', and not 'half'", right,
+          partial(right, rope=RoPE())),
+    fault("k backwards", "turn against each other", right,
+          lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
+    fault("k by positions of its own", "positions are off by +1", right,
+          lambda x, p: right(x, p + 1)),
+    error("k by positions reversed", MOVED, right, lambda x, p: right(x, p[::-1])),
+    fault("k without the attention factor", "of k, attention factor is 1, and not 1.13863",
+          partial(right, rope=YARN), lambda x, p: right(x, p, YARN) / FACTOR, meant=YARN),
+    fault("k not rotated", "k is not turned", right, lambda x, p: x),
+    Fault("q and k swapped", "", lambda q, k, p: (right(k, p), right(q, p)), outcome="error"),
+    Fault("k made of q", "", lambda q, k, p: (right(q, p), right(q, p)), outcome="error"),
+    Fault("v alone rotated", "v is turned as well", lambda q, k, v, p: (q, k, right(v, p))),
+    Fault("v rotated as well", "v is turned as well",
+          lambda q, k, v, p: tuple(right(x, p) for x in (q, k, v))),
     # Tokens, batch entries and heads.
-    Fault("first 32 tokens only", of_both(leave(from_token(32))), LEFT, "error"),
-    Fault("first 1024 tokens only", of_both(leave(from_token(1024))), LEFT, "error"),
-    Fault("the last token of an odd number left",
-          of_both(leave(lambda x: np.s_[:, :, x.shape[2] // 2 * 2 + (x.shape[2] == 1) :])), LEFT),
-    Fault("the last block of 16 tokens left where it is not full",
-          of_both(leave(lambda x: np.s_[:, :, max(16, x.shape[2] // 16 * 16) :])), LEFT, "error"),
-    Fault("tokens reversed", of_both(lambda x, p: right(x, p)[:, :, ::-1]), MOVED, "error"),
-    Fault("vectors of reversed tokens", of_both(lambda x, p: right(x[:, :, ::-1], p)),
-          "q at position", "error"),
-    Fault("vector of the token before", of_both(lambda x, p: right(np.roll(x, 1, 2), p)),
-          "q at position", "error"),
-    Fault("positions reversed", of_both(lambda x, p: right(x, p[::-1])), MOVED, "error"),
-    Fault("position of the token before", of_both(lambda x, p: right(x, np.roll(p, 1))), MOVED,
-          "error"),
-    Fault("position of the first token", of_both(lambda x, p: right(x, np.full_like(p, p[0]))),
-          "function turns nothing", "error"),
-    Fault("places beside the first position",
-          of_both(lambda x, p: right(x, p[0] + np.arange(len(p)))),
-          "place in the call counts too", "error"),
-    Fault("batch entries swapped", of_both(lambda x, p: right(x, p)[::-1]), "", "error"),
-    Fault("the next batch entry", of_both(lambda x, p: np.roll(right(x, p), 1, 0)), "", "error"),
-    Fault("the first batch entry for all",
-          of_both(lambda x, p: np.broadcast_to(right(x, p)[:1], x.shape)), "", "error"),
-    Fault("one batch entry left", of_both(leave(lambda x: np.s_[1:2] if len(x) < 4 else [])), LEFT,
-          "error"),
-    Fault("positions of the first batch entry for all", of_both(require_rows(
-          lambda x, p: right(x, np.broadcast_to(p[:1], p.shape)))), "q at position", "error"),
-    Fault("positions of batch entries swapped", of_both(require_rows(
-          lambda x, p: right(x, p[::-1]))), "q at position", "error"),
-    Fault("heads swapped", of_both(lambda x, p: right(x, p)[:, ::-1]), "mixes heads", "error"),
-    Fault("half of the heads left", of_both(leave(lambda x: np.s_[:, x.shape[1] // 2 :])),
-          "angles differ between heads", "error"),
-    Fault("four heads at most", of_both(leave(lambda x: np.s_[:, 3:])), LEFT, "error"),
-    Fault("as many heads of q as of k", rotate_as_many_heads_as_k, LEFT, "error"),
+    error("first 32 tokens only", LEFT, leave(lambda x: np.s_[:, :, 32:])),
+    error("first 1024 tokens only", LEFT, leave(lambda x: np.s_[:, :, 1024:])),
+    fault("the last token of an odd number left", LEFT,
+          leave(lambda x: np.s_[:, :, x.shape[2] // 2 * 2 + (x.shape[2] == 1) :])),
+    error("the last block of 16 tokens left where it is not full", LEFT,
+          leave(lambda x: np.s_[:, :, max(16, x.shape[2] // 16 * 16) :])),
+    error("tokens reversed", MOVED, lambda x, p: right(x, p)[:, :, ::-1]),
+    error("vectors of reversed tokens", "q at position", lambda x, p: right(x[:, :, ::-1], p)),
+    error("vector of the token before", "q at position", lambda x, p: right(np.roll(x, 1, 2), p)),
+    error("positions reversed", MOVED, lambda x, p: right(x, p[::-1])),
+    error("position of the token before", MOVED, lambda x, p: right(x, np.roll(p, 1))),
+    error("position of the first token", "function turns nothing",
+          lambda x, p: right(x, np.full_like(p, p[0]))),
+    error("places beside the first position", "place in the call counts too",
+          lambda x, p: right(x, p[0] + np.arange(len(p)))),
+    error("batch entries swapped", "", lambda x, p: right(x, p)[::-1]),
+    error("the next batch entry", "", lambda x, p: np.roll(right(x, p), 1, 0)),
+    error("the first batch entry for all", "",
+          lambda x, p: np.broadcast_to(right(x, p)[:1], x.shape)),
+    error("one batch entry left", LEFT, leave(lambda x: np.s_[1:2] if len(x) < 4 else [])),
+    error("positions of the first batch entry for all", "q at position",
+          require_rows(lambda x, p: right(x, np.broadcast_to(p[:1], p.shape)))),
+    error("positions of batch entries swapped", "q at position",
+          require_rows(lambda x, p: right(x, p[::-1]))),
+    error("heads swapped", "mixes heads", lambda x, p: right(x, p)[:, ::-1]),
+    error("half of the heads left", "angles differ between heads",
+          leave(lambda x: np.s_[:, x.shape[1] // 2 :])),
+    error("four heads at most", LEFT, leave(lambda x: np.s_[:, 3:])),
+    Fault("as many heads of q as of k", LEFT, rotate_as_many_heads_as_k, outcome="error"),
 ]  # fmt: skip

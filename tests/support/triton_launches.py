@@ -1,9 +1,6 @@
-"""What the driver of CUDA is given by calls with torch, where cuda_driver.c stands for it.
+"""What CUDA's driver gets from calls with torch, where cuda_driver.c stands for it; one JSON each.
 
-    python tests/support/triton_launches.py FOLDER
-
-The stand-in is compiled into the folder, and everything else is as on a GPU: the operator, the
-plan, Triton's compiler and its launcher. A line of JSON for each call tells what was launched.
+python tests/support/triton_launches.py FOLDER
 """
 
 import ctypes
@@ -37,7 +34,6 @@ H100 = GPUTarget("cuda", 90, 32)
 
 
 def loaded() -> ctypes.CDLL:
-    """Return the stand-in, under the name by which Triton's launcher asks for the driver."""
     flags = ("-shared", "-fPIC", "-w", f"-Wl,-soname,{DRIVER.name}")
     subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(DRIVER)], check=True)
     return ctypes.CDLL(str(DRIVER), mode=ctypes.RTLD_GLOBAL)
@@ -61,7 +57,6 @@ load, found = triton_compile.load_kernel, []
 
 
 def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
-    """Return numbers that the stand-in keeps."""
     return list((kind * count).in_dll(stand_in, name))
 
 

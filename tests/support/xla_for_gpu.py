@@ -1,11 +1,6 @@
-"""What XLA makes of a rotation on an H200, compiled by name where there is no GPU.
+"""What XLA makes of a rotation on an H200, compiled where there is no GPU; one JSON for each case.
 
-    python tests/support/xla_for_gpu.py FOLDER [EVERY]
-
-The plugin of jax for CUDA compiles for a GPU that is described to it. Kernels are written to the
-folder; a line of JSON for each case tells the bytes that XLA allocates besides arguments and
-results, what moves between devices, and the PTX of each kernel by its name. Of the path that is for
-GPUs it may be each EVERYth case.
+python tests/support/xla_for_gpu.py FOLDER [EVERY]
 """
 
 import os
@@ -60,7 +55,6 @@ def backward(rope: RoPE, q: Any, k: Any, positions: Any) -> Any:
 
 
 def compiled(function: Callable[..., Any], dtype: str, count: int, spec: P) -> dict[str, Any]:
-    """Compile for the first devices, with q, k and positions sharded."""
     mesh = Mesh(np.array(DEVICES[:count]), ("x",))
     shapes = [(2, TOKENS, 32, HEAD_DIM), (2, TOKENS, 8, HEAD_DIM), (2, TOKENS)]
     arguments = [
@@ -89,7 +83,6 @@ def main() -> None:
         *product(["jit-gpu"], directions, *usual, [2], specs),
     ]
     cases = cases[:: int((*sys.argv, "1")[2])]
-    cases += product(["jit"], directions, *usual, [1], [P()])
     for path, function, layout, rotary_dim, dtype, devices, spec in cases:
         rope = RoPE(layout=layout, rotary_dim=rotary_dim)  # type: ignore[arg-type]  # of a list
         with rope_xp.use_path(path):

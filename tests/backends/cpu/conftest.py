@@ -1,7 +1,5 @@
 """The paths of numpy, one after another, and any number of threads."""
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from rope_xp_backends.cpu import launch
 from rope_xp_backends.cpu import threads as _threads
@@ -12,7 +10,7 @@ import rope_xp
 
 
 @pytest.fixture(params=["llvm", "chunked"])
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
+def path(request):
     if request.param == "llvm":
         pytest.importorskip("llvmlite")
     with rope_xp.use_path(request.param):
@@ -20,7 +18,7 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(params=["llvm", "llvm, streaming", "chunked", "cuda"])
-def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def any_path(request, monkeypatch):
     """Of the kernel for GPUs too, which tests/support/cuda_on_cpu.py runs on the CPU."""
     name, _, streaming = request.param.partition(", ")
     (target,) = [t for t in TARGETS if t.name == f"numpy-{name}"]
@@ -33,12 +31,12 @@ def any_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def threads(monkeypatch):
     """Set the number of threads, and have small arrays keep them all busy."""
     monkeypatch.setattr(launch, "BYTES_A_THREAD", 1)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 10)
 
-    def use(number: str) -> None:
+    def use(number):
         monkeypatch.setenv("ROPE_XP_NUM_THREADS", number)
         _threads.limit.cache_clear()
         _threads._forget()

@@ -6,7 +6,6 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +29,10 @@ if not (COMPILER and EMULATOR):
 
 MACHINE = ("aarch64-unknown-linux-gnu", "generic", "")
 RUNNER = Path(__file__).parents[2] / "support" / "on_aarch64.c"
-PAGE = 1 << 16
-"""The largest page of aarch64."""
+PAGE = 1 << 16  # the largest page of aarch64
 
 
-def build(key: KernelKey, folder: Path) -> Path:
+def build(key, folder):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = importlib.import_module("rope_xp_backends.cpu.machine")
@@ -48,10 +46,10 @@ def build(key: KernelKey, folder: Path) -> Path:
 class Emulated:
     """A kernel that runs in qemu, where memory has the addresses that it has here."""
 
-    def __init__(self, program: Path, arrays: list[np.ndarray]) -> None:
+    def __init__(self, program, arrays):
         self.program, self.arrays = program, arrays
 
-    def __call__(self, params: int, *arguments: int) -> int:
+    def __call__(self, params, *arguments):
         segments = ctypes.c_int64.from_address(params + 8 * FIELDS.index("segments")).value
         chunks = [(params, 8 * (len(FIELDS) + 3 * segments))]
         chunks += [(x.ctypes.data, x.nbytes) for x in self.arrays]
@@ -77,7 +75,7 @@ class Emulated:
     "layout", ["half", exhaustive("interleaved"), exhaustive("interleaved_to_half")]
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", *map(exhaustive, ("float16", "float32", "float64"))])
-def test_same_bits_as_here(dtype, layout, tmp_path, rng) -> None:
+def test_same_bits_as_here(dtype, layout, tmp_path, rng):
     rope = RoPE(layout=layout, rotary_dim=26, rotary_offset=2)
     q, k = (rng.standard_normal((2, 5, heads, 30)).astype(numpy_dtype(dtype)) for heads in (3, 1))
     program = build(
@@ -85,12 +83,12 @@ def test_same_bits_as_here(dtype, layout, tmp_path, rng) -> None:
         tmp_path,
     )
     for positions in (np.array([0, 5, 2**31 - 1, -7, 70_000]), np.arange(5) + 0.625):
-        call: Any = parse.apply(rope, q, k, positions, None, None, None)
+        call = parse.apply(rope, q, k, positions, None, None, None)
         source = call.angles[0]
         outs = np.empty_like(q), np.empty_like(k)
         inputs = host.get_angle_inputs(source)
         tables = [table for table in source.tables if table is not None]
-        kernel: Any = Emulated(program, [q, k, *outs, *inputs, *tables])
+        kernel = Emulated(program, [q, k, *outs, *inputs, *tables])
         host.rotate(kernel, (q, k), outs, source, call.spec)
         for got, expected in zip(outs, truth(rope.apply, q, k, positions), strict=True):
             np.testing.assert_array_equal(got, expected)

@@ -1,7 +1,5 @@
 """Kernels on numpy's arrays have numpy's bits, of every number and size, in memory of any kind."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from rope_xp_backends.cpu import plan
@@ -22,7 +20,7 @@ LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("pairs", [32, 1])  # whole vectors, and what is left beside them
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_all_numbers_of_16_bits(any_path: str, dtype: str, pairs: int, layout: str) -> None:
+def test_all_numbers_of_16_bits(any_path, dtype, pairs, layout):
     """Each as x1 and as x2, with each of three partners, at each of three angles."""
     x1 = np.arange(1 << 16, dtype=np.uint16)
     partners = [np.roll(x1, n) for n in (1, 0x3F80, 0x8001)]
@@ -36,7 +34,7 @@ def test_all_numbers_of_16_bits(any_path: str, dtype: str, pairs: int, layout: s
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_slices(any_path: str, dtype: str, layout: str, rng: np.random.Generator) -> None:
+def test_slices(any_path, dtype, layout, rng):
     """Which fill whole vectors or not, aligned or not, and more tokens than a block."""
     slices = [(r, 1, r + 4) for r in (2, 6, 34, 80)] + [(64, offset, 96) for offset in (0, 2, 16)]
     for rotary_dim, offset, head_dim in slices:
@@ -51,7 +49,7 @@ def test_slices(any_path: str, dtype: str, layout: str, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_angles_that_are_no_numbers(any_path: str, dtype: str) -> None:
+def test_angles_that_are_no_numbers(any_path, dtype):
     """Of every sign and payload: rounding must not carry a NaN over into a number."""
     bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000], np.uint32)
     table = bits.view(np.float32)[:, None].repeat(32, axis=1)
@@ -61,7 +59,7 @@ def test_angles_that_are_no_numbers(any_path: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 130), (1, 2, 130), (4, 1, 130), (4, 2, 1), (130,)])
-def test_two_batch_axes_and_positions_of_their_own(any_path, shape, rng) -> None:
+def test_two_batch_axes_and_positions_of_their_own(any_path, shape, rng):
     positions = rng.integers(0, 1 << 20, shape)
     q, k = sample(rng, 4, 2, 130, 3, 8), sample(rng, 4, 2, 130, 1, 8)
     for axes in ("xbshd", "sxhbd"):
@@ -73,7 +71,7 @@ def test_two_batch_axes_and_positions_of_their_own(any_path, shape, rng) -> None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_blocks_of_tokens_where_heads_lie_apart(any_path, dtype, monkeypatch, rng) -> None:
+def test_blocks_of_tokens_where_heads_lie_apart(any_path, dtype, monkeypatch, rng):
     """Of one that holds all tokens, of some that do not, and of the least."""
     positions = rng.integers(0, 1 << 20, (2, 333))
     q, k = sample(rng, 2, 3, 333, 8, dtype=dtype), sample(rng, 2, 1, 333, 8, dtype=dtype)
@@ -91,7 +89,7 @@ def test_blocks_of_tokens_where_heads_lie_apart(any_path, dtype, monkeypatch, rn
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_fused_projection_in_place(any_path: str, layout: str, rng: np.random.Generator) -> None:
+def test_a_fused_projection_in_place(any_path, layout, rng):
     qkv, rope = sample(rng, 2, 130, 3, 4, 16), RoPE(layout=layout, rotary_dim=6)
     expected, q, k = qkv.copy(), qkv[:, :, 0], qkv[:, :, 1]
     expected[:, :, 0], expected[:, :, 1] = truth(rope.apply, q.copy(), k.copy(), POSITIONS)
@@ -107,7 +105,7 @@ AXES = [None, (0,) * 5 + (1,) * 12 + (2,) * 8, (0, 1, 2) * 8 + (0,), (0,) * 9 + 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])  # float32 is computed as bfloat16
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("kind", ["integers", "floats"])
-def test_positions_with_components_and_fractions(any_path, kind, axes, dtype, rng) -> None:
+def test_positions_with_components_and_fractions(any_path, kind, axes, dtype, rng):
     """And with a frequency so high that a fraction of a token turns by more than a quarter."""
     lead = () if axes is None else (3,)
     x = sample(rng, 2, 130, 3, 50, dtype=dtype)
@@ -121,7 +119,7 @@ def test_positions_with_components_and_fractions(any_path, kind, axes, dtype, rn
                 same(turn(x, positions), truth(turn, x, positions))
 
 
-def test_positions_out_of_range_give_nan() -> None:
+def test_positions_out_of_range_give_nan():
     pytest.importorskip("llvmlite")
     torch = pytest.importorskip("torch")
     outside, inside = [1 << 31, -(1 << 31), -(1 << 63), 1 << 62], [(1 << 31) - 1, 0, -5, 7]
@@ -132,7 +130,7 @@ def test_positions_out_of_range_give_nan() -> None:
     same(got[1::2].numpy(), truth(RoPE().rotate, np.ones((4, 2, 8), np.float32), inside))
 
 
-VIEWS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+VIEWS = {
     "heads first": ("bhsd", lambda x: x.transpose(0, 2, 1, 3)),
     "heads first in memory": ("bshd", lambda x: x.swapaxes(1, 2).copy().swapaxes(1, 2)),
     "tokens first": ("sbhd", lambda x: x.swapaxes(0, 1)),
@@ -150,7 +148,7 @@ VIEWS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_views(any_path: str, view: str, dtype: str, rng: np.random.Generator) -> None:
+def test_views(any_path, view, dtype, rng):
     """Those of :func:`numpy.broadcast_to` are read-only besides."""
     axes, make = VIEWS[view]
     for layout in LAYOUTS:
@@ -164,11 +162,11 @@ class Derived(np.ndarray):
     """An array of a user's class."""
 
 
-def unaligned(x: np.ndarray) -> np.ndarray:
+def unaligned(x):
     return np.frombuffer(bytearray(1) + x.tobytes(), x.dtype, offset=1).reshape(x.shape)
 
 
-COPIED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+COPIED = {
     "every second component": lambda x: x[..., ::2],
     "components backwards": lambda x: x[..., ::-1],
     "Fortran order": np.asfortranarray,
@@ -180,7 +178,7 @@ OTHER = {"file": lambda x: x.view(np.memmap), "class": lambda x: x.view(Derived)
 
 @pytest.mark.parametrize("kind", COPIED)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_memory_that_kernels_have_copied(path, kind, dtype, rng) -> None:
+def test_memory_that_kernels_have_copied(path, kind, dtype, rng):
     for layout in LAYOUTS:
         x, rope = COPIED[kind](sample(rng, 2, 130, 3, 16, dtype=dtype)), RoPE(layout=layout)
         expected = truth(rope.rotate, np.array(x, dtype, order="C"), POSITIONS)
@@ -194,7 +192,7 @@ def test_memory_that_kernels_have_copied(path, kind, dtype, rng) -> None:
 
 
 @pytest.mark.parametrize("kind", OTHER)
-def test_classes_of_their_own(kind: str, rng: np.random.Generator) -> None:
+def test_classes_of_their_own(kind, rng):
     pytest.importorskip("llvmlite")
     x = OTHER[kind](sample(rng, 2, 130, 3, 16))
     expected = truth(RoPE().rotate, np.array(x, np.float32, order="C"), POSITIONS)
@@ -207,7 +205,7 @@ def test_classes_of_their_own(kind: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Fortran order", "byte order", "unaligned", *OTHER])
-def test_angles_in_any_memory(any_path: str, kind: str, rng: np.random.Generator) -> None:
+def test_angles_in_any_memory(any_path, kind, rng):
     make = (COPIED | OTHER)[kind]
     x, angles = sample(rng, 2, 130, 3, 16), RoPE().cos_sin(POSITIONS, 16)
     expected = truth(RoPE().rotate, x, POSITIONS)

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ MISSING = re.compile(r"__(?:extend|trunc)\w+|__gnu\w+")
 """Functions of a compiler's own library, which a process may lack."""
 
 
-def assembly(dtype: str, machine: tuple[str, str, str]) -> str:
+def assembly(dtype, machine):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     key = KernelKey(dtype, interleaved_in=True, interleaved_out=False)
@@ -44,7 +43,7 @@ def assembly(dtype: str, machine: tuple[str, str, str]) -> str:
 @pytest.mark.covering
 @pytest.mark.parametrize("machine", FUSING)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -> None:
+def test_products_are_rounded_and_nothing_is_missing(dtype, machine):
     """No product is fused with a sum, and no conversion is a function that a process may lack."""
     code = assembly(dtype, FUSING[machine])
     assert "fmul" in code or "vmulp" in code
@@ -55,7 +54,7 @@ def test_products_are_rounded_and_nothing_is_missing(dtype: str, machine: str) -
 
 
 @pytest.mark.parametrize("machine", ["POWER", exhaustive("old x86-64")])
-def test_bfloat16_needs_no_instruction_of_its_own(machine: str) -> None:
+def test_bfloat16_needs_no_instruction_of_its_own(machine):
     assert not MISSING.search(assembly("bfloat16", OTHERS[machine]))
     assert MISSING.search(assembly("float16", OTHERS[machine]))  # it is declined there
 
@@ -71,14 +70,12 @@ def test_bfloat16_needs_no_instruction_of_its_own(machine: str) -> None:
         ("riscv64-unknown-linux-gnu", "+d,+v", False),
     ],
 )
-def test_float16_is_declined_where_no_instruction_is_known(
-    triple: str, features: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_float16_is_declined_where_no_instruction_is_known(triple, features, expected, monkeypatch):
     """LLVM calls functions for it there, and aborts the process where it does not find them."""
     assert kernels._can_convert_float16(triple, features) is expected
     if expected:
         return
-    fresh: Any = Kernels("llvmlite", launch._load_compiler)
+    fresh = Kernels("llvmlite", launch._load_compiler)
     monkeypatch.setattr(paths, "KERNELS", fresh)
     rope_xp.clear_caches()  # of plans with kernels
     monkeypatch.setattr(kernels, "_describe_host", lambda: (triple, "generic", features))

@@ -4,9 +4,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 22, 130)
 
 
 @pytest.mark.parametrize("number", ["1", "2", "3", "7"])
-def test_any_number_of_threads(path, number, threads, rng) -> None:
+def test_any_number_of_threads(path, number, threads, rng):
     threads(number)
     for dtype in ("float32", "bfloat16"):
         q, k = (sample(rng, 2, 130, n, 16, dtype=dtype) for n in (4, 1))
@@ -33,11 +31,11 @@ def test_any_number_of_threads(path, number, threads, rng) -> None:
     assert workers == int(number) - 1
 
 
-def test_callers_in_eight_threads(path: str, threads: Callable[[str], None]) -> None:
+def test_callers_in_eight_threads(path, threads):
     threads("3")
     start = threading.Barrier(8)
 
-    def call(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    def call(seed):
         x = sample(np.random.default_rng(seed), 2, 130, 4, 16)
         start.wait(20)
         with rope_xp.use_path(path):
@@ -49,11 +47,11 @@ def test_callers_in_eight_threads(path: str, threads: Callable[[str], None]) -> 
 
 
 @pytest.mark.parametrize("broken", [0, 3])  # in a worker, in the thread that calls
-def test_an_exception_comes_after_all_work(broken: int, threads: Callable[[str], None]) -> None:
+def test_an_exception_comes_after_all_work(broken, threads):
     threads("4")
     done = []
 
-    def work(start: int, stop: int) -> None:
+    def work(start, stop):
         if start == broken:
             raise KeyError(start)
         time.sleep(0.1)
@@ -64,7 +62,7 @@ def test_an_exception_comes_after_all_work(broken: int, threads: Callable[[str],
     assert sorted(done) == [n for n in range(4) if n != broken]
 
 
-def test_threads_obey_the_errstate_of_the_caller(threads: Callable[[str], None]) -> None:
+def test_threads_obey_the_errstate_of_the_caller(threads):
     threads("3")
     x = np.full((2, 130, 4, 16), np.inf, np.float32)
     with rope_xp.use_path("chunked"):
@@ -75,7 +73,7 @@ def test_threads_obey_the_errstate_of_the_caller(threads: Callable[[str], None])
 
 
 @pytest.mark.parametrize("number", ["0", "two", "-1", "1.5", " "])
-def test_a_number_of_threads_that_is_none(path, number, threads) -> None:
+def test_a_number_of_threads_that_is_none(path, number, threads):
     threads(number)
     with pytest.raises(RopeError, match="ROPE_XP_NUM_THREADS is .*whole number"):
         RoPE().rotate(np.ones((3, 2, 8), np.float32))
@@ -112,7 +110,7 @@ os.wait()
         *(("0", "", CORES), ("all", "", CORES)),
     ],
 )
-def test_threads_of_a_worker(openmp, ours, expected, monkeypatch) -> None:
+def test_threads_of_a_worker(openmp, ours, expected, monkeypatch):
     """Those of OpenMP, which joblib and others set for workers, unless ours is set."""
     monkeypatch.setenv("OMP_NUM_THREADS", openmp)
     monkeypatch.setenv("ROPE_XP_NUM_THREADS", ours)
@@ -122,7 +120,7 @@ def test_threads_of_a_worker(openmp, ours, expected, monkeypatch) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_worker_has_threads_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_worker_has_threads_of_its_own(tmp_path):
     """As many as its environment names, and as it asks for: in a process, and in a fork of it."""
     (tmp_path / "count.py").write_text(COUNT)
     # Python 3.12 warns of every fork beside threads.
@@ -131,7 +129,7 @@ def test_a_forked_worker_has_threads_of_its_own(tmp_path: Path) -> None:
     assert lines.split() == ["2", "3"]
 
 
-def test_torch_decides_for_tensors_what_openmp_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_decides_for_tensors_what_openmp_says(monkeypatch):
     """Processes of torchrun have one thread, until torch is told otherwise."""
     torch = pytest.importorskip("torch")
     cpu = importlib.import_module("rope_xp_backends.torch.cpu")

@@ -5,15 +5,12 @@ import importlib
 import re
 import subprocess
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
-from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, CudaKey
+from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP
 from support import cuda_on_cpu
 from support.cuda_on_cpu import every_key
 from support.exhaustive import exhaustive
-from support.targets import TARGETS, missing
 
 WIDE = [key for key in every_key() if key.access == 16]
 # For arrays that lie askew: one generation stands for all, and bfloat16 for float16.
@@ -34,9 +31,8 @@ WIDTHS = {16: {"128"}, 8: {"64"}, 4: set(), 2: {"U16"}}
 
 
 @pytest.fixture(scope="module")
-def nvrtc() -> Any:
-    (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
-    if reason := missing(target):
+def nvrtc():
+    if reason := cuda_on_cpu.decline_reason():
         pytest.skip(reason)
     folder = cuda_on_cpu.cuda_folder("lib")
     # cupy finds it by itself in site-packages, this also anywhere else on the path.
@@ -44,7 +40,7 @@ def nvrtc() -> Any:
     return importlib.import_module("cupy.cuda").nvrtc
 
 
-def compiled(nvrtc: Any, arch: str, keys: list[CudaKey]) -> tuple[dict[str, CudaKey], str, bytes]:
+def compiled(nvrtc, arch, keys):
     """Return the keys by their names in a cubin, what the assembler says, and the cubin."""
     kernels = importlib.import_module("rope_xp_backends.cupy.paths")
     include = cuda_on_cpu.cuda_folder("include")
@@ -66,7 +62,7 @@ def compiled(nvrtc: Any, arch: str, keys: list[CudaKey]) -> tuple[dict[str, Cuda
     return names, nvrtc.getProgramLog(program), nvrtc.getCUBIN(program) + b"\0"
 
 
-def disassembled(cubin: bytes, folder: Path) -> dict[str, list[str]]:
+def disassembled(cubin, folder):
     """Return the instructions of each kernel in a cubin."""
     program = cuda_on_cpu.cuda_folder("bin") / "nvdisasm"
     (folder / "kernels.cubin").write_bytes(cubin)
@@ -79,7 +75,7 @@ def disassembled(cubin: bytes, folder: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("arch", "every"), [("sm_90", 14), *(exhaustive(arch, 1) for arch in MATRIX)]
 )
-def test_kernels_fit_the_chip(arch: str, every: int, nvrtc: Any, tmp_path: Path) -> None:
+def test_kernels_fit_the_chip(arch, every, nvrtc, tmp_path):
     keys = MATRIX[arch][::every]
     names, log, cubin = compiled(nvrtc, arch, keys)
     reports = REPORT.findall(log)
@@ -94,7 +90,7 @@ def test_kernels_fit_the_chip(arch: str, every: int, nvrtc: Any, tmp_path: Path)
         check_instructions(names[name], instructions)
 
 
-def check_instructions(key: CudaKey, instructions: list[str]) -> None:
+def check_instructions(key, instructions):
     parts = [instruction.split(".") for instruction in instructions]
     count = Counter(part[0] for part in parts)
     fused_or_local = {"FFMA", "DFMA", "LDL", "STL"} & set(count)

@@ -1,12 +1,7 @@
-"""The kernel for GPUs without a GPU: every key, the width of accesses, and launches.
-
-Its source is run by support/cuda_on_cpu.py as the path "cuda" of numpy. The rows "numpy-cuda" of
-support/targets.py take it through the tests of every path.
-"""
+"""The kernel for GPUs on the CPU (support/cuda_on_cpu.py): every key, accesses and launches."""
 
 import math
 import mmap
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,8 +12,7 @@ from rope_xp_backends.gpu.cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, Cu
 from support import cuda_on_cpu
 from support.bits import same, sample
 from support.exhaustive import exhaustive
-from support.occupancy import waves
-from support.targets import numpy_dtype, truth
+from support.targets import lent, numpy_dtype, truth
 
 import rope_xp
 from rope_xp import RoPE
@@ -33,7 +27,15 @@ LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 ACCESSES = sorted({(key.dtype, key.access) for key in cuda_on_cpu.every_key()})
 
 
-def place(x: np.ndarray, alignment: int) -> np.ndarray:
+@pytest.fixture(autouse=True)
+def _cuda_on_numpy():
+    if reason := cuda_on_cpu.decline_reason():
+        pytest.skip(reason)
+    with lent(cuda_on_cpu.PATH), rope_xp.use_path("cuda"):
+        yield
+
+
+def place(x, alignment):
     """Return a copy whose address this power of two divides, and no greater one."""
     buffer = np.empty(x.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 32 + alignment
@@ -44,7 +46,7 @@ def place(x: np.ndarray, alignment: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("dtype", "access"), ACCESSES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generator) -> None:
+def test_every_key(dtype, layout, access, rng):
     """New and in place, both ways, with angles of each source: the key that was meant, its bits."""
     q, k = (place(sample(rng, 2, 21, h, 64, dtype=dtype), access) for h in (5, 2))
     k[..., ::3] *= 0  # zeros of both signs, which results have too
@@ -52,7 +54,7 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
     sections = replace(rope, position_axes=(0, 1, 2, 1) * 8)
     three = np.stack([POSITIONS, POSITIONS[::-1], POSITIONS // 7])
     angles = rope.with_tables(*rope.cos_sin(POSITIONS, 64))
-    calls: list[tuple[int, Callable[..., np.ndarray]]] = [
+    calls = [
         (TABLE_LOOKUP, partial(rope.rotate, positions=POSITIONS)),
         (TABLE_LOOKUP, partial(rope.unrotate, positions=POSITIONS)),
         (COMPONENTS, partial(sections.rotate, positions=three)),
@@ -81,7 +83,7 @@ def test_every_key(dtype: str, layout: str, access: int, rng: np.random.Generato
     assert seen == {key for key in keys if key[1:3] in (pairs, pairs[::-1])}
 
 
-def padded(shape: tuple[int, ...], rows: int = 0, head_dim: int = 0) -> np.ndarray:
+def padded(shape, rows=0, head_dim=0):
     """Return zeros of bfloat16 with so many components more behind each token, and each head."""
     batch, tokens, heads, d = shape
     row = heads * (d + head_dim) + rows
@@ -92,7 +94,7 @@ def padded(shape: tuple[int, ...], rows: int = 0, head_dim: int = 0) -> np.ndarr
 
 # What lies askew, where all else is a multiple of 16 bytes, and the access that is left: in layout
 # half and interleaved. A rotation by 6 pairs is shared out by 2 pairs a thread.
-ASKEW: dict[str, tuple[Callable[[], np.ndarray], dict[str, int], tuple[int, int]]] = {
+ASKEW = {
     "nothing": (lambda: padded((2, 21, 8, 64), 8, 8), {}, (16, 16)),
     "heads": (lambda: padded((2, 21, 8, 64), 0, 2), {}, (4, 4)),
     "tokens": (lambda: padded((2, 21, 8, 64), 4), {}, (8, 8)),
@@ -104,7 +106,7 @@ ASKEW: dict[str, tuple[Callable[[], np.ndarray], dict[str, int], tuple[int, int]
 
 
 @pytest.mark.parametrize("kind", ASKEW)
-def test_accesses_are_as_wide_as_fits(kind: str, rng: np.random.Generator) -> None:
+def test_accesses_are_as_wide_as_fits(kind, rng):
     make, slices, accesses = ASKEW[kind]
     for layout, access in zip(("half", "interleaved"), accesses, strict=True):
         x, out, rope = make(), make(), RoPE(layout=layout, **slices)
@@ -115,7 +117,7 @@ def test_accesses_are_as_wide_as_fits(kind: str, rng: np.random.Generator) -> No
         same(rope.rotate(x, POSITIONS, out=x), expected)
 
 
-def test_tables_that_lie_askew(rng: np.random.Generator) -> None:
+def test_tables_that_lie_askew(rng):
     x = place(sample(rng, 21, 2, 64, dtype="bfloat16"), 16)
     for columns, start, access in ((32, 0, 16), (33, 0, 2), (34, 0, 4), (36, 2, 4), (36, 4, 16)):
         cos, sin = (
@@ -129,7 +131,7 @@ def test_tables_that_lie_askew(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("head_dim", [2, 6, 80, 576, exhaustive(2048)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_head_dim(head_dim: int, layout: str, rng: np.random.Generator) -> None:
+def test_head_dim(head_dim, layout, rng):
     """Beside powers of two; and so large that a block has no thread for each pair."""
     for dtype in ("bfloat16", "float64"):
         x, rope = sample(rng, 2, 3, 2, head_dim, dtype=dtype), RoPE(layout=layout)
@@ -142,13 +144,11 @@ def test_head_dim(head_dim: int, layout: str, rng: np.random.Generator) -> None:
 Shape = tuple[int, ...]
 
 
-def draw(rng: np.random.Generator, shape: Shape | None) -> np.ndarray | None:
+def draw(rng, shape):
     return None if shape is None else rng.integers(0, 1 << 23, shape)
 
 
-def check(
-    q: np.ndarray, k: np.ndarray, positions: np.ndarray | None, axes: str | None = None
-) -> None:
+def check(q, k, positions, axes=None):
     apply = partial(RoPE(layout="half").apply, q, k, positions, axes=axes)
     for got, expected in zip(apply(), truth(apply), strict=True):
         same(got, expected)
@@ -169,20 +169,20 @@ ONE_LAUNCH = [
 
 
 @pytest.mark.parametrize(("q_shape", "k_shape", "axes", "positions"), ONE_LAUNCH)
-def test_one_launch_takes_q_and_k(q_shape, k_shape, axes, positions, rng) -> None:
+def test_one_launch_takes_q_and_k(q_shape, k_shape, axes, positions, rng):
     check(sample(rng, *q_shape), sample(rng, *k_shape), draw(rng, positions), axes)
     assert len(cuda_on_cpu.PATH.ran) == 1
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_batch_axes_that_do_not_fold_take_launches(counted: bool, rng: np.random.Generator) -> None:
+def test_batch_axes_that_do_not_fold_take_launches(counted, rng):
     q = sample(rng, 3, 2, 4, 21, 5, 64)[:, ::-1, ::2, ::-1]
     k = sample(rng, 3, 2, 2, 21, 2, 64)
     check(q, k, draw(rng, None if counted else (3, 1, 2, 21)))
     assert len(cuda_on_cpu.PATH.ran) > 1
 
 
-def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_rows_beyond_the_grid(monkeypatch, rng):
     monkeypatch.setattr(cuda_plan, "MAX_GRID_Y", 2)
     cuda_plan.plan_steps.cache_clear()
     x = sample(rng, 5, 7, 3, 8)
@@ -191,15 +191,7 @@ def test_rows_beyond_the_grid(monkeypatch: pytest.MonkeyPatch, rng: np.random.Ge
     cuda_plan.plan_steps.cache_clear()
 
 
-def test_counted_positions_of_several_components(rng: np.random.Generator) -> None:
-    x, rope = sample(rng, 5, 3, 16), RoPE(position_axes=(0, 1) * 4)
-    same(rope.rotate(x), truth(rope.rotate, x))
-    assert cuda_on_cpu.get_keys()[0].source == TABLE_LOOKUP  # alike in all components
-
-
-def step_of(
-    tokens: int, heads: tuple[int, int], head_dim: int = 128, axes: str = "bshd"
-) -> cuda_plan.CudaLaunch:
+def step_of(tokens, heads, head_dim=128, axes="bshd"):
     """Return the launch for q and k of bfloat16."""
     layouts = []
     for n in heads:
@@ -214,15 +206,15 @@ def step_of(
 
 
 @pytest.mark.parametrize("axes", ["bshd", "bhsd"])
-def test_64_mib_fill_a_gpu_often(axes: str) -> None:
+def test_64_mib_fill_a_gpu_often(axes):
     """The last blocks, which leave multiprocessors without work, are few beside the others."""
     step = step_of(6554, (32, 8), axes=axes)
-    assert waves(math.prod(step.grid), math.prod(step.block)) >= 4
+    assert cuda_on_cpu.count_waves(math.prod(step.grid), math.prod(step.block)) >= 4
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (28, 4), (16, 16), (71, 1), (8, 1), (1, 1)])
-def test_blocks_of_whole_warps(heads: tuple[int, int], head_dim: int) -> None:
+def test_blocks_of_whole_warps(heads, head_dim):
     """And all heads find a lane, few lanes none."""
     for tokens in (512, 65536):
         grid, (x, y, z) = (step := step_of(tokens, heads, head_dim)).grid, step.block
@@ -234,7 +226,7 @@ def test_blocks_of_whole_warps(heads: tuple[int, int], head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_positions_that_nobody_checked(dtype: str, rng: np.random.Generator) -> None:
+def test_positions_that_nobody_checked(dtype, rng):
     """As they lie on a device: out of range is NaN, in q and k and in every pair."""
     outside = [1 << 31, -(1 << 31), 1 << 62, -(1 << 63)] if dtype == "int64" else [-(1 << 31)]
     inside = [(1 << 31) - 1, 1 - (1 << 31), 0, -1, 2047, -2048, 1 << 22]
@@ -249,7 +241,7 @@ def test_positions_that_nobody_checked(dtype: str, rng: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("axes", ["shd", "hsd"])
-def test_strides_beyond_32_bits(axes: str, rng: np.random.Generator) -> None:
+def test_strides_beyond_32_bits(axes, rng):
     """Tokens, or heads, 3 GiB apart, in memory that is promised and not there."""
     apart = 3 << 30
     with mmap.mmap(-1, 2 * apart + (1 << 20)) as memory:

@@ -1,7 +1,5 @@
 """cupy with a GPU: what only one can show. The whole matrix runs on it too, by its rows."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from support.targets import numpy_dtype
@@ -20,13 +18,13 @@ pytestmark = [
 ]
 
 
-def check(got: Any, expected: np.ndarray) -> None:
+def check(got, expected):
     np.testing.assert_array_equal(cupy.asnumpy(got), expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_the_bits_of_numpy(dtype: str, layout: str, rng: np.random.Generator) -> None:
+def test_the_bits_of_numpy(dtype, layout, rng):
     """No multiply-add is fused and no small number taken for zero; in place as elsewhere."""
     shape, positions = (2, 130, 6, 128), rng.integers(-(1 << 31) + 1, 1 << 31, (2, 130))
     x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-44, 4, shape)).astype(np.float32)
@@ -40,17 +38,7 @@ def test_the_bits_of_numpy(dtype: str, layout: str, rng: np.random.Generator) ->
         check(rope.rotate(made, positions, out=made), expected)
 
 
-def test_positions_out_of_range_and_at_the_limit() -> None:
-    x = np.ones((5, 2, 64), np.float32)
-    inside = [(1 << 31) - 1, 1 - (1 << 31)]
-    positions = cupy.asarray(np.array([*inside, 1 << 31, -(1 << 31), -(1 << 63)]))
-    with rope_xp.use_path("cuda"):
-        got = RoPE().rotate(cupy.asarray(x), positions)
-    check(got[:2], RoPE().rotate(x[:2], inside))
-    assert bool(cupy.isnan(got[2:]).all())
-
-
-def test_the_current_stream(rng: np.random.Generator) -> None:
+def test_the_current_stream(rng):
     """On each of two streams a call comes after what was asked of that stream before."""
     x = rng.standard_normal((4096, 32, 128)).astype(np.float32)
     expected = RoPE().rotate(x)
@@ -68,7 +56,7 @@ def test_the_current_stream(rng: np.random.Generator) -> None:
 
 @pytest.mark.unsanitized  # it would take minutes
 @pytest.mark.parametrize("axes", ["shd", "hsd"])
-def test_more_elements_than_32_bits_count(axes: str) -> None:
+def test_more_elements_than_32_bits_count(axes):
     """2**31 + 2**24 of them, and bytes beyond 2**32: the last and the first are turned alike."""
     heads, tokens = 129, (1 << 31) // (128 * 128)
     shape = (tokens, heads, 128) if axes == "shd" else (heads, tokens, 128)
@@ -89,7 +77,7 @@ def test_more_elements_than_32_bits_count(axes: str) -> None:
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_two_devices(rng: np.random.Generator) -> None:
+def test_two_devices(rng):
     """Each array is turned on its own device, whichever is current."""
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is one GPU")

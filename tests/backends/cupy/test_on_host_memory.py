@@ -2,18 +2,16 @@
 
 import contextlib
 import importlib
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from rope_xp_backends import gpu
 from rope_xp_backends.gpu import cuda
-from rope_xp_backends.gpu.cuda_plan import ARGUMENTS, CudaKey
+from rope_xp_backends.gpu.cuda_plan import ARGUMENTS
 from support import cuda_on_cpu
 from support.slow_path import run_twice
-from support.targets import TARGETS, missing, numpy_dtype
+from support.targets import numpy_dtype
 
 import rope_xp
 from rope_xp import RoPE
@@ -31,14 +29,14 @@ HEADS = (slice(4), slice(4, None))
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 
 
-def on_host(x: np.ndarray) -> Any:
+def on_host(x):
     """Return an array of cupy that lies in the memory of one of numpy."""
     memory = cupy.cuda.UnownedMemory(x.ctypes.data, x.nbytes, x, 0)
     pointer = cupy.cuda.MemoryPointer(memory, 0)
     return cupy.ndarray(x.shape, x.dtype, pointer, strides=x.strides)
 
 
-def read(x: Any) -> np.ndarray:
+def read(x):
     """Return a copy in numpy of what such an array holds."""
     interface = {"version": 3, "shape": x.shape, "strides": x.strides, "typestr": f"|V{x.itemsize}"}
     interface["data"] = (x.data.ptr, True)
@@ -49,18 +47,14 @@ STREAM = SimpleNamespace(is_capturing=lambda: False)
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have cupy's device be the memory of the host, and its kernels those of g++.
-
-    Yields the devices whose tables were waited for.
-    """
-    (target,) = [t for t in TARGETS if t.name == "numpy-cuda"]
-    if reason := missing(target):
+def host(monkeypatch):
+    """Have cupy's device be the host's memory; yield the devices whose tables were waited for."""
+    if reason := cuda_on_cpu.decline_reason():
         pytest.skip(reason)
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, where it needs no stand-in")
 
-    def compiled(key: tuple[CudaKey, int]) -> Any:
+    def compiled(key):
         return lambda grid, block, words: cuda_on_cpu.launch(key[0], grid, block, *words)
 
     monkeypatch.setattr(paths, "compile_kernel", compiled)
@@ -71,22 +65,22 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(cupy, "empty", lambda shape, dtype: on_host(np.empty(shape, dtype)))
     monkeypatch.setattr(cupy, "empty_like", lambda x: on_host(np.empty_like(read(x))))
     monkeypatch.setattr(glue.BACKEND, "paths", (glue.Cuda(),))
-    synchronized: list[int] = []
+    synchronized = []
     monkeypatch.setattr(glue.BACKEND, "synchronize", synchronized.append)
     cache = TableCache(dispatch._tables_on_device.__self__.function)  # these lie on no device
     monkeypatch.setattr(dispatch, "_tables_on_device", cache.__getitem__)
     return synchronized
 
 
-def fail_with(error: Exception) -> Callable[..., Any]:
-    def fail(*_: object) -> Any:
+def fail_with(error):
+    def fail(*_):
         raise error
 
     return fail
 
 
 POSITIONS = np.array([0, 2047, 70_000, (1 << 31) - 1, -5])
-VIEWS: dict[str, Callable[[Any], Any]] = {
+VIEWS = {
     "bshd": lambda x: x,
     "bhsd": lambda x: x.transpose(0, 2, 1, 3),
     "sbhd": lambda x: x.transpose(1, 0, 2, 3),
@@ -97,7 +91,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("axes", VIEWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch) -> None:
+def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch):
     """Arrays, glue and launches are cupy's own; only who computes is not."""
     fused = rng.standard_normal((2, 5, 6, 16)).astype(numpy_dtype(dtype))
     rope = RoPE(layout=layout, rotary_dim=12, rotary_offset=2)
@@ -106,10 +100,10 @@ def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch) ->
     counted = [VIEWS[axes](e) for e in rope.apply(*parts)]
     angles = rope.with_tables(*map(on_host, rope.cos_sin(POSITIONS, 16)))
 
-    def arrays() -> tuple[Any, ...]:
+    def arrays():
         return tuple(VIEWS[axes](on_host(fused.copy())[:, :, part]) for part in HEADS)
 
-    def in_place() -> Any:
+    def in_place():
         q, k = arrays()
         return rope.apply(q, k, on_host(POSITIONS.copy()), axes=axes, out=(q, k))
 
@@ -126,21 +120,21 @@ def test_the_path_on_host_memory(host, layout, dtype, axes, rng, monkeypatch) ->
     assert rope_xp.explain(*arrays(), POSITIONS, rope, axes=axes).path == "cuda"
 
 
-def test_results_lie_as_their_inputs_do(host: list[int], rng: np.random.Generator) -> None:
+def test_results_lie_as_their_inputs_do(host, rng):
     x = rng.standard_normal((2, 3, 4, 8)).astype(np.float32)
     turned = RoPE().rotate(on_host(x).transpose(0, 2, 1, 3), axes="bhsd")
     assert turned.strides == x.transpose(0, 2, 1, 3).strides
     np.testing.assert_array_equal(read(turned), RoPE().rotate(x.swapaxes(1, 2), axes="bhsd"))
 
 
-def test_tables_are_waited_for_once(host: list[int]) -> None:
+def test_tables_are_waited_for_once(host):
     """Any stream may read them next, and none waits for the one that copied them."""
     for _ in range(2):
         RoPE().rotate(on_host(np.ones((3, 2, 8), np.float32)), [5, 6, 7])
         assert host == [0]
 
 
-def test_graphs_keep_the_tables_that_they_read(host, monkeypatch) -> None:
+def test_graphs_keep_the_tables_that_they_read(host, monkeypatch):
     monkeypatch.setattr(caches, "PINNED", {})
     x = on_host(np.ones((3, 2, 8), np.float32))
     RoPE().rotate(x, [5, 6, 7])
@@ -151,7 +145,7 @@ def test_graphs_keep_the_tables_that_they_read(host, monkeypatch) -> None:
         assert len(caches.PINNED) == 3 + 1  # digits, and frequencies
 
 
-def test_a_kernel_that_a_graph_cannot_load_is_tried_again(host, monkeypatch) -> None:
+def test_a_kernel_that_a_graph_cannot_load_is_tried_again(host, monkeypatch):
     x = on_host(np.ones((3, 2, 8), np.float32))
     with monkeypatch.context() as patched:
         patched.setattr(paths, "compile_kernel", fail_with(RuntimeError("not permitted here")))
@@ -164,15 +158,15 @@ def test_a_kernel_that_a_graph_cannot_load_is_tried_again(host, monkeypatch) -> 
     np.testing.assert_array_equal(read(RoPE().rotate(x)), RoPE().rotate(read(x)))
 
 
-def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch):
     """In any other mode the driver refuses to load one while the thread captures a graph."""
     modes, loaded_in = [0], []
 
-    def exchange(mode: Any) -> int:
+    def exchange(mode):
         modes[0], mode._obj.value = mode._obj.value, modes[0]
         return 0
 
-    def load(**_: Any) -> Any:
+    def load(**_):
         kernel = SimpleNamespace(kernel="loaded")
         return SimpleNamespace(get_function=lambda _: loaded_in.append(modes[0]) or kernel)
 
@@ -184,7 +178,7 @@ def test_a_kernel_is_loaded_in_relaxed_mode(monkeypatch: pytest.MonkeyPatch) -> 
     assert modes == [0]  # as it was before
 
 
-def test_cupy_takes_the_argument_of_a_launch() -> None:
+def test_cupy_takes_the_argument_of_a_launch():
     """Its own launch, of no kernel: it gets as far as the driver, where there is none."""
     if cupy.is_available():
         pytest.skip("cupy finds a GPU, which would launch what is no kernel")
@@ -197,7 +191,7 @@ def test_cupy_takes_the_argument_of_a_launch() -> None:
         nothing((1, 1), (1, 1, 1), (words.view(ARGUMENTS),), 0, stream)
 
 
-def test_what_is_declined(host: list[int]) -> None:
+def test_what_is_declined(host):
     x = on_host(np.ones((3, 2, 8), np.float32))
     wide = on_host(np.ones((3, 2, 16), np.float32))
     for strided in (wide[..., ::2], wide[..., 7::-1]):
@@ -216,7 +210,7 @@ class CompileException(Exception):  # noqa: N818  # as cupy calls its own
 @pytest.mark.parametrize(
     "error", [RuntimeError("no libnvrtc"), CompileException("no cuda_fp16.h")], ids=repr
 )
-def test_a_kernel_that_cannot_be_compiled(host, error, monkeypatch) -> None:
+def test_a_kernel_that_cannot_be_compiled(host, error, monkeypatch):
     """Its path warns once, and leaves this call and all others to the portable one."""
 
     monkeypatch.setattr(paths, "compile_kernel", fail_with(error))

@@ -16,8 +16,7 @@ MIB = 1 << 20
 CHUNK = 16 * MIB
 TOKENS = CHUNK // (4 * 8 * 128)
 LIMIT = 640 * MIB
-CHUNKS = 80
-"""1280 MiB in all."""
+CHUNKS = 80  # 1280 MiB in all
 
 
 def block(x: np.ndarray) -> np.ndarray:

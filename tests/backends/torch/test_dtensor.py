@@ -3,12 +3,10 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from support.exhaustive import exhaustive
-from support.programs import ROOT, environment
+from support.programs import HERE, ROOT, environment
 
 torch = pytest.importorskip("torch")
 
@@ -17,8 +15,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 pytest.importorskip("llvmlite")
 
 EXAMPLES = ("tensor_parallel", "context_parallel")
-CASES = {2: 16, 4: 9}
-"""How many there are for each number of processes: none may go missing."""
+CASES = {2: 16, 4: 9}  # how many there are for each number of processes: none may go missing
 SHORT = (
     *("plain_tensors_do_not_bring_it", "positions_that_every_process_knows", "in_place"),
     *("positions_that_are_distributed", "keys_sharded_otherwise_than_queries", "other_functions"),
@@ -28,30 +25,25 @@ SHORT = (
 """Cases that the short suite runs, on two processes: those that neither compile nor take long."""
 
 
-RUN = """
-import sys
-from support import dtensor_cases, dtensor_help
-dtensor_help.run(*sys.argv[1:])
-"""
 # Processes leave cores to each other.
 FEW = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def start(folder: Path, processes: int, names: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+def start(folder, processes, names):
     folder.mkdir()
     started = []
     for rank in range(processes):
-        command = [sys.executable, "-c", RUN, str(folder), str(rank), str(processes), *names]
+        arguments = map(str, (HERE / "dtensor_cases.py", folder, rank, processes, *names))
         options = {"env": environment(**FEW), "cwd": ROOT, "stderr": subprocess.STDOUT}
         with (folder / f"{rank}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, stdout=log, **options))
+            started.append(subprocess.Popen([sys.executable, *arguments], stdout=log, **options))
     return started
 
 
 @pytest.mark.parametrize(
     ("cases", "names"), [({2: len(SHORT)}, SHORT), exhaustive(CASES, ())], ids=["short", "every"]
 )
-def test_cases(cases: dict[int, int], names: tuple[str, ...], tmp_path: Path) -> None:
+def test_cases(cases, names, tmp_path):
     # Both at once: most of the time goes into starting processes.
     worlds = {n: start(tmp_path / str(n), n, names) for n in cases}
     started = [process for processes in worlds.values() for process in processes]
@@ -77,7 +69,7 @@ some hundred runs, of torch 2.11 and 2.13. https://github.com/pytorch/pytorch/is
 """
 
 
-def launched(name: str) -> subprocess.Popen[str]:
+def launched(name):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.Popen(
         [*launch, str(ROOT / "docs" / "examples" / f"{name}.py")],
@@ -89,7 +81,7 @@ def launched(name: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.exhaustive
-def test_examples() -> None:
+def test_examples():
     processes = {name: launched(name) for name in EXAMPLES}
     try:
         for name in EXAMPLES:

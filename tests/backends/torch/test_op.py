@@ -1,11 +1,6 @@
-"""torch's operator around kernels: memory, writing in place, torch.compile.
-
-The kernels are those for CPUs, and those for GPUs where triton/test_interpreted.py runs them.
-"""
+"""torch's operator around kernels of this process: memory, writing in place, torch.compile."""
 
 import importlib
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from rope_xp_backends.torch import cpu, gpu
@@ -25,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("_by_kernels")
 
 
 @pytest.mark.parametrize("looked_up", [True, exhaustive(False)])
-def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
+def test_torch_finds_no_fault_with_the_operators(looked_up):
     angles = (None, None, *RoPE().cos_sin(POSITIONS, 8), None, None)
     if looked_up:
         backend = importlib.import_module("rope_xp_backends.torch").BACKEND
@@ -41,7 +36,7 @@ def test_torch_finds_no_fault_with_the_operators(looked_up: bool) -> None:
 
 
 @pytest.mark.parametrize("strides", [(16, 1, 0, 1), (1, 8, 0, 1), (1, 1, 0, 1)], ids=str)
-def test_heads_that_are_one_beside_an_axis_of_length_1(strides: tuple[int, ...]) -> None:
+def test_heads_that_are_one_beside_an_axis_of_length_1(strides):
     """Of such tensors torch's empty_like has another axis last in memory."""
     for tokens in (1, 3):
         x = sample(64).as_strided((1, tokens, 2, 8), strides)
@@ -52,11 +47,11 @@ def test_heads_that_are_one_beside_an_axis_of_length_1(strides: tuple[int, ...])
             same(got, truth(rotate, x.contiguous(), p))
 
 
-def permuted(*axes: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def permuted(*axes):
     return lambda x: x.permute(axes).contiguous().permute([axes.index(i) for i in range(4)])
 
 
-VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+VIEWS = {
     "contiguous": lambda x: x,
     "heads first": permuted(0, 2, 1, 3),
     "head_dim first": permuted(3, 1, 2, 0),
@@ -72,7 +67,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_results_lie_in_memory_as_torch_has_it(view: str) -> None:
+def test_results_lie_in_memory_as_torch_has_it(view):
     x = VIEWS[view](sample(2, 5, 3, 8))
     for got in (rotate(x), *RoPE().apply(x, x, POSITIONS)):
         same(got, truth(rotate, x.clone(memory_format=torch.contiguous_format)))
@@ -81,14 +76,14 @@ def test_results_lie_in_memory_as_torch_has_it(view: str) -> None:
         assert not got.is_neg()
 
 
-def test_all_memory_can_still_be_resized() -> None:
+def test_all_memory_can_still_be_resized():
     x = torch.ones(1, 2048, 8, 64)
     assert x.nbytes == 1 << 22  # from where on results are in huge pages
     for owner in (rotate(x, None), x, *RoPE().apply(x[:, :2], x[:, :2])):
         owner.resize_(1, 4096, 8, 64)
 
 
-def test_writing_over_what_backward_needs_is_noticed() -> None:
+def test_writing_over_what_backward_needs_is_noticed():
     for write in (
         lambda x: RoPE().rotate(x, out=x),
         lambda x: RoPE().apply(x.clone(), x, out=(torch.empty_like(x), x)),
@@ -102,7 +97,7 @@ def test_writing_over_what_backward_needs_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("view", ["every second component", "negated"])
-def test_out_that_no_kernel_writes(view: str) -> None:
+def test_out_that_no_kernel_writes(view):
     x = VIEWS[view](sample(1, 5, 2, 8))
     expected = truth(rotate, x.clone())
     with pytest.raises(RopeError, match="last axis of out is not contiguous, or holds"):
@@ -112,11 +107,11 @@ def test_out_that_no_kernel_writes(view: str) -> None:
 
 
 class Attention(torch.nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+    def forward(self, q, k, p):
         return rope_xp.apply(q, k, p, layout="half", scaling=Temperature(2.0))
 
 
-def train(attention: Callable[..., Any], tokens: int, p: Any) -> Any:
+def train(attention, tokens, p):
     """Return results and gradients."""
     q, k = sample(2, tokens, 4, 16, grad=True), sample(2, tokens, 2, 16, grad=True)
     results = attention(q, k, p)
@@ -130,9 +125,8 @@ own_classes = pytest.mark.skipif(
 
 @own_classes
 @pytest.mark.parametrize(("path", "first"), [(KERNELS, 5), exhaustive(None, 4096)])
-def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first: int) -> None:
-    torch._dynamo.reset()
-    graphs: list[set[str]] = []
+def test_graphs_hold_the_operator_and_serve_all_lengths(path, first):
+    graphs = []
     with rope_xp.use_path(path):
         compiled = torch.compile(Attention(), fullgraph=True, backend=recording(graphs))
         for tokens in (first, 9, 700):
@@ -143,14 +137,13 @@ def test_graphs_hold_the_operator_and_serve_all_lengths(path: str | None, first:
 
 
 @own_classes
-def test_a_graph_runs_where_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
+def test_a_graph_runs_where_kernels_fail(monkeypatch):
     compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
     expected = train(compiled, 5, POSITIONS)
     given = torch.compile(rope_xp.apply_tables, fullgraph=True, backend="aot_eager")
     expected_given = given(*(tables := (sample(2, 5, 4, 16), *RoPE().cos_sin(POSITIONS, 16))))
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise PathUnavailable
 
     for kernels in (cpu.KERNELS, gpu.KERNELS):

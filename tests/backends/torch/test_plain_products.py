@@ -1,7 +1,5 @@
 """What other kernels were tripped up by: products of matrices, and gradients without strides."""
 
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,23 +15,21 @@ MATRICES = ("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "dot", "mv")
 class Recording(TorchDispatchMode):
     """Notes the name of each operator that runs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.names: list[str] = []
+        self.names = []
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.names.append(function.overloadpacket.__name__)
         return function(*args, **(kwargs or {}))
 
 
-def products(names: list[str]) -> list[str]:
+def products(names):
     return [name for name in names if name in MATRICES]
 
 
 @pytest.mark.parametrize("path", [None, "portable"])
-def test_angles_are_no_product_of_matrices(path: str | None) -> None:
+def test_angles_are_no_product_of_matrices(path):
     """Such a product may run in TF32, which has no odd number above 2048."""
     q, k = torch.ones(1, 3, 4, 8, requires_grad=True), torch.ones(1, 3, 2, 8, requires_grad=True)
     positions = torch.tensor([2049, 65_537, 1_000_001])
@@ -49,7 +45,7 @@ def test_angles_are_no_product_of_matrices(path: str | None) -> None:
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_gradients_of_a_sum_lie_in_no_memory_of_their_own(layout: Any) -> None:
+def test_gradients_of_a_sum_lie_in_no_memory_of_their_own(layout):
     """The gradient of a sum is one number with strides of 0."""
     rope, positions = RoPE(layout=layout), torch.arange(600)
     q, k = (torch.randn(2, 600, n, 64, requires_grad=True) for n in (4, 2))

@@ -1,7 +1,5 @@
 """torch: tensors of every kind, modules that are exported, and Angles within and across graphs."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from support.exhaustive import exhaustive
@@ -17,7 +15,7 @@ torch = pytest.importorskip("torch")
 class Attention(torch.nn.Module):
     """A module with a rope of its own, as models have."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rope = RoPE(base=5e5, layout="half")
 
@@ -26,7 +24,7 @@ class Attention(torch.nn.Module):
 
 
 @pytest.mark.parametrize("strict", [exhaustive(True), False])
-def test_export(strict: bool) -> None:
+def test_export(strict):
     tokens = torch.export.Dim("tokens", min=2, max=4096)
     q, k, p = sample(1, 8, 4, 16), sample(1, 8, 2, 16), torch.arange(8)
     shapes = ({1: tokens}, {1: tokens}, {0: tokens})
@@ -36,7 +34,7 @@ def test_export(strict: bool) -> None:
     same(program.module()(*arguments), Attention()(*arguments))
 
 
-def test_meta_tensors() -> None:
+def test_meta_tensors():
     q, k = torch.empty(2, 9, 4, 16, device="meta"), torch.empty(2, 9, 2, 16, device="meta")
     for positions in (None, np.arange(9), torch.arange(9, device="meta")):
         got_q, got_k = rope_xp.apply(q, k, positions)
@@ -45,7 +43,7 @@ def test_meta_tensors() -> None:
     rope_xp.apply(q, k, out=(torch.empty_like(q), torch.empty_like(k)))
 
 
-def test_transforms_leave_no_wrappers_in_the_cache() -> None:
+def test_transforms_leave_no_wrappers_in_the_cache():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -68,13 +66,13 @@ def test_transforms_leave_no_wrappers_in_the_cache() -> None:
         np.testing.assert_array_equal(rope.rotate(x).numpy(), rope.rotate(x.numpy()))
 
 
-def test_in_place_under_vmap() -> None:
+def test_in_place_under_vmap():
     x = sample(3, 5, 2, 8)
     expected = RoPE().rotate(x)
     same(torch.func.vmap(lambda x: RoPE().rotate(x, out=x))(x.clone()), expected)
 
 
-def test_tables_made_in_inference_mode_serve_training() -> None:
+def test_tables_made_in_inference_mode_serve_training():
     rope, x = RoPE(base=87_654.0), sample(3, 2, 8, grad=True)
     with torch.inference_mode():
         rope.rotate(x.detach().clone())
@@ -85,7 +83,7 @@ def test_tables_made_in_inference_mode_serve_training() -> None:
     assert positions.grad is not None
 
 
-def test_default_device_and_dtype_do_not_matter() -> None:
+def test_default_device_and_dtype_do_not_matter():
     x = sample(3, 2, 8)
     expected = RoPE(base=76_543.0).rotate(x)
     torch.set_default_dtype(torch.float64)
@@ -99,7 +97,7 @@ def test_default_device_and_dtype_do_not_matter() -> None:
     same(other, RoPE(base=65_432.0).rotate(x))
 
 
-def test_autocast_does_not_lower_the_angles() -> None:
+def test_autocast_does_not_lower_the_angles():
     x = sample(3, 2, 8)
     p = [0, 65_536, 1_000_000]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -133,7 +131,7 @@ USES = {
 @pytest.mark.parametrize("path", [None, "portable", "llvm"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("argument", USES)
-def test_tensors_that_are_not_dense_are_refused(argument: str, kind: str, path: str | None) -> None:
+def test_tensors_that_are_not_dense_are_refused(argument, kind, path):
     given = KINDS[kind](sample(4, 2, 8))
     with (
         rope_xp.use_path(path),
@@ -148,26 +146,25 @@ YARN = RoPE(layout="half", scaling=YaRN(4.0, 4096))
 class Decoder(torch.nn.Module):
     """Two layers that share their angles, and an output that is turned back."""
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+    def forward(self, q, k, p):
         angles = YARN.at(p, like=q)
         for _ in range(2):
             q, k = angles.apply(q, k)
         return angles.unrotate(q), k
 
 
-def layer_by_layer(q: torch.Tensor, k: torch.Tensor, p: torch.Tensor) -> Any:
+def layer_by_layer(q, k, p):
     for _ in range(2):
         q, k = YARN.apply(q, k, p)
     return YARN.unrotate(q, p), k
 
 
-def arguments(tokens: int) -> tuple[torch.Tensor, ...]:
+def arguments(tokens):
     return sample(1, tokens, 4, 16), sample(1, tokens, 2, 16), torch.arange(tokens) + 70_000
 
 
-def test_one_graph_of_layers_serves_all_lengths() -> None:
-    torch._dynamo.reset()
-    graphs: list[Any] = []
+def test_one_graph_of_layers_serves_all_lengths():
+    graphs = []
     backend = lambda graph, _: graphs.append(graph) or graph  # noqa: E731  # short
     compiled = torch.compile(Decoder(), fullgraph=True, backend=backend)
     for tokens in (5, 9, 700):
@@ -175,8 +172,7 @@ def test_one_graph_of_layers_serves_all_lengths() -> None:
     assert len(graphs) == 2  # the second with a symbol for the length
 
 
-def test_angles_of_one_graph_are_used_in_another() -> None:
-    torch._dynamo.reset()
+def test_angles_of_one_graph_are_used_in_another():
     q, k, p = arguments(5)
     make = torch.compile(lambda p, q: YARN.at(p, like=q), fullgraph=True, backend="aot_eager")
     use = torch.compile(lambda a, q, k: a.apply(q, k), fullgraph=True, backend="aot_eager")
@@ -184,7 +180,7 @@ def test_angles_of_one_graph_are_used_in_another() -> None:
 
 
 @pytest.mark.parametrize("path", [None, "portable"])
-def test_gradients_of_q_and_k(path: str | None) -> None:
+def test_gradients_of_q_and_k(path):
     q, k, p = arguments(5)
     with rope_xp.use_path(path):
         gradients = []
@@ -196,18 +192,18 @@ def test_gradients_of_q_and_k(path: str | None) -> None:
 
 
 @pytest.mark.parametrize("of", ["cos", "sin"])
-def test_gradients_of_tables(of: str) -> None:
+def test_gradients_of_tables(of):
     x, tables = sample(5, 2, 8, dtype=torch.float64), {}
     for name, t in zip(("cos", "sin"), RoPE().cos_sin(torch.arange(5), 8), strict=True):
         tables[name] = t.double().requires_grad_(name == of)
 
-    def rotate(table: torch.Tensor) -> Any:
+    def rotate(table):
         return RoPE().with_tables(**(tables | {of: table})).apply(x, x[:, :1])
 
     assert torch.autograd.gradcheck(rotate, tables[of])
 
 
-def test_devices_do_not_mix() -> None:
+def test_devices_do_not_mix():
     x = torch.ones(5, 2, 8, device="meta")
     with pytest.raises(RopeError, match="q is on meta and cos on cpu; move one of them"):
         YARN.at(torch.arange(5), like=torch.ones(8)).apply(x, x)

@@ -1,50 +1,42 @@
 """What makes calls take the kernel for GPUs, and variants of it that they would launch."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from rope_xp_backends.gpu import triton_plan
-from rope_xp_backends.gpu.triton_plan import KernelVariant
 
 import rope_xp
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.kernels import Kernels
 
 
-def clear_plans() -> None:
-    """Forget plans and cached calls, made before a constant or function was replaced."""
-    triton_plan.plan_launch.cache_clear()
-    call_cache.CALLS.cache_clear()
-
-
 @pytest.fixture(autouse=True)
-def no_plans() -> Iterator[None]:
-    clear_plans()
-    yield
-    clear_plans()
+def _no_plans():
+    """Forget plans and cached calls, made before a constant or function was replaced."""
+    for pause in (True, False):
+        triton_plan.plan_launch.cache_clear()
+        call_cache.CALLS.cache_clear()
+        if pause:
+            yield
 
 
 @pytest.fixture
-def _by_the_kernel() -> Iterator[None]:
+def _by_the_kernel():
     with rope_xp.use_path("triton"):
         yield
 
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
-def _offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _offsets(request, monkeypatch):
     """Once more as if every tensor had more than 2**31 elements."""
     if request.param:
         monkeypatch.setattr(triton_plan, "_INT32", 0)
 
 
 @pytest.fixture
-def compile_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+def compile_by(monkeypatch):
     """Set the function from a kernel's key to its launch, for calls with tensors of the CPU."""
     from rope_xp_backends.torch import gpu, op  # they need torch
 
-    def replace(compile_kernel: Callable[..., Any]) -> None:
+    def replace(compile_kernel):
         monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", lambda: compile_kernel))
         monkeypatch.setitem(op.RUNS, "cpu", gpu.rotate_on_gpu)
         monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
@@ -53,11 +45,9 @@ def compile_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]]
 
 
 @pytest.fixture
-def planned(
-    compile_by: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[list[KernelVariant]]:
+def planned(compile_by, monkeypatch, tmp_path):
     """Variants that calls with tensors of the CPU would launch. All but the launch takes place."""
-    variants: list[KernelVariant] = []
+    variants = []
     compile_by(lambda key: lambda *_: variants.append(key[0]))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with rope_xp.use_path("triton"):

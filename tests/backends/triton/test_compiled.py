@@ -3,14 +3,10 @@
 import re
 import subprocess
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
-from rope_xp_backends.gpu.triton_plan import KernelVariant
 from support.exhaustive import exhaustive
-from support.occupancy import REGISTERS
 
 import rope_xp
 from rope_xp import RoPE
@@ -23,6 +19,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
+REGISTERS = 80  # of a thread, at most
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 CUDA = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100, 120)]
@@ -34,13 +31,13 @@ OLD = triton.__version__.startswith("3.6.")
 NEW = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 
 
-def compiled(variant: KernelVariant, target: GPUTarget) -> Any:
+def compiled(variant, target):
     from rope_xp_backends.gpu import triton_compile
 
     return triton_compile.compile_kernel(variant, target)
 
 
-def resources(kernel: Any, path: Path) -> int:
+def resources(kernel, path):
     """Return the registers of a thread, and check that no numbers spill out of them."""
     cubin = path / "kernel.cubin"
     cubin.write_bytes(kernel.asm["cubin"])
@@ -51,13 +48,8 @@ def resources(kernel: Any, path: Path) -> int:
     return int(match[1])
 
 
-def inspect(
-    variant: KernelVariant, target: GPUTarget, path: Path
-) -> tuple[Counter[str], Counter[str]]:
-    """Return how often a kernel loads and stores by each instruction.
-
-    Check that it keeps no numbers but in registers, and fuses no multiply-add.
-    """
+def inspect(variant, target, path):
+    """Count loads and stores by instruction; check registers and that no multiply-add is fused."""
     kernel = compiled(variant, target)
     check_that_rows_are_read_before_they_are_written(variant, kernel.asm["ttgir"])
     if target.backend == "hip":
@@ -83,13 +75,9 @@ def inspect(
 TILE = re.compile(r"tensor<\d+x\d+x\d+x!tt\.ptr<\w+>, (#\w+)>")
 
 
-def check_that_rows_are_read_before_they_are_written(variant: KernelVariant, code: str) -> None:
-    """Check what the interpreter cannot show: no thread reads what another has written.
-
-    All threads of a program wait for each other in between. And where results lie as what they come
-    from, each thread writes what it read itself.
-    """
-    lines: dict[str, list[int]] = {"load": [], "store": [], "barrier": []}
+def check_that_rows_are_read_before_they_are_written(variant, code):
+    """Check what the interpreter cannot show: no thread reads what another has written."""
+    lines = {"load": [], "store": [], "barrier": []}
     maps = set()
     for number, line in enumerate(code.splitlines()):
         tile = TILE.search(line)
@@ -106,7 +94,7 @@ def check_that_rows_are_read_before_they_are_written(variant: KernelVariant, cod
         assert len(maps) == 1, maps
 
 
-def check_that_nothing_is_read_before_x(code: str) -> None:
+def check_that_nothing_is_read_before_x(code):
     """Check that no load waits for one that waits for positions. Assemblers like to move them."""
     before, barrier, after = code.partition("BAR.SYNC")
     assert barrier
@@ -119,11 +107,11 @@ def check_that_nothing_is_read_before_x(code: str) -> None:
 WIDEST = {"v4.b32", "v2.b64", "dwordx4"}
 
 
-def widest(instructions: Counter[str]) -> int:
+def widest(instructions):
     return sum(n for name, n in instructions.items() if name in WIDEST)
 
 
-def check(variant: KernelVariant, target: GPUTarget, path: Path) -> None:
+def check(variant, target, path):
     """Check that all of q and k moves in accesses of 16 bytes."""
     loads, stores = inspect(variant, target, path)
     assert widest(stores) == stores.total() > 0, stores
@@ -135,7 +123,7 @@ def check(variant: KernelVariant, target: GPUTarget, path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", [*CUDA, ROCM], ids=lambda t: f"{t.backend}:{t.arch}")
-def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path) -> None:
+def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path):
     q, k = (torch.empty(1, 16, n, 128, dtype=getattr(torch, dtype)) for n in (32, 8))
     RoPE(layout=layout).apply(q, k, torch.arange(16))
     (variant,) = planned
@@ -143,29 +131,24 @@ def test_accesses_are_of_16_bytes(target, layout, dtype, planned, tmp_path) -> N
     check(variant, target, tmp_path)
 
 
-CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "heads of 64": ({}, (1, 16, 12, 64)),
-    "heads of 80": ({"layout": "half"}, (1, 16, 32, 80)),
-    "heads of 96": ({"layout": "interleaved"}, (1, 16, 32, 96)),
-    "first quarter": ({"layout": "half", "rotary_dim": 64}, (1, 16, 16, 256)),
-    "last third": ({"rotary_dim": 64, "rotary_offset": -64}, (1, 16, 16, 192)),
-    "last eighth": ({"rotary_dim": 64, "rotary_offset": -64}, (1, 16, 64, 512)),
-    "in the other layout": (
-        {"layout": "interleaved_to_half", "rotary_dim": 64, "rotary_offset": -64},
-        (1, 16, 16, 192),
-    ),
+LAST = {"rotary_dim": 64, "rotary_offset": -64}
+CASES = {
+    "heads of 64": (RoPE(), (12, 64)),
+    "heads of 80": (RoPE(layout="half"), (32, 80)),
+    "heads of 96": (RoPE(layout="interleaved"), (32, 96)),
+    "first quarter": (RoPE(layout="half", rotary_dim=64), (16, 256)),
+    "last third": (RoPE(**LAST), (16, 192)),
+    "last eighth": (RoPE(**LAST), (64, 512)),
+    "in the other layout": (RoPE(layout="interleaved_to_half", **LAST), (16, 192)),
 }
-
-
 # A width that is no power of two, and a slice whose pairs are written elsewhere than they are read.
 SHORT = ("heads of 80", "in the other layout")
 
 
 @pytest.mark.parametrize("case", [c if c in SHORT else exhaustive(c) for c in CASES])
-def test_slices_and_widths(case: str, planned: list[KernelVariant], tmp_path: Path) -> None:
-    fields, shape = CASES[case]
-    rope = RoPE(**fields)
-    x = torch.empty(shape, dtype=torch.bfloat16)
+def test_slices_and_widths(case, planned, tmp_path):
+    rope, shape = CASES[case]
+    x = torch.empty(1, 16, *shape, dtype=torch.bfloat16)
     rope.rotate(x, torch.arange(16))
     rope.unrotate(x, torch.arange(16, dtype=torch.int32), out=x)
     rope.rotate(x.float(), torch.arange(16))
@@ -173,7 +156,7 @@ def test_slices_and_widths(case: str, planned: list[KernelVariant], tmp_path: Pa
         check(variant, target, tmp_path)
 
 
-def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path) -> None:
+def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path):
     q = torch.empty(2, 32, 16, 128, dtype=torch.bfloat16)
     rope_xp.apply_tables(q, *RoPE().cos_sin(torch.arange(16), 128), axes="bhsd")
     RoPE().rotate(q, torch.arange(16), axes="bhsd")
@@ -189,7 +172,7 @@ def test_other_angles_heads_first_and_parts_of_one_projection(planned, tmp_path)
         check(variant, CUDA[1], tmp_path)
 
 
-def test_more_elements_than_32_bits_count(planned: list[KernelVariant], tmp_path: Path) -> None:
+def test_more_elements_than_32_bits_count(planned, tmp_path):
     x = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16)
     for b, wide in (((1 << 14) - 1, False), (1 << 14, True)):
         shape, strides = (b, 1 << 10, 1, 128), (1 << 17, 128, 128, 1)
@@ -205,14 +188,14 @@ def test_more_elements_than_32_bits_count(planned: list[KernelVariant], tmp_path
     assert not planned[0].int64_offsets
 
 
-def layer(planned: list[KernelVariant], batch: int = 1) -> KernelVariant:
+def layer(planned, batch=1):
     """Return the variant of q and k in bfloat16, 4096 tokens at positions that are the same."""
     q, k = (torch.empty(batch, 4096, n, 128, dtype=torch.bfloat16) for n in (32, 8))
     RoPE(layout="half").apply(q, k, torch.arange(4096))
     return planned[-1]
 
 
-def test_rows_of_one_axis_take_no_division(planned: list[KernelVariant]) -> None:
+def test_rows_of_one_axis_take_no_division(planned):
     """It is a seventh of all instructions, and a third of those before the first load."""
     counts = []
     for batch in (1, 2):
@@ -226,9 +209,7 @@ def test_rows_of_one_axis_take_no_division(planned: list[KernelVariant]) -> None
     assert first < 0.75 * first_of_batches
 
 
-def test_what_is_written_in_place_is_read_first_whatever_is_tuned(
-    planned: list[KernelVariant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_in_place_is_read_first_whatever_is_tuned(planned, tmp_path, monkeypatch):
     monkeypatch.setattr(triton_plan, "BARRIER", 0)
     x = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
     RoPE(layout="interleaved_to_half").rotate(x, out=x)
@@ -236,7 +217,7 @@ def test_what_is_written_in_place_is_read_first_whatever_is_tuned(
 
 
 @pytest.mark.parametrize("start", [1, 2, 4])
-def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path) -> None:
+def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path):
     """No access is wider than its address allows: a GPU stops at the first that is."""
     memory = torch.empty(start + 16 * 8 * 136, dtype=torch.bfloat16)
     x = memory[start:].unflatten(0, (16, 8, 136))[..., :128]
@@ -247,7 +228,7 @@ def test_rows_that_lie_askew_are_read_as_they_can_be(start, planned, tmp_path) -
 
 
 @pytest.mark.exhaustive
-def test_two_tiles_of_a_program_are_pipelined(planned, tmp_path, monkeypatch) -> None:
+def test_two_tiles_of_a_program_are_pipelined(planned, tmp_path, monkeypatch):
     """Without the barrier, which keeps Triton from it: q and k come by 16 bytes at a time."""
     monkeypatch.setattr(triton_plan, "TILES", 2)
     triton_plan.plan_launch.cache_clear()

@@ -1,10 +1,12 @@
 """What only a GPU can show of its kernel: streams, graphs, memory, launches, sizes."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
+from support import tensors
 from support.targets import truth
+from support.tensors import LAYOUTS, ON_A_GPU
+from support.torch_op import same
 
 from rope_xp import RoPE
 from rope_xp._dispatch.kernels import Kernels
@@ -14,39 +16,24 @@ pytest.importorskip("triton")
 
 from rope_xp_backends.torch import gpu  # noqa: E402  # it needs torch
 
-pytestmark = [
-    pytest.mark.usefixtures("_by_the_kernel"),
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
-]
-
-LAYOUTS = ("interleaved", "half", "interleaved_to_half")
+pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), *ON_A_GPU]
+sample = partial(tensors.sample, dtype=torch.bfloat16)
 
 
-def sample(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(0)
-    made = torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)
-    return made.requires_grad_(grad)
-
-
-def layer(tokens: int = 512) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def layer(tokens=512):
     positions = torch.arange(tokens, device="cuda") + 1_000_000
     return sample(1, tokens, 32, 128), sample(1, tokens, 8, 128), positions
-
-
-def same(got: Any, expected: Any) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 # torch says so of the mode, once, whatever it finds.
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_launch_that_nothing_waits_for(layout: Any) -> None:
+def test_one_launch_that_nothing_waits_for(layout):
     activities = [torch.profiler.ProfilerActivity.CUDA]
     q, k, positions = layer()
     rope = RoPE(layout=layout)
-    calls: list[Callable[[], Any]] = [
+    calls = [
         lambda: rope.apply(q, k, positions),
         lambda: rope.apply(q, k, positions, out=(q, k)),
         lambda: rope.apply(q[:, :1], k[:, :1], positions[:1]),
@@ -66,7 +53,7 @@ def test_one_launch_that_nothing_waits_for(layout: Any) -> None:
 
 
 @pytest.mark.unsanitized
-def test_memory_is_that_of_the_results() -> None:
+def test_memory_is_that_of_the_results():
     q, k, positions = layer()
     RoPE().apply(q, k, positions)
     torch.cuda.synchronize()
@@ -78,7 +65,7 @@ def test_memory_is_that_of_the_results() -> None:
     assert torch.cuda.max_memory_allocated() == before + sum(x.nbytes for x in results)
 
 
-def test_two_streams() -> None:
+def test_two_streams():
     inputs = [layer(4096), layer(4096)]
     expected = [truth(RoPE().apply, *x) for x in inputs]
     RoPE().apply(*layer())  # compiles
@@ -95,7 +82,7 @@ def test_two_streams() -> None:
 
 
 @pytest.mark.unsanitized
-def test_a_graph_is_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_captured_and_replayed(monkeypatch):
     """Also where it is the first to need a kernel: that of calls in place is loaded within."""
     monkeypatch.setattr(gpu, "KERNELS", Kernels("triton", gpu._load_compiler))
     q, k, positions = layer()
@@ -115,15 +102,12 @@ def test_a_graph_is_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # The last rows lie beyond what signed offsets of 32 bits reach.
-LARGE = {
-    "bshd": (1, (1 << 17) + 3, 128, 128),
-    "bhsd": (5, 33, (1 << 17) + 1, 128),
-}
+LARGE = {"bshd": (1, (1 << 17) + 3, 128, 128), "bhsd": (5, 33, (1 << 17) + 1, 128)}
 
 
 @pytest.mark.unsanitized  # it would take minutes, and the memory of what was freed before
 @pytest.mark.parametrize("axes", LARGE)
-def test_more_than_2_to_the_31_elements(axes: str) -> None:
+def test_more_than_2_to_the_31_elements(axes):
     shape = LARGE[axes]
     count = shape[0] * shape[1] * shape[2] * shape[3]
     assert count > 1 << 31
@@ -139,13 +123,13 @@ def test_more_than_2_to_the_31_elements(axes: str) -> None:
     same(x.index_select(token, picked), expected)
 
 
-def test_gradients() -> None:
+def test_gradients():
     for layout in LAYOUTS:
         rope = RoPE(layout=layout, rotary_dim=64)
-        q, k = sample(2, 33, 4, 128, grad=True), sample(2, 33, 2, 128, grad=True)
+        q, k = (sample(2, 33, n, 128).requires_grad_() for n in (4, 2))
         weights = [sample(*x.shape).flip(1) for x in (q, k)]
 
-        def gradients(rope: RoPE = rope, x: Any = (q, k), w: Any = weights) -> Any:
+        def gradients(rope=rope, x=(q, k), w=weights):
             return torch.autograd.grad(rope.apply(*x), x, w)
 
         same(gradients(), truth(gradients))
@@ -153,7 +137,7 @@ def test_gradients() -> None:
 
 @pytest.mark.unsanitized
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_graphs(mode: str) -> None:
+def test_compiled_graphs(mode):
     torch._dynamo.reset()
     compiled = torch.compile(RoPE().apply, fullgraph=True, mode=mode)
     for tokens in (512, 512, 512, 700):
@@ -161,7 +145,7 @@ def test_compiled_graphs(mode: str) -> None:
         same(compiled(*x), truth(RoPE().apply, *x))
 
 
-def test_another_device_than_the_current_one() -> None:
+def test_another_device_than_the_current_one():
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")
     q, k, positions = (x.to("cuda:1") for x in layer())

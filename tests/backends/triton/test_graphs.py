@@ -1,14 +1,8 @@
-"""What graphs and other streams read outlives the caches, without a GPU: by counts of references.
-
-A stand-in for kernels is launched, and torch told that a graph is captured. What a GPU does with
-graphs is in test_gpu.py.
-"""
+"""What graphs and other streams read outlives the caches: by reference counts, without a GPU."""
 
 import gc
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.exhaustive import exhaustive
@@ -25,18 +19,18 @@ from support.patched import replaced  # noqa: E402  # it needs torch
 
 
 @pytest.fixture
-def read(compile_by: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def read(compile_by, monkeypatch):
     """Have calls on the CPU launch what notes weakly which tables it reads."""
-    seen: list[tuple[Any, ...]] = []
+    seen = []
 
-    def run(_grid: object, tensors: tuple[torch.Tensor, ...], _numbers: object) -> None:
+    def run(_grid, tensors, _numbers):
         seen.append(tuple(weakref.ref(x) for x in tensors[4:7]))
 
     compile_by(lambda _: run)
     monkeypatch.setattr(caches, "PINNED", {})
     build = tables.tables_on_device
 
-    def on_device(key: Any) -> Any:
+    def on_device(key):
         digit_tables = build(key)
         tables.extend_lifetime(digit_tables)  # as on a GPU
         return digit_tables
@@ -46,7 +40,7 @@ def read(compile_by: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ..
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small_heap() -> Iterator[None]:
+def _small_heap():
     """Have collections pass over what was imported, of which each would take half a second."""
     gc.collect()
     gc.freeze()
@@ -54,26 +48,26 @@ def _small_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
-def forget() -> None:
+def forget():
     rope_xp.clear_caches()
     gc.collect()
 
 
-def forward(rope: RoPE, x: torch.Tensor) -> None:
+def forward(rope, x):
     rope.rotate(x, torch.arange(5))
 
 
-def in_place(rope: RoPE, x: torch.Tensor) -> None:
+def in_place(rope, x):
     rope.rotate(x, torch.arange(5), out=x)
 
 
-def backward(rope: RoPE, x: torch.Tensor) -> None:
+def backward(rope, x):
     rope.rotate(x.clone().requires_grad_(), torch.arange(5)).sum().backward()
 
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("call", [forward, exhaustive(in_place), backward])
-def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch) -> None:
+def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch):
     """Also those of a call that was cached before, which tells nobody else of its tables."""
     rope, x = RoPE(base=9_999.0), torch.ones(5, 2, 8)
     with rope_xp.use_path("triton"):
@@ -95,7 +89,7 @@ def test_graphs_keep_the_tables_that_they_read(call, again, read, monkeypatch) -
         assert not any(table() is not None for table in uncaptured)  # nobody else keeps them
 
 
-def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(read, monkeypatch) -> None:
+def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(read, monkeypatch):
     """They come from what the forward pass saved, and through no cache."""
     with rope_xp.use_path("triton"):
         loss = RoPE(base=9_999.0).rotate(torch.ones(5, 2, 8, requires_grad=True)).sum()
@@ -106,7 +100,7 @@ def test_a_gradient_that_is_captured_by_itself_keeps_its_tables(read, monkeypatc
     assert all(table() is not None for table in read[-1])
 
 
-def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch) -> None:
+def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch):
     monkeypatch.setattr(private, "is_capturing", lambda _: True)
     with rope_xp.use_path("triton"):
         for _ in range(3):
@@ -115,16 +109,16 @@ def test_a_graph_of_many_calls_keeps_tables_once(read, monkeypatch) -> None:
     forget()
 
 
-def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stream_that_reads_tables_is_named_once(monkeypatch):
     """The allocator then lends their memory to nobody before that stream is done."""
     stream = [1]
     monkeypatch.setattr(private, "is_capturing", lambda _: False)
     monkeypatch.setattr(private, "current_stream", lambda _: stream[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream[0])
-    readers: list[list[int]] = [[] for _ in range(8)]
+    readers = [[] for _ in range(8)]
     device = torch.device("cuda", 0)
     rows = [SimpleNamespace(device=device, record_stream=x.append) for x in readers]
-    digit_tables: list[Any] = [tables.DigitTables(*part, None) for part in (rows[:4], rows[4:])]
+    digit_tables = [tables.DigitTables(*part, None) for part in (rows[:4], rows[4:])]
     for number in (1, 2, 1, 2):
         stream[0] = number
         for part in digit_tables:
@@ -133,11 +127,11 @@ def test_each_stream_that_reads_tables_is_named_once(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_a_second_backward_makes_no_plan(capturing, read, monkeypatch) -> None:
+def test_a_second_backward_makes_no_plan(capturing, read, monkeypatch):
     """Forward and backward look their launches up, by positions and by tables of the caller."""
     angles = RoPE().with_tables(*RoPE().cos_sin(torch.arange(5), 8))
 
-    def train() -> None:
+    def train():
         backward(RoPE(base=9_999.0), torch.ones(5, 2, 8))
         angles.rotate(torch.ones(5, 2, 8, requires_grad=True)).sum().backward()
 
@@ -160,22 +154,17 @@ def test_a_second_backward_makes_no_plan(capturing, read, monkeypatch) -> None:
     ],
 )
 def test_tables_of_patched_models_are_read_where_they_lie(
-    kind: str,
-    form: Any,
-    columns: int,
-    bound: bool,
-    compile_by: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    kind, form, columns, bound, compile_by, monkeypatch
+):
     """Those of neighbours are copied, as the kernel wants columns side by side."""
     _, ours = replaced(kind, form)
-    read: list[tuple[int, int]] = []
-    slow: list[None] = []
+    read = []
+    slow = []
 
-    def run(_grid: object, tensors: tuple[torch.Tensor, ...], _numbers: object) -> None:
+    def run(_grid, tensors, _numbers):
         read.append((tensors[4].data_ptr(), tensors[5].data_ptr()))
 
-    def rotate(*arguments: Any) -> Any:
+    def rotate(*arguments):
         slow.append(None)
         return gpu.rotate_on_gpu(*arguments)
 

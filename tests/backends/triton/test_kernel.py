@@ -1,15 +1,9 @@
-"""The kernel for GPUs, with all that leads to it, beside the portable path.
+"""The kernel for GPUs beside the portable path, on a GPU or in Triton's interpreter:
 
-On a GPU; or in Triton's interpreter, on tensors of the CPU:
-
-    TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
-
-test_interpreted.py does the latter, as it is fixed when kernels are imported.
+TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton/test_kernel.py
 """
 
 import importlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +38,7 @@ pytestmark = [pytest.mark.usefixtures("_by_the_kernel"), pytest.mark.covering, *
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_dim", [2, 6, 80, 96, exhaustive(512), exhaustive(1024)])
-def test_every_width_of_heads(head_dim: int, layout: str) -> None:
+def test_every_width_of_heads(head_dim, layout):
     for dtype in DTYPES:
         q, k = (sample(2, 5, n, head_dim, dtype=dtype, seed=n) for n in (3, 1))
         check(rotation(RoPE(layout=layout), POSITIONS), q, k)
@@ -53,7 +47,7 @@ def test_every_width_of_heads(head_dim: int, layout: str) -> None:
 @pytest.mark.usefixtures("_offsets")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("rotary_dim", "offset"), [(8, 0), (8, 16), (16, -16), (6, 5), (2, -2)])
-def test_slices(rotary_dim: int, offset: int, layout: str) -> None:
+def test_slices(rotary_dim, offset, layout):
     for head_dim in (24, 37):
         rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
         for turn in (rope.rotate, rope.unrotate):
@@ -61,7 +55,7 @@ def test_slices(rotary_dim: int, offset: int, layout: str) -> None:
             check(lambda x, out=None, turn=turn: turn(x, POSITIONS, out=out), x)
 
 
-def test_one_array_in_place_and_one_not() -> None:
+def test_one_array_in_place_and_one_not():
     rope = RoPE(rotary_dim=4, layout="interleaved_to_half")
     q, k, other = sample(2, 5, 4, 8), sample(2, 5, 2, 8), torch.zeros(2, 5, 2, 8, device=DEVICE)
     expected = right(rotation(rope, POSITIONS), q, k)
@@ -71,7 +65,7 @@ def test_one_array_in_place_and_one_not() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
+def test_zeros_have_the_sign_that_they_have_elsewhere(layout):
     """Also where the angle is zero, and turned back; Triton takes -x for 0 - x."""
     numbers = tensor([0.0, -0.0, 1.0, -1.0], torch.float32)
     x = torch.cartesian_prod(numbers, numbers).reshape(4, 1, 1, 8).expand(-1, 3, -1, -1)
@@ -86,12 +80,12 @@ def test_zeros_have_the_sign_that_they_have_elsewhere(layout: str) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter tells what is written")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(layout, monkeypatch) -> None:
+def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(layout, monkeypatch):
     """One array in place and one not: the same launch copies for one and not for the other."""
     interpreter = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
     store, addresses = interpreter.create_masked_store, set()
 
-    def watched(self: Any, pointers: Any, value: Any, mask: Any, *hints: Any) -> Any:
+    def watched(self, pointers, value, mask, *hints):
         addresses.update(pointers.data[mask.data.astype(bool)].tolist())
         return store(self, pointers, value, mask, *hints)
 
@@ -112,7 +106,7 @@ def test_what_lies_beside_the_slice_is_written_to_new_memory_alone(layout, monke
         assert addresses == expected
 
 
-def test_slices_of_one_projection_in_place() -> None:
+def test_slices_of_one_projection_in_place():
     for layout in LAYOUTS:
         qkv = sample(2, 5, (4 + 2 + 2) * 16)
         before = qkv.clone()
@@ -123,7 +117,7 @@ def test_slices_of_one_projection_in_place() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("start", [1, 2, 3, 4])
-def test_memory_that_begins_anywhere(start: int, dtype: torch.dtype) -> None:
+def test_memory_that_begins_anywhere(start, dtype):
     """Rows that no access of 16 bytes can read, and whose neighbours must not change."""
     for layout in LAYOUTS:
         memory = sample(start + 2 * 5 * 3 * 19, dtype=dtype)
@@ -136,7 +130,7 @@ def test_memory_that_begins_anywhere(start: int, dtype: torch.dtype) -> None:
         assert torch.equal(memory[:start], before[:start])
 
 
-VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+VIEWS = {
     "one head for all": lambda x: x[:, :, :1].expand_as(x),
     "one batch for all": lambda x: x[:1].expand_as(x),
     "every second token": lambda x: x.repeat_interleave(2, 1)[:, ::2],
@@ -147,14 +141,14 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views(view: str) -> None:
+def test_views(view):
     x = VIEWS[view](sample(2, 5, 4, 8))
     expected = right(rotation(RoPE(), POSITIONS), x.contiguous())
     same(RoPE().rotate(x, POSITIONS), expected)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), *map(exhaustive, [(33, 1), (28, 4), (71, 1)])])
-def test_any_number_of_heads(heads: tuple[int, int]) -> None:
+def test_any_number_of_heads(heads):
     for tokens in (1, 9):
         for batch in (1, 2):
             q, k = (sample(batch, tokens, n, 8, seed=n) for n in heads)
@@ -168,7 +162,7 @@ TUNED = [
 
 
 @pytest.mark.parametrize("constants", TUNED, ids=str)
-def test_constants_that_can_be_tuned(constants, monkeypatch) -> None:
+def test_constants_that_can_be_tuned(constants, monkeypatch):
     """The same bits, also where a program has tiles behind the last row, and in place."""
     for name, value in constants.items():
         monkeypatch.setattr(triton_plan, name, value)
@@ -181,19 +175,16 @@ def test_constants_that_can_be_tuned(constants, monkeypatch) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # numpy's, of infinities
-def test_all_numbers_of_16_bits() -> None:
+def test_all_numbers_of_16_bits():
     x = tensor(np.arange(1 << 16).astype(np.int16), torch.int16).view(torch.float16)
     for layout in LAYOUTS:
         check(rotation(RoPE(layout=layout), 70_000 + np.arange(512), "shd"), x.view(512, 1, 128))
 
 
-# Positions, their components, and tables.
-
-
 @pytest.mark.usefixtures("_offsets")
 @pytest.mark.parametrize("shape", [(7,), (3, 7), (1, 7), (3, 1)])
 @pytest.mark.parametrize("axes", ["bshd", "bhsd", "sbhd", "hbsd", "hsbd"])
-def test_positions_and_axes(axes: str, shape: tuple[int, ...]) -> None:
+def test_positions_and_axes(axes, shape):
     sizes = {"b": 3, "s": 7, "h": 5, "d": 8}
     positions = anywhere(shape)
     q = sample(*(sizes[n] for n in axes))
@@ -205,7 +196,7 @@ def test_positions_and_axes(axes: str, shape: tuple[int, ...]) -> None:
         check(rotation(RoPE(), None, axes), q, k)
 
 
-def test_positions_out_of_range_give_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_out_of_range_give_no_number(monkeypatch):
     """As on a GPU, where nobody reads them before the kernel does."""
     monkeypatch.setattr(Torch, "host_view", lambda *_: None)
     top = 1 << 31
@@ -218,7 +209,7 @@ def test_positions_out_of_range_give_no_number(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("folds", [True, False])
-def test_many_batch_axes(folds: bool) -> None:
+def test_many_batch_axes(folds):
     x = sample(3, 2, 4, 5, 2, 8)
     if not folds:
         x = x.permute(2, 1, 0, 3, 4, 5)
@@ -231,16 +222,14 @@ def test_many_batch_axes(folds: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (1, 5), (2, 1)])
-def test_tables_of_the_caller(shape: tuple[int, ...]) -> None:
+def test_tables_of_the_caller(shape):
     for dtype, layout in zip(DTYPES, (*LAYOUTS, "half"), strict=True):
         x = sample(2, 5, 3, 21, dtype=dtype)
         cos, sin = (sample(*shape, 5, dtype=dtype, seed=i) for i in (1, 2))
         bent = cos.mT.contiguous().mT if cos.ndim > 1 else cos
         for tables in ((cos, sin), (bent, sin), (bent, bent)):
 
-            def rotate(
-                x: torch.Tensor, out: Any = None, tables: Any = tables, layout: str = layout
-            ) -> Any:
+            def rotate(x, out=None, tables=tables, layout=layout):
                 cos, sin = (t.to(x.dtype) for t in tables)
                 return rope_xp.apply_tables(x, cos, sin, layout=layout, rotary_offset=7, out=out)
 
@@ -251,7 +240,7 @@ def test_tables_of_the_caller(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("axes", "shape"), [("bshd", (5,)), ("hbsd", (2, 5)), ("bshd", (1, 5)), ("sbhd", (2, 1))]
 )
-def test_positions_of_several_components(axes: str, shape: tuple[int, ...]) -> None:
+def test_positions_of_several_components(axes, shape):
     sizes = {"b": 2, "s": 5, "h": 3, "d": 24}
     x = sample(*(sizes[n] for n in axes))
     positions = anywhere((3, *shape))
@@ -262,7 +251,7 @@ def test_positions_of_several_components(axes: str, shape: tuple[int, ...]) -> N
         check(rotation(rope, positions.int(), axes), x, x.clone())
 
 
-def test_components_in_more_ways() -> None:
+def test_components_in_more_ways():
     images, x = anywhere((3, 4, 2, 5)), sample(4, 2, 5, 3, 12)
     rope = RoPE(position_axes=(0, 1, 2, 2, 1, 0))
     check(rotation(rope, images, "xbshd"), x)

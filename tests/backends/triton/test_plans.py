@@ -4,13 +4,11 @@ import ctypes
 import json
 import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rope_xp_backends.gpu import triton_plan
-from support.occupancy import waves
+from support.cuda_on_cpu import count_waves
 from support.programs import printed
 from support.targets import truth
 
@@ -29,8 +27,8 @@ from support.torch_op import recording  # noqa: E402  # it needs torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # it needs torch
 
 
-def plan_of(q: tuple[int, ...], k: tuple[int, ...], axes: str = "bshd") -> Any:
-    def operand(shape: tuple[int, ...]) -> Any:
+def plan_of(q, k, axes="bshd"):
+    def operand(shape):
         strides = torch.empty(shape, device="meta").stride()
         return triton_plan.OperandStrides(shape, strides, strides, False, 16)
 
@@ -39,7 +37,7 @@ def plan_of(q: tuple[int, ...], k: tuple[int, ...], axes: str = "bshd") -> Any:
     return triton_plan.plan_launch((operand(q), operand(k)), angles, "bfloat16", turn)
 
 
-def test_every_row_is_rotated_once() -> None:
+def test_every_row_is_rotated_once():
     for tokens in (1, 7, 4096):
         for heads in ((32, 8), (28, 4), (71, 1), (1, 1)):
             plan = plan_of((3, tokens, heads[0], 128), (3, tokens, heads[1], 128))
@@ -51,22 +49,22 @@ def test_every_row_is_rotated_once() -> None:
             assert (blocks - 1) * variant.tile_tokens < 3 * tokens <= blocks * variant.tile_tokens
 
 
-def test_one_token_is_shared_out() -> None:
+def test_one_token_is_shared_out():
     assert plan_of((1, 1, 32, 128), (1, 1, 8, 128)).grid == (5, 1, 1)
 
 
 @pytest.mark.parametrize("axes", ["bshd", "bhsd"])
-def test_64_mib_fill_a_gpu_often(axes: str) -> None:
+def test_64_mib_fill_a_gpu_often(axes):
     """The last programs, which leave multiprocessors without work, are few beside the others."""
     sizes = {"b": 1, "s": 6554, "d": 128}
     q, k = (tuple((sizes | {"h": n})[c] for c in axes) for n in (32, 8))
     plan = plan_of(q, k, axes)
-    assert waves(plan.grid[0], triton_plan.THREADS) >= 4
+    assert count_waves(plan.grid[0], triton_plan.THREADS) >= 4
     tile = plan.variant.tile_tokens, plan.variant.tile_heads
     assert tile == ((4, 8) if axes == "bshd" else (16, 2))
 
 
-def test_tensors_of_a_gpu_are_followed_without_one() -> None:
+def test_tensors_of_a_gpu_are_followed_without_one():
     with FakeTensorMode():
         q, k = (torch.empty(2, n, 5, 8, device="cuda").transpose(1, 2) for n in (4, 2))
         cos = torch.empty(5, 4, device="cuda")
@@ -75,9 +73,9 @@ def test_tensors_of_a_gpu_are_followed_without_one() -> None:
             assert (y.device, y.shape, y.stride()) == (x.device, x.shape, x.stride())
 
 
-def test_components_reach_the_operator_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_components_reach_the_operator_in_a_graph(monkeypatch):
     """And nothing beside it: no cos or sin is gathered, composed and stored, nor in backward."""
-    graphs: list[set[str]] = []
+    graphs = []
     monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
     rope = RoPE(layout="half", position_axes=(0,) * 16 + (1,) * 24 + (2,) * 24)
     images = torch.arange(27).view(3, 9)
@@ -87,8 +85,8 @@ def test_components_reach_the_operator_in_a_graph(monkeypatch: pytest.MonkeyPatc
     results = compiled(q, k, images)
     torch.testing.assert_close(results, truth(rope.apply, q, k, images))
     gradients = torch.autograd.grad(results, (q, k), (q.detach(), k.detach()))
-    for gradient, x in zip(gradients, (q, k), strict=True):
-        torch.testing.assert_close(gradient, truth(rope.unrotate, x.detach(), images))
+    expected = tuple(truth(rope.unrotate, x.detach(), images) for x in (q, k))
+    torch.testing.assert_close(gradients, expected)
     assert len(graphs) == 2
     for graph in graphs:
         assert "rope_xp.rotate_pair.default" in graph
@@ -96,10 +94,10 @@ def test_components_reach_the_operator_in_a_graph(monkeypatch: pytest.MonkeyPatc
         assert all(re.search(allowed, name) for name in graph), graph
 
 
-def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_to_decline(monkeypatch):
     x = torch.ones(5, 2, 8)
 
-    def reason(x: Any) -> str:
+    def reason(x):
         return dict(rope_xp.explain(x, x).declined)["triton"]
 
     assert reason(x) == "its kernels are for GPUs of CUDA and ROCm, and a tensor is on cpu"
@@ -121,7 +119,7 @@ def test_reasons_to_decline(monkeypatch: pytest.MonkeyPatch) -> None:
         RoPE().rotate(x)
 
 
-def test_where_triton_fails_others_run(compile_by: Any) -> None:
+def test_where_triton_fails_others_run(compile_by):
     """Here for the reason that there is no GPU: the first launch finds no driver."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, and triton works")
@@ -138,11 +136,11 @@ def test_where_triton_fails_others_run(compile_by: Any) -> None:
         RoPE().rotate(x)
 
 
-def test_short_memory_of_a_moment_costs_one_call(compile_by: Any) -> None:
+def test_short_memory_of_a_moment_costs_one_call(compile_by):
     """A device that has none to load a kernel into; the next call tries again."""
     tried, ran = [], []
 
-    def load(key: Any) -> Any:
+    def load(key):
         tried.append(key)
         if len(tried) == 1:
             raise RuntimeError("Triton Error [CUDA]: out of memory")
@@ -160,16 +158,16 @@ def test_short_memory_of_a_moment_costs_one_call(compile_by: Any) -> None:
     assert len(ran) == 2
 
 
-def load(device: str) -> Any:
+def load(device):
     """Load the kernel of a launch on a device that need not be there."""
     with FakeTensorMode():
         arrays = (torch.ones(5, 2, 8, device=device),)
-    planned: Any = SimpleNamespace(variant=None)
+    planned = SimpleNamespace(variant=None)
     return gpu._load_launch(planned, arrays, SimpleNamespace(components=None))
 
 
-def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(key: tuple[Any, int]) -> str:
+def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch):
+    def compiled(key):
         if key[1] == 1:
             raise RuntimeError("no kernel image is available for execution on the device")
         return "kernel"
@@ -186,14 +184,14 @@ def test_a_kernel_that_fails_on_one_device_runs_on_another(monkeypatch: pytest.M
 @pytest.mark.parametrize("capturing", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError])
 def test_a_failure_in_the_capture_of_a_graph_is_not_held_against_triton(
-    capturing: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capturing, error, monkeypatch
+):
     """The driver may refuse to load a kernel there. Where Triton finds no driver it asserts one."""
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise error("no")
 
-    kernels: Any = Kernels("triton", lambda: fail)
+    kernels = Kernels("triton", lambda: fail)
     monkeypatch.setattr(gpu, "KERNELS", kernels)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     if capturing:
@@ -225,12 +223,8 @@ CALLS = {
 
 
 @pytest.mark.exhaustive
-def test_the_driver_gets_what_was_planned(tmp_path: Path) -> None:
-    """One launch for q and k, of the grid and the arguments that the interpreter is given too.
-
-    The driver is a stand-in: see triton_launches.py. A graph is captured meanwhile, where it loads
-    a kernel in relaxed mode alone.
-    """
+def test_the_driver_gets_what_was_planned(tmp_path):
+    """A stand-in for the driver (triton_launches.py) sees the grid, arguments and capture mode."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc, which compiles Triton's launcher")
     try:

@@ -1,33 +1,29 @@
 """Results in long double, each with how far off it may be: what docs/accuracy.md promises."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume
 
-from rope_xp import RoPE
+from rope_xp import RoPE, RopeError
 from support.fuzz import oracle
 from support.fuzz.cases import Shape
-from support.fuzz.libraries import Library
+from support.fuzz.memory import lay, moved, same_elements, share, shares_with_itself, touched
 from support.fuzz.oracle import WIDE
 from support.targets import numpy_dtype
 
 needs_long_double = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double here"
 )
-Result = tuple[np.ndarray, np.ndarray]
-"""What is right, and a bound for each number."""
+Result = tuple[np.ndarray, np.ndarray]  # what is right, and a bound for each number
 
 # Half a unit of the last place of 1.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
 
 
-def table_error(
-    positions: np.ndarray, frequencies: np.ndarray, axes: Any, double: bool
-) -> np.ndarray:
+def table_error(positions, frequencies, axes, double):
     """Return how far off cos and sin may be, (batch..., tokens, r/2), before any factor."""
     each = np.abs(oracle.angles(positions, frequencies, axes))
     if double:
@@ -40,9 +36,7 @@ def table_error(
     return error
 
 
-def looked_up(
-    rope: RoPE, head_dim: int, positions: np.ndarray, double: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def looked_up(rope, head_dim, positions, double):
     """Return cos, sin and how far off they may be, without the attention factor."""
     r = rope.rotary_dim or head_dim
     turned = oracle.frequencies(rope.base, r, None)
@@ -55,7 +49,6 @@ def looked_up(
 
 
 def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray:
-    """Return positions (components, batch..., tokens); 0, 1, ... for None."""
     axes = rope.position_axes
     if positions is None:
         line = np.arange(tokens)
@@ -65,10 +58,7 @@ def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray
     return positions
 
 
-def turned(
-    x: np.ndarray, shape: Shape, rope: RoPE, positions: np.ndarray | None, inverse: bool
-) -> Result:
-    """Return x rotated by a rope, or back."""
+def turned(x, shape, rope, positions, inverse):
     at = counted(positions, x.shape[shape.axes.index("s")], rope)
     cos, sin, error = looked_up(rope, x.shape[-1], at, x.itemsize == 8)
     factor = 1 / WIDE(rope.attention_factor) if inverse else WIDE(rope.attention_factor)
@@ -77,7 +67,6 @@ def turned(
 
 
 def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: Any) -> Result:
-    """Return x, rotated by a rope, as if it had been rotated by another."""
     tokens, double = x.shape[shape.axes.index("s")], x.itemsize == 8
     c, s, before = looked_up(rope, x.shape[-1], counted(old, tokens, rope), double)
     cos, sin, after = looked_up(to, x.shape[-1], counted(new, tokens, to), double)
@@ -90,17 +79,7 @@ def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: 
     return rotate(x, shape, *scaled, layout, rope.rotary_offset, inverse=False)
 
 
-def rotate(
-    x: np.ndarray,
-    shape: Shape,
-    cos: Any,
-    sin: Any,
-    error: Any,
-    layout: str,
-    offset: int,
-    inverse: bool,
-) -> Result:
-    """Return x rotated (eq. 34) by tables with an error."""
+def rotate(x, shape, cos, sin, error, layout, offset, inverse):
     dtype, computed = x.dtype.name, "float64" if x.dtype.name == "float64" else "float32"
     y = oracle.forward(x.astype(WIDE), shape.axes).copy()
     bound, r = np.zeros_like(y), 2 * cos.shape[-1]
@@ -121,10 +100,7 @@ def rotate(
     return oracle.back(y, shape.axes), oracle.back(bound, shape.axes)
 
 
-def close(
-    library: Library, got: np.ndarray, x: np.ndarray, right: np.ndarray, bound: np.ndarray
-) -> None:
-    """Check a result: of x's shape and dtype, and no farther from what is right than the bound."""
+def close(library, got, x, right, bound):
     assert got.shape == x.shape
     assert numpy_dtype(got.dtype.name) == numpy_dtype(x.dtype.name)
     if library.flushes:
@@ -138,3 +114,85 @@ def close(
             f"{got[at]!r}, right is {right[at]!r}, off by {off[at]:.3g}, allowed {bound[at]:.3g}"
         )
         raise AssertionError(msg)
+
+
+def check(library, call, laid, outs, expected):
+    arrays = [x for _, x in laid]
+    before = [memory.copy() for memory, _ in laid]
+    with library.chosen():
+        results = call([library.make(x) for x in arrays])
+        for result, x, right in zip(results, arrays, expected, strict=True):
+            close(library, library.back(result), x, *right)
+        for (memory, _), old in zip(laid, before, strict=True):
+            np.testing.assert_array_equal(memory, old)
+        kinds = {out.kind for out in outs}
+        if not library.writes or "none" in kinds:
+            return
+        write(library, call, laid, outs, expected)
+
+
+def apart(targets: list[np.ndarray], arrays: list[np.ndarray]) -> bool:
+    """Return whether results can be written: to memory that is not read but in its own place."""
+    if any(map(shares_with_itself, targets)):
+        return False
+    for i, target in enumerate(targets):
+        for j, x in enumerate(arrays):
+            if share(target, x) and not (i == j and same_elements(target, x)):
+                return False
+        if any(share(target, other) for other in targets[:i]):
+            return False
+    return True
+
+
+def write(library, call, laid, places, expected):
+    arrays = [x for _, x in laid]
+    targets, memories = [], [memory for memory, _ in laid]
+    for i, (out, (own, x)) in enumerate(zip(places, laid, strict=True)):
+        if not library.shared and out.kind != "new":
+            assume(out.kind == "same")
+        if out.kind == "new":
+            memory, target = lay(x.shape, library.view(out.view, x.dtype.name))
+            memories.append(memory)
+        elif out.kind == "swapped":
+            target = arrays[-1 - i]
+            assume(len(arrays) == 2 and target.shape == x.shape and target.dtype == x.dtype)
+        elif out.kind == "moved":
+            backwards = out.backwards if library.any_memory else None
+            target = moved(own, x, out.by, backwards)
+        else:
+            target = x
+        targets.append(target)
+    fits = not library.shared or apart(targets, arrays)
+    own = [library.make(x) for x in arrays]
+    outs = [
+        own[i] if target is arrays[i] else library.make(target) for i, target in enumerate(targets)
+    ]
+    before = [memory.copy() for memory in memories]
+    given_out = outs[0] if len(outs) == 1 else tuple(outs)
+    if not fits:
+        with pytest.raises(RopeError):
+            call(own, out=given_out)
+        for memory, old in zip(memories, before, strict=True):
+            np.testing.assert_array_equal(memory, old)
+        return
+    try:
+        results = call(own, out=given_out)
+    except RopeError as error:
+        # An axis of length 1 may have any stride, which keeps views of the same apart.
+        twins = [same_elements(*each) for each in zip(targets, arrays, strict=True)]
+        if not any(twins) or "without being" not in str(error):
+            raise
+        return
+    for result, target, out, x, right in zip(results, targets, outs, arrays, expected, strict=True):
+        assert result is out
+        close(library, library.back(result), x, *right)
+        if library.shared:
+            close(library, target, x, *right)
+    if library.shared:
+        written = np.concatenate([touched(target) for target in targets])
+        for memory, old in zip(memories, before, strict=True):
+            start = memory.__array_interface__["data"][0]
+            kept = np.ones(memory.size, bool)
+            inside = written[(written >= start) & (written < start + memory.size)]
+            kept[inside - start] = False
+            np.testing.assert_array_equal(memory[kept], old[kept])

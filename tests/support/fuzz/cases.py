@@ -1,7 +1,5 @@
 """Strategies: all arguments of a call, as plain data that a failing example is printed as."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,15 +25,12 @@ POSITIONS = (
 class Positions:
     """Positions of any kind."""
 
-    kind: str
-    """none, list, numpy, or library for an array of the library."""
+    kind: str  # none, list, numpy, or library for an array of the library
     shape: tuple[int, ...]
-    how: str
-    """counted, small, signed, large, edges, fractions."""
+    how: str  # counted, small, signed, large, edges, fractions
     view: View
 
     def numbers(self, dtype: str) -> np.ndarray:
-        """Return the numbers as a dtype holds them, all within the limit."""
         random, shape = np.random.default_rng(self.view.seed), self.shape
         count = np.prod(shape, dtype=int)
         numbers = {
@@ -59,7 +54,6 @@ class Positions:
         return np.clip(numbers, -most, most).astype(kind)
 
     def given(self, library: Library) -> tuple[Any, np.ndarray | None]:
-        """Return what is passed, and the numbers in it."""
         if self.kind == "none":
             return None, None
         view, dtype = self.view, self.view.dtype
@@ -77,7 +71,6 @@ class Positions:
 
 @lru_cache
 def views(ndim: int, dtypes: tuple[str, ...] = ALL_FLOATS) -> Any:
-    """Return ways for arrays with so many axes to lie in memory."""
     steps = [1, 1, 1, 1, 1, 1, 2, -1, -2, 3, 0]
     plain = st.just(tuple(range(ndim)))
     ones = st.just((1,) * ndim)
@@ -93,9 +86,7 @@ def views(ndim: int, dtypes: tuple[str, ...] = ALL_FLOATS) -> Any:
 
 
 @st.composite
-def positions(
-    draw: st.DrawFn, batch: tuple[int, ...], tokens: int, components: int, *, none: bool = True
-) -> Positions:
+def positions(draw, batch, tokens, components, *, none=True):
     """Return positions of so many components that broadcast to (batch..., tokens)."""
     kept = draw(st.integers(0, len(batch)))
     lead = [draw(st.sampled_from([n, 1])) for n in batch[len(batch) - kept :]]
@@ -118,9 +109,7 @@ _KINDS = st.sampled_from(["list", "numpy", "numpy", "library", "library", "none"
 _HOW = st.sampled_from(["small", "signed", "large", "edges", "fractions", "counted"])
 
 
-def _yarn(
-    factor: float, trained: int, slow: float, wider: float, truncate: bool, scale: Any
-) -> Any:
+def _yarn(factor, trained, slow, wider, truncate, scale):
     return scaling.YaRN(
         factor, trained, slow * wider, slow, truncate=truncate, mscale=scale[0],
         mscale_all_dim=scale[1], attention_factor=scale[2],
@@ -129,7 +118,6 @@ def _yarn(
 
 @lru_cache
 def rules(r: int) -> Any:
-    """Return scaling rules for r components."""
     known: list[Any] = [
         st.builds(scaling.Linear, _factors),
         st.builds(
@@ -168,7 +156,6 @@ def rules(r: int) -> Any:
 
 @st.composite
 def ropes(draw: st.DrawFn, head_dim: int, *, like: RoPE | None = None) -> RoPE:
-    """Return a rope for a head; one that rotates the same pairs as another."""
     if like is not None:
         r = like.rotary_dim or head_dim
         same = {"layout": like.layout, "rotary_dim": r, "rotary_offset": like.rotary_offset}
@@ -198,12 +185,10 @@ class Shape:
     """Names and lengths of axes."""
 
     axes: str
-    named: bool
-    """Whether the names are passed, or are those by default."""
+    named: bool  # whether the names are passed, or are those by default
     sizes: dict[str, int]
 
     def of(self, **other: int) -> tuple[int, ...]:
-        """Return the lengths, some of them replaced."""
         return tuple({**self.sizes, **other}[a] for a in self.axes)
 
     @property
@@ -221,7 +206,6 @@ _TOKENS = st.integers(0, 5) | st.sampled_from([9, 65, 130])
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Return axes of any number, in any order, of few elements in all."""
     ndim = draw(st.integers(2, 8))
     if draw(st.booleans()):
         axes = "sd" if ndim == 2 else "bcefgijk"[: ndim - 3] + "shd"

@@ -1,7 +1,5 @@
 """The libraries and paths that are fuzzed, each with what its arrays can be."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import zlib
@@ -35,13 +33,10 @@ class Library:
     writes: bool = True
     any_memory: bool = False
     """Whether arrays may go backwards, lie anywhere and have the other byte order."""
-    shared: bool = True
-    """Whether its arrays lie in the memory of numpy's that they are made from."""
-    flushes: bool = False
-    """Whether numbers below the normal ones are zero."""
+    shared: bool = True  # whether its arrays lie in the memory of numpy's that they are made from
+    flushes: bool = False  # whether numbers below the normal ones are zero
     streaming: bool = False
-    share: int = 1
-    """Of the examples of others it has one in so many, as it compiles for each."""
+    share: int = 1  # of the examples of others it has one in so many, as it compiles for each
 
     def __str__(self) -> str:
         return self.name
@@ -56,16 +51,13 @@ class Library:
         return name if name in self.floats else "float32"
 
     def number(self, name: str) -> str:
-        """Return the same for positions."""
         return name if name in self.integers else self.float(name) if "float" in name else "int32"
 
     def view(self, view: memory.View, dtype: str) -> memory.View:
-        """Return how an array of this library may lie."""
         found = view if self.any_memory else view.plain()
         return replace(found, dtype=dtype)
 
     def make(self, x: np.ndarray) -> Any:
-        """Return an array of the library, in the memory of x if it can be."""
         if self.module == "numpy":
             return x
         if self.module == "torch":
@@ -75,7 +67,6 @@ class Library:
         )
 
     def back(self, x: Any) -> np.ndarray:
-        """Return an array of numpy."""
         if self.module == "torch" and str(x.dtype) == "torch.bfloat16":
             torch = importlib.import_module("torch")
             return x.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
@@ -114,5 +105,4 @@ LIBRARIES = (
 
 
 def fuzzed() -> Any:
-    """Return the mark that runs a test for each library."""
     return pytest.mark.parametrize("library", LIBRARIES, ids=str)

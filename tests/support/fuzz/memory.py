@@ -1,7 +1,5 @@
 """Arrays as they may lie in memory, and which of their elements are the same."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +8,7 @@ import numpy as np
 
 from support.targets import numpy_dtype
 
-PAD = 4096
-"""Bytes around an array, in which nothing may change, and for others to overlap it."""
+PAD = 4096  # bytes around an array, in which nothing may change, and for others to overlap it
 
 
 @dataclass(frozen=True)
@@ -19,33 +16,27 @@ class View:
     """How an array lies in memory."""
 
     dtype: str
-    order: tuple[int, ...]
-    """Its axes, the slowest first."""
+    order: tuple[int, ...]  # its axes, the slowest first
     steps: tuple[int, ...]
     """Of each axis: 1, every second element, backwards, or 0 for one element that is all."""
-    swapped: bool = False
-    """Whether in the other byte order."""
-    shift: int = 0
-    """Bytes from an address that is aligned to everything."""
+    swapped: bool = False  # whether in the other byte order
+    shift: int = 0  # bytes from an address that is aligned to everything
     seed: int = 0
 
-    def plain(self) -> View:
+    def plain(self):
         """Return the like for a library that knows no negative strides and no other bytes."""
         steps, size = tuple(map(abs, self.steps)), numpy_dtype(self.dtype).itemsize
         return View(self.dtype, self.order, steps, shift=self.shift * size, seed=self.seed)
 
 
 def as_torch(x: np.ndarray) -> Any:
-    """Return a tensor in the memory of x."""
     torch = importlib.import_module("torch")
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)
 
 
-def lay(
-    shape: tuple[int, ...], view: View, numbers: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def lay(shape, view, numbers=None):
     """Return memory, as bytes, and an array in it of these numbers, or of random ones."""
     dtype = numpy_dtype(view.dtype)
     strides, size = [0] * len(shape), dtype.itemsize
@@ -77,7 +68,6 @@ def moved(memory: np.ndarray, x: np.ndarray, by: int, backwards: int | None) -> 
 
 
 def addresses(x: np.ndarray) -> np.ndarray:
-    """Return the address of each element."""
     found = np.full(x.shape, x.__array_interface__["data"][0], np.int64)
     for axis, (n, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         found += (np.arange(n) * stride).reshape((-1,) + (1,) * (x.ndim - axis - 1))
@@ -85,12 +75,10 @@ def addresses(x: np.ndarray) -> np.ndarray:
 
 
 def touched(x: np.ndarray) -> np.ndarray:
-    """Return the addresses of all bytes of all elements, those of shared ones as often."""
     return (addresses(x)[..., None] + np.arange(x.itemsize)).ravel()
 
 
 def share(x: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether two arrays have a byte in common."""
     return np.intersect1d(touched(x), touched(y)).size > 0
 
 

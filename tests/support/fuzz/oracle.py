@@ -1,11 +1,11 @@
 """What is right, by the papers' formulas in long double. Shares no code with the library."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from support.oracles import pair_indices
 
 WIDE = np.longdouble
 PI = WIDE("3.14159265358979323846264338327950288419716939937511")
@@ -17,7 +17,6 @@ def series(base: Any, r: int) -> np.ndarray:
 
 
 def frequencies(base: float, r: int, rule: Any) -> np.ndarray:
-    """Return the frequencies of r components under a scaling rule."""
     plain = series(base, r)
     if rule is None:
         return plain
@@ -97,13 +96,7 @@ def angles(positions: np.ndarray, turned: np.ndarray, axes: Sequence[int] | None
 
 def pairs(layout: str, r: int, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return where the two of each pair are read and where they are written, (2, r/2) each."""
-    near = np.arange(r).reshape(-1, 2).T
-    far = np.arange(r).reshape(2, -1)
-    read, written = {
-        "interleaved": (near, near),
-        "half": (far, far),
-        "interleaved_to_half": (near, far),
-    }[layout]
+    read, written = map(np.array, pair_indices(layout, r))
     return (written, read) if inverse else (read, written)
 
 
@@ -115,7 +108,6 @@ def forward(x: np.ndarray, axes: str) -> np.ndarray:
 
 
 def back(x: np.ndarray, axes: str) -> np.ndarray:
-    """Undo ``forward``."""
     names = [a for a in axes if a not in "shd"] + [a for a in "shd" if a in axes]
     x = x if "h" in axes else x[..., 0, :]
     return np.transpose(x, [names.index(a) for a in axes])
