@@ -1,7 +1,5 @@
 """The backend fixture, and what the summary says of backends that were not tested."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """python -m rope_xp bench, and the figures that it and the tables of the pages are made of."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

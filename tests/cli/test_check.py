@@ -1,7 +1,5 @@
 """python -m rope_xp check: functions, configurations and weights, and the exit status."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

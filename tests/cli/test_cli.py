@@ -1,7 +1,5 @@
 """python -m rope_xp: info and demo."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """python -m rope_xp inspect: the numbers, by formulae of their own, and the drawings."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

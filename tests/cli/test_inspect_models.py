@@ -1,7 +1,5 @@
 """python -m rope_xp inspect of real models: whole reports, and RoPEs to paste."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

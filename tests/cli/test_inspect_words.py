@@ -1,7 +1,5 @@
 """python -m rope_xp inspect: suspicions, words and errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

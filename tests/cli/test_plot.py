@@ -1,7 +1,5 @@
 """python -m rope_xp plot: files, errors, and what is drawn."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

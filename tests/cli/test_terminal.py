@@ -1,7 +1,5 @@
 """python -m rope_xp in a terminal of 80 columns, and with a reader that goes away."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """Angles are exact at any position, on every backend: whole, fractional, out of range."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sections of unequal length, a base for each axis, and RIFLEx: against mpmath and single ropes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A cached call does what the slow path does, errors among them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any

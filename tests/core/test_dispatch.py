@@ -1,7 +1,5 @@
 """Which backend an array gets, which path a call takes, and how others join in."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Every backend gives numpy's numbers: each layout, dtype, slice, order of axes, positions."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is refused, of any backend, with which message: RopeErrors and TypeErrors."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Fields of a RoPE: their names, numbers of numpy among them, and as arguments of apply."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Tables for other engines: each number exact, rounded once; and those of others, with columns."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """apply_frequencies on every backend: against mpmath, a formula in float64, other backends."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

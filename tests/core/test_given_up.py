@@ -1,7 +1,5 @@
 """Kernels that cannot be had: each is given up alone, and said to be, once."""
 
-from __future__ import annotations
-
 import re
 import signal
 import threading

@@ -1,7 +1,5 @@
 """import rope_xp is quick and imports no framework. Each check runs in a process of its own."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """ONNX's node tests and operators give the same numbers; tests/models has those of transformers."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

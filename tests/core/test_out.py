@@ -1,7 +1,5 @@
 """out=: results land in the given memory, or nothing is written at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

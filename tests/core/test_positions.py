@@ -1,7 +1,5 @@
 """Builders of positions, against their definitions."""
 
-from __future__ import annotations
-
 import importlib
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Positions of patches as image and video models number them, each spelled out in plain loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The public names and signatures, which other programs are written against."""
 
-from __future__ import annotations
-
 import copy
 import importlib.metadata
 import inspect

@@ -1,7 +1,5 @@
 """The rotation against complex arithmetic in float64 and the paper's dense matrix."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -128,7 +126,7 @@ class Temperature(rope_xp.scaling.Scaling):
     def frequencies(self, base: float, rotary_dim: int) -> np.ndarray:
         return rope_xp.scaling.inverse_frequencies(base, rotary_dim)
 
-    def for_length(self, n: int) -> Temperature:
+    def for_length(self, n: int) -> rope_xp.scaling.Scaling:
         return Temperature(self.attention_factor * n)
 
 

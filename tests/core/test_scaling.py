@@ -1,7 +1,5 @@
 """Scalings against transformers, properties of their papers, and their errors."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """Fields and members of scalings, also of those that users write."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Angles made once for all layers, and a Choice of ropes: the numbers of RoPE's own methods."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """rerotate(slots=...): keys in slots of a cache move, and all others stay as they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The strictest reading of the array API standard."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.equality import POSITIONS

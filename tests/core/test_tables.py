@@ -1,7 +1,5 @@
 """Tables of angles and other caches: bounded, shared by whom they fit; and those of cos_sin."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """The layers of flax nnx and equinox under transformations of jax."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

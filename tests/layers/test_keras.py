@@ -1,7 +1,5 @@
 """The layer of Keras: configurations, functional models, policies."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Properties of the layers of every framework."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import importlib

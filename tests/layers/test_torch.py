@@ -1,7 +1,5 @@
 """The layer of torch: casts, checkpoints, compilers, learned frequencies, sharded models."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

@@ -4,8 +4,6 @@ check finds nothing wrong in any of them. Every model class that has one is patc
 reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

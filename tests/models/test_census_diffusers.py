@@ -1,7 +1,5 @@
 """Every rotary module of diffusers, and every method that rotates: equal, or left with a reason."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """check(): faults of the angles of a model are found, by their kinds, and nothing else is."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """apply_rotary_transformers in place of the functions of transformers."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from typing import Any

@@ -3,8 +3,6 @@
 Their angles are float32 products and sums: off by 2**-24 of the largest angle for each of either.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """from_hf_config without transformers: what a configuration may be, and the RoPE that it gives."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What from_hf_config says of configurations that describe no RoPE."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

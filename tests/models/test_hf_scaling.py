@@ -1,7 +1,5 @@
 """from_hf_config against the code of transformers: scalings, spellings and old names."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

@@ -4,8 +4,6 @@ transformers 5.23 decorates its functions by kernels 0.18 and none before. So th
 can be tested too, the same decorators are applied here.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from typing import Any

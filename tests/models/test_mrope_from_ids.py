@@ -1,7 +1,5 @@
 """positions.mrope and mrope_from_ids against get_rope_index of transformers' models."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

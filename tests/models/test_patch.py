@@ -1,7 +1,5 @@
 """The rotation of transformers' models, handed to rope_xp and taken back."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import importlib

@@ -1,7 +1,5 @@
 """Copies of patched models, rotary modules patched alone, hooks of accelerate, and shards."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """No model is patched by half: what patch() refuses, by name, and where tables may get to."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

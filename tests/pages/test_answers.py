@@ -1,7 +1,5 @@
 """The tables of docs/port.md: what code of other libraries does, and what to write here."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each entry of docs/bugs.md names a public thread, and tests that are there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What .ci/run reads built pages with notices whatever a browser would fetch from a network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

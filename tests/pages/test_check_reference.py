@@ -1,7 +1,5 @@
 """What .ci/run reads the built reference with notices a name that Sphinx left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

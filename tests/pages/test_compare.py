@@ -1,7 +1,5 @@
 """The table of errors in docs/compare.md is what its generator measures."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages show where they lie: links have words and lead somewhere, and there are no roles."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

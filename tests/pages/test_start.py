@@ -1,7 +1,5 @@
 """docs/start_*.md: their examples run, say what they promise, and are what the pages show."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

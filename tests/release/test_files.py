@@ -1,7 +1,5 @@
 """What a release says of itself agrees with what it is."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A check that is muted says why, in words after the mute."""
 
-from __future__ import annotations
-
 import re
 import tokenize
 from pathlib import Path

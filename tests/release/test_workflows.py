@@ -1,7 +1,5 @@
 """The workflows call the gate, pin what they use, and may do no more than they need."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -4,8 +4,6 @@ One namespace a library: what its users call, and the arrays that they have. For
 peers.py behind the signature of the library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Arrays of random numbers, and the question whether two hold the same bits."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from support.targets import numpy_dtype

@@ -8,8 +8,6 @@ model's attention calls, and the tables with what the module's own code computes
 ``tests/models/test_census.py`` runs the same, a directory a test.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Find what built pages would fetch from a network. Usage: check_html.py FOLDER."""
 
-from __future__ import annotations
-
 import re
 import sys
 from html.parser import HTMLParser

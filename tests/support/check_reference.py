@@ -4,8 +4,6 @@ Sphinx leaves out what it cannot import; where torch is mocked, that may be any 
 and integrations.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

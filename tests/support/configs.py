@@ -1,7 +1,5 @@
 """Configurations of transformers: sizes of a small model, scalings and their spellings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 BASE, CONTEXT = 54_321.0, 4096

@@ -1,7 +1,5 @@
 """What of diffusers rotates: its rotary modules, how each is made small, what is left and why."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

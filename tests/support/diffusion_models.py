@@ -1,7 +1,5 @@
 """Transformers of diffusers with a few random weights, and arguments to call them with."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import diffusers

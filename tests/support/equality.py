@@ -1,7 +1,5 @@
 """What a result of any backend is compared by: the positions, the bits, the bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any

@@ -4,8 +4,6 @@ A case is left out by name, ``exhaustive("interleaved", 6)`` among the parameter
 the mark ``covering`` of a test, whose cases are then chosen here.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import combinations

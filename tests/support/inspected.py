@@ -1,7 +1,5 @@
 """Configurations for the tests of python -m rope_xp inspect, and how they run it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

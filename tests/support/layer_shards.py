@@ -3,8 +3,6 @@
 python tests/support/layer_shards.py FOLDER RANK
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 from pathlib import Path

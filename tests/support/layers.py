@@ -1,7 +1,5 @@
 """The layers of rope_xp, one row a framework, and inputs of their tests."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable

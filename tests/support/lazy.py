@@ -1,7 +1,5 @@
 """Arrays of dask beside those of numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

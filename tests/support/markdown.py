@@ -1,7 +1,5 @@
 """What a page in Markdown links to, as a forge reads it: without what Sphinx would make of it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What rope_xp is tested against: written apart from it, in other arithmetic, slow and plain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of patched models share: tokens, logits, and a count of rotations by rope_xp."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """How other libraries rotate: their formulae written anew."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

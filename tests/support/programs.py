@@ -1,7 +1,5 @@
 """How tests run the programs beside them, which need a process of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

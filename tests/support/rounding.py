@@ -1,7 +1,5 @@
 """Rounding to nearest, ties to even, spelled in float64: for comparison with what libraries do."""
 
-from __future__ import annotations
-
 import numpy as np
 
 FORMATS = {"float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}

@@ -1,7 +1,5 @@
 """The one table of tested backends: how to make their arrays, run on them and read them back."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

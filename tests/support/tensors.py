@@ -1,7 +1,5 @@
 """Tensors that the kernel for GPUs rotates, and the question whether it does so rightly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How functions are called: with which numbers, and with what limits of theirs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """identify and assert_rotates of functions that are right."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

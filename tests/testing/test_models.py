@@ -1,7 +1,5 @@
 """No false alarm: what the models of transformers call is known, and has no fault."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """No false alarm over the rotations of other libraries: their code, or their formulae anew."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import replace

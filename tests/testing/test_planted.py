@@ -1,7 +1,5 @@
 """Each planted fault is named, by assert_rotates and by identify."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every supported version of torch does; see .ci/versions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

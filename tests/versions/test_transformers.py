@@ -1,7 +1,5 @@
 """Models of each supported version of transformers, patched and not; see .ci/versions."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
