@@ -146,7 +146,7 @@ def model(
 def _check_expressible(rope: RoPE, head_dim: int) -> int:
     """Check what the operator can express; return how many components it rotates."""
     if rope.layout == "interleaved_to_half":
-        problem = "layout='interleaved_to_half'; layout='interleaved' gives the same scores"
+        problem = "layout='interleaved_to_half'; take layout='interleaved', with the same scores"
     elif rope.position_axes is not None:
         problem = "position_axes; trace the model by torch.onnx.export or ndonnx"
     else:

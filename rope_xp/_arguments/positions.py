@@ -28,13 +28,14 @@ def resolve_positions(
     ``owner`` is the backend of positions, None for Python numbers. Those on a device are not read,
     which would synchronise: out of range they give NaN.
     """
-    host = positions
+    host, is_host = positions, not backend.is_compiling()
     if owner is not None and not owner.host:
         check_beside(backend, ROTATED, like, owner, argument, positions)
         host = owner.host_view(positions)
-    elif backend.is_compiling():
-        host, positions = None, backend.asarray_in_trace(positions, backend.device(like))
-    if host is None:
+        is_host = host is not None
+    elif not is_host:
+        positions = backend.asarray_in_trace(positions, backend.device(like))
+    if not is_host:
         dtype = backend.dtype_name(positions)
         if dtype in INTEGERS:
             return backend.integers(positions), None, UNKNOWN
