@@ -1,7 +1,5 @@
 """Arrays for tests of attention, and its definitions in float64 numpy, head by head."""
 
-from typing import Any
-
 import numpy as np
 
 from rope_xp.papers import attention
@@ -12,7 +10,7 @@ from support.targets import numpy_dtype
 # them at worst, by chance a few. cos and sin add 2.4e-7 each.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
-FUNCTIONS: list[tuple[Any, int]] = [
+FUNCTIONS = [
     (attention.scores, 2),
     (attention.attention, 3),
     (attention.linear_attention, 3),
@@ -21,11 +19,11 @@ FUNCTIONS: list[tuple[Any, int]] = [
 """Each with the number of its arrays."""
 
 
-def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+def normal(*shape, seed=0, dtype="float32"):
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(numpy_dtype(dtype))
 
 
-def build_qkv(*, s: int = 12, t: int = 12, fewer: int = 2) -> tuple[np.ndarray, ...]:
+def build_qkv(*, s=12, t=12, fewer=2):
     """Return q, k and v, whose head_dim is another."""
     return normal(2, s, 4, 16), normal(2, t, fewer, 16, seed=1), normal(2, t, fewer, 6, seed=2)
 
@@ -36,12 +34,12 @@ def rotate_heads(x, positions, layout="interleaved"):
     return rotate_complex(x, angles[:, None], layout)
 
 
-def head_pairs(q: np.ndarray, k: np.ndarray) -> list[tuple[int, int]]:
+def head_pairs(q, k):
     """Return each head of q with the head of k that serves it."""
     return [(h, h // (q.shape[-2] // k.shape[-2])) for h in range(q.shape[-2])]
 
 
-def scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+def scores(q, k):
     """Eq. 16 of arXiv 2104.09864 by heads, unscaled; q and k are rotated already."""
     heads = [q[..., h, :] @ k[..., g, :].mT for h, g in head_pairs(q, k)]
     return np.stack(heads, axis=-3)
@@ -57,9 +55,9 @@ def linear_attention(q, k, v, phi, varphi, rotate, causal):
     return np.stack(heads, axis=-2)
 
 
-def elu_plus_one(x: np.ndarray) -> np.ndarray:
+def elu_plus_one(x):
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1
 
 
-def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+def softmax(x, axis):
     return np.exp(x) / np.exp(x).sum(axis, keepdims=True)

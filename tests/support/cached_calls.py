@@ -4,7 +4,6 @@ python cached_calls.py LIBRARY COUNT SEED
 """
 
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ SHAPES = ((1, 1, 2, 8), (1, 3, 2, 8), (2, 3, 1, 8), (3, 2, 8), (1, 2, 8))
 LONE = (5, 5.5, -3.25, np.int64(7), np.float32(2.5), np.float64(1e6), np.int8(3))
 
 
-def lay(random: np.random.Generator, x: np.ndarray) -> np.ndarray:
+def lay(random, x):
     kind = random.integers(8)
     if kind == 0:
         return against(bool(random.integers(2)), x)
@@ -39,7 +38,7 @@ def lay(random: np.random.Generator, x: np.ndarray) -> np.ndarray:
     return made
 
 
-def positions_of(random: np.random.Generator, rope: RoPE, shape: tuple[int, ...]) -> Any:
+def positions_of(random, rope, shape):
     tokens, batch = shape[-3], shape[:-3]
     lead = (2,) if rope.position_axes else ()
     kind = random.integers(8)
@@ -69,12 +68,12 @@ def call(random, rope, x, positions, out):
     return lambda: rope.rotate(x, positions, out=out)
 
 
-def make_tensor(x: np.ndarray) -> Any:
+def make_tensor(x):
     writeable = x.flags.writeable and min(x.strides, default=0) >= 0
     return as_torch(x if writeable else x.copy())
 
 
-def main(library: str, count: str, seed: str) -> None:
+def main(library, count, seed):
     random = np.random.default_rng(int(seed))
     make = make_tensor if library == "torch" else np.asarray
     cached = 0

@@ -5,18 +5,15 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rope_xp_backends.gpu import cuda, cuda_plan
 from rope_xp_backends.gpu.cuda_plan import CudaKey
 from rope_xp_backends.numpy import paths as glue
 
-from rope_xp._core.call import Call
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._core.path import Path as _Path
 
@@ -29,7 +26,7 @@ FLAGS = (
 )
 
 
-def cuda_folder(name: str) -> Path | None:
+def cuda_folder(name):
     """Return a folder of NVIDIA's wheels for CUDA 13, such as include or lib."""
     if importlib.util.find_spec("nvidia") is None:
         return None
@@ -38,7 +35,7 @@ def cuda_folder(name: str) -> Path | None:
     return next((path for place in places if (path := Path(place) / name).is_dir()), None)
 
 
-def decline_reason() -> str | None:
+def decline_reason():
     if importlib.util.find_spec("cupy") is None:
         return "cupy, whose path this is, is not installed"
     if shutil.which("g++") is None:
@@ -51,7 +48,7 @@ def decline_reason() -> str | None:
 
 
 @lru_cache
-def _library() -> ctypes.CDLL:
+def _library():
     """Compile the kernel for every key, which takes seconds."""
     source = Path(__file__).with_suffix(".cpp").read_text()
     for i, key in enumerate(every_key()):
@@ -73,12 +70,12 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def together(key: CudaKey) -> bool:
+def together(key):
     """Return whether threads wait for each other between reading a head and writing it."""
     return key.in_place and key.interleaved_in != key.interleaved_out
 
 
-def launch(key: CudaKey, grid: tuple[int, ...], block: tuple[int, ...], words: np.ndarray) -> None:
+def launch(key, grid, block, words):
     """Run a kernel; ``words`` is its argument as cupy gets it."""
     assert words.size == 1  # cupy passes no other array by value
     assert words.itemsize == _library().size()
@@ -89,7 +86,7 @@ def launch(key: CudaKey, grid: tuple[int, ...], block: tuple[int, ...], words: n
     assert aligned, f"{key} reads or writes where an access of its width may not"
 
 
-def every_key() -> Iterator[CudaKey]:
+def every_key():
     flags = (True, False)
     for (dtype, size), pairs_in, pairs_out in product(FLOATS.items(), flags, flags):
         sources = range(1 if dtype == "float64" else 3)  # float64 is given cos and sin
@@ -104,20 +101,20 @@ def count_waves(blocks, threads):
 
 
 @lru_cache
-def _numbers() -> dict[CudaKey, int]:
+def _numbers():
     return {key: i for i, key in enumerate(every_key())}
 
 
 class Cuda(_Path):
     name = "cuda"
 
-    def __init__(self) -> None:
-        self.ran: list[cuda.CudaLaunch] = []
+    def __init__(self):
+        self.ran = []
 
-    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
+    def decline_reason(self, call, *, forced):
         return cuda.decline_reason(call)
 
-    def run(self, call: Call) -> tuple[Any, ...]:
+    def run(self, call):
         outs = call.out or glue._allocate(call)
         self.ran = cuda.build_launches(call, outs, lambda x: np.array(x, order="C"))
         for key, grid, block, words, _ in self.ran:
@@ -128,5 +125,5 @@ class Cuda(_Path):
 PATH = Cuda()
 
 
-def get_keys() -> list[CudaKey]:
+def get_keys():
     return [launch.key for launch in PATH.ran]

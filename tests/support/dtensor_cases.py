@@ -4,10 +4,8 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ import rope_xp
 from rope_xp import RoPE, RopeError
 from support.torch_op import TORCH, recording
 
-CASES: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {}
+CASES = {}
 TOKENS = 7  # parts are uneven: 4 and 3; 2, 2, 2 and 1
 ROPE = RoPE(layout="half", rotary_dim=12)
 POSITIONS = torch.tensor([5, 70_000, 3, 1_000_000, 9, 2047, 12])
@@ -28,22 +26,22 @@ BATCHED = torch.stack([POSITIONS, POSITIONS + 1, POSITIONS * 2, POSITIONS // 2])
 R = Replicate()
 
 
-def case(*processes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def add(function: Callable[..., None]) -> Callable[..., None]:
+def case(*processes):
+    def add(function):
         CASES[function.__name__] = processes, function
         return function
 
     return add
 
 
-def run(folder: str, number: str, count: str, *names: str) -> None:
+def run(folder, number, count, *names):
     """Run the cases of these names, or all, in one process of several; write failures to a file."""
     rank, processes, path = int(number), int(count), Path(folder, f"{number}.json")
     torch.set_num_threads(1)
     options = {"init_method": f"file://{folder}/store", "timeout": timedelta(seconds=60)}
     dist.init_process_group("gloo", rank=rank, world_size=processes, **options)
     mesh = init_device_mesh("cpu", (2,) if processes == 2 else (2, processes // 2))
-    failures: dict[str, str | None] = {}
+    failures = {}
     # That nothing is imported yet can only be seen first of all.
     for name in sorted(CASES, key="plain_tensors_do_not_bring_it".__ne__):
         sizes, function = CASES[name]
@@ -60,21 +58,21 @@ def run(folder: str, number: str, count: str, *names: str) -> None:
     dist.destroy_process_group()
 
 
-def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def sample(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 Q, K = sample(4, TOKENS, 4, 16), sample(4, TOKENS, 2, 16, seed=1)
 
 
-def same(got: DTensor, expected: torch.Tensor, placements: Any) -> None:
+def same(got, expected, placements):
     assert tuple(got.placements) == tuple(placements), got.placements
     assert got.shape == expected.shape
     torch.testing.assert_close(got.full_tensor(), expected, rtol=0, atol=0)
 
 
 @contextlib.contextmanager
-def collectives(number: int | None) -> Iterator[None]:
+def collectives(number):
     with CommDebugMode() as mode:
         yield
     if number is not None:
@@ -82,25 +80,25 @@ def collectives(number: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refuses(error: type[Exception], *parts: str) -> Iterator[None]:
+def refuses(error, *parts):
     with pytest.raises(error) as raised:
         yield
     assert all(part in str(raised.value) for part in parts), raised.value
 
 
 def check(
-    mesh: DeviceMesh,
-    placements: list[Any],
-    positions: Any,
-    whole: Any,
+    mesh,
+    placements,
+    positions,
+    whole,
     *,
-    forward: int | None = 0,
-    backward: int | None = 0,
-    rope: RoPE = ROPE,
-    function: Callable[..., Any] | None = None,
-    k_placements: list[Any] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> None:
+    forward=0,
+    backward=0,
+    rope=ROPE,
+    function=None,
+    k_placements=None,
+    dtype=torch.float32,
+):
     """Compare results, gradients and their placements with those of tensors in one process."""
     arrays = [x.detach().clone().to(dtype).requires_grad_() for x in (Q, K)]
     weights = [sample(*x.shape, dtype=dtype, seed=2) for x in arrays]
@@ -124,7 +122,7 @@ def check(
         same(x.grad, gradient, p if TORCH >= (2, 12) else list(x.grad.placements))
 
 
-def one(mesh_dim: int) -> list[list[Any]]:
+def one(mesh_dim):
     """Return the placements that a mesh of one dimension or two is tested with."""
     if mesh_dim == 1:
         return [[R], [Shard(0)], [Shard(1)], [Shard(2)]]
@@ -135,14 +133,14 @@ def one(mesh_dim: int) -> list[list[Any]]:
 
 
 @case(2, 4)
-def plain_tensors_do_not_bring_it(mesh: DeviceMesh) -> None:
+def plain_tensors_do_not_bring_it(mesh):
     ROPE.rotate(Q)
     assert "rope_xp_backends.torch" in sys.modules
     assert "rope_xp_backends.torch.dtensor" not in sys.modules
 
 
 @case(2, 4)
-def positions_that_every_process_knows(mesh: DeviceMesh) -> None:
+def positions_that_every_process_knows(mesh):
     for p in one(mesh.ndim):
         for positions in (POSITIONS, None, BATCHED, BATCHED[:, :1], POSITIONS + 0.5):
             check(mesh, p, positions, positions)
@@ -151,7 +149,7 @@ def positions_that_every_process_knows(mesh: DeviceMesh) -> None:
 
 
 @case(2, 4)
-def positions_that_are_distributed(mesh: DeviceMesh) -> None:
+def positions_that_are_distributed(mesh):
     for p in one(mesh.ndim):
         # As q is: what q is sharded over and positions lack is replicated.
         axes = [R if x == Shard(2) else x for x in p]
@@ -163,7 +161,7 @@ def positions_that_are_distributed(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def positions_sharded_otherwise_are_brought_along(mesh: DeviceMesh) -> None:
+def positions_sharded_otherwise_are_brought_along(mesh):
     over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
     for p in (R, Shard(0), Shard(2)):
         check(mesh, [p], over_tokens, POSITIONS, forward=1)
@@ -173,7 +171,7 @@ def positions_sharded_otherwise_are_brought_along(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def components_dtypes_and_layouts(mesh: DeviceMesh) -> None:
+def components_dtypes_and_layouts(mesh):
     axial = RoPE(position_axes=(0, 1, 0, 1, 2, 2, 0, 1))
     three = torch.stack([POSITIONS, POSITIONS + 7, POSITIONS // 3])
     for p in (Shard(0), Shard(1), Shard(2)):
@@ -187,14 +185,14 @@ def components_dtypes_and_layouts(mesh: DeviceMesh) -> None:
 
 
 @case(2, 4)
-def keys_sharded_otherwise_than_queries(mesh: DeviceMesh) -> None:
+def keys_sharded_otherwise_than_queries(mesh):
     more = [R] * (mesh.ndim - 1)
     for p, k in ((Shard(2), R), (Shard(1), R), (Shard(0), Shard(1)), (R, Shard(2))):
         check(mesh, [p, *more], POSITIONS, POSITIONS, k_placements=[k, *more])
 
 
 @case(2, 4)
-def heads_that_are_cut_are_gathered(mesh: DeviceMesh) -> None:
+def heads_that_are_cut_are_gathered(mesh):
     # One for q and one for k, and to take one's own part of the result is a slice.
     more = [Shard(1)] * (mesh.ndim - 1)
     check(mesh, [*more, Shard(3)], POSITIONS, POSITIONS, forward=2, backward=2)
@@ -202,7 +200,7 @@ def heads_that_are_cut_are_gathered(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def sums_stay_sums(mesh: DeviceMesh) -> None:
+def sums_stay_sums(mesh):
     for kind in ("sum", "avg"):
         mine = sample(4, TOKENS, 4, 16, seed=dist.get_rank()).requires_grad_()
         x = DTensor.from_local(mine, mesh, [Partial(kind)]).detach().requires_grad_()
@@ -222,7 +220,7 @@ def sums_stay_sums(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def other_functions(mesh: DeviceMesh) -> None:
+def other_functions(mesh):
     for p in (R, Shard(0), Shard(1), Shard(2)):
         x, other = distribute_tensor(Q, mesh, [p]), POSITIONS + 3
         with collectives(0):
@@ -253,7 +251,7 @@ def other_functions(mesh: DeviceMesh) -> None:
 
 
 @case(2, 4)
-def tables_for_positions(mesh: DeviceMesh) -> None:
+def tables_for_positions(mesh):
     axial = RoPE(position_axes=(0, 1, 0, 1))
     for first in (Shard(1), Shard(0), R):
         p = [first, *[Shard(0)] * (mesh.ndim - 1)]
@@ -270,7 +268,7 @@ def tables_for_positions(mesh: DeviceMesh) -> None:
 
 
 @case(2, 4)
-def gradients_of_angles_are_complete(mesh: DeviceMesh) -> None:
+def gradients_of_angles_are_complete(mesh):
     where, x = torch.linspace(0.25, 50.25, TOKENS, dtype=torch.float64), Q.double()
     expected = where.clone().requires_grad_()
     (ROPE.rotate(x, expected) * x.flip(1)).sum().backward()
@@ -287,7 +285,7 @@ def gradients_of_angles_are_complete(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def gradients_only_where_inputs_need_one(mesh: DeviceMesh) -> None:
+def gradients_only_where_inputs_need_one(mesh):
     for p in (R, Shard(1), Shard(2), Shard(3)):
         for needed in ((True, False), (False, True)):
             arrays = [distribute_tensor(x, mesh, [p]) for x in (Q, K)]
@@ -299,7 +297,7 @@ def gradients_only_where_inputs_need_one(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def in_place(mesh: DeviceMesh) -> None:
+def in_place(mesh):
     for p in (R, Shard(1), Shard(2)):
         q, k = (distribute_tensor(x.clone(), mesh, [p]) for x in (Q, K))
         empty = torch.empty_like(q)
@@ -319,7 +317,7 @@ def in_place(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def what_does_not_fit_is_refused(mesh: DeviceMesh) -> None:
+def what_does_not_fit_is_refused(mesh):
     cos, sin = ROPE.cos_sin(POSITIONS, 16)
     q, other = distribute_tensor(Q, mesh, [Shard(1)]), DeviceMesh("cpu", [1, 0])
     positions = distribute_tensor(POSITIONS, mesh, [Shard(0)])
@@ -347,7 +345,7 @@ def what_does_not_fit_is_refused(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def paths(mesh: DeviceMesh) -> None:
+def paths(mesh):
     q, k = (distribute_tensor(x, mesh, [Shard(1)]) for x in (Q, K))
     cut = distribute_tensor(Q, mesh, [Shard(3)])
     if dist.get_rank() == 0:  # the others are not waited for
@@ -363,7 +361,7 @@ def paths(mesh: DeviceMesh) -> None:
 
 
 @case(4)
-def parts_that_are_empty(mesh: DeviceMesh) -> None:
+def parts_that_are_empty(mesh):
     line, x = init_device_mesh("cpu", (4,)), sample(2, 3, 1, 16)
     for p in (Shard(0), Shard(1), Shard(2)):
         spread = distribute_tensor(x, line, [p]).requires_grad_()
@@ -375,7 +373,7 @@ def parts_that_are_empty(mesh: DeviceMesh) -> None:
 
 
 @case(4)
-def processes_outside_the_mesh(mesh: DeviceMesh) -> None:
+def processes_outside_the_mesh(mesh):
     half = DeviceMesh("cpu", [0, 1])
     x = distribute_tensor(Q, half, [Shard(1)])
     y = ROPE.rotate(x, POSITIONS)
@@ -390,14 +388,14 @@ def processes_outside_the_mesh(mesh: DeviceMesh) -> None:
 
 
 @case(2)
-def compiled(mesh: DeviceMesh) -> None:
+def compiled(mesh):
     over_tokens = distribute_tensor(POSITIONS, mesh, [Shard(0)])
     for p, positions, moved in (
         (Shard(1), POSITIONS, False),
         (Shard(1), over_tokens, False),
         (Shard(2), over_tokens, True),
     ):
-        graphs: list[set[str]] = []
+        graphs = []
         torch._dynamo.reset()
         apply = torch.compile(ROPE.apply, fullgraph=True, backend=recording(graphs))
         check(mesh, [p], positions, POSITIONS, function=apply)

@@ -1,8 +1,5 @@
 """Encodings that RoFormer reviews, as double loops over tokens."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from rope_xp.papers import encodings
@@ -32,10 +29,10 @@ SCALE = 0.625  # a power of two times 5: exact in float32
 class Case:
     """Random arrays of one size: queries, keys, positions and parameters of all encodings."""
 
-    def __init__(self, rng: np.random.Generator, size: Any, dtype: str) -> None:
+    def __init__(self, rng, size, dtype):
         self.batch, self.n, self.m, self.heads, k_heads, d = size
 
-        def random(*shape: int) -> np.ndarray:
+        def random(*shape):
             return rng.uniform(-1.0, 1.0, shape).astype(dtype)
 
         self.q = random(*self.batch, self.n, self.heads, d)
@@ -55,7 +52,7 @@ class Case:
 
 
 FAR = {"max_distance": 20}
-SCORES: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]]] = {
+SCORES = {
     "shaw": (encodings.shaw, ("shared",), {}),
     "transformer_xl": (encodings.transformer_xl, ("u", "v", "w"), {}),
     "t5": (encodings.t5_bias, ("bias",), FAR),
@@ -70,7 +67,7 @@ SCORES: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]]] = 
 VALUES = {"values": (encodings.shaw_values, ("weights", "k", "shared"), {})}
 
 
-def get_arrays(name: str, case: Case) -> list[np.ndarray]:
+def get_arrays(name, case):
     fields = ("q", "k", *SCORES[name][1]) if name in SCORES else VALUES[name][1]
     return [getattr(case, field) for field in fields]
 
@@ -83,16 +80,16 @@ def run(name, case, make=lambda x: x, call=lambda function, *arrays: function(*a
     return call(lambda *a: function(*a, **options), *map(make, get_arrays(name, case)))
 
 
-def clip(r: int) -> int:
+def clip(r):
     return max(-CLIP, min(CLIP, r)) + CLIP
 
 
-def wave(p: int, base: float) -> np.ndarray:
+def wave(p, base):
     angles = p * base ** (-np.arange(0, DIM, 2) / DIM)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
 
 
-def bucket(r: int, bidirectional: bool) -> int:
+def bucket(r, bidirectional):
     """Bucket of BUCKETS by T5's definition with max_distance 20, r the query less the key."""
     directed = BUCKETS // 2 if bidirectional else BUCKETS
     first = directed if bidirectional and r < 0 else 0
@@ -104,13 +101,13 @@ def bucket(r: int, bidirectional: bool) -> int:
     return first + min(directed - 1, near + int(far + 1e-12))  # 1e-12: where the logarithm is whole
 
 
-def expected(name: str, c: Case, base: float = BASE) -> np.ndarray:
+def expected(name, c, base=BASE):
     """Return scores by a loop over pairs of tokens, in float64."""
 
     if name == "values":
         return expected_values(c)
 
-    def score(q: np.ndarray, k: np.ndarray, r: int, h: int) -> float:
+    def score(q, k, r, h):
         match name:
             case "shaw":
                 return SCALE * (q @ (k + c.shared[clip(r)]))
@@ -138,7 +135,7 @@ def expected(name: str, c: Case, base: float = BASE) -> np.ndarray:
     return out
 
 
-def expected_values(c: Case) -> np.ndarray:
+def expected_values(c):
     out = np.zeros((*c.batch, c.n, c.heads, c.k.shape[-1]))
     group = c.heads // c.k.shape[-2]
     for *b, i, h, j in np.ndindex(*out.shape[:-1], c.m):

@@ -8,10 +8,8 @@ import ctypes
 import importlib
 import mmap
 import sys
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import islice, product
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +31,7 @@ SHAPES = {"bshd": (2, 5, -1), "bhsd": (2, -1, 5), "shd": (7, -1)}
 HEADS = ((3, 1), (8, 2))
 
 
-def against(end: bool, x: np.ndarray) -> np.ndarray:
+def against(end, x):
     """Return a copy of x in memory of its own, which begins behind a page or ends before one."""
     page = mmap.PAGESIZE
     size = -(-x.nbytes // page) * page
@@ -49,7 +47,7 @@ def against(end: bool, x: np.ndarray) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def running(path: str) -> Iterator[tuple[Any, Any]]:
+def running(path):
     """Yield the glue whose arrays take the path, and what makes such an array."""
     numpy_glue = importlib.import_module("rope_xp_backends.numpy")
     with lent(cuda_on_cpu.PATH if path == "cuda" else None):
@@ -61,7 +59,7 @@ def running(path: str) -> Iterator[tuple[Any, Any]]:
         yield glue.BACKEND, as_torch
 
 
-def cases() -> Iterator[tuple[RoPE, str, list[np.ndarray], Any]]:
+def cases():
     random = np.random.default_rng(0)
     for layout, dtype, (head_dim, rotary_dim, offset) in product(LAYOUTS, DTYPES, WIDTHS):
         rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
@@ -77,7 +75,7 @@ def cases() -> Iterator[tuple[RoPE, str, list[np.ndarray], Any]]:
             yield rope, axes, [x.astype(numpy_dtype(dtype)) for x in arrays], None
 
 
-def main(path: str, every: str = "1") -> None:
+def main(path, every="1"):
     count = 0
     if path == "streaming":
         path = "llvm"

@@ -3,11 +3,9 @@
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,26 +15,26 @@ from rope_xp import RoPE, scaling
 X = np.ones((1, 4, 2, 128), np.float32)
 
 
-def resident() -> float:
+def resident():
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
     return pages * 4096 / 2**20
 
 
-def ropes(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+def ropes(make):
     for i in range(150):
         for _ in range(3):
             yield RoPE(base=1e4 + i, layout="half").rotate(make(X))
 
 
-def lengths(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+def lengths(make):
     rope = RoPE(scaling=scaling.DynamicNTK(2.0, 16))
     for n in range(17, 217):
         for _ in range(3):
             yield rope.for_length(n).rotate(make(X))
 
 
-def angles(make: Callable[[np.ndarray], Any], *, trains: bool = False) -> Iterator[Any]:
+def angles(make, *, trains=False):
     """Prompts of many lengths, each with angles of its own."""
     rope = RoPE(layout="half")
     for n in range(1500, 2200, 4):
@@ -50,7 +48,7 @@ def angles(make: Callable[[np.ndarray], Any], *, trains: bool = False) -> Iterat
             yield y
 
 
-def mixed(make: Callable[[np.ndarray], Any]) -> Iterator[Any]:
+def mixed(make):
     random = np.random.default_rng(0)
     many = [RoPE(base=5e3 + i, layout="half") for i in range(30)]
     many += [RoPE(scaling=scaling.DynamicNTK(2.0, 16)).for_length(n) for n in range(17, 47)]
@@ -76,8 +74,8 @@ KINDS = {f.__name__: f for f in (ropes, lengths, angles, mixed)}
 KINDS["gradients"] = partial(angles, trains=True)
 
 
-def main(kind: str, library: str) -> None:
-    make: Any = np.array
+def main(kind, library):
+    make = np.array
     if library != "numpy":
         module = importlib.import_module({"jax": "jax.numpy"}.get(library, library))
         make = module.tensor if library == "torch" else module.asarray

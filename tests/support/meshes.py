@@ -10,9 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import re
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +32,20 @@ K = random.standard_normal((BATCH, TOKENS, 4, HEAD_DIM)).astype(np.float32)
 AT = 1_000_000 + np.tile(np.arange(TOKENS, dtype=np.int32), (BATCH, 1))
 
 
-def mesh(kind: AxisType) -> Mesh:
+def mesh(kind):
     return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("b", "t", "h"), axis_types=(kind,) * 3)
 
 
-def by_numpy(function: Callable[..., Any], *arguments: Any) -> Any:
+def by_numpy(function, *arguments):
     with rope_xp.use_path(None):
         return function(*arguments)
 
 
-def collectives(function: Callable[..., Any], *arguments: Any) -> list[str]:
+def collectives(function, *arguments):
     return sorted(set(COLLECTIVE.findall(jax.jit(function).lower(*arguments).compile().as_text())))
 
 
-def placed(on: Mesh, spec: P) -> Iterator[tuple[str, Any, np.ndarray]]:
+def placed(on, spec):
     (batch, tokens) = (*spec, None, None)[:2]
     yield "as tokens", jax.device_put(AT, NamedSharding(on, P(batch, tokens))), AT
     yield "one axis", jax.device_put(AT[0], NamedSharding(on, P(tokens))), AT[:1]
@@ -56,11 +54,11 @@ def placed(on: Mesh, spec: P) -> Iterator[tuple[str, Any, np.ndarray]]:
     yield "None", None, AT[:1] - 1_000_000
 
 
-def sharded(layout: Any, kind: AxisType, spec: P, every: int | None) -> Iterator[tuple[str, bool]]:
+def sharded(layout, kind, spec, every):
     rope, on = RoPE(layout=layout), mesh(kind)
     q, k = (jax.device_put(x, NamedSharding(on, spec)) for x in (Q, K))
 
-    def loss(q: Any, k: Any, at: Any) -> Any:
+    def loss(q, k, at):
         return sum((y**2).sum() for y in rope.apply(q, k, at))
 
     gradient = jax.grad(loss, argnums=(0, 1))
@@ -77,14 +75,14 @@ def sharded(layout: Any, kind: AxisType, spec: P, every: int | None) -> Iterator
         yield f"{name}: backward moves nothing", not collectives(gradient, q, k, at)
 
 
-def context_parallel(layout: Any) -> Iterator[tuple[str, bool]]:
+def context_parallel(layout):
     """Devices that see their own tokens only, in order and in zigzag."""
     rope, ring = RoPE(layout=layout), jax.make_mesh((8,), ("t",))
     split = P(None, "t")
     right = by_numpy(rope.rotate, Q)
 
     @partial(jax.shard_map, mesh=ring, in_specs=split, out_specs=split)
-    def in_order(x: Any) -> Any:
+    def in_order(x):
         n = x.shape[1]
         return rope.rotate(x, jax.lax.axis_index("t") * n + jnp.arange(n, dtype=jnp.int32))
 
@@ -100,7 +98,7 @@ def context_parallel(layout: Any) -> Iterator[tuple[str, bool]]:
     yield "zigzag: nothing moves", not collectives(zigzag, x, at)
 
 
-def several_meshes(layout: Any) -> Iterator[tuple[str, bool]]:
+def several_meshes(layout):
     """Cached tables serve arrays of other meshes, and of one device."""
     rope, first = RoPE(layout=layout), jax.make_mesh((8,), ("a",))
     right, second = by_numpy(rope.rotate, Q), jax.make_mesh((4, 2), ("x", "y"))
@@ -116,7 +114,7 @@ def several_meshes(layout: Any) -> Iterator[tuple[str, bool]]:
     yield "the device", rope.rotate(fifth).devices() == {jax.devices()[5]}
 
 
-def split_heads(layout: Any) -> Iterator[tuple[str, bool]]:
+def split_heads(layout):
     """head_dim over devices: right, at a price."""
     ring = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
     rope = RoPE(layout=layout)
@@ -126,7 +124,7 @@ def split_heads(layout: Any) -> Iterator[tuple[str, bool]]:
     yield "something moves", bool(collectives(rope.rotate, x))
 
 
-def main(path: str | None = None, kind: str = "") -> None:
+def main(path=None, kind=""):
     with rope_xp.use_path(path):
         if kind:
             count = failures("half", [AxisType[kind]], SPECS[3:4], 4)

@@ -24,19 +24,19 @@ SWAPPED = RoPE(layout="half", position_axes=(0,) * 4 + (2,) * 6 + (1,) * 6)
 Rotation = Callable[[Any, Any], Any]
 
 
-def right(x: Any, positions: Any, rope: RoPE = HALF) -> Any:
+def right(x, positions, rope=HALF):
     return rope.rotate(x, positions, axes="bhsd")
 
 
-def of_both(rotate: Rotation, rotate_k: Rotation | None = None) -> Callable[[Any, Any, Any], Any]:
+def of_both(rotate, rotate_k=None):
     return lambda q, k, positions: (rotate(q, positions), (rotate_k or rotate)(k, positions))
 
 
-def cast(dtype: Any) -> Callable[[Any], Any]:
+def cast(dtype):
     return lambda x: x.astype(dtype).astype(np.float32)
 
 
-def cast_to_tf32(x: Any) -> Any:
+def cast_to_tf32(x):
     """Round to ten bits, as tensor cores read float32."""
     bits = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return bits.view(np.float32)
@@ -58,11 +58,11 @@ def by_hand(
     w = frequencies(10000.0 ** (-np.arange(0, d, 2) / d)).astype(np.float32)
     angles = product(positions.astype(np.float32)[..., None], w)
 
-    def split(t: Any) -> tuple[Any, Any]:
+    def split(t):
         neighbours = t[..., ::2], t[..., 1::2]
         return (t[..., : d // 2], t[..., d // 2 :]) if layout == "half" else neighbours
 
-    def double(table: Any) -> tuple[Any, Any]:
+    def double(table):
         """Return the columns that each half of a pair reads."""
         if doubled == "neighbours":
             return split(np.repeat(table, 2, axis=-1))
@@ -75,10 +75,10 @@ def by_hand(
     return np.stack([first, second], axis=-1).reshape(x.shape)
 
 
-def before_the_split(layout: Any) -> Rotation:
+def before_the_split(layout):
     """Rotate all heads as if they were one."""
 
-    def rotate(x: Any, positions: Any) -> Any:
+    def rotate(x, positions):
         b, h, s, d = x.shape
         joined = np.moveaxis(x, 1, 2).reshape(b, s, h * d)
         rotated = RoPE(layout=layout).rotate(joined, positions, axes="bsd")
@@ -87,8 +87,8 @@ def before_the_split(layout: Any) -> Rotation:
     return rotate
 
 
-def leave(choose: Callable[[Any], Any]) -> Rotation:
-    def rotate(x: Any, positions: Any) -> Any:
+def leave(choose):
+    def rotate(x, positions):
         y = np.array(right(x, positions))
         part = choose(x)
         y[part] = x[part]
@@ -97,8 +97,8 @@ def leave(choose: Callable[[Any], Any]) -> Rotation:
     return rotate
 
 
-def dynamic(length: Callable[[Any, Any], int], trained: int) -> Rotation:
-    def rotate(x: Any, positions: Any) -> Any:
+def dynamic(length, trained):
+    def rotate(x, positions):
         n, d = max(length(x, positions), trained), HEAD_DIM
         base = 1e4 * (2.0 * n / trained - 1.0) ** (d / (d - 2))
         return right(x, positions, RoPE(layout="half", base=base))
@@ -106,23 +106,23 @@ def dynamic(length: Callable[[Any, Any], int], trained: int) -> Rotation:
     return rotate
 
 
-def refuse_large(x: Any, positions: Any) -> Any:
+def refuse_large(x, positions):
     if positions.max() >= 2048:
         raise IndexError(f"index {positions.max()} is out of bounds for 2048 rows")
     return right(x, positions)
 
 
-def normalise(x: Any, positions: Any) -> Any:
+def normalise(x, positions):
     """Divide by the norm first, as QK-norm does."""
     return right(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6), positions)
 
 
-def grow(x: Any, positions: Any) -> Any:
+def grow(x, positions):
     """Grow with the position, as xPos does."""
     return right(x, positions) * np.minimum(1.0005**positions, 3.0).astype(np.float32)[:, None]
 
 
-def write_half_first(x: Any, positions: Any) -> Any:
+def write_half_first(x, positions):
     """Write the first half before the second half has read it."""
     cos, sin = HALF.cos_sin(positions, HEAD_DIM)
     y = np.array(x)
@@ -131,13 +131,13 @@ def write_half_first(x: Any, positions: Any) -> Any:
     return y
 
 
-def write_scratch(x: Any, positions: Any) -> Any:
+def write_scratch(x, positions):
     x[...] = right(x, positions)
     return x.copy()
 
 
-def require_rows(rotate: Rotation) -> Rotation:
-    def function(x: Any, positions: Any) -> Any:
+def require_rows(rotate):
+    def function(x, positions):
         if positions.ndim != 2:
             raise ValueError("positions must be (batch, tokens)")
         return rotate(x, positions)
@@ -145,7 +145,7 @@ def require_rows(rotate: Rotation) -> Rotation:
     return function
 
 
-def rotate_as_many_heads_as_k(q: Any, k: Any, positions: Any) -> Any:
+def rotate_as_many_heads_as_k(q, k, positions):
     n = k.shape[1]
     return np.concatenate([right(q[:, :n], positions), q[:, n:]], axis=1), right(k, positions)
 
@@ -162,16 +162,14 @@ class Fault:
     meant: RoPE = HALF
 
 
-def fault(
-    name: str, message: str, rotate: Rotation, rotate_k: Rotation | None = None, **options: Any
-) -> Fault:
+def fault(name, message, rotate, rotate_k=None, **options):
     return Fault(name, message, of_both(rotate, rotate_k), **options)
 
 
 error, another = partial(fault, outcome="error"), partial(fault, outcome="another")
 
 
-def rounded(dtype: Any, name: str) -> list[Fault]:
+def rounded(dtype, name):
     to = cast(dtype)
     faults = [
         ("cos and sin are rounded to", {"tables": lambda cos, sin: (to(cos), to(sin))}),
@@ -187,12 +185,12 @@ def rounded(dtype: Any, name: str) -> list[Fault]:
     ]
 
 
-def unlike(name: str, rope: RoPE, message: str, meant: RoPE = HALF) -> Fault:
+def unlike(name, rope, message, meant=HALF):
     """Return the fault of a right rotation by another RoPE than was meant."""
     return another(name, message, partial(right, rope=rope), meant=meant)
 
 
-LAYOUTS: tuple[Any, ...] = ("half", "interleaved", "interleaved_to_half")
+LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 LEFT = "which is left as it is"
 MOVED = "turned otherwise alone in a call than with others"
 FACTOR = np.float32(YARN.attention_factor)

@@ -1,7 +1,5 @@
 """What tests of torch share."""
 
-from typing import Any
-
 import pytest
 
 import rope_xp
@@ -17,25 +15,25 @@ POSITIONS = torch.tensor([0, 70_000, 1_000_000, -3, (1 << 31) - 1])
 HALVES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
 
 
-def sample(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+def sample(*shape, dtype=torch.float32, grad=False):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     return x.requires_grad_(grad)
 
 
-def same(got: Any, expected: Any) -> None:
+def same(got, expected):
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def rotate(x: torch.Tensor, positions: Any = POSITIONS) -> torch.Tensor:
+def rotate(x, positions=POSITIONS):
     return RoPE().rotate(x, positions)
 
 
-def recording(graphs: list[set[str]]) -> Any:
+def recording(graphs):
     """Return a backend of torch.compile that notes what graphs call, and runs them as they are."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
-    def compiler(graph: Any, inputs: Any) -> Any:
+    def compiler(graph, inputs):
         graphs.append({str(node.target) for node in graph.graph.nodes})
         return make_boxed_func(graph.forward)
 

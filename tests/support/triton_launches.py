@@ -13,9 +13,7 @@ os.environ["TRITON_LIBCUDA_PATH"] = sys.argv[1]
 os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rope_xp_backends.gpu import triton_compile
@@ -33,7 +31,7 @@ SOURCE = Path(__file__).with_name("cuda_driver.c")
 H100 = GPUTarget("cuda", 90, 32)
 
 
-def loaded() -> ctypes.CDLL:
+def loaded():
     flags = ("-shared", "-fPIC", "-w", f"-Wl,-soname,{DRIVER.name}")
     subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(DRIVER)], check=True)
     return ctypes.CDLL(str(DRIVER), mode=ctypes.RTLD_GLOBAL)
@@ -42,7 +40,7 @@ def loaded() -> ctypes.CDLL:
 class Driver(CudaDriver):
     """Triton's, but for what it asks torch, which is built for CPUs here."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.get_current_device = lambda: 0
         self.get_current_stream = lambda _: 7
@@ -56,17 +54,17 @@ Torch.host_view = lambda *_: None  # type: ignore[method-assign]  # nobody reads
 load, found = triton_compile.load_kernel, []
 
 
-def seen(name: str, count: int = 1, kind: Any = ctypes.c_uint) -> list[int]:
+def seen(name, count=1, kind=ctypes.c_uint):
     return list((kind * count).in_dll(stand_in, name))
 
 
-def watched(variant: Any) -> Any:
+def watched(variant):
     """Return the launch of a kernel, with a note of what goes in and what the driver gets."""
     launch = load(variant)
     ptx = triton_compile.compile_kernel(variant, H100).asm["ptx"]
     sizes = [int(bits) // 8 for bits in re.findall(r"\.param \.u(\d+)", ptx[: ptx.index(")")])]
 
-    def run(grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:
+    def run(grid, tensors, numbers):
         stand_in.expect(len(sizes), (ctypes.c_int32 * len(sizes))(*sizes))
         (before,) = seen("launches")
         launch(grid, tensors, numbers)
@@ -89,14 +87,14 @@ def watched(variant: Any) -> Any:
     return run
 
 
-def main() -> None:
+def main():
     triton_compile.load_kernel = watched
     q, k = torch.ones(2, 7, 8, 64, dtype=torch.bfloat16), torch.ones(2, 7, 2, 64).bfloat16()
     at, rope = torch.arange(7) + 1_000_000, RoPE(layout="half")
     tables = rope.cos_sin(at, 64)
     # As nothing is computed, its pages are never touched.
     large = torch.empty(1, (1 << 17) + 3, 128, 128, dtype=torch.bfloat16)
-    calls: dict[str, Callable[[], Any]] = {
+    calls = {
         "q and k": lambda: rope.apply(q, k, at),
         "again": lambda: rope.apply(q, k, at - 70_000),
         "in place": lambda: rope.apply(q, k, at, out=(q, k)),

@@ -11,11 +11,9 @@ os.environ["XLA_FLAGS"] = f"--xla_dump_to={sys.argv[1]} --xla_dump_emitter_re=.*
 
 import json
 import re
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -46,15 +44,15 @@ COLLECTIVE = re.compile(r"all-gather|all-reduce|all-to-all|collective-permute|re
 DEVICES = get_topology_desc("", "cuda", target_config=H200, topology="1x1x2").devices
 
 
-def forward(rope: RoPE, q: Any, k: Any, positions: Any) -> Any:
+def forward(rope, q, k, positions):
     return rope.apply(q, k, positions)
 
 
-def backward(rope: RoPE, q: Any, k: Any, positions: Any) -> Any:
+def backward(rope, q, k, positions):
     return jax.vjp(lambda q, k: rope.apply(q, k, positions), q, k)[1]((q, k))
 
 
-def compiled(function: Callable[..., Any], dtype: str, count: int, spec: P) -> dict[str, Any]:
+def compiled(function, dtype, count, spec):
     mesh = Mesh(np.array(DEVICES[:count]), ("x",))
     shapes = [(2, TOKENS, 32, HEAD_DIM), (2, TOKENS, 8, HEAD_DIM), (2, TOKENS)]
     arguments = [
@@ -74,7 +72,7 @@ def compiled(function: Callable[..., Any], dtype: str, count: int, spec: P) -> d
     }
 
 
-def main() -> None:
+def main():
     directions, dtypes = (forward, backward), ("bfloat16", "float16", "float32")
     layouts, dims = ("half", "interleaved", "interleaved_to_half"), (HEAD_DIM, HEAD_DIM // 2)
     usual, specs = (["half"], [HEAD_DIM], ["bfloat16"]), (P("x"), P(None, "x"), P(None, None, "x"))

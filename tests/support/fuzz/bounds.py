@@ -1,14 +1,11 @@
 """Results in long double, each with how far off it may be: what docs/accuracy.md promises."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import assume
 
-from rope_xp import RoPE, RopeError
+from rope_xp import RopeError
 from support.fuzz import oracle
-from support.fuzz.cases import Shape
 from support.fuzz.memory import lay, moved, same_elements, share, shares_with_itself, touched
 from support.fuzz.oracle import WIDE
 from support.targets import numpy_dtype
@@ -48,7 +45,7 @@ def looked_up(rope, head_dim, positions, double):
     return np.cos(angles), np.sin(angles), error
 
 
-def counted(positions: np.ndarray | None, tokens: int, rope: RoPE) -> np.ndarray:
+def counted(positions, tokens, rope):
     axes = rope.position_axes
     if positions is None:
         line = np.arange(tokens)
@@ -66,7 +63,7 @@ def turned(x, shape, rope, positions, inverse):
     return rotate(x, shape, *scaled, rope.layout, rope.rotary_offset, inverse)
 
 
-def rerotated(x: np.ndarray, shape: Shape, rope: RoPE, to: RoPE, old: Any, new: Any) -> Result:
+def rerotated(x, shape, rope, to, old, new):
     tokens, double = x.shape[shape.axes.index("s")], x.itemsize == 8
     c, s, before = looked_up(rope, x.shape[-1], counted(old, tokens, rope), double)
     cos, sin, after = looked_up(to, x.shape[-1], counted(new, tokens, to), double)
@@ -131,7 +128,7 @@ def check(library, call, laid, outs, expected):
         write(library, call, laid, outs, expected)
 
 
-def apart(targets: list[np.ndarray], arrays: list[np.ndarray]) -> bool:
+def apart(targets, arrays):
     """Return whether results can be written: to memory that is not read but in its own place."""
     if any(map(shares_with_itself, targets)):
         return False

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from rope_xp import RoPE, scaling
-from support.fuzz.libraries import Library
 from support.fuzz.memory import View, lay
 from support.targets import ALL_FLOATS, numpy_dtype
 
@@ -30,7 +28,7 @@ class Positions:
     how: str  # counted, small, signed, large, edges, fractions
     view: View
 
-    def numbers(self, dtype: str) -> np.ndarray:
+    def numbers(self, dtype):
         random, shape = np.random.default_rng(self.view.seed), self.shape
         count = np.prod(shape, dtype=int)
         numbers = {
@@ -53,7 +51,7 @@ class Positions:
         most = {"float16": 6e4, "float64": LIMIT - 1}.get(dtype, 2.0**30)
         return np.clip(numbers, -most, most).astype(kind)
 
-    def given(self, library: Library) -> tuple[Any, np.ndarray | None]:
+    def given(self, library):
         if self.kind == "none":
             return None, None
         view, dtype = self.view, self.view.dtype
@@ -70,7 +68,7 @@ class Positions:
 
 
 @lru_cache
-def views(ndim: int, dtypes: tuple[str, ...] = ALL_FLOATS) -> Any:
+def views(ndim, dtypes=ALL_FLOATS):
     steps = [1, 1, 1, 1, 1, 1, 2, -1, -2, 3, 0]
     plain = st.just(tuple(range(ndim)))
     ones = st.just((1,) * ndim)
@@ -117,8 +115,8 @@ def _yarn(factor, trained, slow, wider, truncate, scale):
 
 
 @lru_cache
-def rules(r: int) -> Any:
-    known: list[Any] = [
+def rules(r):
+    known = [
         st.builds(scaling.Linear, _factors),
         st.builds(
             _yarn, _factors, _trained, st.floats(0.1, 8), st.floats(1, 64), st.booleans(),
@@ -155,7 +153,7 @@ def rules(r: int) -> Any:
 
 
 @st.composite
-def ropes(draw: st.DrawFn, head_dim: int, *, like: RoPE | None = None) -> RoPE:
+def ropes(draw, head_dim, *, like=None):
     if like is not None:
         r = like.rotary_dim or head_dim
         same = {"layout": like.layout, "rotary_dim": r, "rotary_offset": like.rotary_offset}
@@ -176,7 +174,7 @@ def ropes(draw: st.DrawFn, head_dim: int, *, like: RoPE | None = None) -> RoPE:
     return RoPE(base=base, scaling=scaled, position_axes=axes, **same)
 
 
-def components(rope: RoPE) -> int:
+def components(rope):
     return 0 if rope.position_axes is None else max(rope.position_axes) + 1
 
 
@@ -188,15 +186,15 @@ class Shape:
     named: bool  # whether the names are passed, or are those by default
     sizes: dict[str, int]
 
-    def of(self, **other: int) -> tuple[int, ...]:
+    def of(self, **other):
         return tuple({**self.sizes, **other}[a] for a in self.axes)
 
     @property
-    def given(self) -> str | None:
+    def given(self):
         return self.axes if self.named else None
 
     @property
-    def batch(self) -> tuple[int, ...]:
+    def batch(self):
         return tuple(self.sizes[a] for a in self.axes if a not in "shd")
 
 
@@ -205,7 +203,7 @@ _TOKENS = st.integers(0, 5) | st.sampled_from([9, 65, 130])
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> Shape:
+def shapes(draw):
     ndim = draw(st.integers(2, 8))
     if draw(st.booleans()):
         axes = "sd" if ndim == 2 else "bcefgijk"[: ndim - 3] + "shd"
@@ -236,7 +234,7 @@ class Out:
 
 
 @lru_cache
-def outs(ndim: int) -> Any:
+def outs(ndim):
     kinds = ["none", "none", "new", "new", "same", "same", "swapped", "moved"]
     return st.builds(
         Out,

@@ -3,9 +3,7 @@
 import contextlib
 import importlib
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,26 +36,26 @@ class Library:
     streaming: bool = False
     share: int = 1  # of the examples of others it has one in so many, as it compiles for each
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.name
 
-    def skips(self, seed: int) -> bool:
+    def skips(self, seed):
         """Return whether an example is left out; skip the test of a library that is missing."""
         pytest.importorskip(self.module.partition(".")[0])
         return zlib.crc32(str(seed).encode()) % self.share > 0
 
-    def float(self, name: str) -> str:
+    def float(self, name):
         """Return a dtype that the library has, that of the name if possible."""
         return name if name in self.floats else "float32"
 
-    def number(self, name: str) -> str:
+    def number(self, name):
         return name if name in self.integers else self.float(name) if "float" in name else "int32"
 
-    def view(self, view: memory.View, dtype: str) -> memory.View:
+    def view(self, view, dtype):
         found = view if self.any_memory else view.plain()
         return replace(found, dtype=dtype)
 
-    def make(self, x: np.ndarray) -> Any:
+    def make(self, x):
         if self.module == "numpy":
             return x
         if self.module == "torch":
@@ -66,14 +64,14 @@ class Library:
             np.ascontiguousarray(x).reshape(x.shape)
         )
 
-    def back(self, x: Any) -> np.ndarray:
+    def back(self, x):
         if self.module == "torch" and str(x.dtype) == "torch.bfloat16":
             torch = importlib.import_module("torch")
             return x.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
         return np.asarray(x)
 
     @contextlib.contextmanager
-    def chosen(self) -> Iterator[None]:
+    def chosen(self):
         """Take the path, on several threads and in many chunks."""
         with pytest.MonkeyPatch.context() as patch, rope_xp.use_path(self.path):
             patch.setattr(chunks, "CHUNK_BYTES", 1 << 8)
@@ -104,5 +102,5 @@ LIBRARIES = (
 )
 
 
-def fuzzed() -> Any:
+def fuzzed():
     return pytest.mark.parametrize("library", LIBRARIES, ids=str)

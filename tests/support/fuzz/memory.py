@@ -2,7 +2,6 @@
 
 import importlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class View:
         return View(self.dtype, self.order, steps, shift=self.shift * size, seed=self.seed)
 
 
-def as_torch(x: np.ndarray) -> Any:
+def as_torch(x):
     torch = importlib.import_module("torch")
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
@@ -57,7 +56,7 @@ def lay(shape, view, numbers=None):
     return memory, x
 
 
-def moved(memory: np.ndarray, x: np.ndarray, by: int, backwards: int | None) -> np.ndarray:
+def moved(memory, x, by, backwards):
     """Return a view of the same memory: ``by`` elements further on, an axis of it backwards."""
     start = x.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
     strides = list(x.strides)
@@ -67,25 +66,25 @@ def moved(memory: np.ndarray, x: np.ndarray, by: int, backwards: int | None) -> 
     return np.ndarray(x.shape, x.dtype, memory, start + by * x.itemsize, tuple(strides))
 
 
-def addresses(x: np.ndarray) -> np.ndarray:
+def addresses(x):
     found = np.full(x.shape, x.__array_interface__["data"][0], np.int64)
     for axis, (n, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         found += (np.arange(n) * stride).reshape((-1,) + (1,) * (x.ndim - axis - 1))
     return found
 
 
-def touched(x: np.ndarray) -> np.ndarray:
+def touched(x):
     return (addresses(x)[..., None] + np.arange(x.itemsize)).ravel()
 
 
-def share(x: np.ndarray, y: np.ndarray) -> bool:
+def share(x, y):
     return np.intersect1d(touched(x), touched(y)).size > 0
 
 
-def shares_with_itself(x: np.ndarray) -> bool:
+def shares_with_itself(x):
     own = touched(x)
     return np.unique(own).size < own.size
 
 
-def same_elements(x: np.ndarray, y: np.ndarray) -> bool:
+def same_elements(x, y):
     return x.shape == y.shape and np.array_equal(addresses(x), addresses(y))
