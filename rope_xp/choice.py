@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from rope_xp.angles import Angles, build_angles
 from rope_xp.rope import Positions, RoPE
 
 _SHARED = "layout", "rotary_dim", "rotary_offset", "position_axes"
-_shared_fields = attrgetter(*_SHARED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +69,7 @@ class Choice:
             raise TypeError(msg)
         for i, rope in enumerate(self.ropes):
             fields.check_rope(rope, RoPE, f"ropes[{i}]")
-            first, values = _shared_fields(self.ropes[0]), _shared_fields(rope)
+            first, values = ([getattr(r, n) for n in _SHARED] for r in (self.ropes[0], rope))
             if values != first:
                 msg = (
                     "ropes must rotate the same pairs, by the same components of positions: "

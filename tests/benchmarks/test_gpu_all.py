@@ -2,8 +2,10 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,47 @@ def test_all_steps_together_have_a_deadline(tmp_path, monkeypatch):
     ended = json.loads((tmp_path / "steps.json").read_text())
     assert ended["long"]["how"] == "ended after 3 s"
     assert ended["late"]["how"] == "left out for want of time"
+
+
+@pytest.mark.exhaustive
+def test_a_step_that_is_cut_says_what_failed_so_far(tmp_path, monkeypatch):
+    """It is interrupted first, so that pytest prints its failures and writes junit."""
+    monkeypatch.setattr(gpu_all, "GRACE_S", 90)  # two cores run other tests meanwhile
+    tests = tmp_path / "test_slow.py"
+    tests.write_text(
+        "import time\ndef test_bad(): assert 'this was' == 'seen'\n"
+        "def test_endless(): time.sleep(600)\n"
+    )
+    (step,) = [step for step in gpu_all.steps(tmp_path) if step.name == "tests-kernels"]
+    command = [word for word in step.command if not word.startswith("tests/")]
+    command[command.index("-m", 3) + 1] = "not gpu"
+    config = tmp_path / "pytest.ini"
+    config.write_text("[pytest]\n")
+    command += ["-c", str(config), "-n", "2", str(tests)]
+    how = gpu_all.run(Step("cut", command, 1, 20), tmp_path / "log.txt")
+    assert how == "ended after 20 s"
+    assert "'this was' == 'seen'" in (tmp_path / "log.txt").read_text()
+    cases = ET.parse(tmp_path / "tests-kernels.xml").iter("testcase")
+    assert "test_bad" in {case.get("name") for case in cases if case.find("failure") is not None}
+
+
+def test_the_sanitizer_has_a_verdict_of_its_own(tmp_path):
+    """Its exit status is none of pytest's, and it runs no test that must fail under it."""
+    (step,) = [step for step in gpu_all.steps(tmp_path) if step.name == "sanitizer"]
+    status = int(step.command[step.command.index("--error-exitcode") + 1])
+    assert status not in set(pytest.ExitCode)
+    for number, words in ((status, "found errors"), (1, "tests failed")):
+        ends = step._replace(command=python(f"raise SystemExit({number})"), environment={})
+        assert words in gpu_all.run(ends, tmp_path / "log.txt")
+    assert "not unsanitized" in step.command[step.command.index("-m", step.command.index("-q")) + 1]
+    for word in step.command:
+        if word.startswith("tests/"):
+            for function in re.split(r"\n\n\n", (ROOT / word).read_text()):
+                if re.search(r"CUDAGraph|reduce-overhead|profiler|memory_allocated", function):
+                    assert "def test_" not in function or "mark.unsanitized" in function
+
+
+def test_one_token_in_a_graph_needs_no_asv():
+    """Where there is a GPU there may be no asv_runner."""
+    code = "import sys; sys.modules['asv_runner'] = None; import asv_benchmarks.in_graph"
+    subprocess.run(python(code), cwd=ROOT, check=True)

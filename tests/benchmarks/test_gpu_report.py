@@ -242,3 +242,10 @@ def test_what_breaks_at_one_size_is_missing_there_alone(monkeypatch):
     assert {("fragile", 1), ("rope_xp", 16)} <= timed
     assert ("fragile", 16) not in timed
     assert "not measured" in gpu_bars.markdown(report)
+
+
+def test_the_contenders_of_a_gpu_are_those_of_the_bars():
+    """A bar about a contender of another name would never be measured."""
+    assert gpu_rivals.IN_JIT in gpu_rivals.contenders(targets.find("jax:cpu"), False)[0]
+    found, missing = gpu_rivals.contenders(targets.find("torch:cpu"), False)
+    assert {gpu_rivals.USUAL_COMPILED, *gpu_bars.OTHERS, gpu_rivals.LIGER} <= {*found, *missing}
