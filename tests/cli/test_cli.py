@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 from support import oracles
-from support.targets import numpy_dtype
 
 import rope_xp
 from rope_xp import __main__ as cli
@@ -114,13 +113,6 @@ def test_usage(arguments: list[str], capsys) -> None:
         cli.main(arguments)
     assert stop.value.code == 2
     assert "usage: python -m rope_xp" in capsys.readouterr().err
-
-
-def test_bfloat16_reaches_torch_and_comes_back() -> None:
-    pytest.importorskip("torch")
-    x = np.arange(6).astype(numpy_dtype("bfloat16"))
-    target = targets.find("torch:cpu")
-    np.testing.assert_array_equal(target.fetch(target.put(x)), x)
 
 
 def test_the_yardstick_agrees_with_the_other_oracle() -> None:

@@ -123,23 +123,6 @@ def test_usage(arguments: list[str], capsys) -> None:
     assert usage in " ".join(capsys.readouterr().err.split())
 
 
-# --- pictures for pages of any colour -----------------------------------------------------------
-
-
-def find_luminance(colour: str) -> float:
-    """Return that of the Web Content Accessibility Guidelines."""
-    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
-    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
-
-
-@pytest.mark.parametrize("page", ["#ffffff", "#131416", "#0d1117"])  # white, and two dark themes
-def test_colours_are_told_from_the_page(page: str) -> None:
-    for colour, least in ((plots.INK, 4), *((colour, 3) for colour, _ in plots.STYLES)):
-        low, high = sorted((find_luminance(colour), find_luminance(page)))
-        assert (high + 0.05) / (low + 0.05) > least
-
-
 # --- what is drawn -------------------------------------------------------------------------------
 
 

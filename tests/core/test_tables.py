@@ -3,9 +3,7 @@
 import importlib
 import importlib.util
 import math
-import os
 import re
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -234,42 +232,6 @@ def test_threads_see_the_same_tables() -> None:
         results = list(pool.map(rotate, range(240)))
     for i, result in enumerate(results):
         np.testing.assert_array_equal(result, rotate(i))
-
-
-FORK = """
-import os, threading
-import numpy as np
-import rope_xp
-
-x = np.ones((32, 2, 64), np.float32)
-expected = rope_xp.RoPE().rotate(x)
-stop = threading.Event()
-
-def busy():
-    base = 1000.0
-    while not stop.is_set():
-        base += 1.0
-        rope_xp.RoPE(base=base).rotate(x)
-
-thread = threading.Thread(target=busy)
-thread.start()
-for i in range(10):
-    child = os.fork()
-    if child == 0:
-        same = (rope_xp.RoPE().rotate(x) == expected).all()
-        rope_xp.RoPE(base=9.0 + i).rotate(x)
-        os._exit(0 if same else 1)
-    assert os.waitpid(child, 0)[1] == 0
-stop.set()
-thread.join()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_fork_while_another_thread_builds_tables() -> None:
-    # Python 3.12 warns of any fork beside a thread, which is what is tested here.
-    quiet = ["-W", "error", "-W", "ignore::DeprecationWarning"]
-    subprocess.run([sys.executable, *quiet, "-c", FORK], check=True, timeout=60)
 
 
 # --- cos_sin -------------------------------------------------------------------------------------

@@ -1,34 +1,80 @@
 """Pages show where they lie: links have words and lead somewhere, and there are no roles."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import markdown
+
+pytest.importorskip("mdit_py_plugins")
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from mdit_py_plugins.anchors import anchors_plugin
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
 # What a forge shows as its source: the reference is made of docstrings, the index names the pages.
 SPHINX_ALONE = {"docs/api.md": {"eval-rst", "literalinclude"}, "docs/index.md": {"toctree"}}
+PARSER = MarkdownIt("gfm-like", {"linkify": False}).use(anchors_plugin, max_level=6)
 
 
-def name(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
+def parse(page: Path) -> list[Token]:
+    """Return the tokens of a page, those within paragraphs and headings too."""
+    tokens = PARSER.parse(page.read_text("utf-8"))
+    return [part for token in tokens for part in (token, *(token.children or ()))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+def find_link_problem(target: str, page: Path) -> str | None:
+    name, _, anchor = target.partition("#")
+    file = page.parent / name if name else page
+    if re.match("https?:|mailto:", target):
+        return None
+    if not file.exists() or {"_generated", "_build"} & set(file.parts):
+        return "no such file"
+    ids = {token.attrs.get("id") for token in parse(file)} if anchor else {anchor}
+    return None if anchor in ids or file.suffix != ".md" else "no such heading"
+
+
+def find_problems(page: Path) -> Iterator[str]:
+    none = Token("", "", 0)
+    tokens = [none, *parse(page), none]
+    shown = SPHINX_ALONE.get(page.relative_to(ROOT).as_posix(), set())
+    for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        match token.type, after.type:
+            case ("link_open", "link_close"):
+                yield f"no words: {token.attrs['href']}"
+            case ("text", "code_inline") if re.search(r"{[a-z][\w:.-]*}$", token.content):
+                yield f"a role: {token.content}"
+            case ("strong_open", _) if re.search(r"\d$", before.content):
+                yield f"a power that is bold: {before.content}"
+            case ("fence", _) if set(re.findall(r"^{(.*)}", token.info)) - shown:
+                yield f"only Sphinx shows {token.info}"
+        target = token.attrs.get("href", token.attrs.get("src"))
+        if target is not None and (problem := find_link_problem(str(target), page)):
+            yield f"{problem}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere_and_nothing_shows_as_something_else(page: Path) -> None:
-    text = page.read_text("utf-8")
-    problems = {link: markdown.problem(link, page, text) for link in markdown.links(text)}
-    assert {link.target: why for link, why in problems.items() if why} == {}
-    assert markdown.roles(text) == []
-    assert markdown.bold_powers(text) == []
-    assert set(markdown.directives(text)) - SPHINX_ALONE.get(name(page), set()) == set()
+    assert list(find_problems(page)) == []
+
+
+def test_what_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    page, right = tmp_path / "page.md", "# Twice\n\n# Twice `x`\n\n[a](#twice-x) `[](y.md)` {x} `y`"
+    page.write_text(right)
+    assert list(find_problems(page)) == []
+    wrong = "[](page.md) [a](no.md) ![b](#no) {class}`x` 2**3 and 2**4\n\n```{note}\n```\n"
+    page.write_text(wrong)
+    starts = [problem.partition(":")[0] for problem in find_problems(page)]
+    expected = ["no words", "no such file", "no such heading", "a role", "a power that is bold"]
+    assert starts == [*expected, "only Sphinx shows {note}"]
 
 
 def test_pictures_are_shown_small_and_without_background() -> None:
-    shown = [link.target for page in PAGES for link in markdown.links(page.read_text("utf-8"))]
+    shown = {str(token.attrs.get("src")) for page in PAGES for token in parse(page)}
     for picture in (ROOT / "docs" / "drawn").iterdir():
-        assert f"drawn/{picture.name}" in shown
+        assert f"drawn/{picture.name}" in {src.removeprefix("docs/") for src in shown}
         assert picture.suffix == ".svg"
         text = picture.read_text("utf-8")
         assert len(text) < 150_000, picture
@@ -40,36 +86,3 @@ def test_every_page_is_in_the_navigation() -> None:
     lines = set((ROOT / "docs" / "index.md").read_text("utf-8").splitlines())
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
     assert pages <= lines  # of a toctree
-
-
-# --- what these tests would notice ---------------------------------------------------------------
-
-PROBLEMS = {
-    "[](docs/api.md)": "no words",
-    "[words]()": "no target",
-    "[words](docs/no_page.md)": "no such file",
-    "[words](docs/api.md#no-heading)": "no such heading",
-    "[words](#no-heading)": "no such heading",
-    "![alt](docs/_generated/x.svg)": "a file that is not kept",
-    "[`code`](docs/api.md)": None,
-    "[words\nover lines](docs/api.md#rotate)": None,
-    "[words](https://arxiv.org/abs/2104.09864)": None,
-    "# A heading, `x`\n\n[words](#a-heading-x)": None,
-    "# Twice\n\n# Twice\n\n[words](#twice-1)": None,
-}
-
-
-@pytest.mark.parametrize("text", PROBLEMS)
-def test_what_is_wrong_with_a_link(text: str) -> None:
-    (link,) = markdown.links(text)
-    assert markdown.problem(link, ROOT / "README.md", text) == PROBLEMS[text]
-
-
-def test_what_only_sphinx_shows() -> None:
-    assert markdown.roles("see {class}`~rope_xp.RoPE`, {py:func}`x`") == ["{class}`", "{py:func}`"]
-    assert markdown.roles("`` {class}`x` `` and {base} `x`\n\n```text\n{func}`x`\n```\n") == []
-    assert markdown.directives("```{figure} x.png\n```\n\n````{note}\n```sh\n```\n````\n") == [
-        *("figure", "note")
-    ]
-    assert markdown.links("```\n[](x.md)\n```\n`[](y.md)`") == []
-    assert markdown.bold_powers("| below 2**22\nand 2**31 |\n- `2**3` and `2**4`") != []

@@ -145,15 +145,6 @@ def test_no_tokens(backend, name, size, rng):
 
 
 @every_score
-def test_no_heads(name, rng):
-    case = Case(rng, ((2,), 3, 5, 2, 1, 3), "float64")
-    axes = {"bias": -1, "factors_by_head": -1, "u": 0, "v": 0, "w": 0, "relative_q": 1}
-    for field in ("q", *axes, "relative_k", "position_q", "position_k"):
-        setattr(case, field, np.take(getattr(case, field), [], axis=axes.get(field, -2)))
-    assert run(name, case).shape == (2, 0, 3, 5)
-
-
-@every_score
 def test_gradients_in_torch(name, rng):
     torch = pytest.importorskip("torch")
     case = Case(rng, ((1,), 2, 3, 2, 1, 2), "float64")

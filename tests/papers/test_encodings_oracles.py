@@ -67,14 +67,6 @@ def test_buckets_of_any_library(backend, bidirectional):
     assert backend.back(result).reshape(-1).tolist() == expected
 
 
-def test_arrays_of_the_other_byte_order(rng):
-    relative = np.array([-200, -20, 0, 20]).astype(">i4")
-    assert encodings.t5_buckets(relative).tolist() == [15, 10, 0, 26]
-    q, k, p = (rng.standard_normal(shape) for shape in ((5, 2, 3), (5, 2, 3), (5, 3)))
-    expected = encodings.shaw(q, k, p)
-    np.testing.assert_array_equal(encodings.shaw(q, k.astype(">f8"), p.astype(">f8")), expected)
-
-
 @given(st.integers(4, 80), st.integers(0, 500), st.booleans())
 def test_buckets_never_go_back(buckets, beyond, bidirectional):
     max_distance = buckets + beyond

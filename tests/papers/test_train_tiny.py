@@ -1,8 +1,6 @@
 """docs/examples/train_tiny.py: what it trains on, that it learns, and its twin in jax."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny_model  # noqa: E402  # imports torch
-import tiny_results  # noqa: E402  # they need torch
 import tiny_shared  # noqa: E402  # they need torch
 import train_tiny  # noqa: E402  # they need torch
 from tiny_shared import ALPHABET, COMBINATIONS, Config  # noqa: E402  # they need torch
@@ -96,41 +93,3 @@ def test_it_learns_and_jax_gives_its_logits(attention, encoding, tensors):
             arrays = {name: jax.numpy.asarray(w.numpy()) for name, w in tensor_weights.items()}
             twin = train_tiny_jax.logits(config, arrays, jax.numpy.asarray(tokens.numpy()))
             np.testing.assert_allclose(np.asarray(twin), logits, rtol=0, atol=atol, strict=True)
-
-
-@pytest.mark.exhaustive
-def test_commands_write_and_read_results(tmp_path, capsys, monkeypatch, tensors):
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("jax")
-    import train_tiny_jax
-
-    monkeypatch.setattr(train_tiny, "text", lambda: tuple(x.numpy() for x in tensors))
-    files = {"--out": tmp_path / "c.png", "--json": tmp_path / "r", "--save": tmp_path / "w.npz"}
-    options = ["--steps", "2", "--seeds", "0", "5", "--attention", "linear", "--encodings", "rope"]
-    train_tiny.main([*options, *(str(x) for option in files.items() for x in option)])
-    assert "linear     RoPE" in capsys.readouterr().out
-    assert files["--out"].read_bytes().startswith(b"\x89PNG")
-    results = json.loads(files["--json"].read_text("utf-8"))
-    assert [run["seed"] for run in results["runs"]] == [0, 5]
-    assert results["characters"] == [len(x) for x in tensors]
-
-    train_tiny_jax.main(files["--save"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[:3] for row in rows] == [["linear", "rope", "0"], ["linear", "rope", "5"]]
-    assert all(0 < float(row[-1]) < 1e-5 for row in rows)
-
-
-def test_shaw_without_scores_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        train_tiny.main(["--attention", "linear", "--encodings", "shaw"])
-    assert "linear attention never forms" in capsys.readouterr().err
-
-
-def test_the_page_shows_means_and_spreads_of_three_runs_each():
-    results = json.loads((Path(tiny_results.__file__).parents[1] / "train_tiny.json").read_text())
-    shown = [(run["attention"], run["encoding"], run["seed"]) for run in results["runs"]]
-    assert shown == [(*names, seed) for names in COMBINATIONS for seed in (0, 1, 2)]
-    run = {"attention": "softmax", "encoding": "shaw", "loss": 1.0, "loss_twice": 2.0}
-    columns, rows = tiny_results.summary({"context": 128, "runs": [run, run | {"loss": 2.0}]})
-    assert columns == ["attention", "positions", "loss at 128", "loss at 256"]
-    assert rows == [["softmax", "Shaw", "1.500 (1.000 to 2.000)", "2.000 (2.000 to 2.000)"]]
