@@ -142,8 +142,8 @@ def test_a_step_that_is_cut_says_what_failed_so_far(tmp_path, monkeypatch):
     config = tmp_path / "pytest.ini"
     config.write_text("[pytest]\n")
     command += ["-c", str(config), "-n", "2", str(tests)]
-    how = gpu_all.run(Step("cut", command, 1, 20), tmp_path / "log.txt")
-    assert how == "ended after 20 s"
+    how = gpu_all.run(Step("cut", command, 1, 30), tmp_path / "log.txt")
+    assert how == "ended after 30 s"
     assert "'this was' == 'seen'" in (tmp_path / "log.txt").read_text()
     cases = ET.parse(tmp_path / "tests-kernels.xml").iter("testcase")
     assert "test_bad" in {case.get("name") for case in cases if case.find("failure") is not None}

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -84,3 +85,9 @@ def test_bfloat16_of_torch_needs_no_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(rounded.view(torch.int16).numpy(), expected)
     with pytest.raises(inputs.Absent, match="^ml_dtypes is not installed .pip install ml_dtypes"):
         inputs.case("numpy:cpu", 5, dtype="bfloat16")
+
+
+def test_it_goes_on_where_a_library_breaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(bench, "measure", Mock(side_effect=RuntimeError("out of memory")))
+    assert cli.main(FEW) == 1
+    assert "PROBLEM: numpy:cpu float32: out of memory" in capsys.readouterr().out

@@ -82,11 +82,15 @@ def test_info_says_first_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert names.index("cupy") < names.index("numpy")
 
 
-@pytest.mark.parametrize("arguments", [["inspect", PHI3], ["--help"]])
-def test_a_reader_that_goes_away(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(["inspect", PHI3], {}), (["--help"], {}), (["inspect", PHI3], {"PYTHONUNBUFFERED": "1"})],
+)
+def test_a_reader_that_goes_away(arguments: list[str], unbuffered: dict[str, str]) -> None:
     command = [sys.executable, "-W", "error", "-m", "rope_xp", *arguments]
-    # Unbuffered, argparse would see the error of its own writing, and ignore it.
+    # Unbuffered, printing fails before the end; argparse would ignore the error of its own.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    env |= unbuffered
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
         assert process.stdout is not None

@@ -12,7 +12,7 @@ from support.targets import Target, truth
 
 import rope_xp
 from rope_xp import RoPE, RopeError
-from rope_xp.scaling import Linear, YaRN
+from rope_xp.scaling import YaRN
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -107,7 +107,8 @@ def test_rerotation(backend: Target, layout: str, rng: Generator) -> None:
     x, new = sample(rng, 2, 9, 3, 12), POSITIONS[::-1] // 2
     fields: dict[str, Any] = {"layout": layout, "rotary_dim": 8, "rotary_offset": 2}
     rope = RoPE(**fields, scaling=YaRN(4.0, 64))  # which has an attention factor
-    for target in (None, RoPE(**fields, base=5e5, scaling=Linear(4.0))):
+    other = RoPE(**fields, base=5e5, scaling=YaRN(8.0, 64, attention_factor=0.5))
+    for target in (None, other):
         rerotate = partial(rope.rerotate, old_positions=POSITIONS, new_positions=new, to=target)
         cached = truth(rope.rotate, x, POSITIONS)
         rotated = backend.run(lambda x, rerotate=rerotate: rerotate(x), backend.make(cached))

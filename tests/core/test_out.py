@@ -183,10 +183,14 @@ def test_torch_where_autograd_needs_the_values() -> None:
 
 def test_torch_inference_tensors() -> None:
     torch = pytest.importorskip("torch")
+    cache = tuple(map(torch.tensor, make_pair()))
     with torch.inference_mode():
         frozen = torch.zeros(2, 9, 2, 8)
         q, k = map(torch.tensor, make_pair())
         rope_xp.apply(q, k, out=(q, k))
+        rope_xp.apply(*cache, out=cache)
+        assert all(map(torch.equal, cache, (q, k)))
+    assert not cache[0].is_inference()
     q, k = map(torch.tensor, make_pair())
     out = torch.zeros_like(q)
     match = r"out\[1\]: .*inference_mode"

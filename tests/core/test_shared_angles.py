@@ -177,8 +177,10 @@ def test_each_sequence_is_rotated_by_its_own_rope(
         arrays.append(x.transpose(order).copy())
         expected.append(np.concatenate(rows).transpose(order))
 
+    on_host = Choice(CHOICES, which)
+
     def rotate(q: Any, k: Any, on_device: Any) -> Any:
-        choice = Choice(CHOICES, which if where == "host" else on_device)
+        choice = on_host if where == "host" else Choice(CHOICES, on_device)
         return choice.apply(q, k, positions, axes=axes)
 
     check(backend, rotate, *arrays, which, rope=CHOICES[2], expected=tuple(expected))

@@ -127,6 +127,7 @@ def test_frequencies_of_a_checkpoint_that_do_not_fit() -> None:
     rope = RoPE(scaling=LONGROPE)
     for n in (1, 5000):  # either regime fits
         load(rope, rope.for_length(n).frequencies(16))
+    load(RoPE(base=5e5), 1 / 5e5 ** (torch.arange(0, 16, 2).float() / 16))  # as transformers does
     for wrong, frequencies, message in (
         (rope, RoPE().frequencies(16) / 3, "holds the frequencies"),
         (

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from support.small_models import make
 
 from rope_xp import RopeError
 from rope_xp.integrations import apply_rotary_transformers
@@ -63,6 +64,23 @@ def test_q_alone() -> None:
     alone, none = apply_rotary_transformers(q, None, cos, sin)
     assert none is None
     assert torch.equal(alone, apply_rotary_transformers(q, k, cos, sin)[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "cohere"])
+def test_a_model_runs_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, gradients, and generation, which rotates one token at a time."""
+    file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    model, tokens, results = make(name), torch.arange(1, 13)[None], []
+    for function in (file.apply_rotary_pos_emb, apply_rotary_transformers):
+        monkeypatch.setattr(file, "apply_rotary_pos_emb", function)
+        model.zero_grad()
+        logits = model(tokens).logits
+        logits.square().mean().backward()
+        gradient = model.get_input_embeddings().weight.grad.clone()
+        generated = model.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0)
+        results.append((logits.detach(), gradient, generated))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("batch", [1, None])

@@ -255,3 +255,15 @@ def test_strides_beyond_32_bits(axes, rng):
         same(x.copy(), expected)
         cuda_on_cpu.PATH.ran.clear()
         del x, buffer
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_array_in_place_and_one_not(layout, rng):
+    """What passes through is copied for k, and not written for q."""
+    for rotary_dim, offset in ((64, 448), (12, 64)):
+        rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
+        q, k = (sample(rng, 2, 3, h, 512, dtype="bfloat16") for h in (3, 1))
+        expected, other = truth(rope.apply, q, k, POSITIONS[:3]), np.zeros_like(k)
+        rope.apply(q, k, POSITIONS[:3], out=(q, other))
+        same(q, expected[0])
+        same(other, expected[1])
