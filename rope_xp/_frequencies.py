@@ -272,6 +272,6 @@ def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDAr
     frequencies = rope.frequencies(head_dim)
     if rope.position_axes is None:
         return frequencies if heads == 1 else np.tile(frequencies, (heads, 1))
-    mixed = np.zeros((max(rope.position_axes) + 1, heads, r // 2))
-    mixed[rope.position_axes, :, np.arange(r // 2)] = frequencies[:, None]
-    return mixed
+    by_component = np.zeros((max(rope.position_axes) + 1, heads, r // 2))
+    by_component[rope.position_axes, :, np.arange(r // 2)] = frequencies[:, None]
+    return by_component

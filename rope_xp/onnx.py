@@ -104,8 +104,8 @@ def nodes(
     if dtype == "float32":
         return [rotation], tables
     widen = helper.make_node("Cast", [x], [wide_x], f"{name}_widen", to=TensorProto.FLOAT)
-    narrow = helper.make_node("Cast", [wide_y], [output], f"{name}_narrow", to=_FLOATS[dtype])
-    return [widen, rotation, narrow], tables
+    rounded = helper.make_node("Cast", [wide_y], [output], f"{name}_narrow", to=_FLOATS[dtype])
+    return [widen, rotation, rounded], tables
 
 
 def model(

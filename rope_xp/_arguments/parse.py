@@ -115,14 +115,14 @@ def rerotate(
     backend, where, double = check_array(x, axes)
     head_dim = x.shape[-1]
     # x lies in the layout that the rotation wrote.
-    written: list[Layout] = [
+    layouts: list[Layout] = [
         "interleaved" if r.layout == "interleaved" else "half" for r in (rope, to)
     ]
     slice_, new_slice = slice_of(rope, head_dim), slice_of(to, head_dim)
-    if (slice_, written[0]) != (new_slice, written[1]):
+    if (slice_, layouts[0]) != (new_slice, layouts[1]):
         msg = (
             "rerotate needs ropes that rotate the same pairs; got (rotary_dim, rotary_offset, "
-            f"layout written) {(*slice_, written[0])} and to with {(*new_slice, written[1])}"
+            f"layout written) {(*slice_, layouts[0])} and to with {(*new_slice, layouts[1])}"
         )
         raise RopeError(msg)
     old_key = TableKey(rope, head_dim, inverse=True, double=double)
@@ -130,7 +130,7 @@ def rerotate(
     new_key = TableKey(to, head_dim, inverse=False, double=double)
     new = _lookup(backend, new_key, x, where, new_positions, "new_positions")
     out = check_out(backend, (x,), out)
-    spec = RotationSpec(where, written[0], *slice_, inverse=False)
+    spec = RotationSpec(where, layouts[0], *slice_, inverse=False)
     return Call(backend, (x,), (RelativeAngles(new, old),), out, spec)
 
 

@@ -129,13 +129,13 @@ def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | N
         rest = _keys.read_size(part, "qk_nope_head_dim")
         return None if rest is None else rest + latent
     # Gemma 4 has wider heads where attention is full, and two keys for them.
-    wide = _keys.read_size(part, "global_head_dim") if label == "full_attention" else None
-    if wide is None:
+    head_dim = _keys.read_size(part, "global_head_dim") if label == "full_attention" else None
+    if head_dim is None:
         types, per_layer = part.get("layer_types"), part.get("per_layer_config")
         if isinstance(types, list) and label in types and isinstance(per_layer, Mapping):
             layer = per_layer.get(str(types.index(label)))
-            wide = _keys.read_size(layer, "head_dim") if isinstance(layer, Mapping) else None
-    return wide or _keys.read_head_dim(part, model)
+            head_dim = _keys.read_size(layer, "head_dim") if isinstance(layer, Mapping) else None
+    return head_dim or _keys.read_head_dim(part, model)
 
 
 def list_defaults(reading: Reading) -> dict[str, int]:

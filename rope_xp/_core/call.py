@@ -80,8 +80,8 @@ def get_interleaved(spec: RotationSpec) -> tuple[bool, bool]:
 
     No property: torch.compile traces none of a NamedTuple before torch 2.8.
     """
-    read, written = spec.layout != "half", spec.layout == "interleaved"
-    return (written, read) if spec.inverse else (read, written)
+    on_input, on_output = spec.layout != "half", spec.layout == "interleaved"
+    return (on_output, on_input) if spec.inverse else (on_input, on_output)
 
 
 # The next four are immutable by convention: frozen classes would cost each call 2 us.

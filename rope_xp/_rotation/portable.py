@@ -63,12 +63,12 @@ def rotate(xp: Namespace, x: Array, cos: Array, sin: Array, spec: RotationSpec) 
     lead = y.shape[:-1]
     y = xp.reshape(y, (*lead, pairs, 2) if interleaved_in else (*lead, 2, pairs))
     x1, x2 = (y[..., 0], y[..., 1]) if interleaved_in else (y[..., 0, :], y[..., 1, :])
-    narrow = x.dtype != cos.dtype
-    if narrow:
+    needs_cast = x.dtype != cos.dtype
+    if needs_cast:
         x1, x2 = xp.astype(x1, cos.dtype), xp.astype(x2, cos.dtype)
     rotated = [x1 * cos - x2 * sin, x2 * cos + x1 * sin]
     y = xp.reshape(xp.stack(rotated, axis=-1 if interleaved_out else -2), (*lead, rotary_dim))
-    if narrow:
+    if needs_cast:
         y = xp.astype(y, x.dtype)
     if whole:
         return y

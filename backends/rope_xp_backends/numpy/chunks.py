@@ -31,10 +31,10 @@ def rotate(
 
     cos and sin, (..., r/2), have as many axes and broadcast against them; the sine has its sign.
     """
-    wide = cos
+    doubled = cos
     if interleaved[0] == interleaved[1]:  # one product over rows twice as long
-        wide = np.repeat(cos, 2, axis=-1) if interleaved[0] else np.concatenate([cos, cos], -1)
-    factors, operands = (wide, -sin, sin), zip(arrays, outs, strict=True)
+        doubled = np.repeat(cos, 2, axis=-1) if interleaved[0] else np.concatenate([cos, cos], -1)
+    factors, operands = (doubled, -sin, sin), zip(arrays, outs, strict=True)
     chunks = [chunk for x, out in operands for chunk in _split(x, out, factors)]
 
     def work(start: int, stop: int) -> None:

@@ -119,8 +119,8 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
         n = _resolve(backend, first, q, "k_positions", k_positions, (*batch, k_tokens))
     m, n = m[..., :, None], n[..., None, :]
     distances = m - n
-    counted = positions is None and k_positions is None
-    if not counted and backend.dtype_name(distances) == "int32":
+    are_implicit = positions is None and k_positions is None
+    if not are_implicit and backend.dtype_name(distances) == "int32":
         # The difference of halves does not wrap around, and shows where that of the wholes does.
         halves = (m >> 1) - (n >> 1)
         distances = xp.where(halves >= 2**30, xp.full_like(distances, FARTHEST), distances)
