@@ -27,7 +27,7 @@ release = version = rope_xp.__version__
 sys.path.insert(0, str(HERE))  # for mathml.py
 extensions = [
     "mathml",
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -45,6 +45,7 @@ templates_path: list[str] = []
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
+nb_execution_mode = "off"  # run_notebooks.py stores outputs
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
@@ -71,7 +72,7 @@ PAGES = {
 LINKS = {path.relative_to(ROOT).as_posix(): f"{name}.md" for name, path in PAGES.items()}
 
 FIGURE = re.compile(r"(?<=\| )([\d.]+e-)(\d+)(?= \|)")
-NAME = re.compile(r"\[`([\w.]+)`\]\(api\.md(?:#[\w-]+)?\)")
+NAME = re.compile(r"\[`([\w.]+)`\]\((?:\.\./)?api\.md(?:#[\w-]+)?\)")
 
 
 def shown_inside(text: str) -> str:

@@ -44,6 +44,7 @@ by_type: dict[type, Backend] = {}
 """Backends by array class."""
 _standard: dict[str, Backend] = {}
 _third_party: list[Backend] | None = None
+_broken: list[str] = []  # why entry points gave no backend
 
 
 def find_backend(x: object) -> Backend | None:
@@ -53,14 +54,13 @@ def find_backend(x: object) -> Backend | None:
 
 def require_backend(x: object, argument: str) -> Backend:
     """Return the backend of an array, or raise."""
-    backend = find_backend(x)
-    if backend is None:
+    if (backend := find_backend(x)) is None:
         msg = (
             f"{argument} is {_describe_type(x)}, which is no array of numpy, torch, jax, cupy or "
             "another library of the Python array API standard; convert it, for example by "
             "numpy.asarray"
         )
-        raise TypeError(msg)
+        raise TypeError("; ".join((msg, *_broken)))
     return backend
 
 
@@ -72,8 +72,7 @@ def _find_new(x: object) -> Backend | None:
     )
     if backend is None:
         return None
-    refusal = backend.refusal(x)
-    if refusal is not None:
+    if refusal := backend.refusal(x):
         msg = f"the array is {_describe_type(x)}: {refusal}"
         raise TypeError(msg)
     # Classes that are no attribute of a module may be garbage, which the cache would keep alive.
@@ -117,13 +116,14 @@ def third_party_backends() -> list[Backend]:
             for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
                 try:
                     backend = entry.load()
+                    if isinstance(backend, Backend):
+                        backends.append(backend)
+                        continue
+                    problem = f"is no Backend: {backend!r}"
                 except BROKEN as error:
-                    _log.warning("backend %r cannot be imported: %s", entry.value, error)
-                    continue
-                if isinstance(backend, Backend):
-                    backends.append(backend)
-                else:
-                    _log.warning("backend %r is no Backend: %r", entry.value, backend)
+                    problem = f"cannot be imported: {error}"
+                _broken.append(f"backend {entry.value!r} {problem}")
+                _log.warning("%s", _broken[-1])
             _third_party = backends
         return _third_party
 

@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import toy_backend
 from support.exhaustive import exhaustive
 from support.targets import Target
 
@@ -40,6 +42,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what was recognised, and let no test leave traces."""
     monkeypatch.setattr(find, "by_type", {})
     monkeypatch.setattr(find, "_third_party", None)
+    monkeypatch.setattr(find, "_broken", [])
 
 
 def test_every_target_is_recognised_and_nothing_else(backend: Target) -> None:
@@ -282,75 +285,52 @@ def test_a_child_of_the_first_call_waits_for_nobody(step: str) -> None:
 # --- third parties -------------------------------------------------------------------------------
 
 
-class Wrapped:
-    """An array of nobody: a numpy array in a box, outside the standard."""
-
-    def __init__(self, inner: np.ndarray) -> None:
-        self.inner, self.shape, self.dtype = inner, inner.shape, inner.dtype
-
-
-class Box(Backend):
-    def recognises(self, x: object) -> bool:
-        return isinstance(x, Wrapped)
-
-    def device(self, x: Wrapped) -> None:
-        return None
-
-    def asarray(self, host: np.ndarray, device: None) -> np.ndarray:
-        return host
-
-
-class Unwrap(Path):
-    name = "unwrap"
-
-    def run(self, call: Call):
-        rope = rope_xp.RoPE(layout=call.spec.layout)
-        return tuple(Wrapped(rope.rotate(x.inner)) for x in call.arrays)
-
-
-BOX = Box("box", np, (Unwrap(),))
-
-
 def announce(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[int]:
     reads: list[int] = []
     group = find.ENTRY_POINTS
-    entries = [importlib.metadata.EntryPoint(name, f"{name}:BOX", group) for name in names]
+    entries = [importlib.metadata.EntryPoint(name, f"{name}:BACKEND", group) for name in names]
 
     def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
         reads.append(1)
         return entries
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    monkeypatch.setitem(sys.modules, "box_of_tests", SimpleNamespace(BOX=BOX))
     return reads
 
 
 @pytest.mark.usefixtures("fresh")
 def test_a_registered_backend_takes_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = announce(monkeypatch, "box_of_tests")
+    reads, x = announce(monkeypatch, "toy_backend"), toy_backend.Array(X)
     rope_xp.apply(X, X)
     assert reads == []  # never for a type that is known
-    q, _ = rope_xp.apply(Wrapped(X), Wrapped(X), layout="half")
-    np.testing.assert_array_equal(q.inner, rope_xp.RoPE(layout="half").rotate(X))
-    rope_xp.RoPE().rotate(Wrapped(X))
+    q, _ = rope_xp.apply(x, x, layout="half")
+    np.testing.assert_array_equal(q.data, rope_xp.RoPE(layout="half").rotate(X))
+    rope_xp.RoPE().rotate(x)
     assert reads == [1]
-    assert rope_xp.explain(Wrapped(X), Wrapped(X)).path == "unwrap"
     with rope_xp.use_path("unwrap"):
-        assert rope_xp.explain(Wrapped(X), Wrapped(X)).forced
+        assert rope_xp.explain(x, x).forced
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_toy_backend_registers_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    toy_backend.main()
+    assert capsys.readouterr().out == "toylib: unwrap\n"
 
 
 @pytest.mark.usefixtures("fresh")
 def test_a_broken_registration_disturbs_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    announce(monkeypatch, "no_such_module_anywhere", "no_backend", "box_of_tests")
-    monkeypatch.setitem(sys.modules, "no_backend", SimpleNamespace(BOX="a string"))
+    announce(monkeypatch, "no_such_module_anywhere", "no_backend", "toy_backend")
+    monkeypatch.setitem(sys.modules, "no_backend", SimpleNamespace(BACKEND="a string"))
     with caplog.at_level(logging.WARNING, "rope_xp"):
-        rope_xp.RoPE().rotate(Wrapped(X))
-        rope_xp.RoPE().rotate(Wrapped(X))
+        rope_xp.RoPE().rotate(toy_backend.Array(X))
+        rope_xp.RoPE().rotate(toy_backend.Array(X))
     broken, no_backend = (record.getMessage() for record in caplog.records)
-    assert broken.startswith("backend 'no_such_module_anywhere:BOX' cannot be imported: No module")
-    assert no_backend == "backend 'no_backend:BOX' is no Backend: 'a string'"
+    assert broken.startswith("backend 'no_such_module_anywhere:BACKEND' cannot be imported: No mod")
+    assert no_backend == "backend 'no_backend:BACKEND' is no Backend: 'a string'"
+    with pytest.raises(TypeError, match=re.escape(f"numpy.asarray; {broken}; {no_backend}")):
+        rope_xp.RoPE().rotate(None)
 
 
 @pytest.mark.usefixtures("fresh")

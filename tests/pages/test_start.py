@@ -39,6 +39,8 @@ def test_the_page_shows_each_file() -> None:
     for file in FILES:
         _, _, code = file.read_text("utf-8").split('"""', 2)
         assert shown[f"examples/start/{file.name}"] == code.lstrip("\n"), file.name
+    toy = (DOCS / "examples" / "toy_backend.py").read_text("utf-8")
+    assert f"```python\n{toy}```" in (DOCS.parent / "backends" / "README.md").read_text("utf-8")
 
 
 COMPILES = ("attention_torch", "decoder_jax")
