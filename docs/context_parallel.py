@@ -66,7 +66,7 @@ def microseconds(first: int) -> float:
 
 
 def main() -> None:
-    print("| devices | tokens of one | q and k of one | beside them, at most | collectives |")
+    print("| devices | tokens per device | q and k per device | extra memory, at most | collectives |")
     print("|---|---|---|---|---|")
     for devices in DEVICES:
         forward, backward = compiled(devices)

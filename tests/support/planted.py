@@ -220,7 +220,7 @@ FAULTS = [
           lambda x, p: right(x, p, YARN) * FACTOR, meant=YARN),
     another("frequencies learned", "scaling is Measured",
           partial(by_hand, frequencies=lambda w: w * (1 + 0.1 * np.sin(np.arange(len(w)) + 1)))),
-    another("positions refused", "from 2048 on are refused", refuse_large),
+    another("positions refused", "from 2048 on are rejected", refuse_large),
     # Angles.
     *rounded(ml_dtypes.bfloat16, "bfloat16"), *rounded(np.float16, "float16"),
     fault("TF32 product", "angles are computed in TF32",
