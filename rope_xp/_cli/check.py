@@ -5,8 +5,8 @@ positions)``; or a folder with a config.json, or that file. Of a folder the conf
 and with --weights the weights: from safetensors only, without code that comes with them.
 
 The JSON object of a function has its ``rope``, the ``error`` by position (null where positions are
-rejected), ``notes``, ``faults``, and ``differences`` from ``--config``; where it is none, ``faults``
-alone. That of a model has ``findings``.
+rejected), ``notes``, ``faults``, and ``differences`` from ``--config``; if it is none, only
+``faults``. The JSON object of a model has ``findings``.
 """
 
 import argparse

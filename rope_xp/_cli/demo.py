@@ -162,7 +162,7 @@ def summarize_agreement(rows: list[DemoRow]) -> str:
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
-    print(f"Compared with the usual float32 formula in the same library, from position {STARTS[-1]}:")
+    print(f"Compared with the same library's float32 formula, from position {STARTS[-1]}:")
     for row in rows:
         if row.start == STARTS[-1]:
             errors = [f"{e:.0e}".replace("e-0", "e-") for e in (row.max_error, row.usual_max_error)]

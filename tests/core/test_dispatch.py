@@ -207,9 +207,7 @@ def test_a_choice_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
         assert [rope_xp.explain(x, x).path for x in (X, jnp.asarray(X))] == ["chunked", "jit"]
         rope_xp.apply(jnp.asarray(X), jnp.asarray(X))
-        by_environment = (
-            f"'chunked' is forced by the environment variable ROPE_XP_PATH {reason}"
-        )
+        by_environment = f"'chunked' is forced by the environment variable ROPE_XP_PATH {reason}"
         with pytest.raises(RopeError, match=by_environment):
             rope_xp.apply(x, x)
         with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"is forced {reason}"):
