@@ -169,7 +169,7 @@ def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
             ratio = float(f"{row.usual_max_error / max(row.max_error, 1e-12):.1g}")
             fast = f"{clock.digits(row.times_usual)} times as fast"
             print(f"{row.target}: error {errors[0]}, usual {errors[1]}: ", end="")
-            print(f"{ratio:,.0f} times as exact; {fast}")
+            print(f"{ratio:,.0f} times smaller; {fast}")
     q, k = (f"(1, {tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
     print(f"\nq {q} and k {k}, float32, layout {LAYOUT!r},")
     print(f"base {BASE:.0f}; errors are the largest differences from float64")
