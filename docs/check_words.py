@@ -1,7 +1,7 @@
 """Check the prose of the pages: ``python docs/check_words.py`` prints findings and exits with 1.
 
 proselint reads each page without code and formulae. WORDS must appear neither in a page nor in a
-docstring or message of the two packages. The pages that newcomers read first have short sentences.
+docstring or message of FOLDERS. The pages that newcomers read first have short sentences.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from proselint.tools import LintFile
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
+FOLDERS = ("rope_xp", "backends", "asv_benchmarks")
 SHORT = {ROOT / "README.md", *ROOT.glob("docs/start*.md")}
 LONGEST_MEDIAN = 20  # words in a sentence
 PARSER = MarkdownIt("gfm-like", {"linkify": False}).use(dollarmath_plugin)
@@ -56,6 +57,7 @@ WORDS = {
     r"versed|versine": "cos x - 1",
     r"who(?:m|ever|soever)": "the people who",
 }
+WORDS = {word.replace(" ", r"\s+"): advice for word, advice in WORDS.items()}
 WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 # How a token is read. A link's bracket keeps the title of a page from looking like a sentence.
 MARKS = {"softbreak": "\n", "hardbreak": "\n", "link_open": "[", "link_close": "]"}
@@ -107,7 +109,7 @@ def find_in_page(page: Path) -> Iterator[tuple[int, str]]:
 
 def main() -> int:
     CheckRegistry().register_many(__register__)
-    modules = [*ROOT.glob("rope_xp/**/*.py"), *ROOT.glob("backends/**/*.py")]
+    modules = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
     found = [(page, *finding) for page in PAGES for finding in find_in_page(page)]
     for module in modules:
         found += [(module, *f) for s in read_strings(module) for f in find_words(*s)]
