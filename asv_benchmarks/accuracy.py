@@ -1,4 +1,4 @@
-"""The largest error of cos and sin against float64, beside that of the formula in common use."""
+"""The largest error of cos and sin against float64, and that of the usual formula."""
 
 import array_api_compat.numpy as xp
 import numpy as np

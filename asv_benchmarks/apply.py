@@ -1,7 +1,7 @@
 """A whole call, from positions to rotated q and k: 4096 tokens, and one.
 
-Of many tokens memory is the limit, so the time is set beside that of copying q and k. Of one token
-the limit is what a call costs on the host.
+For many tokens memory is the limit, so the time is compared with copying q and k. For one token the
+limit is the cost of a call on the host.
 """
 
 from rope_xp._bench import clock
@@ -61,11 +61,11 @@ class Memory:
         return self._over(target, dtype, "in place", "copy into")
 
     def track_bhsd_over_bshd(self, target: str, dtype: str) -> float:
-        """Views with heads before tokens, beside arrays in order."""
+        """Views with heads before tokens, compared with arrays in order."""
         return self._over(target, dtype, "bhsd", "new")
 
     def track_fused_over_alone(self, target: str, dtype: str) -> float:
-        """In place in a fused projection, beside an array of its own."""
+        """In place in a fused projection, compared with a separate array."""
         return self._over(target, dtype, "slice of fused", "slice")
 
     track_in_place_over_limit.params = (common.WRITEABLE, common.DTYPES)

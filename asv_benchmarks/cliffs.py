@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Arranged, Arranged]] = {
     "rotary_dim 62, offset 1": (Arranged(rotary_dim=62, rotary_offset=1), MANY),
 }
 FORMULA = {
-    f"{shape} beside the formula": Arranged(shape)
+    f"{shape} against the formula": Arranged(shape)
     for shape in ((1, 8192, 1, 64), (1, 8192, 1, 16), (1, 8192, 1, 2), (1, 131072, 1, 2))
 }
 

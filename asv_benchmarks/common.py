@@ -4,7 +4,7 @@ Parameters are plain strings that never depend on what is installed, so that res
 machines can be laid side by side; what is absent is skipped in setup, with the reason.
 
 asv takes every rise for a loss: its regressions, ``asv continuous`` and its graphs know of no
-figure that is better when larger. Hence ratios here are times over times, and smaller is better:
+figure that is better when larger. So ratios here are times over times, and smaller is better:
 "2 copies" is half the speed of a copy. The pages and the command line say it the other way round,
 "0.5 times as fast as a copy": what table.py, rivals_table.py and docs/history_pictures.py print.
 
@@ -12,7 +12,7 @@ Each benchmark has a version. asv drops the history of one whose version changes
 where it has none: raise it when a figure comes to mean something else.
 
 asv_runner 0.3.2 runs setup again before every timed call, and with a setup it times calls one by
-one. Hence inputs are memoised, and what takes microseconds is looped inside a ``track_``.
+one. So inputs are memoised, and a ``track_`` loops over whatever takes microseconds.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What is timed beside what: rope_xp, a copy of the same bytes, and what users run today."""
+"""The contenders: rope_xp, a copy of the same bytes, and what users run today."""
 
 import contextlib
 import importlib

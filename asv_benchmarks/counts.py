@@ -58,7 +58,7 @@ class Graphs:
 
 
 class Instructions:
-    """Of the innermost loop, which rotates 16 pairs, for the processor at hand."""
+    """Of the innermost loop, which rotates 16 pairs, for this processor."""
 
     version = "1"
     params = (common.DTYPES, common.LAYOUTS)

@@ -1,4 +1,4 @@
-"""One token: what a warm call runs, counted, and what it takes beside what else there is.
+"""One token: counts of what a warm call runs, and its time compared with rivals.
 
 Counts do not vary with the machine. The time of one token is that of the call itself.
 """

@@ -125,7 +125,7 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the steps that are asked for; return 1 if one of them failed."""
+    """Run the requested steps; return 1 if one of them failed."""
     parser = argparse.ArgumentParser(prog="python -m asv_benchmarks.gpu_all")
     parser.add_argument("--out", type=Path, default=Path(".asv/gpu"), metavar="FOLDER")
     parser.add_argument("--only", default="", help="names of steps, with commas between them")

@@ -58,7 +58,7 @@ def _share(target: str, contender: str, direction: str) -> Callable[[Found], flo
 
 
 def _of_flat_copy(direction: str) -> Callable[[Found], float | None]:
-    """Set rope_xp of torch beside one flat copy, or two for forward and backward."""
+    """Compare rope_xp of torch with one flat copy, or two for forward and backward."""
 
     def measure(found: Found) -> float | None:
         flat = {key(row): row["median_us"] for row in rows(found, "torch:gpu", FLAT_COPY)}
@@ -84,7 +84,7 @@ def _one_head(target: str) -> Callable[[Found], float | None]:
 def times_as_fast(found: Found, target: str, direction: str, rival: str) -> dict[Any, float]:
     """Return the time of a rival over ours, by what was rotated.
 
-    What writes over its input is set beside our writing over ours, where that was measured.
+    A rival that overwrites its input is compared with our in-place call, if that was measured.
     """
     in_place = rival in gpu_rivals.RIVALS and gpu_rivals.RIVALS[rival].in_place
     ours = {key(row): row for row in rows(found, target, US, direction)}

@@ -24,7 +24,7 @@ READINGS = (
     *("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem"),
     *("clocks.max.sm", "clocks.max.mem", "temperature.gpu", "power.draw", "power.limit"),
 )
-"""What nvidia-smi is asked. Nothing is set."""
+"""The fields that nvidia-smi reports. Nothing is set."""
 START = 1_000_000
 
 

@@ -122,7 +122,7 @@ def speed(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return a row for each contender, forward and forward with backward, and what failed.
 
-    Nothing of a case where copies fail, beside which all others are set.
+    Nothing for a case whose copies fail, because all others are compared with them.
     """
     arrays, positions = inputs(target, case)
     how, seconds = timed

@@ -1,4 +1,4 @@
-"""Measure rope_xp on a GPU beside a copy and beside its rivals, print tables and write JSON.
+"""Compare rope_xp on a GPU with a copy and with its rivals, print tables and write JSON.
 
     python -m asv_benchmarks.gpu_report --out gpu_report.json
     python -m asv_benchmarks.gpu_report --libraries cupy --add --out gpu_report.json
@@ -9,7 +9,7 @@ One more case is a single array of one head. Each contender rotates a few tokens
 be as float64 has them, and is not timed otherwise. Contenders take turns in an order that changes,
 on the clocks of gpu_clock.py. "times as fast as" is the median time of the other over that of a
 contender, and larger is better. A copy is one of each array into given memory, and its limit is 1;
-forward and backward is set beside two. A flat copy has the same bytes in one array. Cases begin
+forward and backward is compared with two. A flat copy has the same bytes in one array. Cases begin
 with the largest, and rope_xp is measured alone before rivals are, which may break off a process:
 the JSON is written after each case.
 """
@@ -120,7 +120,7 @@ def _forget(found: dict[str, Any], name: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it. Without a GPU, and unless the CPU is asked for, it measures nothing and says so."""
+    """Run it. Without a GPU, and unless --device is cpu, it measures nothing and says so."""
     parser = argparse.ArgumentParser(prog="python -m asv_benchmarks.gpu_report")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--libraries", default=",".join(LIBRARIES), help="default %(default)s")

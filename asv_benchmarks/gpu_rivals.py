@@ -1,4 +1,4 @@
-"""What gpu_report times beside each other in a library: functions of arrays and positions.
+"""The contenders of gpu_report in each library: functions of arrays and positions.
 
 Those called "usual" compute their angles by the float32 formula in each call, as rope_xp computes
 its own. All other rivals are handed cos and sin, made beforehand, as their models make them. The
@@ -62,7 +62,7 @@ class Rival(NamedTuple):
 
 
 def ours(target: Target) -> dict[str, Contender]:
-    """Return the ways to call rope_xp, none of which needs a package beside the library."""
+    """Return the ways to call rope_xp, none of which needs a package besides the library."""
     found = {US: Contender(lambda *_: _ours, alone=True)}
     if target.library == "jax":
         found[IN_JIT] = Contender(lambda *_: _in_jit(), alone=True)

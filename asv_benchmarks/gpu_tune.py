@@ -36,7 +36,7 @@ SWEEPS = {
     "torch": {"TILE_BYTES": (4096, 8192, 16384), "THREADS": (128, 256), "TILE_HEADS": (4, 8, 16)},
     "cupy": {"HEADS_A_THREAD": (2, 4, 8), "BLOCKS_A_PROCESSOR": (4, 8, 16)},
 }
-"""What is tried where nothing is asked for. A name that no module has any more is left out."""
+"""The default sweep. A name that no module has any more is left out."""
 ALONE = {
     "torch": (
         *({"BARRIER": 0}, {"EVICT_FIRST": 0}),

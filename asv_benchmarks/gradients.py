@@ -1,4 +1,4 @@
-"""Forward and backward, as in training, beside the formula in common use."""
+"""Forward and backward, as in training, compared with the usual formula."""
 
 import importlib
 from collections.abc import Callable

@@ -3,7 +3,7 @@
     taskset -c 0 python -m asv_benchmarks.in_graph torch:cpu
     python -m asv_benchmarks.in_graph torch:gpu
 
-prints microseconds of each path, which is asked for by name, and of what is chosen without.
+prints microseconds of each forced path, and of the one that is chosen otherwise.
 """
 
 import sys
@@ -26,7 +26,7 @@ _MORE = 8
 
 
 class Cell(NamedTuple):
-    """What is called, and the path that is asked for by name."""
+    """The function, and the path that is forced."""
 
     call: str
     path: str | None

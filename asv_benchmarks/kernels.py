@@ -1,7 +1,7 @@
-"""Each path by itself: the time of the device, beside that of the least that can be done.
+"""Each path by itself: its time on the device, compared with the least possible work.
 
 On a GPU events of the stream take the time, so that what the host spends on a call is left out.
-The least is to copy into given memory; in jax ``x * 2`` under jit.
+The least possible work is a copy into given memory; in jax ``x * 2`` under jit.
 """
 
 import importlib

@@ -24,7 +24,7 @@ from . import common, contenders
 
 @dataclass(frozen=True)
 class Column:
-    """What is timed beside what; one without another is the time of the first."""
+    """Two contenders to compare; without a second, the time of the first."""
 
     head: str
     ours: str

@@ -66,7 +66,8 @@ def microseconds(first: int) -> float:
 
 
 def main() -> None:
-    print("| devices | tokens of one | q and k of one | beside them, at most | collectives |")
+    heads = "devices", "tokens per device", "q and k per device", "extra memory, at most"
+    print(f"| {' | '.join(heads)} | collectives |")
     print("|---|---|---|---|---|")
     for devices in DEVICES:
         forward, backward = compiled(devices)

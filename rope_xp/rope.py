@@ -82,7 +82,7 @@ class RoPE(RopeFields):
         positions : array or sequence, broadcastable to (batch, tokens), optional
             Integers or floats, in tokens, batch first whatever ``axes`` says: (tokens,),
             (batch, tokens), or (batch, 1) for all tokens of a sequence. Of the same library, numpy,
-            or Python numbers. A lone number, 5 or [5], only where there is one token. With
+            or Python numbers. A single number, 5 or [5], only where there is one token. With
             ``position_axes`` they have a leading axis of components. None: 0, 1, ... tokens - 1.
             The modulus must be below 2**31; positions on a device are not read to check that, and
             those beyond give NaN.

@@ -32,6 +32,17 @@ class _MlxNamespace:
         return mx.array(x, dtype)
 
     @staticmethod
+    def full_like(x: mx.array, value: float) -> mx.array:
+        """Fill as mlx below 0.32 does, which has no full_like."""
+        return mx.full(x.shape, value, x.dtype)
+
+    @staticmethod
+    def searchsorted(x: mx.array, values: mx.array, *, side: str = "left") -> mx.array:
+        """Count smaller numbers, as mlx below 0.32 has no searchsorted."""
+        below = x <= values[..., None] if side == "right" else x < values[..., None]
+        return below.sum(-1)
+
+    @staticmethod
     def arange(n: int, *, dtype: mx.Dtype, **_: Any) -> mx.array:
         """Ignore ``device``."""
         return mx.arange(n, dtype=dtype)

@@ -130,7 +130,7 @@ def slice_of(rope: Rope, head_dim: int) -> tuple[int, int]:
 
 
 def keyword_only(cls: type[T]) -> type[T]:
-    """Have a dataclass refuse unknown names, and values without one, with a hint."""
+    """Have a dataclass reject unknown names, and values without one, with a hint."""
     name = cls.__name__
     known = dict.fromkeys(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one
     generated = cls.__init__

@@ -119,8 +119,8 @@ def _read_tables(
     if columns == 0 or 2 * columns > head_dim:
         is_doubled = 0 < columns <= head_dim and columns % 2 == 0
         msg = (
-            f"cos has {columns} columns, one for each rotated pair; head_dim={head_dim} has room "
-            f"for 1 to {head_dim // 2}{hint_one_column(columns) if is_doubled else ''}"
+            f"cos has {columns} columns, one for each rotated pair; head_dim={head_dim} takes "
+            f"1 to {head_dim // 2}{hint_one_column(columns) if is_doubled else ''}"
         )
         raise RopeError(msg)
     batch = tuple([x.shape[i] for i in axes.batch])

@@ -1,4 +1,4 @@
-"""Time a call on every installed library, beside a copy of the same arrays and the usual formula.
+"""Time a call on every installed library, a copy of the same arrays and the usual formula.
 
 A rotation reads and writes as much as a copy does: 1 times as fast is as fast as memory allows, and
 results in pages of 2 MB, which torch's own allocator does not ask for, are faster.

@@ -2,11 +2,11 @@
 
 TARGET is ``package.module:function``, called as ``function(q, k, positions)`` or ``function(x,
 positions)``; or a folder with a config.json, or that file. Of a folder the configuration is read,
-and the weights if asked for: from safetensors alone, without code that comes with them.
+and with --weights the weights: from safetensors only, without code that comes with them.
 
 The JSON object of a function has its ``rope``, the ``error`` by position (null where positions are
-refused), ``notes``, ``faults``, and ``differences`` from ``--config``; where it is none, ``faults``
-alone. That of a model has ``findings``.
+rejected), ``notes``, ``faults``, and ``differences`` from ``--config``; if it is none, only
+``faults``. The JSON object of a model has ``findings``.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("target", metavar="TARGET", help="package.module:function, or a folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    plot_help = "draw frequencies beside the nearest rule's"
+    plot_help = "draw frequencies, and those of the nearest scaling"
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot_help)
     default, function = "default %(default)s", "package.module:function"
     add = parser.add_argument_group("of a function").add_argument
@@ -145,7 +145,7 @@ def _import_target(target: str) -> Callable[..., Any]:
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
     print(terminal.plain_pairs([(name, str(value)) for name, value in vars(result.rope).items()]))
     print()
-    errors = {p: f"{e:.1e}" if math.isfinite(e) else "refused" for p, e in result.error.items()}
+    errors = {p: f"{e:.1e}" if math.isfinite(e) else "rejected" for p, e in result.error.items()}
     rows = [(f"below {position}", error) for position, error in errors.items()]
     terminal.table(("positions", "largest error of cos and sin"), rows, text_columns=1)
     sections = {"notes": result.notes, "faults": result.faults}
@@ -172,7 +172,7 @@ def _check_model(options: argparse.Namespace) -> int:
     except RopeConfigError as error:
         sentences, severity = [str(error)], "error"
     row = {"severity": severity, "module": "config.json", "kind": "configuration"}
-    rest = {"effect": None, "mend": "Correct the file"}
+    rest = {"effect": None, "fix": "Correct the file"}
     findings = [{**row, "what": sentence, **rest} for sentence in sentences]
     findings += _check_weights(options) if options.weights else ()
     if options.plot is not None:
@@ -227,5 +227,5 @@ def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]])
         rows.append((row["severity"], row["module"], row["kind"], ", ".join(texts)))
     terminal.table(("severity", "module", "kind", "cos and sin are off by"), rows, text_columns=4)
     for row in findings:
-        print(f"\n{row['module']}: {row['what']}. {row['mend']}.")
+        print(f"\n{row['module']}: {row['what']}. {row['fix']}.")
     print(terminal.folded("\n", summary, 0))

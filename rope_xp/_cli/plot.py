@@ -3,7 +3,7 @@
 - ``decay``: RoFormer's bound on the score over distance
 - ``score``: the score of two vectors of ones, and the distance where it is first negative
 - ``wavelengths``: how many tokens a turn of each pair takes
-- ``accuracy``: the largest error of cos and sin over position, beside the float32 formula in use
+- ``accuracy``: the largest error of cos and sin over position, and of the usual float32 formula
 """
 
 import argparse
@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
     ropes = {f"base {base:,.10g}": RoPE(base=base) for base in options.base}
     limit = len(plots.STYLES)
     if len(ropes) > limit:
-        raise RopeError(f"{limit} bases at most can be told apart in one picture; got {len(ropes)}")
+        raise RopeError(f"one picture distinguishes at most {limit} bases; got {len(ropes)}")
     try:
         with plots.picture(path) as (axes,):
             axes.set_title(f"head of {options.head_dim} components")

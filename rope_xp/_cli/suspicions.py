@@ -72,7 +72,7 @@ class _Watched(UserDict[str, Any]):
 
 
 def _find_unread_keys(reading: Reading) -> Iterator[str]:
-    """Yield unread keys beside the rotary parameters whose names are about positions."""
+    """Yield unread keys next to the rotary parameters whose names are about positions."""
     watched = _Watched(reading.part)
     from_hf_config(watched, layout=reading.layout)
     read = {*watched.read, *_build.find_ignored_keys(reading.part), *_REPORTED}

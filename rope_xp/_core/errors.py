@@ -2,7 +2,7 @@
 
 
 class RopeError(ValueError):
-    """A shape, value, device or option that cannot be rotated as asked."""
+    """A shape, value, device or option with which nothing can be rotated."""
 
     __module__ = "rope_xp"
 

@@ -96,7 +96,7 @@ def _look_up(
 
 
 def with_axes(x: Array, axes: int) -> Array:
-    """Return x with leading axes of length 1 added, as jax may be set to refuse broadcasting."""
+    """Return x with leading axes of length 1 added, as jax may be set to reject broadcasting."""
     missing = axes - len(x.shape)
     return x[(*(None,) * missing, ...)] if missing else x
 

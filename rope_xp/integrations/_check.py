@@ -18,7 +18,7 @@ from rope_xp.scaling import DynamicNTK, LongRoPE
 from rope_xp.testing import _rounding, _rules
 from rope_xp.testing._box import Complex, Floats
 
-_MEND = "Give the model to patch(model, trust='config'), which makes them anew"
+_FIX = "Give the model to patch(model, trust='config'), which rebuilds them"
 _TABLES = ("cos_cached", "sin_cached", "cos_sin_cache", "freqs_cis", "cos", "sin")
 # transformers computes powers, quotients and products in float32: a few units of 6e-8.
 _CLOSE = 2e-6
@@ -76,16 +76,16 @@ def _check_buffer(
     path = f"{name}.{key}" if name else key
     if buffer.is_meta:
         what = "it is on the meta device: no file holds it, and to_empty leaves it uninitialised"
-        mend = "Make the module anew after to_empty, or patch the model by trust='config'"
-        yield Finding("warning", path, "meta", what, None, mend)
+        fix = "Build the module again after to_empty, or patch the model by trust='config'"
+        yield Finding("warning", path, "meta", what, None, fix)
         return
     expected = _expected_frequencies(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
     values = _to_numpy(buffer)
     fault = next(_find_faults(values, buffer.dtype, expected), None)
     if fault is not None:
         effect = compute_effect(values, expected[0]) if expected else None
-        mend = _MEND if expected else "Set it to base ** (-2 i / r) in float32"
-        yield Finding("error", path, *fault, effect, mend)
+        fix = _FIX if expected else "Set it to base ** (-2 i / r) in float32"
+        yield Finding("error", path, *fault, effect, fix)
 
 
 def _find_faults(
@@ -146,7 +146,7 @@ def _check_tables(name: str, module: torch.nn.Module) -> Iterator[Finding]:
         elif not torch.isfinite(table).all():
             what = "the table holds numbers that are not finite"
             effect = dict.fromkeys(POSITIONS, 2.0)
-            yield Finding("error", path, "not finite", what, effect, "Make it anew")
+            yield Finding("error", path, "not finite", what, effect, "Build it again")
 
 
 def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Finding]:
@@ -159,9 +159,9 @@ def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Find
         error = abs(factor - own_factor)
         if error > 1e-5:
             what = f"its attention_scaling is {own_factor:g}, and the configuration says {factor:g}"
-            mend = "Set it to what the configuration says, or correct that"
+            fix = "Set it to what the configuration says, or correct that"
             effect = dict.fromkeys(POSITIONS, error)
-            yield Finding("error", name, "attention factor", what, effect, mend)
+            yield Finding("error", name, "attention factor", what, effect, fix)
 
 
 def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
@@ -177,16 +177,16 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
         cause, effect = _compare_tables(copied, plan, label, device)
         if cause:
             what = f"angles are wrong on {device} as computed here: {cause}"
-            mend = "Compute them in float32, without TF32 and outside of autocast, or patch"
-            yield Finding("error", name, "angles", what, effect, mend)
+            fix = "Compute them in float32, without TF32 and outside of autocast, or patch"
+            yield Finding("error", name, "angles", what, effect, fix)
             continue
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast(device.type, dtype=dtype):
                 cause, effect = _compare_tables(copied, plan, label, device)
             if cause:
                 what = f"autocast to {_name_dtype(dtype)} reaches the angles: {cause}"
-                mend = "Have its forward leave autocast, or patch the model"
-                yield Finding("warning", name, "autocast", what, effect, mend)
+                fix = "Have its forward leave autocast, or patch the model"
+                yield Finding("warning", name, "autocast", what, effect, fix)
                 break
 
 

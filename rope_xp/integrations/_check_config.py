@@ -48,7 +48,7 @@ class Finding:
         The fault, in a sentence.
     effect : mapping of int to float, optional
         The largest error of cos and sin at positions 4097 and 131071, at most 2; None if unknown.
-    mend : str
+    fix : str
         The remedy.
     """
 
@@ -57,12 +57,12 @@ class Finding:
     kind: str
     what: str
     effect: Mapping[int, float] | None
-    mend: str
+    fix: str
 
     def __str__(self) -> str:
         effect = (self.effect or {}).items()
         errors = "".join(f"; off by {error:.2g} at position {p}" for p, error in effect)
-        return f"{self.severity}: {self.module}: {self.what}{errors}. {self.mend}"
+        return f"{self.severity}: {self.module}: {self.what}{errors}. {self.fix}"
 
 
 def compute_effect(frequencies: Floats, expected: Floats) -> dict[int, float]:
@@ -113,20 +113,20 @@ def _check_scaling(
         if trained is not None and (same or not _has_trained_length(raw, label)):
             what = f"{_TRAINED} is {trained}, as {_EXTENDED}: it was missing and that was taken "
             what += "for it, or no context is extended"
-            mend = f"Write the length that the model was trained with as rope_parameters.{_TRAINED}"
-            yield Finding("warning", name, "missing key", what, None, mend)
+            fix = f"Write the length that the model was trained with as rope_parameters.{_TRAINED}"
+            yield Finding("warning", name, "missing key", what, None, fix)
         if not isinstance(scaling, DynamicNTK | LongRoPE):
             continue
         limit = getattr(scaling, _EXTENDED if isinstance(scaling, DynamicNTK) else _TRAINED)
         changes = f"{type(scaling).__name__} changes frequencies beyond {limit} tokens"
-        mend = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
+        fix = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
         owners = getattr(model, "generation_config", None), getattr(model, "config", None)
         if any("static" in str(getattr(owner, "cache_implementation", "")) for owner in owners):
             what = f"{changes}, and the cache is static"
-            yield Finding("error", name, "static cache", what, None, mend)
+            yield Finding("error", name, "static cache", what, None, fix)
         elif getattr(config, "use_cache", True):
             what = f"{changes}: keys that were cached before turn by others than those after"
-            yield Finding("warning", name, "two regimes", what, None, mend)
+            yield Finding("warning", name, "two regimes", what, None, fix)
 
 
 def _has_trained_length(raw: Mapping[str, Any], label: str) -> bool:
@@ -141,7 +141,7 @@ def _check_layouts(
     """Yield where functions that rotate take other pairs than the model type's weights.
 
     One that takes these is enough: by configuration a class calls one of two functions, and some
-    models have an indexer with a layout of its own beside their attention.
+    models have an indexer with a layout of its own besides their attention.
     """
     layouts, names = {rope.layout for rope in ropes.values()}, dict[type, str]()
     for name, module in modules.items():
@@ -154,8 +154,8 @@ def _check_layouts(
             f"{function} turns {_LAYOUTS[layout]}, and the weights of model_type "
             f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
         )
-        mend = "Call the model's own function, or permute_weights q and k projections"
-        yield Finding("error", name, "layout", what, None, mend)
+        fix = "Call the model's own function, or permute_weights q and k projections"
+        yield Finding("error", name, "layout", what, None, fix)
 
 
 def _find_layouts(kind: type) -> Iterator[tuple[str, Layout]]:
@@ -180,5 +180,5 @@ def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
             series = [r.for_length(1).frequencies(width) for r in (rope, expected[0])]
             effect = compute_effect(*series)
         what = f"it holds {rope}, and the configuration says {expected[0]}"
-        mend = "Make it of rope_xp.from_hf_config(model.config)"
-        yield Finding("error", name, "unlike the configuration", what, effect, mend)
+        fix = "Make it of rope_xp.from_hf_config(model.config)"
+        yield Finding("error", name, "unlike the configuration", what, effect, fix)

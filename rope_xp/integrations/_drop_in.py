@@ -88,7 +88,7 @@ def apply_rotary_transformers(
     axes = find_axes(len(q.shape), len(cos.shape), unsqueeze_dim)
     if axes is None:
         msg = (
-            f"unsqueeze_dim={unsqueeze_dim} puts no axis for the heads beside that of the tokens: "
+            f"unsqueeze_dim={unsqueeze_dim} puts the axis of heads not next to the token axis: "
             f"cos has {len(cos.shape)} axes and q {len(q.shape)}; 1 is for (batch, heads, tokens, "
             "head_dim), 2 for (batch, tokens, heads, head_dim)"
         )
@@ -132,7 +132,7 @@ def find_axes(
 ) -> str | None:
     """Return the names of the axes of q or k, by the axis for heads that tables get.
 
-    None if that is not beside the tokens; without it ``heads_first`` says the order.
+    None if that is not next to the tokens; without it ``heads_first`` says the order.
     """
     place = -3 if heads_first else -2
     if unsqueeze_dim is not None:

@@ -118,7 +118,7 @@ def replace_rotations(
 
     ``replace`` takes the name of a function, itself and the module that holds it, None where a
     method defines it; ``replaces`` of a replacement identifies it. Replacements stand under new
-    names beside the functions, so that other models are not touched.
+    names next to the functions, so that other models are not touched.
     """
     copies: dict[FunctionType, FunctionType] = {}
 

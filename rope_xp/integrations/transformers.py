@@ -93,8 +93,8 @@ def patch(
         the dtype and shape that they expect.
     trust : {"both", "config"}, default "both"
         "both": a rotary module's buffer of frequencies must be that of the configuration. "config":
-        the buffer may hold anything, such as what a load on the meta device left there, and is made
-        anew from the configuration.
+        the buffer may hold anything, such as what a load on the meta device left there, and is
+        rebuilt from the configuration.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def patch(
     Rotary modules, and modules that call a function that rotates, get a subclass of their class, of
     the same name, whose methods call rope_xp. A function that replaces the model's own later on, as
     Liger-Kernel does, is called instead, with tables in the dtype of q. State dictionaries and
-    files of ``save_pretrained`` stay the same, but for buffers that ``trust="config"`` makes anew.
+    files of ``save_pretrained`` stay the same, but for buffers that ``trust="config"`` rebuilds.
 
     Examples
     --------

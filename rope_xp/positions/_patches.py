@@ -1,4 +1,4 @@
-"""Positions of patches of images and videos, and of text beside them."""
+"""Positions of patches of images and videos, and of their text."""
 
 from collections.abc import Sequence
 
@@ -97,7 +97,7 @@ def text(
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
-    """Return positions of tokens that are not patches: text beside an image, or class tokens.
+    """Return positions of tokens that are not patches: an image's text, or class tokens.
 
     Parameters
     ----------

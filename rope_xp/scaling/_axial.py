@@ -124,7 +124,7 @@ class RIFLEx(Scaling):
         The pair among those of the frames, counted from 1: the one whose wavelength is nearest to
         the frames at which the model repeats itself.
     length : int
-        Frames of the video at hand, as patches, L.
+        Frames of the video, as patches, L.
     scaling : Axial, optional
         The frequencies to change, those of several components. None: all pairs read the frame.
     axis : int, default 0

@@ -22,7 +22,7 @@ class Accuracy(NamedTuple):
     """The errors of one array."""
 
     error: dict[int, float]
-    """The maximum error of cos and sin in each context; inf where positions are refused."""
+    """The maximum error of cos and sin in each context; inf where positions are rejected."""
     passes: int | None
     """The first position that was tried with an error above 1e-2."""
     notes: tuple[str, ...]
@@ -70,7 +70,7 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
             tried.append((positions, *rotation.measure(positions)))
         except CallRefused as refused:
             last = find_last(lambda p: rotation.array.box.accepts([0, p]), 0, length)
-            notes = (f"positions from {last + 1} on are refused: {str(refused)[:160]}",)
+            notes = (f"positions from {last + 1} on are rejected: {str(refused)[:160]}",)
             error |= {context: float("inf") for context in CONTEXTS if context >= length}
             break
         if length in CONTEXTS:
@@ -111,7 +111,7 @@ def _find_substitute(rotation: ArrayRotation) -> str | None:
         return None
     substitutes = {
         f"positions from {limit} on are taken for {limit - 1}": large * 0.0 + (limit - 1),
-        f"positions start anew at {limit}, where a table ends": large % limit,
+        f"positions start again at {limit}, where a table ends": large % limit,
         f"positions wrap around to -{limit} at {limit}": (large + limit) % (2 * limit) - limit,
     }
     for cause, positions in substitutes.items():

@@ -47,10 +47,10 @@ def fix_length(rope: RoPE, head_dim: int) -> RoPE:
 
 
 class Problem(NamedTuple):
-    """A call that is refused, or whose errors exceed the bound."""
+    """A call that is rejected, or whose errors exceed the bound."""
 
     message: str
-    kind: Literal["wrong", "rounded", "refused"] = "wrong"
+    kind: Literal["wrong", "rounded", "rejected"] = "wrong"
 
 
 class _Call(NamedTuple):
@@ -85,8 +85,8 @@ def find_problems(
         except CallRefused as refused:
             if (batch, tokens) != _CALLS[-1]:  # a function may limit the length of a call
                 shown = (p if len(p) > 1 else p[0])[..., :8].tolist()
-                message = f"{tokens} tokens at positions {shown} ... are refused: {refused}"
-                yield Problem(message, "refused")
+                message = f"{tokens} tokens at positions {shown} ... are rejected: {refused}"
+                yield Problem(message, "rejected")
             continue
         problems = [_compare_array(box, rope, call, i, atol) for i in range(len(call.results))]
         yield from filter(None, problems)

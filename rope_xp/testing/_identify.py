@@ -81,7 +81,7 @@ def identify(
     heads : int, default 2
         Heads of the arrays.
     components : int, optional
-        Of a position: 1, or more, which then come first. None: 1, or 2 or 3 if 1 is refused.
+        Of a position: 1, or more, which then come first. None: 1, or 2 or 3 if 1 is rejected.
 
     Returns
     -------
@@ -203,8 +203,8 @@ def _identify_box(box: BlackBox) -> Identified:
     wrong = [problem.message for problem in problems if problem.kind == "wrong"]
     if wrong and not faults:
         raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")
-    faults += [problem.message for problem in problems if problem.kind != "refused"]
-    refused = [problem.message for problem in problems if problem.kind == "refused"]
+    faults += [problem.message for problem in problems if problem.kind != "rejected"]
+    refused = [problem.message for problem in problems if problem.kind == "rejected"]
     return Identified(
         first.rope,
         accuracy.error,

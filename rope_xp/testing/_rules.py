@@ -54,8 +54,8 @@ def find_nearest(
 ) -> Rule | None:
     """Return base and scaling, the simplest that fit, or None.
 
-    ``loose`` is a relative error of frequencies beside their uncertainty and float32 rounding. With
-    ``plain``, base and factor must have four digits or fewer.
+    ``loose`` is a relative error of frequencies, besides their uncertainty and float32 rounding.
+    With ``plain``, base and factor must have four digits or fewer.
     """
     # Rounding of numbers, tolerance of frequencies, and whether numbers must be short: a base of
     # few digits is likelier than one that fits some bits better.

@@ -194,7 +194,7 @@ def test_a_configuration_that_is_odd_or_wrong(tmp_path: Path, capsys) -> None:
     assert "original_max_position_embeddings is missing" in out
     assert run_check(capsys, folder, "--strict")[0] == 1
     (finding,) = json.loads(run_check(capsys, folder, "--json")[1])["findings"]
-    assert set(finding) == {"severity", "module", "kind", "what", "effect", "mend"}
+    assert set(finding) == {"severity", "module", "kind", "what", "effect", "fix"}
     status, out, _ = run_check(capsys, write_config(tmp_path, with_rule(LLAMA, rope_type="warp")))
     assert status == 1
     assert "rope_type 'warp' is not known" in out

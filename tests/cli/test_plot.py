@@ -81,7 +81,7 @@ BASES_OF_SIX = ["1e2", "1e3", "1e4", "1e5", "1e6", "1e7"]
         ("decay", ["--head-dim", "7"], "head_dim is 7, an odd number"),
         ("decay", ["--out", "."], "--out . names no file; give a name such as decay.png"),
         ("decay", ["--distance", "1000000000000"], "--distance 1000000000000 is too far"),
-        ("decay", ["--base", *BASES_OF_SIX], "5 bases at most"),
+        ("decay", ["--base", *BASES_OF_SIX], "at most 5 bases"),
         ("accuracy", ["--distance", "10000001"], "up to position 10000000; got 10000001"),
         ("accuracy", ["--base", "0.5"], "bases from 1; got base 0.5"),
     ],

@@ -138,7 +138,7 @@ def test_a_forced_path_runs_or_raises(paths: tuple[Stub, Stub]) -> None:
     forced = []
     with rope_xp.use_path("portable"):
         rope_xp.apply(X, X)
-        assert str(rope_xp.explain(X, X)) == "numpy: portable (asked for)"
+        assert str(rope_xp.explain(X, X)) == "numpy: portable (forced)"
         thread = threading.Thread(target=lambda: forced.append(rope_xp.explain(X, X).forced))
         thread.start()
         thread.join()
@@ -147,7 +147,7 @@ def test_a_forced_path_runs_or_raises(paths: tuple[Stub, Stub]) -> None:
         forced.append(rope_xp.explain(X, X).forced)
     assert forced == [False, False, True]
     assert [p.count for p in paths] == [0, 0]
-    message = "'swift' was asked for and cannot .* it is Tuesday"
+    message = "'swift' is forced and cannot .* it is Tuesday"
     with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
     assert rope_xp.explain(X, X).path == "brisk"
@@ -157,7 +157,7 @@ def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Stu
     paths[0].reason, paths[0].unavailable = None, "its compiler is broken"
     rope_xp.apply(X, X)
     assert [p.count for p in paths] == [0, 1]
-    message = "'swift' was asked for and cannot .* compiler is broken"
+    message = "'swift' is forced and cannot .* compiler is broken"
     with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
 
@@ -176,13 +176,13 @@ def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-WARP = "no path is called 'warp', which is asked for by the environment variable ROPE_XP_PATH"
+WARP = "no path is called 'warp', which is forced by the environment variable ROPE_XP_PATH"
 
 
 @pytest.mark.parametrize(
     ("name", "output"),
     [
-        exhaustive("portable", "numpy: portable (asked for)"),
+        exhaustive("portable", "numpy: portable (forced)"),
         ("warp", f"RopeError: {WARP}; there are portable, llvm"),
         exhaustive("", "numpy: "),
     ],
@@ -210,12 +210,10 @@ def test_a_choice_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
         assert [rope_xp.explain(x, x).path for x in (X, jnp.asarray(X))] == ["chunked", "jit"]
         rope_xp.apply(jnp.asarray(X), jnp.asarray(X))
-        by_environment = (
-            f"'chunked' was asked for by the environment variable ROPE_XP_PATH {reason}"
-        )
+        by_environment = f"'chunked' is forced by the environment variable ROPE_XP_PATH {reason}"
         with pytest.raises(RopeError, match=by_environment):
             rope_xp.apply(x, x)
-        with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"was asked for {reason}"):
+        with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"is forced {reason}"):
             rope_xp.apply(x, x)
 
 

@@ -168,7 +168,7 @@ VALUES: list[Row] = [
     (r"\(8,\); it must broadcast to .* = \(2, 9\)", lambda: tables(Q, COS[:8], COS[:8])),
     ("needs two axes at least", lambda: tables(Q, COS[0], COS[0])),
     (r"need one column a pair: cos\[..., ::2\] of .* or cos", lambda: tables(Q, Q[0, 0], Q[0, 0])),
-    ("room for 1 to 4", lambda: tables(Q, *[np.ones((9, 0))] * 2)),
+    ("takes 1 to 4", lambda: tables(Q, *[np.ones((9, 0))] * 2)),
     (OUTSIDE, lambda: tables(Q, COS[:, :3], COS[:, :3], rotary_offset=3)),
     ("layout must be one of", lambda: tables(Q, COS, COS, layout="neox")),
     # Angles.

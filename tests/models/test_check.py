@@ -93,7 +93,7 @@ def test_what_is_broken_is_named(name: str) -> None:
     assert f"off by {finding.effect[4097]:.2g} at position 4097" in str(finding)
     assert finding.module.startswith("model.rotary_emb")
     assert set(finding.effect or ()) == {4097, 131_071}
-    assert finding.mend
+    assert finding.fix
     if name == "bfloat16":
         exact, cast = 10000.0 ** (-np.arange(8) / 8), model.model.rotary_emb.inv_freq.double()
         for p, error in (finding.effect or {}).items():

@@ -23,6 +23,11 @@ def test_citation() -> None:
     assert "arXiv:2104.09864" in str(citation["references"])
 
 
+def test_the_repository_has_one_address() -> None:
+    named = re.findall(r"https://[^/]+/[\w.-]+/[\w.-]+", (ROOT / "pyproject.toml").read_text())
+    assert named == [PROJECT["urls"]["Homepage"]] * 7
+
+
 def test_pins_of_releases_are_those_of_tests() -> None:
     def pins(name: str) -> dict[str, str]:
         lines = (ROOT / "constraints" / name).read_text().splitlines()
@@ -31,7 +36,7 @@ def test_pins_of_releases_are_those_of_tests() -> None:
 
     tests, releases = pins("test.txt"), pins("release.txt")
     shared = set(tests) & set(releases)
-    assert {"build", "hatchling"} <= shared
+    assert {"build", "hatchling", "hatch-fancy-pypi-readme"} <= shared
     assert {name: releases[name] for name in shared} == {name: tests[name] for name in shared}
     # torch for GPUs pins its own versions of these, and could not be installed beside others.
     assert not [name for name in tests if name.startswith("nvidia-")]
@@ -45,6 +50,5 @@ def test_commands_of_releasing_name_what_is_there() -> None:
 
 
 def test_what_security_says_of_the_kernels_on_disk() -> None:
-    text = (ROOT / "SECURITY.md").read_text()
-    assert f"`{files.VARIABLE}=0`" in text
-    assert f"`{find.ENTRY_POINTS}`" in text
+    code = re.findall(r"`[^`]+`", (ROOT / "SECURITY.md").read_text())
+    assert {f"`{files.VARIABLE}=0`", f"`{find.ENTRY_POINTS}`"} <= set(code)

@@ -66,7 +66,7 @@ def test_calls_that_are_refused_are_noted() -> None:
         return rotate(q, k, positions)
 
     tokens = 37
-    with pytest.raises(AssertionError, match="37 tokens at positions .* are refused: ValueError"):
+    with pytest.raises(AssertionError, match="37 tokens at positions .* are rejected: ValueError"):
         assert_rotates(function, ROPE, HEAD_DIM)
     assert "so many are refused" in " ".join(identify(function, HEAD_DIM).notes)
     tokens = 1

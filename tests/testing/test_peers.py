@@ -63,7 +63,7 @@ def check(result: Identified, rope: RoPE, head_dim: int, refuses: bool = False) 
     assert result.frequencies == pytest.approx(expected.frequencies(head_dim), rel=1e-6)
     assert result.faults == ()
     assert result.error[4096] < 5e-3
-    assert bool([n for n in result.notes if "are refused" in n]) == refuses
+    assert bool([n for n in result.notes if "are rejected" in n]) == refuses
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -22,7 +22,7 @@ class OperandLayout(NamedTuple):
     head_strides: Ints
     """Of arrays, then results; 0 where there is one head."""
     copies: bool
-    """Whether components beside the rotated slice go to new memory."""
+    """Whether components outside the rotated slice go to new memory."""
 
     def strides(self) -> list[Ints]:
         """Return the strides of arrays, then of results: along all rows, then along heads."""
@@ -37,7 +37,7 @@ def collapse_operands(
     angles: Sequence[StridedLayout],
     in_place: Sequence[bool],
 ) -> OperandLayout:
-    """Collapse the axes of arrays, and of as many results, beside angles (batch..., tokens).
+    """Collapse the axes of arrays, as many results, and angles (batch..., tokens).
 
     No angles stand for implicit positions 0, 1, 2, ...
     """
@@ -54,7 +54,7 @@ def collapse_operands(
 
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Let the driver load a module, which it refuses in any other capture mode.
+    """Let the driver load a module, which it declines in any other capture mode.
 
     Loading touches no stream, so the graph stays whole; torch allocates in captures the same way.
     """

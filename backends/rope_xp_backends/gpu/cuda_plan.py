@@ -54,7 +54,7 @@ class CudaKey(NamedTuple):
 
 
 class CudaJob(NamedTuple):
-    """What a plan depends on beside the layouts of arrays of one dtype."""
+    """What a plan depends on besides the layouts of arrays of one dtype."""
 
     dtype: str
     spec: RotationSpec
@@ -75,7 +75,7 @@ class CudaLaunch(NamedTuple):
     params: np.ndarray
     """int64; as ARGUMENTS the kernel's one argument. A plan has offsets to add to the pointers."""
     pinned: tuple[Array, ...] = ()
-    """Arrays that the launch reads beside q and k, which must outlive it."""
+    """Arrays that the launch reads besides q and k, which must outlive it."""
 
 
 @cached(256)

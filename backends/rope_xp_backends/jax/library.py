@@ -145,7 +145,7 @@ class Jax(Backend):
         """Return numpy tables to a trace, as constants, else arrays."""
         if table_key.double and not self.has_float64(like):
             msg = (
-                f"float64 angles are asked for, by dtype or by an array, and {self.name} computes "
+                f"dtype or an array requires float64 angles, and {self.name} computes "
                 "in float32 as it is configured; set jax_enable_x64, or convert to float32"
             )
             raise RopeError(msg)

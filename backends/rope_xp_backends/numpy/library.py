@@ -61,7 +61,7 @@ class Numpy(Backend):
         return (x.base is None is y.base) or not np.may_share_memory(x, y)
 
     def refusal(self, x: np.ndarray) -> str | None:
-        """Refuse matrices and masked arrays, whose ``*`` differs."""
+        """Reject matrices and masked arrays, whose ``*`` differs."""
         if isinstance(x, (np.matrix, np.ma.MaskedArray)):
             return "its operators are not those of an ndarray; pass numpy.asarray of it"
         return None

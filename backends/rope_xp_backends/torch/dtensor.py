@@ -36,7 +36,7 @@ class Distributed(Torch):
         return _PLAIN.memory(_detach_local(x))
 
     def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
-        """Refuse out= under a compiler, which does not see that a shard belongs to a DTensor."""
+        """Reject out= under a compiler, which does not see that a shard belongs to a DTensor."""
         if self.is_compiling():
             return "a compiler cannot follow out= of DTensors; leave it away"
         return super().unwritable_reason(out, x)

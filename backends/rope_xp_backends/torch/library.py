@@ -174,7 +174,7 @@ class Torch(Backend):
         return Memory(pointer, tuple(x.shape), strides, x.element_size(), True)
 
     def unwritable_reason(self, out: torch.Tensor, x: torch.Tensor) -> str | None:
-        """Refuse what autograd would refuse, before anything is written."""
+        """Reject what autograd would reject, before anything is written."""
         if torch.is_grad_enabled() and (out.requires_grad or x.requires_grad):
             return "autograd cannot follow out=; leave it away, or work under torch.no_grad()"
         unreadable = self.unreadable_reason(out)

@@ -14,7 +14,7 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 class Grid(NamedTuple):
-    """The size of an image or video in patches, and the length of the text beside it."""
+    """The size of an image or video in patches, and the length of its text."""
 
     frames: int
     height: int

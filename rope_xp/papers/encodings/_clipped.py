@@ -67,7 +67,7 @@ def shaw_values(
     weights : array, (batch..., heads, q tokens, k tokens)
         a, after softmax.
     v : array, (batch..., k tokens, heads, head_dim)
-        Values; the heads of weights may be a multiple of theirs.
+        Values; the heads of weights may be a multiple of its heads.
     relative_values : array, (2 * clip + 1, head_dim)
         p, for all heads.
     positions, k_positions

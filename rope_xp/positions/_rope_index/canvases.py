@@ -1,4 +1,4 @@
-"""Positions of HunYuan-VL and MiniCPM-V 4.7, whose images are canvases beside the text."""
+"""Positions of HunYuan-VL and MiniCPM-V 4.7, whose images are canvases next to the text."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -23,7 +23,7 @@ _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "n
 
 
 class HunYuanIndexer(Indexer):
-    """Counts all tokens; beside them the cells of an image, (width, height, image)."""
+    """Counts all tokens, and also the cells of an image, (width, height, image)."""
 
     def __init__(self, keys: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         super().__init__(keys)
