@@ -43,8 +43,8 @@ CHECK = """
   const wide = innerWidth > 1000, found = [];
   const name = e => e.tagName.toLowerCase() + (e.id ? '#' + e.id : '') + ': ' +
     (e.alt || e.innerText || e.textContent || '').trim().replace(/\\s+/g, ' ').slice(0, 60);
-  const overflow = e => getComputedStyle(e).overflowX;
-  const scrolls = e => ['auto', 'scroll'].includes(overflow(e));
+  const style = e => getComputedStyle(e);
+  const scrolls = e => ['auto', 'scroll'].includes(style(e).overflowX);
   // Chromium fetches nothing from elsewhere for a local page, and lists what was asked.
   for (const asked of performance.getEntriesByType('resource'))
     if (!asked.name.startsWith('file:')) found.push(`asks ${asked.name}`);
@@ -53,11 +53,11 @@ CHECK = """
     found.push(`the page is ${root.scrollWidth} px wide on a screen of ${innerWidth}`);
   for (const e of document.querySelectorAll('body *')) {
     if (!e.checkVisibility() || e.closest('.sidebar-drawer, .toc-drawer')) continue;
-    const more = e.scrollWidth - e.clientWidth, free = overflow(e) == 'visible';
-    const box = scrolls(e) && !wide && !e.querySelector('h1, h2, h3');
-    if (e.clientWidth > 1 && more > 1 && !free && !box) found.push(`${more} px are cut off: ${name(e)}`);
-    const below = e.scrollHeight - e.clientHeight;
-    if (e.clientHeight > 1 && below > 1 && ['hidden', 'clip'].includes(getComputedStyle(e).overflowY))
+    const more = e.scrollWidth - e.clientWidth, below = e.scrollHeight - e.clientHeight;
+    const ownBox = scrolls(e) && !wide && !e.querySelector('h1, h2, h3');
+    if (e.clientWidth > 1 && more > 1 && style(e).overflowX != 'visible' && !ownBox)
+      found.push(`${more} px are cut off: ${name(e)}`);
+    if (e.clientHeight > 1 && below > 1 && ['hidden', 'clip'].includes(style(e).overflowY))
       found.push(`${below} px are cut off below: ${name(e)}`);
     if (e.tagName == 'IMG' && !e.naturalWidth) found.push(`not loaded: ${e.src}`);
     if (!e.matches('pre, table, img, svg, math')) continue;
