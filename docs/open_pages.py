@@ -142,7 +142,7 @@ def check(view: QWebEngineView, path: Path, folder: Path, pictures: Path | None)
             if pictures:
                 height = evaluate(page, "document.documentElement.scrollHeight")
                 resize(view, width, min(height, HIGHEST))
-                pause(300)  # until it is drawn
+                pause(200 + height // 8)  # until it is drawn
                 name = path.relative_to(folder).with_suffix("").as_posix().replace("/", ".")
                 view.grab().save(str(pictures / f"{name}-{width}-{theme}.png"))
                 resize(view, width, SCREEN)
