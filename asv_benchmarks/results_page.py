@@ -86,7 +86,7 @@ def draw_series(values: list[float], commits: list[str]) -> str:
 def format_benchmark(runs: Runs, benchmark: str, unit: str) -> str:
     """Return the table of a benchmark, nothing if it has no values."""
     commits = [run["commit_hash"][:8] for run in runs]
-    unit = "" if unit == "unit" else f", {unit}"  # what asv writes where a benchmark names none
+    unit = "" if unit == "unit" else f" ({unit})"  # what asv writes where a benchmark names none
     rows = []
     for parameters, values in collect_series(runs, benchmark).items():
         known = [v for v in values if not math.isnan(v)]

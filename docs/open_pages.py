@@ -6,7 +6,7 @@ Each page is opened on a wide and on a narrow screen, in light and dark. The exi
 page is wider than the screen, if code, a table, a formula or a picture is cut off or sticks out of
 its box, if a number in a table is broken over two lines, if a picture does not load, or if a page
 logs an error or asks another host. On a narrow screen, wide content may scroll in its own box.
-With --pictures each view is saved as a PNG. Needs PySide6-WebEngine, the extra ``browser``.
+With --pictures each view is saved as a PNG. Needs PySide6, the extra ``browser``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Page(QWebEnginePage):
 
     problems: list[str]
 
-    def javaScriptConsoleMessage(self, level: Any, message: str, line: int, source: str) -> None:  # noqa: N802
+    def javaScriptConsoleMessage(  # noqa: N802  # Qt's name
+        self, level: Any, message: str, line: int, source: str
+    ) -> None:
         if level == QWebEnginePage.JavaScriptConsoleMessageLevel.ErrorMessageLevel:
             self.problems.append(f"script error in line {line} of {source}: {message}")
 
