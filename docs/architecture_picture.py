@@ -9,11 +9,11 @@ import pictures
 from rope_xp._cli import plots
 
 BOXES = {
-    "rope_xp": (0.1, 0.8, "public names:\nRoPE, Angles, apply"),
-    "_arguments": (2.8, 0.8, "checks arguments,\nbuilds a Call"),
-    "_dispatch": (5.5, 0.8, "caches calls, finds\nbackend and path"),
-    "_rotation": (8.2, 1.55, "portable path:\nthe specification"),
-    "rope_xp_backends": (8.2, 0.05, "glue and kernels\nof each library"),
+    "rope_xp": (0.05, 2.95, "public names:\nRoPE, Angles, apply"),
+    "_arguments": (0.05, 1.5, "checks arguments,\nbuilds a Call"),
+    "_dispatch": (0.05, 0.05, "caches calls, finds\nbackend and path"),
+    "_rotation": (2.95, 1.5, "portable path:\nthe specification"),
+    "rope_xp_backends": (2.95, 0.05, "glue and kernels\nof each library"),
 }
 """Package, its place in inches, and what it does."""
 ARROWS = (
@@ -28,16 +28,17 @@ WIDTH, HEIGHT = 2.2, 1.1
 
 def write(folder: Path) -> None:
     """Write the picture to a folder."""
-    drawing, axes = pictures.figure(2.8, width=10.5)
+    drawing, axes = pictures.figure(4.1, 5.2)
     for package, (left, bottom, purpose) in BOXES.items():
         text = f"{package}\n{purpose}"
         pictures.box(axes, left, bottom, WIDTH, HEIGHT, COLOURS[package], text)
     for start, end in ARROWS:
-        tail, tip = (BOXES[name] for name in (start, end))
+        (x, y, _), (x_end, y_end, _) = BOXES[start], BOXES[end]
+        down = x == x_end
         axes.annotate(
             "",
-            (tip[0], tip[1] + HEIGHT / 2),
-            (tail[0] + WIDTH, tail[1] + HEIGHT / 2),
+            (x_end + WIDTH / 2, y_end + HEIGHT) if down else (x_end, y_end + HEIGHT / 2),
+            (x + WIDTH / 2, y) if down else (x + WIDTH, y + HEIGHT / 2),
             arrowprops={"arrowstyle": "->", "color": plots.INK},
         )
     plots.save(drawing, folder / "architecture.svg")

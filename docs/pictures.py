@@ -23,10 +23,9 @@ COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7")
 GREY = "#80808066"
 INK = "#222222"
 """On a colour; beside it, words are those of plots.INK, for pages of any colour."""
-WIDTH = 8.0  # inches, the width of a page of text
 
 
-def figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+def figure(height: float, width: float) -> tuple[Figure, Axes]:
     """Return a figure and its axes without frame, a unit on each axis equally long."""
     from matplotlib.figure import Figure
 
@@ -152,20 +151,23 @@ def sections() -> Figure:
         ("contiguous: sections 16, 24, 24 (Qwen2-VL)", CONTIGUOUS),
         ("interleaved: sections 24, 20, 20 (Qwen3-VL)", INTERLEAVED),
     )
-    left, width, height = 0.15, 5.3 / 64, 0.5
-    drawing, axes = figure(3.0, 2 * left + 64 * width)
-    y = 2.1
+    left, side, half = 0.15, 5.0 / 32, 32
+    drawing, axes = figure(3.45, 2 * left + half * side)
+    y = 3.28
     for name, position_axes in rows:
-        note(axes, left, y + height + 0.14, name, size=9.5)
-        for i, component in enumerate(position_axes):
-            box(axes, left + i * width, y, width, height, COLOURS[component], str(component), 5)
-        y -= 0.95
-    y += 0.95
-    for i in (*range(0, 64, 8), 63):
-        note(axes, left + (i + 0.5) * width, y - 0.14, str(i), ha="center", size=9)
-    note(axes, left + 32 * width, y - 0.36, "frequency", ha="center", size=9)
+        note(axes, left, y, name, size=9.5)
+        for start in (0, half):
+            y -= 0.45
+            for i, component in enumerate(position_axes[start : start + half]):
+                box(axes, left + i * side, y, side, 0.25, COLOURS[component], str(component), 8)
+                if i % 8 == 0 or start + i == 63:
+                    note(
+                        axes, left + (i + 0.5) * side, y - 0.11, str(start + i), ha="center", size=8
+                    )
+        y -= 0.38
+    note(axes, left, y + 0.08, "below the boxes: the frequency", size=9)
     for component, text in enumerate(("0: time", "1: height", "2: width")):
-        x = left + 0.4 + component * 1.7
+        x = left + 0.2 + component * 1.7
         box(axes, x, 0.12, 0.22, 0.22, COLOURS[component])
         note(axes, x + 0.3, 0.23, text)
     return drawing
@@ -198,10 +200,11 @@ def accuracy() -> Figure:
             [max(abs(e.real).max(), abs(e.imag).max()) for e in (w - exact for w in ways)]
         )
     with mpl.rc_context(plots.LOOK):
-        drawing = Figure(figsize=(WIDTH, 2.8), layout="constrained")
+        drawing = Figure(figsize=plots.SIZE, layout="constrained")
         axes = drawing.add_subplot()
     names = ("float32 position * inv_freq", "rope_xp")
-    for name, column, colour in zip(names, np.array(errors).T, COLOURS[:2], strict=True):
+    colours = ("#D55E00", "#0072B2")
+    for name, column, colour in zip(names, np.array(errors).T, colours, strict=True):
         axes.plot(ends, column, color=colour, lw=2)
         axes.annotate(name, (ends[-1], column[-1]), xytext=(-4, 6), textcoords="offset points",
                       ha="right", color=colour)  # fmt: skip

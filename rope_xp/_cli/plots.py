@@ -19,7 +19,7 @@ DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 """A line for each colour of STYLES, distinct in black and white."""
 INK = "#767676"
 """Colour of words and lines: visible on white and on dark pages."""
-_SIZE = (5.2, 3.5)
+SIZE = (5.2, 3.5)
 """Inches of one drawing: its words can be read on the page of a phone."""
 LOOK = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), INK),
@@ -104,7 +104,7 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
     except ImportError as error:
         msg = f"drawing needs matplotlib (pip install 'rope-xp[plot]'): {error}"
         raise RopeError(msg) from error
-    size = (_SIZE[0], _SIZE[1] * drawings)
+    size = (SIZE[0], SIZE[1] * drawings)
     with matplotlib.rc_context(LOOK):
         figure = figures.Figure(figsize=size, dpi=220, layout="constrained")
         yield list(figure.subplots(drawings, squeeze=False).ravel())
