@@ -9,6 +9,8 @@ from rope_xp._core.versions import check_version
 from rope_xp._dispatch.backend import Backend
 
 check_version("mlx")
+_TENTH = mx.multiply(mx.array(1.0, mx.float64), 0.1, stream=mx.cpu)
+_HAS_EXACT_CONSTANTS: bool = _TENTH.item() == 0.1
 
 
 class _MlxNamespace:
@@ -38,7 +40,9 @@ class _MlxNamespace:
 
     @staticmethod
     def searchsorted(x: mx.array, values: mx.array, *, side: str = "left") -> mx.array:
-        """Count smaller numbers, as mlx below 0.32 has no searchsorted."""
+        """Count smaller numbers where mlx is older than 0.32.1 and has no searchsorted."""
+        if hasattr(mx, "searchsorted"):
+            return mx.searchsorted(x, values, side=side)
         below = x <= values[..., None] if side == "right" else x < values[..., None]
         return below.sum(-1)
 
@@ -56,13 +60,24 @@ class Mlx(Backend):
     def device(self, x: mx.array) -> None:
         """Return None, as arrays belong to no device."""
 
+    def dtype_name(self, x: mx.array) -> str:
+        """Return no known name for float64 where its constants are rounded to float32."""
+        name = super().dtype_name(x)
+        return name if name != "float64" or _HAS_EXACT_CONSTANTS else "float64, not exact"
+
+    def unreadable_reason(self, x: mx.array) -> str | None:
+        """Say what to do about it."""
+        if x.dtype != mx.float64:
+            return None
+        return "float64, whose constants this mlx rounds to float32; update mlx to 0.32.4"
+
     def stop_gradient(self, x: mx.array) -> mx.array:
         """Stop derivatives."""
         return mx.stop_gradient(x)
 
     def has_float64(self, x: mx.array) -> bool:
         """Return whether operations run on a CPU; Apple's GPUs have no float64."""
-        return mx.default_device().type == mx.DeviceType.cpu
+        return _HAS_EXACT_CONSTANTS and mx.default_device().type == mx.DeviceType.cpu
 
 
 BACKEND = Mlx("mlx", _MlxNamespace())

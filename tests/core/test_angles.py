@@ -71,9 +71,10 @@ def test_same_bits_in_float64(backend: Target, kind: str) -> None:
     positions = np.concatenate([np.arange(1500), rng.integers(1 - (1 << 31), 1 << 31, 2500)])
     if kind == "fractions":
         positions = rng.integers(-(1 << 22), 1 << 22, 4000) / 64  # which float32 can hold
+    on_host = positions.astype(backend.floats[-1]) if kind == "fractions" else positions
     x = rng.standard_normal((4000, 1, 64)).astype(backend.floats[-1])
     rope = RoPE(scaling=scaling.Linear(0.25))
-    rotated = backend.back(backend.run(rope.rotate, backend.make(x), backend.make(positions)))
+    rotated = backend.back(backend.run(rope.rotate, backend.make(x), backend.make(on_host)))
     bound = 0 if backend.ulps == 0 else 2e-6
     np.testing.assert_allclose(rotated, truth(rope.rotate, x, positions), rtol=0, atol=bound)
 
@@ -96,7 +97,7 @@ def test_float64_positions_of_the_host_keep_their_fraction(backend: Target) -> N
 def test_float64_arrays_get_float64_angles(backend: Target, positions: list[Any]) -> None:
     """2**-52 * (1 + |p| * frequency) is promised."""
     if "float64" not in backend.floats:
-        with pytest.raises((ValueError, TypeError), match="float64"):
+        with pytest.raises((ValueError, TypeError), match="float64|incompatible"):
             RoPE().cos_sin([1], 8, xp=namespace(backend), dtype=np.float64)
         return
     for r in (64, 80):
