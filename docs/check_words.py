@@ -7,6 +7,7 @@ docstring or message of FOLDERS. The pages that newcomers read first have short 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import statistics
 import sys
@@ -22,6 +23,7 @@ from proselint.tools import LintFile
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
+PAGES += sorted(ROOT.glob("docs/notebooks/*.ipynb"))
 FOLDERS = ("rope_xp", "backends", "asv_benchmarks")
 SHORT = {ROOT / "README.md", *ROOT.glob("docs/start*.md")}
 LONGEST_MEDIAN = 20  # words in a sentence
@@ -66,10 +68,19 @@ MARKS |= {"code_inline": "``", "math_inline": "``", "html_inline": ""}
 NO_NOUN = re.compile(r"(?:What|Who|Whoever|Whatever)\b[^?]*[^?]$")
 
 
+def read_text(page: Path) -> str:
+    """Return a page in Markdown; of a notebook, its cells of words."""
+    text = page.read_text("utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
+
+
 def read_page(page: Path) -> Iterator[tuple[int, str, bool]]:
     """Yield line, text without code, and whether it is a paragraph, for each block of a page."""
     line, before = 0, ""
-    for token in PARSER.parse(page.read_text("utf-8")):
+    for token in PARSER.parse(read_text(page)):
         line = token.map[0] + 1 if token.map else line
         if token.type == "inline":
             parts = [(MARKS.get(t.type), t.content) for t in token.children or ()]
