@@ -208,7 +208,7 @@ class RoPE(RopeFields):
 
         Both rotations are composed into one table, so x is rounded once. After 1,000 moves float32
         is off by 4e-5 of the largest key, and with ``slots``, computed in float64 where there is
-        one, by 1e-5. Move bfloat16 keys seldom and far, see :doc:`caches`.
+        one, by 1e-5. Move bfloat16 keys seldom and far, see :doc:`/caches`.
 
         Parameters
         ----------

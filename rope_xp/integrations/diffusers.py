@@ -61,7 +61,7 @@ def patch(transformer: ModelT) -> ModelT:
 
 
 def unpatch(transformer: ModelT) -> ModelT:
-    """Undo :func:`patch`: see :func:`rope_xp.integrations.transformers.unpatch`."""
+    """Undo the patch. See :func:`rope_xp.integrations.transformers.unpatch`."""
     from rope_xp.integrations._diffusion import patching
 
     patching.unpatch(transformer)

@@ -173,7 +173,7 @@ def _load_rotating_classes(
 
 
 def unpatch(model: ModelT) -> ModelT:
-    """Undo :func:`patch` and return the model, patched or not.
+    """Undo :func:`~rope_xp.integrations.transformers.patch` and return the model, patched or not.
 
     Raises
     ------

@@ -27,17 +27,17 @@ _TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
 
 
 def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.float64]:
-    r"""Return how much of a score can be left at a distance: RoFormer's long-term decay.
+    r"""Return RoFormer's long-term decay: a bound on scores at each distance, up to a factor.
 
     Su et al., "RoFormer", arXiv 2104.09864, section 3.4.3. A score, summed by parts (eq. 36), is at
-    most the largest ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37), h_i the product of
-    pair i of the query and the conjugate of that of the key. Figure 2 shows the mean. The attention
-    factor and components that pass through are left out.
+    most the largest ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37). There h_i is pair
+    i of the query times the conjugate pair i of the key. Figure 2 shows the mean of ``|S_j|``. The
+    attention factor and components that pass through are left out.
 
     Parameters
     ----------
     rope : RoPE
-        With any scaling, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
+        Any scaling. If it depends on length, fix it by :meth:`rope_xp.RoPE.for_length`.
     head_dim : int
         Components of a head.
     distances : array_like, any shape
@@ -73,7 +73,7 @@ def score_curve(
     q: ArrayLike | None = None,
     k: ArrayLike | None = None,
 ) -> NDArray[np.float64]:
-    """Return the score of a query and a key at each distance (RoFormer, eq. 35).
+    """Return the score of a query and a key at each distance.
 
     Parameters
     ----------
@@ -86,8 +86,8 @@ def score_curve(
     -------
     numpy.ndarray
         Of the shape of distances, float64: the dot product of q and k after :func:`rope_xp.apply`,
-        before any softmax scale. Of all ones, without scaling and with no components that pass
-        through, it is twice the sum of ``cos(distance * frequencies[i])``.
+        before any softmax scale (RoFormer, eq. 35). For all ones, no scaling and no components that
+        pass through, it is twice the sum of ``cos(distance * frequencies[i])``.
 
     Examples
     --------

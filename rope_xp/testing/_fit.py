@@ -19,14 +19,14 @@ from rope_xp.testing._rules import FrequencySeries, Rule
 
 @dataclass(frozen=True)
 class Measured(Scaling):
-    """Measured frequencies, where they follow no scaling of rope_xp.
+    """Measured frequencies that follow no scaling of rope_xp.
 
     Parameters
     ----------
     values : tuple of float, length r/2
         Radians per position, as measured.
     attention_factor : float, default 1.0
-        What cos and sin are multiplied by.
+        Factor on cos and sin.
 
     Raises
     ------

@@ -22,7 +22,7 @@ _POSITIONS = (0, 1, 2, 7, 100, 1023, 4097, 40_001, 131_071)
 
 @dataclass(frozen=True)
 class Identified:
-    """The result of :func:`identify`.
+    """The result of :func:`~rope_xp.testing.identify`.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def identify(
     heads: int = 2,
     components: int | None = None,
 ) -> Identified:
-    """Return which RoPE a function is, and what is wrong with it.
+    """Return which RoPE a function computes, and what is wrong with it.
 
     Some rules have the same frequencies, and the simplest is named.
 

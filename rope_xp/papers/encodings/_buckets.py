@@ -18,10 +18,10 @@ from rope_xp.papers.encodings import _operands
 def t5_buckets(
     relative: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Array:
-    """Return the bucket of each relative position: one each for near ones, then ever wider ones.
+    """Return T5's bucket of each relative position: narrow for near keys, wide for far ones.
 
-    Raffel et al. (T5), arXiv 1910.10683, section 2.1, and its code. Buckets begin where integers
-    say, not at the logarithms that the code rounds.
+    Raffel et al., arXiv 1910.10683, section 2.1, and their code. Edges of buckets are computed in
+    integers here, so they do not depend on rounded logarithms.
 
     Parameters
     ----------
@@ -69,18 +69,18 @@ def t5_bias(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of T5, see :func:`t5_buckets`: ``q_m . k_n + b(m - n)``, b of a bucket.
+    """Return the scores of T5: q times k, plus a learned bias for each bucket of distances.
 
     Parameters
     ----------
     q, k, positions, k_positions
         As for :func:`shaw`.
     bias : array, (num_buckets, heads)
-        b, learned: ``relative_attention_bias.weight`` of T5.
+        Learned: ``relative_attention_bias.weight`` of T5.
     max_distance, bidirectional
-        Of :func:`t5_buckets`. T5's encoder is bidirectional, its decoder is not.
+        As for :func:`t5_buckets`. T5's encoder is bidirectional, its decoder is not.
     scale : float, default 1.0
-        q . k is multiplied by it, b is not; T5 has 1.
+        Factor on q . k, not on bias; T5 has 1.
 
     Examples
     --------
@@ -108,10 +108,10 @@ def tupe(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of TUPE: ``q_m . k_n + (U_q p_m) . (U_k p_n) + b(m - n)``.
+    """Return the scores of TUPE, which projects positions by matrices of their own.
 
-    Ke et al., arXiv 2006.15595, section 3.1. Resetting the terms of the [CLS] token (section 3.2)
-    is left to the caller.
+    ``q_m . k_n + (U_q p_m) . (U_k p_n) + b(m - n)``: Ke et al., arXiv 2006.15595, section 3.1. The
+    caller resets the terms of the [CLS] token (section 3.2).
 
     Parameters
     ----------
