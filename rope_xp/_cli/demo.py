@@ -1,4 +1,4 @@
-"""Rotate one attention layer of Llama-3-8B on every installed library, and compare the results."""
+"""Rotate q and k of one Llama-3-8B layer on every installed library, and compare the results."""
 
 import argparse
 from dataclasses import dataclass
