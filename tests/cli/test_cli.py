@@ -38,7 +38,7 @@ def test_info_names_a_path_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("ROPE_XP_PATH", "warp")
     assert cli.main(["info"]) == 0
     printed = capsys.readouterr().out
-    assert "no path is called 'warp'" in printed
+    assert "there is no path 'warp'" in printed
     assert re.search(rf"^rope_xp: +{re.escape(rope_xp.__version__)}$", printed, re.MULTILINE)
 
 

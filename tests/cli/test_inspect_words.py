@@ -169,7 +169,7 @@ def test_words_of_a_model(tmp_path: Path, capsys, config: dict[str, Any], expect
         (json.dumps(with_rule(LLAMA, rope_type="warp")), "rope_type 'warp' is not known"),
         (json.dumps({"model_type": "bert", "hidden_size": 8}), "has no rotary embedding"),
         (json.dumps({**LLAMA, "max_position_embeddings": -1}), "max_position_embeddings"),
-        (json.dumps({**LLAMA, "model_type": "novel"}), "--layout of inspect"),
+        (json.dumps({**LLAMA, "model_type": "novel"}), "inspect --layout"),
         ("{", "is no JSON"),
         (b"\x89PNG", "is no JSON"),
         (None, "config.json: No such file or directory"),

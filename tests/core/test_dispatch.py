@@ -163,7 +163,7 @@ def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "numpy arrays have none of that name: llvm, chunked, portable"
     with rope_xp.use_path("jit"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
-    message = "no path is called 'warp'; there are portable, llvm, .*, triton, jit"
+    message = "there is no path 'warp'; known are portable, llvm, .*, triton, jit"
     with pytest.raises(RopeError, match=message), rope_xp.use_path("warp"):
         pass
     row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ("swift",))
@@ -173,7 +173,7 @@ def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-WARP = "no path is called 'warp', which is asked for by the environment variable ROPE_XP_PATH"
+WARP = "there is no path 'warp', set by the environment variable ROPE_XP_PATH"
 
 
 @pytest.mark.parametrize(

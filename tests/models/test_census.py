@@ -100,7 +100,7 @@ def test_models_with_a_table_of_sinusoids(model: str) -> None:
 LAYERS = 8
 UNPATCHED = (
     "has no configuration to read",  # rotary modules that are made of sizes
-    "has no rotary embedding that is known here",  # sinusoids, which are added
+    "has no rotary embedding that rope_xp knows",  # sinusoids, which are added
     "its forward takes no position_ids",  # but images
     "no function that rotates was found",  # of the layers that there are by default
     "it does not rotate as any layout does",  # EdgeTAM, whose keys are in groups
