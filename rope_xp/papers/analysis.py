@@ -1,9 +1,9 @@
 """What a rotary embedding does to scores over distance, in numpy float64.
 
-A distance is the position of the query less that of the key, in tokens, in all components of a
-position. Angles are float64 products, off by at most ``distance * frequency * 2**-52`` and the
-rounding of the frequency. All functions raise RopeError where a value is out of range or not
-finite, and as :meth:`rope_xp.RoPE.frequencies`; TypeError where an argument is no number.
+A distance is query position minus key position, in tokens, the same in all components. Angles are
+float64 products, with errors up to ``distance * frequency * 2**-52`` plus the rounding of the
+frequency. All functions raise RopeError if a value is out of range or not finite, and like
+:meth:`rope_xp.RoPE.frequencies`; TypeError if an argument is not a number.
 """
 
 import math

@@ -38,7 +38,7 @@ def patch(model: torch.nn.Module) -> None:
     if not rotating:
         raise RopeError(f"cannot patch {name}: no function that rotates was found")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
-        raise RopeError(f"cannot patch {name}: the module that makes its tables is not known")
+        raise RopeError(f"cannot patch {name}: the module that computes its tables is unknown")
     build = rotations.build_replacement
     classes = {kind: _classes.load_rotating(kind, build) for kind in rotating}
     classes |= {kind: load_rotary_module(kind) for kind in map(type, rotary.values())}
