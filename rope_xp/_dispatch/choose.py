@@ -138,12 +138,12 @@ def _require_path(call: Call, name: str) -> Path:
             raise _decline_error(name, reason)
     _check_name(name)
     known = ", ".join([*(path.name for path in call.backend.paths), portable.NAME])
-    msg = f"the path {name!r} was asked for and {call.backend.name} arrays have none of that name"
+    msg = f"the path {name!r} was forced, but {call.backend.name} arrays have only"
     raise RopeError(f"{msg}: {known}")
 
 
 def _decline_error(name: str, reason: object) -> RopeError:
-    msg = f"the path {name!r} was asked for{choice.by} and cannot take this call: {reason}"
+    msg = f"the path {name!r} was forced{choice.by}, but cannot take this call: {reason}"
     return RopeError(msg)
 
 
@@ -158,7 +158,7 @@ class Explanation:
     declined : tuple of (str, str)
         Name and reason of each faster path that declined, fastest first.
     forced : bool
-        Whether the path was asked for by name.
+        Whether the path was forced by name.
     """
 
     library: str
@@ -167,7 +167,7 @@ class Explanation:
     forced: bool
 
     def __str__(self) -> str:
-        first = f"{self.library}: {self.path}{' (asked for)' if self.forced else ''}"
+        first = f"{self.library}: {self.path}{' (forced)' if self.forced else ''}"
         return "\n".join([first, *(f"  not {name}: {reason}" for name, reason in self.declined)])
 
 

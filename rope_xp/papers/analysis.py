@@ -41,12 +41,12 @@ def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.f
     head_dim : int
         Components of a head.
     distances : array_like, any shape
-        In tokens, integers or floats.
+        Integers or floats, in tokens.
 
     Returns
     -------
     numpy.ndarray
-        Of the shape of distances, float64, without unit: the mean of ``|S_j|`` over j = 1 ... r/2,
+        float64 with the shape of distances, without unit: the mean of ``|S_j|`` over j = 1 ... r/2,
         where ``S_j`` is the sum of ``exp(1j * distance * frequencies[i])`` over i < j. At distance
         0 it is (r/2 + 1) / 2, its largest value.
 
@@ -78,14 +78,14 @@ def score_curve(
     Parameters
     ----------
     rope, head_dim, distances
-        As for :func:`decay_bound`. Distances are positive where the key comes before the query.
+        As for :func:`decay_bound`. Distances are positive if the key comes before the query.
     q, k : array_like, (head_dim,), optional
         Query and key before rotation. Default: all ones.
 
     Returns
     -------
     numpy.ndarray
-        Of the shape of distances, float64: the dot product of q and k after :func:`rope_xp.apply`,
+        float64 with the shape of distances: the dot product of q and k after :func:`rope_xp.apply`,
         before any softmax scale (RoFormer, eq. 35). For all ones, no scaling and no components that
         pass through, it is twice the sum of ``cos(distance * frequencies[i])``.
 
@@ -115,20 +115,20 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
 
     Men et al., "Base of RoPE Bounds Context Length", arXiv 2405.14591: up to the last distance
     before it, L, a key like the query is expected to score higher than any other. Components that
-    pass through are left out; pairs of frequency zero are in.
+    pass through are left out; pairs with frequency zero are included.
 
     Parameters
     ----------
     rope, head_dim
         As for :func:`decay_bound`.
     limit : int, default 2**20
-        The last distance to look at, in tokens.
+        Largest distance to try, in tokens.
 
     Returns
     -------
     int or None
         In tokens; None if the sum of ``cos(distance * frequencies[i])`` is negative at no whole
-        distance up to the limit. A single dip decides, so it does not grow steadily with the base.
+        distance up to the limit. One dip decides, so the result does not grow steadily with base.
 
     Examples
     --------
@@ -155,8 +155,8 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
 def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     """Return how many turns each pair makes within a context.
 
-    Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d). A model that was trained on that context
-    has not seen all angles of a pair below 1.
+    Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d). A model trained on that context has not
+    seen all angles of a pair with less than one turn.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     Returns
     -------
     numpy.ndarray
-        Shape (r/2,), float64: ``tokens`` by :meth:`rope_xp.RoPE.wavelengths`, 0 at frequency zero.
+        Shape (r/2,), float64: ``tokens / rope.wavelengths(head_dim)``, 0 for frequency zero.
 
     Examples
     --------

@@ -135,7 +135,7 @@ def test_a_forced_path_runs_or_raises(paths: tuple[Stub, Stub]) -> None:
     forced = []
     with rope_xp.use_path("portable"):
         rope_xp.apply(X, X)
-        assert str(rope_xp.explain(X, X)) == "numpy: portable (asked for)"
+        assert str(rope_xp.explain(X, X)) == "numpy: portable (forced)"
         thread = threading.Thread(target=lambda: forced.append(rope_xp.explain(X, X).forced))
         thread.start()
         thread.join()
@@ -144,7 +144,7 @@ def test_a_forced_path_runs_or_raises(paths: tuple[Stub, Stub]) -> None:
         forced.append(rope_xp.explain(X, X).forced)
     assert forced == [False, False, True]
     assert [p.count for p in paths] == [0, 0]
-    message = "'swift' was asked for and cannot .* it is Tuesday"
+    message = "'swift' was forced, but cannot .* it is Tuesday"
     with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
     assert rope_xp.explain(X, X).path == "brisk"
@@ -154,13 +154,13 @@ def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Stu
     paths[0].reason, paths[0].unavailable = None, "its compiler is broken"
     rope_xp.apply(X, X)
     assert [p.count for p in paths] == [0, 1]
-    message = "'swift' was asked for and cannot .* compiler is broken"
+    message = "'swift' was forced, but cannot .* compiler is broken"
     with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
 
 
 def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "numpy arrays have none of that name: llvm, chunked, portable"
+    message = "numpy arrays have only: llvm, chunked, portable"
     with rope_xp.use_path("jit"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
     message = "there is no path 'warp'; known are portable, llvm, .*, triton, jit"
@@ -179,8 +179,8 @@ WARP = "there is no path 'warp', set by the environment variable ROPE_XP_PATH"
 @pytest.mark.parametrize(
     ("name", "output"),
     [
-        exhaustive("portable", "numpy: portable (asked for)"),
-        ("warp", f"RopeError: {WARP}; there are portable, llvm"),
+        exhaustive("portable", "numpy: portable (forced)"),
+        ("warp", f"RopeError: {WARP}; known are portable, llvm"),
         exhaustive("", "numpy: "),
     ],
 )
@@ -200,19 +200,17 @@ def test_the_environment_chooses(name: str, output: str) -> None:
 def test_a_choice_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It skips libraries without its path, and its errors name it."""
     jnp = pytest.importorskip("jax.numpy")
-    reason = "and cannot take this call: Derived is a class"
+    reason = ", but cannot take this call: Derived is a class"
     x = X.view(Derived)
     with rope_xp.use_path(None):
         monkeypatch.setattr(choose.choice, "name", "chunked")
         monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
         assert [rope_xp.explain(x, x).path for x in (X, jnp.asarray(X))] == ["chunked", "jit"]
         rope_xp.apply(jnp.asarray(X), jnp.asarray(X))
-        by_environment = (
-            f"'chunked' was asked for by the environment variable ROPE_XP_PATH {reason}"
-        )
+        by_environment = f"'chunked' was forced by the environment variable ROPE_XP_PATH{reason}"
         with pytest.raises(RopeError, match=by_environment):
             rope_xp.apply(x, x)
-        with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"was asked for {reason}"):
+        with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"was forced{reason}"):
             rope_xp.apply(x, x)
 
 

@@ -79,9 +79,9 @@ def test_models_without_rotary_modules_or_weights_are_refused() -> None:
         ("dinov3_vit", "its forward takes no position_ids"),
         ("gpt2", "GPT2Model: none of its modules computes angles .* not rotary"),
         ("bert", "BertModel: none .* positions are not rotary, as in BERT"),
-        ("gptj", "GPTJAttention calls apply_rotary_pos_emb, and reads cos and sin from a table"),
-        ("codegen", "CodeGenAttention calls apply_rotary_pos_emb, and reads"),
-        ("roformer", "RoFormerSelfAttention calls apply_rotary_position_embeddings, and reads"),
+        ("gptj", "GPTJAttention calls apply_rotary_pos_emb, but reads cos and sin from its own"),
+        ("codegen", "CodeGenAttention calls apply_rotary_pos_emb, but reads"),
+        ("roformer", "RoFormerSelfAttention calls apply_rotary_position_embeddings, but reads"),
     ):
         more = {"rotary_dim": 8} if model_type in ("gptj", "codegen") else {}
         config = transformers.AutoConfig.for_model(model_type, **sizes, **more)

@@ -26,19 +26,19 @@ def t5_buckets(
     Parameters
     ----------
     relative : array or sequence, any shape
-        Integers, in tokens: position of the key less that of the query, as T5 counts.
+        Integers, in tokens: key position minus query position, as T5 counts.
     num_buckets : int, default 32
-        Buckets in all; with bidirectional 4 at least, else 2.
+        Number of buckets, at least 4 if bidirectional, else 2.
     max_distance : int, default 128
-        In tokens: from here on, all share the last bucket.
+        Distance in tokens from which on all keys share the last bucket.
     bidirectional : bool, default True
-        Whether keys after the query have a half of the buckets to themselves. Else they share
-        bucket 0 with the query's own position.
+        Whether keys after the query have their own half of the buckets. If False, they share bucket
+        0 with the query's own position.
 
     Returns
     -------
     array, shape of relative
-        Integers below num_buckets, of the library and device of relative; numpy for Python numbers.
+        Integers below num_buckets, with relative's library and device; numpy for Python numbers.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def tupe(
     Parameters
     ----------
     q, k, positions, k_positions
-        As for :func:`shaw`; positions are for b alone.
+        As for :func:`shaw`; positions affect only b.
     position_q, position_k : array, (tokens, heads, head_dim) or (batch..., tokens, heads, head_dim)
         U_q p and U_k p: the absolute positions of the tokens of q and of k, embedded and projected
         by matrices of their own. Both have the heads of q.
@@ -167,13 +167,13 @@ def _bucket_edges(
     buckets = num_buckets // 2 if bidirectional else num_buckets
     if buckets < 2:
         least = "4 with bidirectional" if bidirectional else "2"
-        msg = f"num_buckets must be {least} at least, near and far; got {num_buckets}"
+        msg = f"num_buckets must be at least {least}, for near and far; got {num_buckets}"
         raise RopeError(msg)
     e = buckets // 2
     if not e < max_distance < 2**31:
         msg = (
-            f"max_distance must exceed the {e} distances that have a bucket each of num_buckets = "
-            f"{num_buckets}, and be below 2**31, as distances are; got {max_distance}"
+            f"max_distance must exceed the {e} distances with their own bucket of num_buckets = "
+            f"{num_buckets}, and be below 2**31; got {max_distance}"
         )
         raise RopeError(msg)
     edges, steps = [*range(1, e + 1)], buckets - e

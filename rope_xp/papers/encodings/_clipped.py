@@ -32,7 +32,7 @@ def shaw(
     positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
-        The result is multiplied by it; the paper has ``head_dim ** -0.5``.
+        Factor on the result; the paper has ``head_dim ** -0.5``.
 
     Returns
     -------
@@ -114,9 +114,9 @@ def deberta(
         As for :func:`shaw`.
     relative_q, relative_k : array, (2 * clip, heads, head_dim)
         Projected embeddings of relative positions. Entry ``clip + m - n`` is for distance m - n,
-        from -clip to clip - 1; distances beyond take the first and the last.
+        from -clip to clip - 1. Larger distances use the first or the last entry.
     scale : float, default 1.0
-        The result is multiplied by it; the paper has ``(3 * head_dim) ** -0.5``.
+        Factor on the result; the paper has ``(3 * head_dim) ** -0.5``.
 
     Examples
     --------

@@ -20,28 +20,28 @@ def sinusoidal(
     device: Device | None = None,
     dtype: Any = None,
 ) -> Array:
-    """Return sines and cosines of positions, to be added to the embeddings of tokens.
+    """Return sines and cosines of positions, to add to token embeddings.
 
-    Column 2t is ``sin(p * base ** (-2t / dim))``, column 2t + 1 the cosine of the same angle:
-    Vaswani et al., arXiv 1706.03762, section 3.5. tensor2tensor and Transformer-XL's code put all
-    sines before all cosines.
+    Column 2t is ``sin(p * base ** (-2t / dim))``, and column 2t + 1 the cosine of the same angle:
+    Vaswani et al., arXiv 1706.03762, section 3.5. The code of tensor2tensor and Transformer-XL puts
+    all sines before all cosines.
 
     Parameters
     ----------
     positions : array or sequence, (..., tokens)
-        Integers or floats, in tokens; of modulus below 2**31.
+        Integers or floats, in tokens, with absolute values below 2**31.
     dim : int
-        Columns, even.
+        Number of columns, even.
     base : float, default 10000.0
-        Of the geometric series of frequencies.
+        Base of the geometric series of frequencies.
     xp, device, dtype : optional
         Library, device and dtype of the result, as for :meth:`rope_xp.RoPE.cos_sin`.
 
     Returns
     -------
     array, (..., tokens, dim)
-        Dimensionless; float32 by default. Off by less than 2.4e-7 below position 2**22, 4e-7 below
-        2**31.
+        Dimensionless; float32 by default. Errors are below 2.4e-7 up to position 2**22, and below
+        4e-7 up to 2**31.
 
     Examples
     --------
