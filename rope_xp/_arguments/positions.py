@@ -76,7 +76,7 @@ def read_host(
     else:
         lowest, highest = host.min().item(), host.max().item()
     if not (lowest > -LIMIT and highest < LIMIT):
-        msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
+        msg = f"{argument} must lie between -{LIMIT} and {LIMIT}; got {lowest} to {highest}"
         raise RopeError(msg)
     position_range = get_position_range(int(lowest), int(highest))
     whole = host.astype(integer, copy=False)

@@ -150,7 +150,8 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     print(terminal.plain_pairs([(f"  {name}", str(value)) for name, value in shown]) + "\n")
     errors = {p: f"{e:.1e}" if math.isfinite(e) else "refused" for p, e in result.error.items()}
     rows = [(f"below {position}", error) for position, error in errors.items()]
-    terminal.table(("positions", "largest error of cos and sin"), rows, text_columns=1)
+    title = "largest error of cos and sin" + ", apart from faults" * bool(result.faults)
+    terminal.table(("positions", title), rows, text_columns=1)
     sections = {"notes": result.notes, "faults": result.faults}
     for title, sentences in {**sections, f"differences from {options.config}": mismatches}.items():
         if sentences:

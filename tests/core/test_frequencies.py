@@ -199,7 +199,7 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("a query must turn like its key", {"frequencies": np.ones((4, 2))}),
     ("does not fit in head_dim=8", {"frequencies": np.ones(5)}),
     ("needs a leading axis of 2", {"frequencies": np.ones((2, 1, 2)), "positions": [1, 2, 3]}),
-    ("modulus below", {"positions": [1, 2, 1 << 31]}),
+    ("must lie between", {"positions": [1, 2, 1 << 31]}),
     ("must broadcast to", {"positions": [1, 2]}),
     ("layout must be one of", {"layout": "neox"}),
     ("has no heads axis", {"axes": "bsd", "frequencies": np.ones((2, 2))}),

@@ -72,7 +72,7 @@ ERRORS: dict[str, dict[str, Any]] = {
     "holds the same slot twice": {"slots": [7, 0, 7]},
     "slots must be integers with one axis": {"slots": [[7, 0, 3]]},
     "old_positions has shape": {"old_positions": [1, 2]},
-    "of modulus below": {"new_positions": [1, 2, 1 << 31]},
+    "must lie between": {"new_positions": [1, 2, 1 << 31]},
     "to rotates other|same pairs": {"to": RoPE()},
     "read-only": {},
 }
