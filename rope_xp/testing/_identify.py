@@ -144,10 +144,10 @@ def assert_rotates(
     Raises
     ------
     AssertionError
-        If a result is off by more, with the largest difference and what the function is instead;
-        if an argument is overwritten, but another array is returned.
+        If an error is larger, with the largest one and what the function does instead. Also if an
+        argument is overwritten, but another array is returned.
     RopeError, TypeError
-        As by :func:`identify`; if rope does not fit head_dim.
+        As in :func:`identify`. Also if rope does not fit head_dim.
 
     Examples
     --------

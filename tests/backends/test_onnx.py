@@ -119,7 +119,7 @@ def test_two_ropes_in_one_graph():
 @pytest.mark.parametrize(
     ("rope", "options", "error", "message"),
     [
-        (RoPE(layout="interleaved_to_half"), {}, RopeError, "take layout='interleaved'"),
+        (RoPE(layout="interleaved_to_half"), {}, RopeError, "use 'interleaved'"),
         (RoPE(rotary_dim=8, rotary_offset=-8), {}, RopeError, "at component 8; split it off"),
         (RoPE(position_axes=(0, 1) * 4), {}, RopeError, "position_axes; trace the model"),
         (RoPE(scaling=DynamicNTK(2.0, 64)), {}, RopeError, "for_length"),
