@@ -36,7 +36,7 @@ def patch(model: torch.nn.Module) -> None:
             _check_tables(path, part, config)
         rotating = {kind for kind in map(type, parts.values()) if _is_rotating(name, kind)}
     if not rotating:
-        raise RopeError(f"cannot patch {name}: no function that rotates was found")
+        raise RopeError(f"cannot patch {name}: found no function that rotates")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
         raise RopeError(f"cannot patch {name}: the module that computes its tables is unknown")
     build = rotations.build_replacement
