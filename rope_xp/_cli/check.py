@@ -203,12 +203,16 @@ def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         raise RopeError(f"{folder} has no *.safetensors file; --weights reads no other format")
     transformers = importlib.import_module("transformers")
     check = importlib.import_module("rope_xp.integrations.transformers").check
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it would list weights of the head as unexpected
     try:
         model = transformers.AutoModel.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
     except (ValueError, KeyError, RuntimeError) as error:
         raise RopeError(f"{folder}: transformers cannot load it: {error}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     for finding in check(model):
         effect = None if finding.effect is None else dict(finding.effect)
         yield {**vars(finding), "effect": effect}
