@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import io
 import re
 import sys
+import textwrap
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +55,11 @@ myst_heading_anchors = 3
 # Pages of optional modules can be built where what they import is not installed.
 autodoc_mock_imports = [name for name in ("onnx", "torch") if not importlib.util.find_spec(name)]
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings name types and shapes, which no annotation can
+# Names that signatures show as they are; "Types in signatures" in api.md describes most of them.
+autodoc_type_aliases = {
+    name: name
+    for name in ("Array", "ArrayLike", "Device", "Layout", "Module", "Namespace", "Positions")
+} | {"ArrayT": "Array", "ModelT": "Module", "Rope": "RoPE"}
 autosummary_generate = False
 napoleon_google_docstring = False
 napoleon_use_param = False  # types in numpydoc are prose, and not names to be linked word by word
@@ -60,6 +67,8 @@ napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
 
 nitpicky = True
+# Classes of other packages, whose pages cannot be linked without a network.
+nitpick_ignore_regex = [("py:class", r"(collections|numpy|onnx|torch)\..+|ArrayLike|Module|Tensor")]
 
 # Pages outside docs/ that are shown inside, and where links to them lead from here.
 PAGES = {
@@ -118,7 +127,31 @@ def read(_app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = source[0].replace("\n\n```\n", "\n```\n")
 
 
+def annotate(_app: Sphinx, function: object, _bound: bool) -> None:
+    """Replace annotations by their source text, in which autodoc finds the aliases above."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError):  # written by dataclass, or not in Python
+        return
+    if isinstance(node, ast.FunctionDef):
+        texts = {arg.arg: arg.annotation for arg in ast.walk(node) if isinstance(arg, ast.arg)}
+        function.__annotations__ = {
+            name: ast.unparse(text).strip("'").replace("NDArray[np.float64]", "np.ndarray")
+            for name, text in {**texts, "return": node.returns}.items()
+            if text
+        }
+
+
+def name_aliases(_app: Sphinx, *event: object) -> tuple[str | None, ...]:
+    """Return a signature and its result with aliases by name, also within other types."""
+    pattern = re.compile(r"~?TypeAliasForwardRef\('(\w+)'\)")
+    return tuple(text and pattern.sub(r"\1", text) for text in event[-2:])
+
+
 def setup(app: Sphinx) -> None:
     """Generate before any page is read."""
     app.connect("builder-inited", generate)
     app.connect("source-read", read)
+    app.connect("autodoc-before-process-signature", annotate)
+    app.connect("autodoc-process-signature", name_aliases)

@@ -64,7 +64,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         order: str = "blocks",
         **fields: Any,
     ) -> Self:
-        """Return the RoPE of positions with several components, such as those of images and videos.
+        """Return a RoPE for positions with several components, as images and videos have.
 
         Each component has its own series of frequencies, ``base ** (-2 j / n)`` for a section of n
         components of a head.
@@ -75,7 +75,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             Components of a head for each component of a position, even numbers: (16, 56, 56) for
             Flux. They sum to ``rotary_dim``.
         bases, order, **fields
-            See :class:`rope_xp.scaling.Axial`; and ``base``, ``layout`` and ``rotary_offset``.
+            See :class:`rope_xp.scaling.Axial`; also ``base``, ``layout`` and ``rotary_offset``.
 
         Examples
         --------
@@ -86,14 +86,14 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         """
         derived = [name for name in ("rotary_dim", "scaling", "position_axes") if name in fields]
         if derived:
-            msg = f"RoPE.axial makes {', '.join(derived)} of its sections; leave that out"
+            msg = f"RoPE.axial computes {', '.join(derived)} from sections; leave that out"
             raise TypeError(msg)
         scaling = Axial(order=order, sections=sections, bases=bases)  # type: ignore[arg-type]  # it makes tuples
         axes = tuple(axis for axis, _ in assign_pairs(scaling.sections or (), order))
         return cls(rotary_dim=2 * len(axes), scaling=scaling, position_axes=axes, **fields)
 
     def for_length(self, n: int) -> Self:
-        """Return the RoPE fixed for a context of n tokens; itself where scaling has no length.
+        """Return the RoPE for a context of n tokens; itself if scaling does not depend on length.
 
         Examples
         --------
@@ -120,8 +120,8 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
     def frequencies(self, head_dim: int) -> NDArray[np.float64]:
         """Return the frequencies: ``base ** (-2 i / r)`` (arXiv 2104.09864, eq. 15), then scaling.
 
-        Shape (r/2,), float64, radians per token. RopeError where scaling depends on the length of
-        the context, and :meth:`for_length` has not fixed it.
+        Shape (r/2,), float64, radians per token. RopeError if scaling depends on the context length
+        and :meth:`for_length` has not fixed it.
 
         Examples
         --------
@@ -168,17 +168,17 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         head_dim : int
         xp : namespace, optional
             The library of the result (numpy, torch, jax.numpy, ...). Default: that of positions,
-            numpy for Python numbers; under torch.compile, which traces no dtypes of numpy, name it.
+            numpy for Python numbers. Pass it under torch.compile, which cannot trace numpy dtypes.
         device : device, optional
-            Default: that of positions, which may lie on no other device, or the library's default.
+            Default: that of positions, which must lie on it, or the library's default.
         dtype : dtype of xp, optional
-            Default float32. float64 is computed in float64; anything else in float32.
+            Default: float32. float64 is computed in float64, all others in float32.
 
         Returns
         -------
         cos, sin : array, (..., tokens, r/2)
-            Off by less than 2.4e-7 for positions below 2**22 in modulus, 4e-7 below 2**31 (float32,
-            before the attention factor).
+            Errors are below 2.4e-7 for absolute positions below 2**22, and below 4e-7 up to 2**31
+            (float32, before the attention factor).
 
         Examples
         --------
@@ -204,11 +204,11 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         device: Device | None = None,
         dtype: Any = None,
     ) -> Array | tuple[Array, Array]:
-        """Return the table of another engine, of exact angles rounded once.
+        """Return the table that another engine uses, with exact angles rounded once.
 
-        Row p is for position p, from 0 to ``length - 1``; with ``position_axes`` all components are
-        p, and engines pick the columns of each component from its own row. RopeError where scaling
-        needs :meth:`for_length` first, or a compiler traces the call.
+        Row p is for position p, from 0 to ``length - 1``. With ``position_axes`` all components are
+        p, and the engine takes the columns of each component from its own row. RopeError if scaling
+        needs :meth:`for_length` first, or if a compiler traces the call.
 
         Parameters
         ----------
@@ -220,20 +220,20 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
               b), or (a, a, b, b) for the layout "interleaved".
             - "megatron": angles in radians less whole turns, (length, 1, 1, r), doubled likewise.
               Megatron and TransformerEngine take the ``attention_factor`` as ``mscale``.
-            - "complex": cos + i sin, (length, r/2), as Meta and Mistral multiply by.
-            - "onnx": cos and sin, each (length, r/2), as ONNX and flash-attn.
+            - "complex": cos + i sin, (length, r/2), the factors of Meta's and Mistral's code.
+            - "onnx": cos and sin, each (length, r/2), for ONNX and flash-attn.
         xp, device
-            See :meth:`cos_sin`; numpy by default.
+            See :meth:`cos_sin`. Default: numpy.
         dtype : dtype of xp, optional
-            float32 by default, float64, float16 or bfloat16; for "complex" complex64 or complex128.
+            float32 (default), float64, float16 or bfloat16; for "complex" complex64 or complex128.
 
         Returns
         -------
         array or (array, array)
-            Times the attention factor, but for "megatron". Numbers of float64, off by less than
-            2**-52 (1 + position * frequency), are rounded to dtype. :meth:`cos_sin` in float32 may
-            differ by a few ulp: to match a serving engine bit for bit, pass its table to
-            :meth:`with_tables`.
+            Multiplied by the attention factor, except "megatron". Values are computed in float64,
+            with errors below 2**-52 (1 + position * frequency), and rounded to dtype.
+            :meth:`cos_sin` in float32 may differ by a few ulp: to match a serving engine bit for
+            bit, pass its table to :meth:`with_tables`.
 
         Examples
         --------
@@ -257,16 +257,15 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
 
 
 def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
-    """Return the frequencies of a RoPE as :func:`rope_xp.apply_frequencies` takes them.
+    """Return the frequencies of a RoPE in the shape for :func:`rope_xp.apply_frequencies`.
 
-    With position axes a pair has its frequency at the component that it reads, 0 at the others.
+    With position axes, a pair has its frequency for its own component, and 0 for the others.
     """
     r, offset = slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:
         msg = (
-            "frequencies are learned for the first components of a head, without a factor on cos "
-            f"and sin; this rope has rotary_offset = {offset} and attention_factor = "
-            f"{rope.attention_factor:g}"
+            "learned frequencies need rotary_offset = 0 and attention_factor = 1; this rope has "
+            f"rotary_offset = {offset} and attention_factor = {rope.attention_factor:g}"
         )
         raise RopeError(msg)
     frequencies = rope.frequencies(head_dim)

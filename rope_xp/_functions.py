@@ -1,4 +1,4 @@
-"""The public functions on arrays, which make a RoPE of its fields and call its methods."""
+"""The public functions on arrays, which build or take a RoPE and call its methods."""
 
 from typing import Any, Literal
 
@@ -64,12 +64,12 @@ def apply(
     rope : RoPE, optional
         Default ``RoPE()``.
     **options
-        The fields of :class:`RoPE`, instead of ``rope``: ``layout="half", base=5e5``. Both are a
+        Fields of :class:`RoPE` in place of ``rope``: ``layout="half", base=5e5``. Passing both is a
         TypeError.
 
     Examples
     --------
-    Four tokens that follow 1000 cached ones, two query heads to a key head:
+    Four tokens after 1000 cached ones, two query heads for each key head:
 
     >>> import numpy as np
     >>> import rope_xp
@@ -92,19 +92,19 @@ def apply_tables(
     rotary_offset: int = 0,
     out: ArrayT | None = None,
 ) -> ArrayT:
-    """Rotate an array by tables of the caller, as ONNX ``RotaryEmbedding`` does.
+    """Rotate an array by your own tables of cos and sin, as ONNX ``RotaryEmbedding`` does.
 
     Parameters
     ----------
     x, axes, out
-        See :meth:`RoPE.apply`, whose errors are raised; ``out=x`` is in place.
+        See :meth:`RoPE.apply`, also for errors; ``out=x`` rotates in place.
     cos, sin : array, broadcastable to (batch, tokens, r/2)
-        One column for each pair; r <= head_dim components are rotated. Of the same library and
-        device, or numpy. They are used in float32, in float64 where x is.
+        One column for each pair; r <= head_dim components are rotated. Arrays of the same library
+        and device, or of numpy. They are used in float32, for float64 x in float64.
     layout, rotary_offset
         See :class:`RoPE`.
     inverse : bool, default False
-        Rotate by the negative angle, with the layouts read and written swapped.
+        Whether to rotate by the negative angle, with input and output layouts swapped.
 
     Examples
     --------
@@ -132,40 +132,39 @@ def apply_frequencies(
     axes: str | None = None,
     out: tuple[ArrayT, ArrayT] | None = None,
 ) -> tuple[ArrayT, ArrayT]:
-    """Rotate queries and keys by frequencies that are an array: learned, mixed, or one set a head.
+    """Rotate queries and keys by an array of frequencies: learned, mixed, or one set per head.
 
     The angle of a pair is its frequency times the position. With several components it is the sum
-    of their products, as in RoPE-Mixed (Heo et al., arXiv 2403.13298, eq. 14) and Mochi.
+    of the products, as in RoPE-Mixed (Heo et al., arXiv 2403.13298, eq. 14) and Mochi.
 
     Parameters
     ----------
     q, k, axes, out
-        See :meth:`RoPE.apply`, whose errors are raised.
+        See :meth:`RoPE.apply`, also for errors.
     positions : array or sequence, (tokens,) or (batch, tokens)
-        See :meth:`RoPE.apply`. Where frequencies have components: (components, tokens) or
+        See :meth:`RoPE.apply`. If frequencies have components: (components, tokens) or
         (components, batch, tokens). None: 0, 1, ... for each component.
     frequencies : array, (r/2,), (heads, r/2) or (components, heads, r/2)
-        Radians per token, below 2**20 in modulus; others on a device give NaN. Of the library and
-        device of q, or numpy. r <= head_dim components are rotated, the rest passes through. heads
-        are those of k, and each serves as many heads of q; 1 stands for all.
+        Radians per token, with absolute values below 2**20; larger ones on a device give NaN. An
+        array of q's library and device, or of numpy. r <= head_dim components are rotated, the
+        others do not change. heads is that of k, as for grouped queries, or 1 for all heads.
     layout
         See :class:`RoPE`.
 
     Returns
     -------
     q_rotated, k_rotated : array
-        In torch and jax differentiable with respect to q, k, frequencies, and positions that are
-        floats.
+        In torch and jax, differentiable with respect to q, k, frequencies, and float positions.
 
     Notes
     -----
-    Whole turns are subtracted before rounding: cos and sin of float32 are off by less than 3.2e-7
-    at any position of one component below 2**31, those of float64 by less than 4e-16. float32 does
-    not hold all digits of a RoPE's frequencies; if they are not learned, use :class:`RoPE`.
+    Whole turns are subtracted before rounding. With one component, cos and sin have errors below
+    3.2e-7 (float32) or 4e-16 (float64) at any position below 2**31. Frequencies in float32 are
+    themselves rounded; if they are not learned, use :class:`RoPE`.
 
     Examples
     --------
-    Two components of a position, mixed by each head in its own way:
+    Positions with two components, which each head mixes differently:
 
     >>> import numpy as np
     >>> import rope_xp
@@ -191,9 +190,9 @@ def explain(
     out: tuple[ArrayT, ArrayT] | None = None,
     **options: Any,
 ) -> Explanation:
-    """Return the path that :func:`apply` would take with these arguments, and why others decline.
+    """Return the path that :func:`apply` takes for these arguments, and why others decline.
 
-    RopeError also where a path that is forced by name cannot run.
+    RopeError also if :func:`use_path` forces a path that cannot run.
 
     Examples
     --------
@@ -210,15 +209,15 @@ def explain(
 def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "half"]) -> ArrayT:
     """Reorder the rows of a q or k projection from one layout to the other.
 
-    The model then gives the same attention scores under the other layout. Every component of a
-    head is taken to be rotated. RopeError if the first axis does not divide into even heads.
+    The model then has the same attention scores with the other layout. All components of a head
+    must be rotated. RopeError if the first axis does not divide into heads of even size.
 
     Parameters
     ----------
     w : array, (num_heads * head_dim, ...)
-        Weight (out, in), or bias (out,), of any library and dtype, in the other layout.
+        Weight (out, in) or bias (out,) in the other layout, of any library and dtype.
     num_heads : int
-        Heads of this projection; for k with grouped queries the number of key heads.
+        Heads of this projection; for k with grouped queries, the number of key heads.
     to : {"interleaved", "half"}
         The layout of the result. From Meta's Llama checkpoints to Hugging Face: "half". Row 2i + j
         of a head (j = 0, 1) in the interleaved layout is row j * head_dim/2 + i in the half layout.
@@ -234,7 +233,7 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     shape = tuple(w.shape)  # type: ignore[attr-defined]  # every array has one
     num_heads = numbers.check_positive_int("num_heads", num_heads)
     if to not in ("interleaved", "half"):
-        msg = f"to must be 'interleaved' or 'half', the layout that the result is for; got {to!r}"
+        msg = f"to must be 'interleaved' or 'half', the layout of the result; got {to!r}"
         raise RopeError(msg)
     if not shape or shape[0] % (2 * num_heads):
         msg = (

@@ -1,4 +1,4 @@
-"""Angles: cos and sin of a forward pass, by which all its layers are rotated."""
+"""Angles: cos and sin that all layers of a forward pass share."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _BATCH_NAMES = "abcefg"
 
 @dataclass(frozen=True, eq=False)
 class Angles:
-    """Cos and sin of the positions of a forward pass, for all layers that share a RoPE.
+    """Cos and sin for a forward pass, shared by all layers with the same RoPE.
 
-    :meth:`rope_xp.RoPE.at` makes them from positions, :meth:`rope_xp.RoPE.with_tables` from tables.
-    ``torch.compile`` and ``jax.jit`` trace both, and take and return Angles, a pytree in jax.
+    :meth:`rope_xp.RoPE.at` computes them from positions; :meth:`rope_xp.RoPE.with_tables` takes
+    tables. Both work under ``torch.compile`` and ``jax.jit``. In jax, Angles are a pytree.
 
     Parameters
     ----------
     cos, sin : array, (batch..., tokens, r/2)
-        Of the angle of each pair of the r rotated components, times the attention factor of the
-        rope. They are used in float32, in float64 where the rotated array is of float64.
+        One column for each pair, multiplied by the attention factor of the rope. They are used in
+        float32, for float64 arrays in float64.
     rope : RoPE
-        Which components form pairs, and where they lie; its frequencies are in cos and sin.
+        Gives the layout and the rotated slice; its frequencies are already in cos and sin.
     inverse : (array, array), optional
-        Cos and sin divided by the attention factor, for :meth:`unrotate`. None: cos and sin.
+        Cos and sin for :meth:`unrotate`, divided by the attention factor. None: cos and sin.
 
     Examples
     --------
@@ -69,9 +69,9 @@ class Angles:
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :meth:`rope_xp.RoPE.apply`.
 
-        Results have the same bits, if ``like`` was of float64 where q and k are; XLA and compilers
-        of GPUs may fuse multiply-add otherwise, for at most 2 ulp. TypeError also where q is of
-        another library than the angles.
+        Results have the same bits as those of :meth:`rope_xp.RoPE.apply`, if ``like`` was float64
+        for float64 q and k. XLA and GPU compilers may fuse multiply-add differently, by at most 2
+        ulp. TypeError also if q comes from another library than the angles.
 
         Examples
         --------
@@ -104,8 +104,8 @@ class Angles:
     def unrotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
         """Undo :meth:`rotate`.
 
-        Angles of :meth:`rope_xp.RoPE.at` undo the attention factor too. Those of
-        :meth:`rope_xp.RoPE.with_tables` only rotate back, and apply a factor in the tables twice.
+        Angles from :meth:`rope_xp.RoPE.at` also undo the attention factor. Angles from
+        :meth:`rope_xp.RoPE.with_tables` only rotate back; a factor in the tables applies twice.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Choice: a rotary embedding for each sequence of a batch."""
+"""Choice: one of several RoPEs for each sequence of a batch."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _SHARED = "layout", "rotary_dim", "rotary_offset", "position_axes"
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A RoPE for each sequence of a batch, of a few that rotate the same pairs.
+    """One of several RoPEs for each sequence of a batch; all of them rotate the same pairs.
 
-    For requests that differ in scaling, such as long and short contexts of LongRoPE. Cos and sin
-    of every rope are computed and one is selected for each sequence; q and k are rotated once.
+    Use it for requests with different scaling, such as short and long contexts of LongRoPE. Cos and
+    sin are computed for every rope and selected for each sequence; q and k are rotated once.
 
     Parameters
     ----------
     ropes : tuple of RoPE
-        They differ in base and scaling alone.
+        They may differ only in base and scaling.
     which : array or sequence, (batch...)
-        For each sequence its index into ``ropes``: integers, or booleans for two ropes. Of the
-        library and device of the arrays, numpy, or Python numbers. Out of range they raise in host
-        memory, and give NaN on a device. ``torch.compile`` takes a Choice made outside of it, or of
-        a tensor. Packed tokens without a batch axis are sequences of one token: ``q[:, None]``.
+        Index into ``ropes`` for each sequence: integers, or booleans for two ropes. An array of the
+        same library and device or numpy, or Python numbers. Out of range, host values raise and
+        device values give NaN. Under ``torch.compile``, pass a tensor or build the Choice outside.
+        For packed tokens without a batch axis, pass sequences of one token: ``q[:, None]``.
 
     Raises
     ------
     RopeError, TypeError
-        If ropes differ in what they rotate, or a value is out of range or of the wrong type.
+        If ropes rotate different pairs, or a value is out of range or has the wrong type.
 
     Examples
     --------
-    Two requests, the second beyond the length that the model was trained for:
+    Two requests, the second longer than the trained context:
 
     >>> import numpy as np
     >>> import rope_xp
@@ -72,7 +72,7 @@ class Choice:
             first, values = ([getattr(r, n) for n in _SHARED] for r in (self.ropes[0], rope))
             if values != first:
                 msg = (
-                    "ropes must rotate the same pairs, by the same components of positions: "
+                    "ropes must rotate the same pairs and read the same components of positions: "
                     f"({', '.join(_SHARED)}) is {values} in ropes[{i}] and {first} in ropes[0]"
                 )
                 raise RopeError(msg)
@@ -85,16 +85,16 @@ class Choice:
             raise TypeError(msg)
         if owner.host and which.size and not 0 <= which.min() <= which.max() < len(self.ropes):
             msg = (
-                f"which must hold numbers from 0 to {len(self.ropes) - 1}, the places in ropes; "
+                f"which must hold indices into ropes, from 0 to {len(self.ropes) - 1}; "
                 f"got {which.min()} to {which.max()}"
             )
             raise RopeError(msg)
 
     def at(self, positions: Positions, *, like: Array) -> Angles:
-        """Return the angles of positions, each sequence's by its own RoPE.
+        """Return the angles of positions, for each sequence from its own RoPE.
 
-        See :meth:`rope_xp.RoPE.at`. Each sequence has the bits of its RoPE, if ``like`` is as wide
-        as the arrays. An error also where ``which`` is of another library or device than ``like``.
+        See :meth:`rope_xp.RoPE.at`. Each sequence has the same bits as with its own RoPE, if
+        ``like`` has the arrays' dtype. Also an error if ``which`` has another library or device.
 
         Examples
         --------
@@ -127,7 +127,7 @@ class Choice:
         axes: str | None = None,
         out: tuple[ArrayT, ArrayT] | None = None,
     ) -> tuple[ArrayT, ArrayT]:
-        """Rotate queries and keys, each sequence by its own RoPE. See :meth:`rope_xp.RoPE.apply`.
+        """Rotate queries and keys, each sequence with its own RoPE. See :meth:`rope_xp.RoPE.apply`.
 
         Examples
         --------
@@ -172,7 +172,7 @@ class Choice:
 def _select(
     backend: Backend, which: Array, tables: list[tuple[Array, Array]]
 ) -> tuple[Array, Array]:
-    """Return cos and sin of the rope of each sequence, NaN where ``which`` is out of range."""
+    """Return cos and sin from the rope of each sequence, NaN where ``which`` is out of range."""
     xp = backend.xp
     ndim = max(len(which.shape), len(tables[0][0].shape))
     which = with_axes(which, ndim)

@@ -1,4 +1,4 @@
-"""Write a rotation as the operator RotaryEmbedding of ONNX, opset 23, with exact tables.
+"""Write a rotation as ONNX's operator RotaryEmbedding (opset 23), with exact tables.
 
 Needs ``pip install 'rope-xp[onnx]'``. To export a whole model, trace it instead: see docs/onnx.md.
 """
@@ -50,18 +50,18 @@ def nodes(
         Names of the value to rotate and of its positions, int64 (batch, tokens).
     output : str, default "y"
     num_heads : int, optional
-        Given, x is (batch, tokens, num_heads * head_dim). None: (batch, heads, tokens, head_dim).
+        If given, x is (batch, tokens, num_heads * head_dim), else (batch, heads, tokens, head_dim).
     dtype : {"float32", "float16", "bfloat16"}, default "float32"
-        Of x. 16 bits are rotated in float32 and rounded once, by casts around the operator.
+        Dtype of x. 16-bit x is cast, rotated in float32 and rounded once.
     name : str, default "rope"
         Prefix of the names of nodes, tables and values between them.
 
     Returns
     -------
     nodes : list of onnx.NodeProto
-        RotaryEmbedding, between casts for 16 bits.
+        RotaryEmbedding, for 16-bit x between two casts.
     initializers : list of onnx.TensorProto
-        cos and sin, times the attention factor.
+        cos and sin, multiplied by the attention factor.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def nodes(
     fields.check_rope(rope, RoPE)
     rotary_dim = _check_expressible(rope, head_dim)
     if isinstance(inputs, str) or len(inputs) != 2:
-        msg = f"inputs must be two names, of the value to rotate and its positions; got {inputs!r}"
+        msg = f"inputs must be two names, for x and for its positions; got {inputs!r}"
         raise RopeError(msg)
     x, positions = inputs
     cos, sin = f"{name}_cos", f"{name}_sin"
@@ -144,11 +144,11 @@ def model(
 
 
 def _check_expressible(rope: RoPE, head_dim: int) -> int:
-    """Check what the operator can express; return how many components it rotates."""
+    """Check that the operator can express the rope; return how many components it rotates."""
     if rope.layout == "interleaved_to_half":
-        problem = "layout='interleaved_to_half'; take layout='interleaved', with the same scores"
+        problem = "layout='interleaved_to_half'; use 'interleaved', with the same scores"
     elif rope.position_axes is not None:
-        problem = "position_axes; trace the model by torch.onnx.export or ndonnx"
+        problem = "position_axes; trace the model with torch.onnx.export or ndonnx"
     else:
         rotary_dim, offset = slice_of(rope, head_dim)
         if not offset:

@@ -1,4 +1,4 @@
-"""RoPE: what a rotary embedding is, apart from any array."""
+"""RoPE: the parameters of a rotary embedding, and methods that rotate arrays by them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class RoPE(RopeFields):
         "interleaved_to_half": read from 2i and 2i + 1, written to i and i + r/2 (DeepSeek-V3 in
         Hugging Face).
     rotary_dim : int, optional
-        Number of rotated components r, even. None: all of head_dim. The rest passes through.
+        Number of rotated components r, even. None: all of head_dim. The others do not change.
     rotary_offset : int, default 0
         Where the rotated slice starts; negative counts from the end of head_dim.
     scaling : Scaling, optional
         A class of :mod:`rope_xp.scaling`, which changes the frequencies.
     position_axes : tuple of int, optional
-        Frequency i reads component ``position_axes[i]`` of positions, which then have a leading
-        axis of ``max(position_axes) + 1`` components: M-RoPE, axial 2-D and 3-D positions. Length
-        r/2. None: positions have one component and no such axis.
+        Length r/2. Frequency i multiplies component ``position_axes[i]`` of positions, which then
+        have a leading axis of ``max(position_axes) + 1`` components: M-RoPE, axial 2-D and 3-D
+        positions. None: positions have one component and no such axis.
 
     Raises
     ------
     RopeError, TypeError
-        If a value is out of range or of the wrong type, or scaling needs ``position_axes``.
+        If a value is out of range or has the wrong type, or scaling needs ``position_axes``.
 
     Examples
     --------
@@ -74,43 +74,43 @@ class RoPE(RopeFields):
         Parameters
         ----------
         q : array, (batch, tokens, heads, head_dim) or as ``axes`` says
-            Queries of numpy, torch, jax, cupy or any library of the array API standard. float16,
-            bfloat16, float32 or float64; the lower two are computed in float32 and rounded once.
+            Queries, from numpy, torch, jax, cupy or any library of the array API standard. float16,
+            bfloat16, float32 or float64; 16-bit types are computed in float32 and rounded once.
         k : array, like q
             Keys, of the same library and device. They may have fewer heads (grouped queries) and,
             with ``k_positions``, another number of tokens.
         positions : array or sequence, broadcastable to (batch, tokens), optional
             Integers or floats, in tokens, batch first whatever ``axes`` says: (tokens,),
-            (batch, tokens), or (batch, 1) for all tokens of a sequence. Of the same library, numpy,
-            or Python numbers. A single number, 5 or [5], only where there is one token. With
-            ``position_axes`` they have a leading axis of components. None: 0, 1, ... tokens - 1.
-            The modulus must be below 2**31; positions on a device are not read to check that, and
-            those beyond give NaN.
+            (batch, tokens), or (batch, 1) for all tokens of a sequence. An array of the same
+            library or numpy, or Python numbers. A single number, 5 or [5], needs a single token.
+            With ``position_axes`` a leading axis holds the components. None: 0, 1, ... tokens - 1.
+            Absolute values must be below 2**31. Positions on a device are not checked, and larger
+            ones give NaN.
         axes : str, optional
-            One letter an axis of q and k: ``s`` tokens, ``h`` heads, ``d`` head_dim (last), any
-            other batch. "bshd" is the default for four axes, "shd" for three, "sd" for two, and
-            batch axes before these for more. "bhsd" is Hugging Face and torch's attention, "sbhd"
-            Megatron.
+            One letter for each axis of q and k: ``s`` tokens, ``h`` heads, ``d`` head_dim (last),
+            any other letter batch. Default: "bshd" for four axes, "shd" for three, "sd" for two;
+            further axes come first and are batch. Hugging Face and torch's attention have "bhsd",
+            Megatron "sbhd".
         k_positions : array or sequence, optional
-            Positions of k where they differ from those of q.
+            Positions of k, if they differ from those of q.
         out : (array, array), optional
-            Where to write the two results. ``out=(q, k)`` is in place. Not with jax.
+            Arrays for the two results. ``out=(q, k)`` rotates in place. Not for jax.
 
         Returns
         -------
         q_rotated, k_rotated : array
-            With the shape, dtype, library and device of q and k. Inputs are not written, unless
+            The shape, dtype, library and device are those of q and k. Inputs do not change, unless
             ``out`` names them.
 
         Raises
         ------
         RopeError, TypeError
-            If shapes, devices, libraries, positions or options do not fit, or are of the wrong
-            type; nothing has been written then.
+            If shapes, devices, libraries, positions or options do not fit, or have the wrong type.
+            Nothing is written then.
 
         Examples
         --------
-        One token behind a cache of 1000, heads before tokens:
+        One token after 1000 cached ones, heads before tokens:
 
         >>> import numpy as np
         >>> import rope_xp
@@ -139,7 +139,7 @@ class RoPE(RopeFields):
         Parameters
         ----------
         x, positions, axes, out
-            See :meth:`apply`; ``out=x`` is in place.
+            See :meth:`apply`; ``out=x`` rotates in place.
 
         Returns
         -------
@@ -173,7 +173,7 @@ class RoPE(RopeFields):
         Returns
         -------
         array, like x
-            x before :meth:`rotate`, to the rounding of two rotations.
+            x before :meth:`rotate`, up to the rounding of two rotations.
 
         Examples
         --------
@@ -206,23 +206,23 @@ class RoPE(RopeFields):
     ) -> ArrayT:
         """Move rotated keys to other positions, optionally onto another RoPE.
 
-        Both rotations are composed into one table, so x is rounded once. After 1,000 moves float32
-        is off by 4e-5 of the largest key, and with ``slots``, computed in float64 where there is
-        one, by 1e-5. Move bfloat16 keys seldom and far, see :doc:`caches`.
+        Both rotations are composed into one table, so x is rounded once. After 1,000 moves, float32
+        keys are off by 4e-5 of the largest one; with ``slots``, which uses float64 if the library
+        has it, by 1e-5. Move bfloat16 keys rarely, in large steps; see :doc:`/caches`.
 
         Parameters
         ----------
         x, axes, out
-            See :meth:`rotate`; x are keys that this RoPE rotated at ``old_positions``.
+            See :meth:`rotate`. x holds keys that this RoPE rotated at ``old_positions``.
         old_positions, new_positions : array or sequence, (tokens,) or (batch, tokens)
             In tokens; None for 0, 1, ...
         to : RoPE, optional
-            What rotates the result. Default: this RoPE. It must rotate the same pairs.
+            The RoPE of the result, which must rotate the same pairs. Default: this one.
         slots : array or sequence, (n,), optional
-            Integers: slots along the tokens axis of x, a cache, whose keys are moved; positions are
-            those of these n. Other slots stay, and are not written where ``out`` is x. Of the
-            library and device of x, numpy, or Python numbers; each slot once. Those on a device are
-            not read: they must lie within the cache.
+            Integers: indices along the tokens axis of x, a cache, of the n keys to move. Positions
+            are then those of these n keys. Other slots keep their values, and are not written if
+            ``out`` is x. An array of the library and device of x or numpy, or Python numbers, each
+            slot once. Slots on a device are not checked: they must lie within the cache.
 
         Returns
         -------
@@ -259,8 +259,8 @@ class RoPE(RopeFields):
         positions
             See :meth:`apply`.
         like : array, (..., head_dim)
-            An array such as q, whose values are not read. The angles are of its library, device and
-            head_dim, and in float64 if it is, else in float32.
+            An array such as q, whose values are not read. The angles have its library, device and
+            head_dim; they are float64 if it is, else float32.
 
         Returns
         -------
@@ -276,13 +276,11 @@ class RoPE(RopeFields):
         return build_angles(self, positions, like)
 
     def with_tables(self, cos: Array, sin: Array) -> Angles:
-        """Return the angles of given tables, with the layout and slice of this RoPE.
+        """Return angles from tables of cos and sin, with the layout and slice of this RoPE.
 
-        They replace its frequencies, scaling and attention factor. RopeError if shapes do not fit
-        each other, or ``rotary_dim``; without that, also if tables in host memory hold each angle
-        twice, as those of Hugging Face do.
-
-        cos and sin: see :func:`rope_xp.apply_tables`.
+        The tables replace its frequencies, scaling and attention factor. RopeError if their shapes
+        differ or do not fit ``rotary_dim``. If that is None, also if tables in host memory hold
+        each angle twice, as Hugging Face's do. For cos and sin see :func:`rope_xp.apply_tables`.
 
         Examples
         --------

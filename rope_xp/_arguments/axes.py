@@ -1,4 +1,4 @@
-"""Axis names: one letter an axis, ``s`` tokens, ``h`` heads, ``d`` head_dim, others batch."""
+"""Axis names: one letter per axis, ``s`` tokens, ``h`` heads, ``d`` head_dim, others batch."""
 
 from rope_xp._core.call import Axes
 from rope_xp._core.errors import RopeError
@@ -16,7 +16,7 @@ def _make_axes(names: str) -> Axes:
 
 
 def default_names(ndim: int) -> str:
-    """Return the axes assumed where the caller names none: batch axes, then s, h, d."""
+    """Return the default axes: batch axes, then s, h, d."""
     return "sd" if ndim == 2 else _BATCH[: ndim - 3] + "shd"
 
 
@@ -49,10 +49,10 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
 
 
 def check_fit(axes: Axes, argument: str, ndim: int) -> None:
-    """Check that an array has as many axes as are named."""
+    """Check that an array has as many axes as ``axes`` names."""
     n = len(axes.names)
     if n != ndim:
-        msg = f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name each of {argument}"
+        msg = f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name all of them"
         raise RopeError(msg)
 
 
@@ -60,7 +60,7 @@ def _check_names(axes: object) -> None:
     """Check the spelling of axis names."""
     example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
     if not isinstance(axes, str):
-        msg = f"axes must be a string of one letter an axis, such as {example}; got {axes!r}"
+        msg = f"axes must be a string with one letter per axis, such as {example}; got {axes!r}"
         raise TypeError(msg)
     problems = {
         "has characters that are not lower-case letters": not (

@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 
-_SLICE = "rotary_dim, if only a part of a head is rotated; head_dim is read off the arrays"
+_SLICE = "rotary_dim, if only part of a head is rotated; head_dim is read from the arrays"
 _START = "part of positions: apply(q, k, offset + arange(tokens))"
-_TABLES = "a table: rope_xp.apply_tables(x, cos, sin, layout=...) rotates by it"
-_LENGTH = "not needed: no table is made, and any position below 2**31 is exact"
+_TABLES = "a table: use rope_xp.apply_tables(x, cos, sin, layout=...)"
+_LENGTH = "not needed: there is no table, and all positions below 2**31 are exact"
 FOREIGN = {
     "theta": "base",
     "rope_theta": "base",
     "dim": _SLICE,
     "head_dim": _SLICE,
-    "partial_rotary_factor": "rotary_dim, a number of components: that share of head_dim",
+    "partial_rotary_factor": "rotary_dim, the number of components: that share of head_dim",
     "interleaved": "layout='interleaved', or layout='half'",
     "is_neox_style": "layout='half' if true, else layout='interleaved'",
     "offset": _START,
@@ -33,10 +33,10 @@ FOREIGN = {
     "cos": _TABLES,
     "sin": _TABLES,
     "freqs_cis": _TABLES,
-    "inv_freq": "made of base and scaling; rope_xp.apply_frequencies rotates by others",
-    "rope_scaling": "scaling, a class of rope_xp.scaling; rope_xp.from_hf_config(config) makes it",
+    "inv_freq": "computed from base and scaling; for your own use rope_xp.apply_frequencies",
+    "rope_scaling": "scaling, a class of rope_xp.scaling; rope_xp.from_hf_config(config) reads it",
     "factor": "a field of scaling: scaling=rope_xp.scaling.Linear(factor), YaRN(factor, ...)",
-    "unsqueeze_dim": "said by axes, one letter an axis: apply(q, k, positions, axes='bhsd')",
+    "unsqueeze_dim": "axes, one letter per axis: apply(q, k, positions, axes='bhsd')",
     "cu_seqlens": "positions=rope_xp.positions.packed(cu_seqlens)",
 }
 """Names of other libraries, and what replaces them."""
@@ -56,7 +56,7 @@ def check_rotary_dim(rotary_dim: object) -> int:
     """Check that rotary_dim is an even positive integer; return it as Python's."""
     r = numbers.check_int("rotary_dim", rotary_dim)
     if r <= 0 or r % 2:
-        msg = f"rotary_dim must be even and positive, as components turn in pairs; got {r}"
+        msg = f"rotary_dim must be even and positive, because pairs are rotated; got {r}"
         raise RopeError(msg)
     return r
 
@@ -66,11 +66,11 @@ def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[
     if not isinstance(position_axes, tuple):
         msg = (
             "position_axes must be a tuple of integers, so that a RoPE is hashable; got "
-            f"{position_axes!r}. Write tuple(...) around it"
+            f"{position_axes!r}. Pass tuple(...) of it"
         )
         raise TypeError(msg)
     if not position_axes or not all(numbers.is_int(a) and a >= 0 for a in position_axes):
-        msg = f"position_axes must hold integers >= 0, one a pair; got {position_axes!r}"
+        msg = f"position_axes must hold integers >= 0, one per pair; got {position_axes!r}"
         raise RopeError(msg)
     if rotary_dim is not None:
         check_axis_count(position_axes, rotary_dim)
@@ -82,7 +82,7 @@ def check_axis_count(position_axes: tuple[int, ...], rotary_dim: int) -> None:
     if len(position_axes) != rotary_dim // 2:
         msg = (
             f"position_axes has {len(position_axes)} entries; {rotary_dim} rotated components have "
-            f"{rotary_dim // 2} pairs, each of which needs one"
+            f"{rotary_dim // 2} pairs, and each needs one entry"
         )
         raise RopeError(msg)
 
@@ -94,7 +94,7 @@ def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
     kind, shape = type(rope).__name__, getattr(rope, "shape", None)
     got = f"{rope!r} ({kind})"
     if shape is not None:
-        hint = "rope_xp.apply_tables(x, cos, sin, layout=...) rotates by tables"
+        hint = "To rotate by tables, use rope_xp.apply_tables(x, cos, sin, layout=...)"
         got = f"an array, {kind} of shape {tuple(shape)}. {hint}"
     msg = f"{argument} must be a rope_xp.RoPE; got {got}"
     raise TypeError(msg)
@@ -108,15 +108,15 @@ def resolve_slice(
     if head_dim is None or r % 2:
         check_known(ROTATED, (head_dim,))
         msg = (
-            f"head_dim is {head_dim}, an odd number, and components turn in pairs; pass an even "
-            "rotary_dim, the rest passes through"
+            f"head_dim is {head_dim}, an odd number, but pairs are rotated; pass an even "
+            "rotary_dim, which leaves the other components as they are"
         )
         raise RopeError(msg)
     offset = rotary_offset if rotary_offset >= 0 else head_dim + rotary_offset
     if offset < 0 or offset + r > head_dim:
         msg = (
             f"the rotated slice, rotary_dim={r} components from rotary_offset={rotary_offset}, "
-            f"does not lie within head_dim={head_dim}"
+            f"does not fit in head_dim={head_dim}"
         )
         raise RopeError(msg)
     if position_axes is not None:
@@ -130,7 +130,7 @@ def slice_of(rope: Rope, head_dim: int) -> tuple[int, int]:
 
 
 def keyword_only(cls: type[T]) -> type[T]:
-    """Have a dataclass reject unknown names, and values without one, with a hint."""
+    """Make a dataclass reject unknown names and positional values, with a hint."""
     name = cls.__name__
     known = dict.fromkeys(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # it is one
     generated = cls.__init__

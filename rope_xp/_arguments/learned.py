@@ -70,8 +70,8 @@ def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
         largest = float(np.abs(np.asarray(frequencies, np.float64)).max())
         if not largest < products.LARGEST:
             msg = (
-                f"frequencies must be finite and of modulus below {products.LARGEST:g}; the "
-                f"largest modulus is {largest:g}"
+                "frequencies must be finite, with absolute values below "
+                f"{products.LARGEST:g}; the largest is {largest:g}"
             )
             raise RopeError(msg)
     return frequencies
@@ -81,15 +81,15 @@ def _check_heads(axes: Axes, heads: int, q: Array, k: Array) -> int:
     """Return how many query heads use the frequencies of one key head."""
     if axes.heads is None:
         msg = (
-            f"frequencies has {heads} heads, and axes={axes.names!r} has no axis of heads 'h'; "
-            "give frequencies (r/2,), or arrays with heads"
+            f"frequencies has {heads} heads, but axes={axes.names!r} has no heads axis 'h'; pass "
+            "frequencies of shape (r/2,), or arrays with heads"
         )
         raise RopeError(msg)
     queries, keys = q.shape[axes.heads], k.shape[axes.heads]
     if heads != keys or queries % keys:
         msg = (
-            f"frequencies has {heads} heads, q {queries} and k {keys}; it needs those of k, each "
-            "of which serves equally many heads of q: a query and a key that meet must turn alike"
+            f"frequencies has {heads} heads, q {queries} and k {keys}; pass frequencies with the "
+            "heads of k, and q with a multiple of these: a query must turn like its key"
         )
         raise RopeError(msg)
     return int(queries // keys)

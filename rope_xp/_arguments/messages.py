@@ -1,4 +1,4 @@
-"""Checks of what arrays must have in common."""
+"""Check that arrays have the same library, device and shape, where they must."""
 
 from rope_xp._core.call import Axes
 from rope_xp._core.dtypes import FLOATS
@@ -36,7 +36,7 @@ def check_float(backend: Backend, argument: str, x: Array) -> str:
 
 
 def check_readable(backend: Backend, argument: str, x: Array) -> None:
-    """Check that the elements of x can be read, of whatever dtype they are."""
+    """Check that the elements of x can be read, whatever their dtype."""
     reason = backend.unreadable_reason(x)
     if reason is not None:
         msg = f"{argument} is {reason}"
@@ -55,7 +55,7 @@ def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Ar
 def check_beside(
     backend: Backend, first: str, x: Array, owner: Backend, second: str, y: Array
 ) -> bool:
-    """Return whether y, of ``owner``, is of the library and device of x; False in host memory.
+    """Return whether y, of ``owner``, has the library and device of x; False in host memory.
 
     Anything else raises.
     """
@@ -80,9 +80,9 @@ def check_pair_shapes(
         check_known("k", (in_k,))
         axis = {"s": "tokens", "d": "head_dim"}.get(name, f"batch axis {name!r}")
         hint = {
-            "s": "Give k_positions for the tokens of k",
-            "d": "Rotate them one by one with RoPE.rotate if that is meant",
-        }.get(name, f"They may differ in heads alone; is axes={axes.names!r} right?")
+            "s": "Pass k_positions for the tokens of k",
+            "d": "If that is intended, rotate each with RoPE.rotate",
+        }.get(name, f"They may differ only in heads; is axes={axes.names!r} right?")
         msg = (
             f"q of shape {tuple(q_shape)} and k of shape {tuple(k_shape)} differ in {axis} "
             f"(axes={axes.names!r}): {in_q} and {in_k}. {hint}"

@@ -1,4 +1,4 @@
-"""Whether results may be written to ``out``: checked before anything is."""
+"""Check that results can be written to ``out``, before anything is written."""
 
 from typing import Any
 
@@ -43,8 +43,8 @@ def check_out(
             is_same = i == j and x is not None and output.memory[:4] == x.memory[:4]
             if x is not None and not is_same and have_overlap(output, x):
                 msg = (
-                    f"{labels[i]} overlaps {name} without being {names[i]} itself; pass "
-                    f"{names[i]} for in place, or memory that is not read"
+                    f"{labels[i]} overlaps {name} but is not {names[i]} itself; pass "
+                    f"{names[i]} to rotate in place, or an array that shares no memory"
                 )
                 raise RopeError(msg)
         for label, earlier in zip(labels[:i], outputs[:i], strict=True):
@@ -76,9 +76,9 @@ def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan 
     if memory is None:
         return None
     if not memory.writeable:
-        msg = f"{label} is read-only; pass a writeable array or leave out= away"
+        msg = f"{label} is read-only; pass a writeable array, or omit out="
         raise RopeError(msg)
     if overlaps_itself(memory):
-        msg = f"{label} is a view whose elements share memory; pass an array of its own"
+        msg = f"{label} is a view whose elements share memory; pass a new array"
         raise RopeError(msg)
     return get_span(memory)

@@ -33,7 +33,7 @@ def find_owner(values: Any) -> Backend | None:
 
 
 def find_device_owner(values: Any) -> Backend | None:
-    """Return the backend of an array, None for arrays of numpy and numbers of Python."""
+    """Return the backend of an array, None for numpy arrays and Python numbers."""
     # Dynamo cannot look up the class of the first numpy array that it traces.
     return None if type(values) is np.ndarray else find_owner(values)
 
@@ -121,8 +121,8 @@ def rerotate(
     slice_, new_slice = slice_of(rope, head_dim), slice_of(to, head_dim)
     if (slice_, layouts[0]) != (new_slice, layouts[1]):
         msg = (
-            "rerotate needs ropes that rotate the same pairs; got (rotary_dim, rotary_offset, "
-            f"layout written) {(*slice_, layouts[0])} and to with {(*new_slice, layouts[1])}"
+            "rerotate needs ropes that rotate the same pairs; (rotary_dim, rotary_offset, layout "
+            f"of the result) is {(*slice_, layouts[0])}, and for to= {(*new_slice, layouts[1])}"
         )
         raise RopeError(msg)
     old_key = TableKey(rope, head_dim, inverse=True, double=double)

@@ -65,9 +65,9 @@ def rotate(
     rows, tokens = tuple(tables[0].shape[:-1]), x.shape[where.tokens]
     if rows == (1,) and tokens != 1:
         msg = (
-            f"cos has one row, of one token, for {tokens} tokens; make angles of all their "
-            f"positions, such as rope.at(offset + arange({tokens}), like=q), or of positions "
-            "(batch, 1) where all tokens of a sequence are at one position"
+            f"cos has a single row for {tokens} tokens; compute angles for all positions, with "
+            f"rope.at(offset + arange({tokens}), like=q), or for positions of shape (batch, 1) if "
+            "all tokens of a sequence have the same position"
         )
         raise RopeError(msg)
     spec = RotationSpec(where, rope.layout, r, offset, inverse)
@@ -91,7 +91,7 @@ def angles(rope: Rope, positions: Any, like: Array) -> tuple[Backend, list[Table
     backend = find.require_backend(like, "like")
     double = messages.check_float(backend, "like", like) == "float64"
     if not like.shape:
-        msg = "like is a single number; give an array such as q, whose last axis is head_dim"
+        msg = "like is a single number; pass an array such as q, whose last axis is head_dim"
         raise RopeError(msg)
     head_dim = like.shape[-1]
     slice_of(rope, head_dim)
@@ -119,8 +119,8 @@ def _read_tables(
     if columns == 0 or 2 * columns > head_dim:
         is_doubled = 0 < columns <= head_dim and columns % 2 == 0
         msg = (
-            f"cos has {columns} columns, one for each rotated pair; head_dim={head_dim} takes "
-            f"1 to {head_dim // 2}{hint_one_column(columns) if is_doubled else ''}"
+            f"cos has {columns} columns, one for each rotated pair, but head_dim={head_dim} has 1 "
+            f"to {head_dim // 2} pairs{hint_one_column(columns) if is_doubled else ''}"
         )
         raise RopeError(msg)
     batch = tuple([x.shape[i] for i in axes.batch])
@@ -153,9 +153,9 @@ def _check_pairs(columns: int, rotary_dim: int) -> None:
     """Check that there is a column of cos for each pair that a rope rotates."""
     if not same_length(2 * columns, rotary_dim):
         msg = (
-            f"cos has {columns} columns, one for each rotated pair, and the rope rotates "
-            f"{rotary_dim} components, {rotary_dim // 2} pairs; make the angles like an array "
-            f"of this head_dim, or by a RoPE with rotary_dim={2 * columns}"
+            f"cos has {columns} columns, one for each rotated pair, but the rope rotates "
+            f"{rotary_dim} components, {rotary_dim // 2} pairs; pass like= an array with this "
+            f"head_dim, or use a RoPE with rotary_dim={2 * columns}"
             f"{hint_one_column(columns) if columns == rotary_dim else ''}"
         )
         raise RopeError(msg)

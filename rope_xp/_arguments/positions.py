@@ -60,7 +60,7 @@ def read_host(
     try:
         host = np.asarray(positions)
     except ValueError as error:
-        msg = f"{argument} is a ragged list; give one number a token"
+        msg = f"{argument} is a ragged list; pass one number per token"
         raise RopeError(msg) from error
     if host.size == 0:
         return host.astype(integer), None, get_position_range(0, 0)
@@ -76,7 +76,7 @@ def read_host(
     else:
         lowest, highest = host.min().item(), host.max().item()
     if not (lowest > -LIMIT and highest < LIMIT):
-        msg = f"{argument} must be finite and of modulus below {LIMIT}; got {lowest} to {highest}"
+        msg = f"{argument} must lie between -{LIMIT} and {LIMIT}; got {lowest} to {highest}"
         raise RopeError(msg)
     position_range = get_position_range(int(lowest), int(highest))
     whole = host.astype(integer, copy=False)
@@ -89,7 +89,7 @@ def read_host(
 def read_rows(
     positions: Any, integer: type[np.integer[Any]], double: bool
 ) -> tuple[tuple[np.ndarray, ...], PositionRange] | None:
-    """Return whole and fractional parts, and their range; None for the slow path to read."""
+    """Return whole and fractional parts, and their range; None if only the slow path can read."""
     if type(positions) not in _READ:
         return None
     try:
@@ -102,12 +102,12 @@ def read_rows(
 
 
 def wrong_dtype(argument: str, dtype: str) -> TypeError:
-    """Return the error for positions that are no numbers."""
+    """Return the error for positions that are not numbers."""
     return TypeError(f"{argument} must hold integers or real floats (tokens); got {dtype}")
 
 
 def check_components(argument: str, shape: tuple[int, ...], components: int) -> None:
-    """Check that positions have the leading axis that position_axes asks for."""
+    """Check that positions have the leading axis for position_axes."""
     if not shape or shape[0] != components:
         msg = (
             f"{argument} has shape {shape}; position_axes names {components} components, so it "
@@ -129,9 +129,9 @@ def check_positions_shape(
     if rows in ((), (1,)) and tokens != 1:
         n = tokens if isinstance(tokens, int) else "n"
         msg = (
-            f"{argument} has shape {shape}, which is one number for {n} tokens; write {argument} = "
-            f"offset + arange({n}) for tokens that follow each other, or give it the shape "
-            "(batch, 1) where all tokens of a sequence are at one position"
+            f"{argument} has shape {shape}, a single number for {n} tokens; write {argument} = "
+            f"offset + arange({n}) for consecutive tokens, or pass shape (batch, 1) if all tokens "
+            "of a sequence have the same position"
         )
         raise RopeError(msg)
     if rows:

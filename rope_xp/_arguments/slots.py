@@ -40,16 +40,16 @@ def _check_slots(backend: Backend, cache: Array, slots: Any, length: int) -> Arr
         slots = slots.astype(np.int64)  # an empty list has no dtype of its own
     if owner.dtype_name(slots) not in INTEGERS or len(slots.shape) != 1:
         msg = (
-            "slots must be integers along one axis, the slots of all sequences; got "
+            "slots must be integers with one axis, the same slots for all sequences; got "
             f"{messages.describe(owner, slots)}"
         )
         raise RopeError(msg)
     if not owner.host:
         return backend.integers(slots)
     if slots.size and not 0 <= slots.min() <= slots.max() < length:
-        msg = f"slots must lie within the {length} of x; got {slots.min()} to {slots.max()}"
+        msg = f"slots must be below {length}, the tokens of x; got {slots.min()} to {slots.max()}"
         raise RopeError(msg)
     if len(np.unique(slots)) != slots.size:
-        raise RopeError("slots names a slot twice, which would be written twice; name each once")
+        raise RopeError("slots holds the same slot twice; each may be written only once")
     dtype = np.int64 if backend.host else np.int32
     return backend.asarray(slots.astype(dtype), backend.device(cache))

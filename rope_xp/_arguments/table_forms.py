@@ -51,7 +51,7 @@ def _index_one_column(width: int, *forms: Columns) -> str:
 def hint_one_column(width: int) -> str:
     """Return the hint for tables whose shape suggests that they hold each angle twice."""
     return (
-        ". Tables that repeat each angle for both of a pair need one column a pair: "
+        ". If the tables hold each angle twice, pass one column per pair: "
         f"{_index_one_column(width, 'neighbours', 'halves')}"
     )
 
@@ -68,9 +68,9 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
     if columns is not None:
         width = cos.shape[-1]
         msg = (
-            f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice; give one column "
-            f"for each pair, {_index_one_column(width, columns)}, and sin likewise. If they "
-            f"do have a column for each of {width} pairs, make that known: "
+            f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice; pass one column "
+            f"per pair, {_index_one_column(width, columns)}, and sin likewise. If they really have "
+            f"a column for each of {width} pairs, use "
             f"RoPE(rotary_dim={2 * width}, ...).with_tables(cos, sin)"
         )
         raise RopeError(msg)
@@ -107,8 +107,8 @@ def find_host_backend(xp: Namespace | None) -> Backend:
     backend = find.require_backend_of_namespace(np if xp is None else xp)
     if backend.is_compiling():
         msg = (
-            "table is made on the host in float64, which no graph can do; call it once, outside "
-            "of the compiled function, and hand the table in"
+            "table is computed on the host in float64, which cannot be compiled; call it once "
+            "outside of the compiled function, and pass the table as an argument"
         )
         raise RopeError(msg)
     return backend

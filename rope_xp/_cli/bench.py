@@ -1,7 +1,7 @@
-"""Time a call on every installed library, a copy of the same arrays and the usual formula.
+"""Time a rotation on every installed library, and compare with a copy and the usual formula.
 
-A rotation reads and writes as much as a copy does: 1 times as fast is as fast as memory allows, and
-results in pages of 2 MB, which torch's own allocator does not ask for, are faster.
+A rotation reads and writes as much as a copy does, so a ratio of 1 means as fast as memory allows.
+It can be higher: results of rope_xp lie in pages of 2 MB, and those of torch's allocator do not.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _LOOPS, _ROUNDS = 200, 5
 
 @dataclass(frozen=True)
 class BenchRow:
-    """The figures of one target: times as fast as a copy of q and k, and as the usual formula."""
+    """The figures of one target, with its speed relative to a copy and to the usual formula."""
 
     target: str
     dtype: str
@@ -100,7 +100,7 @@ def _print_rows(tokens: int, heads: tuple[int, int], rows: list[BenchRow]) -> No
         for row in rows
     ]
     terminal.table(("target", "dtype", "ms", "x a copy", "x the formula"), timed_rows, 2)
-    print("x a copy: times as fast as copying q and k to new arrays in the same library")
-    print("x the formula: times as fast as the formula of Hugging Face's Llama; jax: jitted\n")
+    print("x a copy: time to copy q and k to new arrays in this library / time to rotate")
+    print("x the formula: time of Hugging Face's Llama formula (jax: jitted) / the same\n")
     token_rows = [(row.target, row.dtype, row.path, str(row.token_microseconds)) for row in rows]
     terminal.table(("target", "dtype", "path", "one token, us"), token_rows, 3)

@@ -1,12 +1,12 @@
-"""Tell which RoPE a function is, or what is wrong with a model's, and exit with status 1 if so.
+"""Identify the RoPE of a function, or check that of a model. Exit with 1 if something is wrong.
 
 TARGET is ``package.module:function``, called as ``function(q, k, positions)`` or ``function(x,
-positions)``; or a folder with a config.json, or that file. Of a folder the configuration is read,
-and with --weights the weights: from safetensors only, without code that comes with them.
+positions)``; or a folder with a config.json, or that file. For a folder, the configuration is read,
+and with ``--weights`` the model too: only from safetensors, and without code that comes with it.
 
-The JSON object of a function has its ``rope``, the ``error`` by position (null where positions are
-rejected), ``notes``, ``faults``, and ``differences`` from ``--config``; if it is none, only
-``faults``. The JSON object of a model has ``findings``.
+The JSON object for a function has its ``rope``, the ``error`` by position (null where positions are
+refused), ``notes``, ``faults``, and ``differences`` from ``--config``. If the function is no RoPE,
+it has only ``faults``. The object for a model has ``findings``.
 """
 
 import argparse
@@ -32,32 +32,33 @@ from rope_xp.testing._box import LIBRARIES, CallError
 from rope_xp.testing._compare import list_differences
 
 _TABLES_ADVICE = (
-    "It takes cos and sin: give --tables package.module:function, which makes them from positions"
+    "It takes cos and sin: pass --tables package.module:function, which returns them for positions"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("target", metavar="TARGET", help="package.module:function, or a folder")
+    target_help = "package.module:function, a folder with a config.json, or that file"
+    parser.add_argument("target", metavar="TARGET", help=target_help)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    plot_help = "draw frequencies, and those of the nearest scaling"
+    plot_help = "draw the measured frequencies and those of the nearest scaling"
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help=plot_help)
     default, function = "default %(default)s", "package.module:function"
-    add = parser.add_argument_group("of a function").add_argument
+    add = parser.add_argument_group("options for a function").add_argument
     add("--head-dim", type=terminal.count, default=128, metavar="N", help=default)
-    add("--axes", default="bhsd", help=f"names of the axes of its arrays; {default}")
+    add("--axes", default="bhsd", help=f"names of the axes of q and k; {default}")
     add("--heads", type=terminal.count, default=2, metavar="N", help=default)
-    add("--components", type=terminal.count, metavar="N", help="of a position; default: tried")
-    tables_help = "from positions to cos and sin, which it then takes in their place"
+    add("--components", type=terminal.count, metavar="N", help="of a position; default: 1 to 3")
+    tables_help = "computes cos and sin, which TARGET takes in place of positions"
     add("--tables", metavar=function, help=tables_help)
-    add("--library", choices=LIBRARIES, help="default: tried")
-    add("--config", metavar="CONFIG", help="a config.json whose RoPE it must be")
-    add = parser.add_argument_group("of a model").add_argument
-    weights_help = "load the model by transformers, from safetensors"
+    add("--library", choices=LIBRARIES, help="its array library; default: try each")
+    add("--config", metavar="CONFIG", help="a config.json with the RoPE that is expected")
+    add = parser.add_argument_group("options for a model").add_argument
+    weights_help = "also load the model with transformers, from safetensors, and check it"
     add("--weights", action="store_true", help=weights_help)
-    layout_help = f"how components pair up, for a type that is not known: {', '.join(LAYOUTS)}"
+    layout_help = f"layout of a model type that rope_xp does not know: {', '.join(LAYOUTS)}"
     add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help)
-    add("--strict", action="store_true", help="exit with 1 for warnings too")
+    add("--strict", action="store_true", help="exit with 1 for warnings, too")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,7 +78,7 @@ def _check_function(options: argparse.Namespace) -> int:
         expected = from_hf_config(options.config, layout=options.layout)
         if not isinstance(expected, RoPE):
             labels = f"{options.config} has a RoPE for each of {', '.join(expected)}"
-            raise RopeError(f"{labels}; a function is compared with one")
+            raise RopeError(f"{labels}; a function can be compared with only one")
     shape = {name: getattr(options, name) for name in ("axes", "heads", "components")}
     try:
         result = identify(function, options.head_dim, tables=tables, like=like, **shape)
@@ -99,7 +100,7 @@ def _check_function(options: argparse.Namespace) -> int:
         dim = result.rope.rotary_dim or options.head_dim
         nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)
         measured = replace(nearest, scaling=Measured(result.frequencies))
-        ropes = {"nearest rule": nearest, "as measured": measured}
+        ropes = {"nearest scaling": nearest, "measured": measured}
         plots.write_wavelengths(options.plot, {f"{dim} rotated components": (ropes, dim, {})})
     if options.json:
         rule = result.rope.scaling
@@ -127,7 +128,7 @@ def _import_target(target: str) -> Callable[..., Any]:
     if advice is not None:
         raise RopeError(advice)
     if not colon:
-        raise RopeError(f"{target} is no file, and not package.module:function")
+        raise RopeError(f"{target!r} is neither a file nor package.module:function")
     sys.path.insert(0, str(Path.cwd()))  # as python -m does; a script does not
     try:
         value: Any = importlib.import_module(module)
@@ -143,26 +144,31 @@ def _import_target(target: str) -> Callable[..., Any]:
 
 
 def _print_result(options: argparse.Namespace, result: Identified, mismatches: list[str]) -> None:
-    print(terminal.plain_pairs([(name, str(value)) for name, value in vars(result.rope).items()]))
-    print()
-    errors = {p: f"{e:.1e}" if math.isfinite(e) else "rejected" for p, e in result.error.items()}
+    print(terminal.folded("", f"{options.target} rotates by this RoPE:", 0))
+    absent = {"rotary_dim": "all components", "scaling": "none", "position_axes": "none"}
+    shown = [(n, absent[n] if value is None else value) for n, value in vars(result.rope).items()]
+    print(terminal.plain_pairs([(f"  {name}", str(value)) for name, value in shown]) + "\n")
+    errors = {p: f"{e:.1e}" if math.isfinite(e) else "refused" for p, e in result.error.items()}
     rows = [(f"below {position}", error) for position, error in errors.items()]
-    terminal.table(("positions", "largest error of cos and sin"), rows, text_columns=1)
+    title = "largest error of cos and sin" + ", apart from faults" * bool(result.faults)
+    terminal.table(("positions", title), rows, text_columns=1)
     sections = {"notes": result.notes, "faults": result.faults}
-    for title, sentences in {**sections, "unlike the configuration": mismatches}.items():
+    for title, sentences in {**sections, f"differences from {options.config}": mismatches}.items():
         if sentences:
             terminal.print_list(title, sentences)
     outcome = "nothing is wrong"
     if result.faults or mismatches:
-        outcome = "see above"
+        outcome = "wrong; the lists above say why"
     elif result.passes is not None:
         outcome = (
             "no fault, but cos and sin are off by more than 1e-2 from position "
-            f"{result.passes} on, as any angle is that is a product in float32"
+            f"{result.passes} on, as they are wherever angles are float32 products"
         )
-    reference = "exact angles" + ("" if options.config is None else f" and {options.config}")
-    scope = f"Pairs, frequencies and angles were compared with {reference}, at positions below "
-    print(terminal.folded("\n", f"{scope}{max(result.error)}: {outcome}.", 0))
+    scope = f"cos and sin at positions below {max(result.error)}, against exact angles of this RoPE"
+    if options.config is not None:
+        scope += f"; layout, slice, base, scaling and attention factor, against {options.config}"
+    lines = {"checked": scope, "not checked": "gradients, dtypes other than float32"}
+    print("\n" + terminal.plain_pairs([*lines.items(), ("result", outcome)]))
 
 
 def _check_model(options: argparse.Namespace) -> int:
@@ -194,38 +200,45 @@ def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     folder = Path(options.target)
     folder = folder if folder.is_dir() else folder.parent
     if not list(folder.glob("*.safetensors")):
-        raise RopeError(f"{folder} has no *.safetensors, and other files of weights are not read")
+        raise RopeError(f"{folder} has no *.safetensors file; --weights reads no other format")
     transformers = importlib.import_module("transformers")
     check = importlib.import_module("rope_xp.integrations.transformers").check
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it would list weights of the head as unexpected
     try:
         model = transformers.AutoModel.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
     except (ValueError, KeyError, RuntimeError) as error:
         raise RopeError(f"{folder}: transformers cannot load it: {error}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     for finding in check(model):
         effect = None if finding.effect is None else dict(finding.effect)
         yield {**vars(finding), "effect": effect}
 
 
 def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]]) -> None:
-    summary = f"The rotary keys of {options.target} were read as transformers reads them"
+    checked = f"the rotary keys of {options.target}, read as transformers reads them"
+    skipped = "buffers and code of the model; --weights checks them"
     if options.weights:
-        summary += (
-            ", and of the loaded model buffers of frequencies, angles up to position 131071 and "
-            "functions that rotate were compared with them."
+        checked += (
+            "; in the loaded model, frequency buffers, cos and sin up to position 131071, and the "
+            "layouts of functions that rotate, against these keys"
         )
-    else:
-        summary += ". --weights loads the model too, and asks it for angles."
-    if not findings:
-        print(terminal.folded("", f"Nothing is wrong. {summary}", 0))
-        return
-    rows = []
+        skipped = "the other weights"
+    rows, severities = [], [row["severity"] for row in findings]
     for row in findings:
         errors = (row["effect"] or {}).items()
         texts = [f"{error:.2g} at {position}" for position, error in errors]
         rows.append((row["severity"], row["module"], row["kind"], ", ".join(texts)))
-    terminal.table(("severity", "module", "kind", "cos and sin are off by"), rows, text_columns=4)
+    if rows:
+        names = "severity", "module", "kind", "cos and sin are off by"
+        terminal.table(names, rows, text_columns=4)
     for row in findings:
-        print(f"\n{row['module']}: {row['what']}. {row['fix']}.")
-    print(terminal.folded("\n", summary, 0))
+        stop = "" if row["what"].endswith("?") else "."
+        print(terminal.folded(f"\n{row['module']}: ", f"{row['what']}{stop} {row['fix']}.", 2))
+    counts = ", ".join(f"{severities.count(s)} {s}(s)" for s in ("error", "warning"))
+    lines = [("checked", checked), ("not checked", skipped)]
+    outcome = counts if findings else "nothing is wrong"
+    print("\n" * bool(rows) + terminal.plain_pairs([*lines, ("result", outcome)]))

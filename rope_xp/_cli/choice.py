@@ -37,11 +37,11 @@ class Skipped:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that times calls on libraries."""
     parser.add_argument("--tokens", type=terminal.count, default=4096, help="default %(default)s")
-    repeat_help = "timed calls, the best of which counts; default 5"
+    repeat_help = "timed calls; the fastest one counts; default 5"
     parser.add_argument("--repeat", type=terminal.count, default=5, help=repeat_help)
     timed = {name.partition(":")[0] for name in targets.NAMES}  # ndonnx only makes graphs
     names = [library.name for library in find.libraries if library.name in timed]
-    backend_help = f"only this library, {', '.join(names)}; may be repeated"
+    backend_help = f"run only this library: {', '.join(names)}; may be repeated"
     parser.add_argument(
         "--backend", action="append", choices=names, metavar="NAME", help=backend_help
     )

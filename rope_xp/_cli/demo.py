@@ -1,4 +1,4 @@
-"""Rotate one attention layer of Llama-3-8B on every installed library, and compare the results."""
+"""Rotate q and k of one Llama-3-8B layer on every installed library, and compare the results."""
 
 import argparse
 from dataclasses import dataclass
@@ -162,14 +162,14 @@ def summarize_agreement(rows: list[DemoRow]) -> str:
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:
-    print(f"Compared with the same library's float32 formula, from position {STARTS[-1]}:")
+    print(f"Compared with the library's usual float32 formula, from position {STARTS[-1]}:")
     for row in rows:
         if row.start == STARTS[-1]:
             errors = [f"{e:.0e}".replace("e-0", "e-") for e in (row.max_error, row.usual_max_error)]
             ratio = float(f"{row.usual_max_error / max(row.max_error, 1e-12):.1g}")
             fast = f"{clock.digits(row.times_usual)} times as fast"
             print(f"{row.target}: error {errors[0]}, usual {errors[1]}: ", end="")
-            print(f"{ratio:,.0f} times smaller; {fast}")
+            print(f"{ratio:,.0f} times as exact; {fast}")
     q, k = (f"(1, {tokens}, {heads}, {HEAD_DIM})" for heads in HEADS)
     print(f"\nq {q} and k {k}, float32, layout {LAYOUT!r},")
     print(f"base {BASE:.0f}; errors are the largest differences from float64")

@@ -1,4 +1,4 @@
-"""Print what rope_xp finds here: versions, libraries, devices, paths, and the choice in force."""
+"""List the array libraries, devices and paths that rope_xp finds on this machine."""
 
 import argparse
 import importlib.metadata
@@ -109,17 +109,17 @@ def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     # Missing libraries come first.
     libraries = sorted(report["libraries"].items(), key=lambda row: row[1]["version"] is not None)
     for name, row in libraries:
-        lowest = row.get("lowest") and f"{row['lowest']} or later is supported"
+        lowest = row.get("lowest") and f"lowest supported: {row['lowest']}"
         yield name, ", ".join(filter(None, (row["version"], lowest, row["problem"])))
         if row["devices"]:
             yield f"  {name} devices", ", ".join(row["devices"])
         for path, reason in row["paths"].items():
-            yield f"  {name} path {path}", "available" if reason is None else reason
+            yield f"  {name} path {path}", f"not available: {reason}" if reason else "available"
     for name, row in report["third_party"].items():
         outcome = row["problem"] or f"paths {', '.join(row['paths'])}"
         yield f"third-party {name}", f"{row['object']}: {outcome}"
     if not report["third_party"]:
-        yield "third-party", "none registered"
+        yield "third-party backends", "none"
     choice = report["choice"]
     yield _VARIABLE, choice["path"] or "not set"
     yield "choice", choice["problem"] or choice["path"] or "automatic: the fastest path"

@@ -1,8 +1,8 @@
-"""Report what a Hugging Face configuration says of its rotary embedding, and what is odd there.
+"""Describe the rotary embedding of a Hugging Face configuration, and list suspicious keys.
 
-The keys of the JSON object are always there. null stands for what is not known or does not apply:
-``python`` for a rule that is none of rope_xp's, ``slowest`` where a pair never turns. ``fastest``
-and ``slowest`` are in tokens; ``by_default`` has the sizes that the configuration leaves out, and
+The JSON object always has the same keys. null means unknown or not applicable: ``python`` for a
+scaling that is not rope_xp's, ``slowest`` where a pair never turns. ``fastest`` and ``slowest`` are
+in tokens; ``by_default`` has the sizes that the configuration leaves out, and
 ``pairs_per_component`` the pairs of time, height and width, or of row and column.
 """
 
@@ -32,10 +32,10 @@ from rope_xp.rope import RoPE
 
 _LEGEND = {
     "length": "tokens of the context, if frequencies depend on it",
-    "fastest": "tokens in which the fastest pair makes one turn",
-    "slowest": "the same of the slowest pair",
-    "original": "pairs that make less than one turn in the original context",
-    "extended": "pairs that do in the extended context",
+    "fastest": "tokens that the fastest pair takes for one turn",
+    "slowest": "tokens that the slowest pair takes for one turn",
+    "original": "pairs that turn less than once in the original context",
+    "extended": "pairs that turn less than once in the extended context",
 }
 _ELSEWHERE = ("layer_type", "count", "rotated", "wavelengths", "python")
 """Keys that the title and the table show."""
@@ -44,17 +44,17 @@ _ELSEWHERE = ("layer_type", "count", "rotated", "wavelengths", "python")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add("config", metavar="CONFIG", help="a config.json, or its directory")
+    add("config", metavar="CONFIG", help="a config.json, or the folder that has it")
     add("--json", action="store_true", help="print one JSON object")
     add("--plot", type=Path, metavar="FILE.png", help="draw the wavelengths of all pairs")
-    layout_help = "how components pair up, for a model type that is not known: "
+    layout_help = "layout of a model type that rope_xp does not know: "
     add("--layout", choices=LAYOUTS, metavar="LAYOUT", help=layout_help + ", ".join(LAYOUTS))
-    length_help = "tokens of the context, for rules that depend on it; default: the trained context"
+    length_help = "tokens of the context, for scaling that depends on it; default: the trained one"
     add("--length", type=terminal.count, metavar="N", help=f"{length_help} and a longer one")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; return the exit status, 1 where there is nothing to report on."""
+    """Print the report; return the exit status."""
     reading = read_config(options.config, options.layout)
     facts = build_report(reading, options.length)
     if options.plot is not None:
@@ -74,7 +74,7 @@ def draw_config(path: Path, reading: Reading, requested: int | None) -> None:
             continue
         rope = replace(layers.rope, rotary_offset=0)
         name = type(rope.scaling).__name__
-        ropes = {"without a rule": replace(rope, scaling=None)}
+        ropes = {"without scaling": replace(rope, scaling=None)}
         for n in layers.list_lengths(requested):
             ropes[f"{name} at {n} tokens"] = rope.for_length(n)
         if rope.scaling is not None and not layers.depends_on_length:
@@ -86,7 +86,7 @@ def draw_config(path: Path, reading: Reading, requested: int | None) -> None:
         title = f"{layers.label or 'all layers'}, {layers.rotated} rotated components"
         drawings[title] = (ropes, layers.rotated, contexts)
     if not drawings:
-        raise RopeError("there is nothing to draw, as head_dim is not known")
+        raise RopeError("cannot draw wavelengths: the configuration does not state head_dim")
     plots.write_wavelengths(path, drawings)
 
 
@@ -117,7 +117,7 @@ def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
         "count": count_layers(layers.source.config, layers.source.model, layers.label),
         "rotated": rope is not None,
         "rope_type": layers.source.parameters.get("rope_type"),
-        "rule": rule and {"name": type(rule).__name__, "fields": values},
+        "scaling": rule and {"name": type(rule).__name__, "fields": values},
         "base": getattr(rope, "base", None),
         "base_by_default": rope is not None and not has_base(layers.source, layers.label),
         "layout": getattr(rope, "layout", None),
@@ -152,11 +152,11 @@ def _measure_wavelengths(layers: Layers, rope: RoPE, length: int | None) -> dict
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print a report in words: the facts under the names that they have in JSON."""
+    """Print a report; facts have the names of their JSON keys."""
     sizes = ", ".join(f"{key} = {size}" for key, size in report["by_default"].items())
     exempt = report["layers_without_rotation"]
     facts = [
-        ("model type", f"{report['model_type']}{'' if report['checked'] else ' (not checked)'}"),
+        ("model type", f"{report['model_type']}{'' if report['checked'] else ' (unknown)'}"),
         ("part", report["part"]),
         ("by default", sizes and f"{sizes} (not in the file)"),
         ("not rotated", exempt and f"{len(exempt)} layers: {', '.join(map(str, exempt))}"),
@@ -196,7 +196,7 @@ def print_report(report: dict[str, Any]) -> None:
         if report[title]:
             terminal.print_list(title, report[title])
     if not report["suspicious"]:
-        print("\nsuspicious: nothing")
+        print("\nsuspicious: nothing; all rotary keys are used and consistent")
     texts_to_paste = [layers["python"] for layers in report["layers"] if layers["python"]]
     if texts_to_paste:
         print("\nin Python:\n\nimport rope_xp\n", *texts_to_paste, sep="\n")
@@ -218,7 +218,7 @@ def _format_fact(value: Any) -> str:
 
 
 def format_assignment(name: str, rope: RoPE | None) -> str | None:
-    """Return the lines ``name = rope_xp.RoPE(...)``, None if its scaling is not rope_xp's own."""
+    """Return the lines ``name = rope_xp.RoPE(...)``, None if its scaling is not rope_xp's."""
     if rope is None:
         return f"{name} = None"
     rule = rope.scaling
@@ -228,7 +228,7 @@ def format_assignment(name: str, rope: RoPE | None) -> str | None:
 
 
 def _format_value(value: Any) -> str:
-    """Return the text of a field; that of a dataclass without the fields that have defaults."""
+    """Return the text of a value; a dataclass without the fields that have their default."""
     if isinstance(value, str):
         return f'"{value}"'
     if not is_dataclass(value):

@@ -1,9 +1,9 @@
-"""Draw how scores decay with distance, how long pairs take to turn, or how exact cos and sin are.
+"""Draw scores over distance, wavelengths of pairs, or the error of cos and sin over position.
 
 - ``decay``: RoFormer's bound on the score over distance
 - ``score``: the score of two vectors of ones, and the distance where it is first negative
 - ``wavelengths``: how many tokens a turn of each pair takes
-- ``accuracy``: the largest error of cos and sin over position, and of the usual float32 formula
+- ``accuracy``: the largest error of cos and sin over position, also of the usual float32 formula
 """
 
 import argparse
@@ -139,9 +139,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--base", type=terminal.positive, nargs="+", default=[1e4], metavar="B", help=base_help)
     add("--head-dim", type=terminal.count, default=128, metavar="N", help="default %(default)s")
     defaults = ", ".join(f"{kind} {distance}" for kind, (_, distance) in _KINDS.items())
-    distance_help = f"tokens up to which to draw, for wavelengths the context; default: {defaults}"
+    distance_help = f"largest distance, context or position, in tokens; default: {defaults}"
     add("--distance", type=terminal.count, metavar="N", help=distance_help)
-    add("--out", type=Path, metavar="FILE.png", help="where to write; default: KIND.png")
+    add("--out", type=Path, metavar="FILE.png", help="the picture; default: KIND.png")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -149,12 +149,12 @@ def run(options: argparse.Namespace) -> int:
     draw, distance = _KINDS[options.kind]
     path = options.out or Path(options.kind)
     if not path.name:
-        raise RopeError(f"--out {path} names no file; give a name such as {options.kind}.png")
+        raise RopeError(f"--out {path} names no file; pass a name such as {options.kind}.png")
     path = path if path.suffix else path.with_suffix(".png")
     ropes = {f"base {base:,.10g}": RoPE(base=base) for base in options.base}
     limit = len(plots.STYLES)
     if len(ropes) > limit:
-        raise RopeError(f"one picture distinguishes at most {limit} bases; got {len(ropes)}")
+        raise RopeError(f"--base takes at most {limit} values; got {len(ropes)}")
     try:
         with plots.picture(path) as (axes,):
             axes.set_title(f"head of {options.head_dim} components")

@@ -1,4 +1,4 @@
-"""Find what is odd in a configuration, and what is in order but must be heeded, as sentences."""
+"""Find what is suspicious in a configuration, and what is correct but needs attention."""
 
 import re
 import reprlib
@@ -19,16 +19,15 @@ _REPORTED = ("no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_p
 
 
 def find_suspicions(reading: Reading) -> list[str]:
-    """Return everything odd."""
+    """Return what is suspicious, as sentences."""
     part, sentences = reading.part, []
     name = part.get("model_type")
     if not is_checked(name):
-        fact = f"model_type {name!r} is not among those that were checked"
+        fact = f"model_type {name!r} is unknown to rope_xp"
         fact = fact if name else "the configuration has no model_type"
         sentences.append(f"{fact}: the usual defaults are assumed")
     if part.get("rope_scaling") and part.get("rope_parameters"):
-        both = "rope_scaling and rope_parameters are both there"
-        sentences.append(f"{both}; only rope_scaling is read")
+        sentences.append("rope_scaling and rope_parameters are both set; only rope_scaling is read")
     sentences += [*_find_unread_parameters(reading), *_find_unread_keys(reading)]
     for layers in reading.layers:
         if layers.rope is not None:
@@ -38,19 +37,19 @@ def find_suspicions(reading: Reading) -> list[str]:
 
 
 def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
-    """Return what is in order and must be heeded, for a context length if one was requested."""
+    """Return what is correct but needs attention, for a context length if one was requested."""
     notes = []
     for layers in reading.layers:
         if layers.rope is not None and layers.depends_on_length:
             name = type(layers.rope.scaling).__name__
             lengths = " and ".join(map(str, layers.list_lengths(requested)))
-            note = f"the frequencies of {name} depend on the length of the context: fix it by "
+            note = f"frequencies of {name} depend on the context length; fix it with "
             note += f"rope.for_length(n). Shown here for {lengths} tokens"
             notes.append(layers.prefix + note)
     parameters = reading.part.get(_keys.parameters_key(reading.part)) or {}
     if beta := parameters.get(_ATTENTION_KEY):
-        note = f"{_ATTENTION_KEY} = {beta} scales q with its position, which is no rotation: it is "
-        notes.append(f"{note}left to the attention")
+        note = f"{_ATTENTION_KEY} = {beta} scales q by its position, which is no rotation; "
+        notes.append(f"{note}the attention must do it")
     return notes
 
 
@@ -96,7 +95,7 @@ def _find_unread_parameters(reading: Reading) -> Iterator[str]:
     groups.append((name, shared, set().union(*(read[label] for label in flat if not nested))))
     for where, values, used in groups:
         for key in sorted(set(values) - used - {_ATTENTION_KEY}):
-            # A key that the configuration repeats with the same value misleads nobody.
+            # A key that repeats another with the same value misleads nobody.
             if values[key] is not None and values[key] != part.get(key):
                 yield f"nothing reads {where}.{key} = {reprlib.repr(values[key])}"
 
@@ -130,14 +129,14 @@ def _check_factor(layers: Layers) -> Iterator[str]:
     scaling = layers.rope.scaling if layers.rope else None
     factor = getattr(scaling, "factor", None)
     if factor is not None and factor < 1:
-        yield f"factor = {factor!r} is below 1, and a rule is there to make contexts longer"
+        yield f"factor = {factor!r} is below 1, but scaling is meant to extend the context"
     trained, extended = layers.source.original, layers.contexts[1]
     if hasattr(scaling, TRAINED) and not trained:
-        yield f"{TRAINED} is missing, and taken to be {EXTENDED} = {extended}"
+        yield f"{TRAINED} is missing; {EXTENDED} = {extended} is used instead"
     if scaling is None or not trained or extended is None:
         return
     if hasattr(scaling, TRAINED) and trained >= extended:
-        yield f"{TRAINED} = {trained} is not below {EXTENDED} = {extended}: no context is extended"
+        yield f"{TRAINED} = {trained} is not below {EXTENDED} = {extended}: nothing is extended"
     # Llama3 is exempt: Meta's own files have a factor of 8 and 16 times the context.
     ratio = extended / trained
     checked = isinstance(scaling, YaRN | LongRoPE | Linear)
@@ -154,13 +153,13 @@ def _check_sizes(layers: Layers) -> Iterator[str]:
         product = (_keys.read_head_dim(source.config, source.model) or 0) * partial
         cut, dim = int(product), rope.rotary_dim
         if abs(product - cut) > 1e-9 and dim in (cut, cut + 1):
-            fact = f"is {product:g} components, cut to {cut}"
-            yield f"partial_rotary_factor = {partial} of a head {fact}"
+            fact = f"gives {product:g} components of a head, rounded down to {cut}"
+            yield f"partial_rotary_factor = {partial} {fact}"
         if rope.base != base:
-            fact = f"by the same frequencies: base {rope.base:g} for {base:g}"
+            fact = f"with the same frequencies: base {rope.base:g} instead of {base:g}"
             yield f"{dim - 1} components, an odd number, are rotated as {dim} {fact}"
     if layers.rotated is None:
         width = " or ".join(source.model.width)
-        yield f"head_dim is missing, and so is {width}: pairs and wavelengths cannot be computed"
+        yield f"head_dim and {width} are missing, so pairs and wavelengths are unknown"
     if layers.contexts[1] is None and not source.model.axial:  # a grid has no context
-        yield f"{EXTENDED} is missing: how far pairs turn within the context is not known"
+        yield f"{EXTENDED} is missing, so turns within the context are unknown"

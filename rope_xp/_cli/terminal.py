@@ -1,6 +1,6 @@
 """Numbers from the command line; tables, folded lines and progress for a terminal.
 
-A file or a pipe gets plain, unfolded text.
+Lines are folded to the width of the terminal, in a file to 80 columns.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -57,26 +56,21 @@ def print_list(title: str, sentences: Sequence[str]) -> None:
         print(folded("- ", sentence, 2))
 
 
-def folded(start: str, text: str, indent: int, stream: TextIO | None = None) -> str:
-    """Return a line that begins with ``start``, folded where the stream is a terminal.
-
-    ``indent`` is that of all lines but the first. The default stream is stdout.
-    """
-    line = f"{start}{text}".rstrip()
-    if not (stream or sys.stdout).isatty():
-        return line
-    columns = shutil.get_terminal_size().columns
+def folded(start: str, text: str, indent: int) -> str:
+    """Return a line that begins with ``start``, folded; all lines but the first are indented."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
     # Names that take half of the line would leave too little of it for values.
     space = " " * (indent if 2 * indent <= columns else 4)
     lines = textwrap.wrap(
         text, columns, initial_indent=start, subsequent_indent=space, break_on_hyphens=False
     )
-    return "\n".join(lines) or line
+    return "\n".join(lines) or start.rstrip()
 
 
 def fail(command: str, reason: str) -> int:
-    """Print to stderr why a command stops, in one line of a file; return its exit status."""
-    print(folded(f"{command}: ", " ".join(reason.split()), 2, sys.stderr), file=sys.stderr)
+    """Print to stderr why a command stops, in a file as one line; return its exit status."""
+    start, text = f"{command}: ", " ".join(reason.split())
+    print(folded(start, text, 2) if sys.stderr.isatty() else start + text, file=sys.stderr)
     return 1
 
 

@@ -2,19 +2,19 @@
 
 
 class RopeError(ValueError):
-    """A shape, value, device or option with which nothing can be rotated."""
+    """A shape, value, device or option does not fit the call."""
 
     __module__ = "rope_xp"
 
 
 class RopeConfigError(RopeError):
-    """A model configuration that does not describe a rotary embedding."""
+    """A model configuration does not describe a rotary embedding that a RoPE can express."""
 
     __module__ = "rope_xp"
 
 
 class MissingBackendError(ImportError):
-    """A package that a path or a library's backend needs is not installed, or is too old."""
+    """A package that a path or a backend needs is not installed, or is too old."""
 
     __module__ = "rope_xp"
 

@@ -63,7 +63,7 @@ def check_share(name: str, value: object) -> Any:
     """Check that value is a number in (0, 1]; return it as Python's."""
     share = check_positive(name, value)
     if share > 1:
-        msg = f"{name} must be a share, above 0 and at most 1; got {value!r}"
+        msg = f"{name} must be above 0 and at most 1; got {value!r}"
         raise RopeError(msg)
     return share
 
@@ -98,8 +98,8 @@ def check_known(argument: str, lengths: Sequence[int | None]) -> None:
     """Check that lengths are known, where a result depends on them."""
     if any(n is None or isinstance(n, float) for n in lengths):
         msg = (
-            f"{argument} has an axis whose length is not known before it is computed, and it is "
-            "needed here; give it a number, in dask by compute_chunk_sizes()"
+            f"{argument} has an axis of unknown length, which is needed here; compute the length "
+            "first, in dask with compute_chunk_sizes()"
         )
         raise RopeError(msg)
 

@@ -28,22 +28,22 @@ choice = _Choice()
 
 @contextmanager
 def use_path(name: str | None) -> Iterator[None]:
-    """Run every call in this thread on the path of this name, or raise where it cannot.
+    """Run every call in this thread on the named path, or raise if the path cannot run it.
 
-    The choice belongs to the thread, and so to all its asyncio tasks: await nothing inside.
-    The environment variable ``ROPE_XP_PATH``, read at import, sets it for a process, and skips
-    libraries without a path of that name.
+    The choice holds for the thread, and so for all its asyncio tasks: do not await inside. The
+    environment variable ``ROPE_XP_PATH``, read at import, sets it for the process; libraries
+    without a path of that name ignore it.
 
     Parameters
     ----------
     name : str or None
-        A name that :func:`explain` or ``python -m rope_xp info`` lists, such as "portable" (every
-        library has it) or "jit" (jax). None: choose automatically.
+        A name listed by :func:`explain` or ``rope-xp info``, such as "portable" (in every library)
+        or "jit" (jax). None: choose automatically.
 
     Raises
     ------
     RopeError, MissingBackendError
-        If no path has this name, or its library is not installed; in a call, if it cannot run.
+        If no path has this name, or its library is not installed; in a call, if the path declines.
 
     Examples
     --------
@@ -80,12 +80,12 @@ def _check_name(name: str, by: str = "") -> None:
     if name not in others:
         paths = (path for library in find.libraries for path in library.paths)
         known = dict.fromkeys((portable.NAME, *paths, *others))  # two libraries may share a name
-        msg = f"no path is called {name!r}{by}; there are {', '.join(known)}"
+        msg = f"there is no path {name!r}{by}; known are {', '.join(known)}"
         raise RopeError(msg)
 
 
 def run(call: Call) -> tuple[Array, ...]:
-    """Run a call on the forced path, or on the fastest that takes it."""
+    """Run a call on the forced path, or on the fastest path that does not decline."""
     return run_on_path(call)[1]
 
 
@@ -118,7 +118,7 @@ def _get_forced(call: Call) -> str | None:
         return name
     if name in [path.name for path in call.backend.paths]:
         return name
-    _check_name(name, f", which is forced{choice.by}")
+    _check_name(name, f", set{choice.by}")
     return None
 
 
@@ -138,12 +138,12 @@ def _require_path(call: Call, name: str) -> Path:
             raise _decline_error(name, reason)
     _check_name(name)
     known = ", ".join([*(path.name for path in call.backend.paths), portable.NAME])
-    msg = f"the path {name!r} is forced, and {call.backend.name} arrays have none of that name"
+    msg = f"the path {name!r} was forced, but {call.backend.name} arrays have only"
     raise RopeError(f"{msg}: {known}")
 
 
 def _decline_error(name: str, reason: object) -> RopeError:
-    msg = f"the path {name!r} is forced{choice.by} and cannot take this call: {reason}"
+    msg = f"the path {name!r} was forced{choice.by}, but cannot take this call: {reason}"
     return RopeError(msg)
 
 
@@ -158,7 +158,7 @@ class Explanation:
     declined : tuple of (str, str)
         Name and reason of each faster path that declined, fastest first.
     forced : bool
-        Whether the path was forced.
+        Whether the path was forced by name.
     """
 
     library: str

@@ -57,8 +57,7 @@ def require_backend(x: object, argument: str) -> Backend:
     if (backend := find_backend(x)) is None:
         msg = (
             f"{argument} is {_describe_type(x)}, which is no array of numpy, torch, jax, cupy or "
-            "another library of the Python array API standard; convert it, for example by "
-            "numpy.asarray"
+            "another library of the array API standard; convert it, for example with numpy.asarray"
         )
         raise TypeError("; ".join((msg, *_broken)))
     return backend

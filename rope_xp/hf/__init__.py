@@ -14,35 +14,35 @@ def from_hf_config(
     Parameters
     ----------
     config : dict, path or object with ``to_dict()``
-        The contents of a config.json, its path or that of its directory, or a configuration object
-        of transformers. Of a model of several parts the language model is taken; pass
-        ``config["vision_config"]`` for another.
+        The contents of a config.json, its path, the path of its folder, or a configuration object
+        of transformers. For a model of several parts, the language model is read; pass
+        ``config["vision_config"]`` for the vision tower.
     layout : {"interleaved", "half", "interleaved_to_half"}, optional
-        How components pair up, see :class:`RoPE`. No configuration says it. None: that of the model
-        type. An unknown model type needs it; most that derive from Llama have half.
+        How components pair up, see :class:`RoPE`. No configuration states it. None: the layout of
+        the model type. Required for an unknown model type; most that derive from Llama have half.
 
     Returns
     -------
     RoPE or dict of str to RoPE or None
-        A dictionary by layer type if layers differ; None stands for layers without positions.
+        If layers differ, a dictionary by layer type, with None for layers that do not rotate.
 
     Raises
     ------
     RopeConfigError
-        If a key is missing, unknown or misspelt, a value impossible, rope_type not known, or
-        model_type not known and no layout given; if no RoPE can express the rotary embedding.
+        If a key is missing, unknown or misspelt, a value invalid, rope_type unknown, or model_type
+        unknown without a layout; if no RoPE can express the rotary embedding.
     RopeError, TypeError
-        If layout is none of the three, or config of another type.
+        If layout is none of the three, or config has another type.
     FileNotFoundError
-        If there is no such file. Nothing is downloaded; for the name of a model on the Hugging Face
-        Hub the message says how to fetch it.
+        If there is no such file. Nothing is downloaded; for a name on the Hugging Face Hub the
+        message says how to fetch the file.
 
     Notes
     -----
-    All spellings are read: ``rope_parameters`` of transformers 5, ``rope_scaling`` with
-    ``rope_theta`` of 4, and older names such as ``rotary_pct``. What transformers keeps in code,
-    such as layouts and defaults, is a table by ``model_type``. Positions of M-RoPE have the
-    components (time, height, width), those of vision towers (height, width).
+    All spellings are read: ``rope_parameters`` of transformers 5, ``rope_scaling`` and
+    ``rope_theta`` of transformers 4, and older names such as ``rotary_pct``. Facts that only the
+    code of transformers states, such as layouts and defaults, come from a table by ``model_type``.
+    M-RoPE positions have components (time, height, width), those of vision towers (height, width).
 
     Examples
     --------

@@ -29,17 +29,17 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model
     if row is None:
         if not _is_rotary(config):
             parts = [name for name, part in config.items() if _is_rotary(part)]
-            advice = f"; pass the part that has one alone: {', '.join(parts)}" if parts else ""
+            advice = f"; pass only the part that has one: {', '.join(parts)}" if parts else ""
             raise RopeConfigError(
-                f"the configuration of model_type {name!r} has no rotary embedding that is known "
-                f"here: none of {', '.join(ROTARY_KEYS)}{advice}"
+                f"the configuration of model_type {name!r} has no rotary embedding that rope_xp "
+                f"knows: none of {', '.join(ROTARY_KEYS)}{advice}"
             )
         if layout is None:
             raise RopeConfigError(
                 f"model_type {repr(name) + ' is not known' if name else 'is missing'}, and only "
-                "the code of a model says how components pair up: give layout=, or --layout of "
-                "inspect, such as 'half' for most that derive from Llama; or set model_type to "
-                "that of the model it derives from"
+                "the model's code shows how components pair up: pass layout= (inspect --layout), "
+                "'half' for most models derived from Llama, or set model_type to the type of the "
+                "model that this one is derived from"
             )
         row = Model()
     is_half = row.layout == "interleaved_to_half" and config.get("rope_interleave") is False
@@ -47,7 +47,7 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model
 
 
 def get_row(model_type: object) -> Model | None:
-    """Return the row of a model type as the table has it, None for a type that it lacks."""
+    """Return the row of a model type, None if the table has none."""
     name = str(model_type)
     return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))
 
@@ -94,7 +94,7 @@ def build_rope(source: Source) -> RoPE:
         base, rotary_dim = base ** ((rotary_dim + 1) / rotary_dim), rotary_dim + 1
     count = head_dim if rotary_dim is None else rotary_dim
     if count is not None and (count % 2 or (head_dim is not None and count > head_dim)):
-        raise RopeError(f"{count} components cannot be rotated in pairs in a head of {head_dim}")
+        raise RopeError(f"cannot rotate {count} components in pairs in a head of {head_dim}")
     is_last = source.model.trailing or source.config.get("qk_rope_head_dim") is not None
     rope = RoPE(
         base=base,
@@ -168,8 +168,8 @@ def _deal_sections(sections: Any, source: Source, pairs: int) -> tuple[int, ...]
         raise RopeError(f"mrope_section must hold {expected}; got {sections!r}")
     if order == "across":
         raise RopeError(
-            "mrope_section: in this model the two components of a pair read different components "
-            "of the position, which is no rotation"
+            "mrope_section: the two components of a pair would read different components of the "
+            "position, which is no rotation"
         )
     if sum(sections) != pairs:
         raise RopeError(f"mrope_section {[*sections]} must sum to {pairs}, the rotated pairs")

@@ -46,7 +46,7 @@ def download_advice(target: str) -> str | None:
         return None
     name = target.partition("/")[2]
     return (
-        f"no file or folder is called {target}, and rope_xp downloads nothing. If it is a model of "
-        f"the Hugging Face Hub, fetch its config.json by: hf download {target} config.json "
-        f"--local-dir {name}; then give the folder {name}"
+        f"no such file or folder, and rope_xp downloads nothing. If {target} is a model on the "
+        f"Hugging Face Hub, run: hf download {target} config.json --local-dir {name}; then pass "
+        f"the folder {name}"
     )

@@ -162,7 +162,7 @@ def _split_parameters(
         if values and (label or not nested) and _ESSENTIAL.isdisjoint(values):
             key, value = next(iter(values.items()))
             raise RopeConfigError(
-                f"{where}.{key} = {value!r} is no dictionary of a layer type, and {where} has "
+                f"{where}.{key} = {value!r} is not the dictionary of a layer type, and {where} has "
                 f"none of {', '.join(sorted(_ESSENTIAL))}"
             )
         for key, value in (values or {}).items():  # a misspelt one would change the rotation unread

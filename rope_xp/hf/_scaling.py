@@ -62,7 +62,7 @@ def _yarn(source: Source) -> scaling.Scaling:
     if factor is None:
         if source.original is None or source.extended is None:
             missing = TRAINED if source.original is None else EXTENDED
-            raise RopeError(f"factor is missing, and so is {missing}, which determines it")
+            raise RopeError(f"factor is missing, and so is {missing} to compute it from")
         factor = numbers.check_positive_int(EXTENDED, source.extended) / trained
     names = ("attention_factor", "mscale", "mscale_all_dim", "truncate", "beta_fast", "beta_slow")
     options = {name: parameters[name] for name in names if name in parameters}

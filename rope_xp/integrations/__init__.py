@@ -1,4 +1,4 @@
-"""Hand the rotation of other packages' models to rope_xp. Nothing here is imported by the core."""
+"""Replace the rotation of other packages' models by rope_xp's. The core imports none of this."""
 
 from rope_xp.integrations._drop_in import apply_rotary_transformers
 

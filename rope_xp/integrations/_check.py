@@ -75,8 +75,8 @@ def _check_buffer(
     """Yield the first finding of a buffer."""
     path = f"{name}.{key}" if name else key
     if buffer.is_meta:
-        what = "it is on the meta device: no file holds it, and to_empty leaves it uninitialised"
-        fix = "Build the module again after to_empty, or patch the model by trust='config'"
+        what = "it is on the meta device: no file holds it, and to_empty does not initialise it"
+        fix = "Rebuild the module after to_empty, or patch the model with trust='config'"
         yield Finding("warning", path, "meta", what, None, fix)
         return
     expected = _expected_frequencies(module, key, buffer.shape[-1]) if buffer.ndim == 1 else []
@@ -96,17 +96,17 @@ def _find_faults(
     if not np.isfinite(values).all():
         yield "not finite", "it holds numbers that are not finite"
     if not values.any() and all(right.any() for right in expected):
-        yield "zero", "it holds zeros, so that nothing turns"
+        yield "zero", "it holds zeros, so nothing is rotated"
     if eps > 1e-6 and any(_is_near(values, right, 4 * eps) for right in expected or [values]):
         yield "cast", f"it was cast to {_name_dtype(dtype)}"
     if any(_is_near(values, right, _CLOSE) for right in expected):
         return
     for name, cast in _rounding.NARROW.items():
         if expected and _is_near(values, cast(expected[0]), _CLOSE):
-            yield "rounded", f"it is rounded to {name}, as if the model had been cast there once"
+            yield "rounded", f"it is rounded to {name}, as if the model had once been cast to it"
     shown = _format_values(values)
     if (values < 0).any() or (values > 100).any() or values.max() < 1e-20:
-        yield "uninitialised", f"it holds numbers that are no frequencies: {shown}"
+        yield "uninitialised", f"it holds numbers that cannot be frequencies: {shown}"
     if expected:
         known = _rules.find_nearest(
             _rules.FrequencySeries(values, np.zeros_like(values)), plain=True
@@ -115,7 +115,7 @@ def _find_faults(
             base, scaling = known
             shown = f"the frequencies of base {base:g}" + (f" and {scaling}" if scaling else "")
         right = _format_values(expected[0])
-        yield "unlike the configuration", f"it holds {shown}, and the configuration says {right}"
+        yield "unlike the configuration", f"it holds {shown}, but the configuration says {right}"
 
 
 def _is_near(values: Floats, expected: Floats, close: float) -> bool:
@@ -158,8 +158,8 @@ def _check_attention_factor(name: str, module: torch.nn.Module) -> Iterator[Find
         factor = ropes[0].attention_factor
         error = abs(factor - own_factor)
         if error > 1e-5:
-            what = f"its attention_scaling is {own_factor:g}, and the configuration says {factor:g}"
-            fix = "Set it to what the configuration says, or correct that"
+            what = f"its attention_scaling is {own_factor:g}, but the configuration says {factor:g}"
+            fix = "Set it to the configuration's value, or correct the configuration"
             effect = dict.fromkeys(POSITIONS, error)
             yield Finding("error", name, "attention factor", what, effect, fix)
 
@@ -177,7 +177,7 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
         cause, effect = _compare_tables(copied, plan, label, device)
         if cause:
             what = f"angles are wrong on {device} as computed here: {cause}"
-            fix = "Compute them in float32, without TF32 and outside of autocast, or patch"
+            fix = "Compute them in float32, without TF32 and outside autocast, or patch the model"
             yield Finding("error", name, "angles", what, effect, fix)
             continue
         for dtype in (torch.bfloat16, torch.float16):
@@ -185,7 +185,7 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
                 cause, effect = _compare_tables(copied, plan, label, device)
             if cause:
                 what = f"autocast to {_name_dtype(dtype)} reaches the angles: {cause}"
-                fix = "Have its forward leave autocast, or patch the model"
+                fix = "Disable autocast in its forward, or patch the model"
                 yield Finding("warning", name, "autocast", what, effect, fix)
                 break
 

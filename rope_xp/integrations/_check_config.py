@@ -36,16 +36,16 @@ class Finding:
     Parameters
     ----------
     severity : {"error", "warning"}
-        An error makes results wrong now, a warning makes them wrong in some later call.
+        An error makes results wrong now; a warning may make them wrong in a later call.
     module : str
-        The name of the module in the model, or of the configuration.
+        Name of the module in the model, or of the configuration.
     kind : str
-        The kind of fault, which programs may compare: "meta", "not finite", "zero",
+        Kind of fault, for programs: "meta", "not finite", "zero",
         "uninitialised", "cast", "rounded", "unlike the configuration", "tables cast",
         "attention factor", "angles", "autocast", "layout", "missing key", "static cache",
         "two regimes".
     what : str
-        The fault, in a sentence.
+        The fault, as a sentence.
     effect : mapping of int to float, optional
         The largest error of cos and sin at positions 4097 and 131071, at most 2; None if unknown.
     fix : str
@@ -111,21 +111,21 @@ def _check_scaling(
         # transformers writes the one as the other where it is missing.
         same = trained == raw.get(_EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
         if trained is not None and (same or not _has_trained_length(raw, label)):
-            what = f"{_TRAINED} is {trained}, as {_EXTENDED}: it was missing and that was taken "
-            what += "for it, or no context is extended"
-            fix = f"Write the length that the model was trained with as rope_parameters.{_TRAINED}"
+            what = f"{_TRAINED} is {trained}, the same as {_EXTENDED}: either it was missing, or "
+            what += "no context is extended"
+            fix = f"Set rope_parameters.{_TRAINED} to the length that the model was trained with"
             yield Finding("warning", name, "missing key", what, None, fix)
         if not isinstance(scaling, DynamicNTK | LongRoPE):
             continue
         limit = getattr(scaling, _EXTENDED if isinstance(scaling, DynamicNTK) else _TRAINED)
         changes = f"{type(scaling).__name__} changes frequencies beyond {limit} tokens"
-        fix = "Fix the length by patch(model, length=n), or keep contexts on one side of it"
+        fix = "Fix the length by patch(model, length=n), or stay on one side of it"
         owners = getattr(model, "generation_config", None), getattr(model, "config", None)
         if any("static" in str(getattr(owner, "cache_implementation", "")) for owner in owners):
             what = f"{changes}, and the cache is static"
             yield Finding("error", name, "static cache", what, None, fix)
         elif getattr(config, "use_cache", True):
-            what = f"{changes}: keys that were cached before turn by others than those after"
+            what = f"{changes}: keys cached before and after it have different frequencies"
             yield Finding("warning", name, "two regimes", what, None, fix)
 
 
@@ -151,10 +151,10 @@ def _check_layouts(
     if len(layouts) == 1 and calls and not layouts & {layout for *_, layout in calls}:
         (expected,), (name, function, layout) = layouts, calls[0]
         what = (
-            f"{function} turns {_LAYOUTS[layout]}, and the weights of model_type "
+            f"{function} rotates {_LAYOUTS[layout]}, but the weights of model_type "
             f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
         )
-        fix = "Call the model's own function, or permute_weights q and k projections"
+        fix = "Call the model's own function, or apply permute_weights to the q and k projections"
         yield Finding("error", name, "layout", what, None, fix)
 
 
@@ -179,6 +179,6 @@ def _check_held_ropes(model: torch.nn.Module) -> Iterator[Finding]:
         with contextlib.suppress(RopeError):
             series = [r.for_length(1).frequencies(width) for r in (rope, expected[0])]
             effect = compute_effect(*series)
-        what = f"it holds {rope}, and the configuration says {expected[0]}"
-        fix = "Make it of rope_xp.from_hf_config(model.config)"
+        what = f"it holds {rope}, but the configuration says {expected[0]}"
+        fix = "Build it with rope_xp.from_hf_config(model.config)"
         yield Finding("error", name, "unlike the configuration", what, effect, fix)

@@ -96,8 +96,8 @@ def restore_classes(parts: Iterable[tuple[str, Any]], attribute: str) -> None:
         kind = type(part)
         if _ORIGINAL not in vars(kind):
             msg = (
-                f"cannot unpatch {name} ({kind.__name__}): another class was made of it since, as "
-                "fully_shard does; unpatch before that"
+                f"cannot unpatch {name} ({kind.__name__}): its class was changed since then, as "
+                "fully_shard does; unpatch before doing that"
             )
             raise RopeError(msg)
         _check_forward(name, part, "unpatch")
@@ -116,7 +116,7 @@ def _check_forward(name: str, module: Any, verb: str) -> None:
     if inside is not None and not _is_method_of_class(module, "forward", inside):
         msg = (
             f"cannot {verb} {name} ({type(module).__name__}): something has replaced its forward; "
-            f"take that off, {verb}, and put it on again"
+            f"remove the replacement, {verb}, and add it again"
         )
         raise RopeError(msg)
 

@@ -19,43 +19,42 @@ def apply_rotary_transformers(
     layout: Layout | None = None,
     columns: Columns | None = None,
 ) -> tuple[Array, Array | None]:
-    """Rotate by the tables of a model of transformers, in place of its ``apply_rotary_pos_emb``.
+    """Rotate by the tables of a transformers model; replaces its ``apply_rotary_pos_emb``.
 
-    Tables narrower than a head rotate its first components, as in GPT-NeoX; the rest passes.
+    Tables narrower than a head rotate its first components, as in GPT-NeoX.
 
     Parameters
     ----------
     q, k : array, (batch, heads, tokens, head_dim) or as ``unsqueeze_dim`` says
         float16, bfloat16, float32 or float64. k may have fewer heads, or be None.
     cos, sin : array, (batch, tokens, r)
-        A column for each of the r rotated components, as the models' rotary modules give them: the
-        two of a pair are equal. batch may be 1, or its axis missing.
+        A column for each of the r rotated components, as the models' rotary modules return them:
+        the two columns of a pair are equal. batch may be 1, or the axis missing.
     unsqueeze_dim : int, default 1
-        Where cos and sin get an axis for the heads: 1 for heads before tokens, 2 for after.
+        Where cos and sin get an axis for heads: 1 if heads come before tokens, 2 if after.
     layout : {"half", "interleaved", "interleaved_to_half"}, optional
-        See :class:`rope_xp.RoPE`. Default: that of the columns, as in most models. GLM needs
-        "interleaved"; DeepSeek's function for interleaved components, "interleaved_to_half".
+        See :class:`rope_xp.RoPE`. Default: the layout of the columns, as in most models. GLM needs
+        "interleaved"; DeepSeek's function for interleaved components needs "interleaved_to_half".
     columns : {"halves", "neighbours", "pairs"}, optional
-        Which columns are equal: the halves, as in Llama's tables, neighbours, as in Cohere's, or
-        none, as in gpt-oss, whose tables have r/2 columns. Default: whichever of the first two the
-        tables have. To read them waits for a device, and is impossible under ``torch.compile`` and
-        ``jax.jit``.
+        Which columns are equal: the two halves (Llama), neighbours (Cohere), or none: one column a
+        pair (gpt-oss). Default: the first two are detected from the values, which waits for a
+        device. Under ``torch.compile`` and ``jax.jit`` values cannot be read, so pass it.
 
     Returns
     -------
     q_rotated, k_rotated : array
-        Of the shapes and dtypes of q and k; None where k is.
+        With the shapes and dtypes of q and k; None if k is None.
 
     Raises
     ------
     RopeError
-        If shapes do not fit, or the tables are laid out otherwise.
+        If shapes do not fit, or the tables have another format.
     TypeError
-        If an argument is of the wrong type or library.
+        If an argument has the wrong type or library.
 
     Notes
     -----
-    16 bits are computed in float32 and rounded once, which the models' own functions do not.
+    16-bit inputs are computed in float32 and rounded once; the models' own functions round more.
 
     Examples
     --------
@@ -78,18 +77,18 @@ def apply_rotary_transformers(
         names = ", ".join(map(repr, COLUMNS))
         raise RopeError(f"columns must be one of {names}; got {columns!r}")
     if layout is None and columns == "pairs":
-        msg = "columns='pairs' does not tell the layout; give layout='half' or 'interleaved'"
+        msg = "columns='pairs' does not determine the layout; pass layout='half' or 'interleaved'"
         raise RopeError(msg)
     if columns != "pairs" and cos.shape[-1] % 2:
-        raise RopeError(f"columns={columns!r} is of an even number; cos has {cos.shape[-1]}")
+        raise RopeError(f"columns={columns!r} needs an even number; cos has {cos.shape[-1]}")
     cos, sin = one_per_pair(cos, columns), one_per_pair(sin, columns)
     paired: Layout = layout or ("half" if columns == "halves" else "interleaved")
     rope = load_rope(backend.is_compiling(), paired, 2 * cos.shape[-1])
     axes = find_axes(len(q.shape), len(cos.shape), unsqueeze_dim)
     if axes is None:
         msg = (
-            f"unsqueeze_dim={unsqueeze_dim} puts the axis of heads not next to the token axis: "
-            f"cos has {len(cos.shape)} axes and q {len(q.shape)}; 1 is for (batch, heads, tokens, "
+            f"unsqueeze_dim={unsqueeze_dim} puts no axis for heads next to tokens: cos has "
+            f"{len(cos.shape)} axes and q {len(q.shape)}. Pass 1 for (batch, heads, tokens, "
             "head_dim), 2 for (batch, tokens, heads, head_dim)"
         )
         raise RopeError(msg)
@@ -109,8 +108,8 @@ _cached_rope = cached(64)(RoPE)
 
 def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
     traced = (
-        "tables cannot be read while a compiler traces the call, to tell how they are doubled; "
-        "give columns='halves', or 'neighbours', such as by functools.partial"
+        "cannot detect which columns of cos and sin are equal while a compiler traces the call; "
+        "pass columns='halves' or 'neighbours', for example with functools.partial"
     )
     if backend.is_compiling():
         raise RopeError(traced)
@@ -120,8 +119,8 @@ def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
         raise RopeError(traced) from error
     if columns is None:
         msg = (
-            "cos and sin have no two equal columns for a pair, neither their halves nor neighbours;"
-            " where they have one column a pair, as those of gpt-oss, give columns='pairs'"
+            "cos and sin have no two equal columns for a pair, neither in halves nor as neighbours;"
+            " if they have one column per pair, as in gpt-oss, pass columns='pairs'"
         )
         raise RopeError(msg)
     return columns

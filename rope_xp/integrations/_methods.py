@@ -93,8 +93,8 @@ def rotating_methods(kind: type) -> dict[str, FunctionType]:
             rotates = isinstance(member, FunctionType) and rotations_called(member)
             if methods.pop(name, None) is not None and not rotates:
                 msg = (
-                    f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, in which its "
-                    "base rotates q and k"
+                    f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, which "
+                    "rotates q and k in its base class"
                 )
                 raise RopeError(msg)
             if rotates:

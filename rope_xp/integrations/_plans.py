@@ -133,8 +133,8 @@ def _build_plan(
     (rope,) = ropes
     if options.length is None and isinstance(rope.scaling, DynamicNTK):
         msg = (
-            "the frequencies of DynamicNTK change while a context grows, and cached keys do not "
-            "follow; fix them by patch(model, length=n)"
+            "the frequencies of DynamicNTK change as the context grows, but cached keys do not "
+            "follow; fix the length with patch(model, length=n)"
         )
         raise RopeError(msg)
     regimes = _rotary.regimes(rope)
@@ -144,11 +144,11 @@ def _build_plan(
         # Of either regime: the last call may have written to the buffer.
         if not any(_has_frequencies(buffer, regime) for regime in regimes):
             expected = _rotary.series(regimes[-1], len(buffer))[:3].tolist()
-            msg = f"its configuration says the frequencies {expected} ..., its buffer holds "
+            msg = f"its configuration gives frequencies {expected} ..., but its buffer holds "
             raise RopeError(f"{msg}{buffer[:3].tolist()} ...")
     factor = _rotary.own_attention_factor(module, label)
     if abs(rope.attention_factor - factor) > _FREQUENCIES:
-        msg = f"its configuration says the attention factor {rope.attention_factor}, it {factor}"
+        msg = f"its configuration gives attention factor {rope.attention_factor}, it has {factor}"
         raise RopeError(msg)
     plan = _fit(module, label, regimes[0], len(buffer), options)
     if options.length is not None:

@@ -1,4 +1,4 @@
-"""Find code of transformers that reads cos and sin in other ways than :func:`patch` replaces."""
+"""Find code in transformers that reads cos and sin in ways that patching does not replace."""
 
 from collections.abc import Iterator
 from types import FunctionType
@@ -8,7 +8,7 @@ import torch
 from rope_xp._core.errors import RopeError
 from rope_xp.integrations import _methods
 
-ALONE = "patch(model, rotation=False) replaces the rotary modules alone"
+ALONE = "patch(model, rotation=False) replaces only the rotary modules"
 _TABLES = frozenset({"cos", "sin", "freqs_cis"})  # variables of code that reads tables
 _TUPLES = _TABLES | {"position_embeddings", "rotary_pos_emb"}  # parameters that take them
 # Classes that have such names and rotate nothing by the tables of a patched module.
@@ -67,12 +67,11 @@ def explain_missing_angles(model: torch.nn.Module) -> str:
         name = next((name for m in methods for name in _methods.rotation_names(m)), None)
         if name is not None:
             return (
-                f"{kind.__name__} calls {name}, and reads cos and sin from a table of its own. "
+                f"{kind.__name__} calls {name}, but reads cos and sin from its own table. "
                 "patch replaces modules that compute them, which have inv_freq among their buffers"
             )
     return (
-        "none of its modules makes angles for a rotation (those have inv_freq among their "
-        "buffers). Its positions are probably not rotary, as those of BERT and GPT-2 are not, and "
-        "then there is nothing to patch; if it does rotate, rope_xp.testing.identify tells which "
-        "RoPE its function is"
+        "none of its modules computes angles (such modules have inv_freq among their "
+        "buffers). If its positions are not rotary, as in BERT and GPT-2, there is nothing to "
+        "patch. If it does rotate, rope_xp.testing.identify shows which RoPE its function computes"
     )

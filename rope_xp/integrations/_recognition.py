@@ -65,8 +65,8 @@ def recognize(name: str, function: Function, forms: Iterable[Format]) -> Recogni
         if _agrees(function, trial, partial, batch):
             return trial
     msg = (
-        f"cannot patch {name}: given tables such as those of the model's rotary modules, it does "
-        "not rotate as any layout does; patch(model, rotation=False) makes the tables exact alone"
+        f"cannot patch {name}: with tables like those of the model's rotary modules, it does not "
+        "rotate in any known layout; patch(model, rotation=False) only makes the tables exact"
     )
     raise RopeError(msg)
 

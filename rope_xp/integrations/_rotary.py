@@ -46,7 +46,7 @@ def configured_ropes(module: torch.nn.Module, label: str | None) -> list[RoPE]:
     """Return the ropes that a module's configuration has for a layer type, or for all layers."""
     config = getattr(module, "config", None)
     if config is None:
-        raise RopeError("it has no configuration to read the RoPE from")
+        raise RopeError("it has no configuration with a RoPE")
     try:
         # These modules make tables alone; their layout depends on the functions that rotate.
         ropes = from_hf_config(config, layout="half")

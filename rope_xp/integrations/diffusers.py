@@ -1,4 +1,4 @@
-"""The rotary embeddings of diffusers' transformers: read configurations, patch models.
+"""Rotary embeddings of diffusers' transformers: read configurations, patch models.
 
 Reading a configuration needs neither diffusers nor torch.
 """
@@ -13,17 +13,17 @@ ModelT = TypeVar("ModelT", bound=Any)
 
 
 def patch(transformer: ModelT) -> ModelT:
-    """Let rope_xp compute the angles and rotate q and k of a transformer, from now on.
+    """Make a loaded transformer compute its angles and rotate q and k with rope_xp.
 
-    As :func:`rope_xp.integrations.transformers.patch`: the rotary modules return exact tables in
-    the format and shape that the model expects, without float64 on the device, and the attention
-    processors rotate on rope_xp's fast path. Batches for guidance and attention backends work as
+    As in :func:`rope_xp.integrations.transformers.patch`, the rotary modules return exact tables in
+    the format and shape that the model expects, without float64 on the device. The attention
+    processors rotate on rope_xp's fast path. Guidance batches and attention backends work as
     before.
 
     Parameters
     ----------
     transformer : torch.nn.Module
-        A transformer of diffusers, ``pipeline.transformer``.
+        A transformer of diffusers, such as ``pipeline.transformer``.
 
     Returns
     -------
@@ -33,13 +33,13 @@ def patch(transformer: ModelT) -> ModelT:
     Raises
     ------
     RopeError
-        If a part of the model cannot be patched, or does not rotate pairs; the message names it,
-        and the model stays as it was.
+        If a part of the model cannot be patched or does not rotate pairs. The message names it, and
+        the model does not change.
 
     Notes
     -----
-    A processor that is set later is the model's own again; it gets exact tables. LTX, Allegro and
-    SANA-WM keep their own tables, which no RoPE of a whole head makes.
+    A processor that you set later rotates by its own code, with exact tables. LTX, Allegro and
+    SANA-WM keep their own tables, which no RoPE of a whole head can express.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def patch(transformer: ModelT) -> ModelT:
 
 
 def unpatch(transformer: ModelT) -> ModelT:
-    """Undo :func:`patch`: see :func:`rope_xp.integrations.transformers.unpatch`."""
+    """Undo the patch. See :func:`rope_xp.integrations.transformers.unpatch`."""
     from rope_xp.integrations._diffusion import patching
 
     patching.unpatch(transformer)

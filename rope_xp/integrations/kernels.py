@@ -17,17 +17,17 @@ _REPLACEMENTS: dict[type, Function] = {}
 
 
 def repository() -> LocalLayerRepository:
-    """Return what a kernel mapping names for ``rotary_pos_emb``, on any device and in any mode.
+    """Return the repository to map to ``rotary_pos_emb``, for all devices and modes.
 
-    At its first call, the layer calls the model's own function for a few values. From then on
-    rope_xp rotates in that function's layout, by the model's tables. A function that rotates in no
-    layout, such as nanochat's, computes by itself, and so does a model that is compiled before its
+    On its first call, the layer calls the model's own function with a few values. From then on
+    rope_xp rotates in that function's layout, by the model's tables. A function without a known
+    layout, such as nanochat's, still runs itself, and so does a model that is compiled before its
     first call.
 
     Returns
     -------
     kernels.LocalLayerRepository
-        Of the layer ``apply_rotary_transformers``.
+        It has the layer ``apply_rotary_transformers``.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def repository() -> LocalLayerRepository:
 
 
 class apply_rotary_transformers(torch.nn.Module):  # noqa: N801  # as repositories on the Hub call it
-    """Rotates by rope_xp where the model's own function does so in any layout."""
+    """Rotates by rope_xp if the model's own function has a known layout."""
 
     # The package kernels allows layers these two members, and no method but forward.
     can_torch_compile = True

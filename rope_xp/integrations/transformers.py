@@ -1,4 +1,4 @@
-"""Check the rotation of a model of transformers, or hand it to rope_xp."""
+"""Check the rotary embedding of a transformers model, or replace it by rope_xp's."""
 
 import sys
 from typing import Literal, TypeVar
@@ -26,28 +26,28 @@ ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
 def check(model: torch.nn.Module) -> tuple[Finding, ...]:
-    """Return what is wrong with the rotary embedding of a model, or will be.
+    """Return what is wrong with a model's rotary embedding, or may go wrong later.
 
-    Buffers of frequencies are compared with the configuration and with those of a new module of
-    their class; cos and sin of modules at large positions, on their device and under autocast, with
-    exact ones; the layouts of functions that rotate with that of the weights. Nothing changes.
+    Frequency buffers are compared with the configuration and with a new module of the same class.
+    Cos and sin at large positions, on the module's device and under autocast, are compared with
+    exact ones. Layouts of rotating functions are compared with the weights'. Nothing changes.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers, or any module with rotary modules in it: their buffers have names
-        that end with inv_freq or are tables such as cos_cached, or their attribute ``rope`` is a
+        A model of transformers, or any module that contains rotary modules. Those have buffers with
+        names that end in inv_freq, tables such as cos_cached, or an attribute ``rope`` that is a
         :class:`rope_xp.RoPE`.
 
     Returns
     -------
     tuple of Finding
-        Errors first; empty where nothing is wrong.
+        Errors first; empty if nothing is wrong.
 
     Raises
     ------
     TypeError
-        If model is no module of torch.
+        If model is not a torch module.
 
     Examples
     --------
@@ -73,28 +73,28 @@ def patch(
     rotation: bool = True,
     trust: Literal["both", "config"] = "both",
 ) -> ModelT:
-    """Let rope_xp compute the angles and rotate q and k of a model, from now on.
+    """Make a loaded model compute its angles and rotate q and k with rope_xp.
 
     The model's rotary modules return tables that are exact at any position, in float32 whatever the
     dtype of the model, and its attention rotates on rope_xp's fast path. Gradients, key-value
-    caches, padding, ``torch.compile``, hooks of accelerate, pickles and copies work as before.
-    Other models do not change. Before anything changes, tables and functions that rotate are
-    compared with those of rope_xp, on a few values.
+    caches, padding, ``torch.compile``, accelerate's hooks, pickles and copies work as before.
+    Other models do not change. Before anything changes, the model's tables and rotating functions
+    are compared with rope_xp's on a few values.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers, or one that holds some.
+        A model of transformers, or a module that contains one.
     length : int, optional
-        Tokens of the context, for scaling that depends on it: frequencies are those of this length,
-        always. Without it, LongRoPE chooses by the positions of each call, as transformers does.
+        Tokens of the context, for scaling that depends on it: frequencies are always those for this
+        length. Without it, LongRoPE chooses by the positions of each call, as transformers does.
     rotation : bool, default True
-        Whether rope_xp rotates q and k. If not, the model's own functions do, by exact tables in
-        the dtype and shape that they expect.
+        Whether rope_xp rotates q and k. If False, the model's own functions do, with exact tables
+        in the dtype and shape that they expect.
     trust : {"both", "config"}, default "both"
-        "both": a rotary module's buffer of frequencies must be that of the configuration. "config":
-        the buffer may hold anything, such as what a load on the meta device left there, and is
-        rebuilt from the configuration.
+        "both": a rotary module's frequency buffer must agree with the configuration. "config": the
+        buffer may hold anything, such as garbage after loading on the meta device; it is rebuilt
+        from the configuration.
 
     Returns
     -------
@@ -104,18 +104,18 @@ def patch(
     Raises
     ------
     RopeError
-        If a part of the model cannot be patched, such as a class that reads cos and sin and calls
-        no function that rotates; the message names it, and the model stays as it was. If trust is
-        none of the two.
+        If a part of the model cannot be patched, such as a class that reads cos and sin but calls
+        no rotating function. The message names it, and the model does not change. Also if trust is
+        neither of the two.
     TypeError
-        If model is no module of torch, such as a name on the Hub.
+        If model is not a torch module, but for example a name on the Hub.
 
     Notes
     -----
-    Rotary modules, and modules that call a function that rotates, get a subclass of their class, of
-    the same name, whose methods call rope_xp. A function that replaces the model's own later on, as
-    Liger-Kernel does, is called instead, with tables in the dtype of q. State dictionaries and
-    files of ``save_pretrained`` stay the same, but for buffers that ``trust="config"`` rebuilds.
+    Rotary modules, and modules that call a rotating function, get a subclass of their class with
+    the same name, whose methods call rope_xp. If you replace the model's function later, as
+    Liger-Kernel does, yours is called, with tables in the dtype of q. State dictionaries and
+    ``save_pretrained`` files stay the same, except for buffers that ``trust="config"`` rebuilds.
 
     Examples
     --------
@@ -164,7 +164,7 @@ def _load_rotating_classes(
     except RopeError as error:
         raise RopeError(f"{error}; {_readers.ALONE}") from None
     if not rotating:
-        raise RopeError(f"cannot patch {type(model).__name__}: no function that rotates was found")
+        raise RopeError(f"cannot patch {type(model).__name__}: found no function that rotates")
     build = _replacements.build_replacement
     classes = {kind: _classes.load_rotating(kind, build, forms) for kind in rotating}
     for kind in kinds:
@@ -173,12 +173,12 @@ def _load_rotating_classes(
 
 
 def unpatch(model: ModelT) -> ModelT:
-    """Undo :func:`patch` and return the model, patched or not.
+    """Undo :func:`~rope_xp.integrations.transformers.patch`; return the model, patched or not.
 
     Raises
     ------
     RopeError
-        If a patched module has changed since in a way that unpatching would lose; the message names
+        If a patched module has since changed in a way that unpatching would lose. The message names
         it, and the model stays patched.
     """
     _check_module(model)

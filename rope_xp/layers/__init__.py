@@ -1,1 +1,1 @@
-"""A RoPE as a module of torch, flax, equinox or keras. Nothing here is imported by the core."""
+"""Modules for torch, flax, equinox and keras that rotate by a RoPE. The core imports none."""

@@ -19,7 +19,7 @@ def rotate(
 
 
 def at(layer: Any, positions: Positions, *, like: Any) -> Angles:
-    """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
+    """Return angles for all layers of a forward pass; see :meth:`rope_xp.RoPE.at`."""
     angles: Angles = layer.rope.at(positions, like=like)
     return angles
 
@@ -29,7 +29,7 @@ def check_rope(rope: Any) -> RoPE:
     if isinstance(rope, dict):
         listed = ", ".join(map(repr, rope))
         raise RopeError(
-            f"rope holds a RoPE for each of {listed}; give a layer its own, rope[layer_type]"
+            f"rope holds a RoPE for each of {listed}; pass rope[layer_type] of this layer"
         )
     check_type(rope, RoPE)
     return rope

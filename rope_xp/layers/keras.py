@@ -18,8 +18,8 @@ class Rotary(keras.layers.Layer):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
     It has no weights. q and k keep their dtypes under any policy, and positions are never cast.
-    Arguments are those of :class:`rope_xp.layers.torch.Rotary`, without ``learn``, and ``options``
-    of every layer, such as ``name``.
+    Arguments are those of :class:`rope_xp.layers.torch.Rotary`, without ``learn``. ``options`` are
+    those of every layer, such as ``name``.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Rotary(keras.layers.Layer):
     at = _common.at
 
     def compute_output_spec(self, q: Any, k: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Return the shapes and dtypes of the results, those of q and k."""
+        """Return the shapes and dtypes of q and k, which the results share."""
         return keras.KerasTensor(q.shape, q.dtype), keras.KerasTensor(k.shape, k.dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def _to_data(value: Any) -> Any:
     is_rope = type(value) is RoPE
     if not is_rope and getattr(scaling, name, None) is not type(value):
         raise RopeError(
-            f"cannot save scaling = {value!r}: only classes of rope_xp.scaling are found by their "
-            "names when a model is loaded"
+            f"cannot save scaling = {value!r}: when a model is loaded, only classes of "
+            "rope_xp.scaling can be found by name"
         )
     data = {f.name: _to_data(getattr(value, f.name)) for f in fields(value)}
     return data if is_rope else {_CLASS: name, **data}

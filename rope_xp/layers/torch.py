@@ -26,21 +26,21 @@ _RTOL = 1e-6
 class Rotary(torch.nn.Module):
     """Rotates queries and keys by their positions, as :meth:`rope_xp.RoPE.apply` does.
 
-    It has no parameters and no buffers. So casts of a model leave its angles exact, and there is
-    nothing to shard, to save, or to initialise after ``to_empty``. It loads a checkpoint that has
-    ``inv_freq`` of another module in its place, if these are the frequencies of the RoPE.
+    It has no parameters and no buffers. So angles stay exact when a model is cast, and there is
+    nothing to shard, to save, or to initialise after ``to_empty``. A checkpoint with ``inv_freq``
+    from another module loads if these are the frequencies of the RoPE.
 
     Parameters
     ----------
     rope : RoPE
-        Such as :func:`rope_xp.from_hf_config` returns.
+        For example from :func:`rope_xp.from_hf_config`.
     axes : str, optional
         Names of the axes of q and k; see :func:`rope_xp.apply`.
     learn : {"shared", "head"}, optional
-        Make the frequencies a parameter, one set or one for each head. It starts from the RoPE, is
-        float32 after casts too, and the layer rotates as :func:`rope_xp.apply_frequencies` does.
+        Make the frequencies a parameter: one set, or one for each head. It starts from the RoPE,
+        stays float32 when the model is cast, and is used by :func:`rope_xp.apply_frequencies`.
     head_dim, heads : int, optional
-        For ``learn``: components of a head, and, for "head", heads of k.
+        For ``learn``: components of a head; for "head" also the heads of k.
 
     Examples
     --------
@@ -88,18 +88,18 @@ class Rotary(torch.nn.Module):
             return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
         if k_positions is not None:
             raise RopeError(
-                "k_positions was given to a layer that learns its frequencies, which rotates q and "
-                "k by the same positions; leave it out"
+                "k_positions was given, but a layer that learns its frequencies rotates q and k by "
+                "the same positions; leave it out"
             )
         rope, frequencies = self.rope, self.frequencies
         return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)
 
     def at(self, positions: Positions, *, like: torch.Tensor) -> Angles:
-        """Return the angles of a forward pass, for all its layers; see :meth:`rope_xp.RoPE.at`."""
+        """Return angles for all layers of a forward pass; see :meth:`rope_xp.RoPE.at`."""
         if self.learn is not None:
             raise RopeError(
-                "at computes angles for all layers of a forward pass, and each layer that learns "
-                "its frequencies has its own; call the layer, rotary(q, k, positions)"
+                "at computes angles for all layers of a forward pass, but a layer that learns its "
+                "frequencies has its own; call the layer: rotary(q, k, positions)"
             )
         return self.rope.at(positions, like=like)
 
@@ -113,7 +113,7 @@ class Rotary(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def reset_parameters(self) -> None:
-        """Start again from the RoPE, after ``to_empty`` too."""
+        """Set learned frequencies to those of the RoPE, also after ``to_empty``."""
         if self.frequencies is not None:
             with torch.no_grad():
                 self.frequencies.copy_(self._initial_frequencies())
@@ -160,7 +160,7 @@ def _check_sizes(learn: Any, head_dim: Any, heads: Any) -> tuple[int | None, int
                 "the layer sees q and k"
             )
         if size is not None and not is_needed:
-            raise RopeError(f"{name}={size!r} was given, and learn={learn!r} has no use for it")
+            raise RopeError(f"{name}={size!r} was given, but learn={learn!r} does not use it")
     return (
         None if head_dim is None else numbers.check_positive_int("head_dim", head_dim),
         None if heads is None else numbers.check_positive_int("heads", heads),
@@ -185,13 +185,13 @@ def _find_mismatches(rope: RoPE, key: str, saved: torch.Tensor) -> Iterator[str]
         candidates = [torch.from_numpy(frequencies) for frequencies in regimes]
     except RopeError as error:
         shape = tuple(values.shape)
-        yield f"{key} has shape {shape}, for which the RoPE has no frequencies: {error}"
+        yield f"{key} has shape {shape}, which does not fit the RoPE: {error}"
         return
     if any(values.shape == c.shape and torch.allclose(values, c, rtol, 0.0) for c in candidates):
         return
     listed = ", ".join(f"{c[:3].tolist()} ... ({len(c)})" for c in candidates)
     yield (
-        f"{key} holds the frequencies {values.flatten()[:3].tolist()} ... ({values.numel()}), and "
-        f"the RoPE of this Rotary has {listed}. Build it from the checkpoint's own configuration, "
-        "by rope_xp.from_hf_config, or remove the key if it is wrong there"
+        f"{key} holds the frequencies {values.flatten()[:3].tolist()} ... ({values.numel()}), but "
+        f"the RoPE of this Rotary has {listed}. Build it from the checkpoint's configuration with "
+        "rope_xp.from_hf_config, or remove the key if the checkpoint is wrong"
     )

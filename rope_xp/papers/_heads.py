@@ -35,7 +35,7 @@ def check_shape(name: str, x: Array, axes: str, *shapes: tuple[Any, ...]) -> Non
     shape = tuple(x.shape)
     if not any(_matches(shape, expected) for expected in shapes):
         fits = " or ".join(map(str, shapes)).replace("None", "any but 0").replace("Ellipsis", "any")
-        hint = f". Where there is one head and no axis for it, {name}[..., None, :]"
+        hint = f". If there is one head without an axis, pass {name}[..., None, :]"
         msg = f"{name} has shape {shape}; it must be {axes}, here {fits}"
         raise RopeError(msg + hint * (axes == AXES and len(shape) < 3))
 
@@ -57,8 +57,8 @@ def check_heads(first: str, heads: int, second: str, fewer: int) -> None:
     """Check that each head of one array serves as many of the other."""
     if fewer == 0 or heads % fewer:
         raise RopeError(
-            f"{first} has {heads} heads and {second} {fewer}; those of {first} must be a multiple, "
-            f"as each head of {second} serves as many of {first}. Axes of q, k and v are {AXES}"
+            f"{first} has {heads} heads and {second} {fewer}; {first} must have a multiple, "
+            f"for groups of equal size. Axes of q, k and v are {AXES}"
         )
 
 
@@ -104,14 +104,14 @@ def check_mask(arrays: CheckedArrays, mask: Any, shape: tuple[int, ...], axes: s
     check_library(backend, "q", arrays.q, "mask", mask)
     if backend.dtype_name(mask) != "bool":
         msg = (
-            f"mask is {messages.describe(backend, mask)}; it must be boolean, True where there is "
-            "something to attend to. Of a mask that is added to scores, take mask == 0"
+            f"mask is {messages.describe(backend, mask)}; it must be boolean, True for tokens to "
+            "attend to. For a mask that is added to scores, pass mask == 0"
         )
         raise TypeError(msg)
     if not can_broadcast(tuple(mask.shape), shape):
         msg = (
-            f"mask has shape {tuple(mask.shape)}; it must broadcast to {axes} = {shape}. Give an "
-            "axis that it lacks by None in an index"
+            f"mask has shape {tuple(mask.shape)}; it must broadcast to {axes} = {shape}. Add a "
+            "missing axis with None in an index"
         )
         raise RopeError(msg)
 
@@ -126,7 +126,7 @@ def rotate(
     for argument, value in (("positions", positions), ("k_positions", k_positions)):
         if value is not None:
             msg = (
-                f"{argument} came without a rope, and without one nothing is rotated; pass "
+                f"{argument} needs a rope, as nothing is rotated without one; pass "
                 f"rope=rope_xp.RoPE(), or leave {argument} away"
             )
             raise RopeError(msg)

@@ -1,9 +1,9 @@
 """What a rotary embedding does to scores over distance, in numpy float64.
 
-A distance is the position of the query less that of the key, in tokens, in all components of a
-position. Angles are float64 products, off by at most ``distance * frequency * 2**-52`` and the
-rounding of the frequency. All functions raise RopeError where a value is out of range or not
-finite, and as :meth:`rope_xp.RoPE.frequencies`; TypeError where an argument is no number.
+A distance is query position minus key position, in tokens, the same in all components. Angles are
+float64 products, with errors up to ``distance * frequency * 2**-52`` plus the rounding of the
+frequency. All functions raise RopeError if a value is out of range or not finite, and like
+:meth:`rope_xp.RoPE.frequencies`; TypeError if an argument is not a number.
 """
 
 import math
@@ -27,26 +27,26 @@ _TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
 
 
 def decay_bound(rope: RoPE, head_dim: int, distances: ArrayLike) -> NDArray[np.float64]:
-    r"""Return how much of a score can be left at a distance: RoFormer's long-term decay.
+    r"""Return RoFormer's long-term decay: a bound on scores at each distance, up to a factor.
 
     Su et al., "RoFormer", arXiv 2104.09864, section 3.4.3. A score, summed by parts (eq. 36), is at
-    most the largest ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37), h_i the product of
-    pair i of the query and the conjugate of that of the key. Figure 2 shows the mean. The attention
-    factor and components that pass through are left out.
+    most the largest ``|h_(i+1) - h_i|`` times the sum of all ``|S_j|`` (eq. 37). There h_i is pair
+    i of the query times the conjugate pair i of the key. Figure 2 shows the mean of ``|S_j|``. The
+    attention factor and components that pass through are left out.
 
     Parameters
     ----------
     rope : RoPE
-        With any scaling, fixed by :meth:`rope_xp.RoPE.for_length` where it depends on length.
+        Any scaling. If it depends on length, fix it by :meth:`rope_xp.RoPE.for_length`.
     head_dim : int
         Components of a head.
     distances : array_like, any shape
-        In tokens, integers or floats.
+        Integers or floats, in tokens.
 
     Returns
     -------
     numpy.ndarray
-        Of the shape of distances, float64, without unit: the mean of ``|S_j|`` over j = 1 ... r/2,
+        float64 with the shape of distances, without unit: the mean of ``|S_j|`` over j = 1 ... r/2,
         where ``S_j`` is the sum of ``exp(1j * distance * frequencies[i])`` over i < j. At distance
         0 it is (r/2 + 1) / 2, its largest value.
 
@@ -73,21 +73,21 @@ def score_curve(
     q: ArrayLike | None = None,
     k: ArrayLike | None = None,
 ) -> NDArray[np.float64]:
-    """Return the score of a query and a key at each distance (RoFormer, eq. 35).
+    """Return the score of a query and a key at each distance.
 
     Parameters
     ----------
     rope, head_dim, distances
-        As for :func:`decay_bound`. Distances are positive where the key comes before the query.
+        As for :func:`decay_bound`. Distances are positive if the key comes before the query.
     q, k : array_like, (head_dim,), optional
         Query and key before rotation. Default: all ones.
 
     Returns
     -------
     numpy.ndarray
-        Of the shape of distances, float64: the dot product of q and k after :func:`rope_xp.apply`,
-        before any softmax scale. Of all ones, without scaling and with no components that pass
-        through, it is twice the sum of ``cos(distance * frequencies[i])``.
+        float64 with the shape of distances: the dot product of q and k after :func:`rope_xp.apply`,
+        before any softmax scale (RoFormer, eq. 35). For all ones, no scaling and no components that
+        pass through, it is twice the sum of ``cos(distance * frequencies[i])``.
 
     Examples
     --------
@@ -115,20 +115,20 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
 
     Men et al., "Base of RoPE Bounds Context Length", arXiv 2405.14591: up to the last distance
     before it, L, a key like the query is expected to score higher than any other. Components that
-    pass through are left out; pairs of frequency zero are in.
+    pass through are left out; pairs with frequency zero are included.
 
     Parameters
     ----------
     rope, head_dim
         As for :func:`decay_bound`.
     limit : int, default 2**20
-        The last distance to look at, in tokens.
+        Largest distance to try, in tokens.
 
     Returns
     -------
     int or None
         In tokens; None if the sum of ``cos(distance * frequencies[i])`` is negative at no whole
-        distance up to the limit. A single dip decides, so it does not grow steadily with the base.
+        distance up to the limit. One dip decides, so the result does not grow steadily with base.
 
     Examples
     --------
@@ -155,8 +155,8 @@ def max_distance(rope: RoPE, head_dim: int, *, limit: int = 2**20) -> int | None
 def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     """Return how many turns each pair makes within a context.
 
-    Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d). A model that was trained on that context
-    has not seen all angles of a pair below 1.
+    Peng et al., "YaRN", arXiv 2309.00071, eq. 17: r(d). A model trained on that context has not
+    seen all angles of a pair with less than one turn.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def turns(rope: RoPE, head_dim: int, tokens: float) -> NDArray[np.float64]:
     Returns
     -------
     numpy.ndarray
-        Shape (r/2,), float64: ``tokens`` by :meth:`rope_xp.RoPE.wavelengths`, 0 at frequency zero.
+        Shape (r/2,), float64: ``tokens / rope.wavelengths(head_dim)``, 0 for frequency zero.
 
     Examples
     --------

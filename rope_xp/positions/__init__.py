@@ -1,9 +1,9 @@
 """Positions for common arrangements of tokens. Optional: any integers or floats are positions.
 
 ``packed``, ``offsets``, and ``zigzag`` with packed sequences, take and return arrays of any library
-and run under its compilers. The others take Python numbers, and return numpy arrays unless ``xp``
-names another library: int64, in jax int32. All raise RopeError where a number is not an integer or
-out of range, or an array has other axes or dtypes than they take.
+and can be compiled. The others take Python numbers and return numpy arrays, or arrays of ``xp``:
+int64, in jax int32. All raise RopeError if a number is not an integer or is out of range, or if an
+array has the wrong axes or dtype.
 """
 
 from rope_xp.positions._mrope import mrope, mrope_from_ids

@@ -21,10 +21,10 @@ def mrope(
 ) -> Array:
     """Return the time, height and width of tokens of text, images and videos in one sequence.
 
-    Text tokens have three equal components. The tokens of an image or video are the cells of its
-    grid, which starts at the next position after the text. The span behind it starts after the
-    larger of height and width, whatever the number of frames, as in transformers 5. Wang et al.,
-    "Qwen2-VL", arXiv 2409.12191, section 2.1.
+    Text tokens have three equal components. An image or video has the cells of its grid, starting
+    at the next position after the text. The next span starts after the larger of height and width,
+    regardless of the number of frames, as in transformers 5. Wang et al., "Qwen2-VL", arXiv
+    2409.12191, section 2.1.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def mrope(
     start : int, default 0
         Position of the first token.
     interval : float, default 1.0
-        Distance between frames of all videos, before rounding down: in Qwen2.5-VL
+        Distance between frames of all videos, before rounding down. Qwen2.5-VL has
         ``tokens_per_second`` times the seconds per frame.
     xp, device
         As for :func:`video`.
@@ -77,10 +77,10 @@ def mrope_from_ids(
 ) -> Array:
     """Return the time, height and width of tokens, from the output of a processor.
 
-    Equal to ``get_rope_index`` of transformers 5, for all models that have it: the Qwen-VL,
+    Equal to ``get_rope_index`` of transformers 5 for all models that have it: the Qwen-VL,
     Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, GLM-Image,
     HunYuan-VL and MiniCPM-V 4.7. Audio among the tokens of a Qwen-Omni video belongs to the video.
-    RopeError is raised if grids and tokens do not match, and RopeConfigError for other models.
+    Raises RopeError if grids and tokens do not match, and RopeConfigError for other models.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def mrope_from_ids(
         Integers in host memory: token ids, ``input_ids``.
     grids : mapping
         The output of the processor. These entries are read: ``image_grid_thw`` and
-        ``video_grid_thw``, (n, 3) integers, frames, height and width in patches before merging, of
+        ``video_grid_thw``, (n, 3) integers: frames, height and width in patches before merging, for
         all images and videos of the batch in order; ``second_per_grid_ts`` or
         ``video_second_per_grid``, (videos,), for models that count time; ``attention_mask``, like
         ids, 0 for padding; ``mm_token_type_ids``, like ids, if token ids do not determine the
@@ -103,8 +103,8 @@ def mrope_from_ids(
     -------
     array, (3, tokens) or (3, batch, tokens)
         Components (time, height, width); padding is 0 or as in the model. float32 for
-        Qwen3-Omni, whose frames may have fractional positions. The next token of a sequence is at
-        its largest position plus one. For HunYuan-VL as many components as ``mrope_section`` has:
+        Qwen3-Omni, whose frames may have fractional positions. The next token of a sequence has
+        its largest position plus one. HunYuan-VL has as many components as ``mrope_section``:
         (width, height, image) or (token, width, height, image).
 
     Examples

@@ -1,4 +1,4 @@
-"""Positions of patches of images and videos, and of their text."""
+"""Positions of patches of images and videos, and of text in the same sequence."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def grid(
 ) -> Array:
     """Return the row and column of each patch of an image, row by row.
 
-    It is :func:`video` for two axes: an array (2, height * width) of components (row, column).
+    Like :func:`video`, with two axes: an array (2, height * width) of components (row, column).
 
     Examples
     --------
@@ -53,20 +53,20 @@ def video(
     frames, height, width : int
         Patches. An image has one frame.
     start : number or three, default 0
-        Position of the first patch, along each axis.
+        Position of the first patch along each axis.
     step : number or three, default 1
-        Distance between patches: of a frame rate ``(base_fps / fps, 1, 1)``, of a grid stretched to
-        another size ``(1, rows / height, columns / width)``.
+        Distance between patches: ``(base_fps / fps, 1, 1)`` for another frame rate, ``(1, rows /
+        height, columns / width)`` for a grid stretched to another size.
     centre : bool, default False
         Whether ``n - n // 2`` of n rows and columns are below 0, as in Qwen-Image.
     xp, device : optional
-        Library and device of the result; numpy by default.
+        Library and device of the result. Default: numpy.
 
     Returns
     -------
     array, (3, frames * height * width)
-        Components (frame, row, column), for a RoPE with ``position_axes``. If a start or step is
-        not an integer: float64, in libraries other than numpy float32.
+        Components (frame, row, column), for a RoPE with ``position_axes``. If start or step is not
+        an integer: float64, in libraries other than numpy float32.
 
     Examples
     --------
@@ -97,19 +97,19 @@ def text(
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
-    """Return positions of tokens that are not patches: an image's text, or class tokens.
+    """Return positions of tokens that are not patches, such as text or class tokens.
 
     Parameters
     ----------
     tokens : int
         Number of tokens, 0 or more.
     components : int
-        Components of a position, as many as those of the patches.
+        Components of a position, as many as the patches have.
     start : number or one for each component, default 0
         Position of the first token.
     along : sequence of int, optional
-        The components that count tokens; the others stay at ``start``. By default all. Empty for
-        class tokens and registers, which position 0 leaves unrotated.
+        Components that count tokens; the others stay at ``start``. Default: all. Pass an empty one
+        for class tokens and registers, which stay at position 0 and are not rotated.
     xp, device
         As for :func:`video`.
 
@@ -129,7 +129,7 @@ def text(
     steps = np.zeros((components, 1), np.int64)
     for axis in range(components) if along is None else along:
         if not 0 <= values.to_int("along", axis) < components:
-            msg = f"along names component {axis}; a position has {components}, counted from 0"
+            msg = f"along holds component {axis}; it must be from 0 to {components - 1}"
             raise RopeError(msg)
         steps[axis] = 1
     starts = values.per_axis("start", start, components)

@@ -1,4 +1,4 @@
-"""Packed sequences, new tokens that follow cached ones, and tokens split over devices."""
+"""Positions of packed sequences, of tokens after cached ones, and of tokens split over devices."""
 
 from typing import Any
 
@@ -16,17 +16,17 @@ def packed(cu_seqlens: Any, *, total: int | None = None) -> Array:
     Parameters
     ----------
     cu_seqlens : array or sequence, (sequences + 1,)
-        Integers: cumulative lengths in tokens from 0, as in flash-attention. On a host they are
-        checked not to decrease or exceed total.
+        Integers: cumulative lengths in tokens from 0, as in flash-attention. In host memory they
+        are checked: they must not decrease or exceed total.
     total : int, optional
-        Number of tokens, ``cu_seqlens[-1]`` or more; the rest is counted from 0 too. Required under
-        a compiler, which has no values; on a GPU it avoids a synchronisation.
+        Number of tokens, ``cu_seqlens[-1]`` or more; the rest is also counted from 0. Required
+        under a compiler, which has no values; on a GPU it avoids a synchronisation.
 
     Returns
     -------
     array, (total,)
-        In the library and on the device of cu_seqlens, signed with at least 32 bits; numpy for
-        Python numbers.
+        With the library and device of cu_seqlens (numpy for Python numbers), as signed integers of
+        at least 32 bits.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def _parse_ends(cu_seqlens: Any) -> tuple[Backend, Array]:
     """Return the ends of packed sequences; values in host memory are checked."""
     backend, ends = values.to_integers("cu_seqlens", cu_seqlens)
     if ends.shape[0] == 0:
-        raise RopeError("cu_seqlens is empty; it starts with 0")
+        raise RopeError("cu_seqlens is empty; it must start with 0")
     if isinstance(ends, np.ndarray) and (ends[0] != 0 or (ends[1:] < ends[:-1]).any()):
         raise RopeError(f"cu_seqlens must start with 0 and not decrease; got {ends}")
     return backend, ends
@@ -59,12 +59,12 @@ def _count_tokens(ends: Array) -> int:
     try:
         return int(ends[-1])
     except (TypeError, ValueError) as error:  # jax and ndonnx, while tracing
-        msg = f"cu_seqlens has no values yet; give the number of tokens as total= ({error})"
+        msg = f"cu_seqlens has no values yet; pass the number of tokens as total= ({error})"
         raise RopeError(msg.partition("\n")[0]) from error
 
 
 def offsets(lengths: Any, new_tokens: int = 1) -> Array:
-    """Return positions of new tokens, which follow the cached tokens of each sequence in a batch.
+    """Return positions of new tokens after the cached tokens of each sequence in a batch.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def offsets(lengths: Any, new_tokens: int = 1) -> Array:
     Returns
     -------
     array, (batch, new_tokens)
-        Of library, device and dtype as in :func:`packed`.
+        With the library, device and dtype of :func:`packed`.
 
     Examples
     --------
@@ -98,28 +98,28 @@ def zigzag(
     xp: Namespace | None = None,
     device: Device | None = None,
 ) -> Array:
-    """Return the tokens of each device, which balance the load of causal attention.
+    """Return the tokens of each device, split to balance the load of causal attention.
 
-    Each sequence is cut into ``2 * shards`` chunks; device i holds chunk i from the front and chunk
-    i from the back, for packed sequences one sequence after the other: context parallelism in
-    Megatron, and for packed sequences ("thd") in Transformer Engine.
+    Each sequence is cut into ``2 * shards`` chunks. Device i holds chunk i from the front and chunk
+    i from the back, with packed sequences one after the other: as in Megatron's context
+    parallelism, and for packed sequences ("thd") in Transformer Engine.
 
     Parameters
     ----------
     tokens : int, optional
-        Number of tokens, a multiple of ``2 * shards``. With cu_seqlens as total of :func:`packed`.
+        Number of tokens, a multiple of ``2 * shards``. With cu_seqlens: total of :func:`packed`.
     shards : int
         Number of devices.
     cu_seqlens : array or sequence, (sequences + 1,), optional
-        As in :func:`packed`. Each sequence is padded to a multiple of ``2 * shards``.
+        As in :func:`packed`. Each sequence must be padded to a multiple of ``2 * shards``.
     xp, device : optional
-        As for :func:`video`. Not with cu_seqlens on a device, where the result is too.
+        As for :func:`video`. Not allowed with cu_seqlens on a device, which the result shares.
 
     Returns
     -------
     array, (shards, tokens / shards)
-        Row i holds the tokens of device i, in its order. Their positions are the same, and with
-        cu_seqlens ``packed(cu_seqlens)[row]``.
+        Row i holds the indices of the tokens of device i, in order. They are also the positions;
+        with cu_seqlens these are ``packed(cu_seqlens)[row]``.
 
     Examples
     --------
@@ -144,11 +144,11 @@ def zigzag(
         raise RopeError(msg)
     if on_host and (np.diff(ends) % chunks).any():
         raise RopeError(
-            f"each sequence of cu_seqlens must be a multiple of 2 * shards = {chunks} long; "
-            f"pad it; got lengths {np.diff(ends)}"
+            f"pad each sequence of cu_seqlens to a multiple of 2 * shards = {chunks} tokens; "
+            f"got lengths {np.diff(ends)}"
         )
     if not on_host and (xp is not None or device is not None):
-        msg = "cu_seqlens is on a device, where the result is too; leave out xp and device"
+        msg = "cu_seqlens is on a device, which the result shares; leave out xp and device"
         raise RopeError(msg)
     array_xp, options = backend.xp, {"dtype": ends.dtype, "device": backend.device(ends)}
     shard = array_xp.arange(shards, **options)[:, None]

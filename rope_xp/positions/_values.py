@@ -82,7 +82,7 @@ def to_library(array: np.ndarray, xp: Namespace | None, device: Device | None) -
     """Return a numpy array as one of another library, on a device."""
     if xp is None:
         if device is not None:
-            raise RopeError(f"device = {device!r} needs xp, the library whose device it is")
+            raise RopeError(f"device = {device!r} needs xp, the library of that device")
         return array
     if array.dtype == np.float64:  # some devices lack it
         array = array.astype(np.float32)

@@ -1,13 +1,13 @@
 """Scalings change the frequencies of a rotary embedding, in numpy float64.
 
 A scaling is any hashable object with the members of :class:`Scaling`, passed as
-``RoPE(scaling=...)``. Fields have the names of their keys in Hugging Face configurations; numbers
-are positive. A field that is out of range raises RopeError, and TypeError if it has the wrong type.
+``RoPE(scaling=...)``. Fields have the same names as in Hugging Face configurations. Numbers are
+positive. A field out of range raises RopeError, a field of the wrong type TypeError.
 ``frequencies`` raises RopeError if rotary_dim does not fit the fields, or if it needs a length and
-none is fixed by :meth:`Scaling.for_length`.
+:meth:`Scaling.for_length` has not fixed one.
 
-In all formulae r is rotary_dim, the even number of rotated components, i = 0 ... r/2 - 1,
-w_i = base ** (-2 i / r) the unscaled frequency, and L the tokens of the trained context.
+In all formulae r is rotary_dim, the even number of rotated components; i = 0 ... r/2 - 1 numbers
+the pairs; w_i = base ** (-2 i / r) is the unscaled frequency; L is the trained context in tokens.
 """
 
 from rope_xp._rotation.frequencies import inverse_frequencies

@@ -1,4 +1,4 @@
-"""Scalings of positions with several components. Public in :mod:`rope_xp.scaling`."""
+"""Scalings for positions with several components. Public in :mod:`rope_xp.scaling`."""
 
 import itertools
 import math
@@ -16,28 +16,28 @@ from rope_xp.scaling._base import Scaling
 
 @dataclass(frozen=True)
 class Axial(Scaling):
-    """Frequencies for positions of several components, such as the row and column of a patch.
+    """Frequencies for positions with several components, such as the row and column of a patch.
 
-    ``position_axes`` of the RoPE names the component of each pair; :meth:`rope_xp.RoPE.axial` makes
-    both. With n components of a head, "blocks" and "alternating" have ``base ** (-2 j / n)``,
-    j = 0 ... n/2 - 1, for each component of a position. Without sections n = r / a. Heo et al.,
-    "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, describe axial
-    frequencies; the orders are those of models in transformers and diffusers.
+    ``position_axes`` of the RoPE gives the component for each pair; :meth:`rope_xp.RoPE.axial` sets
+    both. "blocks" and "alternating" have ``base ** (-2 j / n)``, j = 0 ... n/2 - 1, for each
+    component of a position, where n is its section. Without sections n = r / a. Heo et al., "Rotary
+    Position Embedding for Vision Transformer", arXiv 2403.13298, describe axial frequencies; the
+    orders are those of models in transformers and diffusers.
 
     Parameters
     ----------
     axes : int, default 2
-        Components, a. Without sections, they divide the r/2 pairs evenly.
+        Components of a position, a. Without sections, a must divide the r/2 pairs evenly.
     order : {"blocks", "alternating", "strided"}, default "blocks"
         "blocks": each component has its own series of frequencies, one after the other (vision
-        towers of Qwen-VL, diffusion transformers). "alternating": the same, but the pairs of the
+        towers of Qwen-VL, diffusion transformers). "alternating": the same series, but pairs of the
         components alternate (Kimi). "strided": component c has every a-th frequency of one series
-        of r/2, from the c-th on (Pixtral).
+        of r/2, starting at the c-th (Pixtral).
     sections : tuple of int, optional
-        Rotated components of a head for each component of a position, even numbers that sum to r,
-        such as (16, 56, 56). Then axes is their number. None: equal shares. Not with "strided".
+        Rotated components of a head for each component of a position: even numbers that sum to r,
+        such as (16, 56, 56). They determine axes. None: equal shares. Not for "strided".
     bases : tuple of float, optional
-        A base for each component. None: that of the RoPE for all. Not with "strided".
+        A base for each component. None: the base of the RoPE for all. Not for "strided".
 
     Examples
     --------
@@ -67,16 +67,16 @@ class Axial(Scaling):
         if self.bases is not None:
             self._check_items(numbers.check_positive, "bases", "axis")
             if len(self.bases) != self.axes:
-                msg = f"Axial.bases must be {self.axes} numbers, one an axis; got {self.bases}"
+                msg = f"Axial.bases must be {self.axes} numbers, one per axis; got {self.bases}"
                 raise RopeError(msg)
         if self.order == "strided" and (self.sections, self.bases) != (None, None):
             raise RopeError(
-                "Axial.order = 'strided' has one series for all axes; it takes neither sections "
-                f"nor bases, got {self.sections} and {self.bases}"
+                "Axial.order = 'strided' has one series for all axes, so it takes neither sections "
+                f"nor bases; got {self.sections} and {self.bases}"
             )
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
-        """Return the series of all components, in order."""
+        """Return the frequencies of all components, in order."""
         sections, pairs = self.sections, rotary_dim // 2
         if sections is None:
             if pairs % self.axes:
@@ -97,7 +97,7 @@ class Axial(Scaling):
 def _check_section(name: str, section: object) -> int:
     components = numbers.check_positive_int(name, section)
     if components % 2:
-        raise RopeError(f"{name} must be even, as pairs are rotated; got {components}")
+        raise RopeError(f"{name} must be even, because pairs are rotated; got {components}")
     return components
 
 
@@ -112,25 +112,25 @@ def assign_pairs(sections: Iterable[int], order: str) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class RIFLEx(Scaling):
-    """One pair of the frames slowed down, so that a longer video does not repeat itself.
+    """Slow down one pair of the frame axis, so that a longer video does not repeat itself.
 
-    A pair that completes a turn within a video makes it start again. Frequency k becomes
-    ``share * 2 pi / L``, and the others stay. Zhao et al., "RIFLEx: A Free Lunch for Length
-    Extrapolation in Video Diffusion Transformers", arXiv 2502.15894, whose code has the share 0.9.
+    If that pair completes a turn within a video, the video repeats. Frequency k becomes
+    ``share * 2 pi / L``; the others do not change. Zhao et al., "RIFLEx: A Free Lunch for Length
+    Extrapolation in Video Diffusion Transformers", arXiv 2502.15894; their code has share 0.9.
 
     Parameters
     ----------
     k : int
-        The pair among those of the frames, counted from 1: the one whose wavelength is nearest to
-        the frames at which the model repeats itself.
+        Number of the pair on the frame axis, counted from 1. Choose the pair whose wavelength is
+        nearest to the frame at which the model repeats itself.
     length : int
-        Frames of the video, as patches, L.
+        Frames of the video, in patches, L.
     scaling : Axial, optional
-        The frequencies to change, those of several components. None: all pairs read the frame.
+        Scaling of several components to change. None: all pairs read the frame.
     axis : int, default 0
-        The component of positions that counts frames.
+        Component of positions that counts frames.
     share : float, default 0.9
-        The share of a whole turn that the video makes.
+        Share of a turn that pair k makes within the video.
 
     Examples
     --------
@@ -156,7 +156,7 @@ class RIFLEx(Scaling):
             msg = f"RIFLEx.axis must be one of {self.axes} components, from 0; got {self.axis!r}"
             raise RopeError(msg)
         if self.scaling is not None and self.scaling.order == "strided":
-            msg = "RIFLEx.scaling must have a series for each axis; order 'strided' has one for all"
+            msg = "RIFLEx.scaling must have a series for each axis; order 'strided' has only one"
             raise RopeError(msg)
 
     @property
@@ -165,13 +165,13 @@ class RIFLEx(Scaling):
         return 1 if self.scaling is None else self.scaling.axes
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
-        """Return the frequencies of ``scaling``, one of them slowed down."""
+        """Return the frequencies of ``scaling`` with one of them slowed down."""
         scaling = Axial(1) if self.scaling is None else self.scaling
         frequencies = scaling.frequencies(base, rotary_dim)
         sections = scaling.sections or (rotary_dim // scaling.axes,) * scaling.axes
         pairs = sections[self.axis] // 2
         if self.k > pairs:
-            msg = f"RIFLEx.k = {self.k} names no pair: axis {self.axis} has {pairs} pairs"
+            msg = f"RIFLEx.k = {self.k} is out of range: axis {self.axis} has {pairs} pairs"
             raise RopeError(msg)
         pair = assign_pairs(sections, scaling.order).index((self.axis, self.k - 1))
         frequencies[pair] = self.share * 2.0 * math.pi / self.length

@@ -13,14 +13,14 @@ from rope_xp._core.errors import RopeError
 
 
 class Scaling(ABC):
-    """Base class of scalings: derive a frozen dataclass from it, and write ``frequencies``.
+    """Base class of scalings: derive a frozen dataclass from it, and define ``frequencies``.
 
-    All other members have defaults here. A scaling must be hashable, as tables are cached for it;
-    fields that are numbers, strings and tuples make it so.
+    All other members have defaults. A scaling must be hashable, because tables are cached for it.
+    It is if all fields are numbers, strings or tuples.
 
     Examples
     --------
-    A scaling that slows every second pair down:
+    A scaling that slows down every second pair:
 
     >>> from dataclasses import dataclass
     >>> import rope_xp
@@ -38,9 +38,9 @@ class Scaling(ABC):
     """
 
     attention_factor: float | None = 1.0
-    """Multiplies cos and sin; None if ``effective_attention_factor`` computes it."""
+    """Factor on cos and sin; None if ``effective_attention_factor`` computes it."""
     softmax_scale: float = 1.0
-    """The caller multiplies its softmax scale by it."""
+    """Factor for the softmax scale of your attention; it is not applied here."""
 
     @abstractmethod
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
@@ -48,11 +48,11 @@ class Scaling(ABC):
 
     @property
     def effective_attention_factor(self) -> float:
-        """The number that multiplies cos and sin, also if ``attention_factor`` is None."""
+        """The factor on cos and sin, also if ``attention_factor`` is None."""
         return self.attention_factor  # type: ignore[return-value]  # RoPE checks it
 
     def for_length(self, n: int) -> "Scaling":
-        """Return the scaling fixed for a context of n tokens; itself if length does not matter."""
+        """Return the scaling for a context of n tokens; itself if it does not depend on length."""
         return self
 
     def _check(self, check: Callable[[str, Any], Any], *names: str) -> None:
@@ -85,7 +85,7 @@ def no_length(scaling: Scaling) -> RopeError:
     """Return the error of a scaling whose frequencies depend on the length of the context."""
     return RopeError(
         f"the frequencies of {type(scaling).__name__} depend on the length of the context; fix it "
-        "first, by rope = rope.for_length(n). All keys of one attention need the same"
+        "first with rope = rope.for_length(n), with the same n for all keys of one attention"
     )
 
 
@@ -98,8 +98,8 @@ _FACTOR = "a positive finite number"
 _MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
     "frequencies": (callable, "the method frequencies(base, rotary_dim) -> radians per token"),
     "for_length": (callable, "the method for_length(n) -> the scaling for a context of n tokens"),
-    "effective_attention_factor": (_is_positive, f"{_FACTOR}, which multiplies cos and sin"),
-    "softmax_scale": (_is_positive, f"{_FACTOR}, by which the caller multiplies its softmax scale"),
+    "effective_attention_factor": (_is_positive, f"{_FACTOR} on cos and sin"),
+    "softmax_scale": (_is_positive, f"{_FACTOR} for the softmax scale"),
 }
 
 
@@ -114,15 +114,15 @@ def check_scaling(scaling: Any) -> None:
         if not is_valid(getattr(scaling, name, None)):
             state = f"is {getattr(scaling, name)!r}" if hasattr(scaling, name) else "is missing"
             raise RopeError(
-                f"{type(scaling).__name__}.{name} {state}; a scaling needs {needed}. A class that "
-                "is derived from rope_xp.scaling.Scaling has defaults for all but frequencies; got "
-                f"{scaling!r}"
+                f"{type(scaling).__name__}.{name} {state}; a scaling needs {needed}. Derive the "
+                "class from rope_xp.scaling.Scaling, which has defaults for all but frequencies; "
+                f"got {scaling!r}"
             )
     if _may_be_unhashable(scaling):
         try:
             hash(scaling)
         except TypeError as error:
-            msg = f"scaling must be hashable, as tables are cached for it: {error} in {scaling!r}"
+            msg = f"scaling must be hashable, because tables are cached: {error} in {scaling!r}"
             raise TypeError(msg) from error
 
 
@@ -142,7 +142,7 @@ def check_fixed(scaling: Any, fixed: Any, n: int) -> None:
     if fixed is None:
         raise RopeError(
             f"{type(scaling).__name__}.for_length({n}) returned None; it must return a scaling, "
-            f"itself if the length of the context does not matter; got {scaling!r}"
+            f"itself if it does not depend on the length; got {scaling!r}"
         )
 
 
@@ -151,9 +151,9 @@ def check_components(scaling: Any, position_axes: tuple[int, ...] | None) -> Non
     components = getattr(scaling, "axes", 1)
     if position_axes is None and numbers.is_int(components) and components > 1:
         raise RopeError(
-            f"scaling has frequencies for {components} components of a position, and position_axes "
-            f"is None, so that all pairs would read one; got {scaling!r}. Write "
-            "RoPE.axial(sections), which makes both, or give position_axes"
+            f"scaling has frequencies for {components} components of a position, but position_axes "
+            f"is None, so all pairs would read the same one; got {scaling!r}. Use "
+            "RoPE.axial(sections), which sets both, or pass position_axes"
         )
 
 
@@ -161,6 +161,6 @@ def check_frequencies(scaling: Any, frequencies: NDArray[np.float64], pairs: int
     """Check the shape and values of scaled frequencies."""
     if frequencies.shape != (pairs,) or not np.isfinite(frequencies).all():
         raise RopeError(
-            f"scaling {scaling!r} must return {pairs} finite frequencies, one a pair; got shape "
+            f"scaling {scaling!r} must return {pairs} finite frequencies, one per pair; got shape "
             f"{frequencies.shape}: {frequencies}"
         )

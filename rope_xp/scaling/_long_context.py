@@ -15,30 +15,30 @@ from rope_xp.scaling._base import Scaling, no_length
 
 @dataclass(frozen=True)
 class YaRN(Scaling):
-    """Slow pairs divided by ``factor``, fast ones left, a ramp over the pairs between.
+    """Divide slow pairs by ``factor`` and keep fast ones, with a ramp over the pairs between.
 
     Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv
     2309.00071: eq. 17 for the pair that turns b times, c(b) = r ln(L / (2 pi b)) / (2 ln base);
     eq. 18 to 20 for ``w_i (1 - t_i) + w_i / s * t_i``, with a ramp t_i over i from c(beta_fast) to
-    c(beta_slow), as the authors' code has it; eq. 22 for g. ``softmax_scale``, by which the caller
-    multiplies its own as DeepSeek-V2 and V3 do, is g(mscale_all_dim)**2.
+    c(beta_slow), as in the authors' code; eq. 22 for g. ``softmax_scale`` is g(mscale_all_dim)**2;
+    the caller multiplies its own softmax scale by it, as DeepSeek-V2 and V3 do.
 
     Parameters
     ----------
     factor : float
-        How many times longer the context is than the trained one, s.
+        Length of the new context divided by that of the trained one, s.
     original_max_position_embeddings : int
         Tokens of the trained context, L.
     beta_fast, beta_slow : float, default 32.0, 1.0
-        Turns within L above which a pair is left, and below which it is divided. The first must not
-        be below the second.
+        Pairs with more than ``beta_fast`` turns within L are kept, those with fewer than
+        ``beta_slow`` are divided. The first must not be below the second.
     attention_factor : float, optional
-        Multiplies cos and sin. None: ``g(mscale) / g(mscale_all_dim)`` if both are given and not
+        Factor on cos and sin. None: ``g(mscale) / g(mscale_all_dim)`` if both are given and not
         0, else ``g(1)``, where g(m) = 0.1 m ln s + 1, and 1 for s <= 1.
     mscale, mscale_all_dim : float, optional
         0 or more, as in DeepSeek's configurations.
     truncate : bool, default True
-        Whether the ends of the ramp are rounded to whole pairs, outwards.
+        Whether the ends of the ramp are rounded outwards to whole pairs.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class YaRN(Scaling):
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
         """Return slow, fast and intermediate frequencies."""
         if base == 1:
-            raise RopeError("base must not be 1 with YaRN, as all pairs then have one frequency")
+            raise RopeError("base must not be 1 with YaRN: all pairs would have the same frequency")
         plain, i = inverse_frequencies(base, rotary_dim), np.arange(rotary_dim // 2)
 
         def pair_index(turns: float) -> float:
@@ -107,10 +107,10 @@ class YaRN(Scaling):
 
 @dataclass(frozen=True)
 class LongRoPE(Scaling):
-    """Each pair divided by its own factor, from a list for short contexts or one for long ones.
+    """Divide each pair by its own factor, from one list for short contexts and one for long ones.
 
     Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv 2402.13753,
-    eq. 2 for the divisors; the attention factor is that of Phi-3, Abdin et al., arXiv 2404.14219.
+    eq. 2 for the divisors; Abdin et al. (Phi-3), arXiv 2404.14219, for the attention factor.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class LongRoPE(Scaling):
     factor : float, optional
         As for :class:`YaRN`, s. None: ``max_position_embeddings / L``.
     attention_factor : float, optional
-        Multiplies cos and sin. None: sqrt(1 + ln s / ln L), and 1 for s <= 1.
+        Factor on cos and sin. None: sqrt(1 + ln s / ln L), and 1 for s <= 1.
     max_position_embeddings : int, optional
         Tokens of the extended context, required if the other two are None.
     length : int, optional
@@ -166,7 +166,7 @@ class LongRoPE(Scaling):
         return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(trained))
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
-        """Return the frequencies for this length."""
+        """Return the frequencies for the fixed length."""
         if self.length is None:
             raise no_length(self)
         long = self.length > self.original_max_position_embeddings
@@ -175,7 +175,7 @@ class LongRoPE(Scaling):
             raise RopeError(
                 f"LongRoPE.{'long' if long else 'short'}_factor has {len(divisors)} entries; "
                 f"{rotary_dim} rotated components have {rotary_dim // 2} pairs. Set "
-                "RoPE.rotary_dim if only a part of head_dim is rotated"
+                "RoPE.rotary_dim if only part of a head is rotated"
             )
         return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors))
 

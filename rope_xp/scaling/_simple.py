@@ -14,7 +14,7 @@ from rope_xp.scaling._base import Scaling, no_length
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: every frequency divided by ``factor``.
+    """Position interpolation: divide every frequency by ``factor``.
 
     Chen et al., "Extending Context Window of Large Language Models via Positional
     Interpolation", arXiv 2306.15595, eq. 4: f'(x, m) = f(x, m / factor).
@@ -22,7 +22,7 @@ class Linear(Scaling):
     Parameters
     ----------
     factor : float
-        How many times longer the context is than the trained one.
+        Length of the new context divided by that of the trained one.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class NTK(Scaling):
-    """A larger base: the slowest pair turns ``factor`` times slower, the fastest as before.
+    """A larger base: the slowest pair turns ``factor`` times slower, the fastest is unchanged.
 
     "NTK-aware" interpolation: the base becomes ``base * factor ** (r / (r - 2))``. Peng et al.,
     YaRN, arXiv 2309.00071, eq. 16 and 17.
@@ -52,7 +52,7 @@ class NTK(Scaling):
     Parameters
     ----------
     factor : float
-        As for :class:`Linear`; often called alpha. Needs two pairs.
+        As for :class:`Linear`; often called alpha. At least two pairs are needed.
 
     Examples
     --------
@@ -67,13 +67,13 @@ class NTK(Scaling):
         self._check(numbers.check_positive, "factor")
 
     def frequencies(self, base: float, rotary_dim: int) -> NDArray[np.float64]:
-        """Return the frequencies of the larger base."""
+        """Return the frequencies for the larger base."""
         return _stretch("NTK", base, self.factor, rotary_dim)
 
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """NTK with a factor that grows with the context: no change within the trained one.
+    """NTK with a factor that grows with the context, beyond the trained length.
 
     With n = max(length, L), the base becomes
     ``base * (factor * n / L - (factor - 1)) ** (r / (r - 2))``. Peng et al., arXiv 2309.00071,
@@ -82,12 +82,12 @@ class DynamicNTK(Scaling):
     Parameters
     ----------
     factor : float
-        How fast the base grows.
+        Growth rate of the base.
     max_position_embeddings : int
         Tokens of the trained context, L.
     length : int, optional
-        Tokens of the present context, fixed by :meth:`for_length`. All keys of one attention must
-        be rotated for the same length; see :meth:`rope_xp.RoPE.rerotate` for cached ones.
+        Tokens of the current context, fixed by :meth:`for_length`. All keys of one attention must
+        be rotated for the same length; for cached keys see :meth:`rope_xp.RoPE.rerotate`.
 
     Examples
     --------
@@ -120,18 +120,18 @@ class DynamicNTK(Scaling):
 
 def _stretch(name: str, base: float, factor: float, rotary_dim: int) -> NDArray[np.float64]:
     if rotary_dim < 4:
-        raise RopeError(f"{name} needs two pairs or more; {rotary_dim} components are rotated")
+        raise RopeError(f"{name} needs two pairs or more; got {rotary_dim} rotated components")
     try:
         stretched = float(base * factor ** (rotary_dim / (rotary_dim - 2)))
     except OverflowError:
         stretched = math.inf
-    numbers.check_positive(f"the base that {name} makes of base = {base!r}", stretched)
+    numbers.check_positive(f"the base that {name} computes from base = {base!r}", stretched)
     return inverse_frequencies(stretched, rotary_dim)
 
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Slow pairs divided by ``factor``, fast ones left, a ramp between. Llama 3.1 and later.
+    """Divide slow pairs by ``factor`` and keep fast ones, with a ramp between: Llama 3.1 and later.
 
     With t_i = (L w_i / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clipped to
     [0, 1]: ``(1 - t_i) * w_i / factor + t_i * w_i``. From Meta's code for Llama 3.1; Dubey et al.,
@@ -142,9 +142,9 @@ class Llama3(Scaling):
     factor : float
         Divisor of the slow pairs.
     low_freq_factor, high_freq_factor : float
-        Pairs that turn fewer than ``low_freq_factor`` times within L are slow, those that turn
-        more than ``high_freq_factor`` times are fast. The second must not be below the first; equal
-        factors make a step, as in Llama 4 Scout.
+        Pairs that turn fewer than ``low_freq_factor`` times within L are slow. Pairs that turn more
+        than ``high_freq_factor`` times are fast. The second must not be below the first; equal
+        factors give a step, as in Llama 4 Scout.
     original_max_position_embeddings : int
         Tokens of the trained context, L.
 
@@ -178,10 +178,10 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """Only the fastest share of the pairs of a whole head turns, the others have 0. Gemma 4.
+    """Only the fastest share of the pairs turns, the others have frequency 0: Gemma 4.
 
     ``w_i / factor`` for i < floor(partial_rotary_factor * r / 2), else 0; transformers'
-    ``proportional``. A smaller ``rotary_dim`` has other frequencies.
+    ``proportional``. A smaller ``rotary_dim`` would change the frequencies.
 
     Parameters
     ----------

@@ -1,7 +1,6 @@
 """Identify the RoPE of a function, and check it.
 
-Functions are called as black boxes: they may be of numpy, torch, jax or cupy, and need not use
-rope_xp.
+Functions are black boxes: they may use numpy, torch, jax or cupy, and need not use rope_xp.
 """
 
 from rope_xp.testing._fit import Measured

@@ -93,8 +93,8 @@ def measure_accuracy(rotation: ArrayRotation) -> Accuracy:
         fault = f"results are not finite from position {first} on"
         return Accuracy(error, passes, notes, fault, explained=True)
     most = f"{off[positions >= first].max():.2g} from position {first} on"
-    fault = f"angles are off by up to {most}, by more than float32 explains and by no rounding "
-    return Accuracy(error, passes, notes, fault + "that is known here", explained=False)
+    fault = f"angles are off by up to {most}, more than float32 explains, and no known rounding "
+    return Accuracy(error, passes, notes, fault + "explains it", explained=False)
 
 
 def _find_substitute(rotation: ArrayRotation) -> str | None:
@@ -110,8 +110,8 @@ def _find_substitute(rotation: ArrayRotation) -> str | None:
     except CallRefused:
         return None
     substitutes = {
-        f"positions from {limit} on are taken for {limit - 1}": large * 0.0 + (limit - 1),
-        f"positions start again at {limit}, where a table ends": large % limit,
+        f"positions from {limit} on are treated as {limit - 1}": large * 0.0 + (limit - 1),
+        f"positions restart at 0 from {limit} on, where a table ends": large % limit,
         f"positions wrap around to -{limit} at {limit}": (large + limit) % (2 * limit) - limit,
     }
     for cause, positions in substitutes.items():

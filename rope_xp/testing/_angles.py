@@ -40,15 +40,15 @@ def check_positions(array: RotatedArray) -> None:
     try:
         alone = [array.read([position])[0] for position in _FEW]
     except CallRefused as refused:
-        raise RopeError(f"function takes several tokens, and not one alone: {refused}") from refused
+        raise RopeError(f"function takes several tokens, but not one: {refused}") from refused
     off = np.abs(together - alone).max(axis=1)
     if off.max() > _SAME:
         others = array.read([_FILLER] * len(_FEW))
         ignored = np.abs(others - together).max() < 1e-4
-        cause = "the function ignores positions" if ignored else "its place in the call counts too"
+        cause = "the function ignores positions" if ignored else "its index in the call matters too"
         raise RopeError(
             f"angles depend on more than positions: position {_FEW[off.argmax()]} is turned "
-            f"otherwise alone in a call than with others; {cause}"
+            f"differently with and without other tokens; {cause}"
         )
 
 
@@ -68,7 +68,7 @@ def find_length_dependence(array: RotatedArray) -> LengthDependence | None:
             except CallRefused:
                 continue
             if not is_short(least):
-                raise RopeError(f"angles depend on {quantity}, however short it is")
+                raise RopeError(f"angles depend on {quantity}, even in short calls")
             return length._replace(trained=find_last(is_short, least, longest))
     return None
 
@@ -126,7 +126,7 @@ def measure_angles(array: RotatedArray, last: int) -> MeasuredAngles:
         raise RopeError(
             f"function is no rotary embedding: pairs {np.flatnonzero(backwards)[:4].tolist()} ... "
             f"of {name} turn backwards, and the others forwards; or they turn by more than half a "
-            "turn from one position to the next, which integers cannot tell"
+            "turn from one position to the next, which integers cannot show"
         )
     sign = -1 if backwards.any() else 1
     offset, swapped = _find_offset(np.angle(turns[0]), signed, noise, name)

@@ -45,13 +45,13 @@ class CallRefused(Exception):  # noqa: N818  # no error yet: another way to call
 
 
 class CallError(RopeError):
-    """A function that takes none of the calls that were tried."""
+    """A function refused all calls that were tried."""
 
     __module__ = "rope_xp"
 
     def __init__(self, summary: str) -> None:
-        fits = "head_dim, axes, heads, components or tables that fit"
-        super().__init__(f"{summary}. Give {fits}, or an array of its library as like")
+        fits = "a fitting head_dim, axes, heads, components or tables"
+        super().__init__(f"{summary}. Pass {fits}, or like= an array of its library")
         self.summary = summary
 
 

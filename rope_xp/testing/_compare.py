@@ -91,7 +91,7 @@ def find_problems(
         problems = [_compare_array(box, rope, call, i, atol) for i in range(len(call.results))]
         yield from filter(None, problems)
         for name in call.overwritten:
-            yield Problem(f"{name} is written over, and another array returned")
+            yield Problem(f"{name} is overwritten, but another array is returned")
 
 
 def _call_randomly(box: BlackBox, positions: NDArray[np.int64], batch: int, tokens: int) -> _Call:
@@ -141,7 +141,7 @@ def _compare_array(
     position = call.positions[:, entry, token].tolist()
     message = (
         f"{name} at position {position[0] if len(position) == 1 else position} is off by "
-        f"{off[worst]:.3g}, and may be by {bound[worst]:.1g}: token {token} of {x.shape[2]}, "
+        f"{off[worst]:.3g} (allowed {bound[worst]:.1g}): token {token} of {x.shape[2]}, "
         f"head {head} of {x.shape[1]}, batch entry {entry} of {x.shape[0]}"
     )
     for dtype, to in NARROW.items():
@@ -150,14 +150,14 @@ def _compare_array(
             return Problem(f"{cause}; {message}", "rounded")
     doubled = box.call([box.put(2 * array) for array in call.arrays], call.positions)[1][index]
     if not (np.abs(doubled / 2 - result) <= bound).all():
-        message = f"it is not linear in {name}, as if it also normalised; {message}"
+        message = f"it is not linear in {name}, as if it also normalised it; {message}"
     vector, allowed = result[entry, head, token], bound[entry, head, token]
     if (np.abs(vector - x[entry, head, token]) <= allowed).all():
-        message += ", which is left as it is"
+        message += ", which is unchanged"
     same = np.argwhere((np.abs(vector - expected) <= allowed).all(axis=-1)).tolist()
     if same:
         entry, head, token = same[0]
-        message += f", which has the result of token {token}, head {head}, batch entry {entry}"
+        message += f", which got the result of token {token}, head {head}, batch entry {entry}"
     return Problem(message)
 
 

@@ -19,14 +19,14 @@ from rope_xp.testing._rules import FrequencySeries, Rule
 
 @dataclass(frozen=True)
 class Measured(Scaling):
-    """Measured frequencies, where they follow no scaling of rope_xp.
+    """Measured frequencies that follow no scaling of rope_xp.
 
     Parameters
     ----------
     values : tuple of float, length r/2
         Radians per position, as measured.
     attention_factor : float, default 1.0
-        What cos and sin are multiplied by.
+        Factor on cos and sin.
 
     Raises
     ------
@@ -78,14 +78,14 @@ def fit_angles(
     if abs(factor - angles.factor) > 1e-3 * factor:
         exact = tuple(_rules.compute_frequencies(*rule, series.rotary_dim).tolist())
         scaling = Measured(exact, angles.factor)
-        notes.append(f"cos and sin are multiplied by {angles.factor:.6g}, which no rule gives here")
+        notes.append(f"cos and sin have a factor of {angles.factor:.6g}, which no scaling explains")
     elif isinstance(scaling, YaRN):
         paper = YaRN(scaling.factor, scaling.original_max_position_embeddings)
         expected = paper.effective_attention_factor
         if abs(expected - factor) > 1e-4:
             notes.append(
                 f"cos and sin are multiplied by {factor:g}, and by {expected:.6g} in YaRN's paper: "
-                "right where mscale or attention_factor of the configuration says so"
+                "right if mscale or attention_factor of the configuration asks for it"
             )
     elif scaling is None and length is not None:
         scaling = _fit_dynamic_ntk(array, length, base, series.rotary_dim)

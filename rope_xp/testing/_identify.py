@@ -1,4 +1,4 @@
-"""Identify the RoPE of a function, and assert that it is the one that was meant."""
+"""Identify the RoPE of a function, or assert that it is the expected one."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _POSITIONS = (0, 1, 2, 7, 100, 1023, 4097, 40_001, 131_071)
 
 @dataclass(frozen=True)
 class Identified:
-    """The result of :func:`identify`.
+    """The result of :func:`~rope_xp.testing.identify`.
 
     Parameters
     ----------
     rope : RoPE
-        The RoPE that agrees, apart from what ``faults`` says.
+        The RoPE that the function computes, apart from its ``faults``.
     error : dict of int to float
-        The largest error of cos and sin below positions 128, 4096, 131072 and 1048576, apart from
-        faults of sign and offset; inf where the function takes no such positions.
+        The largest error of cos and sin below positions 128, 4096, 131072 and 1048576, without
+        faults of sign and offset; inf if the function refuses such positions.
     passes : int, optional
-        The first position that was tried whose error is above 1e-2; None where there is none.
+        The first tested position with an error above 1e-2; None if there is none.
     frequencies : tuple of float, length r/2
-        As measured, in radians per position; 0 where a pair stands still.
+        Measured values in radians per position; 0 for a pair that does not turn.
     notes : tuple of str
-        What else there is to know, in sentences.
+        Sentences about what is unusual but may be right.
     faults : tuple of str
-        What is wrong or would be wrong for most models, in sentences; empty for correct code.
+        Sentences about what is wrong, at least for most models; empty for correct code.
     """
 
     rope: RoPE
@@ -59,9 +59,9 @@ def identify(
     heads: int = 2,
     components: int | None = None,
 ) -> Identified:
-    """Return which RoPE a function is, and what is wrong with it.
+    """Return which RoPE a function computes, and what is wrong with it.
 
-    Some rules have the same frequencies, and the simplest is named.
+    If several scalings have these frequencies, the simplest one is returned.
 
     Parameters
     ----------
@@ -72,16 +72,16 @@ def identify(
     head_dim : int
         Components of a head.
     axes : str, default "bhsd"
-        Names of the axes of its arrays, as for :func:`rope_xp.apply`: b, h, s and d in any order.
+        Names of the array axes, as in :func:`rope_xp.apply`: b, h, s and d in any order.
     tables : callable, optional
-        ``tables(positions)``, which returns what follows the arrays: (cos, sin) or one table.
+        ``tables(positions)`` returns the arguments after the arrays: (cos, sin) or one table.
     like : array, optional
-        Of the library, device and dtype to call it with. Default: float32 of the first imported
-        library, of numpy, torch, jax and cupy, whose arrays the function takes and returns.
+        An array with the library, device and dtype to call the function with. Default: float32 from
+        the first imported library of numpy, torch, jax and cupy that the function accepts.
     heads : int, default 2
         Heads of the arrays.
     components : int, optional
-        Of a position: 1, or more, which then come first. None: 1, or 2 or 3 if 1 is rejected.
+        Components of a position, on a leading axis if more than 1. None: try 1, then 2 and 3.
 
     Returns
     -------
@@ -91,9 +91,9 @@ def identify(
     Raises
     ------
     RopeError
-        If the function is no RoPE, with what it is instead; if it takes no call that was tried.
+        If the function is no RoPE; the message says what it does instead. Also if all calls fail.
     TypeError
-        If an argument is of the wrong type.
+        If an argument has the wrong type.
 
     Examples
     --------
@@ -123,30 +123,31 @@ def assert_rotates(
     like: Array | None = None,
     heads: int = 2,
 ) -> None:
-    """Check that a function rotates as a RoPE does.
+    """Check that a function rotates like a given RoPE.
 
-    It is called with up to 1031 random vectors, at positions in random order, with several batch
-    entries and more heads of q than of k.
+    The function is called with up to 1031 random vectors, at positions in random order, with
+    several batch entries and more heads in q than in k.
 
     Parameters
     ----------
     function, head_dim, axes, tables, like, heads
         See :func:`identify`.
     rope : RoPE
-        What it must do. A rule that depends on length is taken for one token.
+        The expected RoPE. Scaling that depends on length is fixed for one token.
     positions : sequence of int, (tokens,) or (components, tokens), optional
-        Where to compare; one line is shifted for each component. Default: some up to 131071.
+        Positions to compare at; a single row is shifted for each component. Default: some up to
+        131071.
     atol : float, optional
-        What results may be off by, for standard normal numbers. Default: sixteen units of the
-        dtype, and the error of angles in float32.
+        Largest error allowed, for standard normal inputs. Default: sixteen units of the dtype, plus
+        the error of float32 angles.
 
     Raises
     ------
     AssertionError
-        If a result is off by more, with the largest difference and what the function is instead;
-        if an argument is written over, and another array returned.
+        If an error is larger, with the largest one and what the function does instead. Also if an
+        argument is overwritten, but another array is returned.
     RopeError, TypeError
-        As by :func:`identify`; if rope does not fit head_dim.
+        As in :func:`identify`. Also if rope does not fit head_dim.
 
     Examples
     --------
@@ -173,7 +174,7 @@ def assert_rotates(
         reasons = [*differences, *result.faults, *result.notes]
     except RopeError as error:
         reasons = [str(error)]
-    reasons = reasons or ["nothing that is known here explains it"]
+    reasons = reasons or ["the cause is unknown"]
     lines = "".join(f"\n- {reason}" for reason in reasons)
     raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")
 
@@ -182,19 +183,19 @@ def _identify_box(box: BlackBox) -> Identified:
     arrays = find_rotated_arrays(box)
     rotated = [array for array in arrays if array]
     if not rotated:
-        raise RopeError("function turns nothing: its result is its argument, at every position")
+        raise RopeError("function rotates nothing: at every position it returns its argument")
     rotated = [array for array in rotated if array.name != "v"] or rotated
     first, *others = rotations = [_identify_array(array) for array in rotated]
     accuracy = measure_accuracy(first)
     faults = [fault for rotation in rotations for fault in rotation.faults]
-    faults += ["v is turned as well"] if any(arrays[2:]) else []
+    faults += ["v is rotated too"] if any(arrays[2:]) else []
     named = zip("qk", arrays, strict=False) if len(arrays) > 1 else ()
     faults += [f"{name} is not turned" for name, array in named if array is None]
     for k in others:
         if k.angles.sign != first.angles.sign:
-            faults.append("q and k turn against each other")
+            faults.append("q and k turn in opposite directions")
         differences = list_differences(k.rope, first.rope, box.head_dim)
-        faults += [f"q and k are turned differently: of k, {text}" for text in differences]
+        faults += [f"q and k are rotated differently: for k, {text}" for text in differences]
     faults += [accuracy.fault] if accuracy.fault else []
     problems = []
     if not (accuracy.explained and faults):  # a known fault makes all results wrong
@@ -226,9 +227,9 @@ def _identify_array(array: RotatedArray) -> ArrayRotation:
     rope, series, notes = fit_angles(array, angles, length)
     shift = f"{angles.offset:+g}"
     checks = {
-        f"{name} turns by the negative angle; if meant, it is RoPE.unrotate": angles.sign < 0,
-        f"cos and sin are swapped: {name} is turned by 90 degrees at position 0": angles.swapped,
-        f"positions are off by {shift}: position p is turned as p {shift}": angles.offset != 0,
+        f"{name} turns by the negative angle; if intended, it is RoPE.unrotate": angles.sign < 0,
+        f"cos and sin are swapped: {name} is rotated by 90 degrees at position 0": angles.swapped,
+        f"positions are off by {shift}: position p is rotated as p {shift}": angles.offset != 0,
         f"components that do not turn are multiplied by {standing:.6g}": (
             abs(standing - 1.0) > 1e-4 and array.rotary_dim < head_dim
         ),
@@ -236,7 +237,7 @@ def _identify_array(array: RotatedArray) -> ArrayRotation:
     faults = [fault for fault, is_wrong in checks.items() if is_wrong]
     if length is not None:
         fault = f"angles depend on {length.quantity}: they change beyond {length.trained}, and "
-        faults.append(fault + "keys that were cached before turn by the old ones")
+        faults.append(fault + "keys cached before keep the old ones")
     exact = fix_length(rope, head_dim).frequencies(head_dim)[array.indices]
     if math.isclose(rope.attention_factor, angles.factor, rel_tol=1e-3):
         angles = angles._replace(factor=rope.attention_factor)

@@ -71,7 +71,7 @@ def read_first(
         if np.isfinite(results).all():
             return positions, results
         reason = "its results are not finite"  # as large positions in float16
-    raise RopeError(f"function takes positions 0 to 7 in order alone; of others it says: {reason}")
+    raise RopeError(f"function takes only positions 0 to 7 in order, otherwise: {reason}")
 
 
 def _extract_head(matrix: Floats, name: str, eps: float) -> Floats:
@@ -80,9 +80,9 @@ def _extract_head(matrix: Floats, name: str, eps: float) -> Floats:
     for h, g in np.ndindex(matrix.shape[1], matrix.shape[1]):
         block = matrix[:, h, :, g]
         if h != g and np.abs(block).max() > _COUPLED:
-            fault = f"function mixes heads: head {h} of {name} is made of head {g} too"
+            fault = f"function mixes heads: head {h} of {name} depends on head {g} too"
         elif h == g and np.abs(block - first).max() > 4 * eps + 1e-6:
-            fault = f"angles differ between heads: head {h} of {name} is turned unlike head 0"
+            fault = f"angles differ between heads: head {h} of {name} is rotated unlike head 0"
         else:
             continue
         cause = "It rotates before the heads are split, or takes another axis for them; see axes"
@@ -131,11 +131,11 @@ def _check_standing(head: Floats, lone: NDArray[np.bool_], name: str, eps: float
         shown = ", ".join(f"{v:.3g}" for v in values[:3, spread.argmax()])
         raise RopeError(
             f"function is no rotation: component {columns[spread.argmax()]} of {name} is "
-            f"multiplied by {shown} at positions 0, 1, 2, and turned with no other. Its norm is "
+            f"multiplied by {shown} at positions 0, 1, 2, and paired with no other. Its norm is "
             "not kept; the part with sin may be missing"
         )
     if (rows != columns).all() and len(rows) == head.shape[-1]:
-        raise RopeError(f"function is no rotation: it moves the components of {name} about")
+        raise RopeError(f"function is no rotation: it permutes the components of {name}")
     return float(np.median(values[0]))
 
 
@@ -153,7 +153,7 @@ def _find_fault(head: Floats, pairs: Indices, eps: float) -> str | None:
     if is_close(a, d) and is_close(b, c):
         return "both parts add the other times sin; one must subtract it. The norm is not kept"
     if is_close(a, -d) and is_close(b, c):
-        return "one part has the wrong sign: the pair is reflected, and not turned"
+        return "one part has the wrong sign: the pair is reflected, not rotated"
     rows, columns = (np.hypot(a, b), np.hypot(c, d)), (np.hypot(a, c), np.hypot(b, d))
     if not any(max(map(np.ptp, norms)) <= 1e-2 * norms[0].max() for norms in (rows, columns)):
         return "the norm is not kept"
@@ -167,7 +167,7 @@ def _find_fault(head: Floats, pairs: Indices, eps: float) -> str | None:
             ("neighbours", "halves", angles.reshape(-1, 2).T),
         ):
             if np.abs(order[0] - order[1]).max() < 1e-5:
-                cause = f"cos and sin are laid out for {tables}, and the rotation takes {rotation}"
+                cause = f"cos and sin are laid out for {tables}, but the rotation reads {rotation}"
                 break
     return f"the two parts turn by different angles, so the norm is not kept: {cause}"
 

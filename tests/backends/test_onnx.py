@@ -119,11 +119,11 @@ def test_two_ropes_in_one_graph():
 @pytest.mark.parametrize(
     ("rope", "options", "error", "message"),
     [
-        (RoPE(layout="interleaved_to_half"), {}, RopeError, "take layout='interleaved'"),
+        (RoPE(layout="interleaved_to_half"), {}, RopeError, "use 'interleaved'"),
         (RoPE(rotary_dim=8, rotary_offset=-8), {}, RopeError, "at component 8; split it off"),
         (RoPE(position_axes=(0, 1) * 4), {}, RopeError, "position_axes; trace the model"),
         (RoPE(scaling=DynamicNTK(2.0, 64)), {}, RopeError, "for_length"),
-        (RoPE(rotary_dim=32), {}, RopeError, "does not lie within head_dim=16"),
+        (RoPE(rotary_dim=32), {}, RopeError, "does not fit in head_dim=16"),
         (RoPE(), {"dtype": "float64"}, RopeError, "dtype must be one of 'float32'"),
         (RoPE(), {"max_positions": 0}, RopeError, "max_positions must be positive"),
         (RoPE(), {"max_positions": 8.0}, TypeError, "max_positions must be an integer"),

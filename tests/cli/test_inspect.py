@@ -127,7 +127,7 @@ def test_sizes_that_are_not_there(report) -> None:
     assert (layers["head_dim"], layers["pairs"], layers["extended_context"]) == (None, None, None)
     assert set(layers["wavelengths"][0].values()) == {None}
     head, context = result["suspicious"]
-    assert head.startswith("head_dim is missing, and so is hidden_size or num_attention_heads")
+    assert head.startswith("head_dim and hidden_size or num_attention_heads are missing")
     assert context.startswith("max_position_embeddings is missing")
 
 
@@ -176,7 +176,7 @@ def test_what_is_drawn() -> None:
     ("config", "name", "message"),
     [
         (LLAMA, "", "needs matplotlib (pip install 'rope-xp[plot]')"),
-        (UNCLEAR, "picture.png", "head_dim is not known"),
+        (UNCLEAR, "picture.png", "does not state head_dim"),
         (LLAMA, "picture.tune", "Format 'tune' is not supported"),
         (LLAMA, "nowhere/picture.png", "No such file or directory"),
     ],

@@ -40,7 +40,7 @@ SUSPICIOUS = [
     ),
     (
         with_parameters({**PLAIN, "rope_scaling": YARN}, rope_type="default"),
-        "rope_scaling and rope_parameters are both there; only rope_scaling is read",
+        "rope_scaling and rope_parameters are both set; only rope_scaling is read",
     ),
     (
         {**PLAIN, "rope_scaling": {**YARN, "factor": 2.0}},
@@ -52,15 +52,15 @@ SUSPICIOUS = [
     ),
     (
         {**PLAIN, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
-        "factor = 0.5 is below 1, and a rule is there to make contexts longer",
+        "factor = 0.5 is below 1, but scaling is meant to extend the context",
     ),
     (
         with_rule(LLAMA, original_max_position_embeddings=131072),
-        f"{TRAINED} = 131072 is not below {EXTENDED} = 131072: no context is extended",
+        f"{TRAINED} = 131072 is not below {EXTENDED} = 131072: nothing is extended",
     ),
     (
         with_rule(LLAMA, original_max_position_embeddings=None),
-        f"{TRAINED} is missing, and taken to be {EXTENDED} = 131072",
+        f"{TRAINED} is missing; {EXTENDED} = 131072 is used instead",
     ),
     (
         with_parameters({**PLAIN, "rope_theta": 1e4}, rope_theta=1e6),
@@ -70,10 +70,10 @@ SUSPICIOUS = [
         {**PLAIN, "rope_scaling": {**YARN, "type": "linear"}},
         "rope_type = 'yarn' is read and not type = 'linear'",
     ),
-    (ODD, "partial_rotary_factor = 0.3 of a head is 7.5 components, cut to 7"),
+    (ODD, "partial_rotary_factor = 0.3 gives 7.5 components of a head, rounded down to 7"),
     (
         ODD,
-        "7 components, an odd number, are rotated as 8 by the same frequencies: base 37275.9",
+        "7 components, an odd number, are rotated as 8 with the same frequencies: base 37275.9",
     ),
 ]
 
@@ -86,7 +86,7 @@ def test_suspicious(report, config: dict[str, Any], expected: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "fact"),
     [
-        ({"model_type": "novel"}, "model_type 'novel' is not among those that were checked"),
+        ({"model_type": "novel"}, "model_type 'novel' is unknown to rope_xp"),
         ({"model_type": None}, "the configuration has no model_type"),
     ],
 )
@@ -135,7 +135,7 @@ def test_what_is_no_rotation_is_a_note(report) -> None:
     result = report({**PLAIN, "model_type": "ministral3", "rope_parameters": rule})
     assert result["suspicious"] == []
     (note,) = result["notes"]
-    assert note.startswith("llama_4_scaling_beta = 0.1 scales q with its position")
+    assert note.startswith("llama_4_scaling_beta = 0.1 scales q by its position")
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_words_of_a_model(tmp_path: Path, capsys, config: dict[str, Any], expect
         (json.dumps(with_rule(LLAMA, rope_type="warp")), "rope_type 'warp' is not known"),
         (json.dumps({"model_type": "bert", "hidden_size": 8}), "has no rotary embedding"),
         (json.dumps({**LLAMA, "max_position_embeddings": -1}), "max_position_embeddings"),
-        (json.dumps({**LLAMA, "model_type": "novel"}), "--layout of inspect"),
+        (json.dumps({**LLAMA, "model_type": "novel"}), "inspect --layout"),
         ("{", "is no JSON"),
         (b"\x89PNG", "is no JSON"),
         (None, "config.json: No such file or directory"),

@@ -120,7 +120,7 @@ def test_into_given_memory(put: Put, rng: Generator, cached: Any) -> None:
     cached(lambda: HALF.apply(*apart, [1, 2, 3], out=apart))
     with pytest.raises(RopeError, match="overlap"):
         HALF.apply(*shared, [1, 2, 3], out=shared)
-    with pytest.raises(RopeError, match="overlaps k without being q itself"):
+    with pytest.raises(RopeError, match="overlaps k but is not q itself"):
         HALF.apply(*apart, [1, 2, 3], out=apart[::-1])
 
 

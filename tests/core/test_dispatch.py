@@ -147,7 +147,7 @@ def test_a_forced_path_runs_or_raises(paths: tuple[Stub, Stub]) -> None:
         forced.append(rope_xp.explain(X, X).forced)
     assert forced == [False, False, True]
     assert [p.count for p in paths] == [0, 0]
-    message = "'swift' is forced and cannot .* it is Tuesday"
+    message = "'swift' was forced, but cannot .* it is Tuesday"
     with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
     assert rope_xp.explain(X, X).path == "brisk"
@@ -157,16 +157,16 @@ def test_a_path_that_fails_to_start_leaves_the_call_to_the_next(paths: tuple[Stu
     paths[0].reason, paths[0].unavailable = None, "its compiler is broken"
     rope_xp.apply(X, X)
     assert [p.count for p in paths] == [0, 1]
-    message = "'swift' is forced and cannot .* compiler is broken"
+    message = "'swift' was forced, but cannot .* compiler is broken"
     with rope_xp.use_path("swift"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
 
 
 def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "numpy arrays have none of that name: llvm, chunked, portable"
+    message = "numpy arrays have only: llvm, chunked, portable"
     with rope_xp.use_path("jit"), pytest.raises(RopeError, match=message):
         rope_xp.apply(X, X)
-    message = "no path is called 'warp'; there are portable, llvm, .*, triton, jit"
+    message = "there is no path 'warp'; known are portable, llvm, .*, triton, jit"
     with pytest.raises(RopeError, match=message), rope_xp.use_path("warp"):
         pass
     row = Library("no_such_library", (("A", find.libraries[0].load),), "torch", ("swift",))
@@ -176,14 +176,14 @@ def test_paths_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-WARP = "no path is called 'warp', which is forced by the environment variable ROPE_XP_PATH"
+WARP = "there is no path 'warp', set by the environment variable ROPE_XP_PATH"
 
 
 @pytest.mark.parametrize(
     ("name", "output"),
     [
         exhaustive("portable", "numpy: portable (forced)"),
-        ("warp", f"RopeError: {WARP}; there are portable, llvm"),
+        ("warp", f"RopeError: {WARP}; known are portable, llvm"),
         exhaustive("", "numpy: "),
     ],
 )
@@ -203,17 +203,17 @@ def test_the_environment_chooses(name: str, output: str) -> None:
 def test_a_choice_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It skips libraries without its path, and its errors name it."""
     jnp = pytest.importorskip("jax.numpy")
-    reason = "and cannot take this call: Derived is a class"
+    reason = ", but cannot take this call: Derived is a class"
     x = X.view(Derived)
     with rope_xp.use_path(None):
         monkeypatch.setattr(choose.choice, "name", "chunked")
         monkeypatch.setattr(choose.choice, "by", choose._Choice.by)
         assert [rope_xp.explain(x, x).path for x in (X, jnp.asarray(X))] == ["chunked", "jit"]
         rope_xp.apply(jnp.asarray(X), jnp.asarray(X))
-        by_environment = f"'chunked' is forced by the environment variable ROPE_XP_PATH {reason}"
+        by_environment = f"'chunked' was forced by the environment variable ROPE_XP_PATH{reason}"
         with pytest.raises(RopeError, match=by_environment):
             rope_xp.apply(x, x)
-        with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"is forced {reason}"):
+        with rope_xp.use_path("chunked"), pytest.raises(RopeError, match=f"was forced{reason}"):
             rope_xp.apply(x, x)
 
 

@@ -28,7 +28,7 @@ from rope_xp.scaling import (
 NAN = float("nan")
 Q = np.ones((2, 9, 4, 8), np.float32)
 K = np.ones((2, 9, 2, 8), np.float32)
-OUTSIDE = "does not lie within head_dim=8"
+OUTSIDE = "does not fit in head_dim=8"
 PAIRS = "2 entries; 8 rotated components have 4 pairs"
 # (options of apply, error, message)
 CALLS = [
@@ -49,7 +49,7 @@ CALLS = [
     ({"axes": 4}, TypeError, "axes must be a string"),
     ({"axes": "shd"}, RopeError, "axes='shd' names 3 axes; q has 4"),
     ({"axes": "bhsd"}, RopeError, "differ in tokens .axes='bhsd'.: 4 and 2.*k_positions"),
-    ({"positions": 5}, RopeError, r"one number for 9 tokens; write positions = offset \+ arange"),
+    ({"positions": 5}, RopeError, r"number for 9 tokens; write positions = offset \+ arange"),
     ({"positions": np.array(5)}, RopeError, r"offset \+ arange\(9\)"),
     ({"positions": np.arange(8)}, RopeError, r"shape \(8,\); it must broadcast to .* = \(2, 9\)"),
     ({"positions": np.zeros((3, 9))}, RopeError, r"shape \(3, 9\); it must broadcast"),
@@ -61,7 +61,7 @@ CALLS = [
     ({"positions": [[1, 2], [3]]}, RopeError, "positions is a ragged list"),
     ({"positions": {}}, TypeError, "positions"),
     ({"k_positions": np.arange(3)}, RopeError, r"k_positions has shape \(3,\)"),
-    ({"k_positions": 3}, RopeError, r"k_positions has shape \(\), which is one number for 9"),
+    ({"k_positions": 3}, RopeError, r"k_positions has shape \(\), a single number for 9"),
 ]
 # (fields, error, message), refused by RoPE and by apply
 FIELDS = [
@@ -148,7 +148,7 @@ VALUES: list[Row] = [
     # Arrays.
     ("axes='bshd' names 4 axes; k has 3", lambda: apply(Q, K[0])),
     ("differ in batch axis 'b' .*: 2 and 1", lambda: apply(Q, K[:1])),
-    ("differ in tokens .*: 9 and 5. Give k_positions", lambda: apply(Q, K[:, :5])),
+    ("differ in tokens .*: 9 and 5. Pass k_positions", lambda: apply(Q, K[:, :5])),
     ("differ in head_dim .*: 8 and 6", lambda: apply(Q, K[..., :6])),
     ("head_dim is 7, an odd number", lambda: apply(Q[..., :7], K[..., :7])),
     ("q has 1 axes; it needs at least two", lambda: apply(Q[0, 0, 0], K[0, 0, 0])),
@@ -157,7 +157,7 @@ VALUES: list[Row] = [
     ("needs a leading axis of 3", lambda: THREE.rotate(Q, 5)),
     ("needs a leading axis of 3", lambda: THREE.rotate(Q, np.zeros((2, 2, 9)))),
     (r"shape \(3, 8\); \(3, ...\) must broadcast", lambda: THREE.rotate(Q, np.zeros((3, 8)))),
-    ("one number for 9 tokens", lambda: THREE.rotate(Q, [1, 2, 3])),
+    ("a single number for 9 tokens", lambda: THREE.rotate(Q, [1, 2, 3])),
     ("leading axis of 3", lambda: THREE.cos_sin([1, 2], 8)),
     (r"leading axis of 3: \(3, batch..., tok", lambda: axial((4, 2, 2)).rotate(Q, np.arange(9))),
     # Rerotation.
@@ -167,22 +167,22 @@ VALUES: list[Row] = [
     (r"cos has shape \(9, 4\) and sin \(9, 3\)", lambda: tables(Q, COS, COS[:, :3])),
     (r"\(8,\); it must broadcast to .* = \(2, 9\)", lambda: tables(Q, COS[:8], COS[:8])),
     ("needs two axes at least", lambda: tables(Q, COS[0], COS[0])),
-    (r"need one column a pair: cos\[..., ::2\] of .* or cos", lambda: tables(Q, Q[0, 0], Q[0, 0])),
-    ("takes 1 to 4", lambda: tables(Q, *[np.ones((9, 0))] * 2)),
+    (r"one column per pair: cos\[..., ::2\] of .* or cos", lambda: tables(Q, Q[0, 0], Q[0, 0])),
+    ("has 1 to 4 pairs", lambda: tables(Q, *[np.ones((9, 0))] * 2)),
     (OUTSIDE, lambda: tables(Q, COS[:, :3], COS[:, :3], rotary_offset=3)),
     ("layout must be one of", lambda: tables(Q, COS, COS, layout="neox")),
     # Angles.
     (r"cos has 4 columns.* rotates 16 components, 8 p", lambda: ANGLES.rotate(np.ones((9, 16)))),
     (r"cos\[..., 0\] has shape \(9,\); it must broad", lambda: ANGLES.apply(Q[:, :5], K[:, :5])),
-    (r"cos has one row, of one token, for 9 tokens; make", lambda: at(70_000, like=Q).apply(Q, K)),
+    (r"cos has a single row for 9 tokens; compute", lambda: at(70_000, like=Q).apply(Q, K)),
     ("differ in tokens", lambda: ANGLES.apply(Q, K[:, :3])),
-    ("like is a single number; give an array such as q", lambda: at([1], like=np.float32(3))),
+    ("like is a single number; pass an array such as q", lambda: at([1], like=np.float32(3))),
     (OUTSIDE, lambda: RoPE(rotary_dim=16).at([1], like=Q)),
     ("must be equal", lambda: RoPE().with_tables(COS, COS[:3])),
-    (r"by a RoPE with rotary_dim=8", lambda: SLICE.with_tables(COS, COS)),
-    ("need one column a pair", lambda: RoPE().with_tables(*[np.ones((9, 8))] * 2).rotate(Q)),
+    (r"use a RoPE with rotary_dim=8", lambda: SLICE.with_tables(COS, COS)),
+    ("pass one column per pair", lambda: RoPE().with_tables(*[np.ones((9, 8))] * 2).rotate(Q)),
     # Choices.
-    ("which must hold numbers from 0 to 1", lambda: choose(CHOICE, [0, 3])),
+    ("which must hold indices into ropes, from 0 to 1", lambda: choose(CHOICE, [0, 3])),
     (r"must rotate the same pairs.*ropes\[1\]", lambda: choose((CHOICE[0], RoPE()), [0, 1])),
     ("must broadcast to", lambda: choose(CHOICE, [0, 1, 0]).apply(Q, K)),
     ("length", lambda: choose((RoPE(scaling=LONG),), [0, 0]).rotate(Q)),
@@ -208,8 +208,8 @@ VALUES: list[Row] = [
     ("RIFLEx.k must be positive", lambda: RIFLEx(0, 4)),
     ("RIFLEx.share must be positive", lambda: RIFLEx(1, 4, share=0)),
     ("RIFLEx.axis must be one of 2", lambda: RIFLEx(1, 4, Axial(2), axis=2)),
-    ("'strided' has one for all", lambda: RIFLEx(1, 4, Axial(2, "strided"))),
-    ("names no pair", lambda: RIFLEx(5, 4, Axial(2)).frequencies(1e4, 16)),
+    ("'strided' has only one", lambda: RIFLEx(1, 4, Axial(2, "strided"))),
+    ("is out of range: axis", lambda: RIFLEx(5, 4, Axial(2)).frequencies(1e4, 16)),
     ("2 components.*is None", lambda: RoPE(scaling=RIFLEx(1, 42, scaling=Axial()))),
     ("2 comp", lambda: RoPE(scaling=Axial(sections=(4, 12)), rotary_dim=16)),
     ("2 comp", lambda: dataclasses.replace(axial((4, 4)), position_axes=None)),
@@ -227,8 +227,8 @@ VALUES: list[Row] = [
     ("start must be one number or 3", lambda: positions.video(1, 2, 3, start=(0, 1))),
     ("step must hold finite numbers", lambda: positions.grid(1, 2, step=("1", 2))),
     ("height must be positive", lambda: positions.grid(0, 2, start=1)),
-    ("along names component 2", lambda: positions.text(1, 2, along=(2,))),
-    ("along names component -1", lambda: positions.text(1, 2, along=(-1,))),
+    ("along holds component 2", lambda: positions.text(1, 2, along=(2,))),
+    ("along holds component -1", lambda: positions.text(1, 2, along=(-1,))),
     ("tokens must not be negative", lambda: positions.text(-1, 2)),
     ("start must be one number or 2", lambda: positions.text(1, 2, start=(1, 2, 3))),
     # Tables for other engines.
@@ -278,7 +278,7 @@ TYPES: list[Row] = [
     ("RIFLEx.scaling must be", lambda: RIFLEx(1, 4, "axial")),
     (r"sections\[0\] must be an integer", lambda: axial((2.0, 4))),
     ("sections must be a tuple", lambda: axial(64)),
-    ("makes rotary_dim", lambda: axial((2, 4), rotary_dim=6)),
+    ("computes rotary_dim", lambda: axial((2, 4), rotary_dim=6)),
     ("unknown option theta", lambda: axial((2, 4), theta=1.0)),
     ("scaling must be hashable", lambda: RoPE(scaling=UNHASHABLE)),
     ("length must be", lambda: table(length=5.0)),
@@ -350,10 +350,10 @@ def test_what_is_just_allowed() -> None:
 
 SHORT = LongRoPE([1e-320] * 4, [1.0] * 4, 512, factor=2.0)
 EXTREME = [
-    (RoPE(scaling=NTK(1e-320)), "base that NTK makes of base = 10000.0 .*; got 0.0"),
-    (RoPE(scaling=NTK(1e300)), "base that NTK makes of base = 10000.0 .*; got inf"),
-    (RoPE(scaling=DynamicNTK(1e300, 1, length=10**300)), "base that DynamicNTK makes .* got inf"),
-    (RoPE(scaling=DynamicNTK(10**300, 1, length=10**300)), "base that DynamicNTK makes"),
+    (RoPE(scaling=NTK(1e-320)), "base that NTK computes from base = 10000.0 .*; got 0.0"),
+    (RoPE(scaling=NTK(1e300)), "base that NTK computes from base = 10000.0 .*; got inf"),
+    (RoPE(scaling=DynamicNTK(1e300, 1, length=10**300)), "DynamicNTK computes .* got inf"),
+    (RoPE(scaling=DynamicNTK(10**300, 1, length=10**300)), "base that DynamicNTK computes"),
     (RoPE(base=1e-300, scaling=Linear(1e-320)), "must return 4 finite frequencies"),
     (RoPE(base=1e-300, scaling=SHORT.for_length(1)), "must return 4 finite frequencies"),
     (RoPE(scaling=Linear(1e-300)), "no tables: its fastest frequency is 1e\\+300, beyond float32"),

@@ -179,7 +179,7 @@ def test_compilers_get_a_constant_or_an_error() -> None:
     compiled = torch.compile(
         lambda x: x + rope.table(4, 8, form="vllm", xp=torch), backend="eager", fullgraph=True
     )
-    with pytest.raises(Exception, match="call it once, outside of the compiled function"):
+    with pytest.raises(Exception, match="call it once outside of the compiled function"):
         compiled(torch.ones(4, 8))
     jnp = jax.numpy
     table = jax.jit(lambda x: x + rope.table(4, 8, form="vllm", xp=jnp))(jnp.zeros((4, 8)))
@@ -233,7 +233,7 @@ def test_those_of_a_part_of_a_head_are_told_by_their_numbers(
     bound = 2.0**-7 * 5 if dtype == "bfloat16" else 1e-6
     np.testing.assert_allclose(rotated, backend.back(rope.rotate(x)), rtol=0, atol=bound)
     for made in (tables, [backend.make(t) for t in tables]):
-        with pytest.raises(RopeError, match=r"hold each angle twice; give .* of \(a, "):
+        with pytest.raises(RopeError, match=r"hold each angle twice; pass .* of \(a, "):
             RoPE(layout="half").with_tables(*made)
 
 

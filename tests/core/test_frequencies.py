@@ -163,7 +163,7 @@ def test_learning_starts_from_a_rope(heads: int, rng: Generator) -> None:
         for result, expected in zip(results, rope.apply(q, k, positions), strict=True):
             np.testing.assert_allclose(result, expected, rtol=0, atol=1e-8)  # RoPEs: more digits
     for rope in (RoPE(rotary_dim=8, rotary_offset=-8), RoPE(scaling=YaRN(4.0, 4096))):
-        with pytest.raises(RopeError, match="learned for the first components"):
+        with pytest.raises(RopeError, match="learned frequencies need rotary_offset"):
             initial_frequencies(rope, 16)
 
 
@@ -196,13 +196,13 @@ ERRORS: list[tuple[str, dict[str, Any]]] = [
     ("has shape (0,)", {"frequencies": np.ones(0)}),
     ("must be finite", {"frequencies": np.array([1.0, np.inf])}),
     ("below 1.04858e+06", {"frequencies": np.array([1.0, 2e6])}),
-    ("a query and a key that meet must turn", {"frequencies": np.ones((4, 2))}),
-    ("does not lie within head_dim=8", {"frequencies": np.ones(5)}),
+    ("a query must turn like its key", {"frequencies": np.ones((4, 2))}),
+    ("does not fit in head_dim=8", {"frequencies": np.ones(5)}),
     ("needs a leading axis of 2", {"frequencies": np.ones((2, 1, 2)), "positions": [1, 2, 3]}),
-    ("modulus below", {"positions": [1, 2, 1 << 31]}),
+    ("must lie between", {"positions": [1, 2, 1 << 31]}),
     ("must broadcast to", {"positions": [1, 2]}),
     ("layout must be one of", {"layout": "neox"}),
-    ("has no axis of heads", {"axes": "bsd", "frequencies": np.ones((2, 2))}),
+    ("has no heads axis", {"axes": "bsd", "frequencies": np.ones((2, 2))}),
     ("frequencies is", {"frequencies": [1.0, 2.0]}),
     ("frequencies is", {"frequencies": np.ones(2, int)}),
     ("positions must hold integers", {"positions": ["a"] * 3}),

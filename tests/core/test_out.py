@@ -105,16 +105,16 @@ def test_refusals(library: str) -> None:
         (TypeError, r"out\[0\] must be an array of", ([1.0], other_k)),
         (RopeError, r"out\[1\] is .* of shape \(2, 9, 4, 8\)", (other_q, q)),
         (RopeError, r"out\[0\] is .* and dtype float64", (wide, other_k)),
-        (RopeError, r"out\[0\] overlaps q without being q", (view(8, 2, 9, 4, 8), other_k)),
+        (RopeError, r"out\[0\] overlaps q but is not q", (view(8, 2, 9, 4, 8), other_k)),
         (RopeError, r"out\[0\] overlaps k", (view(600, 2, 9, 4, 8), other_k)),
         (RopeError, r"out\[0\] and out\[1\] overlap", (other_q, view(900, 2, 9, 2, 8))),
     ]:
         check_refused(match, lambda out=out: rope_xp.apply(q, k, out=out), storage, error=error)
     same = view(600, 2, 9, 4, 8)
-    match = r"out\[0\] overlaps k without being q itself"
+    match = r"out\[0\] overlaps k but is not q itself"
     check_refused(match, lambda: rope_xp.apply(q, same, out=(same, q)), storage)
     square = view(0, 8, 8)
-    match = "out overlaps x without being x itself"
+    match = "out overlaps x but is not x itself"
     check_refused(match, lambda: RoPE().rotate(square, out=square.T), storage)
     cos, sin = view(1900, 9, 4), view(1936, 9, 4)
     for table, start in (("cos", 1420), ("cos", 1350), ("sin", 1940)):

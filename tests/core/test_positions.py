@@ -84,7 +84,7 @@ def test_packed_sequences_under_compilers(backend: Target) -> None:
 
 def test_packed_without_a_total_under_jit() -> None:
     jax = pytest.importorskip("jax")
-    with pytest.raises(RopeError, match="give the number of tokens as total="):
+    with pytest.raises(RopeError, match="pass the number of tokens as total="):
         jax.jit(positions.packed)(jax.numpy.array([0, 3]))
 
 
@@ -143,7 +143,7 @@ WRONG: list[tuple[str, Any]] = [
     (r"tokens = 9 must be a multiple of 2 \* shards = 4", lambda: positions.zigzag(9, 2)),
     ("shards must be positive", lambda: positions.zigzag(8, 0)),
     ("zigzag needs tokens", lambda: positions.zigzag(shards=2)),
-    (r"of 2 \* shards = 4 long", lambda: positions.zigzag(shards=2, cu_seqlens=[0, 6, 8])),
+    (r"of 2 \* shards = 4 tokens", lambda: positions.zigzag(shards=2, cu_seqlens=[0, 6, 8])),
     ("must be cu_seqlens", lambda: positions.zigzag(8, 2, cu_seqlens=[0, 4])),
     ("must start with 0", lambda: positions.zigzag(shards=2, cu_seqlens=[4, 8])),
 ]

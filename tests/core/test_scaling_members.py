@@ -115,7 +115,7 @@ def test_a_scaling_needs_no_base_class() -> None:
 @pytest.mark.parametrize("value", [MISSING, None, "2", True])
 def test_missing_and_wrong_members_are_named(name: str, value: Any) -> None:
     state = "is missing" if value is MISSING else f"is {value!r}"
-    with pytest.raises(RopeError, match=rf"Bare.{name} {state}; .* derived from rope_xp.scaling"):
+    with pytest.raises(RopeError, match=rf"Bare.{name} {state}; .* class from rope_xp.scaling"):
         RoPE(scaling=build_bare_scaling(**{name: value}))
 
 

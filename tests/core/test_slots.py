@@ -68,11 +68,11 @@ def test_to_another_rope(rng: Generator) -> None:
 
 
 ERRORS: dict[str, dict[str, Any]] = {
-    "within the 9 of x": {"slots": [7, 0, 9]},
-    "names a slot twice": {"slots": [7, 0, 7]},
-    "slots must be integers along one axis": {"slots": [[7, 0, 3]]},
+    "below 9, the tokens of x": {"slots": [7, 0, 9]},
+    "holds the same slot twice": {"slots": [7, 0, 7]},
+    "slots must be integers with one axis": {"slots": [[7, 0, 3]]},
     "old_positions has shape": {"old_positions": [1, 2]},
-    "of modulus below": {"new_positions": [1, 2, 1 << 31]},
+    "must lie between": {"new_positions": [1, 2, 1 << 31]},
     "to rotates other|same pairs": {"to": RoPE()},
     "read-only": {},
 }

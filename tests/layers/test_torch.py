@@ -132,9 +132,9 @@ def test_frequencies_of_a_checkpoint_that_do_not_fit() -> None:
         (rope, RoPE().frequencies(16) / 3, "holds the frequencies"),
         (
             *(RoPE(rotary_dim=8), RoPE().frequencies(16)),
-            r"\(8\), and the RoPE of this Rotary has .* \(4\)",
+            r"\(8\), but the RoPE of this Rotary has .* \(4\)",
         ),
-        (RoPE(), torch.empty(0), r"has shape \(0,\), for which the RoPE has no freq"),
+        (RoPE(), torch.empty(0), r"has shape \(0,\), which does not fit the RoPE"),
     ):
         with pytest.raises(RuntimeError, match=message):
             load(wrong, frequencies)
@@ -238,14 +238,14 @@ WRONG: dict[str, dict[str, Any]] = {
     "learn='shared' needs head_dim=, components of a head": {"learn": "shared"},
     "learn='head' needs head_dim=": {"learn": "head", "heads": 2},
     "learn='head' needs heads=, heads of k": {"learn": "head", "head_dim": 16},
-    "heads=2 was given, and learn='shared'": {"learn": "shared", **SIZES["head"]},
-    "head_dim=16 was given, and learn=None": {"head_dim": 16},
+    "heads=2 was given, but learn='shared'": {"learn": "shared", **SIZES["head"]},
+    "head_dim=16 was given, but learn=None": {"head_dim": 16},
     "learn must be one of 'shared', 'head'; got True": {"learn": True},
     "heads must be positive": {"learn": "head", "head_dim": 16, "heads": 0},
     "head_dim must be an integer": {"learn": "shared", "head_dim": 16.0},
     "head_dim is 15, an odd number": {"learn": "shared", "head_dim": 15},
-    "without a factor on cos and sin": {"learn": "shared", "head_dim": 16, "rope": ROPES["yarn"]},
-    "without a factor on cos": {"learn": "head", **SIZES["head"], "rope": ROPES["slice"]},
+    "attention_factor = 1;": {"learn": "shared", "head_dim": 16, "rope": ROPES["yarn"]},
+    "need rotary_offset = 0": {"learn": "head", **SIZES["head"], "rope": ROPES["slice"]},
 }
 
 
@@ -259,9 +259,9 @@ def test_wrong_options(message: str) -> None:
 def test_it_has_no_angles_for_all_layers() -> None:
     layer = learner()
     q, k, positions = inputs(TORCH, ROPES["half"])
-    with pytest.raises(RopeError, match="each layer that learns its frequencies has its own"):
+    with pytest.raises(RopeError, match="a layer that learns its frequencies has its own"):
         layer.at(positions, like=q)
-    with pytest.raises(RopeError, match="k_positions was given to a layer that learns"):
+    with pytest.raises(RopeError, match="k_positions was given, but a layer that learns"):
         layer(q, k, positions, k_positions=positions)
     with pytest.raises(RopeError, match=r"frequencies has 2 heads, q 4 and k 4"):
         layer(q, q, positions)

@@ -99,14 +99,14 @@ def test_models_with_a_table_of_sinusoids(model: str) -> None:
 
 LAYERS = 8
 UNPATCHED = (
-    "has no configuration to read",  # rotary modules that are made of sizes
-    "has no rotary embedding that is known here",  # sinusoids, which are added
+    "has no configuration with a RoPE",  # rotary modules that are made of sizes
+    "has no rotary embedding that rope_xp knows",  # sinusoids, which are added
     "its forward takes no position_ids",  # but images
-    "no function that rotates was found",  # of the layers that there are by default
-    "it does not rotate as any layout does",  # EdgeTAM, whose keys are in groups
+    "found no function that rotates",  # of the layers that there are by default
+    "it does not rotate in any known layout",  # EdgeTAM, whose keys are in groups
     "its buffer holds",  # ERNIE 4.5 VL, MiniMax-M3, MusicFlamingo
     "must sum to",  # sections of M-RoPE that do not fit the default head
-    "cannot be rotated in pairs",
+    "cannot rotate ",
     *("it rotates two slices", "its frequencies are learned", "it rotates by the negative angle"),
 )
 """Why a class is not patched."""

@@ -59,11 +59,11 @@ def by_matmul(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tenso
 
 # Kind, what breaks a small Llama, words of the sentence.
 BROKEN: dict[str, tuple[str, Callable[[Any], None], str]] = {
-    "zeros": ("zero", buffer(torch.zeros_like), "nothing turns"),
+    "zeros": ("zero", buffer(torch.zeros_like), "nothing is rotated"),
     "nan": ("not finite", buffer(lambda w: w * torch.nan), "not finite"),
-    "random": ("uninitialised", buffer(torch.randn_like), "no frequencies"),
-    "bits": ("uninitialised", buffer(lambda w: torch.full_like(w, 3e-38)), "no frequencies"),
-    "huge": ("uninitialised", buffer(lambda w: w * 1e30), "no frequencies"),
+    "random": ("uninitialised", buffer(torch.randn_like), "cannot be freq"),
+    "bits": ("uninitialised", buffer(lambda w: torch.full_like(w, 3e-38)), "cannot be freq"),
+    "huge": ("uninitialised", buffer(lambda w: w * 1e30), "cannot be freq"),
     "bfloat16": ("cast", lambda model: model.bfloat16(), "cast to bfloat16"),
     "float16": ("cast", lambda model: model.half(), "cast to float16"),
     "and back": ("rounded", lambda model: model.bfloat16().float(), "rounded to bfloat16"),

@@ -135,7 +135,7 @@ def test_llama_4_scout_has_a_step_for_a_ramp() -> None:
 def test_the_layout_of_unknown_models_is_never_guessed(
     config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RopeConfigError, match=f"{message}.*give layout="):
+    with pytest.raises(RopeConfigError, match=f"{message}.*pass layout="):
         from_hf_config(config)
     for layout in LAYOUTS:
         latent = {"rotary_dim": 64, "rotary_offset": -64} if "qk_rope_head_dim" in config else {}

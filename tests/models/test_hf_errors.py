@@ -71,8 +71,8 @@ PARAMETERS: dict[str, Any] = {
     "beta_fast must not be below beta_slow = 2; got 1": {**YARN, "beta_fast": 1, "beta_slow": 2},
     "short_factor has 31 entries ... 32 pairs": {**LONGROPE, "short_factor": [1.0] * 31},
     "rope_parameters must be ... got [1]": [1],
-    "rope_parameters.full = 5 is no dictionary ... rope_type": {"full": 5},
-    "rope_parameters.full_attention.factor = 2.0 is no dictionary": {
+    "rope_parameters.full = 5 is not the dictionary ... rope_type": {"full": 5},
+    "rope_parameters.full_attention.factor = 2.0 is not the dictionary": {
         "full_attention": {"factor": 2.0}
     },
     "factor is missing, and so is original_max_position_embeddings": {"rope_type": "yarn"},
@@ -83,14 +83,14 @@ SCALINGS: dict[str, Any] = {
     "rope_type 'warp' is not known ... 'yarn'": {"type": "warp"},
     "rope_type ['yarn'] is not known": {"type": ["yarn"]},
     "rope_scaling must be ... got 'linear'": "linear",
-    "rope_scaling.factor = 2.0 is no dictionary": {"factor": 2.0},
-    "rope_scaling: the base that NTK makes ... got 0.0": {"type": "dynamic", "alpha": 1e-320},
+    "rope_scaling.factor = 2.0 is not the dictionary": {"factor": 2.0},
+    "rope_scaling: the base that NTK computes ... got 0.0": {"type": "dynamic", "alpha": 1e-320},
 }
 ODD = {"head_dim": 50, "partial_rotary_factor": 0.3, "rope_scaling": YARN}
 IMPOSSIBLE: dict[str, dict[str, Any]] = {
     **{message: {"rope_parameters": value} for message, value in PARAMETERS.items()},
     **{message: {"rope_scaling": value} for message, value in SCALINGS.items()},
-    "partial_rotary_factor must be a share ... got 1.5": {"partial_rotary_factor": 1.5},
+    "partial_rotary_factor must be above 0 and at most 1; got 1.5": {"partial_rotary_factor": 1.5},
     "rope_scaling ... base must not be 1": {"rope_theta": 1.0, "rope_scaling": YARN},
     "51 components": {"head_dim": 51, "rope_theta": 1e4},
     "15 rotated components must be even": ODD,
@@ -173,7 +173,7 @@ MISSING_SIZES: list[tuple[str, str, dict[str, Any]]] = [
     ("so is max_position_embeddings", "llama", {"rope_scaling": {**YARN, "factor": None}}),
     ("'gpt2' has no rotary embedding", "gpt2", {"n_embd": 768, "n_head": 12}),
     ("no rotary embedding", "", {}),
-    ("; pass the part that has one alone: vision_config, other", "clip", {**ROTATING, "a": {}}),
+    ("; pass only the part that has one: vision_config, other", "clip", {**ROTATING, "a": {}}),
     ("rotary_pct, rope_pct", "clip", dict.fromkeys(ROTATING)),
 ]
 

@@ -310,9 +310,9 @@ OMNI["position_id_per_seconds"] = 25
 IMAGE, VIDEO = {"image_grid_thw": [[1, 4, 4]]}, {"video_grid_thw": [[1, 4, 4]]}
 CROP, SIZES = [23, 26, 24], {"target_sizes": [[4, 4]]}
 ERRORS: list[tuple[str, Any, Any, Any]] = [
-    ("has fewer grids than ids", [9] * 5, IMAGE, QWEN),
-    ("has more grids than ids", [1], IMAGE, QWEN),
-    ("4 tokens, where ids have 3", [9] * 3, IMAGE, QWEN),
+    ("has too few grids", [9] * 5, IMAGE, QWEN),
+    ("has more grids than there are", [1], IMAGE, QWEN),
+    ("4 tokens, but ids have 3", [9] * 3, IMAGE, QWEN),
     ("must be positive, in patches of which 2 by 2", [9], {"image_grid_thw": [[1, 3, 4]]}, QWEN),
     ("must be integers (frames, height, width)", [9], {"image_grid_thw": [1, 4, 4]}, QWEN),
     ("ids must hold integers", [0.5], {}, QWEN),
@@ -320,19 +320,19 @@ ERRORS: list[tuple[str, Any, Any, Any]] = [
     ("must have the shape of ids", [1, 2], {"attention_mask": [1]}, QWEN),
     ("must be 0 (text), 1 (image) or 2", [1], {"mm_token_type_ids": [3]}, QWEN),
     ("second_per_grid_ts has 1 numbers for 0 videos", [1], {"second_per_grid_ts": [1.0]}, QWEN),
-    ("16 tokens, where ids have 2", [1, 5, 5, 2], IMAGE, GLM),
+    ("16 tokens, but ids have 2", [1, 5, 5, 2], IMAGE, GLM),
     ("a number for each of 1 rows", [1], IMAGE | {"images_per_sample": [2]}, GLM),
-    ("6 tokens, where ids have 5; a newline", [9] * 5, IMAGE, HUNYUAN),
-    ("has fewer grids than ids", [9] * 6, {}, HUNYUAN),
+    ("6 tokens, but ids have 5; a newline", [9] * 5, IMAGE, HUNYUAN),
+    ("has too few grids", [9] * 6, {}, HUNYUAN),
     ("image_grid_thw has more grids", [1], IMAGE, HUNYUAN),
-    ("has fewer grids than ids", CROP, {}, MINICPM),
+    ("has too few grids", CROP, {}, MINICPM),
     ("target_sizes has more grids", [1], SIZES, MINICPM),
-    ("2 tokens, where ids have 1; downsample_mode", CROP, {"target_sizes": [[8, 4]]}, MINICPM),
+    ("2 tokens, but ids have 1; downsample_mode", CROP, {"target_sizes": [[8, 4]]}, MINICPM),
     ("of which 4 by 4 are merged", CROP, {"target_sizes": [[2, 2]]}, MINICPM),
     ("must be integers (height, width)", CROP, {"target_sizes": [4, 4]}, MINICPM),
     ("ids begin with an image", [26, 24], SIZES, MINICPM),
     ("mm_token_type_ids must be 0, 1 or 2", [5, 1], {"mm_token_type_ids": [0, 3]}, MINICPM),
-    ("4 tokens, where ids have 3", [1, 2, 8, 8, 9, 3, 4], VIDEO, OMNI),
+    ("4 tokens, but ids have 3", [1, 2, 8, 8, 9, 3, 4], VIDEO, OMNI),
     ("ids lack the two marks", [2, 8, 8, 8, 8, 9, 3, 4], VIDEO, OMNI),
 ]
 
@@ -340,14 +340,14 @@ ERRORS: list[tuple[str, Any, Any, Any]] = [
 BAD_CONFIGS: list[tuple[str, Any, Any, Any]] = [
     (message, CROP, SIZES, config)
     for message, config in (
-        ("'llama' is none whose positions are counted", {**QWEN, "model_type": "llama"}),
-        ("None is none whose positions are counted", {**QWEN, "model_type": None}),
+        ("'llama' has no get_rope_index", {**QWEN, "model_type": "llama"}),
+        ("None has no get_rope_index", {**QWEN, "model_type": None}),
         ("vision_config is missing", {**QWEN, "vision_config": None}),
         ("spatial_merge_size is missing", {**QWEN, "vision_config": {}}),
         ("video_start_token_id is missing", {**QWEN, "model_type": "glm4v"}),
         ("image_end_token_id is missing", {**GLM, "image_end_token_id": None}),
         ("vision_config is missing", {**HUNYUAN, "vision_config": None}),
-        ("mrope_section of rope_parameters must have three", {**HUNYUAN, "text_config": {}}),
+        ("mrope_section of rope_parameters must have at least", {**HUNYUAN, "text_config": {}}),
         ("newline_id is missing", {**MINICPM, "newline_id": None}),
     )
 ]

@@ -44,7 +44,7 @@ def replace_forward(module: Any) -> None:
             lambda model: model.rotary_emb.inv_freq.mul_(1.001),
         ),
         (
-            "says the attention factor 1.0, it 1.5",
+            "gives attention factor 1.0, it has 1.5",
             lambda model: setattr(model.rotary_emb, "attention_scaling", 1.5),
         ),
         (
@@ -70,18 +70,18 @@ def test_a_function_that_is_no_rotation_is_refused(monkeypatch: pytest.MonkeyPat
         return q * cos.unsqueeze(1), k * sin.unsqueeze(1)
 
     monkeypatch.setattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
-    refused(make("llama"), "apply_rotary_pos_emb: given tables .* does not rotate as any layout")
+    refused(make("llama"), "apply_rotary_pos_emb: with tables .* not rotate in any known layout")
 
 
 def test_models_without_rotary_modules_or_weights_are_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
     for model_type, message in (
         ("dinov3_vit", "its forward takes no position_ids"),
-        ("gpt2", "GPT2Model: none of its modules makes angles .* not rotary"),
-        ("bert", "BertModel: none .* positions are probably not rotary, as those of BERT"),
-        ("gptj", "GPTJAttention calls apply_rotary_pos_emb, and reads cos and sin from a table"),
-        ("codegen", "CodeGenAttention calls apply_rotary_pos_emb, and reads"),
-        ("roformer", "RoFormerSelfAttention calls apply_rotary_position_embeddings, and reads"),
+        ("gpt2", "GPT2Model: none of its modules computes angles .* not rotary"),
+        ("bert", "BertModel: none .* positions are not rotary, as in BERT"),
+        ("gptj", "GPTJAttention calls apply_rotary_pos_emb, but reads cos and sin from its own"),
+        ("codegen", "CodeGenAttention calls apply_rotary_pos_emb, but reads"),
+        ("roformer", "RoFormerSelfAttention calls apply_rotary_position_embeddings, but reads"),
     ):
         more = {"rotary_dim": 8} if model_type in ("gptj", "codegen") else {}
         config = transformers.AutoConfig.for_model(model_type, **sizes, **more)
@@ -106,8 +106,8 @@ def test_a_class_that_overrides_what_rotates_is_refused() -> None:
             return super().forward(*inputs, **named)
 
     attention.__class__ = Mine
-    advice = r"patch\(model, rotation=False\) replaces the rotary modules alone"
-    refused(model, "Mine overrides forward, in which its base rotates q and k; " + advice)
+    advice = r"patch\(model, rotation=False\) replaces only the rotary modules"
+    refused(model, "Mine overrides forward, which rotates q and k in its base class; " + advice)
     patch(model, rotation=False)
 
 

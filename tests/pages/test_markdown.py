@@ -14,7 +14,7 @@ from mdit_py_plugins.anchors import anchors_plugin
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("backends/*.md")])
 # What a forge shows as its source: the reference is made of docstrings, the index names the pages.
-SPHINX_ALONE = {"docs/api.md": {"eval-rst", "literalinclude"}, "docs/index.md": {"toctree"}}
+SPHINX_ALONE = {"docs/api.md": {"eval-rst", "toctree"}, "docs/index.md": {"toctree"}}
 PARSER = MarkdownIt("gfm-like", {"linkify": False}).use(anchors_plugin, max_level=6)
 
 

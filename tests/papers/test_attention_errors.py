@@ -23,8 +23,8 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
         (1, X[0], RopeError, r"k has shape \(5, 4, 8\); .* here \(2, any, any, 8\)"),
         (1, X[:1], RopeError, r"k has shape \(1, 5, 4, 8\); .* here \(2, any, any, 8\)"),
         (1, X[..., :6], RopeError, r"k has shape \(2, 5, 4, 6\); .* here \(2, any, any, 8\)"),
-        (1, X[:, :, :3], RopeError, "q has 4 heads and k 3; those of q must be a multiple"),
-        (1, X[:, :, :0], RopeError, "q has 4 heads and k 0; those of q must be a multiple"),
+        (1, X[:, :, :3], RopeError, "q has 4 heads and k 3; q must have a multiple"),
+        (1, X[:, :, :0], RopeError, "q has 4 heads and k 0; q must have a multiple"),
         (2, None, TypeError, "v is a NoneType, which is no array"),
         *(
             (2, v, RopeError, r"v has shape .* here \(2, 5, 4, any\)")
@@ -53,7 +53,7 @@ def test_libraries_are_not_mixed(function, n):
 
 @every_function
 def test_positions_need_a_rope(function, n):
-    with pytest.raises(RopeError, match="positions came without a rope.*pass rope=rope_xp.RoPE()"):
+    with pytest.raises(RopeError, match="positions needs a rope.*pass rope=rope_xp.RoPE()"):
         function(*[X] * n, np.arange(5))
     with pytest.raises(TypeError, match="rope must be a rope_xp.RoPE; got 'half'"):
         function(*[X] * n, np.arange(5), "half")
@@ -63,8 +63,8 @@ def test_positions_need_a_rope(function, n):
 
 MASK = np.ones(5, bool)
 OPTIONS = [
-    ("k_positions came without a rope", RopeError, scores, {"k_positions": np.arange(5)}),
-    ("Give k_positions for", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
+    ("k_positions needs a rope", RopeError, scores, {"k_positions": np.arange(5)}),
+    ("Pass k_positions for", RopeError, scores, {"k": X[:, :3], "rope": RoPE()}),
     *(
         (r"with the tokens of q, here \(2, 5, any", RopeError, function, {"k": X[:, :3]} | values)
         for function, values in ((global_pointer, {}), (linear_attention, {"v": X[:, :3]}))

@@ -16,7 +16,7 @@ SHAPES = {
     encodings.shaw: [
         ((Q[0, 0], Q[0, 0], TABLE), r"q has shape \(4, 6\); .*q\[\.\.\., None, :\]"),
         ((Q[..., :0], Q[..., :0], TABLE), r"q has shape \(2, 5, 4, 0\); .*any but 0\)"),
-        ((Q, Q[:, :3], TABLE), "give positions and k_positions"),
+        ((Q, Q[:, :3], TABLE), "pass positions and k_positions"),
         ((Q, Q, TABLE[:6]), r"6 entries.*2 \* clip \+ 1"),
         ((Q, Q, TABLE[:, :5]), r"\(7, 5\); .* here \(any but 0, 6\)"),
         ((Q, Q, TABLE[:0]), r"\(0, 6\)"),
@@ -35,20 +35,20 @@ SHAPES = {
         ((W, V[0, 0], V_TABLE), r"v has shape \(2, 3\); it must be"),
         ((W, V[..., :0], V_TABLE), r"v has shape .*any but 0\)"),
         ((W[..., :5], V[:, :5], V_TABLE[:, :2]), r"_values has shape \(7, 2\)"),
-        ((W, V, V_TABLE), "give positions and k_positions"),
+        ((W, V, V_TABLE), "pass positions and k_positions"),
     ],
     encodings.transformer_xl: [
         ((Q, Q, TABLE[:3], TABLE[:4], np.zeros((4, 6, 2))), r"u has .*\(3, 6\).*\(4, 6\)"),
         ((Q, Q, TABLE[:4], TABLE[:4], np.zeros((4, 6, 3))), "w_relative must be even"),
     ],
     encodings.t5_bias: [
-        ((Q, Q, np.zeros((3, 4))), "num_buckets must be 4"),
+        ((Q, Q, np.zeros((3, 4))), "num_buckets must be at least 4"),
         ((Q, Q, np.zeros((32, 3))), r"here \(any but 0, 4\)"),
     ],
     encodings.t5_buckets: [
         (([1], 32, 8), "max_distance must exceed the 8"),
         (([1], 32, 2**31), r"below 2\*\*31"),
-        (([1], 1, 8, False), "must be 2 at least"),
+        (([1], 1, 8, False), "must be at least 2"),
     ],
     encodings.tupe: [((Q, Q, Q[:, :4], Q), "position_q has shape")],
     encodings.deberta: [

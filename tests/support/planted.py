@@ -191,8 +191,8 @@ def unlike(name, rope, message, meant=HALF):
 
 
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
-LEFT = "which is left as it is"
-MOVED = "turned otherwise alone in a call than with others"
+LEFT = "which is unchanged"
+MOVED = "turned differently with and without other tokens"
 FACTOR = np.float32(YARN.attention_factor)
 PHASES = np.sin(np.arange(N)).astype(np.float32)
 FAULTS = [
@@ -229,10 +229,10 @@ FAULTS = [
     fault("positions off by minus one", "are off by -1", lambda x, p: right(x, p - 1)),
     fault("negative angle", "q turns by the negative angle",
           lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
-    fault("positions clamped", "from 2048 on are taken for 2047",
+    fault("positions clamped", "from 2048 on are treated as 2047",
           lambda x, p: right(x, np.minimum(p, 2047))),
-    fault("positions modulo 2048", "again at 2048", lambda x, p: right(x, p % 2048)),
-    fault("positions modulo 65536", "again at 65536", lambda x, p: right(x, p % 65536)),
+    fault("positions modulo 2048", "restart at 0 from 2048", lambda x, p: right(x, p % 2048)),
+    fault("positions modulo 65536", "restart at 0 from 65536", lambda x, p: right(x, p % 65536)),
     fault("int16 positions", "wrap around to -32768 at 32768",
           lambda x, p: right(x, p.astype(np.int16))),
     fault("largest position counts", "the largest position of a call",
@@ -252,9 +252,9 @@ FAULTS = [
     error("before the split, neighbours", "angles differ between heads",
           before_the_split("interleaved"), meant=RoPE()),
     error("tables of neighbours",
-          "cos and sin are laid out for neighbours, and the rotation takes halves",
+          "cos and sin are laid out for neighbours, but the rotation reads halves",
           partial(by_hand, doubled="neighbours")),
-    error("tables of halves", "cos and sin are laid out for halves, and the rotation takes",
+    error("tables of halves", "cos and sin are laid out for halves, but the rotation reads",
           partial(by_hand, layout="interleaved", doubled="halves"), meant=RoPE()),
     error("minus missing",
           "both parts add the other times sin; one must subtract it. The norm is not",
@@ -262,7 +262,7 @@ FAULTS = [
     error("half without sin", "the part with sin may be missing",
           partial(by_hand, signs=(0.0, 0.0))),
     error("half written early", "the norm is not kept", write_half_first),
-    Fault("nothing rotated", "turns nothing", lambda q, k, p: (q, k), outcome="error"),
+    Fault("nothing rotated", "rotates nothing", lambda q, k, p: (q, k), outcome="error"),
     # Vectors.
     error("normalised as well", "it is not linear in q", normalise),
     error("length grows with position", "depend on the position", grow),
@@ -271,24 +271,24 @@ FAULTS = [
           lambda x, p: right(np.where(abs(x) < 0.1, 0, x), p)),
     fault("result cast to bfloat16", "rounded to bfloat16",
           lambda x, p: cast(ml_dtypes.bfloat16)(right(x, p))),
-    error("arguments written over", "is written over, and another array", write_scratch),
+    error("arguments written over", "is overwritten, but another array", write_scratch),
     # One of q, k and v.
-    fault("another base for k", "of k, base is 1e+06, and not 10000", right,
+    fault("another base for k", "for k, base is 1e+06, and not 10000", right,
           partial(right, rope=RoPE(layout="half", base=1e6))),
-    fault("another layout for k", "of k, layout is 'interleaved', and not 'half'", right,
+    fault("another layout for k", "for k, layout is 'interleaved', and not 'half'", right,
           partial(right, rope=RoPE())),
-    fault("k backwards", "turn against each other", right,
+    fault("k backwards", "turn in opposite directions", right,
           lambda x, p: HALF.unrotate(x, p, axes="bhsd")),
     fault("k by positions of its own", "positions are off by +1", right,
           lambda x, p: right(x, p + 1)),
     error("k by positions reversed", MOVED, right, lambda x, p: right(x, p[::-1])),
-    fault("k without the attention factor", "of k, attention factor is 1, and not 1.13863",
+    fault("k without the attention factor", "for k, attention factor is 1, and not 1.13863",
           partial(right, rope=YARN), lambda x, p: right(x, p, YARN) / FACTOR, meant=YARN),
     fault("k not rotated", "k is not turned", right, lambda x, p: x),
     Fault("q and k swapped", "", lambda q, k, p: (right(k, p), right(q, p)), outcome="error"),
     Fault("k made of q", "", lambda q, k, p: (right(q, p), right(q, p)), outcome="error"),
-    Fault("v alone rotated", "v is turned as well", lambda q, k, v, p: (q, k, right(v, p))),
-    Fault("v rotated as well", "v is turned as well",
+    Fault("v alone rotated", "v is rotated too", lambda q, k, v, p: (q, k, right(v, p))),
+    Fault("v rotated as well", "v is rotated too",
           lambda q, k, v, p: tuple(right(x, p) for x in (q, k, v))),
     # Tokens, batch entries and heads.
     error("first 32 tokens only", LEFT, leave(lambda x: np.s_[:, :, 32:])),
@@ -302,9 +302,9 @@ FAULTS = [
     error("vector of the token before", "q at position", lambda x, p: right(np.roll(x, 1, 2), p)),
     error("positions reversed", MOVED, lambda x, p: right(x, p[::-1])),
     error("position of the token before", MOVED, lambda x, p: right(x, np.roll(p, 1))),
-    error("position of the first token", "function turns nothing",
+    error("position of the first token", "function rotates nothing",
           lambda x, p: right(x, np.full_like(p, p[0]))),
-    error("places beside the first position", "place in the call counts too",
+    error("places beside the first position", "index in the call matters too",
           lambda x, p: right(x, p[0] + np.arange(len(p)))),
     error("batch entries swapped", "", lambda x, p: right(x, p)[::-1]),
     error("the next batch entry", "", lambda x, p: np.roll(right(x, p), 1, 0)),

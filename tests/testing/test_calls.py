@@ -70,7 +70,7 @@ def test_calls_that_are_refused_are_noted() -> None:
         assert_rotates(function, ROPE, HEAD_DIM)
     assert "so many are refused" in " ".join(identify(function, HEAD_DIM).notes)
     tokens = 1
-    with pytest.raises(RopeError, match="not one alone: ValueError: so many are refused"):
+    with pytest.raises(RopeError, match="but not one: ValueError: so many are refused"):
         identify(function, HEAD_DIM)
 
 

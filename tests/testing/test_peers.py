@@ -98,7 +98,7 @@ def test_rotary_embedding_torch(options: dict[str, Any], rope: RoPE | None) -> N
     if rope is not None:
         check(identify(function, 64, like=TORCH), rope, 64)
         return
-    with pytest.raises(ValueError, match="turned otherwise alone in a call"):
+    with pytest.raises(ValueError, match="turned differently with and without"):
         identify(function, 64, like=TORCH)
 
 

@@ -24,7 +24,7 @@ class RotaryConfig(NamedTuple):
 
 
 class Positions:
-    """The positions of a transformer's tokens, in the order of its attention."""
+    """Positions of a transformer's tokens, in the order of its attention."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self._name, self._config = name, dict(config)
@@ -52,7 +52,7 @@ class Positions:
         Parameters
         ----------
         height, width, frames : int
-            Of the image or video, in patches. For sound, ``width`` tokens of height 1.
+            Size of the image or video, in patches. For sound, ``width`` tokens of height 1.
         text : int, default 0
             Text tokens in the same sequence, if the model rotates text.
         fps : float, optional
@@ -63,12 +63,12 @@ class Positions:
         Returns
         -------
         array, (components, tokens), or (tokens,) for sound
-            int64, or float64 where the model stretches its grid, in other libraries float32.
+            int64. If the model stretches its grid: float64, in libraries other than numpy float32.
 
         Raises
         ------
         RopeError
-            If a length is not positive, or one that the model does not have.
+            If a length is not positive, or if the model has no such axis.
         """
         grid = Grid(
             _values.check_count("frames", frames),
@@ -92,25 +92,25 @@ class Positions:
 
 
 def from_config(config: object) -> RotaryConfig:
-    """Return the RoPE of a diffusion transformer, and a function that makes its positions.
+    """Return the RoPE of a diffusion transformer, and a function that computes its positions.
 
     Parameters
     ----------
     config : dict, path or object
-        The transformer's config.json: its contents, its path or that of its directory; or a model.
+        The transformer's config.json: its contents, its path or that of its folder; or a model.
 
     Returns
     -------
     RotaryConfig
         A named tuple of ``rope``, a :class:`rope_xp.RoPE`, and ``positions``, see
-        :meth:`Positions.__call__`. Positions follow the order of tokens in the model's attention.
+        :meth:`Positions.__call__`. Positions have the order of tokens in the model's attention.
         Their leading axis holds the components, in most models (frame, row, column).
 
     Raises
     ------
     RopeConfigError
-        If ``_class_name`` is missing or not known, or names a model that no RoPE can express; if a
-        value is impossible.
+        If ``_class_name`` is missing, unknown, or names a model that no RoPE can express; if a
+        value is invalid.
     TypeError
         If config has another type.
     FileNotFoundError
@@ -131,7 +131,7 @@ def from_config(config: object) -> RotaryConfig:
     values = _files.read_mapping(config)
     name = values.get("_class_name", name)
     if not isinstance(name, str):
-        msg = "_class_name is missing: the class of the model, which diffusers writes there"
+        msg = "_class_name is missing: the name of the model's class, which diffusers writes"
         raise RopeConfigError(msg)
     if name in UNSUPPORTED:
         raise RopeConfigError(f"_class_name {name!r} has no RoPE: {UNSUPPORTED[name]}")

@@ -51,7 +51,7 @@ def video(
 
 def image(grid: Grid, config: Config) -> list[Any]:
     if grid.frames != 1:
-        raise RopeError(f"frames = {grid.frames}: this model has rows and columns only")
+        raise RopeError(f"frames = {grid.frames}: this model has only rows and columns")
     return video(grid, config)[1:]
 
 

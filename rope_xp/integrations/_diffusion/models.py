@@ -200,7 +200,7 @@ OWN_TABLES: dict[str, str] = {
     "SanaWMLTX2RefinerTransformer3DModel": _LTX,
     "SanaWMTransformer3DModel": "its sections are split at other places than they are made",
     "AllegroTransformer3DModel": (
-        "it rotates three thirds of a head, each by halves; use a RoPE for each, by rotary_offset"
+        "it rotates three thirds of a head, each by halves; use a RoPE for each (rotary_offset)"
     ),
 }
 """Models without a RoPE, and why. Patched, they rotate by rope_xp with the tables they make."""
@@ -215,6 +215,6 @@ UNSUPPORTED: dict[str, str] = {
     "Cosmos3OmniTransformer": "only its pipeline makes its positions",
     "BriaFibo2Transformer2DModel": "its perceiver gathers its tokens",
     "WanAnimate2Transformer3DModel": "each call gives its grids offsets and strides",
-    "OmniGenTransformer2DModel": "it has LongRoPE; make a RoPE with that rule of rope_scaling",
+    "OmniGenTransformer2DModel": "it has LongRoPE; build a RoPE from its rope_scaling",
 }
 """Models without a RoPE and positions, and why."""

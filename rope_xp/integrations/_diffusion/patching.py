@@ -36,9 +36,9 @@ def patch(model: torch.nn.Module) -> None:
             _check_tables(path, part, config)
         rotating = {kind for kind in map(type, parts.values()) if _is_rotating(name, kind)}
     if not rotating:
-        raise RopeError(f"cannot patch {name}: no function that rotates was found")
+        raise RopeError(f"cannot patch {name}: found no function that rotates")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
-        raise RopeError(f"cannot patch {name}: the module that makes its tables is not known")
+        raise RopeError(f"cannot patch {name}: the module that computes its tables is unknown")
     build = rotations.build_replacement
     classes = {kind: _classes.load_rotating(kind, build) for kind in rotating}
     classes |= {kind: load_rotary_module(kind) for kind in map(type, rotary.values())}

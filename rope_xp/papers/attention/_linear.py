@@ -29,27 +29,27 @@ def linear_attention(
 ) -> ArrayT:
     """Return linear attention with rotated feature maps, in time and memory linear in tokens.
 
-    Su et al., arXiv 2104.09864, eq. 17-19. phi(q) and varphi(k) are rotated in the numerator alone,
-    as the denominator might otherwise come near zero; so weights may be negative, and do not sum
-    to 1. In float32 "elu" loses digits where all of q and all of k lie below some -40.
+    Su et al., arXiv 2104.09864, eq. 17-19. phi(q) and varphi(k) are rotated only in the numerator,
+    because the denominator might otherwise be near zero. So weights may be negative, and do not sum
+    to 1. In float32, "elu" loses digits if all of q and all of k are below about -40.
 
     Parameters
     ----------
     q, k, positions, rope
         As for :func:`scores`, with as many tokens in k as in q.
     v : array, (batch..., tokens, k heads, v head_dim)
-        Never rotated.
+        Values, which are not rotated.
     feature_map : {"elu", "softmax"} or (phi, varphi), default "elu"
-        "elu": elu(x) + 1 of both (Katharopoulos et al., arXiv 2006.16236). "softmax": a softmax of
-        q over head_dim, and of k over tokens (Shen et al., arXiv 1812.01243). Or a function of q
-        and one of k, which take and return (batch..., tokens, heads, features).
+        "elu": elu(x) + 1 for both (Katharopoulos et al., arXiv 2006.16236). "softmax": a softmax of
+        q over head_dim, and of k over tokens (Shen et al., arXiv 1812.01243). Or two functions, for
+        q and for k, that take and return (batch..., tokens, heads, features).
     causal : bool, default False
-        Whether a token attends only to those up to itself, by their order. Not with "softmax".
+        Whether a token attends only to itself and to tokens before it. Not for "softmax".
 
     Returns
     -------
     array, (batch..., tokens, heads, v head_dim)
-        Zeros where the denominator is zero: where no feature of the query meets one of a key.
+        Zeros where the denominator is zero, because query and keys share no nonzero feature.
 
     Examples
     --------
@@ -92,8 +92,8 @@ def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, 
             raise RopeError(expected)
         if causal:
             msg = (
-                "feature_map='softmax' takes a softmax of k over all tokens, also later ones, so "
-                "it cannot be causal; use 'elu', or functions of each token alone"
+                "feature_map='softmax' takes a softmax of k over all tokens, even later ones, so "
+                "it cannot be causal; use 'elu', or functions of single tokens"
             )
             raise RopeError(msg)
         return partial(_heads.softmax, xp, axis=-1), partial(_heads.softmax, xp, axis=-3)

@@ -27,11 +27,11 @@ def scores(
     q : array, (batch..., tokens, heads, head_dim)
         float16, bfloat16, float32 or float64.
     k : array, (batch..., k tokens, k heads, head_dim)
-        Of the library and device of q. Heads of q are a multiple of those of k.
+        Same library and device as q. The heads of q are a multiple of those of k.
     positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
-        In tokens, see :func:`rope_xp.apply`. Not without a rope.
+        In tokens, see :func:`rope_xp.apply`. They need a rope.
     rope : RoPE, optional
-        Rotates q and k. Default, unlike in :func:`rope_xp.apply`: nothing is rotated.
+        Rotates q and k. Default: no rotation, unlike in :func:`rope_xp.apply`.
     scale : float, optional
         Factor on the products. Default: 1 / sqrt(head_dim), times ``rope.softmax_scale``.
 
@@ -67,24 +67,24 @@ def attention(
 ) -> ArrayT:
     """Return softmax attention with rotated queries and keys.
 
-    Su et al., arXiv 2104.09864, eq. 2, with eq. 16 in its exponent.
+    Su et al., arXiv 2104.09864, eq. 2, with eq. 16 in the exponent.
 
     Parameters
     ----------
     q, k, positions, rope, k_positions, scale
         As for :func:`scores`.
     v : array, (batch..., k tokens, k heads, v head_dim)
-        Never rotated.
+        Values, which are not rotated.
     mask : array, broadcastable to (batch..., heads, tokens, k tokens), optional
         Boolean, of the library and device of q. True: may attend.
     causal : bool, default False
-        Whether token i of q attends only to tokens 0 to i of k, by their order as in torch and jax.
-        Where q follows cached keys, give a mask: ``k_positions <= positions[:, None]``.
+        Whether token i of q attends only to tokens 0 to i of k, counted as in torch and jax. If q
+        follows cached keys, pass a mask: ``k_positions <= positions[:, None]``.
 
     Returns
     -------
     array, (batch..., tokens, heads, v head_dim)
-        Zeros where a token may attend to nothing.
+        Zeros for tokens that may attend to nothing.
 
     Examples
     --------
@@ -141,8 +141,8 @@ def global_pointer(
     Returns
     -------
     array, (batch..., heads, tokens, tokens)
-        Where there is no span: -1e12, or -65504 in float16, which holds no more; finite, so that
-        losses that multiply it by zero get zero.
+        Entries without a span are -1e12, or -65504 in float16. They are finite, so that a loss
+        that multiplies them by zero gets zero.
 
     Examples
     --------

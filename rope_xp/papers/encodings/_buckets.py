@@ -18,27 +18,27 @@ from rope_xp.papers.encodings import _operands
 def t5_buckets(
     relative: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Array:
-    """Return the bucket of each relative position: one each for near ones, then ever wider ones.
+    """Return T5's bucket of each relative position: narrow for near keys, wide for far ones.
 
-    Raffel et al. (T5), arXiv 1910.10683, section 2.1, and its code. Buckets begin where integers
-    say, not at the logarithms that the code rounds.
+    Raffel et al., arXiv 1910.10683, section 2.1, and their code. Edges of buckets are computed in
+    integers here, so they do not depend on rounded logarithms.
 
     Parameters
     ----------
     relative : array or sequence, any shape
-        Integers, in tokens: position of the key less that of the query, as T5 counts.
+        Integers, in tokens: key position minus query position, as T5 counts.
     num_buckets : int, default 32
-        Buckets in all; with bidirectional 4 at least, else 2.
+        Number of buckets, at least 4 if bidirectional, else 2.
     max_distance : int, default 128
-        In tokens: from here on, all share the last bucket.
+        Distance in tokens from which on all keys share the last bucket.
     bidirectional : bool, default True
-        Whether keys after the query have a half of the buckets to themselves. Else they share
-        bucket 0 with the query's own position.
+        Whether keys after the query have their own half of the buckets. If False, they share bucket
+        0 with the query's own position.
 
     Returns
     -------
     array, shape of relative
-        Integers below num_buckets, of the library and device of relative; numpy for Python numbers.
+        Integers below num_buckets, with relative's library and device; numpy for Python numbers.
 
     Examples
     --------
@@ -69,18 +69,18 @@ def t5_bias(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of T5, see :func:`t5_buckets`: ``q_m . k_n + b(m - n)``, b of a bucket.
+    """Return the scores of T5: q times k, plus a learned bias for each bucket of distances.
 
     Parameters
     ----------
     q, k, positions, k_positions
         As for :func:`shaw`.
     bias : array, (num_buckets, heads)
-        b, learned: ``relative_attention_bias.weight`` of T5.
+        Learned: ``relative_attention_bias.weight`` of T5.
     max_distance, bidirectional
-        Of :func:`t5_buckets`. T5's encoder is bidirectional, its decoder is not.
+        As for :func:`t5_buckets`. T5's encoder is bidirectional, its decoder is not.
     scale : float, default 1.0
-        q . k is multiplied by it, b is not; T5 has 1.
+        Factor on q . k, not on bias; T5 has 1.
 
     Examples
     --------
@@ -108,15 +108,15 @@ def tupe(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of TUPE: ``q_m . k_n + (U_q p_m) . (U_k p_n) + b(m - n)``.
+    """Return the scores of TUPE, which projects positions by matrices of their own.
 
-    Ke et al., arXiv 2006.15595, section 3.1. Resetting the terms of the [CLS] token (section 3.2)
-    is left to the caller.
+    ``q_m . k_n + (U_q p_m) . (U_k p_n) + b(m - n)``: Ke et al., arXiv 2006.15595, section 3.1. The
+    caller resets the terms of the [CLS] token (section 3.2).
 
     Parameters
     ----------
     q, k, positions, k_positions
-        As for :func:`shaw`; positions are for b alone.
+        As for :func:`shaw`; positions affect only b.
     position_q, position_k : array, (tokens, heads, head_dim) or (batch..., tokens, heads, head_dim)
         U_q p and U_k p: the absolute positions of the tokens of q and of k, embedded and projected
         by matrices of their own. Both have the heads of q.
@@ -167,13 +167,13 @@ def _bucket_edges(
     buckets = num_buckets // 2 if bidirectional else num_buckets
     if buckets < 2:
         least = "4 with bidirectional" if bidirectional else "2"
-        msg = f"num_buckets must be {least} at least, near and far; got {num_buckets}"
+        msg = f"num_buckets must be at least {least}, for near and far; got {num_buckets}"
         raise RopeError(msg)
     e = buckets // 2
     if not e < max_distance < 2**31:
         msg = (
-            f"max_distance must exceed the {e} distances that have a bucket each of num_buckets = "
-            f"{num_buckets}, and be below 2**31, as distances are; got {max_distance}"
+            f"max_distance must exceed the {e} distances with their own bucket of num_buckets = "
+            f"{num_buckets}, and be below 2**31; got {max_distance}"
         )
         raise RopeError(msg)
     edges, steps = [*range(1, e + 1)], buckets - e

@@ -18,10 +18,10 @@ def shaw(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of Shaw et al.: ``q_m . (k_n + p(r))``, r the distance m - n, clipped.
+    """Return the scores of Shaw et al., who add a learned vector for each distance to the keys.
 
-    arXiv 1803.02155, eq. 4. They count key less query: their table is this one from its last row to
-    its first. RoFormer's eq. 5 projects p together with the key; pass W_k p for that.
+    ``q_m . (k_n + p(r))``, with r the distance m - n, clipped: arXiv 1803.02155, eq. 4. They count
+    n - m, so the rows of their table are in reverse order. For RoFormer's eq. 5, pass W_k p.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def shaw(
     positions, k_positions : array or sequence, broadcastable to (batch..., tokens), optional
         Integers, in tokens. Default: 0, 1, ...; for k those of q.
     scale : float, default 1.0
-        The result is multiplied by it; the paper has ``head_dim ** -0.5``.
+        Factor on the result; the paper has ``head_dim ** -0.5``.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def shaw_values(
     positions: Any = None,
     k_positions: Any = None,
 ) -> ArrayT:
-    """Return the output of Shaw et al. (eq. 3): the sum over n of ``a_mn (v_n + p(r))``.
+    """Return the attention output of Shaw et al.: the sum over n of ``a_mn (v_n + p(r))``.
 
     Parameters
     ----------
@@ -103,10 +103,10 @@ def deberta(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of DeBERTa: ``q_m . k_n + q_m . k(d) + q(d) . k_n``, d the entry of m - n.
+    """Return the scores of DeBERTa, with terms from content to position and back.
 
-    He et al., arXiv 2006.03654, eq. 4, prints n - m for relative_q; their code and that of
-    transformers read the entry of m - n for both, as RoFormer's eq. 10.
+    ``q_m . k_n + q_m . k(d) + q(d) . k_n``, with d the entry of m - n. He et al., arXiv 2006.03654,
+    eq. 4, print n - m for relative_q; their code, transformers and RoFormer's eq. 10 read m - n.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ def deberta(
         As for :func:`shaw`.
     relative_q, relative_k : array, (2 * clip, heads, head_dim)
         Projected embeddings of relative positions. Entry ``clip + m - n`` is for distance m - n,
-        from -clip to clip - 1; distances beyond take the first and the last.
+        from -clip to clip - 1. Larger distances use the first or the last entry.
     scale : float, default 1.0
-        The result is multiplied by it; the paper has ``(3 * head_dim) ** -0.5``.
+        Factor on the result; the paper has ``(3 * head_dim) ** -0.5``.
 
     Examples
     --------
@@ -146,9 +146,10 @@ def multiplicative(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return scores that a learned number for each distance multiplies: ``(q_m . k_n) a(m - n)``.
+    """Return scores multiplied by a learned number for each distance.
 
-    Huang et al., arXiv 2009.13658: method 2, and method 1 where the factors of r and -r are equal.
+    ``(q_m . k_n) a(m - n)``: Huang et al., arXiv 2009.13658, method 2; with equal factors for r and
+    -r, method 1.
 
     Parameters
     ----------

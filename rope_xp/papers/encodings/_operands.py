@@ -111,7 +111,7 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
     xp, batch, k_tokens = backend.xp, tuple(k.shape[:-3]), k.shape[-3]
     if k_positions is None and tokens != k_tokens:
         raise RopeError(
-            f"{tokens} query tokens have no default positions among {k_tokens} key tokens; give "
+            f"{tokens} query tokens have no default positions among {k_tokens} key tokens; pass "
             "positions and k_positions"
         )
     m = n = _resolve(backend, first, q, "positions", positions, (*batch, tokens))
@@ -144,7 +144,7 @@ def _resolve(
         raise messages.different_libraries(first, backend, argument, owner)
     integers, fraction, _ = resolve_positions(backend, positions, owner, like, False, argument)
     if fraction is not None:
-        msg = f"{argument} must hold integers (tokens), as tables are read by distance; round them"
+        msg = f"{argument} must hold integers (tokens), to index tables by distance; round them"
         raise TypeError(msg)
     lengths = tuple(integers.shape)
     if not _heads.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):

@@ -20,28 +20,28 @@ def sinusoidal(
     device: Device | None = None,
     dtype: Any = None,
 ) -> Array:
-    """Return sines and cosines of positions, to be added to the embeddings of tokens.
+    """Return sines and cosines of positions, to add to token embeddings.
 
-    Column 2t is ``sin(p * base ** (-2t / dim))``, column 2t + 1 the cosine of the same angle:
-    Vaswani et al., arXiv 1706.03762, section 3.5. tensor2tensor and Transformer-XL's code put all
-    sines before all cosines.
+    Column 2t is ``sin(p * base ** (-2t / dim))``, and column 2t + 1 the cosine of the same angle:
+    Vaswani et al., arXiv 1706.03762, section 3.5. The code of tensor2tensor and Transformer-XL puts
+    all sines before all cosines.
 
     Parameters
     ----------
     positions : array or sequence, (..., tokens)
-        Integers or floats, in tokens; of modulus below 2**31.
+        Integers or floats, in tokens, with absolute values below 2**31.
     dim : int
-        Columns, even.
+        Number of columns, even.
     base : float, default 10000.0
-        Of the geometric series of frequencies.
+        Base of the geometric series of frequencies.
     xp, device, dtype : optional
         Library, device and dtype of the result, as for :meth:`rope_xp.RoPE.cos_sin`.
 
     Returns
     -------
     array, (..., tokens, dim)
-        Dimensionless; float32 by default. Off by less than 2.4e-7 below position 2**22, 4e-7 below
-        2**31.
+        Dimensionless; float32 by default. Errors are below 2.4e-7 up to position 2**22, and below
+        4e-7 up to 2**31.
 
     Examples
     --------
@@ -67,21 +67,21 @@ def transformer_xl(
     k_positions: Any = None,
     scale: float = 1.0,
 ) -> ArrayT:
-    """Return the scores of Transformer-XL: ``(q_m + u) . k_n + (q_m + v) . W p(m - n)``.
+    """Return the scores of Transformer-XL, with sinusoids of the distance.
 
-    Dai et al., arXiv 1901.02860, section 3.3, where u and v replace the whole projected position.
-    RoFormer's eq. 7 leaves W_q in the products with u and v: with ``u' = W_q u`` they are the same.
+    ``(q_m + u) . k_n + (q_m + v) . W p(m - n)``: Dai et al., arXiv 1901.02860, section 3.3.
+    RoFormer's eq. 7 multiplies u and v by W_q too; pass ``W_q u`` and ``W_q v`` for that.
 
     Parameters
     ----------
     q, k, scale
         As for :func:`shaw`.
     u, v : array, (heads, head_dim)
-        Stand for the query's position towards content and towards position.
+        Biases added to the query for the content term and for the position term.
     w_relative : array, (heads, head_dim, dim)
         W, which projects the sinusoidal encoding p of dim columns; see :func:`sinusoidal`.
     base : float, default 10000.0
-        Of the encoding p.
+        Base of the encoding p.
     positions, k_positions
         As for :func:`shaw`, less than 2**31 - 1 apart: scores of positions farther apart are NaN
         where the positions lie on a device and are not read.

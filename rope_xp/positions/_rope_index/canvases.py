@@ -32,7 +32,7 @@ class HunYuanIndexer(Indexer):
         sections = parameters.get("mrope_section", parameters.get("xdrope_section")) or ()
         if len(sections) < 3:
             raise RopeConfigError(
-                "mrope_section of rope_parameters must have three numbers at least, for width, "
+                "mrope_section of rope_parameters must have at least three numbers, for width, "
                 f"height and the image; got {sections!r}"
             )
         self.components = len(sections)

@@ -34,8 +34,8 @@ def find_model(config: object) -> tuple[str, Mapping[str, Any]]:
     name = name.removesuffix("_thinker") if isinstance(name, str) else name
     if name not in MODELS:
         raise RopeConfigError(
-            f"model_type {name!r} is none whose positions are counted here. Those are "
-            f"{', '.join(sorted(MODELS))}; positions.mrope takes spans of any"
+            f"model_type {name!r} has no get_rope_index that rope_xp knows. Known are "
+            f"{', '.join(sorted(MODELS))}; for others use positions.mrope, which takes spans"
         )
     return name, keys
 
@@ -43,7 +43,7 @@ def find_model(config: object) -> tuple[str, Mapping[str, Any]]:
 def need_key(keys: Mapping[str, Any], name: str) -> Any:
     """Return a value of the configuration that must be there."""
     if keys.get(name) is None:
-        raise RopeConfigError(f"{name} is missing; give the whole configuration of the model")
+        raise RopeConfigError(f"{name} is missing; pass the whole configuration of the model")
     return keys[name]
 
 
@@ -78,20 +78,20 @@ class GridQueue:
         """Return the next grid."""
         grid = next(self._left, None)
         if grid is None:
-            raise RopeError(f"{self._name} has fewer grids than ids have tokens for")
+            raise RopeError(f"{self._name} has too few grids for the tokens in ids")
         return grid
 
     def mismatch(self, grid: tuple[int, ...], size: int, tokens: int, hint: str = "") -> RopeError:
         """Return the error of a grid whose size is not the number of its tokens."""
         return RopeError(
-            f"{self._name} has a grid of {grid} after merging, {size} tokens, where ids have "
+            f"{self._name} has a grid of {grid} after merging, {size} tokens, but ids have "
             f"{tokens}{hint}"
         )
 
     def check_all_taken(self) -> None:
         """Check that each grid had its tokens."""
         if next(self._left, None) is not None:
-            raise RopeError(f"{self._name} has more grids than ids have tokens for")
+            raise RopeError(f"{self._name} has more grids than there are tokens for in ids")
 
 
 class Indexer(ABC):

@@ -153,7 +153,7 @@ def _split_images(images: list[Span], counts: Any, rows: int) -> list[list[Span]
     if counts.shape != (rows,) or counts.sum() != len(images):
         raise RopeError(
             f"images_per_sample must have a number for each of {rows} rows, {len(images)} in "
-            f"all, those still to be generated too; got {counts.tolist()}"
+            f"all, including those still to be generated; got {counts.tolist()}"
         )
     return [images[end - n : end] for end, n in zip(np.cumsum(counts), counts, strict=True)]
 

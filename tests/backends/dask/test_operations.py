@@ -144,7 +144,7 @@ def test_the_path_is_told_and_can_be_asked_for():
     expected = RoPE().rotate(x)
     with rope_xp.use_path("blockwise"):
         equal(RoPE().rotate(lazy), expected)
-        with pytest.raises(RopeError, match="numpy arrays have none of that name"):
+        with pytest.raises(RopeError, match="numpy arrays have only"):
             RoPE().rotate(x)
 
 
@@ -220,7 +220,7 @@ def test_bad_numbers_are_told_at_once():
     lazy = da.ones((2, 9, 4, 8), dtype=np.float32)
     with pytest.raises(RopeError, match="for_length"):
         RoPE(scaling=rope_xp.scaling.DynamicNTK(2.0, 64)).rotate(lazy)
-    with pytest.raises(RopeError, match="modulus below"):
+    with pytest.raises(RopeError, match="must lie between"):
         RoPE().rotate(lazy, np.arange(9) + (1 << 31))
     assert np.isnan(RoPE().rotate(lazy, da.arange(9) + (1 << 31)).compute()).all()
 
@@ -264,7 +264,7 @@ def test_unknown_lengths_work_where_they_do_not_matter():
 
 def test_unknown_lengths_are_refused_where_they_matter():
     x = sample(9, 9, 9, 8)
-    needed = "length is not known.*compute_chunk_sizes"
+    needed = "unknown length.*compute_chunk_sizes"
     for path, p in ((None, None), ("portable", None), (None, np.arange(9)), (None, da.arange(9))):
         with rope_xp.use_path(path), pytest.raises(RopeError, match=needed):
             RoPE().rotate(unknown(x, 1), p)
