@@ -5,7 +5,7 @@ positions)``; or a folder with a config.json, or that file. For a folder, the co
 and with ``--weights`` the model too: only from safetensors, and without code that comes with it.
 
 The JSON object for a function has its ``rope``, the ``error`` by position (null where positions are
-refused), ``notes``, ``faults``, and ``differences`` from ``--config``. If the function is no RoPE,
+rejected), ``notes``, ``faults``, and ``differences`` from ``--config``. If the function is no RoPE,
 it has only ``faults``. The object for a model has ``findings``.
 """
 
@@ -148,7 +148,7 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     absent = {"rotary_dim": "all components", "scaling": "none", "position_axes": "none"}
     shown = [(n, absent[n] if value is None else value) for n, value in vars(result.rope).items()]
     print(terminal.plain_pairs([(f"  {name}", str(value)) for name, value in shown]) + "\n")
-    errors = {p: f"{e:.1e}" if math.isfinite(e) else "refused" for p, e in result.error.items()}
+    errors = {p: f"{e:.1e}" if math.isfinite(e) else "rejected" for p, e in result.error.items()}
     rows = [(f"below {position}", error) for position, error in errors.items()]
     title = "largest error of cos and sin" + ", apart from faults" * bool(result.faults)
     terminal.table(("positions", title), rows, text_columns=1)

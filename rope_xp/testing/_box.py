@@ -45,7 +45,7 @@ class CallRefused(Exception):  # noqa: N818  # no error yet: another way to call
 
 
 class CallError(RopeError):
-    """A function refused all calls that were tried."""
+    """A function rejected all calls that were tried."""
 
     __module__ = "rope_xp"
 
@@ -177,8 +177,8 @@ def open_box(
                 if ("c" in form) == (count > 1):
                     candidate.rotate(units, np.arange(5))  # no number of heads
                     return candidate
-            except CallRefused as refused:
-                errors.setdefault(backend.name, str(refused))
+            except CallRefused as rejected:
+                errors.setdefault(backend.name, str(rejected))
     # Errors of libraries that the function's module does not import are of the array type alone.
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     imports = [str(getattr(x, "__name__", "")) for x in vars(module or object).values()]

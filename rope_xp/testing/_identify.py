@@ -30,7 +30,7 @@ class Identified:
         The RoPE that the function computes, apart from its ``faults``.
     error : dict of int to float
         The largest error of cos and sin below positions 128, 4096, 131072 and 1048576, without
-        faults of sign and offset; inf if the function refuses such positions.
+        faults of sign and offset; inf if the function rejects such positions.
     passes : int, optional
         The first tested position with an error above 1e-2; None if there is none.
     frequencies : tuple of float, length r/2
@@ -205,13 +205,13 @@ def _identify_box(box: BlackBox) -> Identified:
     if wrong and not faults:
         raise RopeError(f"function is no rotation of each token by its own position: {wrong[0]}")
     faults += [problem.message for problem in problems if problem.kind != "rejected"]
-    refused = [problem.message for problem in problems if problem.kind == "rejected"]
+    rejected = [problem.message for problem in problems if problem.kind == "rejected"]
     return Identified(
         first.rope,
         accuracy.error,
         accuracy.passes,
         tuple(first.measured.tolist()),
-        (*first.notes, *accuracy.notes, *refused),
+        (*first.notes, *accuracy.notes, *rejected),
         tuple(dict.fromkeys(faults)),
     )
 
