@@ -162,7 +162,7 @@ def test_what_has_another_signature_or_is_checked_again(put: Put) -> None:
     for _ in range(2):
         HALF.rotate(x, [5, 6])
         HALF.rotate(x, put(np.array([0.5, 1.5])))
-        with pytest.raises(RopeError, match="finite"):
+        with pytest.raises(RopeError, match="must lie between"):
             HALF.rotate(x, put(np.array([np.inf, -3e9])))
         HALF.rotate(out, [5, 6], out=out)
     with pytest.raises((RopeError, ImportError), match="'jit'"), rope_xp.use_path("jit"):
