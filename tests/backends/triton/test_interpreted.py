@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.exhaustive import exhaustive
 
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -17,30 +16,26 @@ TESTS = Path(__file__).parents[2]
 # to, which is within the promised 2 ulp; and an interpreter that numpy 2.4 breaks.
 OLD = triton.__version__.startswith("3.6.")
 
-KERNEL = "backends/triton/test_kernel*.py"
-EQUIVALENCE = "core/test_equivalence.py"
 # The tests of torch's operator without gradcheck, whose thousands of calls would be interpreted for
 # minutes, and without what is about memory of CPUs.
 OPERATOR = "not gradients_and_theirs and not resized"
-# What takes longest to interpret of the rest.
-LONG = "not many_batch_axes and not tables_of_the_caller and not heads1"
-# Files, a choice of their tests, those of the short suite or all, and their number at least.
+# Files, a choice of their tests, and their number at least.
 RUNS = [
-    ([KERNEL], LONG, "not exhaustive", 38),
-    exhaustive([KERNEL, EQUIVALENCE], "", "", 200),
-    exhaustive(["core/test_rotation.py"], "torch-triton and not bfloat16", "", 14),
-    exhaustive(["core/test_oracles.py", "core/test_*angles.py"], "torch-triton", "", 60),
-    exhaustive(["backends/torch/test_op*.py"], OPERATOR, "", 35),
+    (["backends/triton/test_kernel*.py", "core/test_equivalence.py"], "", 200),
+    (["core/test_rotation.py"], "torch-triton and not bfloat16", 14),
+    (["core/test_oracles.py", "core/test_*angles.py"], "torch-triton", 60),
+    (["backends/torch/test_op*.py"], OPERATOR, 35),
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(OLD, reason="the interpreter of triton 3.6 fails with numpy 2.4")
 @pytest.mark.parametrize(
-    ("files", "chosen", "marks", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
+    ("files", "chosen", "least"), RUNS, ids=lambda a: a[0] if isinstance(a, list) else ""
 )
-def test_in_the_interpreter(files: list[str], chosen: str, marks: str, least: int) -> None:
+def test_in_the_interpreter(files: list[str], chosen: str, least: int) -> None:
     paths = sorted(str(path) for file in files for path in TESTS.glob(file))
-    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", marks, "-k", chosen)
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", "-k", chosen)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
         check=False,
