@@ -93,6 +93,6 @@ def test_each_python_of_the_classifiers_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     core = read(WORKFLOWS[0])["jobs"]["core"]
-    assert core["strategy"]["matrix"]["python"] == named
+    assert core["strategy"]["matrix"]["python"][: len(named)] == named
     assert project["requires-python"] == f">={named[0]}"
     assert ".ci/core python3 known" in list_commands(core)
