@@ -89,6 +89,9 @@ def steps(out: Path) -> list[Step]:
 def run(step: Step, log: Path, seconds: float = math.inf) -> str:
     """Run a step for so many seconds at most, log what it prints, and return how it ended."""
     limit = min(step.limit_s, seconds)
+    # A shell starts what runs in its background with this ignored, and steps would inherit it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("a") as printed:
         printed.write(f"\n==== {step.name}: {shlex.join(step.command)}\n")
         printed.flush()
