@@ -45,6 +45,7 @@ def read_terminal(*arguments: str) -> str:
     return b"".join(chunks).decode()
 
 
+@pytest.mark.exhaustive
 def test_lines_fit_80_columns() -> None:
     """One process runs all commands, as a start takes longer than they do."""
     helps = [["--help"], *([name, "--help"] for name in COMMANDS)]

@@ -52,9 +52,10 @@ def spelled_for_gpus(compiled, direction):
     return cases
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("path", "kind", "least"),
-    [("jit", "Auto", 20), *(exhaustive("jit", "", 800), exhaustive("jit-gpu", "Explicit", 20))],
+    [("jit", "Auto", 20), ("jit", "", 800), ("jit-gpu", "Explicit", 20)],
 )
 def test_shardings_on_eight_devices(path, kind, least):
     """They pass through a rotation, and nothing moves between devices: see meshes.py."""

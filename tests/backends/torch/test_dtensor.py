@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from support.exhaustive import exhaustive
 from support.programs import HERE, ROOT, environment
 
 torch = pytest.importorskip("torch")
@@ -16,36 +15,25 @@ pytest.importorskip("llvmlite")
 
 EXAMPLES = ("tensor_parallel", "context_parallel")
 CASES = {2: 16, 4: 9}  # how many there are for each number of processes: none may go missing
-SHORT = (
-    *("plain_tensors_do_not_bring_it", "positions_that_every_process_knows", "in_place"),
-    *("positions_that_are_distributed", "keys_sharded_otherwise_than_queries", "other_functions"),
-    *("what_does_not_fit_is_refused", "gradients_of_angles_are_complete"),
-    "gradients_only_where_inputs_need_one",
-)
-"""Cases that the short suite runs, on two processes: those that neither compile nor take long."""
-
-
 # Processes leave cores to each other.
 FEW = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def start(folder, processes, names):
+def start(folder, processes):
     folder.mkdir()
     started = []
     for rank in range(processes):
-        arguments = map(str, (HERE / "dtensor_cases.py", folder, rank, processes, *names))
+        arguments = map(str, (HERE / "dtensor_cases.py", folder, rank, processes))
         options = {"env": environment(**FEW), "cwd": ROOT, "stderr": subprocess.STDOUT}
         with (folder / f"{rank}.log").open("wb") as log:
             started.append(subprocess.Popen([sys.executable, *arguments], stdout=log, **options))
     return started
 
 
-@pytest.mark.parametrize(
-    ("cases", "names"), [({2: len(SHORT)}, SHORT), exhaustive(CASES, ())], ids=["short", "every"]
-)
-def test_cases(cases, names, tmp_path):
+@pytest.mark.exhaustive
+def test_cases(tmp_path):
     # Both at once: most of the time goes into starting processes.
-    worlds = {n: start(tmp_path / str(n), n, names) for n in cases}
+    worlds = {n: start(tmp_path / str(n), n) for n in CASES}
     started = [process for processes in worlds.values() for process in processes]
     try:
         for process in started:
@@ -60,7 +48,7 @@ def test_cases(cases, names, tmp_path):
             ran = json.loads((tmp_path / str(n) / f"{rank}.json").read_text("utf-8"))
             failed = [f"{name}:\n{failure}" for name, failure in ran.items() if failure]
             assert not failed, f"in process {rank} of {n}, {failed[0]}"
-            assert len(ran) == cases[n]
+            assert len(ran) == CASES[n]
 
 
 ABORTED = "terminate called without an active exception"
