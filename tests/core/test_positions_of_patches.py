@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rope_xp import positions
+from rope_xp import RoPE, positions
 
 
 def cells(lines: list[list[float]]) -> list[list[float]]:
@@ -65,3 +65,12 @@ def test_floats_of_other_libraries_are_narrow() -> None:
     result = positions.grid(2, 2, step=0.5, xp=torch)
     assert result.dtype == torch.float32
     assert result.tolist() == positions.grid(2, 2, step=0.5).tolist()
+
+
+def test_eva_02() -> None:
+    """A grid stretched to 16 by 16, as docs/diffusion.md has it."""
+    at = positions.grid(3, 4, step=(16 / 3, 16 / 4))
+    w = 10000.0 ** -(np.arange(8) / 8)
+    angles = np.concatenate([at[0][:, None] * w, at[1][:, None] * w], axis=1)
+    cos, _ = RoPE.axial((16, 16)).cos_sin(at, 32, dtype=np.float64)
+    np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=1e-13)

@@ -162,7 +162,12 @@ def test_the_layer_of_jax_by_the_formula() -> None:
     result, gradients = example["step"](arrays, x, positions)
     weights = {name: w.astype(np.float64) for name, w in arrays.items()}
     assert float(result) == pytest.approx(loss(weights), rel=1e-5)
-    assert all(np.abs(gradients[name]).max() > 0 for name in weights)
+    for name, w in weights.items():
+        direction = rng.standard_normal(w.shape)
+        up, down = (loss(weights | {name: w + step * direction}) for step in (1e-5, -1e-5))
+        slope = float((np.asarray(gradients[name]) * direction).sum())
+        size = float(np.linalg.norm(gradients[name]))
+        assert slope == pytest.approx((up - down) / 2e-5, rel=0, abs=1e-4 * size)
 
 
 def test_the_layer_of_numpy_is_gpt_neox() -> None:

@@ -83,6 +83,16 @@ def test_large_scores_do_not_overflow():
         np.testing.assert_allclose(result[b, :, h], v[b, nearest[b, h], h // 2], **CLOSE)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_the_oldest_standard_with_every_flag_off(name):
+    xp, (function, n, options) = pytest.importorskip("array_api_strict"), CALLS[name]
+    flags = {"boolean_indexing": False, "data_dependent_shapes": False, "enabled_extensions": ()}
+    with xp.ArrayAPIStrictFlags(api_version="2022.12", **flags):
+        masks = {key: xp.asarray(x) if key == "mask" else x for key, x in options.items()}
+        result = function(*map(xp.asarray, build_qkv()[:n]), rope=RoPE(), **masks)
+        assert result.dtype == xp.float32
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from support.exhaustive import exhaustive
 from support.targets import rows
 
 from rope_xp import RopeError
+from rope_xp.papers import encodings
 
 FAR = 2**31 - 1
 every_score = pytest.mark.parametrize("name", SCORES)
@@ -142,6 +143,21 @@ def test_no_tokens(backend, name, size, rng):
     case = Case(rng, size, "float32")
     scores, exact = run(name, case, backend.make), expected(name, case)
     np.testing.assert_array_equal(backend.back(scores), exact.astype(np.float32), strict=True)
+
+
+@every_score
+def test_no_heads(name, rng):
+    case = Case(rng, ((2,), 3, 5, 2, 1, 3), "float64")
+    axes = {"bias": -1, "factors_by_head": -1, "u": 0, "v": 0, "w": 0, "relative_q": 1}
+    for field in ("q", *axes, "relative_k", "position_q", "position_k"):
+        setattr(case, field, np.take(getattr(case, field), [], axis=axes.get(field, -2)))
+    assert run(name, case).shape == (2, 0, 3, 5)
+
+
+def test_shaw_of_the_other_byte_order(rng):
+    q, k, p = (rng.standard_normal(shape) for shape in ((5, 2, 3), (5, 2, 3), (5, 3)))
+    swapped = encodings.shaw(q, k.astype(">f8"), p.astype(">f8"))
+    np.testing.assert_array_equal(swapped, encodings.shaw(q, k, p))
 
 
 @every_score

@@ -1,5 +1,6 @@
 """docs/examples/train_tiny.py: what it trains on, that it learns, and its twin in jax."""
 
+import json
 import math
 
 import numpy as np
@@ -93,3 +94,23 @@ def test_it_learns_and_jax_gives_its_logits(attention, encoding, tensors):
             arrays = {name: jax.numpy.asarray(w.numpy()) for name, w in tensor_weights.items()}
             twin = train_tiny_jax.logits(config, arrays, jax.numpy.asarray(tokens.numpy()))
             np.testing.assert_allclose(np.asarray(twin), logits, rtol=0, atol=atol, strict=True)
+
+
+@pytest.mark.exhaustive
+def test_commands_write_and_read_results(tmp_path, capsys, monkeypatch, tensors):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jax")
+    import train_tiny_jax
+
+    monkeypatch.setattr(train_tiny, "text", lambda: tuple(x.numpy() for x in tensors))
+    files = {"--out": tmp_path / "c.png", "--json": tmp_path / "r", "--save": tmp_path / "w.npz"}
+    options = ["--steps", "2", "--seeds", "0", "5", "--attention", "linear", "--encodings", "rope"]
+    train_tiny.main([*options, *(str(x) for option in files.items() for x in option)])
+    assert files["--out"].read_bytes().startswith(b"\x89PNG")
+    results = json.loads(files["--json"].read_text("utf-8"))
+    assert [run["seed"] for run in results["runs"]] == [0, 5]
+    capsys.readouterr()
+    train_tiny_jax.main(files["--save"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [["linear", "rope", "0"], ["linear", "rope", "5"]]
+    assert all(0 < float(row[-1]) < 1e-5 for row in rows)

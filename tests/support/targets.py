@@ -56,9 +56,10 @@ def _fetch_mlx(x: Any) -> np.ndarray:
 
 def _list_mlx_floats() -> tuple[str, ...]:
     """Leave out float64, whose constants mlx before 0.32.4 rounds to float32."""
-    if importlib.util.find_spec("mlx") and importlib.metadata.version("mlx") < "0.32.4":
-        return tuple(name for name in ALL_FLOATS if name != "float64")
-    return ALL_FLOATS
+    if importlib.util.find_spec("mlx") is None:
+        return ALL_FLOATS
+    version = [int(n) for n in importlib.metadata.version("mlx").split(".")[:3]]
+    return tuple(n for n in ALL_FLOATS if n != "float64" or version >= [0, 32, 4])
 
 
 def _put_read_only(x: np.ndarray) -> np.ndarray:
