@@ -9,6 +9,7 @@
 from rope_xp import scaling
 from rope_xp._core.caches import clear_caches
 from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
+from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch import libraries as _libraries  # noqa: F401  # fills the table of find
 from rope_xp._dispatch.choose import Explanation, use_path
 from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
@@ -24,6 +25,7 @@ __all__ = [
     "Choice",
     "Explanation",
     "MissingBackendError",
+    "QKNorm",
     "RoPE",
     "RopeConfigError",
     "RopeError",

@@ -6,6 +6,7 @@ from rope_xp._arguments import fields, learned, parse, parse_tables
 from rope_xp._core import numbers
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.errors import RopeError
+from rope_xp._core.norm import QKNorm
 from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.choose import Explanation
@@ -53,13 +54,14 @@ def apply(
     axes: str | None = None,
     k_positions: Positions = None,
     out: tuple[ArrayT, ArrayT] | None = None,
+    norm: QKNorm | None = None,
     **options: Any,
 ) -> tuple[ArrayT, ArrayT]:
     """Rotate queries and keys by their positions. See :meth:`RoPE.apply`.
 
     Parameters
     ----------
-    q, k, positions, axes, k_positions, out
+    q, k, positions, axes, k_positions, out, norm
         See :meth:`RoPE.apply`.
     rope : RoPE, optional
         Default ``RoPE()``.
@@ -77,7 +79,7 @@ def apply(
     >>> q_rotated, k_rotated = rope_xp.apply(q, k, 1000 + np.arange(4), layout="half", base=5e5)
     """
     return _resolve_rope(rope, options, q).apply(
-        q, k, positions, axes=axes, k_positions=k_positions, out=out
+        q, k, positions, axes=axes, k_positions=k_positions, out=out, norm=norm
     )
 
 
@@ -188,6 +190,7 @@ def explain(
     axes: str | None = None,
     k_positions: Positions = None,
     out: tuple[ArrayT, ArrayT] | None = None,
+    norm: QKNorm | None = None,
     **options: Any,
 ) -> Explanation:
     """Return the path that :func:`apply` takes for these arguments, and why others decline.
@@ -203,7 +206,7 @@ def explain(
     'numpy'
     """
     rope = _resolve_rope(rope, options, q)
-    return choose.explain(parse.apply(rope, q, k, positions, axes, k_positions, out))
+    return choose.explain(parse.apply(rope, q, k, positions, axes, k_positions, out, norm))
 
 
 def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "half"]) -> ArrayT:

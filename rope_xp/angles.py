@@ -13,6 +13,7 @@ from rope_xp._arguments.axes import parse_axes
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
 from rope_xp._core.library import TREES, Rope
+from rope_xp._core.norm import QKNorm, read_norm
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache
@@ -66,6 +67,7 @@ class Angles:
         *,
         axes: str | None = None,
         out: tuple[ArrayT, ArrayT] | None = None,
+        norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :meth:`rope_xp.RoPE.apply`.
 
@@ -82,13 +84,21 @@ class Angles:
         """
         rope, tables = self.rope, (self.cos, self.sin)
         arrays = q, k
-        signature = call_cache.signature((Angles, rope), arrays, None, axes, out, False, tables)
+        context = Angles, rope
+        signature = call_cache.signature(context, arrays, None, axes, out, False, tables, norm)
         rotated_q, rotated_k = call_cache.run(
-            signature, parse_tables.rotate, rope, arrays, *tables, axes, out, False
+            signature, parse_tables.rotate, rope, arrays, *tables, axes, out, False, norm
         )
         return rotated_q, rotated_k
 
-    def rotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
+    def rotate(
+        self,
+        x: ArrayT,
+        *,
+        axes: str | None = None,
+        out: ArrayT | None = None,
+        norm: tuple[ArrayT, float] | QKNorm | None = None,
+    ) -> ArrayT:
         """Rotate one array. See :meth:`rope_xp.RoPE.rotate`.
 
         Examples
@@ -99,7 +109,7 @@ class Angles:
         >>> rope_xp.RoPE().at([1], like=x).rotate(x, axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return self._rotate_one(x, (self.cos, self.sin), axes, out, False)
+        return self._rotate_one(x, (self.cos, self.sin), axes, out, False, norm)
 
     def unrotate(self, x: ArrayT, *, axes: str | None = None, out: ArrayT | None = None) -> ArrayT:
         """Undo :meth:`rotate`.
@@ -120,12 +130,19 @@ class Angles:
         return self._rotate_one(x, tables, axes, out, True)
 
     def _rotate_one(
-        self, x: ArrayT, tables: CosSinPair, axes: str | None, out: ArrayT | None, inverse: bool
+        self,
+        x: ArrayT,
+        tables: CosSinPair,
+        axes: str | None,
+        out: ArrayT | None,
+        inverse: bool,
+        norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
-        rope, arrays, outs = self.rope, (x,), None if out is None else (out,)
-        signature = call_cache.signature((Angles, rope), arrays, None, axes, outs, inverse, tables)
+        rope, norm, outs = self.rope, read_norm(norm), None if out is None else (out,)
+        context = Angles, rope
+        signature = call_cache.signature(context, (x,), None, axes, outs, inverse, tables, norm)
         return call_cache.run(  # type: ignore[no-any-return]  # same kind as x
-            signature, parse_tables.rotate, rope, arrays, *tables, axes, out, inverse
+            signature, parse_tables.rotate, rope, (x,), *tables, axes, out, inverse, norm
         )[0]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rope_xp._arguments import fields, parse, parse_tables
 from rope_xp._arguments.slots import move_slots
+from rope_xp._core.norm import QKNorm, read_norm
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache, choose
 from rope_xp._frequencies import RopeFields
@@ -68,6 +69,7 @@ class RoPE(RopeFields):
         axes: str | None = None,
         k_positions: Positions = None,
         out: tuple[ArrayT, ArrayT] | None = None,
+        norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys by their positions.
 
@@ -95,6 +97,8 @@ class RoPE(RopeFields):
             Positions of k, if they differ from those of q.
         out : (array, array), optional
             Arrays for the two results. ``out=(q, k)`` rotates in place. Not for jax.
+        norm : QKNorm, optional
+            RMSNorm of q and k before the rotation, in the same pass over memory.
 
         Returns
         -------
@@ -120,9 +124,10 @@ class RoPE(RopeFields):
         """
         signature = None
         if k_positions is None:
-            signature = call_cache.signature(self, (q, k), positions, axes, out, False)
+            arrays = q, k
+            signature = call_cache.signature(self, arrays, positions, axes, out, False, None, norm)
         rotated_q, rotated_k = call_cache.run(
-            signature, parse.apply, self, q, k, positions, axes, k_positions, out
+            signature, parse.apply, self, q, k, positions, axes, k_positions, out, norm
         )
         return rotated_q, rotated_k
 
@@ -133,6 +138,7 @@ class RoPE(RopeFields):
         *,
         axes: str | None = None,
         out: ArrayT | None = None,
+        norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
         """Rotate one array.
 
@@ -140,6 +146,8 @@ class RoPE(RopeFields):
         ----------
         x, positions, axes, out
             See :meth:`apply`; ``out=x`` rotates in place.
+        norm : (array, float) or QKNorm, optional
+            Weight and eps of an RMSNorm, or a QKNorm, of which ``q_weight`` is that of x.
 
         Returns
         -------
@@ -153,7 +161,7 @@ class RoPE(RopeFields):
         >>> rope_xp.RoPE().rotate(x, [1], axes="sd").round(4).tolist()
         [[0.5403, 0.8415]]
         """
-        return self._rotate_one(x, positions, axes, out, False)
+        return self._rotate_one(x, positions, axes, out, False, norm)
 
     def unrotate(
         self,
@@ -187,11 +195,18 @@ class RoPE(RopeFields):
         return self._rotate_one(x, positions, axes, out, True)
 
     def _rotate_one(
-        self, x: ArrayT, positions: Positions, axes: str | None, out: ArrayT | None, inverse: bool
+        self,
+        x: ArrayT,
+        positions: Positions,
+        axes: str | None,
+        out: ArrayT | None,
+        inverse: bool,
+        norm: tuple[ArrayT, float] | QKNorm | None = None,
     ) -> ArrayT:
-        outs = None if out is None else (out,)
-        signature = call_cache.signature(self, (x,), positions, axes, outs, inverse)
-        return call_cache.run(signature, parse.rotate, self, x, positions, axes, out, inverse)[0]  # type: ignore[no-any-return]  # same kind as x
+        norm, outs = read_norm(norm), None if out is None else (out,)
+        signature = call_cache.signature(self, (x,), positions, axes, outs, inverse, None, norm)
+        options = positions, axes, out, inverse, norm
+        return call_cache.run(signature, parse.rotate, self, x, *options)[0]  # type: ignore[no-any-return]  # same kind as x
 
     def rerotate(
         self,

@@ -5,6 +5,7 @@ from typing import Any
 from rope_xp._arguments import messages
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import MemorySpan, get_span, have_overlap, overlaps_itself
+from rope_xp._core.norm import QKNorm
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -14,11 +15,15 @@ _LABELS = (("out",), ("out[0]", "out[1]"))
 
 
 def check_out(
-    backend: Backend, arrays: tuple[Array, ...], out: Any, tables: tuple[Array, ...] = ()
+    backend: Backend,
+    arrays: tuple[Array, ...],
+    out: Any,
+    tables: tuple[Array, ...] = (),
+    norm: QKNorm | None = None,
 ) -> tuple[Array, ...] | None:
     """Return out as a tuple, one array for each of ``arrays`` (x, or q and k); None as it is.
 
-    It must not overlap cos and sin, ``tables``, either.
+    It must not overlap cos and sin, ``tables``, or weights either.
     """
     if out is None:
         return None
@@ -34,7 +39,8 @@ def check_out(
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
-    named = zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)
+    named = [*zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)]
+    named += [] if norm is None else norm.list_weights(len(arrays))
     inputs = [(name, get_span(backend.memory(x))) for name, x in named]
     for i, output in enumerate(outputs):
         if output is None:

@@ -7,6 +7,7 @@ import numpy as np
 from rope_xp._arguments import messages
 from rope_xp._arguments.axes import check_fit, parse_axes
 from rope_xp._arguments.fields import slice_of
+from rope_xp._arguments.norm import check_norm
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_components, check_positions_shape, resolve_positions
 from rope_xp._core.call import (
@@ -75,7 +76,14 @@ def check_pair(
 
 
 def apply(
-    rope: Rope, q: Array, k: Array, positions: Any, axes: str | None, k_positions: Any, out: Any
+    rope: Rope,
+    q: Array,
+    k: Array,
+    positions: Any,
+    axes: str | None,
+    k_positions: Any,
+    out: Any,
+    norm: Any,
 ) -> Call:
     """Return the call that rotates q and k."""
     has_k_positions = k_positions is not None
@@ -87,19 +95,24 @@ def apply(
         named = (k_positions, "k_positions") if has_k_positions else (positions, "positions")
         k_key = TableKey(rope, k.shape[-1], inverse=False, double=k_double)
         angles.append(_lookup(backend, k_key, k, where, *named))
-    out = check_out(backend, (q, k), out)
+    norm = check_norm(backend, (q, k), where, slice_[0], norm)
+    out = check_out(backend, (q, k), out, norm=norm)
     spec = RotationSpec(where, rope.layout, *slice_, inverse=False)
-    return Call(backend, (q, k), tuple(angles), out, spec)
+    return Call(backend, (q, k), tuple(angles), out, spec, norm)
 
 
-def rotate(rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool) -> Call:
+def rotate(
+    rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool, norm: Any
+) -> Call:
     """Return the call that rotates x."""
     backend, where, double = check_array(x, axes)
     slice_ = slice_of(rope, x.shape[-1])
     table_key = TableKey(rope, x.shape[-1], inverse, double)
     angles = _lookup(backend, table_key, x, where, positions, "positions")
-    out = check_out(backend, (x,), out)
-    return Call(backend, (x,), (angles,), out, RotationSpec(where, rope.layout, *slice_, inverse))
+    norm = check_norm(backend, (x,), where, slice_[0], norm)
+    out = check_out(backend, (x,), out, norm=norm)
+    spec = RotationSpec(where, rope.layout, *slice_, inverse)
+    return Call(backend, (x,), (angles,), out, spec, norm)
 
 
 def rerotate(

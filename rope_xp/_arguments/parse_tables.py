@@ -6,6 +6,7 @@ import numpy as np
 
 from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.fields import resolve_slice, slice_of
+from rope_xp._arguments.norm import check_norm
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_broadcast
 from rope_xp._arguments.table_forms import check_one_per_pair, hint_one_column
@@ -50,6 +51,7 @@ def rotate(
     axes: str | None,
     out: Any,
     inverse: bool,
+    norm: Any,
 ) -> Call:
     """Return the call that rotates x, or q and k, by the tables of Angles."""
     x, name = arrays[0], "x" if len(arrays) == 1 else "q"
@@ -71,8 +73,9 @@ def rotate(
         )
         raise RopeError(msg)
     spec = RotationSpec(where, rope.layout, r, offset, inverse)
-    out = check_out(backend, arrays, out, tables)
-    return Call(backend, arrays, _cast(backend, tables, doubles), out, spec)
+    norm = check_norm(backend, arrays, where, r, norm)
+    out = check_out(backend, arrays, out, tables, norm)
+    return Call(backend, arrays, _cast(backend, tables, doubles), out, spec, norm)
 
 
 def check_rope_tables(rope: Rope, cos: Any, sin: Any) -> None:

@@ -21,6 +21,8 @@ class Path:
     """The name in ``use_path`` and ``explain``."""
     makes_tables = False
     """Whether it computes cos and sin faster than the library's own operations do."""
+    normalizes = False
+    """Whether it takes calls with a norm."""
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Return why the path does not take the call, or None. It must not import or build.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, CosSin, PositionRange, RelativeAngles, TableLookup
 from rope_xp._core.library import DigitTables
+from rope_xp._core.norm import QKNorm
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
@@ -34,11 +35,14 @@ class CallSignature(NamedTuple):
     position_range: PositionRange | None
     """The range of positions; None for cos and sin."""
     out: Arrays | None
+    weights: Arrays = ()
+    """Of the norm."""
 
 
 Launch: TypeAlias = Callable[[Arrays, Arrays | None, Arrays, DigitTables | None], Arrays | None]
-"""``launch(arrays, out, angle_inputs, tables)`` returns the results of calls of one signature, or
-None, before it writes anything, to leave a call to the slow path."""
+"""``launch(arrays, out, inputs, tables)`` returns the results of calls of one signature, or None,
+before it writes anything, to leave a call to the slow path. Inputs are weights, then angle inputs.
+"""
 
 CALLS = BoundedCache(f"{__name__}.CALLS", 512)
 
@@ -54,7 +58,7 @@ class CachedCall:
 
     def __call__(self, signature: CallSignature) -> Arrays | None:
         """Return results, None where the slow path must run."""
-        _, arrays, angle_inputs, _, out = signature
+        _, arrays, angle_inputs, _, out, weights = signature
         tables = None
         if self.tables is not None:
             tables = self.tables()
@@ -62,12 +66,12 @@ class CachedCall:
                 return None
         if out is not None:
             inputs = [x for x, y in zip(arrays, out, strict=True) if x is not y]
-            inputs += angle_inputs if tables is None else ()
+            inputs += weights + (angle_inputs if tables is None else ())
             for i, y in enumerate(out):
                 for other in (*out[:i], *inputs):
                     if other is y or not self.are_disjoint(other, y):
                         return None
-        return self.launch(arrays, out, angle_inputs, tables)
+        return self.launch(arrays, out, weights + angle_inputs, tables)
 
 
 def signature(
@@ -78,6 +82,7 @@ def signature(
     out: Any,
     inverse: bool,
     tables: tuple[Array, Array] | None = None,
+    norm: Any = None,
 ) -> CallSignature | None:
     """Return the signature of a call, None if it cannot be cached.
 
@@ -87,7 +92,32 @@ def signature(
     if backend is None:
         return None
     context = rope, axes, inverse, choose.choice.name, len(arrays)
+    if norm is not None:
+        return _sign_norm(backend, context, arrays, positions, out, tables, norm)
     return backend.signature(context, arrays, positions, out, tables)  # type: ignore[no-any-return]  # as above
+
+
+def _sign_norm(
+    backend: Any,
+    context: Hashable,
+    arrays: Arrays,
+    positions: Any,
+    out: Any,
+    tables: Arrays | None,
+    norm: Any,
+) -> CallSignature | None:
+    """Return the signature of a call with a norm, whose weights are described as arrays are."""
+    if type(norm) is not QKNorm or type(out) not in (tuple, type(None)):
+        return None
+    n, q_weight, k_weight = len(arrays), norm.q_weight, norm.k_weight
+    weights = tuple([w for w in (q_weight, k_weight)[:n] if w is not None])
+    context = context, norm.eps, norm.offset, norm.round_between, q_weight is None
+    outs = None if out is None else out + weights
+    signature = backend.signature(context, arrays + weights, positions, outs, tables)
+    if signature is None:
+        return None
+    key, _, angle_inputs, position_range, *_ = signature
+    return CallSignature(key, arrays, angle_inputs, position_range, out, weights)
 
 
 def run(
@@ -130,7 +160,7 @@ def specialize(
 
 def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
     """Return a launch that runs a path on calls like a checked one."""
-    backend, spec, source = call.backend, call.spec, call.angles[0]
+    backend, spec, norm, source = call.backend, call.spec, call.norm, call.angles[0]
     has_lookup, has_components = isinstance(source, TableLookup), False
     fields: tuple[Any, ...] = ()
     if isinstance(source, TableLookup):
@@ -140,6 +170,11 @@ def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
     def launch(
         arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, tables: DigitTables | None
     ) -> Any:
+        new_norm = norm
+        if norm is not None:
+            n = len(norm.list_weights(len(arrays)))
+            weights, angle_inputs = angle_inputs[:n], angle_inputs[n:]
+            new_norm = norm.with_weights(weights)
         angles: CosSin | TableLookup
         if not has_lookup:
             angles = CosSin(*angle_inputs)
@@ -148,7 +183,7 @@ def _replay(call: Call, run_path: Callable[[Call], Arrays]) -> Launch:
                 angle_inputs = tuple([row[..., None] for row in angle_inputs])
             angles = TableLookup(tables, *(*angle_inputs, None, None)[:2], *fields)  # type: ignore[arg-type]  # as a lookup has them
         try:
-            return run_path(Call(backend, arrays, (angles,), out, spec))
+            return run_path(Call(backend, arrays, (angles,), out, spec, new_norm))
         except PathUnavailable:
             return None
 

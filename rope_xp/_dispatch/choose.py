@@ -103,12 +103,18 @@ def run_on_path(call: Call) -> tuple[Path | None, tuple[Array, ...]]:
         except PathUnavailable as reason:
             raise _decline_error(name, reason) from reason
     for path in call.backend.paths if name is None else ():
-        if path.decline_reason(call, forced=False) is None:
+        if _decline_reason(path, call, forced=False) is None:
             try:
                 return path, path.run(call)
             except PathUnavailable:
                 continue
     return None, portable.run(call)
+
+
+def _decline_reason(path: Path, call: Call, *, forced: bool) -> str | None:
+    if call.norm is not None and not path.normalizes:
+        return "it does not normalize"
+    return path.decline_reason(call, forced=forced)
 
 
 def _get_forced(call: Call) -> str | None:
@@ -132,7 +138,7 @@ def _require_path(call: Call, name: str) -> Path:
     path: Path
     for path in call.backend.paths:
         if path.name == name:
-            reason = path.decline_reason(call, forced=True)
+            reason = _decline_reason(path, call, forced=True)
             if reason is None:
                 return path
             raise _decline_error(name, reason)
@@ -182,7 +188,7 @@ def explain(call: Call) -> Explanation:
         return Explanation(backend.name, name, (), forced=True)
     declined: list[tuple[str, str]] = []
     for path in backend.paths:
-        reason = path.decline_reason(call, forced=False)
+        reason = _decline_reason(path, call, forced=False)
         if reason is None:
             return Explanation(backend.name, path.name, tuple(declined), forced=False)
         declined.append((path.name, reason))

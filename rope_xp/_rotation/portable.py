@@ -21,7 +21,7 @@ from rope_xp._core.call import (
     get_interleaved,
 )
 from rope_xp._core.typing import Array, Namespace
-from rope_xp._rotation import angles
+from rope_xp._rotation import angles, norm
 
 NAME = "portable"
 
@@ -83,7 +83,11 @@ def run(call: Call, rotate: Callable[..., Array] = rotate) -> tuple[Array, ...]:
     xp, results = call.backend.xp, []
     for arrays, _, source in call.groups(one_dtype=False):
         cos, sin = (align(xp, table, call.spec.axes) for table in cos_sin(call, source))
-        results += [rotate(xp, x, cos, sin, call.spec) for x in arrays]
+        if call.norm is None:
+            results += [rotate(xp, x, cos, sin, call.spec) for x in arrays]
+        else:
+            indices = range(len(results), len(results) + len(arrays))
+            results += [norm.rotate(call, call.norm, i, cos, sin, rotate) for i in indices]
     if call.out is None:
         return tuple(results)
     for out, result in zip(call.out, results, strict=True):

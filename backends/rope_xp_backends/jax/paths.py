@@ -26,7 +26,7 @@ from rope_xp._rotation import portable
 _LOOKUP = ["device", "tokens", "position_range", "components"]
 _DROPPED: Any = ["table_key", ("table_key",)]  # jax < 0.10 takes each item for a set of names
 for kind, arrays, plain, dropped in (
-    (Call, ["arrays", "angles", "out"], ["backend", "spec"], []),
+    (Call, ["arrays", "angles", "out", "norm"], ["backend", "spec"], []),
     (TableLookup, ["tables", "whole", "part"], _LOOKUP, _DROPPED),
     (DigitTables, [*DigitTables.__match_args__], [], []),
     (CosSin, ["cos", "sin"], [], []),
@@ -40,6 +40,7 @@ class Jit(Path):
     """The portable path, compiled."""
 
     name = "jit"
+    normalizes = True
 
     def __init__(self, **options: Any) -> None:
         run = partial(portable.run, **options)

@@ -1,0 +1,36 @@
+"""Check that a norm fits the arrays of a call."""
+
+from typing import Any
+
+from rope_xp._arguments import messages
+from rope_xp._core.call import Axes
+from rope_xp._core.errors import RopeError
+from rope_xp._core.norm import QKNorm
+from rope_xp._core.typing import Array
+from rope_xp._dispatch import find
+from rope_xp._dispatch.backend import Backend
+
+
+def check_norm(
+    backend: Backend, arrays: tuple[Array, ...], axes: Axes, rotary_dim: int, norm: Any
+) -> QKNorm | None:
+    """Return the norm of x, or of q and k, whose weights fit them."""
+    if norm is None:
+        return None
+    if not isinstance(norm, QKNorm):
+        msg = f"norm must be a rope_xp.QKNorm; got {type(norm).__name__}"
+        raise TypeError(msg)
+    for name, weight in norm.list_weights(len(arrays)):
+        x = arrays[name == "norm.k_weight"]
+        owner = find.require_backend(weight, name)
+        if owner is not backend:
+            raise messages.different_libraries("q", backend, name, owner)
+        messages.check_float(backend, name, weight)
+        messages.check_same_device(backend, "q", x, name, weight)
+        heads = () if axes.heads is None else (x.shape[axes.heads],)
+        shapes = [(*lead, n) for n in (x.shape[-1], rotary_dim) for lead in ((), heads)]
+        if tuple(weight.shape) not in shapes:
+            fitting = " or ".join(map(str, dict.fromkeys(shapes)))
+            msg = f"{name} has shape {tuple(weight.shape)}; it must be {fitting}"
+            raise RopeError(msg)
+    return norm

@@ -1,0 +1,85 @@
+"""QKNorm: RMSNorm of queries and keys before their rotation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rope_xp._core import numbers
+from rope_xp._core.library import TREES
+
+
+@dataclass(frozen=True, eq=False)
+class QKNorm:
+    """RMSNorm of each head before its rotation: ``x / sqrt(mean(x**2) + eps) * (weight + offset)``.
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467, eq. 4), computed
+    in float32, for float64 in float64, and rounded once, after the rotation. In jax it is a pytree.
+
+    Parameters
+    ----------
+    q_weight, k_weight : array, (head_dim,) or (heads, head_dim), optional
+        Of the library and device of q and k. A last axis of ``rotary_dim`` normalizes the rotated
+        slice alone. None: no weight.
+    eps : float, default 1e-6
+        Added to the mean of squares. Positive.
+    offset : float, default 0.0
+        Added to weights: 1.0 for Gemma.
+    round_between : bool, default False
+        Whether to round to the dtype of q and k before the rotation too, as Hugging Face's modules
+        do. No kernel does that, so it is slower.
+
+    Raises
+    ------
+    RopeError, TypeError
+        If a number is out of range or of the wrong type.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_xp
+    >>> q, k = np.ones((1, 5, 8, 64), np.float32), np.ones((1, 5, 2, 64), np.float32)
+    >>> norm = rope_xp.QKNorm(np.ones(64, np.float32), np.full(64, 2.0, np.float32))
+    >>> q_rotated, k_rotated = rope_xp.apply(q, k, layout="half", norm=norm)
+    """
+
+    q_weight: Any = None
+    k_weight: Any = None
+    eps: float = 1e-6
+    offset: float = 0.0
+    round_between: bool = False
+
+    def __post_init__(self) -> None:
+        numbers.check_positive("eps", self.eps)
+        numbers.check_not_negative("offset", self.offset)
+        if not isinstance(self.round_between, bool):
+            msg = f"round_between must be True or False; got {self.round_between!r}"
+            raise TypeError(msg)
+
+    @property
+    def weights(self) -> tuple[Any, Any]:
+        """The weights of q and k."""
+        return self.q_weight, self.k_weight
+
+    def list_weights(self, count: int) -> list[tuple[str, Any]]:
+        """Return the weights of one array or two that are given, with their names."""
+        named = zip(("norm.q_weight", "norm.k_weight")[:count], self.weights, strict=False)
+        return [(name, weight) for name, weight in named if weight is not None]
+
+    def with_weights(self, weights: Sequence[Any]) -> "QKNorm":
+        """Return a norm with other weights in place of those that are given."""
+        new = iter(weights)
+        return replace(
+            self,
+            q_weight=None if self.q_weight is None else next(new),
+            k_weight=None if self.k_weight is None else next(new, None),
+        )
+
+
+def read_norm(norm: Any) -> Any:
+    """Return a norm (weight, eps) of one array as a QKNorm."""
+    if type(norm) is tuple and len(norm) == 2:
+        return QKNorm(norm[0], eps=norm[1])
+    return norm
+
+
+TREES.append((QKNorm, ("q_weight", "k_weight"), ("eps", "offset", "round_between")))

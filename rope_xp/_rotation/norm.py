@@ -1,0 +1,84 @@
+"""RMSNorm of heads before their rotation (Zhang and Sennrich, arXiv 1910.07467, eq. 4).
+
+    x * w * f, where w = weight + offset and f = 1 / sqrt(mean(x**2) + eps)
+
+A rotation is linear, so the factor f of a row is multiplied last: kernels rotate while they sum
+squares. These are summed in lanes, component i of each part of a row in lane i % LANES, and lanes
+in a tree. So numpy, torch and kernels have the same bits; compilers sum in an order of their own.
+"""
+
+from collections.abc import Callable
+
+from rope_xp._core.call import Axes, Call, RotationSpec, get_interleaved
+from rope_xp._core.norm import QKNorm
+from rope_xp._core.typing import Array, Namespace
+
+LANES = 16
+
+
+def rotate(
+    call: Call, norm: QKNorm, i: int, cos: Array, sin: Array, rotate_array: Callable[..., Array]
+) -> Array:
+    """Return array i of a call, normalized and rotated by ``rotate_array``."""
+    xp, spec, x = call.backend.xp, call.spec, call.arrays[i]
+    first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
+    weight, y = norm.weights[i], x
+    over_slice = weight is not None and weight.shape[-1] != x.shape[-1]
+    if over_slice:
+        y, spec = x[..., first:end], spec._replace(rotary_offset=0)
+    y = xp.astype(y, cos.dtype, copy=False)
+    if weight is not None:
+        weight = align_weight(xp, xp.astype(weight, cos.dtype, copy=False), spec.axes) + norm.offset
+    # 1 / count, as torch divides by a number in its own way.
+    mean = _sum_squares(call, y, spec) * (1.0 / y.shape[-1])
+    if norm.round_between:  # for the bits of other modules, which sum like this
+        mean = xp.mean(y * y, axis=-1, keepdims=True)
+    # torch.sqrt is off by an ulp on CPUs, torch.rsqrt is not.
+    factor = xp.rsqrt(mean + norm.eps) if hasattr(xp, "rsqrt") else 1.0 / xp.sqrt(mean + norm.eps)
+    if not norm.round_between:
+        y = rotate_array(xp, y if weight is None else y * weight, cos, sin, spec) * factor
+    else:
+        y = y * factor
+        if not norm.offset:
+            y = xp.astype(xp.astype(y, x.dtype), cos.dtype)
+        y = y if weight is None else y * weight
+        y = rotate_array(xp, xp.astype(y, x.dtype), cos, sin, spec)
+    y = xp.astype(y, x.dtype, copy=False)
+    return xp.concat([x[..., :first], y, x[..., end:]], axis=-1) if over_slice else y
+
+
+def align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
+    """Return a weight (n,) or (heads, n) with axes that broadcast against an array."""
+    if len(weight.shape) == 1:
+        return weight
+    shape = [1] * len(axes.names)
+    shape[axes.heads or 0], shape[-1] = weight.shape
+    return xp.reshape(weight, tuple(shape))
+
+
+def _sum_squares(call: Call, y: Array, spec: RotationSpec) -> Array:
+    """Return sums (..., 1) of squares of rows, whose parts are halves of pairs, and the rest."""
+    xp, squares = call.backend.xp, y * y
+    if call.backend.is_compiling():
+        return xp.sum(squares, axis=-1, keepdims=True)
+    first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
+    middle = first + spec.rotary_dim // 2
+    halves = squares[..., first:middle], squares[..., middle:end]
+    if get_interleaved(spec)[0]:
+        halves = squares[..., first:end:2], squares[..., first + 1 : end : 2]
+    rest = [part for part in (squares[..., :first], squares[..., end:]) if part.shape[-1]]
+    lanes = [_sum_in_lanes(xp, part) for part in (*halves, *rest)]
+    total, width = sum(lanes[1:], lanes[0]), LANES
+    while width > 1:
+        width //= 2
+        total = total[..., :width] + total[..., width:]
+    return total
+
+
+def _sum_in_lanes(xp: Namespace, part: Array) -> Array:
+    n = part.shape[-1]
+    if n % LANES:
+        zeros = xp.zeros_like(part[..., :1])
+        part = xp.concat([part, *[zeros] * (-n % LANES)], axis=-1)
+    lanes = [part[..., i : i + LANES] for i in range(0, n, LANES)]
+    return sum(lanes[1:], lanes[0])
