@@ -17,10 +17,16 @@ from .pairs import build_rotation
 from .plan import FIELDS, KernelKey
 
 NAME = "rotate"
-ARGUMENTS = ("params", "q", "q_out", "k", "k_out", "a", "b", "stream", "start", "stop")
 ALLOCATE, FREE = "rope_xp_allocate", "rope_xp_free"
 """Functions of the process, as malloc and free."""
 _NO_MEMORY = 1
+
+
+def list_arguments(key: KernelKey) -> tuple[str, ...]:
+    """Return the names of a kernel's arguments."""
+    weights = ("q_weight", "k_weight") if key.norm and key.norm.weight else ()
+    addresses = "q", "q_out", "k", "k_out", *weights, "a", "b"
+    return "params", *addresses, "stream", "start", "stop"
 
 
 class Block(NamedTuple):
@@ -45,9 +51,9 @@ class Block(NamedTuple):
 #     return 0;
 # }
 def build_ir(key: KernelKey) -> ir.Module:
-    """Return the code of a kernel: one function of the integers in ARGUMENTS.
+    """Return the code of a kernel: one function of these integers.
 
-    ``params`` is the address of the row of a plan, the next six are addresses of elements.
+    ``params`` is the address of the row of a plan, the next ones are addresses of elements.
     ``stream`` writes results past the caches. Rows are batch * tokens. The function returns 0, or 1
     if it cannot allocate scratch.
     """
@@ -55,9 +61,11 @@ def build_ir(key: KernelKey) -> ir.Module:
     allocate = ir.Function(module, ir.FunctionType(I64, [I64]), ALLOCATE)
     free = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64]), FREE)
     rotate_q, rotate_k = (build_rotation(module, key, name) for name in "qk")
-    function = ir.Function(module, ir.FunctionType(I64, [I64] * len(ARGUMENTS)), NAME)
+    function = ir.Function(module, ir.FunctionType(I64, [I64] * len(list_arguments(key))), NAME)
     builder = ir.IRBuilder(function.append_basic_block())
-    plan, q, q_out, k, k_out, a, b, stream, start, stop = (Int(builder, v) for v in function.args)
+    arguments = [Int(builder, v) for v in function.args]
+    plan, q, q_out, k, k_out, *weights, a, b, stream, start, stop = arguments
+    q_weight, k_weight = weights or (plan, plan)  # unused
     params = load_params(plan)
     inputs = a + params["a_skip"], b + params["b_skip"]
     # Scratch: cos and sin of a block, those of one component, and a row of x.
@@ -82,9 +90,12 @@ def build_ir(key: KernelKey) -> ir.Module:
                 _look_up(plan, block, of_component)
             with from_inputs:
                 _copy_cos_sin(block)
-        for name, rotation, x, y in (("q", rotate_q, q, q_out), ("k", rotate_k, k, k_out)):
+        for name, rotation, x, y, weight in (
+            ("q", rotate_q, q, q_out, q_weight),
+            ("k", rotate_k, k, k_out, k_weight),
+        ):
             with builder.if_then(params[f"{name}_heads"].is_(">", 0)):
-                arguments = (plan, x, y, *place, stream, *cos_sin, spare)
+                arguments = [plan, x, y, *place, stream, *cos_sin, spare, weight]
                 builder.call(rotation, [argument.value for argument in arguments])
     builder.call(free, [scratch.value])
     with builder.if_then(stream.is_nonzero()):

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from rope_xp._core.call import Call, get_interleaved
+from rope_xp._core.call import Call, RotationSpec, get_interleaved
+from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.kernels import Kernels
 
 from . import threads as pool
-from .plan import CpuPlan, KernelKey
+from .plan import CpuPlan, KernelKey, NormKey
 
 BYTES_A_THREAD = 1 << 21
 """Waking a second thread takes as long as rotating this many bytes."""
 BYTES_TO_STREAM = 1 << 25
 """Larger results leave the last cache before they are read, and are written past it."""
+MAX_NORM = 1024
+"""Components of a row, of which all are in one block of code."""
 
 _OUT_OF_MEMORY = "out of memory: cannot allocate scratch for cos and sin"
 Kernel: TypeAlias = Callable[..., int]
@@ -38,8 +41,50 @@ if importlib.util.find_spec("llvmlite") is None:
 
 def get_kernel_keys(call: Call) -> list[KernelKey]:
     """Return the keys of the kernels that rotate the arrays of a call."""
-    interleaved = get_interleaved(call.spec)
-    return [KernelKey(call.backend.dtype_name(x), *interleaved) for x in call.arrays]
+    interleaved, spec, norm = get_interleaved(call.spec), call.spec, call.norm
+    keys = [KernelKey(call.backend.dtype_name(x), *interleaved) for x in call.arrays]
+    if norm is None:
+        return keys
+    weights = ["" if w is None else call.backend.dtype_name(w) for w in norm.weights]
+    return [
+        key._replace(norm=build_norm_key(norm, i, x.shape[-1], spec, weights[i]))
+        for i, (key, x) in enumerate(zip(keys, call.arrays, strict=True))
+    ]
+
+
+def build_norm_key(
+    norm: QKNorm, i: int, head_dim: int, spec: RotationSpec, weight_dtype: str
+) -> NormKey:
+    """Return what a kernel must know of the norm of array i."""
+    weight, first, pairs = norm.weights[i], spec.rotary_offset, spec.rotary_dim // 2
+    over_slice = weight is not None and weight.shape[-1] != head_dim
+    rest = (0, 0) if over_slice else (first, head_dim - first - 2 * pairs)
+    return NormKey(weight_dtype, pairs, *rest, float(norm.eps), float(norm.offset))
+
+
+def decline_norm(call: Call) -> str | None:
+    """Return why kernels do not normalize the arrays of a call."""
+    norm = call.norm
+    if norm is None:
+        return None
+    if norm.round_between:
+        return "its kernels do not round between norm and rotation"
+    if any(len(w.shape) > 1 for _, w in norm.list_weights(len(call.arrays))):
+        return "its kernels take one weight for all heads"
+    if call.arrays[0].shape[-1] > MAX_NORM:
+        return f"its kernels normalize heads of at most {MAX_NORM} components"
+    keys = set(get_kernel_keys(call))
+    if len(keys) > len({key.dtype for key in keys}):
+        return "q and k have weights of different dtypes or lengths, or one has none"
+    return None
+
+
+def pad_inputs(inputs: list[int], weights: int) -> list[int]:
+    """Return addresses of weights and angle inputs with zeros for those that are absent."""
+    if weights == 1:
+        inputs.insert(1, 0)  # k has none
+    count = 4 if weights else 2
+    return inputs if len(inputs) == count else [*inputs, 0, 0][:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +95,7 @@ class CpuLaunch:
     plan: CpuPlan
 
     def __call__(self, *addresses: int, limit: Callable[[], int]) -> None:
-        """Rotate, given addresses of q, q_out, k, k_out and of two arrays of angles.
+        """Rotate, given addresses of q, q_out, k, k_out, weights, and two arrays of angles.
 
         ``limit`` returns the maximum number of threads.
         """

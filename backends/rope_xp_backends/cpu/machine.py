@@ -9,7 +9,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from . import files
-from .kernel import ALLOCATE, ARGUMENTS, FREE, NAME, build_ir
+from .kernel import ALLOCATE, FREE, NAME, build_ir, list_arguments
 from .plan import KernelKey
 
 _MEMORY = {ALLOCATE: "PyMem_RawMalloc", FREE: "PyMem_RawFree"}
@@ -23,7 +23,7 @@ _alive: list[Any] = []
 
 
 def compile_kernel(key: KernelKey) -> Callable[..., int]:
-    """Return a kernel: a function of ARGUMENTS that runs without Python's lock."""
+    """Return a kernel: a function of ``list_arguments`` that runs without Python's lock."""
     host = _describe_host()
     if key.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
@@ -38,7 +38,7 @@ def compile_kernel(key: KernelKey) -> Callable[..., int]:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _alive.append(engine)
-    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(ARGUMENTS))
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(list_arguments(key)))
     return kind(engine.get_function_address(NAME))
 
 

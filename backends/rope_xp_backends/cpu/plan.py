@@ -38,6 +38,24 @@ sin; ``segment`` is the stride of their last axis, components or pairs. The boun
 follow the fields, see :func:`split_segments`."""
 
 
+class NormKey(NamedTuple):
+    """The norm that a kernel is compiled for."""
+
+    weight: str
+    """The dtype of weights, "" for none."""
+    pairs: int
+    before: int
+    """Normalized components before the rotated slice."""
+    behind: int
+    eps: float
+    offset: float
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether components beside the slice are normalized too."""
+        return self.before + self.behind > 0
+
+
 class KernelKey(NamedTuple):
     """What a kernel is compiled for."""
 
@@ -46,6 +64,7 @@ class KernelKey(NamedTuple):
     """Whether pairs of the input are neighbours, (2i, 2i+1), and not (i, i + r/2)."""
     interleaved_out: bool
     """Whether those of the output are."""
+    norm: NormKey | None = None
 
     @property
     def size(self) -> int:

@@ -10,8 +10,9 @@ import numpy as np
 
 from rope_xp._core.call import CosSin, RotationSpec, TableLookup
 from rope_xp._core.memory import StridedLayout
+from rope_xp._core.norm import QKNorm
 from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import CpuLaunch, Kernel
+from rope_xp_backends.cpu.launch import CpuLaunch, Kernel, pad_inputs
 from rope_xp_backends.cpu.plan import AngleLayouts, CpuPlan, InOut, build_plan
 
 LONG = 64
@@ -56,6 +57,7 @@ def rotate(
     outs: Sequence[np.ndarray],
     source: TableLookup | CosSin,
     spec: RotationSpec,
+    weights: Arrays = (),
 ) -> None:
     """Rotate one array or two of one dtype, which share their angles, into outs."""
     results = tuple([y if is_readable(y) else _allocate_like(y) for y in outs])
@@ -63,7 +65,8 @@ def rotate(
     inputs = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
     angle_inputs = get_angle_inputs(source)
     plan = plan_rotation(inputs, results, angle_inputs, source, spec)
-    NumpyLaunch(CpuLaunch(kernel, plan), True)(inputs, results, angle_inputs)
+    launch = NumpyLaunch(CpuLaunch(kernel, plan), True, len(weights))
+    launch(inputs, results, weights + angle_inputs)
     for y, result in zip(outs, results, strict=True):
         if result is not y:
             y[...] = result
@@ -97,9 +100,11 @@ class NumpyLaunch:
     run: CpuLaunch
     contiguous: bool
     """Whether new results are C-contiguous; else they have the strides of ``numpy.empty_like``."""
+    weights: int = 0
+    """How many of the inputs, the first ones, are weights."""
 
     def __call__(
-        self, arrays: Arrays, out: Arrays | None, angle_inputs: Arrays, _tables: Any = None
+        self, arrays: Arrays, out: Arrays | None, inputs: Arrays, _tables: Any = None
     ) -> Arrays:
         if out is None:
             if self.contiguous:
@@ -107,15 +112,18 @@ class NumpyLaunch:
             else:
                 out = tuple([np.empty_like(x) for x in arrays])
         if len(arrays) == 1:
-            q, q_out, *angles = addresses((arrays[0], out[0], *angle_inputs))
+            q, q_out, *rest = addresses((arrays[0], out[0], *inputs))
             k = k_out = 0
         else:
-            q, q_out, k, k_out, *angles = addresses(
-                (arrays[0], out[0], arrays[1], out[1], *angle_inputs)
-            )
-        a, b = angles if len(angles) == 2 else (*angles, 0, 0)[:2]
-        self.run(q, q_out, k, k_out, a, b, limit=threads.limit)
+            q, q_out, k, k_out, *rest = addresses((arrays[0], out[0], arrays[1], out[1], *inputs))
+        self.run(q, q_out, k, k_out, *pad_inputs(rest, self.weights), limit=threads.limit)
         return out
+
+
+def get_weights(norm: QKNorm | None, first: int, count: int) -> Arrays:
+    """Return the weights of some arrays of a call, as kernels read them."""
+    weights = () if norm is None else norm.weights[first : first + count]
+    return tuple([np.require(w, requirements="CA") for w in weights if w is not None])
 
 
 def get_angle_inputs(source: TableLookup | CosSin) -> Arrays:

@@ -6,7 +6,7 @@ from rope_xp._core.call import Call, get_interleaved
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, get_kernel_keys
+from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, decline_norm, get_kernel_keys
 
 from . import chunks, host
 
@@ -15,10 +15,14 @@ class LLVM(Path):
     """Kernels compiled by LLVM."""
 
     name = "llvm"
-    makes_tables = True
+    makes_tables = normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        return KERNELS.decline_reason(*get_kernel_keys(call)) or _decline_subclasses(call)
+        return (
+            KERNELS.decline_reason(*get_kernel_keys(call))
+            or _decline_subclasses(call)
+            or decline_norm(call)
+        )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
         kernels = [
@@ -26,22 +30,26 @@ class LLVM(Path):
         ]  # all of them, before any writes
         outs = call.out or _allocate(call)
         for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
-            host.rotate(kernels[i], arrays, group, portable.for_kernel(call, source), call.spec)
+            angles = portable.for_kernel(call, source)
+            weights = host.get_weights(call.norm, i, len(arrays))
+            host.rotate(kernels[i], arrays, group, angles, call.spec, weights)
         return outs
 
     def specialize(
         self, call: Call, signature: CallSignature, results: tuple[np.ndarray, ...]
     ) -> host.NumpyLaunch | None:
-        arrays, rows, strides = call.arrays, signature.angle_inputs, [y.strides for y in results]
+        arrays, strides = call.arrays, [y.strides for y in results]
+        rows, weights = signature.angle_inputs, signature.weights
         if arrays[0].dtype != arrays[-1].dtype or not all(row.flags.aligned for row in rows):
             return None
-        if not all(map(host.is_readable, (*arrays, *results))):
+        if not all(map(host.is_readable, (*arrays, *results, *weights))):
             return None
         contiguous = [np.empty(x.shape, x.dtype).strides for x in arrays] == strides
         if not contiguous and [np.empty_like(x).strides for x in arrays] != strides:
             return None
         plan = host.plan_rotation(arrays, results, rows, call.angles[0], call.spec)  # type: ignore[arg-type]  # of no other kind
-        return host.NumpyLaunch(CpuLaunch(KERNELS.get(get_kernel_keys(call)[0]), plan), contiguous)
+        run = CpuLaunch(KERNELS.get(get_kernel_keys(call)[0]), plan)
+        return host.NumpyLaunch(run, contiguous, len(weights))
 
 
 class Chunked(Path):
