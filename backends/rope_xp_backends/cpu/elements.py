@@ -6,7 +6,7 @@ from llvmlite import ir
 
 from rope_xp._core.dtypes import FLOATS
 
-from .language import DOUBLE, FLOAT, I32, Int, fill, shuffle
+from .language import DOUBLE, FLOAT, I32, Int, broadcast, fill, shuffle
 from .plan import KernelKey
 
 ELEMENTS = {
@@ -20,10 +20,15 @@ STREAM_ALIGNMENT = 16
 """Of addresses that can be streamed to, in bytes."""
 
 
+def compute_type(key: KernelKey) -> ir.Type:
+    """Return LLVM's type of the dtype of arithmetic."""
+    return DOUBLE if key.double else FLOAT
+
+
 # float convert(T v);                                        T is float16, bfloat16, float or double
 def convert(b: Any, v: Any, dtype: str, key: KernelKey, lanes: int) -> Any:
     """Return a vector of a dtype in the dtype of arithmetic."""
-    computed = ir.VectorType(DOUBLE if key.double else FLOAT, lanes)
+    computed = ir.VectorType(compute_type(key), lanes)
     if dtype == "bfloat16":
         bits = b.shl(b.zext(v, ir.VectorType(I32, lanes)), fill(I32, 16, lanes))
         v = b.bitcast(bits, ir.VectorType(FLOAT, lanes))
@@ -84,9 +89,9 @@ def rotate_and_store(
     pairs: Int,
     key: KernelKey,
     lanes: int,
-    *,
-    stream: bool,
     factor: Any = None,
+    *,
+    stream: bool = False,
 ) -> None:
     """Rotate pairs, multiply them by a factor, and store them in the row at address y.
 
@@ -98,7 +103,8 @@ def rotate_and_store(
     y1 = b.fsub(b.fmul(x1, cos), b.fmul(x2, sin))
     y2 = b.fadd(b.fmul(x2, cos), b.fmul(x1, sin))
     if factor is not None:
-        y1, y2 = b.fmul(y1, factor), b.fmul(y2, factor)
+        factors = broadcast(b, factor, lanes)
+        y1, y2 = b.fmul(y1, factors), b.fmul(y2, factors)
     y1, y2 = narrow(b, y1, key.dtype, lanes), narrow(b, y2, key.dtype, lanes)
     if key.interleaved_out:
         order = [i // 2 + (i % 2) * lanes for i in range(2 * lanes)]

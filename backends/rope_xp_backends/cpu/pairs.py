@@ -3,11 +3,27 @@
 LLVM vectorises no loops whose input and output may be the same memory, nor interleaved pairs.
 """
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
 from llvmlite import ir
 
 from . import norm
-from .elements import STREAM_ALIGNMENT, load_pairs, locate_pairs, rotate_and_store
-from .language import I64, MANY, Int, choose, copy, least, load_params, loop, prefetch, vector_steps
+from .elements import STREAM_ALIGNMENT, compute_type, load_pairs, locate_pairs, rotate_and_store
+from .language import (
+    I64,
+    MANY,
+    Condition,
+    Int,
+    choose,
+    copy,
+    least,
+    load_params,
+    loop,
+    prefetch,
+    vector_steps,
+)
 from .plan import OPERAND_FIELDS, KernelKey
 
 _BLOCK = ("params", "x", "y", "batch", "token", "tokens", "stream", "cos", "sin", "spare", "weight")
@@ -46,80 +62,100 @@ def build_rotation(module: ir.Module, key: KernelKey, operand: str) -> ir.Functi
     aligned = b.and_(stream.is_nonzero(), (strides % STREAM_ALIGNMENT).is_("==", 0))
     streams = b.and_(aligned, apart)
     tokens_outside = abs(field["x_head"]).is_("<=", abs(field["x_token"]))
-    if key.norm is not None:
-        weights, factors = norm.load_weights(weight, key, key.norm), norm.allocate_factors(b, key)
     outer = choose(tokens_outside, tokens, field["heads"])
     inner = choose(tokens_outside, field["heads"], tokens)
+    weights = None if key.norm is None else norm.load_weights(weight, key, key.norm)
+    far = field["x_token"]
 
     def locate(i: Int, j: Int) -> tuple[Int, Int, Int]:
-        """Return the addresses of a row, and the offset of its angles."""
         t, h = choose(tokens_outside, i, j), choose(tokens_outside, j, i)
         source = x0 + t * field["x_token"] + h * field["x_head"]
-        target = y0 + t * field["y_token"] + h * field["y_head"]
-        return source, target, t * pairs * key.width
-
-    def rotate_row(source: Int, target: Int, skip: Int, factor: Int | None = None) -> None:
-        with b.if_then(copies_rest):
-            copy(target - before, source - before, before)
-            copy(target + size, source + size, behind)
-        angles = cos + skip, sin + skip
-        if key.norm is not None:
-            norm.rotate_row(source, target, angles, weights, factor, key, key.norm, streams)
-            return
-        if key.interleaved_in != key.interleaved_out:
-            # In place, results overwrite components that are read later: copy the row first.
-            with b.if_then(b.not_(apart)):
-                copy(spare, source, size)
-            source = choose(apart, source, spare)
-        for n, lanes in vector_steps(pairs.like(0), pairs):
-            arguments = source, target, angles, pairs, n, field["x_token"], key, lanes
-            if lanes < MANY:
-                rotate_pairs(*arguments)
-                continue
-            with b.if_else(streams) as (past_caches, through_caches):
-                with past_caches:
-                    rotate_pairs(*arguments, stream=True)
-                with through_caches:
-                    rotate_pairs(*arguments)
+        return source, y0 + t * field["y_token"] + h * field["y_head"], t * pairs * key.width
 
     with loop(outer.like(0), outer) as i:
-        if key.norm is None:
-            with loop(inner.like(0), inner) as j:
-                rotate_row(*locate(i, j))
-        else:
-            with loop(inner.like(0), inner, norm.ROWS) as first:
-                stop = least(first + norm.ROWS, inner)
-                with loop(first, stop) as j:
-                    factor = factors + (j - first) * key.width
-                    norm.store_factor(locate(i, j)[0], factor, choose(streams, stop.like(0), field["x_token"]), key, key.norm)
-                with loop(first, stop) as j:
-                    rotate_row(*locate(i, j), factors + (j - first) * key.width)
+        for j, factor in _list_rows(
+            key, inner, partial(locate, i), choose(streams, i.like(0), far)
+        ):
+            source, target, skip = locate(i, j)
+            with b.if_then(copies_rest):
+                copy(target - before, source - before, before)
+                copy(target + size, source + size, behind)
+            if key.norm is not None:
+                norm.scale_rest(source, target, weights, factor, key, key.norm)
+            if key.interleaved_in != key.interleaved_out:
+                # In place, results overwrite components that are read later: copy the row first.
+                with b.if_then(b.not_(apart)):
+                    copy(spare, source, size)
+                source = choose(apart, source, spare)
+            place = source, target, (cos + skip, sin + skip), pairs, far, key
+            _rotate_row(*place, streams, weights, factor)
     b.ret_void()
     return function
 
 
-# for (i = first; i < first + lanes; i++) rotate x[i] into y[i];
-def rotate_pairs(
+# for (first = 0; first < count; first += ROWS)
+#     compute the factors of ROWS rows, then yield these rows;
+def _list_rows(
+    key: KernelKey, count: Int, locate: Callable[[Int], tuple[Int, ...]], ahead: Int
+) -> Iterator[tuple[Int, Any]]:
+    """Write loops over rows: yield an index, and the factor of its row, None without a norm."""
+    b, zero = count.builder, count.like(0)
+    if key.norm is None:
+        with loop(zero, count) as j:
+            yield j, None
+        return
+    with b.goto_entry_block():
+        factors = norm.allocate_factors(b, key)
+    with loop(zero, count, norm.ROWS) as first:
+        stop = least(first + norm.ROWS, count)
+        with loop(first, stop) as j:
+            norm.store_factor(locate(j)[0], factors + (j - first) * key.width, ahead, key, key.norm)
+        with loop(first, stop) as j:
+            yield j, (factors + (j - first) * key.width).load(compute_type(key), key.width)
+
+
+def _rotate_row(
     x: Int,
     y: Int,
     angles: tuple[Int, Int],
     pairs: Int,
-    first: Int,
     ahead: Int,
     key: KernelKey,
-    lanes: int,
-    *,
-    stream: bool = False,
+    streams: Condition,
+    weights: norm.Row | None,
+    factor: Any,
 ) -> None:
-    """Rotate pairs ``first`` to ``first + lanes`` of the row at address x into the row at y.
+    """Rotate the row at address x into the row at y.
 
     ``ahead`` is the distance in bytes to the same head of the next token, to prefetch it: where
     tokens are not adjacent, as in a slice of a fused projection, the processor does not predict it,
-    and float32 takes 1.3 times, bfloat16 1.7 times as long. Where results are streamed, to prefetch
-    would cost a tenth.
+    and float32 takes 1.3 times, bfloat16 1.7 times as long. ``streams`` says whether results go
+    past the caches; then prefetching would cost a tenth.
     """
-    halves = load_pairs(x, first, pairs, key.dtype, key, lanes)
-    if lanes == MANY and not stream:  # shorter rows lie side by side in what is fetched anyway
-        for source in locate_pairs(x, first, pairs, key.size, key.interleaved_in, lanes):
-            prefetch(source + ahead)
-    rotate_and_store(halves, y, angles, first, pairs, key, lanes, stream=stream)
+    b, dtype = x.builder, key.dtype
+    if key.norm is not None:
+        steps = [(x.like(n), lanes) for n, lanes in norm.unroll(key.norm.pairs)]
+        row = [load_pairs(x, n, pairs, dtype, key, lanes) for n, lanes in steps]
+        if weights is not None:
+            row = [(b.fmul(*v), b.fmul(*w)) for v, w in map(zip, row, weights.pairs)]
+        for stream in _list_branches(b, streams):
+            for (n, lanes), halves in zip(steps, row, strict=True):
+                past = stream and lanes == MANY
+                rotate_and_store(halves, y, angles, n, pairs, key, lanes, factor, stream=past)
+        return
+    for n, lanes in vector_steps(pairs.like(0), pairs):
+        for stream in _list_branches(b, streams) if lanes == MANY else (False,):
+            halves = load_pairs(x, n, pairs, dtype, key, lanes)
+            if lanes == MANY and not stream:  # shorter rows lie side by side in what is fetched
+                for address in locate_pairs(x, n, pairs, key.size, key.interleaved_in, lanes):
+                    prefetch(address + ahead)
+            rotate_and_store(halves, y, angles, n, pairs, key, lanes, stream=stream)
+
+
+def _list_branches(b: Any, streams: Condition) -> Iterator[bool]:
+    """Write both branches of a condition: yield whether results are streamed."""
+    with b.if_else(streams) as (past_caches, through_caches):
+        with past_caches:
+            yield True
+        with through_caches:
+            yield False

@@ -123,7 +123,7 @@ class NumpyLaunch:
 def get_weights(norm: QKNorm | None, first: int, count: int) -> Arrays:
     """Return the weights of some arrays of a call, as kernels read them."""
     weights = () if norm is None else norm.weights[first : first + count]
-    return tuple([np.require(w, requirements="CA") for w in weights if w is not None])
+    return tuple([np.require(w, requirements=["C", "A"]) for w in weights if w is not None])
 
 
 def get_angle_inputs(source: TableLookup | CosSin) -> Arrays:
