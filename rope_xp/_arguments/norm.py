@@ -23,10 +23,9 @@ def check_norm(
     for name, weight in norm.list_weights(len(arrays)):
         x = arrays[name == "norm.k_weight"]
         owner = find.require_backend(weight, name)
-        if owner is not backend:
+        messages.check_float(owner, name, weight)
+        if not messages.check_beside(backend, "q", x, owner, name, weight):
             raise messages.different_libraries("q", backend, name, owner)
-        messages.check_float(backend, name, weight)
-        messages.check_same_device(backend, "q", x, name, weight)
         heads = () if axes.heads is None else (x.shape[axes.heads],)
         shapes = [(*lead, n) for n in (x.shape[-1], rotary_dim) for lead in ((), heads)]
         if tuple(weight.shape) not in shapes:

@@ -65,6 +65,11 @@ class QKNorm:
         named = zip(("norm.q_weight", "norm.k_weight")[:count], self.weights, strict=False)
         return [(name, weight) for name, weight in named if weight is not None]
 
+    def select(self, first: int, count: int) -> "QKNorm":
+        """Return the norm of some arrays of a call."""
+        q_weight, k_weight = (*self.weights[first : first + count], None)[:2]
+        return replace(self, q_weight=q_weight, k_weight=k_weight)
+
     def with_weights(self, weights: Sequence[Any]) -> "QKNorm":
         """Return a norm with other weights in place of those that are given."""
         new = iter(weights)

@@ -16,6 +16,7 @@ from rope_xp._core.call import (
     leaves,
 )
 from rope_xp._core.errors import RopeError
+from rope_xp._core.norm import QKNorm
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.path import Path
 from rope_xp._core.typing import Array
@@ -23,11 +24,19 @@ from rope_xp._dispatch import choose, find
 
 from .library import add_arrays, remove_arrays
 
+_IN_ARRAYS = "the last of arrays"
+
 
 class Blockwise(Path):
     """One ``da.blockwise`` an array. Chunks stay, but head_dim becomes a single one."""
 
     name = "blockwise"
+    normalizes = True
+
+    def decline_reason(self, call: Call, *, forced: bool) -> str | None:
+        named = [] if call.norm is None else call.norm.list_weights(len(call.arrays))
+        of_heads = any(w.ndim > 1 for _, w in named)
+        return "its blocks take one weight for all heads" if of_heads else None
 
     def run(self, call: Call) -> tuple[Array, ...]:
         """Add the tasks to the graph."""
@@ -49,9 +58,13 @@ def _rotate(call: Call, i: int) -> Array:
         lengths = zip(array.shape, index, strict=True)
         fits.append(tuple(i if i < x.ndim and n != 1 else None for n, i in lengths))
         arguments += [_rechunk(array, index, x), index]
+    norm = call.norm and call.norm.select(i, 1)
+    if norm is not None and norm.q_weight is not None:
+        arguments += [norm.q_weight.rechunk(-1), (pairs + 1,)]
+        norm = norm.with_weights([_IN_ARRAYS])
     index = tuple(range(x.ndim))
     return da.blockwise(
-        partial(rotate_block, call.spec, remove_arrays(source), tuple(fits)),
+        partial(rotate_block, call.spec, norm, remove_arrays(source), tuple(fits)),
         index,
         x,
         index,
@@ -66,6 +79,7 @@ def _rotate(call: Call, i: int) -> Array:
 
 def rotate_block(
     spec: RotationSpec,
+    norm: QKNorm | None,
     source: AngleSource,
     fits: tuple[tuple[int | None, ...], ...],
     x: Array,
@@ -76,6 +90,9 @@ def rotate_block(
     ``arrays`` are those removed from ``source``, and implicit positions. ``fits`` holds for each
     the axis of x that each of its axes must be as long as, or None.
     """
+    if norm is not None and norm.q_weight == _IN_ARRAYS:
+        *arrays, weight = arrays  # type: ignore[assignment]  # of another sequence type
+        norm = norm.with_weights([weight])
     for array, axes in zip(arrays, fits, strict=True):  # lengths may have been unknown
         lengths = zip(array.shape, axes, strict=True)
         if any(axis is not None and n != x.shape[axis] for n, axis in lengths):
@@ -86,7 +103,7 @@ def rotate_block(
             )
             raise RopeError(msg)
     backend = find.require_backend(x, "a block")
-    call = Call(backend, (x,), (add_arrays(source, iter(arrays), x),), None, spec)
+    call = Call(backend, (x,), (add_arrays(source, iter(arrays), x),), None, spec, norm)
     with choose.use_path(None):  # a forced path is one of dask
         return choose.run(call)[0]
 

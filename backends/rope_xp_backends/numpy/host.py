@@ -122,8 +122,8 @@ class NumpyLaunch:
 
 def get_weights(norm: QKNorm | None, first: int, count: int) -> Arrays:
     """Return the weights of some arrays of a call, as kernels read them."""
-    weights = () if norm is None else norm.weights[first : first + count]
-    return tuple([np.require(w, requirements=["C", "A"]) for w in weights if w is not None])
+    named = [] if norm is None else norm.select(first, count).list_weights(count)
+    return tuple([np.require(w, requirements=["C", "A"]) for _, w in named])
 
 
 def get_angle_inputs(source: TableLookup | CosSin) -> Arrays:

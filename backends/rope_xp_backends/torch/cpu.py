@@ -8,9 +8,10 @@ import torch
 
 from rope_xp._core.call import get_interleaved
 from rope_xp._core.memory import StridedLayout
+from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp_backends.cpu import threads
-from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch
+from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, build_norm_key, pad_inputs
 from rope_xp_backends.cpu.plan import AngleLayouts, InOut, KernelKey, build_plan
 
 from .library import NAMES, Tensors
@@ -32,44 +33,58 @@ class LLVMLaunch:
     """The kernel and its parameters."""
     allocate: Callable[[torch.Tensor], torch.Tensor]
     """Returns memory for the result of a tensor."""
+    weights: int = 0
+    """How many of the inputs, the first ones, are weights."""
 
     def __call__(
-        self, arrays: Tensors, out: Tensors | None, angle_inputs: Tensors, _tables: Any = None
+        self, arrays: Tensors, out: Tensors | None, inputs: Tensors, _tables: Any = None
     ) -> Tensors:
         results = tuple([self.allocate(x) for x in arrays]) if out is None else out
-        a = angle_inputs[0].data_ptr() if angle_inputs else 0
-        b = angle_inputs[1].data_ptr() if len(angle_inputs) > 1 else 0
+        rest = pad_inputs([x.data_ptr() for x in inputs], self.weights)
         q, q_out = arrays[0].data_ptr(), results[0].data_ptr()
         k = k_out = 0
         if len(arrays) > 1:
             k, k_out = arrays[1].data_ptr(), results[1].data_ptr()
-        self.run(q, q_out, k, k_out, a, b, limit=limit_threads)
+        self.run(q, q_out, k, k_out, *rest, limit=limit_threads)
         if out is not None:
             bump_versions(out)
         return results
 
 
-def rotate_on_cpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
+def rotate_on_cpu(
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+) -> Tensors:
     """Rotate arrays into out, or raise PathUnavailable before anything is written."""
+    named = () if norm is None else norm.list_weights(len(arrays))
+    weights = tuple([w.contiguous() for _, w in named])
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     angle_inputs = _cast_angle_inputs(op_args, arrays[0].dtype)
     key: list[Hashable] = [rotate_on_cpu, op_args[N_TENSORS:], len(arrays)]
-    for x in (*arrays, *angle_inputs, *(out or ())):
+    key += () if norm is None else (norm.eps, norm.offset, len(weights))
+    for x in (*arrays, *weights, *angle_inputs, *(out or ())):
         key += x.dtype, x.shape, x.stride()
     if op_args.is_lookup:  # the plan has the addresses of tables
         key += [0 if x is None else x.data_ptr() for x in op_args.tables]
     run = CALLS.get(tuple(key))
     if run is None:
         results = out or tuple(map(empty_result, arrays))
-        run = prepare_llvm_launch(results, arrays, op_args.with_angle_inputs(angle_inputs))
+        op_args = op_args.with_angle_inputs(angle_inputs)
+        run = prepare_llvm_launch(results, arrays, op_args, norm)
         CALLS.store(tuple(key), run)
-    return run(arrays, out, angle_inputs)
+    return run(arrays, out, weights + angle_inputs)
 
 
-def prepare_llvm_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> LLVMLaunch:
+def prepare_llvm_launch(
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+) -> LLVMLaunch:
     """Return the launch of all tensors with these layouts."""
     spec, angle_inputs = op_args.spec, op_args.angle_inputs
-    kernel = KERNELS.get(KernelKey(NAMES[arrays[0].dtype], *get_interleaved(spec)))
+    key, weights = KernelKey(NAMES[arrays[0].dtype], *get_interleaved(spec)), 0
+    if norm is not None:
+        weight, weights = norm.q_weight, len(norm.list_weights(len(arrays)))
+        dtype = "" if weight is None else NAMES[weight.dtype]
+        key = key._replace(norm=build_norm_key(norm, 0, arrays[0].shape[-1], spec, dtype))
+    kernel = KERNELS.get(key)
     pairs = [InOut(_byte_layout(x), _byte_layout(y)) for x, y in zip(arrays, out, strict=True)]
     layouts = [_byte_layout(a) for a in angle_inputs]
     if not op_args.is_lookup:
@@ -88,7 +103,8 @@ def prepare_llvm_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> LLVML
         x.nbytes < HUGE_FROM_BYTES and torch.empty_like(x).stride() == empty_result(x).stride()
         for x in arrays
     )
-    return LLVMLaunch(CpuLaunch(kernel, plan), torch.empty_like if default else allocate_result)
+    allocate = torch.empty_like if default else allocate_result
+    return LLVMLaunch(CpuLaunch(kernel, plan), allocate, weights)
 
 
 def _cast_angle_inputs(op_args: OpArgs, dtype: torch.dtype) -> Tensors:

@@ -16,6 +16,7 @@ from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
+from rope_xp._core.norm import QKNorm
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles
@@ -63,7 +64,7 @@ class DTensorExecutor:
         _check_call(call)
         arrays = tuple(map(_detach_local, call.arrays))
         out = None if call.out is None else tuple(map(_detach_local, call.out))
-        return Call(_PLAIN, arrays, call.angles, out, call.spec)
+        return Call(_PLAIN, arrays, call.angles, out, call.spec, _localize_norm(call))
 
     def run(self, call: Call, run: Callable[[Call], Tensors]) -> Tensors:
         _check_call(call)
@@ -72,16 +73,35 @@ class DTensorExecutor:
         arrays = tuple(map(_gather_heads, call.arrays))
         local = tuple(x.to_local() for x in arrays)
         angles = dtensor_angles.local_angles(call, arrays, local)
+        norm = _localize_norm(call)
         if call.out is not None:
-            run(Call(_PLAIN, local, angles, tuple(map(_detach_local, call.out)), call.spec))
+            run(Call(_PLAIN, local, angles, tuple(map(_detach_local, call.out)), call.spec, norm))
             torch.autograd.graph.increment_version(call.out)  # so far that of the shards alone
             return call.out
         results: Tensors = ()
-        local_results = run(Call(_PLAIN, local, angles, None, call.spec))
+        local_results = run(Call(_PLAIN, local, angles, None, call.spec, norm))
         for x, gathered, local_y in zip(call.arrays, arrays, local_results, strict=True):
             y = _from_local(local_y, x.device_mesh, gathered.placements, x.shape)
             results += (y.redistribute(placements=x.placements) if _has_split_heads(x) else y,)
         return results
+
+
+def _localize_norm(call: Call) -> QKNorm | None:
+    """Return the norm with weights as each process has them, whose gradients are summed."""
+    if call.norm is None:
+        return None
+    weights = []
+    for name, w in call.norm.list_weights(len(call.arrays)):
+        x, weight = call.arrays[name == "norm.k_weight"], w
+        if len(w.shape) > 1 and any(p.is_shard(call.spec.axes.heads) for p in x.placements):
+            msg = f"{name} has a row for each head, and heads are sharded; replicate them first"
+            raise RopeError(msg)
+        if isinstance(w, DTensor):
+            sums = [Partial() if p.is_shard() else Replicate() for p in x.placements]
+            whole = w.redistribute(placements=[Replicate()] * w.device_mesh.ndim)
+            weight = whole.to_local(grad_placements=sums)
+        weights.append(weight)
+    return call.norm.with_weights(weights)
 
 
 def _detach_local(x: Any) -> Any:
@@ -141,7 +161,7 @@ def _check_call(call: Call) -> None:
         _check_mesh(name, x, *operands[0])
     for name, x in operands:
         for placement in x.placements:
-            _check_placement(name, placement)
+            _check_placement(name, placement, linear=call.norm is None)
     for i, out in enumerate(call.out or ()):
         _check_out("out" if len(names) == 1 else f"out[{i}]", out, *operands[i])
 
@@ -156,13 +176,13 @@ def _check_mesh(name: str, x: Any, other_name: str, other: Any) -> None:
         raise RopeError(msg)
 
 
-def _check_placement(name: str, placement: Placement) -> None:
+def _check_placement(name: str, placement: Placement, *, linear: bool) -> None:
     # A strided shard has other tokens than its dimension implies, and may become a Shard in torch.
     strided = hasattr(placement, "split_factor")
     if (placement.is_shard() and not strided) or placement.is_replicate():
         return
-    if any(placement == p for p in _LINEAR):
-        return  # the rotation of a sum is the sum of rotations
+    if linear and any(placement == p for p in _LINEAR):
+        return  # the rotation of a sum is the sum of rotations; a norm is not linear
     msg = (
         f"{name} has the placement {placement}; a rotation takes Shard, Replicate, Partial('sum') "
         f"and Partial('avg'). Bring it to one of these by {name}.redistribute"

@@ -13,6 +13,7 @@ import torch
 from rope_xp._core.caches import cached, pin
 from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import ACCESS, alignment
+from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp._dispatch.kernels import Kernels
 from rope_xp_backends.gpu.triton_plan import (
@@ -121,7 +122,9 @@ def rotate_on_gpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tens
     return results
 
 
-def prepare_triton_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> TritonLaunch | None:
+def prepare_triton_launch(
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+) -> TritonLaunch | None:
     """Return the launch of all tensors that lie like these, None where one does not suffice."""
     planned = None
     if is_current(arrays[0]) and _can_read_angles(op_args) and any(x.numel() for x in arrays):

@@ -12,10 +12,10 @@ from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu.launch import KERNELS, get_kernel_keys
+from rope_xp_backends.cpu.launch import KERNELS, decline_norm, get_kernel_keys
 
 from . import gpu, op, private
-from .cpu import LLVMLaunch, prepare_llvm_launch
+from .cpu import LLVMLaunch, prepare_llvm_launch, rotate_on_cpu
 from .gpu import TritonLaunch
 from .library import PLAIN, Tensors
 from .op_args import N_TENSORS, OpArgs, assemble_op_args, build_op_args
@@ -60,7 +60,7 @@ class TorchLLVM(Path):
     """Kernels compiled by LLVM, on the tensors' own memory."""
 
     name = "llvm"
-    makes_tables = True
+    makes_tables = normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         device = ("cpu",), "CPUs"
@@ -68,6 +68,8 @@ class TorchLLVM(Path):
             KERNELS.decline_reason(*get_kernel_keys(call))
             or _decline_tensors(call.arrays, *device)
             or _decline_for_operator(call, *device)
+            or decline_norm(call)
+            or _decline_weights(call, *device)
             or (None if forced else _decline_export() or _decline_small(call))
         )
 
@@ -75,7 +77,11 @@ class TorchLLVM(Path):
         if not torch.compiler.is_compiling():
             for key in get_kernel_keys(call):
                 KERNELS.get(key)
-        return _call_operator(call)
+        if call.norm is None:
+            return _call_operator(call)
+        from .norm import run
+
+        return run(call, rotate_on_cpu)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         return _specialize(call, signature, results, prepare_llvm_launch)
@@ -128,13 +134,13 @@ def _specialize(
     call: Call,
     signature: CallSignature,
     results: Tensors,
-    prepare: Callable[[Tensors, Tensors, OpArgs], TensorLaunch | None],
+    prepare: Callable[..., TensorLaunch | None],
 ) -> TensorLaunch | AutogradLaunch | None:
     """Return the launch of a signature, None where its calls take more than one launch."""
     arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
     if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
         return None
-    if any(x.stride(-1) != 1 for x in (*arrays, *results)):
+    if any(x.stride(-1) != 1 for x in (*arrays, *results, *signature.weights)):
         return None
     components = isinstance(source, TableLookup) and bool(angle_inputs) and source.components > 0
     if isinstance(source, TableLookup):
@@ -142,11 +148,12 @@ def _specialize(
             return None  # components of a single token, without an axis for it
         whole, part = (*angle_inputs, None, None)[:2]
         source = replace(source, whole=whole, part=part)
-    needs_grad = {torch.is_grad_enabled() and x.requires_grad for x in arrays}
-    if len(needs_grad) > 1:
+    recorded, operands = torch.is_grad_enabled(), (*arrays, *signature.weights)
+    needs_grad = {recorded and x.requires_grad for x in operands}
+    if len(needs_grad) > 1 or (call.norm is not None and True in needs_grad):
         return None
     op_args = build_op_args(source, call.spec)
-    launch = prepare(results, arrays, op_args)
+    launch = prepare(results, arrays, op_args, call.norm)
     if launch is None or needs_grad == {False}:
         return launch
     build_args = partial(assemble_op_args, components, op_args[N_TENSORS:])
@@ -176,6 +183,16 @@ def _decline_tensors(tensors: Tensors, devices: Container[str], hardware: str) -
         if type(x) not in PLAIN:
             return f"{type(x).__name__} is a tensor of another kind"
     return None
+
+
+def _decline_weights(call: Call, devices: Container[str], hardware: str) -> str | None:
+    """Return why a kernel does not normalize, and plain operations do."""
+    if call.norm is None:
+        return None
+    if torch.compiler.is_compiling() or private.are_transforms_active():
+        return "compilers and transforms follow a norm in plain operations"
+    weights = tuple([w for _, w in call.norm.list_weights(len(call.arrays))])
+    return _decline_tensors(weights, devices, hardware)
 
 
 def _decline_for_operator(call: Call, devices: Container[str], hardware: str) -> str | None:
