@@ -67,7 +67,7 @@ class QKNorm:
 
     def select(self, first: int, count: int) -> "QKNorm":
         """Return the norm of some arrays of a call."""
-        q_weight, k_weight = (*self.weights[first : first + count], None)[:2]
+        q_weight, k_weight = (*self.weights[first : first + count], None, None)[:2]
         return replace(self, q_weight=q_weight, k_weight=k_weight)
 
     def with_weights(self, weights: Sequence[Any]) -> "QKNorm":

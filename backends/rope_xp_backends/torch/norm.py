@@ -47,7 +47,7 @@ class _Rotate(torch.autograd.Function):
     ) -> Tensors:
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        ctx.norm, ctx.op_args, ctx.n = norm, op_args, n
+        ctx.norm, ctx.op_args, ctx.n = norm.select(n, 0), op_args, n  # without weights
         return rotate(None, tensors[:n], op_args.with_angle_inputs(tensors[2 * n :]), norm)
 
     @staticmethod
@@ -58,8 +58,9 @@ class _Rotate(torch.autograd.Function):
         d_tensors: list[Any] = [None] * len(saved)
         for i, grad in enumerate(grads):
             if grad is not None:
-                operands = saved[i], saved[n + i], *apply_op((grad,), inverse)
-                d_tensors[i], d_tensors[n + i] = _differentiate(*operands, ctx.norm, op_args.spec)
+                (d_y,) = apply_op((grad,), inverse)
+                gradients = _differentiate(saved[i], saved[n + i], d_y, ctx.norm, op_args.spec)
+                d_tensors[i], d_tensors[n + i] = gradients
         return *(None,) * 4, *d_tensors
 
 
@@ -70,7 +71,7 @@ def _differentiate(
     axis = max(range(x.ndim - 1), key=lambda i: x.shape[i])
     length = x.shape[axis]
     step = length if torch.is_grad_enabled() else max(CHUNK * length // max(x.numel(), 1), 1)
-    chunks = zip(torch.split(x, step, axis), torch.split(grad, step, axis), strict=True)  # type: ignore[no-untyped-call]  # in torch
+    chunks = zip(torch.split(x, step, axis), torch.split(grad, step, axis), strict=True)
     parts = [_differentiate_chunk(y, g, weight, norm, spec) for y, g in chunks]
     d_x = torch.cat([part[0] for part in parts], axis)
     return d_x, None if weight is None else sum(part[1] for part in parts).to(weight.dtype)
