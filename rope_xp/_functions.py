@@ -52,14 +52,15 @@ def apply(
     *,
     axes: str | None = None,
     k_positions: Positions = None,
-    out: tuple[ArrayT, ArrayT] | None = None,
+    out: tuple[ArrayT | None, ArrayT] | None = None,
+    slots: Any = None,
     **options: Any,
 ) -> tuple[ArrayT, ArrayT]:
     """Rotate queries and keys by their positions. See :meth:`RoPE.apply`.
 
     Parameters
     ----------
-    q, k, positions, axes, k_positions, out
+    q, k, positions, axes, k_positions, out, slots
         See :meth:`RoPE.apply`.
     rope : RoPE, optional
         Default ``RoPE()``.
@@ -77,7 +78,7 @@ def apply(
     >>> q_rotated, k_rotated = rope_xp.apply(q, k, 1000 + np.arange(4), layout="half", base=5e5)
     """
     return _resolve_rope(rope, options, q).apply(
-        q, k, positions, axes=axes, k_positions=k_positions, out=out
+        q, k, positions, axes=axes, k_positions=k_positions, out=out, slots=slots
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from rope_xp._arguments import parse_tables
 from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments.slots import rotate_into_slots
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
 from rope_xp._core.library import TREES, Rope
@@ -65,7 +67,8 @@ class Angles:
         k: ArrayT,
         *,
         axes: str | None = None,
-        out: tuple[ArrayT, ArrayT] | None = None,
+        out: tuple[ArrayT | None, ArrayT] | None = None,
+        slots: Any = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :meth:`rope_xp.RoPE.apply`.
 
@@ -80,6 +83,8 @@ class Angles:
         >>> q, k = np.ones((1, 8, 3, 64)), np.ones((1, 2, 3, 64))
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
+        if slots is not None:
+            return rotate_into_slots(q, k, slots, axes, out, partial(self.apply, axes=axes))
         rope, tables = self.rope, (self.cos, self.sin)
         arrays = q, k
         signature = call_cache.signature((Angles, rope), arrays, None, axes, out, False, tables)

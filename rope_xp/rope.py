@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rope_xp._arguments import fields, parse, parse_tables
-from rope_xp._arguments.slots import move_slots
+from rope_xp._arguments.slots import move_slots, rotate_into_slots
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache, choose
 from rope_xp._frequencies import RopeFields
@@ -67,7 +68,8 @@ class RoPE(RopeFields):
         *,
         axes: str | None = None,
         k_positions: Positions = None,
-        out: tuple[ArrayT, ArrayT] | None = None,
+        out: tuple[ArrayT | None, ArrayT] | None = None,
+        slots: Any = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys by their positions.
 
@@ -95,6 +97,11 @@ class RoPE(RopeFields):
             Positions of k, if they differ from those of q.
         out : (array, array), optional
             Arrays for the two results. ``out=(q, k)`` rotates in place. Not for jax.
+        slots : array or sequence, (batch..., tokens), or (tokens,) for one sequence, optional
+            Integers: rotated keys go to these slots of a cache, (slots, heads, head_dim) or (pages,
+            page, heads, head_dim), ``out=(q, k_cache)``, which is returned. ``out[0]`` may be None.
+            Each slot once. On a device they are not checked, and negative ones are skipped; see
+            :doc:`/caches`.
 
         Returns
         -------
@@ -118,6 +125,9 @@ class RoPE(RopeFields):
         >>> q, k = np.ones((1, 8, 1, 64), np.float32), np.ones((1, 2, 1, 64), np.float32)
         >>> q_rotated, k_rotated = rope.apply(q, k, [1000], axes="bhsd")
         """
+        if slots is not None:
+            options = {"positions": positions, "axes": axes, "k_positions": k_positions}
+            return rotate_into_slots(q, k, slots, axes, out, partial(self.apply, **options))
         signature = None
         if k_positions is None:
             signature = call_cache.signature(self, (q, k), positions, axes, out, False)

@@ -36,6 +36,8 @@ def check_out(
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
     named = zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)
     inputs = [(name, get_span(backend.memory(x))) for name, x in named]
+    if len(outputs) == 2 and all(outputs) and have_overlap(*outputs):  # type: ignore[arg-type]
+        raise RopeError("out[0] and out[1] overlap; each result needs its own memory")
     for i, output in enumerate(outputs):
         if output is None:
             continue
@@ -46,10 +48,6 @@ def check_out(
                     f"{labels[i]} overlaps {name} but is not {names[i]} itself; pass "
                     f"{names[i]} to rotate in place, or an array that shares no memory"
                 )
-                raise RopeError(msg)
-        for label, earlier in zip(labels[:i], outputs[:i], strict=True):
-            if earlier is not None and have_overlap(output, earlier):
-                msg = f"{label} and {labels[i]} overlap; each result needs its own memory"
                 raise RopeError(msg)
     return tuple(out)
 
