@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,7 +83,7 @@ class Angles:
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
         if slots is not None:
-            return rotate_into_slots(q, k, slots, axes, out, partial(self.apply, axes=axes))
+            return rotate_into_slots(q, k, slots, axes, out, self.apply)
         rope, tables = self.rope, (self.cos, self.sin)
         arrays = q, k
         signature = call_cache.signature((Angles, rope), arrays, None, axes, out, False, tables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from rope_xp._arguments import fields, parse, parse_tables
@@ -126,8 +125,8 @@ class RoPE(RopeFields):
         >>> q_rotated, k_rotated = rope.apply(q, k, [1000], axes="bhsd")
         """
         if slots is not None:
-            options = {"positions": positions, "axes": axes, "k_positions": k_positions}
-            return rotate_into_slots(q, k, slots, axes, out, partial(self.apply, **options))
+            options = {"positions": positions, "k_positions": k_positions}
+            return rotate_into_slots(q, k, slots, axes, out, self.apply, **options)
         signature = None
         if k_positions is None:
             signature = call_cache.signature(self, (q, k), positions, axes, out, False)

@@ -21,7 +21,8 @@ def move_slots(
     """Return the cache with moved keys in these slots, written to ``out`` if there is one."""
     backend, where, _ = parse.check_array(cache, axes)
     outs, axis = check_out(backend, (cache,), out), where.tokens
-    slots, _ = _check_slots(backend, cache, slots, cache.shape[axis])
+    slots, on_host = _check_slots(backend, cache, slots, cache.shape[axis])
+    slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
     xp = backend.xp
     keys = xp.take(cache, slots, axis=axis)
     if backend.dtype_name(cache) == "float32" and backend.has_float64(cache):
@@ -35,9 +36,9 @@ def move_slots(
 
 
 def rotate_into_slots(
-    q: Array, k: Array, slots: Any, axes: str | None, out: Any, rotate: Callable[..., Any]
+    q: Array, k: Array, slots: Any, axes: str | None, out: Any, rotate: Any, **options: Any
 ) -> tuple[Array, Array]:
-    """Return rotated q, and the key cache ``out[1]`` with rotated k in these slots."""
+    """Return q, and the key cache ``out[1]`` with k in slots, as ``RoPE.apply`` rotates them."""
     backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         msg = f"slots= needs out=(q, k_cache), the cache that slots are of; got {type(out)}"
@@ -59,18 +60,19 @@ def rotate_into_slots(
     elif q_out is not None and q_out is not q:
         raise TypeError(f"out[0] must be None or q with slots=: {backend.out_refusal}")
     flat = (math.prod(cache.shape[:-2]), *head)
-    slots, host = _check_slots(backend, cache, slots, flat[0], rows)
-    if host is not None and host.size and (np.diff(host) == 1).all() and _is_flat(backend, cache):
-        keys = xp.reshape(xp.reshape(cache, flat)[host[0] : host[-1] + 1], shape)
-        rotate(q, k, out=(q_out, xp.permute_dims(keys, [*map(order.index, range(len(order)))])))
-        return q_out, cache
+    slots, on_host = _check_slots(backend, cache, slots, flat[0], rows)
+    if on_host and slots.size and (np.diff(slots) == 1).all() and _is_flat(backend, cache):
+        keys = xp.reshape(xp.reshape(cache, flat)[slots[0] : slots[-1] + 1], shape)
+        keys = xp.permute_dims(keys, [*map(order.index, range(len(order)))])
+        return rotate(q, k, axes=axes, out=(q_out, keys), **options)[0], cache
+    slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
     if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
         outs = None  # which more paths take
-    q_out, keys = rotate(q, k, out=outs)
+    q_out, keys = rotate(q, k, axes=axes, out=outs, **options)
     keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
     if backend.assigns_by_index:
-        if host is None and keys.shape[0]:
+        if not on_host and keys.shape[0]:
             slots, keys = _fill_padding(backend, cache, slots, keys)
         page = cache.shape[1]
         cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys
@@ -98,8 +100,8 @@ def _fill_padding(backend: Backend, cache: Array, slots: Array, keys: Array) -> 
 
 def _check_slots(
     backend: Backend, cache: Array, slots: Any, length: int, shape: tuple[int, ...] | None = None
-) -> tuple[Array, np.ndarray | None]:
-    """Return slots with one axis on the device of the cache, and those in host memory checked."""
+) -> tuple[Array, bool]:
+    """Return slots with one axis, and whether they are in host memory, where they are checked."""
     name, axis = ("x", "tokens") if shape is None else ("out[1]", "slots")
     owner, slots = parse.read_operand(backend, name, cache, "slots", slots)
     if owner.host and not slots.size:
@@ -113,12 +115,11 @@ def _check_slots(
         raise RopeError(msg)
     host = owner.host_view(slots)
     if host is None:
-        return backend.xp.reshape(backend.integers(slots), (-1,)), None
+        return backend.xp.reshape(backend.integers(slots), (-1,)), False
     if host.size and not 0 <= host.min() <= host.max() < length:
         shown = f"{host.min()} to {host.max()}"
         msg = f"slots must be at least 0 and below {length}, the {axis} of {name}; got {shown}"
         raise RopeError(msg)
     if len(np.unique(host)) != host.size:
         raise RopeError("slots holds the same slot twice; each may be written only once")
-    host = host.reshape(-1).astype(np.int64 if backend.host else np.int32)
-    return backend.asarray(host, backend.device(cache)), host
+    return host.reshape(-1).astype(np.int64 if backend.host else np.int32), True

@@ -103,27 +103,22 @@ TOKENS = {"bshd": (2, 3), "bhsd": (2, 3), "shbd": (2, 3), "shd": (3,)}  # batch 
 CACHES = {"slots": (16, 2, 12), "pages": (4, 4, 2, 12)}
 CHOSEN = {"slice": range(4, 10), "apart": [9, 0, 7, 8, 15, 3], "padded": [-1, 6, -1, 0, 9, -1]}
 CHOSEN |= {"all padded": [-1] * 6}
-WRITABLE = rows(tuple(t.name for t in TARGETS if t.name != "numpy"))  # which is read-only
 
 
 def make(rng: Generator, axes: str, cache: str) -> tuple[np.ndarray, ...]:
-    sizes = {"b": 2, "s": 3, "d": 12}
-    q, k = (sample(rng, *({**sizes, "h": h}[name] for name in axes)) for h in (4, 2))
-    return q, k, sample(rng, *CACHES[cache])
+    sizes = ({"b": 2, "s": 3, "h": heads, "d": 12} for heads in (4, 2))
+    return *(sample(rng, *map(n.get, axes)) for n in sizes), sample(rng, *CACHES[cache])
 
 
 def fill(cache: np.ndarray, k: np.ndarray, slots: np.ndarray, axes: str) -> np.ndarray:
-    """Return the cache with keys in slots, one by one."""
-    flat = cache.copy().reshape(16, 2, 12)
-    order = [axes.index(name) for name in "bshd" if name in axes]
+    flat, order = cache.copy().reshape(16, 2, 12), [axes.index(n) for n in "bshd" if n in axes]
     for slot, key in zip(slots.flat, k.transpose(order).reshape(-1, 2, 12), strict=True):
-        if slot >= 0:
-            flat[slot] = key
+        flat[slot] = key if slot >= 0 else flat[slot]
     return flat.reshape(cache.shape)
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("backend", WRITABLE)
+@pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS[1:])))  # 0 is read-only
 @pytest.mark.parametrize("axes", TOKENS)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("chosen", CHOSEN)
@@ -147,49 +142,44 @@ def test_as_rotate_and_assign(
     same(backend.back(got[0]), backend.back(rotated[0]))
     same(backend.back(got[1]), expected)
     same(backend.back(keys), hosts[2] if library.out_refusal else expected)
-    same(backend.back(k), hosts[1])
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("strides", [*CACHES, "beside values", "heads first"])
+@pytest.mark.parametrize("strides", [*CACHES, "beside values"])
 @pytest.mark.parametrize("chosen", ["slice", "apart"])
 def test_strides(library: str, strides: str, chosen: str, rng: Generator, monkeypatch: Any) -> None:
     """Kernels and cached calls write consecutive slots of a cache that has a flat view."""
     q, k, cache = make(rng, "bhsd", strides if strides in CACHES else "pages")
     if strides == "beside values":
         cache = np.stack([cache, cache], 1)[:, 0]
-    if strides == "heads first":
-        cache = cache.swapaxes(1, 2).copy().swapaxes(1, 2)
     if library == "torch":
         q, k, cache = map(pytest.importorskip("torch").from_numpy, (q, k, cache))
     before, slots, outs = np.asarray(cache).copy(), np.array(CHOSEN[chosen]).reshape(2, 3), []
     plain, angles = RoPE.apply, ROPE.at([5, 6, 7], like=q)
 
-    def record(*args: Any, **options: Any) -> Any:
-        outs.append(np.asarray(options["out"][1]))
-        return plain(*args, **options)
+    def record(*args: Any, out: Any, **options: Any) -> Any:
+        outs.append(np.asarray(out[1]))
+        return plain(*args, out=out, **options)
 
     monkeypatch.setattr(RoPE, "apply", record)
     options = {"axes": "bhsd", "out": (q, cache), "slots": slots}
     got = run_twice(lambda: ROPE.apply(q, k, [5, 6, 7], **options), monkeypatch)[1]
     assert (got[0] is q, got[1] is cache) == (True, True)
-    rotated = np.asarray(ROPE.rotate(k, [5, 6, 7], axes="bhsd"))
-    same(np.asarray(cache), fill(before, rotated, slots, "bhsd"))
+    expected = fill(before, np.asarray(ROPE.rotate(k, [5, 6, 7], axes="bhsd")), slots, "bhsd")
+    same(np.asarray(cache), expected)
     is_view = chosen == "slice" and strides in CACHES
     assert np.shares_memory(outs[-1], np.asarray(cache)) == is_view
-    cache[...] = 0
+    cache[...] = q.new_tensor(before) if library == "torch" else before
     angles.apply(q, k, **options)
-    same(np.asarray(cache), fill(np.zeros_like(before), rotated, slots, "bhsd"))
+    same(np.asarray(cache), expected)
 
 
 Q, K, CACHE = (np.ones((*shape, 12), np.float32) for shape in ((1, 3, 4), (1, 3, 2), (16, 2)))
 ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
     r"slots= needs out=\(q, k_cache\)": {"out": None},
-    r"at least 0 and below 16, the slots of out\[1\]; got 3 to 16": {"slots": [3, 4, 16]},
-    "slots must be at least 0 .* got -1 to 4": {"slots": [3, 4, -1]},
+    r"at least 0 and below 16, the slots of out\[1\]; got -1 to 4": {"slots": [3, 4, -1]},
     "slots holds the same slot twice": {"slots": [3, 4, 3]},
     r"slots must be integers of shape \(1, 3\)": {"slots": [[3], [4], [5]]},
-    "slots must be integers": {"slots": [3.0, 4.0, 5.0]},
     r"like k, of numpy and float32: \(slots, 2, 12\) or": {"out": (Q, CACHE[:, :1])},
     "float64; slots= needs a key cache": {"out": (Q, CACHE.astype("f8"))},
     r"out\[1\] is read-only": {"out": (Q, np.broadcast_to(np.float32(1), CACHE.shape))},
@@ -208,20 +198,18 @@ def test_errors_of_apply(message: str, slots: list[int]) -> None:
     assert all((x == 1).all() for x in (Q, K, CACHE))
 
 
-@pytest.mark.parametrize("library", ["torch", "jax.numpy"])
-def test_errors_of_libraries(library: str) -> None:
-    q, k, cache = map(pytest.importorskip(library).asarray, (Q, K, CACHE))
-    with pytest.raises((RopeError, TypeError), match=r"out\[1\] is a numpy array"):
-        ROPE.apply(q, k, out=(q, CACHE), slots=[3, 4, 5])
-    if library == "torch":
-        with pytest.raises(RopeError, match="the same slot twice"):
-            ROPE.apply(q, k, out=(q, cache), slots=q.new_tensor([3, 3, 4]).int())
-        with pytest.raises(RopeError, match="autograd cannot follow out="):
-            ROPE.apply(q, k.requires_grad_(), out=(None, cache), slots=[3, 4, 5])
-        assert (cache == 1).all()
-    else:
-        with pytest.raises(TypeError, match=r"out\[0\] must be None or q .*jax"):
-            ROPE.apply(q, k, out=(k, cache), slots=[3, 4, 5])
+def test_errors_of_torch_and_jax() -> None:
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    (q, k, cache), x = map(torch.tensor, (Q, K, CACHE)), jnp.asarray(Q)
+    for message, arrays, out, slots in (
+        ("slots holds the same slot twice", (q, k), (q, cache), torch.tensor([3, 3, 4])),
+        ("autograd cannot follow out=", (q, k.clone().requires_grad_()), (None, cache), [3, 4, 5]),
+        (r"out\[1\] is a numpy array", (q, k), (q, CACHE), [3, 4, 5]),
+        (r"out\[0\] must be None or q .*jax", (x, x), (x + 1, jnp.ones((16, 4, 12))), [3, 4, 5]),
+    ):
+        with pytest.raises((RopeError, TypeError), match=message):
+            ROPE.apply(*arrays, out=out, slots=slots)
+    assert all((x == 1).all() for x in (q, k, cache))
 
 
 # --- moved again and again -----------------------------------------------------------------------
