@@ -36,7 +36,8 @@ def check_out(
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
     named = zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)
     inputs = [(name, get_span(backend.memory(x))) for name, x in named]
-    if len(outputs) == 2 and all(outputs) and have_overlap(*outputs):  # type: ignore[arg-type]
+    first, second = (*outputs, None)[:2]
+    if first and second and have_overlap(first, second):
         raise RopeError("out[0] and out[1] overlap; each result needs its own memory")
     for i, output in enumerate(outputs):
         if output is None:
