@@ -53,7 +53,8 @@ def apply(
     *,
     axes: str | None = None,
     k_positions: Positions = None,
-    out: tuple[ArrayT, ArrayT] | None = None,
+    out: tuple[ArrayT | None, ArrayT] | None = None,
+    slots: Any = None,
     norm: QKNorm | None = None,
     **options: Any,
 ) -> tuple[ArrayT, ArrayT]:
@@ -61,7 +62,7 @@ def apply(
 
     Parameters
     ----------
-    q, k, positions, axes, k_positions, out, norm
+    q, k, positions, axes, k_positions, out, slots, norm
         See :meth:`RoPE.apply`.
     rope : RoPE, optional
         Default ``RoPE()``.
@@ -79,7 +80,7 @@ def apply(
     >>> q_rotated, k_rotated = rope_xp.apply(q, k, 1000 + np.arange(4), layout="half", base=5e5)
     """
     return _resolve_rope(rope, options, q).apply(
-        q, k, positions, axes=axes, k_positions=k_positions, out=out, norm=norm
+        q, k, positions, axes=axes, k_positions=k_positions, out=out, slots=slots, norm=norm
     )
 
 

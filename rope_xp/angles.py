@@ -10,6 +10,7 @@ import numpy as np
 
 from rope_xp._arguments import parse_tables
 from rope_xp._arguments.axes import parse_axes
+from rope_xp._arguments.slots import rotate_into_slots
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
 from rope_xp._core.library import TREES, Rope
@@ -66,7 +67,8 @@ class Angles:
         k: ArrayT,
         *,
         axes: str | None = None,
-        out: tuple[ArrayT, ArrayT] | None = None,
+        out: tuple[ArrayT | None, ArrayT] | None = None,
+        slots: Any = None,
         norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys. See :meth:`rope_xp.RoPE.apply`.
@@ -82,6 +84,8 @@ class Angles:
         >>> q, k = np.ones((1, 8, 3, 64)), np.ones((1, 2, 3, 64))
         >>> q_rotated, _ = rope_xp.RoPE().at([5, 6, 7], like=q).apply(q, k, axes="bhsd")
         """
+        if slots is not None:
+            return rotate_into_slots(q, k, slots, axes, out, self.apply, norm=norm)
         rope, tables = self.rope, (self.cos, self.sin)
         arrays = q, k
         context = Angles, rope

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rope_xp._arguments import fields, parse, parse_tables
-from rope_xp._arguments.slots import move_slots
+from rope_xp._arguments.slots import move_slots, rotate_into_slots
 from rope_xp._core.norm import QKNorm, read_norm
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache, choose
@@ -68,7 +68,8 @@ class RoPE(RopeFields):
         *,
         axes: str | None = None,
         k_positions: Positions = None,
-        out: tuple[ArrayT, ArrayT] | None = None,
+        out: tuple[ArrayT | None, ArrayT] | None = None,
+        slots: Any = None,
         norm: QKNorm | None = None,
     ) -> tuple[ArrayT, ArrayT]:
         """Rotate queries and keys by their positions.
@@ -97,6 +98,11 @@ class RoPE(RopeFields):
             Positions of k, if they differ from those of q.
         out : (array, array), optional
             Arrays for the two results. ``out=(q, k)`` rotates in place. Not for jax.
+        slots : array or sequence, (batch..., tokens), or (tokens,) for one sequence, optional
+            Integers: rotated keys go to these slots of a cache, (slots, heads, head_dim) or (pages,
+            page, heads, head_dim), ``out=(q, k_cache)``, which is returned. ``out[0]`` may be None.
+            Each slot once. On a device they are not checked, and negative ones are skipped; see
+            :doc:`/caches`.
         norm : QKNorm, optional
             RMSNorm of q and k before the rotation, in the same pass over memory.
 
@@ -122,6 +128,9 @@ class RoPE(RopeFields):
         >>> q, k = np.ones((1, 8, 1, 64), np.float32), np.ones((1, 2, 1, 64), np.float32)
         >>> q_rotated, k_rotated = rope.apply(q, k, [1000], axes="bhsd")
         """
+        if slots is not None:
+            options = {"positions": positions, "k_positions": k_positions, "norm": norm}
+            return rotate_into_slots(q, k, slots, axes, out, self.apply, **options)
         signature = None
         if k_positions is None:
             arrays = q, k

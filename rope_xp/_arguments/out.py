@@ -42,6 +42,9 @@ def check_out(
     named = [*zip((*names, "cos", "sin"), (*arrays, *tables), strict=False)]
     named += [] if norm is None else norm.list_weights(len(arrays))
     inputs = [(name, get_span(backend.memory(x))) for name, x in named]
+    first, second = (*outputs, None)[:2]
+    if first and second and have_overlap(first, second):
+        raise RopeError("out[0] and out[1] overlap; each result needs its own memory")
     for i, output in enumerate(outputs):
         if output is None:
             continue
@@ -52,10 +55,6 @@ def check_out(
                     f"{labels[i]} overlaps {name} but is not {names[i]} itself; pass "
                     f"{names[i]} to rotate in place, or an array that shares no memory"
                 )
-                raise RopeError(msg)
-        for label, earlier in zip(labels[:i], outputs[:i], strict=True):
-            if earlier is not None and have_overlap(output, earlier):
-                msg = f"{label} and {labels[i]} overlap; each result needs its own memory"
                 raise RopeError(msg)
     return tuple(out)
 

@@ -25,6 +25,8 @@ class Backend:
     """Why the library cannot take ``out=``, or None if it can."""
     host: bool = False
     """Whether its arrays are those of numpy, whose values are read at once."""
+    assigns_by_index: bool = False
+    """Whether ``x[integers] = values`` works and reshaped slices are views, as in numpy."""
     numpy_dtypes: bool = False
     """Whether its dtypes are those of numpy."""
     compatible_backend: Backend | None = None
@@ -183,8 +185,10 @@ class Backend:
         return self.xp.reshape(rows, (*indices.shape, table.shape[1]))
 
     def replace_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
-        """Return x with other values in slots of an axis, by ``take``, as the standard has it."""
+        """Return x with other values in slots of an axis, by ``take``. Skip negative slots."""
         xp, n = self.xp, slots.shape[0]
+        if self.assigns_by_index:
+            return self.write_slots(xp.asarray(x, copy=True), axis, slots, values)
         if n == 0:
             return xp.asarray(x, copy=True)
         order = xp.astype(xp.argsort(slots), xp.int32)
@@ -197,9 +201,13 @@ class Backend:
         source = xp.where(is_new, source, indices)
         return xp.take(xp.concat([x, values], axis=axis), source, axis=axis)
 
-    def write_slots(self, x: Array, axis: int, slots: Array, values: Array) -> None:
-        """Write values to slots of an axis of x."""
-        self.write(x, self.replace_slots(x, axis, slots, values))
+    def write_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
+        """Write values to slots of an axis of x, and return x."""
+        if self.assigns_by_index:
+            x[(*(slice(None),) * axis, slots)] = values
+        else:
+            self.write(x, self.replace_slots(x, axis, slots, values))
+        return x
 
 
 @cached_tables

@@ -20,7 +20,8 @@ from rope_xp._dispatch.libraries import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
 SIGNATURES = {
-    "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, **options",
+    "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
+    "slots=None, **options",
     "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
@@ -31,7 +32,8 @@ SIGNATURES = {
     "use_path": "name",
     "RoPE": "*, base=10000.0, layout='interleaved', rotary_dim=None, rotary_offset=0, "
     "scaling=None, position_axes=None",
-    "RoPE.apply": "self, q, k, positions=None, *, axes=None, k_positions=None, out=None",
+    "RoPE.apply": "self, q, k, positions=None, *, axes=None, k_positions=None, out=None, "
+    "slots=None",
     "RoPE.rotate": "self, x, positions=None, *, axes=None, out=None",
     "RoPE.unrotate": "self, x, positions=None, *, axes=None, out=None",
     "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, slots=None, axes=None, "
@@ -48,7 +50,7 @@ SIGNATURES = {
     "Choice": "ropes, which",
     "Choice.at": "self, positions, *, like",
     "Choice.apply": "self, q, k, positions=None, *, axes=None, out=None",
-    "Angles.apply": "self, q, k, *, axes=None, out=None",
+    "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None",
     "Angles.rotate": "self, x, *, axes=None, out=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
     "scaling.Linear": "factor",

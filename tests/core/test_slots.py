@@ -1,14 +1,17 @@
-"""rerotate(slots=...): keys in slots of a cache move, and all others stay as they are."""
+"""slots=: keys in slots of a cache move, new ones are written, and all others stay as they are."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.random import Generator
-from support.bits import sample
-from support.targets import Target, numpy_dtype, rows, truth
+from support.bits import same, sample
+from support.slow_path import run_twice
+from support.targets import TARGETS, Target, numpy_dtype, rows, truth
 
+import rope_xp
 from rope_xp import RoPE, RopeError
+from rope_xp._dispatch import find
 
 ROPE = RoPE(layout="half", rotary_dim=8)
 SLOTS = [7, 0, 3]
@@ -92,6 +95,121 @@ def test_gradients() -> None:
     torch = pytest.importorskip("torch")
     cache = torch.randn(9, 2, 12, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: ROPE.rerotate(x, OLD, NEW, slots=SLOTS), cache)
+
+
+# --- new keys, rotated into slots ----------------------------------------------------------------
+
+TOKENS = {"bshd": (2, 3), "bhsd": (2, 3), "shbd": (2, 3), "shd": (3,)}  # batch first
+CACHES = {"slots": (16, 2, 12), "pages": (4, 4, 2, 12)}
+CHOSEN = {"slice": range(4, 10), "apart": [9, 0, 7, 8, 15, 3], "padded": [-1, 6, -1, 0, 9, -1]}
+CHOSEN |= {"all padded": [-1] * 6}
+
+
+def make(rng: Generator, axes: str, cache: str) -> tuple[np.ndarray, ...]:
+    sizes = ({"b": 2, "s": 3, "h": heads, "d": 12} for heads in (4, 2))
+    return *(sample(rng, *map(n.get, axes)) for n in sizes), sample(rng, *CACHES[cache])
+
+
+def fill(cache: np.ndarray, k: np.ndarray, slots: np.ndarray, axes: str) -> np.ndarray:
+    flat, order = cache.copy().reshape(16, 2, 12), [axes.index(n) for n in "bshd" if n in axes]
+    for slot, key in zip(slots.flat, k.transpose(order).reshape(-1, 2, 12), strict=True):
+        flat[slot] = key if slot >= 0 else flat[slot]
+    return flat.reshape(cache.shape)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("backend", rows(tuple(t.name for t in TARGETS[1:])))  # 0 is read-only
+@pytest.mark.parametrize("axes", TOKENS)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_as_rotate_and_assign(
+    backend: Target, axes: str, cache: str, chosen: str, rng: Generator, monkeypatch: Any
+) -> None:
+    hosts = make(rng, axes, cache)
+    q, k, keys = map(backend.make, hosts)
+    slots = np.array(CHOSEN[chosen], np.int32)[: np.prod(TOKENS[axes])].reshape(TOKENS[axes])
+    library = find.require_backend(k, "k")
+    if "padded" in chosen:  # no value of slots may be read
+        monkeypatch.setattr(type(library), "host_view", lambda *_: None)
+
+    def apply(q: Any, k: Any, keys: Any, on_device: Any) -> Any:
+        given = slots if chosen == "slice" else on_device
+        return ROPE.apply(q, k, OLD, axes=axes, out=(None, keys), slots=given)
+
+    got = backend.run(apply, q, k, keys, backend.make(slots))
+    rotated = backend.run(lambda q, k: ROPE.apply(q, k, OLD, axes=axes), q, k)
+    expected = fill(hosts[2], backend.back(rotated[1]), slots, axes)
+    same(backend.back(got[0]), backend.back(rotated[0]))
+    same(backend.back(got[1]), expected)
+    same(backend.back(keys), hosts[2] if library.out_refusal else expected)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("strides", [*CACHES, "beside values"])
+@pytest.mark.parametrize("chosen", ["slice", "apart"])
+def test_strides(library: str, strides: str, chosen: str, rng: Generator, monkeypatch: Any) -> None:
+    """Kernels and cached calls write consecutive slots of a cache that has a flat view."""
+    q, k, cache = make(rng, "bhsd", strides if strides in CACHES else "pages")
+    if strides == "beside values":
+        cache = np.stack([cache, cache], 1)[:, 0]
+    if library == "torch":
+        q, k, cache = map(pytest.importorskip("torch").from_numpy, (q, k, cache))
+    before, slots, outs = np.asarray(cache).copy(), np.array(CHOSEN[chosen]).reshape(2, 3), []
+    plain, angles = RoPE.apply, ROPE.at([5, 6, 7], like=q)
+
+    def record(*args: Any, out: Any, **options: Any) -> Any:
+        outs.append(np.asarray(out[1]))
+        return plain(*args, out=out, **options)
+
+    monkeypatch.setattr(RoPE, "apply", record)
+    options = {"axes": "bhsd", "out": (q, cache), "slots": slots}
+    got = run_twice(lambda: ROPE.apply(q, k, [5, 6, 7], **options), monkeypatch)[1]
+    assert (got[0] is q, got[1] is cache) == (True, True)
+    expected = fill(before, np.asarray(ROPE.rotate(k, [5, 6, 7], axes="bhsd")), slots, "bhsd")
+    same(np.asarray(cache), expected)
+    is_view = chosen == "slice" and strides in CACHES
+    assert np.shares_memory(outs[-1], np.asarray(cache)) == is_view
+    cache[...] = q.new_tensor(before) if library == "torch" else before
+    angles.apply(q, k, **options)
+    same(np.asarray(cache), expected)
+
+
+Q, K, CACHE = (np.ones((*shape, 12), np.float32) for shape in ((1, 3, 4), (1, 3, 2), (16, 2)))
+ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
+    r"slots= needs out=\(q, k_cache\)": {"out": None},
+    r"at least 0 and below 16, the slots of out\[1\]; got -1 to 4": {"slots": [3, 4, -1]},
+    "slots holds the same slot twice": {"slots": [3, 4, 3]},
+    r"slots must be integers of shape \(1, 3\)": {"slots": [[3], [4], [5]]},
+    r"like k, of numpy and float32: \(slots, 2, 12\) or": {"out": (Q, CACHE[:, :1])},
+    "float64; slots= needs a key cache": {"out": (Q, CACHE.astype("f8"))},
+    r"out\[1\] is read-only": {"out": (Q, np.broadcast_to(np.float32(1), CACHE.shape))},
+    r"out\[0\] is .* the result for q": {"out": (K, CACHE)},
+    r"out\[0\] and out\[1\] overlap": {"out": (CACHE.reshape(-1)[:144].reshape(Q.shape), CACHE)},
+    "positions has shape": {"positions": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("slots", [[3, 4, 5], [5, 3, 4]])
+@pytest.mark.parametrize("message", ERRORS_OF_APPLY)
+def test_errors_of_apply(message: str, slots: list[int]) -> None:
+    options: dict[str, Any] = {"slots": slots, "out": (Q, CACHE), "positions": [1, 2, 3]}
+    with pytest.raises(RopeError, match=message):
+        rope_xp.apply(Q, K, **(options | ERRORS_OF_APPLY[message]))
+    assert all((x == 1).all() for x in (Q, K, CACHE))
+
+
+def test_errors_of_torch_and_jax() -> None:
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    (q, k, cache), x = map(torch.tensor, (Q, K, CACHE)), jnp.asarray(Q)
+    for message, arrays, out, slots in (
+        ("slots holds the same slot twice", (q, k), (q, cache), torch.tensor([3, 3, 4])),
+        ("autograd cannot follow out=", (q, k.clone().requires_grad_()), (None, cache), [3, 4, 5]),
+        (r"out\[1\] is a numpy array", (q, k), (q, CACHE), [3, 4, 5]),
+        (r"out\[0\] must be None or q .*jax", (x, x), (x + 1, jnp.ones((16, 4, 12))), [3, 4, 5]),
+    ):
+        with pytest.raises((RopeError, TypeError), match=message):
+            ROPE.apply(*arrays, out=out, slots=slots)
+    assert all((x == 1).all() for x in (q, k, cache))
 
 
 # --- moved again and again -----------------------------------------------------------------------

@@ -42,6 +42,7 @@ def signature(
 class Cupy(Backend):
     """The glue of cupy. A device is its number, which hashes."""
 
+    assigns_by_index = True
     numpy_dtypes = True
 
     signature = staticmethod(signature)
@@ -73,10 +74,6 @@ class Cupy(Backend):
         """Return 0, 1, ..., n - 1 on the device."""
         with cupy.cuda.Device(device):
             return cupy.arange(n, dtype=cupy.int32)
-
-    def write_slots(self, x: Any, axis: int, rows: Any, values: Any) -> None:
-        """Write values into these rows of an axis."""
-        x[(*(slice(None),) * axis, rows)] = values
 
     def memory(self, x: Any) -> Memory:
         """Return pointer, shape and strides of an array."""

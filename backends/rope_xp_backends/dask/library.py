@@ -64,8 +64,8 @@ class Dask(Backend):
     def replace_slots(self, x: Array, axis: int, slots: Array, values: Array) -> Array:
         """Take from both. Slots are computed, as chunks depend on them."""
         check_known(ROTATED, (x.shape[axis],))
-        source = np.arange(x.shape[axis])
-        source[np.asarray(slots)] = len(source) + np.arange(values.shape[axis])
+        source, host = np.arange(x.shape[axis]), np.asarray(slots)
+        source[host[host >= 0]] = len(source) + np.flatnonzero(host >= 0)
         return da.take(da.concatenate([x, values], axis=axis), source, axis=axis)
 
     def tables(self, table_key: TableKey, like: Array) -> DigitTables:

@@ -139,7 +139,8 @@ class Jax(Backend):
         self, x: jax.Array, axis: int, slots: jax.Array, values: jax.Array
     ) -> jax.Array:
         """Scatter, in place where x is donated to jit."""
-        return x.at[(*(slice(None),) * axis, slots)].set(values)
+        slots = jnp.where(slots < 0, x.shape[axis], slots)  # negative ones would count from the end
+        return x.at[(*(slice(None),) * axis, slots)].set(values, mode="drop")
 
     def tables(self, table_key: TableKey, like: jax.Array) -> DigitTables:
         """Return numpy tables to a trace, as constants, else arrays."""

@@ -1,7 +1,6 @@
 """numpy, with ml_dtypes.bfloat16."""
 
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ class Numpy(Backend):
     """The glue of numpy."""
 
     host = True
+    assigns_by_index = True
     numpy_dtypes = True
 
     def signature(
@@ -79,17 +79,6 @@ class Numpy(Backend):
         """Convert to native byte order too: array_api_compat clips no other."""
         converted: np.ndarray = super().integers(positions)
         return converted.astype(converted.dtype.newbyteorder("="), copy=False)
-
-    def replace_slots(
-        self, x: np.ndarray, axis: int, slots: np.ndarray, values: np.ndarray
-    ) -> np.ndarray:
-        new = x.copy()
-        self.write_slots(new, axis, slots, values)
-        return new
-
-    def write_slots(self, x: np.ndarray, axis: int, slots: np.ndarray, values: np.ndarray) -> None:
-        index: tuple[Any, ...] = (*(slice(None),) * axis, slots)
-        x[index] = values
 
     def memory(self, x: np.ndarray) -> Memory:
         pointer = x.__array_interface__["data"][0]

@@ -40,6 +40,8 @@ def _read_host(positions: torch.Tensor) -> np.ndarray | None:
 class Torch(Backend):
     """The glue of torch."""
 
+    assigns_by_index = True
+
     @staticmethod
     def signature(
         context: Hashable, arrays: Tensors, positions: Any, out: Any, tables: Tensors | None
@@ -139,11 +141,6 @@ class Torch(Backend):
         self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         return x.index_copy(axis, rows.long(), values)
-
-    def write_slots(
-        self, x: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        x.index_copy_(axis, rows.long(), values)
 
     def tables(self, table_key: TableKey, like: torch.Tensor) -> DigitTables:
         """Keep fake and functional tensors out of the cache."""
