@@ -4,16 +4,23 @@ from typing import Any
 
 from rope_xp._arguments.fields import check_rope as check_type
 from rope_xp._core.errors import RopeError
+from rope_xp._core.norm import QKNorm
 from rope_xp.angles import Angles
 from rope_xp.rope import Positions, RoPE
 
 
 def rotate(
-    layer: Any, q: Any, k: Any, positions: Positions = None, *, k_positions: Positions = None
+    layer: Any,
+    q: Any,
+    k: Any,
+    positions: Positions = None,
+    *,
+    k_positions: Positions = None,
+    norm: QKNorm | None = None,
 ) -> tuple[Any, Any]:
     """Rotate queries and keys; see :func:`rope_xp.apply`."""
     rotated: tuple[Any, Any] = layer.rope.apply(
-        q, k, positions, axes=layer.axes, k_positions=k_positions
+        q, k, positions, axes=layer.axes, k_positions=k_positions, norm=norm
     )
     return rotated
 

@@ -10,6 +10,7 @@ import torch
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
+from rope_xp._core.norm import QKNorm
 from rope_xp._frequencies import initial_frequencies
 from rope_xp._functions import apply_frequencies
 from rope_xp.angles import Angles
@@ -82,14 +83,15 @@ class Rotary(torch.nn.Module):
         positions: Positions = None,
         *,
         k_positions: Positions = None,
+        norm: QKNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys; see :func:`rope_xp.apply`."""
         if self.learn is None:
-            return self.rope.apply(q, k, positions, axes=self.axes, k_positions=k_positions)
-        if k_positions is not None:
+            return _common.rotate(self, q, k, positions, k_positions=k_positions, norm=norm)
+        if k_positions is not None or norm is not None:
             raise RopeError(
-                "k_positions was given, but a layer that learns its frequencies rotates q and k by "
-                "the same positions; leave it out"
+                "k_positions or norm was given, but a layer that learns its frequencies rotates q "
+                "and k by the same positions and normalizes neither; leave it out"
             )
         rope, frequencies = self.rope, self.frequencies
         return apply_frequencies(q, k, positions, frequencies, layout=rope.layout, axes=self.axes)

@@ -261,7 +261,7 @@ def test_it_has_no_angles_for_all_layers() -> None:
     q, k, positions = inputs(TORCH, ROPES["half"])
     with pytest.raises(RopeError, match="a layer that learns its frequencies has its own"):
         layer.at(positions, like=q)
-    with pytest.raises(RopeError, match="k_positions was given, but a layer that learns"):
+    with pytest.raises(RopeError, match="k_positions or norm was given"):
         layer(q, k, positions, k_positions=positions)
     with pytest.raises(RopeError, match=r"frequencies has 2 heads, q 4 and k 4"):
         layer(q, q, positions)

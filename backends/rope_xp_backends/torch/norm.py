@@ -1,6 +1,5 @@
-"""RMSNorm and rotation of tensors by one kernel, and their derivative in plain operations."""
+"""RMSNorm and rotation of tensors as one operator of torch, and its derivative."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,69 +8,76 @@ from rope_xp._core.call import Call, RotationSpec
 from rope_xp._core.norm import QKNorm
 from rope_xp._rotation import portable
 
+from . import op
 from .library import Tensors
-from .op import apply_op
-from .op_args import OpArgs, build_op_args
+from .op_args import N_TENSORS, OpArgs, build_op_args, empty_result
 
 CHUNK = 1 << 14
 """Elements differentiated at once: they stay in cache, and torch starts no threads for so few."""
+_N_OP_ARGS = len(OpArgs._fields)
 
 
-def run(call: Call, rotate: Callable[..., Tensors], **support: bool) -> Tensors:
-    """Return the arrays of a call, normalized and rotated by ``rotate``."""
+def run(call: Call, **support: bool) -> Tensors:
+    """Return the arrays of a call, normalized and rotated by the kernel of their device."""
     results: Tensors = ()
     for i, (arrays, out, source) in enumerate(call.groups(call.out or (), one_dtype=True)):
         norm = call.norm.select(i, len(arrays))  # type: ignore[union-attr]  # there is one
         op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
+        if out:
+            op.run_kernel(out, arrays, op_args, norm)
+            continue
         weights = norm.weights[: len(arrays)]
         operands = [x for x in (*arrays, *weights) if x is not None]
-        if not (torch.is_grad_enabled() and any(x.requires_grad for x in operands)):
-            results += rotate(out or None, arrays, op_args, norm)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+            if not torch.compiler.is_compiling():
+                op_args = op_args.with_copied_positions(arrays[0])
+            arguments = norm.eps, norm.offset, *op_args, *arrays, *weights
+            results += tuple(_Rotate.apply(*arguments))  # type: ignore[no-untyped-call]  # in torch
         else:
-            op_args = op_args.with_copied_positions(arrays[0])
-            plain_args = rotate, norm, op_args.with_angle_inputs(()), len(arrays)
-            tensors = *arrays, *weights, *op_args.angle_inputs
-            results += tuple(_Rotate.apply(*plain_args, *tensors))  # type: ignore[no-untyped-call]  # in torch
+            results += tuple(_rotate(arrays, weights, *op_args, norm.eps, norm.offset))
     return call.out or results
 
 
 class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rotate: Callable[..., Tensors],
-        norm: QKNorm,
-        op_args: OpArgs,
-        n: int,
-        *tensors: torch.Tensor,
-    ) -> Tensors:
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-        ctx.norm, ctx.op_args, ctx.n = norm.select(n, 0), op_args, n  # without weights
-        return rotate(None, tensors[:n], op_args.with_angle_inputs(tensors[2 * n :]), norm)
+    """Its arguments are eps, offset, the fields of OpArgs, arrays, then as many weights or None."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        n, saved = ctx.n, ctx.saved_tensors
-        op_args = ctx.op_args.with_angle_inputs(saved[2 * n :])
-        inverse = op_args._replace(inverse=not op_args.inverse)
-        d_tensors: list[Any] = [None] * len(saved)
-        for i, grad in enumerate(grads):
-            if grad is not None:
-                (d_y,) = apply_op((grad,), inverse)
-                gradients = _differentiate(saved[i], saved[n + i], d_y, ctx.norm, op_args.spec)
-                d_tensors[i], d_tensors[n + i] = gradients
-        return *(None,) * 4, *d_tensors
+    def forward(eps: float, offset: float, *arguments: Any) -> Tensors:
+        op_args, operands = arguments[:_N_OP_ARGS], arguments[_N_OP_ARGS:]
+        n = len(operands) // 2
+        return tuple(_rotate(operands[:n], operands[n:], *op_args, eps, offset))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
+        ctx.eps, ctx.offset, *arguments = inputs
+        ctx.save_for_backward(*arguments[:N_TENSORS], *arguments[_N_OP_ARGS:])
+        ctx.axes, ctx.layout, ctx.start, ctx.inverse = arguments[N_TENSORS:_N_OP_ARGS]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        saved, n = ctx.saved_tensors, len(grads)
+        back = *saved[:N_TENSORS], ctx.axes, ctx.layout, ctx.start, not ctx.inverse
+        op_args, operands = OpArgs(*back), saved[N_TENSORS:]
+        # A compiler cannot trace a function within a backward pass.
+        rotate = op.call_op if torch.compiler.is_compiling() else op.apply_op
+        norm, d_arrays, d_weights = QKNorm(eps=ctx.eps, offset=ctx.offset), [], []
+        for x, weight, grad in zip(operands[:n], operands[n:], grads, strict=True):
+            d_y = rotate((grad,), op_args)[0]
+            d_x, d_weight = _differentiate(x, weight, d_y, norm, op_args.spec)
+            d_arrays.append(d_x)
+            d_weights.append(d_weight)
+        return *(None,) * (2 + _N_OP_ARGS), *d_arrays, *d_weights
 
 
 def _differentiate(
     x: torch.Tensor, weight: Any, grad: torch.Tensor, norm: QKNorm, spec: RotationSpec
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of x and of its weight, from that of the normalized array."""
-    axis = max(range(x.ndim - 1), key=lambda i: x.shape[i])
-    length = x.shape[axis]
-    step = length if torch.is_grad_enabled() else max(CHUNK * length // max(x.numel(), 1), 1)
-    chunks = zip(torch.split(x, step, axis), torch.split(grad, step, axis), strict=True)
+    axis, chunks = 0, [(x, grad)]
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and x.numel() > CHUNK:
+        axis = max(range(x.ndim - 1), key=lambda i: x.shape[i])
+        step = max(CHUNK * x.shape[axis] // x.numel(), 1)
+        chunks = [*zip(torch.split(x, step, axis), torch.split(grad, step, axis), strict=True)]
     parts = [_differentiate_chunk(y, g, weight, norm, spec) for y, g in chunks]
     d_x = torch.cat([part[0] for part in parts], axis)
     return d_x, None if weight is None else sum(part[1] for part in parts).to(weight.dtype)
@@ -94,3 +100,18 @@ def _differentiate_chunk(
     d_x = (factor * (g - y * (g * y).mean(-1, keepdim=True))).to(x.dtype)
     rest = grad[..., :first], grad[..., end:]
     return torch.cat([rest[0], d_x, rest[1]], -1) if end - first < x.shape[-1] else d_x, d_weight
+
+
+def _run(arrays: list[torch.Tensor], weights: list[Any], *args: Any) -> list[torch.Tensor]:
+    *op_args, eps, offset = args
+    q_weight, k_weight = (*weights, None)[:2]
+    norm = QKNorm(q_weight, k_weight, eps, offset)
+    return [*op.run_kernel(None, tuple(arrays), OpArgs(*op_args), norm)]
+
+
+_rotate = op.define(
+    f"rotate_norm(Tensor[] arrays, Tensor?[] weights, {op.OP_ARGS}, float eps, float added)"
+    " -> Tensor[]",
+    _run,
+    lambda arrays, *_: [empty_result(x) for x in arrays],
+)

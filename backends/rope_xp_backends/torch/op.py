@@ -15,6 +15,7 @@ import array_api_compat.torch as xp
 import torch
 
 from rope_xp._core.call import Call
+from rope_xp._core.norm import QKNorm
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import choose
 from rope_xp._rotation import portable
@@ -29,7 +30,7 @@ from .op_args import N_TENSORS, OpArgs, allocate_result, empty_result
 # The tables are (low, middle, high), or (cos, sin, None). Positions and their fractional parts are
 # (batch..., tokens), or (batch..., tokens, components) where ``components``, (r/2,), holds the one
 # that a frequency reads.
-_OP_ARGS = (
+OP_ARGS = (
     "Tensor? positions, Tensor? part, Tensor table, Tensor table_2, Tensor? table_3, "
     "Tensor? frequencies, Tensor? components, str axes, str layout, int offset, bool inverse"
 )
@@ -48,12 +49,12 @@ def apply_op(arrays: Tensors, op_args: OpArgs) -> Tensors:
     needs_grad = torch.is_grad_enabled() and arrays[0].requires_grad
     transformed = private.are_transforms_active()
     if not needs_grad and not transformed:
-        return _call_op(arrays, op_args)
+        return call_op(arrays, op_args)
     if transformed or torch.compiler.is_compiling():
         return tuple(_Rotate.apply(*op_args, *arrays))
     op_args = op_args.with_copied_positions(arrays[0])
     op_args_for = op_args.with_angle_inputs(()).with_angle_inputs
-    run = partial(_call_op, op_args=op_args)
+    run = partial(call_op, op_args=op_args)
     return tuple(EagerRotate.apply(run, op_args.angle_inputs, op_args_for, *arrays))
 
 
@@ -68,7 +69,8 @@ def _rotate_gradients(
     return tuple([None if g is None else next(rotated) for g in grads])
 
 
-def _call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
+def call_op(arrays: Tensors, op_args: OpArgs | tuple[Any, ...]) -> Tensors:
+    """Return arrays rotated, which nothing records."""
     if len(arrays) == 1:
         return (_rotate(*arrays, *op_args),)
     return tuple(_rotate_pair(*arrays, *op_args))
@@ -79,7 +81,7 @@ def _bypass_dispatcher(arrays: Tensors, op_args: OpArgs) -> Tensors:
     plain = all(is_plain(x) and private.has_storage(x) for x in arrays)
     if torch.is_grad_enabled() or private.is_observed() or not plain:
         return apply_op(arrays, op_args)
-    return _run_kernel(None, arrays, op_args)
+    return run_kernel(None, arrays, op_args)
 
 
 # --- derivatives ---------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Tensors:
-        return _call_op(arguments[_N_OP_ARGS:], arguments[:_N_OP_ARGS])
+        return call_op(arguments[_N_OP_ARGS:], arguments[:_N_OP_ARGS])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: object) -> None:
@@ -106,7 +108,7 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         back = (*ctx.saved_tensors, ctx.axes, ctx.layout, ctx.offset, not ctx.inverse)
         if torch.compiler.is_compiling():  # which cannot trace a function within a backward pass
-            return *(None,) * _N_OP_ARGS, *_call_op(grads, back)
+            return *(None,) * _N_OP_ARGS, *call_op(grads, back)
         return *(None,) * _N_OP_ARGS, *_rotate_gradients(grads, OpArgs(*back))
 
     @staticmethod
@@ -169,27 +171,31 @@ class EagerRotate(torch.autograd.Function):
 
 # --- implementations -----------------------------------------------------------------------------
 
-RUNS: dict[str, Callable[[Tensors | None, Tensors, OpArgs], Tensors]] = {
+RUNS: dict[str, Callable[..., Tensors]] = {
     "cpu": rotate_on_cpu,
     "cuda": rotate_on_gpu,
 }
-"""By device type: ``run(out, arrays, op_args)`` returns out, or new results where it is None, or
-raises PathUnavailable."""
+"""By device type: ``run(out, arrays, op_args, norm)`` returns out, or new results where it is None,
+or raises PathUnavailable."""
 
 
-def _run_kernel(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
+def run_kernel(
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+) -> Tensors:
+    """Run the kernel of the device, or else the portable path."""
     try:
-        return RUNS[arrays[0].device.type](out, arrays, op_args)
+        return RUNS[arrays[0].device.type](out, arrays, op_args, norm)
     except PathUnavailable as reason:
         choose.raise_if_forced(reason)
         # A compiled graph runs this too, in a process where kernels fail.
         out = tuple(map(allocate_result, arrays)) if out is None else out
         source = op_args.source(arrays[0].shape[op_args.spec.axes.tokens])
-        portable.run(Call(_PORTABLE, arrays, (source,), out, op_args.spec))
+        portable.run(Call(_PORTABLE, arrays, (source,), out, op_args.spec, norm))
         return out
 
 
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Return a new operator."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=_TAGS)
     torch.library.impl(f"rope_xp::{name}", tuple(RUNS), run, lib=_library)
@@ -197,22 +203,22 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> A
     return getattr(torch.ops.rope_xp, name).default
 
 
-_rotate = _define(
-    f"rotate(Tensor x, {_OP_ARGS}) -> Tensor",
-    lambda x, *args: _run_kernel(None, (x,), OpArgs(*args))[0],
+_rotate = define(
+    f"rotate(Tensor x, {OP_ARGS}) -> Tensor",
+    lambda x, *args: run_kernel(None, (x,), OpArgs(*args))[0],
     lambda x, *_: empty_result(x),
 )
-_rotate_pair = _define(
-    f"rotate_pair(Tensor q, Tensor k, {_OP_ARGS}) -> (Tensor, Tensor)",
-    lambda q, k, *args: _run_kernel(None, (q, k), OpArgs(*args)),
+_rotate_pair = define(
+    f"rotate_pair(Tensor q, Tensor k, {OP_ARGS}) -> (Tensor, Tensor)",
+    lambda q, k, *args: run_kernel(None, (q, k), OpArgs(*args)),
     lambda q, k, *_: (empty_result(q), empty_result(k)),
 )
 
 
 def _rotate_out(out: list[torch.Tensor], arrays: list[torch.Tensor], *args: Any) -> None:
-    _run_kernel(tuple(out), tuple(arrays), OpArgs(*args))
+    run_kernel(tuple(out), tuple(arrays), OpArgs(*args))
 
 
-rotate_out = _define(
-    f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {_OP_ARGS}) -> ()", _rotate_out, lambda *_: None
+rotate_out = define(
+    f"rotate_out(Tensor(a!)[] out, Tensor[] arrays, {OP_ARGS}) -> ()", _rotate_out, lambda *_: None
 )

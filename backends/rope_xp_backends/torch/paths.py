@@ -14,8 +14,8 @@ from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu.launch import KERNELS, decline_norm, get_kernel_keys
 
-from . import gpu, op, private
-from .cpu import LLVMLaunch, prepare_llvm_launch, rotate_on_cpu
+from . import gpu, norm, op, private
+from .cpu import LLVMLaunch, prepare_llvm_launch
 from .gpu import TritonLaunch
 from .library import PLAIN, Tensors
 from .op_args import N_TENSORS, OpArgs, assemble_op_args, build_op_args
@@ -77,17 +77,15 @@ class TorchLLVM(Path):
         if not torch.compiler.is_compiling():
             for key in get_kernel_keys(call):
                 KERNELS.get(key)
-        if call.norm is None:
-            return _call_operator(call)
-        from .norm import run
-
-        return run(call, rotate_on_cpu)
+        return _call_operator(call)
 
     def specialize(self, call: Call, signature: CallSignature, results: Tensors) -> Any:
         return _specialize(call, signature, results, prepare_llvm_launch)
 
 
 def _call_operator(call: Call, **support: bool) -> Tensors:
+    if call.norm is not None:
+        return norm.run(call, **support)
     results: Tensors = ()
     for arrays, out, source in call.groups(call.out or (), one_dtype=True):
         op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
@@ -189,8 +187,8 @@ def _decline_weights(call: Call, devices: Container[str], hardware: str) -> str 
     """Return why a kernel does not normalize, and plain operations do."""
     if call.norm is None:
         return None
-    if torch.compiler.is_compiling() or private.are_transforms_active():
-        return "compilers and transforms follow a norm in plain operations"
+    if private.are_transforms_active():
+        return "a transform follows a norm in plain operations"
     weights = tuple([w for _, w in call.norm.list_weights(len(call.arrays))])
     return _decline_tensors(weights, devices, hardware)
 
