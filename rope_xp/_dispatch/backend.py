@@ -57,10 +57,12 @@ class Backend:
         positions: object,
         out: object,
         tables: tuple[Array, Array] | None,
+        weights: tuple[Array, ...],
     ) -> Any:
         """Return the ``CallSignature`` of a call with this context, None if it cannot be cached.
 
-        ``tables`` are given cos and sin. See :mod:`rope_xp._dispatch.call_cache`.
+        ``tables`` are given cos and sin, ``weights`` those of a norm. See
+        :mod:`rope_xp._dispatch.call_cache`.
         """
         return None
 

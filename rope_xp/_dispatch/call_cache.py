@@ -91,33 +91,15 @@ def signature(
     backend = find.by_type.get(type(arrays[0])) or find.find_backend(arrays[0])
     if backend is None:
         return None
-    context = rope, axes, inverse, choose.choice.name, len(arrays)
+    context: tuple[Hashable, ...] = rope, axes, inverse, choose.choice.name, len(arrays)
+    weights: Arrays = ()
     if norm is not None:
-        return _sign_norm(backend, context, arrays, positions, out, tables, norm)
-    return backend.signature(context, arrays, positions, out, tables)  # type: ignore[no-any-return]  # as above
-
-
-def _sign_norm(
-    backend: Any,
-    context: Hashable,
-    arrays: Arrays,
-    positions: Any,
-    out: Any,
-    tables: Arrays | None,
-    norm: Any,
-) -> CallSignature | None:
-    """Return the signature of a call with a norm, whose weights are described as arrays are."""
-    if type(norm) is not QKNorm or type(out) not in (tuple, type(None)):
-        return None
-    n, q_weight, k_weight = len(arrays), norm.q_weight, norm.k_weight
-    weights = tuple([w for w in (q_weight, k_weight)[:n] if w is not None])
-    context = context, norm.eps, norm.offset, norm.round_between, q_weight is None
-    outs = None if out is None else out + weights
-    signature = backend.signature(context, arrays + weights, positions, outs, tables)
-    if signature is None:
-        return None
-    key, _, angle_inputs, position_range, *_ = signature
-    return CallSignature(key, arrays, angle_inputs, position_range, out, weights)
+        if type(norm) is not QKNorm:
+            return None
+        q_weight, k_weight = norm.q_weight, norm.k_weight
+        weights = tuple([w for w in (q_weight, k_weight)[: len(arrays)] if w is not None])
+        context = *context, norm.eps, norm.offset, norm.round_between, q_weight is None
+    return backend.signature(context, arrays, positions, out, tables, weights)  # type: ignore[no-any-return]  # as above
 
 
 def run(

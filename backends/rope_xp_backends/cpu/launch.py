@@ -80,11 +80,10 @@ def decline_norm(call: Call) -> str | None:
 
 
 def pad_inputs(inputs: list[int], weights: int) -> list[int]:
-    """Return addresses of weights and angle inputs with zeros for those that are absent."""
+    """Return addresses of two weights and two angle inputs, 0 for those that are absent."""
     if weights == 1:
         inputs.insert(1, 0)  # k has none
-    count = 4 if weights else 2
-    return inputs if len(inputs) == count else [*inputs, 0, 0][:count]
+    return [*inputs, 0, 0][:4]
 
 
 @dataclass(frozen=True, slots=True)

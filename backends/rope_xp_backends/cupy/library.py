@@ -17,7 +17,12 @@ _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 def signature(
-    context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
+    context: Hashable,
+    arrays: Arrays,
+    positions: Any,
+    out: Any,
+    tables: Arrays | None,
+    weights: Arrays,
 ) -> CallSignature | None:
     """Return the signature of a call on arrays in the memory of a device."""
     checked = collect_operands(arrays, out)
@@ -32,11 +37,12 @@ def signature(
     if any(getattr(row, "dtype", None) not in allowed for row in angle_inputs):
         return None
     key: list[Hashable] = [context, in_place]
-    for x in (*operands, *angle_inputs):
+    for x in (*operands, *weights, *angle_inputs):
         if type(x) is not cupy.ndarray:
             return None
         key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
-    return CallSignature(tuple(key), arrays, angle_inputs, UNKNOWN if tables is None else None, out)
+    position_range = UNKNOWN if tables is None else None
+    return CallSignature(tuple(key), arrays, angle_inputs, position_range, out, weights)
 
 
 class Cupy(Backend):

@@ -24,7 +24,12 @@ _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 def signature(
-    context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Arrays | None
+    context: Hashable,
+    arrays: Arrays,
+    positions: Any,
+    out: Any,
+    tables: Arrays | None,
+    weights: Arrays,
 ) -> CallSignature | None:
     """Return the signature of an eager call on one device, with positions as jax arrays."""
     x, array_type = arrays[0], type(arrays[0])
@@ -46,11 +51,11 @@ def signature(
         angle_inputs = tuple([jax.device_put(row, device) for row in read[0]])
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # set while jax is imported
     key: list[Hashable] = [context, position_range, x64]
-    for x in (*arrays, *angle_inputs):
+    for x in (*arrays, *weights, *angle_inputs):
         if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
             return None
         key += x.dtype, x.shape, x.sharding, x.committed
-    return CallSignature(tuple(key), arrays, angle_inputs, position_range, None)
+    return CallSignature(tuple(key), arrays, angle_inputs, position_range, None, weights)
 
 
 class Jax(Backend):

@@ -116,7 +116,8 @@ class NumpyLaunch:
             k = k_out = 0
         else:
             q, q_out, k, k_out, *rest = addresses((arrays[0], out[0], arrays[1], out[1], *inputs))
-        self.run(q, q_out, k, k_out, *pad_inputs(rest, self.weights), limit=threads.limit)
+        rest = pad_inputs(rest, self.weights) if self.weights else [*rest, 0, 0][:2]
+        self.run(q, q_out, k, k_out, *rest, limit=threads.limit)
         return out
 
 

@@ -26,6 +26,7 @@ class Numpy(Backend):
         positions: object,
         out: object,
         tables: tuple[np.ndarray, np.ndarray] | None,
+        weights: tuple[np.ndarray, ...],
     ) -> CallSignature | None:
         """Cache calls on plain arrays, whose flags give order, alignment and writeability."""
         operands, in_place = arrays, None
@@ -35,7 +36,7 @@ class Numpy(Backend):
                 return None
             operands, in_place = collected
         key: list[Hashable] = [context, in_place]
-        for x in operands:
+        for x in (operands + weights) if weights else operands:
             if type(x) is not np.ndarray:
                 return None
             key += x.dtype, x.shape, x.strides, x.flags.num
@@ -54,7 +55,7 @@ class Numpy(Backend):
             key.append(position_range)
         for row in rows:
             key += row.shape, row.strides, row.flags.num
-        return CallSignature(tuple(key), arrays, rows, position_range, out)  # type: ignore[arg-type]  # a tuple, if not None
+        return CallSignature(tuple(key), arrays, rows, position_range, out, weights)  # type: ignore[arg-type]  # a tuple, if not None
 
     def are_disjoint(self, x: np.ndarray, y: np.ndarray) -> bool:
         """Return at once for arrays that own their memory, which only views share."""

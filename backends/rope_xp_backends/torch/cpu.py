@@ -40,7 +40,8 @@ class LLVMLaunch:
         self, arrays: Tensors, out: Tensors | None, inputs: Tensors, _tables: Any = None
     ) -> Tensors:
         results = tuple([self.allocate(x) for x in arrays]) if out is None else out
-        rest = pad_inputs([x.data_ptr() for x in inputs], self.weights)
+        rest = [x.data_ptr() for x in inputs]
+        rest = pad_inputs(rest, self.weights) if self.weights else [*rest, 0, 0][:2]
         q, q_out = arrays[0].data_ptr(), results[0].data_ptr()
         k = k_out = 0
         if len(arrays) > 1:

@@ -44,7 +44,12 @@ class Torch(Backend):
 
     @staticmethod
     def signature(
-        context: Hashable, arrays: Tensors, positions: Any, out: Any, tables: Tensors | None
+        context: Hashable,
+        arrays: Tensors,
+        positions: Any,
+        out: Any,
+        tables: Tensors | None,
+        weights: Tensors,
     ) -> CallSignature | None:
         if torch.compiler.is_compiling() or private.is_observed():
             return None
@@ -52,7 +57,7 @@ class Torch(Backend):
         if checked is None:
             return None
         operands, in_place = checked
-        operand_key = _describe_operands(operands, out is not None)
+        operand_key = _describe_operands(operands + weights, out is not None)
         if tables is None:
             angles = _read_positions(positions, arrays[0])
         else:
@@ -68,9 +73,9 @@ class Torch(Backend):
             if private.is_capturing(device):
                 return None  # the slow path pins what a graph will read
             # Kernels are compiled for alignments, and tables must know all streams that read them.
-            key += [x.data_ptr() % ACCESS for x in (*operands, *angle_inputs)]
+            key += [x.data_ptr() % ACCESS for x in (*operands, *weights, *angle_inputs)]
             key.append(private.current_stream(device))
-        return CallSignature(tuple(key), arrays, angle_inputs, position_range, out)
+        return CallSignature(tuple(key), arrays, angle_inputs, position_range, out, weights)
 
     def is_compiling(self) -> bool:
         return torch.compiler.is_compiling()
