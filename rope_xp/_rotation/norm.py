@@ -2,9 +2,9 @@
 
     x * w * f, where w = weight + offset and f = 1 / sqrt(mean(x**2) + eps)
 
-A rotation is linear, so the factor f of a row is multiplied last: kernels rotate while they sum
-squares. These are summed in lanes, component i of each part of a row in lane i % LANES, and lanes
-in a tree. So numpy, torch and kernels have the same bits; compilers sum in an order of their own.
+A rotation is linear, so the factor f of a row is multiplied last. Squares are summed in lanes,
+component i of each part of a row in lane i % LANES, and lanes in a tree. So numpy, torch and
+kernels have the same bits; compilers sum in an order of their own.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,17 @@ def rotate(
     y = xp.astype(y, cos.dtype, copy=False)
     if weight is not None:
         weight = align_weight(xp, xp.astype(weight, cos.dtype, copy=False), spec.axes) + norm.offset
-    # 1 / count, as torch divides by a number in its own way.
-    mean = _sum_squares(call, y, spec) * (1.0 / y.shape[-1])
-    if norm.round_between:  # for the bits of other modules, which sum like this
+    if norm.round_between:  # for the bits of other modules, which compute like this
         mean = xp.mean(y * y, axis=-1, keepdims=True)
-    # torch.sqrt is off by an ulp on CPUs, torch.rsqrt is not.
-    factor = xp.rsqrt(mean + norm.eps) if hasattr(xp, "rsqrt") else 1.0 / xp.sqrt(mean + norm.eps)
+    else:
+        # A factor from float64 halves the error of a float32 row.
+        exact = call.backend.has_float64(x) and not call.backend.is_compiling()
+        mean = _sum_squares(call, y, spec)
+        # 1 / count, as torch divides by a number in its own way.
+        mean = (xp.astype(mean, xp.float64, copy=False) if exact else mean) * (1.0 / y.shape[-1])
+    mean = mean + norm.eps
+    factor = xp.rsqrt(mean) if hasattr(xp, "rsqrt") else 1.0 / xp.sqrt(mean)
+    factor = xp.astype(factor, cos.dtype, copy=False)
     if not norm.round_between:
         y = rotate_array(xp, y if weight is None else y * weight, cos, sin, spec) * factor
     else:

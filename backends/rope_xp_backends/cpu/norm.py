@@ -12,7 +12,7 @@ from rope_xp._core.dtypes import FLOATS
 from rope_xp._rotation.norm import LANES
 
 from .elements import ELEMENTS, compute_type, convert, load_pairs, locate_pairs, narrow
-from .language import DOUBLE, I32, I64, MANY, Int, broadcast, fill, prefetch, shuffle
+from .language import DOUBLE, FLOAT, I32, I64, MANY, Int, broadcast, fill, prefetch, shuffle
 from .plan import FEW, KernelKey, NormKey
 
 ROWS = 4
@@ -75,7 +75,7 @@ def allocate_factors(b: Any, key: KernelKey) -> Int:
     return Int(b, b.ptrtoint(b.alloca(kind), I64))
 
 
-# *factor = 1 / sqrt(sum(x * x) / count + eps);
+# *factor = (float)(1 / sqrt((double)sum(x * x) / count + eps));
 def store_factor(x: Int, factor: Int, ahead: Int, key: KernelKey, norm: NormKey) -> None:
     """Store the factor of the row at address x, and prefetch another row."""
     b, row = x.builder, load_row(x, key.dtype, key, norm)
@@ -94,10 +94,9 @@ def store_factor(x: Int, factor: Int, ahead: Int, key: KernelKey, norm: NormKey)
         lower, upper = (shuffle(b, total, total, [*range(i, i + width)]) for i in (0, width))
         total = b.fadd(lower, upper)
     total = b.extract_element(total, ir.Constant(I32, 0))
-    count, one = 2 * norm.pairs + norm.before + norm.behind, ir.Constant(total.type, 1.0)
-    mean = b.fmul(total, ir.Constant(total.type, 1.0 / count))
-    root = _sqrt(b, b.fadd(mean, ir.Constant(total.type, norm.eps)))
-    factor.store(b.fdiv(one, root), key.width)
+    mean = b.fmul(total if key.double else b.fpext(total, DOUBLE), _double(1.0 / norm.length))
+    quotient = b.fdiv(_double(1.0), _sqrt(b, b.fadd(mean, _double(norm.eps))))
+    factor.store(quotient if key.double else b.fptrunc(quotient, FLOAT), key.width)
 
 
 # for (n beside the slice) y[n] = x[n] * w[n] * factor;
@@ -128,9 +127,13 @@ def _sum_in_lanes(b: Any, vectors: Iterable[Any]) -> Any:
     return total
 
 
+def _double(value: float) -> ir.Constant:
+    return ir.Constant(DOUBLE, value)
+
+
 def _sqrt(b: Any, x: Any) -> Any:
-    name = f"llvm.sqrt.{'f64' if x.type == DOUBLE else 'f32'}"
+    name = "llvm.sqrt.f64"
     function = b.module.globals.get(name)
     if function is None:
-        function = ir.Function(b.module, ir.FunctionType(x.type, [x.type]), name)
+        function = ir.Function(b.module, ir.FunctionType(DOUBLE, [DOUBLE]), name)
     return b.call(function, [x])

@@ -51,6 +51,11 @@ class NormKey(NamedTuple):
     offset: float
 
     @property
+    def length(self) -> int:
+        """How many components of a row are normalized."""
+        return 2 * self.pairs + self.before + self.behind
+
+    @property
     def has_rest(self) -> bool:
         """Whether components beside the slice are normalized too."""
         return self.before + self.behind > 0
