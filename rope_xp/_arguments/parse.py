@@ -83,7 +83,7 @@ def apply(
     axes: str | None,
     k_positions: Any,
     out: Any,
-    norm: Any,
+    norm: Any = None,
 ) -> Call:
     """Return the call that rotates q and k."""
     has_k_positions = k_positions is not None
@@ -102,7 +102,13 @@ def apply(
 
 
 def rotate(
-    rope: Rope, x: Array, positions: Any, axes: str | None, out: Any, inverse: bool, norm: Any
+    rope: Rope,
+    x: Array,
+    positions: Any,
+    axes: str | None,
+    out: Any,
+    inverse: bool,
+    norm: Any = None,
 ) -> Call:
     """Return the call that rotates x."""
     backend, where, double = check_array(x, axes)

@@ -51,7 +51,7 @@ def rotate(
     axes: str | None,
     out: Any,
     inverse: bool,
-    norm: Any,
+    norm: Any = None,
 ) -> Call:
     """Return the call that rotates x, or q and k, by the tables of Angles."""
     x, name = arrays[0], "x" if len(arrays) == 1 else "q"

@@ -58,7 +58,7 @@ def _parse(rotation: RecognizedRotation, arguments: tuple[Any, ...], named: dict
     xs, tables, axes = operands
     cos, sin = _formats.read(tables, rotation.form)
     rope = rotation.rope(2 * cos.shape[-1])
-    return parse_tables.rotate(rope, xs, cos, sin, axes, None, False, None)
+    return parse_tables.rotate(rope, xs, cos, sin, axes, None, False)
 
 
 def _signature(

@@ -87,7 +87,8 @@ class Rotary(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate queries and keys; see :func:`rope_xp.apply`."""
         if self.learn is None:
-            return _common.rotate(self, q, k, positions, k_positions=k_positions, norm=norm)
+            options = {"axes": self.axes, "k_positions": k_positions, "norm": norm}
+            return self.rope.apply(q, k, positions, **options)
         if k_positions is not None or norm is not None:
             raise RopeError(
                 "k_positions or norm was given, but a layer that learns its frequencies rotates q "

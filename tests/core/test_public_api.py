@@ -21,20 +21,20 @@ from rope_xp._dispatch.libraries import LIBRARIES
 ROOT = Path(__file__).parents[2]
 SIGNATURES = {
     "apply": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
-    "slots=None, **options",
+    "slots=None, norm=None, **options",
     "apply_frequencies": "q, k, positions, frequencies, *, layout, axes=None, out=None",
     "apply_tables": "x, cos, sin, *, layout='interleaved', inverse=False, axes=None, "
     "rotary_offset=0, out=None",
     "clear_caches": "",
     "explain": "q, k, positions=None, rope=None, *, axes=None, k_positions=None, out=None, "
-    "**options",
+    "norm=None, **options",
     "permute_weights": "w, num_heads, *, to",
     "use_path": "name",
     "RoPE": "*, base=10000.0, layout='interleaved', rotary_dim=None, rotary_offset=0, "
     "scaling=None, position_axes=None",
     "RoPE.apply": "self, q, k, positions=None, *, axes=None, k_positions=None, out=None, "
-    "slots=None",
-    "RoPE.rotate": "self, x, positions=None, *, axes=None, out=None",
+    "slots=None, norm=None",
+    "RoPE.rotate": "self, x, positions=None, *, axes=None, out=None, norm=None",
     "RoPE.unrotate": "self, x, positions=None, *, axes=None, out=None",
     "RoPE.rerotate": "self, x, old_positions, new_positions, *, to=None, slots=None, axes=None, "
     "out=None",
@@ -47,11 +47,12 @@ SIGNATURES = {
     "RoPE.table": "self, length, head_dim, *, form, xp=None, device=None, dtype=None",
     "RoPE.axial": "sections, *, bases=None, order='blocks', **fields",
     "Angles": "cos, sin, rope, inverse=None",
+    "QKNorm": "q_weight=None, k_weight=None, eps=1e-06, offset=0.0, round_between=False",
     "Choice": "ropes, which",
     "Choice.at": "self, positions, *, like",
     "Choice.apply": "self, q, k, positions=None, *, axes=None, out=None",
-    "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None",
-    "Angles.rotate": "self, x, *, axes=None, out=None",
+    "Angles.apply": "self, q, k, *, axes=None, out=None, slots=None, norm=None",
+    "Angles.rotate": "self, x, *, axes=None, out=None, norm=None",
     "Angles.unrotate": "self, x, *, axes=None, out=None",
     "scaling.Linear": "factor",
     "scaling.NTK": "factor",
@@ -81,8 +82,8 @@ def test_signatures(name: str) -> None:
 
 
 NAMES = """
-Angles Choice Explanation MissingBackendError RoPE RopeConfigError RopeError apply apply_frequencies
-apply_tables clear_caches explain from_hf_config permute_weights scaling use_path
+Angles Choice Explanation MissingBackendError QKNorm RoPE RopeConfigError RopeError apply
+apply_frequencies apply_tables clear_caches explain from_hf_config permute_weights scaling use_path
 """
 MODULES = "angles backend choice hf integrations layers onnx papers positions rope testing"
 MEMBERS = """

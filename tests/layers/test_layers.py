@@ -12,7 +12,7 @@ import pytest
 from support.layers import FRAMEWORKS, ROPES, Framework, assert_same, every_framework, inputs
 
 import rope_xp
-from rope_xp import Angles, RoPE, RopeError
+from rope_xp import Angles, QKNorm, RoPE, RopeError
 
 # A layer hands its RoPE on: each RoPE is tested once, and each framework several times.
 DEALT = [
@@ -28,6 +28,8 @@ def test_it_rotates_as_its_rope_does(framework: Framework, rope: RoPE) -> None:
     expected = rope.apply(q, k, positions)
     assert_same(layer(q, k, positions), expected)
     assert_same(layer(q, k), rope.apply(q, k))
+    norm = QKNorm(eps=1e-3)
+    assert_same(layer(q, k, norm=norm), rope.apply(q, k, norm=norm))
     by_heads = {"positions": positions[..., :4], "k_positions": positions[..., 1:3]}
     rotated = framework.layer(rope, axes="bhsd")(q, k, **by_heads)
     assert_same(rotated, rope.apply(q, k, axes="bhsd", **by_heads))

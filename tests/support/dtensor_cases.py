@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 
 import rope_xp
-from rope_xp import RoPE, RopeError
+from rope_xp import QKNorm, RoPE, RopeError
 from support.torch_op import TORCH, recording
 
 CASES = {}
@@ -168,6 +168,28 @@ def positions_sharded_otherwise_are_brought_along(mesh):
     check(mesh, [Shard(1)], distribute_tensor(BATCHED, mesh, [Shard(0)]), BATCHED, forward=1)
     partial = DTensor.from_local(POSITIONS // 2, mesh, [Partial()])
     check(mesh, [Shard(2)], partial, POSITIONS // 2 * 2, forward=1)
+
+
+@case(2, 4)
+def norms(mesh):
+    """Gradients of weights are summed over all processes; the norm of a sum is no sum of norms."""
+    weights = [sample(16, seed=n).requires_grad_() for n in (3, 4)]
+    arrays, grads = (Q, K), [sample(*x.shape, seed=2) for x in (Q, K)]
+    expected = ROPE.apply(*arrays, POSITIONS, norm=QKNorm(*weights))
+    gradients = torch.autograd.grad(expected, weights, grads)
+    for p in one(mesh.ndim):
+        shards = [distribute_tensor(x, mesh, p) for x in arrays]
+        replicas = [
+            distribute_tensor(w.detach(), mesh, [R] * mesh.ndim).requires_grad_() for w in weights
+        ]
+        results = ROPE.apply(*shards, POSITIONS, norm=QKNorm(*replicas))
+        torch.autograd.backward(results, [distribute_tensor(g, mesh, p) for g in grads])
+        for y, value, w, gradient in zip(results, expected, replicas, gradients, strict=True):
+            same(y.detach(), value.detach(), p)
+            torch.testing.assert_close(w.grad.full_tensor(), gradient, rtol=1e-4, atol=1e-5)
+    parts = DTensor.from_local(Q, mesh, [Partial()] * mesh.ndim)
+    with refuses(RopeError, "x has the placement", "Partial"):
+        ROPE.rotate(parts, norm=(weights[0], 1e-6))
 
 
 @case(2)
