@@ -95,7 +95,8 @@ def store_factor(x: Int, factor: Int, ahead: Int, key: KernelKey, norm: NormKey)
         total = b.fadd(lower, upper)
     total = b.extract_element(total, ir.Constant(I32, 0))
     mean = b.fmul(total if key.double else b.fpext(total, DOUBLE), _double(1.0 / norm.length))
-    quotient = b.fdiv(_double(1.0), _sqrt(b, b.fadd(mean, _double(norm.eps))))
+    sqrt = b.module.declare_intrinsic("llvm.sqrt", [DOUBLE])
+    quotient = b.fdiv(_double(1.0), b.call(sqrt, [b.fadd(mean, _double(norm.eps))]))
     factor.store(quotient if key.double else b.fptrunc(quotient, FLOAT), key.width)
 
 
@@ -129,11 +130,3 @@ def _sum_in_lanes(b: Any, vectors: Iterable[Any]) -> Any:
 
 def _double(value: float) -> ir.Constant:
     return ir.Constant(DOUBLE, value)
-
-
-def _sqrt(b: Any, x: Any) -> Any:
-    name = "llvm.sqrt.f64"
-    function = b.module.globals.get(name)
-    if function is None:
-        function = ir.Function(b.module, ir.FunctionType(DOUBLE, [DOUBLE]), name)
-    return b.call(function, [x])
