@@ -25,6 +25,7 @@ import architecture_picture
 import history_pictures
 import libraries_table
 import needle
+import norm_picture
 import paper_pictures
 import pictures
 import position_pictures
@@ -54,6 +55,7 @@ def draw(folder: Path) -> None:
         paper_pictures,
         architecture_picture,
         speed_picture,
+        norm_picture,
     ):
         one.write(folder)
     history_pictures.draw(folder / "history.svg")
