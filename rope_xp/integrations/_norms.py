@@ -28,8 +28,8 @@ class DeferredNorm(NamedTuple):
 
     def normalize(self) -> torch.Tensor:
         dtype = torch.promote_types(self.x.dtype, torch.float32)
-        y = torch.nn.functional.rms_norm(self.x.to(dtype), self.x.shape[-1:], eps=self.eps)
-        return (y * (self.weight.to(dtype) + self.offset)).to(self.x.dtype)
+        x, weight = self.x.to(dtype), self.weight.to(dtype) + self.offset
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, self.eps).to(self.x.dtype)
 
 
 def normalize(arrays: Iterable[Any]) -> tuple[Any, ...]:
@@ -48,16 +48,16 @@ def find_norms(model: torch.nn.Module, includes: Callable[..., Any]) -> dict[str
     """Return classes for norms of q and k, by name, where ``includes(name, parent)`` is true."""
     norms, modules = {}, dict(model.named_modules())
     for path, norm in modules.items():
-        parent, _, name = path.rpartition(".")
-        if _NAME.fullmatch(name) and includes(parent, modules[parent]):
+        parent = modules[path.rpartition(".")[0]]
+        if _NAME.fullmatch(path.rpartition(".")[2]) and includes(path, parent):
             try:
-                _methods.check_order(type(modules[parent]), _NAME)
-                norms[path] = load_norm(type(norm), *_read_norm(modules[parent], norm))
+                _methods.check_order(type(parent), _NAME)
+                norms[path] = load_norm(type(norm), *_read_norm(parent, norm))
             except _rotary.FAILURES as error:
                 msg = f"cannot fuse {path} ({type(norm).__name__}) with the rotation: {error}"
                 raise RopeError(f"{msg}; use norm=False") from error
     if not norms:
-        raise RopeError(f"norm=True: no layer of {type(model).__name__} normalizes q and k")
+        raise RopeError(f"norm: no layer of {type(model).__name__} normalizes what rope_xp rotates")
     return norms
 
 
@@ -67,9 +67,9 @@ def _read_norm(parent: Any, norm: Any) -> tuple[float, float]:
     shape, twin = tuple(norm.weight.shape), copy.copy(norm)
     if shape != (head_dim,):
         raise RopeError(f"the norm spans heads: its weight has shape {shape}, not ({head_dim},)")
-    x, weight = torch.randn(2, 1, head_dim, generator=torch.Generator().manual_seed(0))
-    vars(twin)["_parameters"] = {name: weight[0] for name, _ in norm.named_parameters()}
-    eps = getattr(norm, "variance_epsilon", None) or norm.eps
+    x, weight = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(0))
+    vars(twin)["_parameters"] = {name: weight for name, _ in norm.named_parameters()}
+    eps = float(getattr(norm, "variance_epsilon", None) or norm.eps)
     for offset in (0.0, 1.0):
         ours = DeferredNorm(x, weight, eps, offset).normalize()
         if _formats.scaled_error(ours, type(norm).forward(twin, x)) <= 1:
