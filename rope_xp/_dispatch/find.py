@@ -76,8 +76,8 @@ def _find_new(x: object) -> Backend | None:
         raise TypeError(msg)
     # Classes that are no attribute of a module may be garbage, which the cache would keep alive.
     cls = type(x)
-    is_in_module = _get_attribute(sys.modules.get(cls.__module__), cls.__qualname__) is cls
-    if is_in_module and not backend.is_compiling():
+    module = sys.modules.get(cls.__module__)
+    if not backend.is_compiling() and _get_attribute(module, cls.__qualname__) is cls:
         by_type[cls] = backend
     return backend
 

@@ -29,8 +29,7 @@ def check_rotary_modules(model: torch.nn.Module) -> Iterator[Finding]:
         yield from _check_tables(name, module)
         if hasattr(module, _plans.PLANS):  # patched: it does not read its buffers
             continue
-        named = list(module.named_buffers(recurse=False))
-        buffers = {key: buffer for key, buffer in named if key.endswith("inv_freq")}
+        buffers = {k: b for k, b in module.named_buffers(recurse=False) if k.endswith("inv_freq")}
         ropes = _configured_ropes(module, None) if buffers else []
         if not any(isinstance(rope.scaling, DynamicNTK | LongRoPE) for rope in ropes):
             # Only scaling that changes with the length reads the originals.

@@ -40,10 +40,9 @@ class Finding:
     module : str
         Name of the module in the model, or of the configuration.
     kind : str
-        Kind of fault, for programs: "meta", "not finite", "zero",
-        "uninitialised", "cast", "rounded", "unlike the configuration", "tables cast",
-        "attention factor", "angles", "autocast", "layout", "missing key", "static cache",
-        "two regimes".
+        Kind of fault, for programs: "meta", "not finite", "zero", "uninitialised", "cast",
+        "rounded", "unlike the configuration", "tables cast", "attention factor", "angles",
+        "autocast", "layout", "missing key", "static cache", "two regimes".
     what : str
         The fault, as a sentence.
     effect : mapping of int to float, optional

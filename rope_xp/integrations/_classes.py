@@ -25,17 +25,12 @@ def load_rotating(kind: type, build: Callable[..., Function], *arguments: Any) -
 
 
 @cached(256)
-def _rotating_class(
-    kind: type,
-    _: tuple[tuple[str, Function], ...],
-    build: Callable[..., Function],
-    arguments: tuple[Any, ...],
-) -> type:
+def _rotating_class(kind: type, _: Any, build: Function, arguments: tuple[Any, ...]) -> type:
     copies = {
         name: _methods.replace_rotations(method, lambda *rotation: build(*rotation, *arguments))
         for name, method in _methods.rotating_methods(kind).items()
     }
-    return _subclass(kind, copies, load_rotating, (kind, build, *arguments))
+    return build_subclass(kind, copies, load_rotating, (kind, build, *arguments))
 
 
 def rotary_class(
@@ -49,10 +44,10 @@ def rotary_class(
         # A new instance of this class does what its base does.
         return (compute if hasattr(self, attribute) else original)(self, *arguments, **named)
 
-    return _subclass(kind, {method: run}, loader, (kind,))
+    return build_subclass(kind, {method: run}, loader, (kind,))
 
 
-def _subclass(
+def build_subclass(
     kind: type, methods: Mapping[str, Any], loader: Function, arguments: tuple[Any, ...]
 ) -> type:
     """Return a class with other methods and the same name; ``loader`` makes it for pickles."""
@@ -80,13 +75,13 @@ def check_unpatched(parts: Iterable[Any]) -> None:
         raise RopeError("the model is patched already; unpatch it first")
 
 
-def patch_classes(parts: Mapping[str, Any], classes: Mapping[type, type]) -> None:
-    """Give the parts of a model their new classes, after a check of all of them."""
-    rotating = {name: part for name, part in parts.items() if type(part) in classes}
-    for name, part in rotating.items():
-        _check_forward(name, part, "patch")
-    for part in rotating.values():
-        _exchange(part, classes[type(part)])
+def patch_classes(parts: Mapping[str, Any], classes: Mapping[Any, type]) -> None:
+    """Give the parts of a model new classes, by class or name, after a check of all of them."""
+    new = {n: c for n, part in parts.items() if (c := classes.get(n, classes.get(type(part))))}
+    for name in new:
+        _check_forward(name, parts[name], "patch")
+    for name, kind in new.items():
+        _exchange(parts[name], kind)
 
 
 def restore_classes(parts: Iterable[tuple[str, Any]], attribute: str) -> None:

@@ -90,10 +90,10 @@ def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch:
 
 
 def rotate(
-    rotation: RecognizedRotation, xs: tuple[torch.Tensor, ...], tables: Tables, axes: str
+    rotation: RecognizedRotation, xs: tuple[Any, ...], tables: Tables, axes: str, norm: Any = None
 ) -> tuple[torch.Tensor, ...]:
     cos, sin = _formats.read(tables, rotation.form)
     angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))
     if len(xs) == 1:
-        return (angles.rotate(xs[0], axes=axes),)
-    return angles.apply(*xs, axes=axes)
+        return (angles.rotate(xs[0], axes=axes, norm=norm),)
+    return angles.apply(*xs, axes=axes, norm=norm)

@@ -12,7 +12,7 @@ from rope_xp._arguments import parse_tables
 from rope_xp._core.call import Call
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.call_cache import CallSignature
-from rope_xp.integrations import _formats, _recognition
+from rope_xp.integrations import _formats, _norms, _recognition
 from rope_xp.integrations._drop_in import find_axes
 from rope_xp.integrations._formats import Format, Tables
 from rope_xp.integrations._methods import Function
@@ -25,48 +25,40 @@ class _UnusualCallError(Exception):
 
 def _operands(
     rotation: RecognizedRotation, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[torch.Tensor, ...], Tables, str] | None:
-    """Return the arrays of a call, its tables and the axes of the arrays; None if it is unusual."""
-    parameters = rotation.parameters
-    n = rotation.arrays
+) -> tuple[tuple[torch.Tensor, ...], Tables, str]:
+    """Return the arrays of a call, its tables and the axes of the arrays."""
+    parameters, n = rotation.parameters, rotation.arrays
     plain = n + (1 if rotation.form == "complex" else 2)
     if len(arguments) > len(parameters) or not named.keys() <= set(parameters[len(arguments) :]):
-        return None
+        raise _UnusualCallError
     values = dict(zip(parameters, arguments, strict=False)) | named
     xs = tuple([values.pop(name, None) for name in parameters[:n]])
     tables = tuple([values.pop(name, None) for name in parameters[n:plain]])
     unsqueeze_dim = values.pop("unsqueeze_dim", rotation.unsqueeze_dim)
     # Such as keys of which some shall not be rotated. While torch.jit traces, sizes are tensors.
     tracing: bool = torch.jit.is_tracing()  # type: ignore[no-untyped-call, attr-defined]  # of torch
-    if tracing or any(value is not None for value in values.values()):
-        return None
-    if any(value is None for value in (*xs, *tables)):
-        return None
+    others = any(value is not None for value in values.values())
+    if tracing or others or any(value is None for value in (*xs, *tables)):
+        raise _UnusualCallError
     axes = find_axes(xs[0].ndim, tables[0].ndim, unsqueeze_dim, rotation.heads_first)
-    if axes is None:
-        return None
-    tokens, place = tables[0].shape[-2], axes.index("s")
-    if any(x.shape[place] != tokens for x in xs):  # queries of the last tokens alone
-        return None
+    # Some calls have queries of the last tokens alone.
+    if axes is None or any(x.shape[axes.index("s")] != tables[0].shape[-2] for x in xs):
+        raise _UnusualCallError
     return xs, tables, axes
 
 
-def _parse(rotation: RecognizedRotation, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call:
-    operands = _operands(rotation, arguments, named)
-    if operands is None:
-        raise _UnusualCallError
-    xs, tables, axes = operands
+def _parse(rotation: RecognizedRotation, norm: Any, *call: Any) -> Call:
+    xs, tables, axes = _operands(rotation, *call)
     cos, sin = _formats.read(tables, rotation.form)
     rope = rotation.rope(2 * cos.shape[-1])
-    return parse_tables.rotate(rope, xs, cos, sin, axes, None, False)
+    return parse_tables.rotate(rope, xs, cos, sin, axes, None, False, norm)
 
 
 def _signature(
-    rotation: RecognizedRotation, key: Hashable, arguments: tuple[Any, ...], named: dict[str, Any]
+    rotation: RecognizedRotation, key: Hashable, arguments: tuple[Any, ...], named: Any, norm: Any
 ) -> CallSignature | None:
     n, plain = rotation.arrays, rotation.arrays + 2
-    is_supported = rotation.form != "complex" and len(arguments) >= plain
-    if not is_supported or not isinstance(arguments[0], torch.Tensor):
+    if rotation.form == "complex" or len(arguments) < plain or not torch.is_tensor(arguments[0]):
         return None
     if len(arguments) > plain or named:
         rest = arguments[plain:]
@@ -76,7 +68,7 @@ def _signature(
     # The columns that are read begin where the model's tables begin, and their strides follow from
     # the strides of these: so the tables stand in it as they are. Only torch's library knows that.
     tables = arguments[n], arguments[n + 1]
-    return call_cache.signature(key, arguments[:n], None, None, None, False, tables)
+    return call_cache.signature(key, arguments[:n], None, None, None, False, tables, norm)
 
 
 def build_replacement(
@@ -91,23 +83,23 @@ def build_replacement(
     function = _recognition.own_function(original)
     key = object()  # identifies the rotation in signatures
 
-    def rotate(*arguments: Any, **named: Any) -> Any:
+    def rotate(*inputs: Any, **named: Any) -> Any:
         if module is not None and getattr(module, name) is not original:
-            return _call_cast(getattr(module, name), arguments, named)
-        results = signature = None
+            return _call_cast(getattr(module, name), inputs, named)
+        xs, norm = _norms.split_norm(inputs[: rotation.arrays])
+        arguments, signature = xs + inputs[rotation.arrays :], None
         # Autograd keeps tables, of which those of a model have more columns than are read.
         if not torch.is_grad_enabled():
-            signature = _signature(rotation, key, arguments, named)
-        if signature is not None:
-            try:
-                results = call_cache.run(signature, _parse, rotation, arguments, named)
-            except _UnusualCallError:
-                results = None
-        if results is None:
-            operands = _operands(rotation, arguments, named)
-            if operands is None:
-                return _cast_like(rotation, function(*arguments, **named), arguments, named)
-            results = _recognition.rotate(rotation, *operands)
+            signature = _signature(rotation, key, arguments, named, norm)
+        try:
+            if signature is None:
+                operands = _operands(rotation, arguments, named)
+                results = _recognition.rotate(rotation, *operands, norm)
+            else:
+                results = call_cache.run(signature, _parse, rotation, norm, arguments, named)
+        except _UnusualCallError:
+            arguments = _norms.normalize(inputs)
+            return _cast_like(rotation, function(*arguments, **named), arguments, named)
         return results if rotation.arrays > 1 else results[0]
 
     rotate.__name__ = name
@@ -117,6 +109,7 @@ def build_replacement(
 
 def _call_cast(function: Function, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Call a function with tables in the dtype of q, which other functions expect."""
+    arguments = _norms.normalize(arguments)
     dtype = arguments[0].dtype
 
     def cast(x: Any) -> Any:
@@ -125,9 +118,7 @@ def _call_cast(function: Function, arguments: tuple[Any, ...], named: dict[str, 
     return function(*map(cast, arguments), **{name: cast(x) for name, x in named.items()})
 
 
-def _cast_like(
-    rotation: RecognizedRotation, results: Any, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> Any:
+def _cast_like(rotation: RecognizedRotation, results: Any, arguments: Any, named: Any) -> Any:
     """Return results in the dtypes of x. Tables of float32 have promoted them, to round once."""
     values = dict(zip(rotation.parameters, arguments, strict=False)) | named
     xs = [values.get(name) for name in rotation.parameters[: rotation.arrays]]

@@ -12,18 +12,19 @@ __all__ = ["Positions", "RotaryConfig", "from_config", "patch", "unpatch"]
 ModelT = TypeVar("ModelT", bound=Any)
 
 
-def patch(transformer: ModelT) -> ModelT:
+def patch(transformer: ModelT, *, norm: bool = False) -> ModelT:
     """Make a loaded transformer compute its angles and rotate q and k with rope_xp.
 
     As in :func:`rope_xp.integrations.transformers.patch`, the rotary modules return exact tables in
-    the format and shape that the model expects, without float64 on the device. The attention
-    processors rotate on rope_xp's fast path. Guidance batches and attention backends work as
-    before.
+    the model's format, without float64 on the device. The attention processors rotate on rope_xp's
+    fast path. Guidance batches and attention backends work as before.
 
     Parameters
     ----------
     transformer : torch.nn.Module
         A transformer of diffusers, such as ``pipeline.transformer``.
+    norm : bool, default False
+        As in :func:`rope_xp.integrations.transformers.patch`, of Flux, Qwen-Image and Z-Image.
 
     Returns
     -------
@@ -56,7 +57,7 @@ def patch(transformer: ModelT) -> ModelT:
     """
     from rope_xp.integrations._diffusion import patching  # reading a configuration needs no torch
 
-    patching.patch(transformer)
+    patching.patch(transformer, norm)
     return transformer
 
 

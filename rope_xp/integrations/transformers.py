@@ -1,7 +1,7 @@
 """Check the rotary embedding of a transformers model, or replace it by rope_xp's."""
 
 import sys
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from rope_xp.integrations import (
     _check_config,
     _classes,
     _methods,
+    _norms,
     _plans,
     _readers,
     _replacements,
@@ -71,30 +72,32 @@ def patch(
     *,
     length: int | None = None,
     rotation: bool = True,
+    norm: bool = False,
     trust: Literal["both", "config"] = "both",
 ) -> ModelT:
     """Make a loaded model compute its angles and rotate q and k with rope_xp.
 
-    The model's rotary modules return tables that are exact at any position, in float32 whatever the
-    dtype of the model, and its attention rotates on rope_xp's fast path. Gradients, key-value
-    caches, padding, ``torch.compile``, accelerate's hooks, pickles and copies work as before.
-    Other models do not change. Before anything changes, the model's tables and rotating functions
-    are compared with rope_xp's on a few values.
+    The rotary modules return exact tables at any position, in float32 whatever the model's dtype,
+    and the attention rotates on rope_xp's fast path. Gradients, key-value caches, padding,
+    ``torch.compile``, accelerate's hooks, pickles and copies work as before. Before anything
+    changes, the model's tables and functions are compared with rope_xp's on a few values.
 
     Parameters
     ----------
     model : torch.nn.Module
         A model of transformers, or a module that contains one.
     length : int, optional
-        Tokens of the context, for scaling that depends on it: frequencies are always those for this
-        length. Without it, LongRoPE chooses by the positions of each call, as transformers does.
+        Tokens of the context, to which scaling that depends on it is fixed. Without it, LongRoPE
+        chooses by the positions of each call, as transformers does.
     rotation : bool, default True
         Whether rope_xp rotates q and k. If False, the model's own functions do, with exact tables
         in the dtype and shape that they expect.
+    norm : bool, default False
+        Whether the rotation also computes the RMSNorm of q and k before it, as in Qwen 3 and Gemma
+        3, in one pass. Hooks on ``q_norm`` and ``k_norm`` then see no tensors.
     trust : {"both", "config"}, default "both"
-        "both": a rotary module's frequency buffer must agree with the configuration. "config": the
-        buffer may hold anything, such as garbage after loading on the meta device; it is rebuilt
-        from the configuration.
+        "both": a rotary module's frequency buffer must agree with the configuration. "config": it
+        is rebuilt from the configuration, such as after loading on the meta device.
 
     Returns
     -------
@@ -105,8 +108,8 @@ def patch(
     ------
     RopeError
         If a part of the model cannot be patched, such as a class that reads cos and sin but calls
-        no rotating function. The message names it, and the model does not change. Also if trust is
-        neither of the two.
+        no rotating function, or a norm that cannot be fused. The message names it, and the model
+        does not change. Also if trust is neither of the two, or norm needs ``rotation=True``.
     TypeError
         If model is not a torch module, but for example a name on the Hub.
 
@@ -114,8 +117,8 @@ def patch(
     -----
     Rotary modules, and modules that call a rotating function, get a subclass of their class with
     the same name, whose methods call rope_xp. If you replace the model's function later, as
-    Liger-Kernel does, yours is called, with tables in the dtype of q. State dictionaries and
-    ``save_pretrained`` files stay the same, except for buffers that ``trust="config"`` rebuilds.
+    Liger-Kernel does, yours is called, with tables in the dtype of q. State dictionaries stay the
+    same, except for buffers that ``trust="config"`` rebuilds.
 
     Examples
     --------
@@ -148,7 +151,8 @@ def patch(
         if rotation:
             forms = {plan.form: None for by_label in plans.values() for plan in by_label.values()}
             classes |= _load_rotating_classes(model, set(classes), tuple(forms))
-    _classes.patch_classes(dict(model.named_modules()), classes)
+        norms: Any = _norms.find_norms(model, lambda _, m: type(m) in classes) if norm else {}
+    _classes.patch_classes(dict(model.named_modules()), classes | norms)
     for name, module in rotary.items():
         _plans.set_plans(module, plans[name], options.trusting)
     return model

@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,8 +24,8 @@ from support.exhaustive import exhaustive
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from rope_xp import RopeError
-from rope_xp.integrations import _classes, _formats
+from rope_xp import Angles, RopeError
+from rope_xp.integrations import _classes, _formats, _norms
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations.diffusers import patch, unpatch
 
@@ -48,13 +49,13 @@ few = models("flux", "z_image", "hidream")
 @pytest.fixture(autouse=True)
 def rotated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     axes: list[str] = []
-    rotate = rotations.apply_tables
+    rotate = Angles.rotate
 
-    def count(x: torch.Tensor, *args: Any, **options: Any) -> Any:
+    def count(angles: Angles, x: torch.Tensor, **options: Any) -> Any:
         axes.append(options["axes"])
-        return rotate(x, *args, **options)
+        return rotate(angles, x, **options)
 
-    monkeypatch.setattr(rotations, "apply_tables", count)
+    monkeypatch.setattr(Angles, "rotate", count)
     return axes
 
 
@@ -97,7 +98,7 @@ def test_outputs(small: Small, rotated: list[str], monkeypatch: pytest.MonkeyPat
     with Forbidding():  # and has no float64 on the device for it
         output(model, arguments)
     with monkeypatch.context() as context:  # what it rotates is no small part of the outputs
-        context.setattr(rotations, "apply_tables", lambda x, *_, **__: x)
+        context.setattr(Angles, "rotate", lambda _, x, **__: x)
         assert (output(model, arguments) - before).abs().max() > 1e-3
     with pytest.raises(RopeError, match="patched already"):
         patch(model)
@@ -105,6 +106,28 @@ def test_outputs(small: Small, rotated: list[str], monkeypatch: pytest.MonkeyPat
     rotated.clear()
     assert torch.equal(output(model, arguments), before)
     assert not rotated
+
+
+@models("flux", "qwen_image", "wan")
+def test_norms(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, arguments = small.make()
+    keys, before = list(model.state_dict()), output(model, arguments)
+    if small.name not in ("flux", "qwen_image", "z_image"):
+        message = "norm_q .* norm spans heads" if small.name == "wan" else "no layer of"
+        with pytest.raises(RopeError, match=message):
+            patch(model, norm=True)
+        assert not any(map(_classes.is_patched, model.modules()))
+        return
+    patch(model, norm=True)
+    found = {path for path, m in model.named_modules() if "norm" in path and _classes.is_patched(m)}
+    norms = {key.removesuffix(".weight") for key in keys if re.search("norm_(added_)?[qk]", key)}
+    assert found == {path for path in norms if small.name != "flux" or path.startswith("single")}
+    with monkeypatch.context() as context:
+        context.setattr(_norms.DeferredNorm, "normalize", None)  # only the rotation computes it
+        assert (output(model, arguments) - before).abs().max() < OUTPUTS
+        gradients(model, arguments)
+    assert list(model.state_dict()) == keys
+    assert torch.equal(output(unpatch(model), arguments), before)
 
 
 @few

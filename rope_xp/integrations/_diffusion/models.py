@@ -109,21 +109,17 @@ _Z_IMAGE = _key("axes_dims", 32, 48, 48)
 _HALVES = _divide(lambda n: (n // 2, n // 2), 40)
 _EIGHTHS = _divide(lambda n: (n // 4, n // 8 * 3, n // 8 * 3), 64)
 _MINIMAX = _divide(lambda n: (2 * n,) * 3, 16, "rope_freq_dim")
-_IDEOGRAM = _divide(lambda n: (n,), 256)
 _THETA = "rope_theta"
 
 _AT_ZERO = Text(along=())
-_ZERO_BEHIND = Text(along=(), first=False)
-_FRAMES = Text(along=(0,))
 _FRAMES_BEHIND = Text(along=(0,), start=(1, 0, 0), first=False)
 _DIAGONAL = Text(along=(1, 2))
 _FOURTH = Text(along=(3,))
-_CONTINUED = Text(along=None, start=grids.half_size)
 _BEHIND = Text(along=None, start=lambda grid: max(grid[:3]), first=False)
 
 _flux = ModelRow(_FLUX, text=_AT_ZERO)
 _bria = ModelRow(_FLUX, base_key=_THETA, text=_AT_ZERO)
-_qwen = ModelRow(_FLUX, text=_CONTINUED, lines=_centred)
+_qwen = ModelRow(_FLUX, text=Text(along=None, start=grids.half_size), lines=_centred)
 _wan = ModelRow(_divide(_thirds, 128))
 _hunyuan = ModelRow(_key("rope_axes_dim", 16, 56, 56), 256.0, _THETA)
 _joyimage = ModelRow(_key("rope_dim_list", 16, 56, 56), 256.0, "theta", _BEHIND)
@@ -170,9 +166,9 @@ MODELS: dict[str, ModelRow] = {
     "EasyAnimateTransformer3DModel": ModelRow(_EIGHTHS, lines=grids.easyanimate),
     "ZImageTransformer2DModel": ModelRow(_Z_IMAGE, 256.0, _THETA, _FRAMES_BEHIND, lines=_lumina(1)),
     "Lumina2Transformer2DModel": ModelRow(
-        _key("axes_dim_rope", 32, 32, 32), text=_FRAMES, lines=_lumina(0)
+        _key("axes_dim_rope", 32, 32, 32), text=Text(along=(0,)), lines=_lumina(0)
     ),
-    "HiDreamImageTransformer2DModel": ModelRow(_HIDREAM, text=_ZERO_BEHIND),
+    "HiDreamImageTransformer2DModel": ModelRow(_HIDREAM, text=Text(along=(), first=False)),
     "Kandinsky5Transformer3DModel": _kandinsky,
     "Kandinsky6SRTransformer3DModel": _kandinsky,
     "Kandinsky6Transformer3DModel": ModelRow(_key("axes_dims", 32, 48, 48)),
@@ -184,7 +180,7 @@ MODELS: dict[str, ModelRow] = {
     "PRXTransformer2DModel": ModelRow(_prx, base_key="theta", lines=image),
     "MiniMaxH3Transformer3DModel": ModelRow(_MINIMAX, base_key=_THETA, layout="half"),
     "Ideogram4Transformer2DModel": ModelRow(
-        _IDEOGRAM, 5e6, _THETA, layout="half", position_axes=_strided_axes
+        _divide(lambda n: (n,), 256), 5e6, _THETA, layout="half", position_axes=_strided_axes
     ),
     "MiniMaxMusic3Transformer1DModel": _sound(_divide(lambda n: (n,), 32, "rotary_dim")),
     "AceStepTransformer1DModel": _sound(_divide(lambda n: (n,), 128, "head_dim"), 1e6, _THETA),

@@ -1,5 +1,6 @@
 """Patch diffusion transformers: their rotary modules, and the functions that rotate."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeConfigError, RopeError
-from rope_xp.integrations import _classes, _formats, _methods
+from rope_xp.integrations import _classes, _formats, _methods, _norms
 from rope_xp.integrations._diffusion import rotations
 from rope_xp.integrations._diffusion.config import RotaryConfig, from_config
 from rope_xp.integrations._diffusion.models import OWN_TABLES
@@ -15,9 +16,11 @@ from rope_xp.integrations._diffusion.rotary_modules import ROTARY_MODULES, TABLE
 from rope_xp.integrations._methods import Function
 
 _CONFIG = "rope_xp_config"  # the attribute of a patched rotary module that holds its RotaryConfig
+# Parts of models whose attention has norms. Other blocks of Flux join q to text before they rotate.
+_NORMS = re.compile(r"FluxTransformer2DModel\.single_|(QwenImage|Wan|ZImage)Transformer[23]DModel")
 
 
-def patch(model: torch.nn.Module) -> None:
+def patch(model: torch.nn.Module, norm: bool) -> None:
     """Implement :func:`rope_xp.integrations.diffusers.patch`."""
     name = type(model).__name__
     parts = dict(_iterate_parts(model))
@@ -39,10 +42,10 @@ def patch(model: torch.nn.Module) -> None:
         raise RopeError(f"cannot patch {name}: found no function that rotates")
     if not rotary and config is not None and name not in TABLES_FROM_CALLER:
         raise RopeError(f"cannot patch {name}: the module that computes its tables is unknown")
-    build = rotations.build_replacement
-    classes = {kind: _classes.load_rotating(kind, build) for kind in rotating}
+    classes = {kind: _classes.load_rotating(kind, rotations.build_replacement) for kind in rotating}
     classes |= {kind: load_rotary_module(kind) for kind in map(type, rotary.values())}
-    _classes.patch_classes(parts, classes)
+    norms: Any = _norms.find_norms(model, lambda p, _: _NORMS.match(f"{name}.{p}")) if norm else {}
+    _classes.patch_classes(parts, classes | norms)
     for part in rotary.values():
         setattr(part, _CONFIG, config)
 

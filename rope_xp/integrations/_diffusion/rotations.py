@@ -10,8 +10,9 @@ import torch
 
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
-from rope_xp._functions import apply_tables
-from rope_xp.integrations import _formats
+from rope_xp.angles import Angles
+from rope_xp.integrations import _formats, _norms
+from rope_xp.integrations._drop_in import load_rope
 from rope_xp.integrations._formats import Format
 from rope_xp.integrations._methods import Function
 
@@ -102,7 +103,7 @@ def build_replacement(name: str, original: Function, module: ModuleType | None) 
 
     def rotate(*arguments: Any, **options: Any) -> Any:
         if module is not None and getattr(module, name) is not original:
-            return getattr(module, name)(*arguments, **options)
+            return getattr(module, name)(*_norms.normalize(arguments), **options)
         return rotate_like(rows, original, *arguments, **options)
 
     rotate.replaces = original, rows  # type: ignore[attr-defined]  # see replace_rotations
@@ -118,7 +119,7 @@ def rotate_like(
         n, tables = rotation.arrays, 2 if rotation.packing in ("two", "thirds") else 1
         if rotation.options == changed and len(arguments) == n + tables:
             return _formats.unwrap(rotate_arrays(arguments[:n], arguments[n:], rotation))
-    return function(*arguments, **options)
+    return function(*_norms.normalize(arguments), **options)
 
 
 def rotate_arrays(
@@ -140,12 +141,14 @@ def rotate_arrays(
         arrays = [x.reshape(*x.shape[:-1], cos.shape[1], -1) for x in arrays]
     axis = axes.index("d")
     last = axes.replace("d", "") + "d"
+    rope = load_rope(torch.compiler.is_compiling(), rotation.layout, 2 * cos.shape[-1])
     rotated = []
-    for x in arrays:
+    for array in arrays:
+        (x,), norm = _norms.split_norm([array])
         if x.shape[axis] != 2 * cos.shape[-1] and not rotation.partial:
             msg = f"tables of {cos.shape[-1]} pairs do not fit heads of {x.shape[axis]} components"
             raise RopeError(msg)
-        y = apply_tables(x.movedim(axis, -1), cos, sin, layout=rotation.layout, axes=last)
+        y = Angles(cos, sin, rope).rotate(x.movedim(axis, -1), axes=last, norm=norm)
         rotated.append(y.flatten(-2) if heads_merged else y.movedim(-1, axis))
     return tuple(rotated)
 

@@ -1,0 +1,126 @@
+"""RMSNorms of q and k that the rotation of a patched transformers model computes."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from support.exhaustive import exhaustive
+from support.patched import TOKENS, logits
+from support.small_models import MODELS, make, multimodal_text
+from transformers.models.qwen3 import modeling_qwen3
+
+from rope_xp import RopeError
+from rope_xp._dispatch import find
+from rope_xp.integrations import _norms
+from rope_xp.integrations.transformers import patch, unpatch
+
+
+def make_model(name: str, **more: Any) -> Any:
+    """Return a model with random weights of norms, which begin as ones or zeros."""
+    model = make(name, **{"head_dim": 16, **more})
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            if key.endswith("_norm.weight"):
+                weight.add_(torch.randn_like(weight) / 4)
+    return model
+
+
+def compute_gradients(model: Any) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(TOKENS, use_cache=False).logits.square().mean().backward()
+    return [w.grad.clone() for key, w in model.named_parameters() if key.endswith("_norm.weight")]
+
+
+def assert_near(results: torch.Tensor, expected: torch.Tensor) -> None:
+    # Float32 of a few layers.
+    assert (results - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("qwen3", {}),
+        ("qwen3_moe", MODELS["minimax_m2"]),
+        ("gemma3_text", {}),
+        exhaustive("glm4_moe", {**MODELS["deepseek_v3"], "use_qk_norm": True}),
+        exhaustive("gemma4_text", {**MODELS["gemma4_text"], "num_hidden_layers": 2}),
+        exhaustive("lfm2", {"layer_types": ["full_attention"] * 2}),  # calls its norms q_layernorm
+    ],
+)
+def test_logits_and_gradients(
+    name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(name, **more)
+    keys, before, own_gradients = list(model.state_dict()), logits(model), compute_gradients(model)
+    assert patch(model, norm=True) is model
+    assert list(model.state_dict()) == keys
+    with monkeypatch.context() as context:
+        context.setattr(_norms.DeferredNorm, "normalize", None)  # only the rotation computes it
+        assert_near(logits(model), before)
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(logits(copied), logits(model))
+        list(map(assert_near, compute_gradients(model), own_gradients))
+        model.train().activation_checkpointing_enable({"use_reentrant": False})
+        list(map(assert_near, compute_gradients(model), own_gradients))
+    assert torch.equal(logits(unpatch(model.eval())), before)
+
+
+def test_16_bits_are_as_near_to_the_truth_as_the_model() -> None:
+    exact, model = logits(make_model("qwen3")), make_model("qwen3")
+    theirs = (logits(model.bfloat16()) - exact).square().mean()
+    ours = (logits(patch(model, norm=True)) - exact).square().mean()
+    assert ours < 1.1 * theirs  # it rounds less, but other roundings hide that
+
+
+def test_generation_with_a_static_cache() -> None:
+    options = {"max_new_tokens": 8, "cache_implementation": "static", "disable_compile": True}
+    own, model = make_model("qwen3"), patch(make_model("qwen3"), norm=True)
+    expected = own.generate(TOKENS, do_sample=False, **options)
+    assert torch.equal(model.generate(TOKENS, do_sample=False, **options), expected)
+
+
+def test_attention_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Dynamo must not trace how the class of a weight is found.
+    monkeypatch.delitem(find.by_type, torch.nn.Parameter, raising=False)
+    model = make_model("gemma3_text")
+    before, model = logits(model), patch(model, norm=True)
+    model.model.layers[0].self_attn.compile(backend="eager", fullgraph=True)
+    assert_near(logits(model, use_cache=False), before)
+
+
+def test_a_text_model_with_three_positions() -> None:
+    model = multimodal_text("qwen3_vl_text")
+    before = model(TOKENS).last_hidden_state
+    assert_near(patch(model, norm=True)(TOKENS).last_hidden_state, before)
+
+
+def test_a_function_that_is_replaced_later_gets_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    rotate, model = modeling_qwen3.apply_rotary_pos_emb, make_model("qwen3")
+    before, model = logits(model), patch(model, norm=True)
+    monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", lambda *xs: rotate(*xs))
+    assert_near(logits(model), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "options"),
+    [
+        ("llama", "no layer of LlamaForCausalLM normalizes what", {}),
+        ("qwen3", "no layer of Qwen3ForCausalLM normalizes what", {"rotation": False}),
+        ("olmo2", r"self_attn\.q_norm \(Olmo2RMSNorm\) .* norm spans heads: .*\(64,\), not", {}),
+        ("exaone4", "Exaone4Attention does not always rotate after it", {}),  # some layers
+        ("hunyuan_v1_dense", "HunYuanDenseV1Attention does not always rotate after it", {}),
+        ("persimmon", r"q_layernorm \(LayerNorm\) .* it is no RMSNorm", {}),
+    ],
+)
+def test_other_models_are_refused(name: str, message: str, options: dict[str, bool]) -> None:
+    model = make_model(name)
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(RopeError, match=message):
+        patch(model, norm=True, **options)
+    assert [type(module) for module in model.modules()] == classes
