@@ -263,11 +263,10 @@ def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDAr
     """
     r, offset = slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:
-        msg = (
+        raise RopeError(
             "learned frequencies need rotary_offset = 0 and attention_factor = 1; this rope has "
             f"rotary_offset = {offset} and attention_factor = {rope.attention_factor:g}"
         )
-        raise RopeError(msg)
     frequencies = rope.frequencies(head_dim)
     if rope.position_axes is None:
         return frequencies if heads == 1 else np.tile(frequencies, (heads, 1))

@@ -85,8 +85,7 @@ def nodes(
     fields.check_rope(rope, RoPE)
     rotary_dim = _check_expressible(rope, head_dim)
     if isinstance(inputs, str) or len(inputs) != 2:
-        msg = f"inputs must be two names, for x and for its positions; got {inputs!r}"
-        raise RopeError(msg)
+        raise RopeError(f"inputs must be two names, for x and for its positions; got {inputs!r}")
     x, positions = inputs
     cos, sin = f"{name}_cos", f"{name}_sin"
     wide_x, wide_y = (x, output) if dtype == "float32" else (f"{name}_x", f"{name}_y")

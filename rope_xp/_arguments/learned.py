@@ -69,29 +69,26 @@ def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     if owner.host:
         largest = float(np.abs(np.asarray(frequencies, np.float64)).max())
         if not largest < products.LARGEST:
-            msg = (
+            raise RopeError(
                 "frequencies must be finite, with absolute values below "
                 f"{products.LARGEST:g}; the largest is {largest:g}"
             )
-            raise RopeError(msg)
     return frequencies
 
 
 def _check_heads(axes: Axes, heads: int, q: Array, k: Array) -> int:
     """Return how many query heads use the frequencies of one key head."""
     if axes.heads is None:
-        msg = (
+        raise RopeError(
             f"frequencies has {heads} heads, but axes={axes.names!r} has no heads axis 'h'; pass "
             "frequencies of shape (r/2,), or arrays with heads"
         )
-        raise RopeError(msg)
     queries, keys = q.shape[axes.heads], k.shape[axes.heads]
     if heads != keys or queries % keys:
-        msg = (
+        raise RopeError(
             f"frequencies has {heads} heads, q {queries} and k {keys}; pass frequencies with the "
             "heads of k, and q with a multiple of these: a query must turn like its key"
         )
-        raise RopeError(msg)
     return int(queries // keys)
 
 

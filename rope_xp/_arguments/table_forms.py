@@ -67,13 +67,12 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
     columns = _find_repeats(host_cos, host_sin)
     if columns is not None:
         width = cos.shape[-1]
-        msg = (
+        raise RopeError(
             f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice; pass one column "
             f"per pair, {_index_one_column(width, columns)}, and sin likewise. If they really have "
             f"a column for each of {width} pairs, use "
             f"RoPE(rotary_dim={2 * width}, ...).with_tables(cos, sin)"
         )
-        raise RopeError(msg)
 
 
 def _find_repeats(cos: np.ndarray | None, sin: np.ndarray | None) -> Columns | None:
@@ -106,11 +105,10 @@ def find_host_backend(xp: Namespace | None) -> Backend:
     """Return the backend of a table, if no compiler traces the call."""
     backend = find.require_backend_of_namespace(np if xp is None else xp)
     if backend.is_compiling():
-        msg = (
+        raise RopeError(
             "table is computed on the host in float64, which cannot be compiled; call it once "
             "outside of the compiled function, and pass the table as an argument"
         )
-        raise RopeError(msg)
     return backend
 
 
@@ -139,8 +137,7 @@ def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtyp
         return backend.asarray(host.astype(default), device)
     name = backend.dtype_name(backend.xp.empty((0,), dtype=dtype))
     if name not in dtypes:
-        msg = f"dtype must be one of {', '.join(dtypes)} for this form; got {dtype!r}"
-        raise RopeError(msg)
+        raise RopeError(f"dtype must be one of {', '.join(dtypes)} for this form; got {dtype!r}")
     if name not in _NARROW:
         return backend.asarray(host.astype(name, copy=False), device)
     # Libraries go to 16 bits by way of float32, and would round twice.

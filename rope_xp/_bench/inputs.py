@@ -33,8 +33,7 @@ def find(name: str) -> Target:
     """Return a target by its name; raise Absent where this machine or rope_xp does not have it."""
     target = targets.find(name) if name in targets.NAMES else "not known to this version of rope_xp"
     if isinstance(target, str):
-        msg = f"{name}: {target}"
-        raise Absent(msg)
+        raise Absent(f"{name}: {target}")
     return target
 
 
@@ -45,8 +44,7 @@ def numpy_dtype(name: str) -> np.dtype:
     try:
         import ml_dtypes
     except ImportError as error:
-        msg = "ml_dtypes is not installed (pip install ml_dtypes)"
-        raise Absent(msg) from error
+        raise Absent("ml_dtypes is not installed (pip install ml_dtypes)") from error
     bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
 

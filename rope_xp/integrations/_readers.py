@@ -40,11 +40,10 @@ def check_readers(kind: type) -> None:
             parts = _methods.wrapped_functions(method)
             reader = next((text for part in parts for text in _describe_readers(part)), None)
             if reader is not None:
-                msg = (
+                raise RopeError(
                     f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
                     f"replaced rotates there; {ALONE}"
                 )
-                raise RopeError(msg)
 
 
 def _describe_readers(function: FunctionType) -> Iterator[str]:

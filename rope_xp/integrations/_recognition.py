@@ -64,11 +64,10 @@ def recognize(name: str, function: Function, forms: Iterable[Format]) -> Recogni
         )
         if _agrees(function, trial, partial, batch):
             return trial
-    msg = (
+    raise RopeError(
         f"cannot patch {name}: with tables like those of the model's rotary modules, it does not "
         "rotate in any known layout; patch(model, rotation=False) only makes the tables exact"
     )
-    raise RopeError(msg)
 
 
 def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch: bool) -> bool:

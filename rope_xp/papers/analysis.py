@@ -189,12 +189,10 @@ def _check_frequencies(rope: RoPE, head_dim: int) -> NDArray[np.float64]:
 def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" and array.size:  # an empty list has no dtype of its own
-        msg = f"{name} must hold integers or floats; got {array.dtype}"
-        raise TypeError(msg)
+        raise TypeError(f"{name} must hold integers or floats; got {array.dtype}")
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
-        msg = f"{name} must be finite; got {array[~np.isfinite(array)][0]} among them"
-        raise RopeError(msg)
+        raise RopeError(f"{name} must be finite; got {array[~np.isfinite(array)][0]} among them")
     return array
 
 

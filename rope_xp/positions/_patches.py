@@ -129,8 +129,7 @@ def text(
     steps = np.zeros((components, 1), np.int64)
     for axis in range(components) if along is None else along:
         if not 0 <= values.to_int("along", axis) < components:
-            msg = f"along holds component {axis}; it must be from 0 to {components - 1}"
-            raise RopeError(msg)
+            raise RopeError(f"along holds component {axis}; it must be from 0 to {components - 1}")
         steps[axis] = 1
     starts = values.per_axis("start", start, components)
     return values.to_library(starts + steps * np.arange(tokens), xp, device)

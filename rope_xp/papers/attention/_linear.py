@@ -91,11 +91,10 @@ def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, 
         if feature_map != "softmax":
             raise RopeError(expected)
         if causal:
-            msg = (
+            raise RopeError(
                 "feature_map='softmax' takes a softmax of k over all tokens, even later ones, so "
                 "it cannot be causal; use 'elu', or functions of single tokens"
             )
-            raise RopeError(msg)
         return partial(_heads.softmax, xp, axis=-1), partial(_heads.softmax, xp, axis=-3)
     is_pair = isinstance(feature_map, Sequence) and len(feature_map) == 2
     if not is_pair or not all(map(callable, feature_map)):

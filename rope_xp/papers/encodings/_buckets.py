@@ -53,8 +53,7 @@ def t5_buckets(
         backend = find.require_backend(relative, "relative")
     dtype = backend.dtype_name(relative)
     if dtype not in INTEGERS:
-        msg = f"relative must hold integers (tokens); got {dtype}"
-        raise TypeError(msg)
+        raise TypeError(f"relative must hold integers (tokens); got {dtype}")
     return _assign_buckets(backend, backend.integers(relative), edges, offset)
 
 
@@ -171,11 +170,10 @@ def _bucket_edges(
         raise RopeError(msg)
     e = buckets // 2
     if not e < max_distance < 2**31:
-        msg = (
+        raise RopeError(
             f"max_distance must exceed the {e} distances with their own bucket of num_buckets = "
             f"{num_buckets}, and be below 2**31; got {max_distance}"
         )
-        raise RopeError(msg)
     edges, steps = [*range(1, e + 1)], buckets - e
     for i in range(1, steps):
         n = round(e * (max_distance / e) ** (i / steps))  # the edge or the distance before it

@@ -148,11 +148,10 @@ def _resolve(
         raise TypeError(msg)
     lengths = tuple(integers.shape)
     if not _heads.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):
-        msg = (
+        raise RopeError(
             f"{argument} has shape {lengths}; it must be (tokens,) = {shape[-1:]}, or broadcast to "
             f"(batch..., tokens) = {shape}"
         )
-        raise RopeError(msg)
     whole = (*lengths[:-1], shape[-1])
     if lengths != whole:
         integers = backend.xp.broadcast_to(integers, whole)
