@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -119,9 +120,7 @@ def _build_jax(name: str, backend: Backend) -> Target | str:
     if name.endswith(":gpu") and device.platform == "cpu":
         return _NO_ACCELERATOR
 
-    def put(host: np.ndarray) -> Array:
-        return jax.device_put(host, device)
-
+    put = partial(jax.device_put, device=device)
     return Target(name, backend, put, np.asarray, jax.numpy.copy, jax.block_until_ready)
 
 
@@ -130,10 +129,8 @@ def _build_cupy(name: str, backend: Backend) -> Target | str:
     if not cupy.cuda.is_available():
         return _NO_ACCELERATOR
 
-    def wait(_: Array) -> object:
-        return cupy.cuda.get_current_stream().synchronize()
-
-    return Target(name, backend, cupy.asarray, cupy.asnumpy, cupy.copy, wait)
+    methods = (cupy.asarray, cupy.asnumpy, cupy.copy)
+    return Target(name, backend, *methods, lambda _: cupy.cuda.get_current_stream().synchronize())
 
 
 def _build_dask(name: str, backend: Backend) -> Target:

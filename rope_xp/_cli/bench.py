@@ -45,13 +45,12 @@ def run(options: argparse.Namespace) -> int:
     chosen, missing = choice.choose_targets(options.backend)
     if not options.json:  # first, as measuring takes a minute
         choice.print_missing(chosen, missing)
-    arguments = {f"{t.name} {dtype}": (t.name, dtype) for t in chosen for dtype in DTYPES}
-    rows, failed = choice.run_jobs(
-        {
-            job: partial(measure, *names, tokens, options.repeat, heads)
-            for job, names in arguments.items()
-        }
-    )
+    jobs = {
+        f"{t.name} {dtype}": partial(measure, t.name, dtype, tokens, options.repeat, heads)
+        for t in chosen
+        for dtype in DTYPES
+    }
+    rows, failed = choice.run_jobs(jobs)
     if options.json:
         choice.print_json(tokens, heads, rows, missing + failed)
     else:
@@ -72,7 +71,6 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
         lambda: (target.copy(q), target.copy(k)),
         lambda: formula(q, k, positions),
     )
-    path = rope_xp.explain(q, k, positions, rope).path
     _, one_q, one_k, one_position = case(name, 1, dtype=dtype, heads=heads)
     microseconds = clock.rounds_of_microseconds(
         target, lambda: rope.apply(one_q, one_k, one_position), _LOOPS, _ROUNDS
@@ -80,7 +78,7 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
     return BenchRow(
         target=name,
         dtype=dtype,
-        path=path,
+        path=rope_xp.explain(q, k, positions, rope).path,
         milliseconds=clock.spread([s * 1e3 for s in seconds]),
         times_copy=clock.times_as_fast(seconds, copy_seconds),
         times_usual=clock.times_as_fast(seconds, usual_seconds),

@@ -14,9 +14,10 @@ import importlib
 import importlib.util
 import json
 import math
+import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,17 +124,14 @@ def _check_function(options: argparse.Namespace) -> int:
 
 def _import_target(target: str) -> Callable[..., Any]:
     """Return the function at package.module:function."""
-    module, colon, name = target.partition(":")
     advice = _files.download_advice(target)
     if advice is not None:
         raise RopeError(advice)
-    if not colon:
+    if ":" not in target:
         raise RopeError(f"{target!r} is neither a file nor package.module:function")
     sys.path.insert(0, str(Path.cwd()))  # as python -m does; a script does not
     try:
-        value: Any = importlib.import_module(module)
-        for attribute in name.split("."):
-            value = getattr(value, attribute)
+        value = pkgutil.resolve_name(target)
     except BROKEN as error:
         raise RopeError(f"{target}: {error}") from error
     finally:
@@ -154,8 +152,7 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     terminal.table(("positions", title), rows, text_columns=1)
     sections = {"notes": result.notes, "faults": result.faults}
     for title, sentences in {**sections, f"differences from {options.config}": mismatches}.items():
-        if sentences:
-            terminal.print_list(title, sentences)
+        terminal.print_list(title, sentences)
     outcome = "nothing is wrong"
     if result.faults or mismatches:
         outcome = "wrong; the lists above say why"
@@ -191,8 +188,8 @@ def _check_model(options: argparse.Namespace) -> int:
     return int(any(options.strict or row["severity"] == "error" for row in findings))
 
 
-def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the findings of the model as transformers loads it."""
+def _check_weights(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the findings of the model as transformers loads it."""
     missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
     if missing:
         names = " and ".join(missing)
@@ -213,9 +210,7 @@ def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         raise RopeError(f"{folder}: transformers cannot load it: {error}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
-    for finding in check(model):
-        effect = None if finding.effect is None else dict(finding.effect)
-        yield {**vars(finding), "effect": effect}
+    return [vars(finding) for finding in check(model)]
 
 
 def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]]) -> None:

@@ -3,8 +3,7 @@
 import argparse
 import importlib.util
 import json
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -74,13 +73,7 @@ def print_missing(chosen: list[Target], skipped: list[Skipped]) -> None:
         if names and importlib.util.find_spec(package) is None:
             hint = f"not installed (pip install {package}); {loss}"
             lines.append(f"{package}: {hint}: {', '.join(names)}")
-    print_folded(lines)
-
-
-def print_folded(lines: Iterable[str]) -> None:
-    """Print lines in 80 columns, in a file too."""
-    for line in lines:
-        print(textwrap.fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
+    terminal.print_lines(lines)
 
 
 def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Skipped]]:

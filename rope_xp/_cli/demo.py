@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         if rows:
             _print_rows(options.tokens, rows)
-        choice.print_folded([agreement, *(f"PROBLEM: {text}" for text in problems)])
+        terminal.print_lines([agreement, *(f"PROBLEM: {text}" for text in problems)])
         choice.print_missing(chosen, [s for s in skipped if s.expected])
     return int(bool(problems))
 

@@ -168,13 +168,12 @@ def print_report(report: dict[str, Any]) -> None:
         number = "" if count is None else f" ({count})"
         print(f"\n{name}{number}{'' if layers['rotated'] else ': no positions'}")
         if layers["rotated"]:
-            shown = [(key, value) for key, value in layers.items() if key not in _ELSEWHERE]
-            texts = {
-                f"  {key.replace('_', ' ')}": _format_fact(value)
-                for key, value in shown
-                if value is not None and value is not False
-            }
-            print(terminal.plain_pairs(list(texts.items())))
+            shown = [
+                (f"  {key.replace('_', ' ')}", _format_fact(value))
+                for key, value in layers.items()
+                if key not in _ELSEWHERE and value is not None and value is not False
+            ]
+            print(terminal.plain_pairs(shown))
         for waves in layers["wavelengths"]:
             tokens = [
                 "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
@@ -193,8 +192,7 @@ def print_report(report: dict[str, Any]) -> None:
         terminal.table(("layers", *_LEGEND), rows, text_columns=1)
         print(f"\n{terminal.plain_pairs([*_LEGEND.items()])}")
     for title in ("notes", "suspicious"):
-        if report[title]:
-            terminal.print_list(title, report[title])
+        terminal.print_list(title, report[title])
     if not report["suspicious"]:
         print("\nsuspicious: nothing; all rotary keys are used and consistent")
     texts_to_paste = [layers["python"] for layers in report["layers"] if layers["python"]]
