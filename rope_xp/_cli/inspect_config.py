@@ -18,15 +18,7 @@ from typing import Any
 from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import plots, suspicions, terminal
-from rope_xp._cli.reading import (
-    Layers,
-    Reading,
-    count_layers,
-    has_base,
-    list_defaults,
-    list_unrotated,
-    read_config,
-)
+from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
@@ -98,8 +90,8 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
         "checked": suspicions.is_checked(model_type),
         "part": reading.path or None,
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
-        "by_default": list_defaults(reading),
-        "layers_without_rotation": list_unrotated(reading.part, reading.model),
+        "by_default": reading.list_defaults(),
+        "layers_without_rotation": reading.list_unrotated(),
         "notes": suspicions.find_notes(reading, requested),
         "suspicious": suspicions.find_suspicions(reading),
     }
@@ -119,7 +111,7 @@ def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
         "rope_type": layers.source.parameters.get("rope_type"),
         "scaling": rule and {"name": type(rule).__name__, "fields": values},
         "base": getattr(rope, "base", None),
-        "base_by_default": rope is not None and not has_base(layers.source, layers.label),
+        "base_by_default": rope is not None and not layers.has_base(),
         "layout": getattr(rope, "layout", None),
         "head_dim": layers.head_dim,
         "rotary_dim": None if rope is None else rotated,

@@ -41,6 +41,15 @@ class Layers:
         """What begins a sentence on these layers."""
         return self.label and f"{self.label}: "
 
+    def has_base(self) -> bool:
+        """Return whether the configuration has a base for these layers."""
+        config = self.source.config
+        shared = config.get(_keys.parameters_key(config)) or {}
+        nested = shared[self.label] if isinstance(shared.get(self.label), Mapping) else shared
+        layer = self.source.model.layers.get(self.label)
+        keys = (layer.base_key,) if layer and layer.base_key else _keys.BASE
+        return (nested.get("rope_theta"), _keys.first_value(config, *keys)) != (None, None)
+
     def list_lengths(self, requested: int | None) -> tuple[int, ...]:
         """Return the lengths at which to report frequencies; none where length does not matter."""
         if not self.depends_on_length:
@@ -66,6 +75,21 @@ class Reading:
     model: Model
     layout: Layout | None
     layers: tuple[Layers, ...]
+
+    def list_defaults(self) -> dict[str, int]:
+        """Return the sizes that the configuration omits, with the defaults of its model type."""
+        sizes = self.model.sizes
+        return {k: sizes[k] for k in _list_missing_sizes(self.part, self.model) if k in sizes}
+
+    def list_unrotated(self) -> list[int]:
+        """Return the numbers of the layers that are exempt from rotation."""
+        # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
+        flags, total = self.part.get("no_rope_layers"), count_layers(self.part, self.model, "")
+        if isinstance(flags, list) and flags:
+            return [i for i, rotates in enumerate(flags) if not rotates]
+        interval = _keys.read_size(self.part, "no_rope_layer_interval")
+        interval = interval or self.model.unrotated_every
+        return list(range(interval - 1, total, interval)) if interval and total else []
 
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
@@ -138,22 +162,6 @@ def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | N
     return head_dim or _keys.read_head_dim(part, model)
 
 
-def list_defaults(reading: Reading) -> dict[str, int]:
-    """Return the sizes that a configuration omits, with the defaults of its model type."""
-    part, sizes = reading.part, reading.model.sizes
-    return {k: sizes[k] for k in _list_missing_sizes(part, reading.model) if k in sizes}
-
-
-def has_base(source: Source, label: str) -> bool:
-    """Return whether the configuration has a base for layers of a type."""
-    shared = source.config.get(_keys.parameters_key(source.config)) or {}
-    nested = shared[label] if isinstance(shared.get(label), Mapping) else shared
-    layer = source.model.layers.get(label)
-    keys = (layer.base_key,) if layer and layer.base_key else _keys.BASE
-    bases = (nested.get("rope_theta"), _keys.first_value(source.config, *keys))
-    return bases != (None, None)
-
-
 def _find_contexts(source: Source, rope: RoPE | None) -> tuple[int | None, int | None]:
     # Perhaps no scaling read these lengths, so they are checked here.
     extended = _keys.read_size({EXTENDED: source.extended}, EXTENDED)
@@ -183,13 +191,3 @@ def count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | Non
     period = _keys.read_size(part, pattern) or default
     full = len(range(first and period - 1, total, period))
     return full if label == "full_attention" else total - full
-
-
-def list_unrotated(part: Mapping[str, Any], model: Model) -> list[int]:
-    """Return the numbers of the layers that are exempt from rotation."""
-    # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
-    flags, total = part.get("no_rope_layers"), count_layers(part, model, "")
-    if isinstance(flags, list) and flags:
-        return [i for i, rotates in enumerate(flags) if not rotates]
-    interval = _keys.read_size(part, "no_rope_layer_interval") or model.unrotated_every
-    return list(range(interval - 1, total, interval)) if interval and total else []
