@@ -8,16 +8,8 @@ import numpy as np
 
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp.hf._files import read_mapping
-from rope_xp.positions._rope_index.indexer import (
-    IMAGE,
-    TEXT,
-    VIDEO,
-    GridQueue,
-    Indexer,
-    need_key,
-    read_grids,
-    split_runs,
-)
+from rope_xp.positions._rope_index import indexer
+from rope_xp.positions._rope_index.indexer import IMAGE, TEXT, VIDEO, GridQueue, Indexer
 
 _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
 
@@ -36,14 +28,15 @@ class HunYuanIndexer(Indexer):
                 f"height and the image; got {sections!r}"
             )
         self.components = len(sections)
-        merge = need_key(read_mapping(need_key(keys, "vision_config")), "spatial_merge_size")
-        grids = enumerate(read_grids(inputs, "image_grid_thw", merge))
+        vision = read_mapping(indexer.need_key(keys, "vision_config"))
+        merge = indexer.need_key(vision, "spatial_merge_size")
+        grids = enumerate(indexer.read_grids(inputs, "image_grid_thw", merge))
         self.queues = (GridQueue("image_grid_thw", grids),)
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
         """Return the positions (components, tokens) of a sequence."""
         positions = np.tile(np.arange(types.size), (self.components, 1))
-        for token_type, start, stop in split_runs(types):
+        for token_type, start, stop in indexer.split_runs(types):
             if token_type != IMAGE:
                 continue
             image, (_frames, height, width) = self.queues[0].take()
@@ -76,7 +69,7 @@ class MiniCPMIndexer(Indexer):
         mode = inputs.get("downsample_mode") or keys.get("downsample_mode") or "16x"
         merge = 2 if mode == "4x" else 4
         self._grids = {
-            token_type: GridQueue(name, read_grids(inputs, name, merge, axes=2))
+            token_type: GridQueue(name, indexer.read_grids(inputs, name, merge, axes=2))
             for token_type, name in ((IMAGE, "target_sizes"), (VIDEO, "target_sizes_videos"))
         }
         self.queues = (*self._grids.values(),)
@@ -99,12 +92,12 @@ class MiniCPMIndexer(Indexer):
 
     def _split_frames(self, ids: np.ndarray, types: np.ndarray) -> list[_Frame]:
         frames: list[_Frame] = []
-        for token_type, start, stop in split_runs(types):
+        for token_type, start, stop in indexer.split_runs(types):
             if token_type == TEXT:
                 continue
             if token_type not in self._grids:
                 raise RopeError(f"mm_token_type_ids must be 0, 1 or 2; got {token_type}")
-            self._marks = [need_key(self._keys, name) for name in _MARKS]
+            self._marks = [indexer.need_key(self._keys, name) for name in _MARKS]
             if start == 0:
                 raise RopeError("ids begin with an image; image_start_id comes before it")
             if frames and ids[start - 1] == self._marks[0]:
