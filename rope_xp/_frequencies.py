@@ -15,6 +15,7 @@ from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Layout, Namespace
+from rope_xp._dispatch import find
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.angles import compute_cos_sin
 from rope_xp.scaling import Axial, Scaling, _base
@@ -103,8 +104,12 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         n = numbers.check_positive_int("n", n)
         if self.scaling is None:
             return self
-        fixed = self.scaling.for_length(n)
-        _base.check_fixed(self.scaling, fixed, n)
+        fixed: Scaling | None = self.scaling.for_length(n)
+        if fixed is None:  # which would drop it
+            raise RopeError(
+                f"{type(self.scaling).__name__}.for_length({n}) returned None; it must return a "
+                f"scaling, itself if it does not depend on the length; got {self.scaling!r}"
+            )
         return self if fixed is self.scaling else replace(self, scaling=fixed)
 
     @property
@@ -135,7 +140,11 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             return inverse_frequencies(self.base, r)
         with np.errstate(all="ignore"):  # overflow gives inf, which is refused below
             scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
-        _base.check_frequencies(self.scaling, scaled, r // 2)
+        if scaled.shape != (r // 2,) or not np.isfinite(scaled).all():
+            raise RopeError(
+                f"scaling {self.scaling!r} must return {r // 2} finite frequencies, one per pair; "
+                f"got shape {scaled.shape}: {scaled}"
+            )
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
@@ -244,7 +253,12 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         """
         numbers.check_one_of("form", form, table_forms.FORMS)
         length = numbers.check_positive_int("length", length)
-        backend = table_forms.find_host_backend(xp)
+        backend = find.require_backend_of_namespace(np if xp is None else xp)
+        if backend.is_compiling():
+            raise RopeError(
+                "table is computed on the host in float64, which cannot be compiled; call it once "
+                "outside of the compiled function, and pass the table as an argument"
+            )
         positions = np.arange(length)
         if self.position_axes is not None:
             positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))

@@ -144,16 +144,16 @@ def model(
 
 def _check_expressible(rope: RoPE, head_dim: int) -> int:
     """Check that the operator can express the rope; return how many components it rotates."""
+    rotary_dim, offset = slice_of(rope, head_dim)
     if rope.layout == "interleaved_to_half":
         problem = "layout='interleaved_to_half'; use 'interleaved', with the same scores"
     elif rope.position_axes is not None:
         problem = "position_axes; trace the model with torch.onnx.export or ndonnx"
-    else:
-        rotary_dim, offset = slice_of(rope, head_dim)
-        if not offset:
-            return rotary_dim
+    elif offset:
         problem = (
             f"a slice that starts at component {offset}; split it off x, rotate it as a head of "
             f"{rotary_dim} components, and join them again"
         )
+    else:
+        return rotary_dim
     raise RopeError(f"RotaryEmbedding of ONNX cannot express {problem}")

@@ -15,7 +15,6 @@ Columns = Literal["halves", "neighbours", "pairs"]
 COLUMNS: dict[Columns, tuple[str, str]] = {
     "halves": ("(a, b, a, b)", ": {pairs}"),
     "neighbours": ("(a, a, b, b)", "::2"),
-    "pairs": ("(a, b)", ":"),
 }
 """The columns of angles a and b of two pairs, and the index of one column for each pair."""
 
@@ -99,17 +98,6 @@ def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
         if not is_odd and all(bool(xp.all(t[..., one] == t[..., other])) for t in (cos, sin)):
             return form
     return None
-
-
-def find_host_backend(xp: Namespace | None) -> Backend:
-    """Return the backend of a table, if no compiler traces the call."""
-    backend = find.require_backend_of_namespace(np if xp is None else xp)
-    if backend.is_compiling():
-        raise RopeError(
-            "table is computed on the host in float64, which cannot be compiled; call it once "
-            "outside of the compiled function, and pass the table as an argument"
-        )
-    return backend
 
 
 def arrange(

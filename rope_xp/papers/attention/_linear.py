@@ -66,11 +66,18 @@ def linear_attention(
     plain_q = _apply_map(backend, "phi", phi, arrays.q, ...)
     plain_k = _apply_map(backend, "varphi", varphi, arrays.k, plain_q.shape[-1])
     rotated_q, rotated_k = _heads.rotate(rope, plain_q, plain_k, positions)
-    operands = (
+    rotated_q, rotated_k, plain_q, plain_k, values = (
         _heads.swap_tokens_and_heads(xp, _heads.repeat_heads(xp, x, arrays.q.shape[-2]))
         for x in (rotated_q, rotated_k, plain_q, plain_k, arrays.v)
     )
-    result = _heads.swap_tokens_and_heads(xp, _attend(backend, causal, *operands))
+    if causal:
+        above = _sum_prefixes(backend, rotated_q, rotated_k, values)
+        below = _sum_prefixes(backend, plain_q, plain_k, xp.ones_like(plain_k[..., :1]))
+    else:
+        above = xp.matmul(rotated_q, xp.matmul(xp.matrix_transpose(rotated_k), values))
+        total = xp.sum(plain_k, axis=-2, keepdims=True, dtype=values.dtype)
+        below = xp.sum(plain_q * total, axis=-1, keepdims=True, dtype=values.dtype)
+    result = _heads.swap_tokens_and_heads(xp, _heads.divide(xp, above, below))
     return _heads.cast_like(xp, result, q)
 
 
@@ -110,21 +117,6 @@ def _apply_map(backend: Backend, name: str, function: _Map, x: Array, features: 
     axes = "(batch..., tokens, heads, features), of each head alone"
     _heads.check_shape(name, result, axes, (*x.shape[:-1], features))
     return backend.xp.astype(result, x.dtype, copy=False)
-
-
-def _attend(
-    backend: Backend, causal: bool, q: Array, k: Array, plain_q: Array, plain_k: Array, v: Array
-) -> Array:
-    """Return linear attention of arrays (batch..., heads, tokens, d)."""
-    xp = backend.xp
-    if causal:
-        above = _sum_prefixes(backend, q, k, v)
-        below = _sum_prefixes(backend, plain_q, plain_k, xp.ones_like(plain_k[..., :1]))
-    else:
-        above = xp.matmul(q, xp.matmul(xp.matrix_transpose(k), v))
-        total = xp.sum(plain_k, axis=-2, keepdims=True, dtype=v.dtype)
-        below = xp.sum(plain_q * total, axis=-1, keepdims=True, dtype=v.dtype)
-    return _heads.divide(xp, above, below)
 
 
 def _sum_prefixes(backend: Backend, q: Array, k: Array, v: Array) -> Array:
