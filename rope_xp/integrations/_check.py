@@ -1,7 +1,5 @@
 """Check the rotary modules of a model: their buffers, and their tables of positions."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Check the configurations of a model, and the layouts of its functions that rotate."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measure the error of a function by position, and find its cause."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

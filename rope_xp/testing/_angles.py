@@ -1,7 +1,5 @@
 """Measure the angles of pairs, and whether they depend on more than a token's position."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

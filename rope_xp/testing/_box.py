@@ -1,7 +1,5 @@
 """A black box: a function of any array library, called and read with numpy arrays."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Compare a rotation with a RoPE: two ropes by their fields, a function by random calls."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

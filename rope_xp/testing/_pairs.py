@@ -1,7 +1,5 @@
 """Find the pairs that a function rotates, from its matrix at a few positions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, get_args
 

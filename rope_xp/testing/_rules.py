@@ -1,7 +1,5 @@
 """Find the base and the scaling that frequencies follow, as far as they determine them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math
