@@ -63,7 +63,16 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
     """
     host_cos = find.require_backend(cos, "cos").host_view(cos)
     host_sin = find.require_backend(sin, "sin").host_view(sin)
-    columns = _find_repeats(host_cos, host_sin)
+    if host_cos is None or host_sin is None or host_cos.shape != host_sin.shape:
+        return
+    if host_cos.ndim < 2 or not host_cos.size or host_cos.shape[-1] % 2:
+        return
+    last = host_cos[(-1,) * (host_cos.ndim - 1)]
+    if last[0] not in (last[1], last[len(last) // 2]):  # three numbers rule out most tables
+        return
+    if all((table == table[..., :1]).all() for table in (host_cos, host_sin)):
+        return
+    columns = read_columns(np, host_cos, host_sin)
     if columns is not None:
         width = cos.shape[-1]
         raise RopeError(
@@ -72,19 +81,6 @@ def check_one_per_pair(cos: Any, sin: Any) -> None:
             f"a column for each of {width} pairs, use "
             f"RoPE(rotary_dim={2 * width}, ...).with_tables(cos, sin)"
         )
-
-
-def _find_repeats(cos: np.ndarray | None, sin: np.ndarray | None) -> Columns | None:
-    if cos is None or sin is None or cos.shape != sin.shape:
-        return None
-    if cos.ndim < 2 or not cos.size or cos.shape[-1] % 2:
-        return None
-    last = cos[(-1,) * (cos.ndim - 1)]
-    if last[0] not in (last[1], last[len(last) // 2]):  # three numbers rule out most tables
-        return None
-    if all((table == table[..., :1]).all() for table in (cos, sin)):
-        return None
-    return read_columns(np, cos, sin)
 
 
 def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
