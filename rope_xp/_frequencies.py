@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._arguments import fields, parse, table_forms
-from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Layout, Namespace
@@ -135,7 +134,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         [1.0, 0.1, 0.01, 0.001]
         """
         head_dim = numbers.check_positive_int("head_dim", head_dim)
-        r, _ = slice_of(self, head_dim)
+        r, _ = fields.slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         with np.errstate(all="ignore"):  # overflow gives inf, which is refused below
@@ -275,7 +274,7 @@ def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDAr
 
     With position axes, a pair has its frequency for its own component, and 0 for the others.
     """
-    r, offset = slice_of(rope, head_dim)
+    r, offset = fields.slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:
         raise RopeError(
             "learned frequencies need rotary_offset = 0 and attention_factor = 1; this rope has "

@@ -7,7 +7,6 @@ from typing import TypeVar
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import Rope
-from rope_xp._core.numbers import ROTATED, check_known
 
 T = TypeVar("T")
 
@@ -101,7 +100,7 @@ def resolve_slice(
     """Return (r, offset) of the rotated slice in a head of head_dim components."""
     r = head_dim if rotary_dim is None else rotary_dim
     if head_dim is None or r % 2:
-        check_known(ROTATED, (head_dim,))
+        numbers.check_known(numbers.ROTATED, (head_dim,))
         raise RopeError(
             f"head_dim is {head_dim}, an odd number, but pairs are rotated; pass an even "
             "rotary_dim, which leaves the other components as they are"

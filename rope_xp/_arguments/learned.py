@@ -6,7 +6,6 @@ import numpy as np
 
 from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._arguments.fields import resolve_slice
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec
@@ -29,7 +28,7 @@ def apply_frequencies(
     backend, where, double, k_double = parse.check_pair(q, k, axes)
     frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
-    slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
+    slice_ = fields.resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
     components = shape[0] if len(shape) == 3 else 0
     positions = _check_positions(backend, q, where, positions, components)
     heads_axis, group = None, 1

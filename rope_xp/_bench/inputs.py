@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp._bench import targets
-from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array
 
 DTYPES = ("float32", "bfloat16")
@@ -23,13 +22,13 @@ class Absent(Exception):  # noqa: N818  # a skip, and no error
 class Case(NamedTuple):
     """A target, and arrays of its library."""
 
-    target: Target
+    target: targets.Target
     q: Array
     k: Array
     positions: Array
 
 
-def find(name: str) -> Target:
+def find(name: str) -> targets.Target:
     """Return a target by its name; raise Absent where this machine or rope_xp does not have it."""
     target = targets.find(name) if name in targets.NAMES else "not known to this version of rope_xp"
     if isinstance(target, str):

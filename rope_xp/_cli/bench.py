@@ -10,7 +10,6 @@ from functools import partial
 
 import rope_xp
 from rope_xp._bench import clock, formulas
-from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, case
 from rope_xp._cli import choice, terminal
 
@@ -24,10 +23,10 @@ class BenchRow:
     target: str
     dtype: str
     path: str
-    milliseconds: Spread
-    times_copy: Spread
-    times_usual: Spread
-    token_microseconds: Spread
+    milliseconds: clock.Spread
+    times_copy: clock.Spread
+    times_usual: clock.Spread
+    token_microseconds: clock.Spread
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

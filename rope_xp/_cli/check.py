@@ -108,12 +108,9 @@ def _check_function(options: argparse.Namespace) -> int:
         name = {"name": type(rule).__name__}
         report = {
             "target": options.target,
+            **vars(result),
             "rope": vars(result.rope) | {"scaling": rule and name | vars(rule)},
             "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
-            "passes": result.passes,
-            "frequencies": list(result.frequencies),
-            "notes": result.notes,
-            "faults": result.faults,
             "differences": mismatches,
         }
         print(json.dumps(report, indent=2, allow_nan=False))

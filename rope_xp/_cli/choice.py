@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from rope_xp._bench import targets
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
-from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
 from rope_xp._core.errors import RopeError
 from rope_xp._dispatch import find
@@ -47,15 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def choose_targets(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
+def choose_targets(libraries: list[str] | None) -> tuple[list[targets.Target], list[Skipped]]:
     """Return the targets to run on, by default all that are installed, and the skipped ones."""
-    chosen, skipped = list[Target](), list[Skipped]()
+    chosen, skipped = list[targets.Target](), list[Skipped]()
     for library in find.libraries:
         if libraries is not None and library.name not in libraries:
             continue
         names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
         results = {name: targets.find(name) for name in names}
-        installed = [target for target in results.values() if isinstance(target, Target)]
+        installed = [target for target in results.values() if isinstance(target, targets.Target)]
         reasons = {name: why for name, why in results.items() if isinstance(why, str)}
         if reasons and not installed:  # one reason for all devices
             reasons = {library.name: next(iter(reasons.values()))}
@@ -65,7 +64,7 @@ def choose_targets(libraries: list[str] | None) -> tuple[list[Target], list[Skip
     return chosen, skipped
 
 
-def print_missing(chosen: list[Target], skipped: list[Skipped]) -> None:
+def print_missing(chosen: list[targets.Target], skipped: list[Skipped]) -> None:
     """Print a line for each target that was skipped, and for each package that is missing."""
     lines = [f"{'' if s.expected else 'PROBLEM: '}{s.target}: {s.reason}" for s in skipped]
     for package, loss, affected in _OPTIONAL_PACKAGES:

@@ -12,7 +12,6 @@ from rope_xp._bench import clock, formulas
 from rope_xp._bench.inputs import BASE, HEAD_DIM, HEADS, case
 from rope_xp._bench.targets import Target
 from rope_xp._cli import choice, terminal
-from rope_xp._cli.choice import Skipped
 from rope_xp._core.typing import Array, Layout
 from rope_xp._functions import apply, explain
 
@@ -129,7 +128,7 @@ def _compare(positions: NDArray[Any], *tensors: Arrays) -> list[float]:
     return [float(m) for m in np.max(maxima, axis=0)]
 
 
-def find_problems(rows: list[DemoRow], skipped: list[Skipped]) -> list[str]:
+def find_problems(rows: list[DemoRow], skipped: list[choice.Skipped]) -> list[str]:
     """Return the broken promises as sentences."""
     problems = [f"{s.target} did not run: {s.reason}" for s in skipped if not s.expected]
     for row in rows:

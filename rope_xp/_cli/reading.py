@@ -9,7 +9,6 @@ from typing import Any
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _files, _keys, _scaling, from_hf_config
 from rope_xp.hf._keys import EXTENDED, FLAT, TRAINED, Model
-from rope_xp.hf._scaling import Source
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
 
@@ -29,7 +28,7 @@ class Layers:
     """
 
     label: str
-    source: Source
+    source: _scaling.Source
     rope: RoPE | None
     head_dim: int | None
     rotated: int | None
@@ -162,7 +161,7 @@ def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | N
     return head_dim or _keys.read_head_dim(part, model)
 
 
-def _find_contexts(source: Source, rope: RoPE | None) -> tuple[int | None, int | None]:
+def _find_contexts(source: _scaling.Source, rope: RoPE | None) -> tuple[int | None, int | None]:
     # Perhaps no scaling read these lengths, so they are checked here.
     extended = _keys.read_size({EXTENDED: source.extended}, EXTENDED)
     extended = extended or source.model.sizes.get(EXTENDED)

@@ -10,7 +10,6 @@ from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, _scaling
 from rope_xp.hf._keys import ROTARY_KEYS, Model
 from rope_xp.hf._models import MODELS, UNSUPPORTED
-from rope_xp.hf._scaling import Source
 from rope_xp.rope import RoPE
 
 _TYPE_KEYS = ("position_embedding_type", "position_embeddings_type")
@@ -82,7 +81,7 @@ def _find_obstacle(name: str, config: Mapping[str, Any], row: Model | None) -> s
     return f" rotates only with {key} = {required!r}; got {config.get(key)!r}"
 
 
-def build_rope(source: Source) -> RoPE:
+def build_rope(source: _scaling.Source) -> RoPE:
     """Return the RoPE of one layer type."""
     scaling = _scaling.read_scaling(source)
     base = float(numbers.check_positive("rope_theta", source.parameters["rope_theta"]))
@@ -110,7 +109,7 @@ def build_rope(source: Source) -> RoPE:
     return rope
 
 
-def _read_dims(source: Source) -> tuple[int | None, int | None]:
+def _read_dims(source: _scaling.Source) -> tuple[int | None, int | None]:
     """Return head_dim and rotary_dim, each None if it is unknown."""
     config, model, parameters = source.config, source.model, source.parameters
     head_dim = _keys.read_head_dim(config, model)
@@ -133,14 +132,14 @@ def _read_dims(source: Source) -> tuple[int | None, int | None]:
     return whole, int(whole * partial)
 
 
-def _need_head_dim(head_dim: int | None, source: Source, reason: str) -> int:
+def _need_head_dim(head_dim: int | None, source: _scaling.Source, reason: str) -> int:
     if head_dim is None:
         keys = " or ".join(source.model.width)
         raise RopeConfigError(f"head_dim is missing, and so is {keys}; {reason}")
     return head_dim
 
 
-def _find_position_axes(source: Source, count: int | None) -> tuple[int, ...] | None:
+def _find_position_axes(source: _scaling.Source, count: int | None) -> tuple[int, ...] | None:
     """Return the component of positions that each pair reads; None if there is only one."""
     model, parameters = source.model, source.parameters
     is_axial = parameters["rope_type"] == "axial"
@@ -158,7 +157,7 @@ def _find_position_axes(source: Source, count: int | None) -> tuple[int, ...] | 
     return _deal_sections(sections, source, pairs)
 
 
-def _deal_sections(sections: Any, source: Source, pairs: int) -> tuple[int, ...]:
+def _deal_sections(sections: Any, source: _scaling.Source, pairs: int) -> tuple[int, ...]:
     """Return the component (0 time, 1 height, 2 width) that each pair reads."""
     order = source.model.section_order
     is_list = isinstance(sections, Sequence) and all(map(numbers.is_int, sections))

@@ -1,7 +1,5 @@
 """Recognise what a function of transformers that rotates does, by calling it."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -16,7 +14,6 @@ from rope_xp._core.typing import Layout
 from rope_xp.angles import Angles
 from rope_xp.integrations import _formats
 from rope_xp.integrations._drop_in import load_rope
-from rope_xp.integrations._formats import Format, Tables
 from rope_xp.integrations._methods import Function
 from rope_xp.rope import RoPE
 
@@ -27,7 +24,7 @@ class RecognizedRotation:
 
     parameters: tuple[str, ...]
     arrays: int
-    form: Format
+    form: _formats.Format
     layout: Layout
     trailing: bool  # the slice that it rotates ends the head
     heads_first: bool  # heads come before tokens, where no ``unsqueeze_dim`` says it
@@ -48,7 +45,9 @@ def own_function(function: Function) -> Function:
     return function
 
 
-def recognize(name: str, function: Function, forms: Iterable[Format]) -> RecognizedRotation:
+def recognize(
+    name: str, function: Function, forms: Iterable[_formats.Format]
+) -> RecognizedRotation:
     """Return what a function does to random arrays; a RopeError if no layout does the same."""
     function = own_function(function)
     parameters = inspect.signature(function).parameters
@@ -89,7 +88,7 @@ def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch:
 
 
 def rotate(
-    rotation: RecognizedRotation, xs: tuple[torch.Tensor, ...], tables: Tables, axes: str
+    rotation: RecognizedRotation, xs: tuple[torch.Tensor, ...], tables: _formats.Tables, axes: str
 ) -> tuple[torch.Tensor, ...]:
     cos, sin = _formats.read(tables, rotation.form)
     angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))
