@@ -74,10 +74,8 @@ class Choice:
                     "ropes must rotate the same pairs and read the same components of positions: "
                     f"({', '.join(_SHARED)}) is {values} in ropes[{i}] and {first} in ropes[0]"
                 )
-        owner, which = parse.find_owner(self.which), self.which
-        if owner is None:
-            which = np.asarray(which)
-            owner = find.require_backend(which, "which")
+        which = np.asarray(self.which) if parse.find_owner(self.which) is None else self.which
+        owner = find.require_backend(which, "which")
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
             raise TypeError(f"which must hold integers; got {owner.dtype_name(which)}")
         if owner.host and which.size and not 0 <= which.min() <= which.max() < len(self.ropes):

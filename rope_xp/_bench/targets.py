@@ -4,7 +4,6 @@ A *target* is spelled "library:device", as in "torch:cpu" or "jax:gpu". "gpu" st
 accelerator the library calls its current one. Importing this module imports no framework.
 """
 
-import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,10 +82,6 @@ def _attempt(action: Callable[[], Result]) -> Result | str:
         return f"broken: {' '.join(str(error).split()) or type(error).__name__}"
 
 
-def _build_numpy(name: str, backend: Backend) -> Target:
-    return Target(name, backend, np.asarray, np.asarray, np.copy, lambda x: x)
-
-
 def _build_torch(name: str, backend: Backend) -> Target | str:
     torch = importlib.import_module("torch")
     device = torch.device("cpu")
@@ -148,7 +143,7 @@ def _build_dask(name: str, backend: Backend) -> Target:
 
 
 _BUILDERS: dict[str, Callable[[str, Backend], Target | str]] = {
-    "numpy": _build_numpy,
+    "numpy": lambda name, b: Target(name, b, np.asarray, np.asarray, np.copy, lambda x: x),
     "torch": _build_torch,
     "jax": _build_jax,
     "cupy": _build_cupy,

@@ -10,7 +10,6 @@ it has only ``faults``. The object for a model has ``findings``.
 """
 
 import argparse
-import importlib
 import importlib.util
 import json
 import math

@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=terminal.count, default=4096, help="default %(default)s")
     repeat_help = "timed calls; the fastest one counts; default 5"
     parser.add_argument("--repeat", type=terminal.count, default=5, help=repeat_help)
-    timed = {name.partition(":")[0] for name in targets.NAMES}  # ndonnx only makes graphs
-    names = [library.name for library in find.libraries if library.name in timed]
+    names = list(dict.fromkeys(name.partition(":")[0] for name in targets.NAMES))
     backend_help = f"run only this library: {', '.join(names)}; may be repeated"
     parser.add_argument(
         "--backend", action="append", choices=names, metavar="NAME", help=backend_help

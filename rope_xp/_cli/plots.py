@@ -91,12 +91,8 @@ def write_wavelengths(
 def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
     """Yield axes to draw on, one below the other; then write the picture.
 
-    Raises
-    ------
-    RopeError
-        If matplotlib is missing or does not have the format of the suffix.
-    OSError
-        If the file cannot be written.
+    Raise RopeError if matplotlib is missing or does not have the format of the suffix, and OSError
+    if the file cannot be written.
     """
     try:
         matplotlib = importlib.import_module("matplotlib")

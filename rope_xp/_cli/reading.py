@@ -1,6 +1,5 @@
 """Read a configuration: the RoPE of each layer type, and the facts that a report adds to it."""
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -47,10 +47,8 @@ def t5_buckets(
     [15, 10, 2, 0, 18, 26]
     """
     edges, offset = _bucket_edges(num_buckets, max_distance, bidirectional)
-    backend = parse.find_owner(relative)
-    if backend is None:
-        relative = np.asarray(relative)
-        backend = find.require_backend(relative, "relative")
+    relative = np.asarray(relative) if parse.find_owner(relative) is None else relative
+    backend = find.require_backend(relative, "relative")
     dtype = backend.dtype_name(relative)
     if dtype not in INTEGERS:
         raise TypeError(f"relative must hold integers (tokens); got {dtype}")
