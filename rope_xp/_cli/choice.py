@@ -28,8 +28,7 @@ class Skipped:
 
     target: str
     reason: str
-    expected: bool
-    """Whether this is no problem: the target is not installed, and --backend does not name it."""
+    expected: bool  # no problem: the target is not installed, and --backend does not name it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,7 @@ from rope_xp._functions import apply, explain
 
 STARTS = (0, 1_000_000)
 LAYOUT: Layout = "half"
-ERROR_BOUND = 2e-6
-"""Times the largest component of q and k."""
+ERROR_BOUND = 2e-6  # times the largest component of q and k
 ULP_BOUND = 2.0
 _BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu", "dask:cpu"})
 _CHUNK = 256

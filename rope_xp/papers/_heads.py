@@ -80,8 +80,7 @@ class CheckedArrays(NamedTuple):
     backend: Backend
     q: Array
     k: Array
-    v: Array
-    """k again where a function takes no v."""
+    v: Array  # k again where a function takes no v
 
 
 def check_arrays(*, same_tokens: bool = False, **arrays: Any) -> CheckedArrays:

@@ -20,8 +20,7 @@ from rope_xp.rope import RoPE
 
 __all__ = ["decay_bound", "max_distance", "score_curve", "turns"]
 
-_BLOCK = 2**19
-"""Angles at once: 4 MiB, and some copies of that."""
+_BLOCK = 2**19  # angles at once: 4 MiB, and some copies of that
 _TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
 
 

@@ -12,8 +12,7 @@ from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
-Numbers: TypeAlias = float | Sequence[float]
-"""One number for all axes, or one for each axis."""
+Numbers: TypeAlias = float | Sequence[float]  # one number for all axes, or one for each axis
 
 
 def to_host(name: str, values: Any) -> np.ndarray:

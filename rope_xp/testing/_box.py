@@ -58,10 +58,8 @@ class BlackBox:
     """A function, and how to call it."""
 
     function: Function
-    tables: Function | None
-    """From positions to what follows the arrays; None where positions do."""
-    names: str
-    """Of the arrays that it takes: q, qk or qkv."""
+    tables: Function | None  # from positions to what follows the arrays; None where positions do
+    names: str  # of the arrays that it takes: q, qk or qkv
     axes: str
     head_dim: int
     heads: int

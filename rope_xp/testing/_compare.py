@@ -55,11 +55,9 @@ class _Call(NamedTuple):
     """A call with random vectors, (batch, heads, tokens, head_dim), and its results."""
 
     arrays: list[Floats]
-    positions: NDArray[np.int64]
-    """(components, batch, tokens)"""
+    positions: NDArray[np.int64]  # (components, batch, tokens)
     results: list[Floats]
-    overwritten: list[str]
-    """Names of arrays that the function overwrites while it returns others."""
+    overwritten: list[str]  # names of arrays that the function overwrites while it returns others
 
 
 def find_problems(

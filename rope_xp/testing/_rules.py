@@ -21,8 +21,7 @@ _BASES = (10000.0, 500000.0, 1000000.0)
 _TRAINED = (*(1 << k for k in range(7, 23)), *(3 << k for k in range(7, 21)), 1000, 2000, 4000)
 """Common trained lengths."""
 
-Rule = tuple[float, Scaling | None]
-"""A base and a scaling."""
+Rule = tuple[float, Scaling | None]  # a base and a scaling
 
 
 class FrequencySeries(NamedTuple):

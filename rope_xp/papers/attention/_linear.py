@@ -10,8 +10,7 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp.papers import _heads
 from rope_xp.rope import Positions, RoPE
 
-_CHUNK = 128
-"""Tokens whose products are held at once; causal attention keeps a square of them."""
+_CHUNK = 128  # tokens whose products are held at once; causal attention keeps a square of them
 
 _Map: TypeAlias = Callable[[Array], Array]
 FeatureMap: TypeAlias = Literal["elu", "softmax"] | tuple[_Map, _Map]

@@ -13,8 +13,7 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
 from rope_xp.papers import _heads
 
-FARTHEST = 2**31 - 1
-"""The largest distance, in tokens, that int32 holds."""
+FARTHEST = 2**31 - 1  # the largest distance, in tokens, that int32 holds
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,8 @@ class Operands:
 
     backend: Backend
     q: Array
-    k: Array
-    """Grouped keys are repeated, one for each head of q."""
-    distances: Array
-    """Positions of queries less those of keys; int32 distances saturate at ``FARTHEST``."""
+    k: Array  # grouped keys are repeated, one for each head of q
+    distances: Array  # of queries less keys; those of int32 saturate at FARTHEST
     first_name: str
     scale: float
 

@@ -12,19 +12,15 @@ from rope_xp.positions._rope_index import indexer
 from rope_xp.positions._rope_index.indexer import AUDIO, IMAGE, TEXT, VIDEO, GridQueue, Indexer
 from rope_xp.positions._values import index_span
 
-_AUDIO_IN_VIDEO = -1
-"""The type of runs with tokens of a video and of its audio."""
+_AUDIO_IN_VIDEO = -1  # the type of runs with tokens of a video and of its audio
 
 
 class Span(NamedTuple):
     """Consecutive tokens of one text, image or video."""
 
-    grid: int | tuple[int, ...]
-    """The number of text tokens, or frames, height and width after merging."""
-    interval: tuple[float, ...] = ()
-    """Factors of the positions of frames, multiplied one after the other."""
-    audio_tokens: int = 0
-    """Tokens of audio among those of a video."""
+    grid: int | tuple[int, ...]  # text tokens, or frames, height and width after merging
+    interval: tuple[float, ...] = ()  # factors of the positions of frames, one after the other
+    audio_tokens: int = 0  # tokens of audio among those of a video
 
 
 _TWO_MARKS = Span((2, 1, 1), (0.0,))
