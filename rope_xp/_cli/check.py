@@ -31,10 +31,6 @@ from rope_xp.testing import Identified, Measured, identify
 from rope_xp.testing._box import LIBRARIES, CallError
 from rope_xp.testing._compare import list_differences
 
-_TABLES_ADVICE = (
-    "It takes cos and sin: pass --tables package.module:function, which returns them for positions"
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
@@ -85,9 +81,10 @@ def _check_function(options: argparse.Namespace) -> int:
     except RopeError as error:
         fault = str(error)
         if isinstance(error, CallError):
-            takes_tables = re.search(r"'(cos|sin|freqs\w*)'", error.summary)
-            needs_tables = takes_tables and options.tables is None
-            advice = _TABLES_ADVICE if needs_tables else "Try --head-dim, --axes or --tables"
+            advice = "Try --head-dim, --axes or --tables"
+            if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
+                advice = "It takes cos and sin: pass --tables package.module:function, which "
+                advice += "returns them for positions"
             fault = f"{error.summary}. {advice}"
         if not options.json:
             return terminal.fail("check", fault)
@@ -175,8 +172,7 @@ def _check_model(options: argparse.Namespace) -> int:
     findings = [{**row, "what": sentence, **rest} for sentence in sentences]
     findings += _check_weights(options) if options.weights else ()
     if options.plot is not None:
-        reading = read_config(options.target, options.layout)
-        inspect_config.draw_config(options.plot, reading, None)
+        inspect_config.draw_config(options.plot, read_config(options.target, options.layout))
     if options.json:
         print(json.dumps({"target": options.target, "findings": findings}, indent=2))
     else:

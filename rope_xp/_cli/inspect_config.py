@@ -20,6 +20,7 @@ from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import plots, suspicions, terminal
 from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
 from rope_xp._core.errors import RopeError
+from rope_xp.hf import _build
 from rope_xp.rope import RoPE
 
 _LEGEND = {
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def draw_config(path: Path, reading: Reading, requested: int | None) -> None:
+def draw_config(path: Path, reading: Reading, requested: int | None = None) -> None:
     """Draw the wavelengths of each layer type, for a context length if one was requested."""
     drawings = {}
     for layers in reading.layers:
@@ -87,7 +88,7 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
     model_type = reading.part.get("model_type")
     return {
         "model_type": None if model_type is None else str(model_type),
-        "checked": suspicions.is_checked(model_type),
+        "checked": _build.get_row(model_type) is not None,
         "part": reading.path or None,
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
         "by_default": reading.list_defaults(),
