@@ -115,8 +115,7 @@ def arrange(
 
 def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
     """Return a table of float64 or complex128 as an array of a library, rounded once."""
-    is_complex = host.dtype.kind == "c"
-    dtypes, default = (_COMPLEX, "complex64") if is_complex else (_REAL, "float32")
+    dtypes, default = (_COMPLEX, "complex64") if host.dtype.kind == "c" else (_REAL, "float32")
     if dtype is None:
         return backend.asarray(host.astype(default), device)
     name = backend.dtype_name(backend.xp.empty((0,), dtype=dtype))

@@ -216,8 +216,7 @@ def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]])
         skipped = "the other weights"
     rows, severities = [], [row["severity"] for row in findings]
     for row in findings:
-        errors = (row["effect"] or {}).items()
-        texts = [f"{error:.2g} at {position}" for position, error in errors]
+        texts = [f"{error:.2g} at {position}" for position, error in (row["effect"] or {}).items()]
         rows.append((row["severity"], row["module"], row["kind"], ", ".join(texts)))
     if rows:
         names = "severity", "module", "kind", "cos and sin are off by"

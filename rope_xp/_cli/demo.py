@@ -89,9 +89,8 @@ def measure_target(
     arrays, results, usual_results = (
         [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), formula(q, k, positions))
     )
-    reference = first.setdefault(start, results)
     error, usual_error, ulp = _compare(
-        target.fetch(positions), arrays, results, usual_results, reference
+        target.fetch(positions), arrays, results, usual_results, first.setdefault(start, results)
     )
     return DemoRow(
         target=target.name,

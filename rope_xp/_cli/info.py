@@ -69,9 +69,8 @@ def _describe_library(library: find.Library) -> dict[str, Any]:
     devices = targets.list_devices(library)
     if isinstance(devices, str):
         return {**EMPTY, "version": version, "problem": devices}
-    missing = f"the {library.name} backend did not load it"
     paths: dict[str, str | None] = {
-        **dict.fromkeys(library.paths, missing),
+        **dict.fromkeys(library.paths, f"the {library.name} backend did not load it"),
         **{path.name: _find_decline_reason(library, path) for path in backend.paths},
         portable.NAME: None,
     }

@@ -164,5 +164,4 @@ def _bound_errors(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Fl
     ones, sin = np.ones((1, box.head_dim)), np.zeros_like(frequencies)
     scaled = np.asarray(rope.with_tables(1.0 + frequencies, sin).rotate(ones, axes="sd"))
     angles = np.abs(positions).max(axis=0)[:, None, :, None] * (scaled - 1.0)
-    relative = 16 * box.eps + PRODUCT * angles
-    return np.asarray(max(1.0, rope.attention_factor) * relative + 1e-6)
+    return np.asarray(max(1.0, rope.attention_factor) * (16 * box.eps + PRODUCT * angles) + 1e-6)

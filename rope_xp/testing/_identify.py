@@ -170,8 +170,7 @@ def assert_rotates(
         return
     try:
         result = _identify_box(box)
-        differences = list_differences(result.rope, rope, head_dim)
-        reasons = [*differences, *result.faults, *result.notes]
+        reasons = [*list_differences(result.rope, rope, head_dim), *result.faults, *result.notes]
     except RopeError as error:
         reasons = [str(error)]
     reasons = reasons or ["the cause is unknown"]

@@ -80,8 +80,7 @@ class Operands:
             msg = f"{name} has {entries} entries on its first axis; it must have {count} number"
             raise RopeError(msg)
         clip = entries // 2
-        index = self.xp.clip(self.distances, -clip, entries - 1 - clip) + clip
-        return self.take(table, index)
+        return self.take(table, self.xp.clip(self.distances, -clip, entries - 1 - clip) + clip)
 
     def finish(self, q: ArrayT, scores: Array, bias: Array | None = None) -> ArrayT:
         """Return scaled scores, and a bias that is not scaled, in the dtype of q."""

@@ -44,8 +44,7 @@ class HunYuanIndexer(Indexer):
             marks = stop - start - cells.shape[1]  # some processors put a token on either side
             if marks not in (0, 2):
                 hint = "; a newline token ends each row"
-                grid = height, width
-                raise self.queues[0].mismatch(grid, cells.shape[1], stop - start, hint)
+                raise self.queues[0].mismatch((height, width), cells.shape[1], stop - start, hint)
             inside = slice(start + marks // 2, stop - marks // 2)
             positions[-3, inside], positions[-2, inside] = cells[1], cells[0]
             positions[-1, inside] = image

@@ -193,8 +193,7 @@ def _sort_by_time(video: np.ndarray, audio: np.ndarray) -> list[np.ndarray]:
     order = np.argsort(both[0], kind="stable")  # the video first where times are equal
     is_video = order < video.shape[1]
     split = 1 + min(np.flatnonzero(tokens)[-1] for tokens in (is_video, ~is_video))
-    parts = (both[:, order[:split]], both[:, order[split:]])
-    return [part for part in parts if part.size]
+    return [both[:, part] for part in (order[:split], order[split:]) if part.size]
 
 
 def _split_chunks(positions: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
