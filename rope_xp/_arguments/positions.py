@@ -117,13 +117,11 @@ def check_components(argument: str, shape: tuple[int, ...], components: int) -> 
 def check_positions_shape(
     argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
 ) -> None:
-    """Check that positions broadcast to (components, batch..., tokens).
-
-    A single number for several tokens is ambiguous: all at one position, or the first of a range.
-    """
+    """Check that positions broadcast to (components, batch..., tokens)."""
     if components:
         check_components(argument, shape, components)
     rows = shape[bool(components) :]
+    # A single number for several tokens is ambiguous: all there, or the first of a range.
     if rows in ((), (1,)) and tokens != 1:
         n = tokens if isinstance(tokens, int) else "n"
         raise RopeError(

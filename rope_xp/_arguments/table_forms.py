@@ -56,11 +56,9 @@ def hint_one_column(width: int) -> str:
 
 
 def check_one_per_pair(cos: Any, sin: Any) -> None:
-    """Check that tables in host memory do not hold each angle twice.
-
-    They would silently rotate twice as many components as meant. Tables whose columns are all
-    equal, such as those of position 0, are the same both ways. Tables on a device are not read.
-    """
+    """Check that tables in host memory do not hold each angle twice."""
+    # They would silently rotate twice as many components as meant. Tables whose columns are all
+    # equal, such as those of position 0, are the same both ways. Tables on a device are not read.
     host_cos = find.require_backend(cos, "cos").host_view(cos)
     host_sin = find.require_backend(sin, "sin").host_view(sin)
     if host_cos is None or host_sin is None or host_cos.shape != host_sin.shape:
@@ -128,11 +126,9 @@ def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtyp
 
 
 def _round_to_odd(exact: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Round to float32 so that rounding further is exact: the last bit marks an inexact number.
-
-    To nearest, to at most 22 bits, that is then rounded as the exact number is: Boldo and
-    Melquiond, "Emulation of a FMA and correctly rounded sums", doi 10.1109/TC.2007.70819.
-    """
+    """Round to float32 so that rounding further is exact: the last bit marks an inexact number."""
+    # To nearest, to at most 22 bits, that is then rounded as the exact number is: Boldo and
+    # Melquiond, "Emulation of a FMA and correctly rounded sums", doi 10.1109/TC.2007.70819.
     nearest = exact.astype(np.float32)
     beyond = np.abs(nearest.astype(np.float64)) > np.abs(exact)
     inexact = nearest != exact

@@ -65,10 +65,8 @@ def usual_cos_sin(
 
 
 def usual_rotate(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
-    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama.
-
-    Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
-    """
+    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama."""
+    # Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
     return usual_apply_tables(xp, x, *usual_cos_sin(xp, positions, x.shape[-1], base))
 
 

@@ -57,10 +57,7 @@ def case(
     dtype: str = "float32",
     heads: tuple[int, int] = HEADS,
 ) -> Case:
-    """Return inputs of some tokens from position ``start``, the same ones at every call; or raise.
-
-    It raises Absent as :func:`find` and :func:`numpy_dtype` do.
-    """
+    """Return inputs of tokens from position ``start``, the same in every call; or raise Absent."""
     target = find(name)
     random = np.random.default_rng(0)
 

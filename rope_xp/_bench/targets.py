@@ -24,18 +24,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Target:
-    """A library on one device.
-
-    ``put`` copies a numpy array to the device, and ``fetch`` copies one back; ``copy`` makes a new
-    array of the library, and ``wait`` returns once an array has been computed.
-    """
+    """A library on one device."""
 
     name: str
     backend: Backend
-    put: Callable[[np.ndarray], Array]
-    fetch: Callable[[Array], np.ndarray]
-    copy: Callable[[Array], Array]
-    wait: Callable[[Array], object]
+    put: Callable[[np.ndarray], Array]  # copies an array of numpy to the device
+    fetch: Callable[[Array], np.ndarray]  # copies one back
+    copy: Callable[[Array], Array]  # makes a new array of the library
+    wait: Callable[[Array], object]  # returns once an array has been computed
 
     @property
     def library(self) -> str:
@@ -71,11 +67,9 @@ def list_devices(library: Library) -> list[str] | str:
 
 
 def _attempt(action: Callable[[], Result]) -> Result | str:
-    """Return the result, or why a library that is installed does not work.
-
-    A missing shared library raises OSError, a driver or a jaxlib of another version RuntimeError,
-    and jax an AssertionError without a message where JAX_PLATFORMS names a missing platform.
-    """
+    """Return the result, or why a library that is installed does not work."""
+    # A missing shared library raises OSError, a driver or a jaxlib of another version RuntimeError,
+    # and jax an AssertionError without a message where JAX_PLATFORMS names a missing platform.
     try:
         return action()
     except (ImportError, OSError, RuntimeError, AssertionError) as error:

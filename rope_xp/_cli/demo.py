@@ -28,10 +28,7 @@ Arrays = list[NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class DemoRow:
-    """The figures of one target from one start position, and of the usual formula in float32.
-
-    Differences from the first target are in ulp of the larger component of the pair.
-    """
+    """The figures of one target from one start position, and of the usual formula in float32."""
 
     target: str
     start: int
@@ -41,7 +38,7 @@ class DemoRow:
     max_error: float
     usual_max_error: float
     error_bound: float
-    ulp_from_first: float
+    ulp_from_first: float  # the difference from the first target, of the pair's larger component
 
 
 add_arguments = choice.add_arguments

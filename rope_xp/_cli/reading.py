@@ -20,18 +20,14 @@ PERIODS = {
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers of one type. A number is None where the configuration does not say it.
-
-    ``rope`` is None for layers without positions; ``rotated`` counts rotated components. The two
-    ``contexts`` are the original and the extended length.
-    """
+    """Layers of one type. A number is None where the configuration does not say it."""
 
     label: str
     source: _scaling.Source
-    rope: RoPE | None
+    rope: RoPE | None  # None for layers without positions
     head_dim: int | None
-    rotated: int | None
-    contexts: tuple[int | None, int | None]
+    rotated: int | None  # components
+    contexts: tuple[int | None, int | None]  # the original and the extended length
     depends_on_length: bool
 
     @property
@@ -63,13 +59,10 @@ class Layers:
 
 @dataclass(frozen=True)
 class Reading:
-    """A configuration that was read, with the argument ``layout``.
+    """A configuration that was read, with the argument ``layout``."""
 
-    ``part`` has the rotary embedding, and ``path`` the keys that lead there.
-    """
-
-    part: Mapping[str, Any]
-    path: str
+    part: Mapping[str, Any]  # which has the rotary embedding
+    path: str  # the keys that lead there
     model: Model
     layout: Layout | None
     layers: tuple[Layers, ...]
@@ -126,10 +119,8 @@ def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> list[str]:
 
 
 def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
-    """Return the default sizes of the model's transformers class, none if that is not installed.
-
-    transformers is not imported for configurations that omit nothing.
-    """
+    """Return the default sizes of the model's transformers class, none if that is not installed."""
+    # transformers is not imported for configurations that omit nothing.
     if not importlib.util.find_spec("transformers"):
         return {}
     mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING

@@ -191,10 +191,7 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
 def _compare_tables(
     module: Any, plan: _plans.RotaryPlan, label: str | None, device: torch.device
 ) -> tuple[str, dict[int, float]]:
-    """Return why tables are off by more than float32 explains, "" if they are not, and how far.
-
-    Tables that cannot be compared are not off.
-    """
+    """Return why tables are off by more than float32 explains, "" if they are not, and how far."""
     numbers = sorted({0, 1, 257, 1023, *(POSITIONS if plan.beyond is None else ())})
     ids = _rotary.probe_positions(plan.rope, numbers, step=0)
 
@@ -208,7 +205,7 @@ def _compare_tables(
             x = torch.zeros(1, device=device)
             turns = read(module(x, ids.to(device), **_rotary.label_argument(label)))
         exact = read(plan.tables(ids, torch.float64))
-    except (RopeError, *_rotary.FAILURES):
+    except (RopeError, *_rotary.FAILURES):  # what cannot be compared is not off
         return "", {}
     positions, frequencies = np.array(numbers, float), plan.rope.frequencies(2 * plan.pairs)
     if not turns.shape == exact.shape == (len(numbers), len(frequencies)):

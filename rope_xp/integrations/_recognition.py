@@ -36,11 +36,8 @@ class RecognizedRotation:
 
 
 def own_function(function: Function) -> Function:
-    """Return the model's own function where the package kernels has put a module in its place.
-
-    The ``forward`` of such a module may be a kernel for a GPU.
-    """
-    if isinstance(function, torch.nn.Module):
+    """Return the model's own function where the package kernels has put a module in its place."""
+    if isinstance(function, torch.nn.Module):  # whose own forward may be a kernel for a GPU
         return functools.partial(type(function).forward, function)
     return function
 

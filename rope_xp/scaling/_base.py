@@ -127,10 +127,8 @@ def check_scaling(scaling: Any) -> None:
 
 
 def _may_be_unhashable(value: object) -> bool:
-    """Return whether to call hash, which torch.compile (seen in torch 2.11) cannot trace.
-
-    It need not raise then: a dataclass may leave a field out of its hash, or define its own.
-    """
+    """Return whether to call hash, which torch.compile (seen in torch 2.11) cannot trace."""
+    # It need not raise then: a dataclass may leave a field out of its hash, or define its own.
     members: Any = value if isinstance(value, tuple) else ()
     if dataclasses.is_dataclass(value):
         members = numbers.get_attributes(value).values()

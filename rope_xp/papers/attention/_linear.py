@@ -119,10 +119,8 @@ def _apply_map(backend: Backend, name: str, function: _Map, x: Array, features: 
 
 
 def _sum_prefixes(backend: Backend, q: Array, k: Array, v: Array) -> Array:
-    """Return the sum of (q_m k_n) v_n over n <= m for each token m, in chunks of tokens.
-
-    Within its chunk a token takes the quadratic form; one sum of k v^T stands for earlier chunks.
-    """
+    """Return the sum of (q_m k_n) v_n over n <= m for each token m, in chunks of tokens."""
+    # Within its chunk a token takes the quadratic form; one sum of k v^T stands for earlier chunks.
     xp, tokens = backend.xp, q.shape[-2]
     state: Array | None = None
     parts = []

@@ -148,10 +148,8 @@ def _stretch_grid(grid: tuple[int, int], canvas: tuple[int, int]) -> np.ndarray:
 
 
 def _round_linspace(n: int, length: int) -> np.ndarray:
-    """Return n integers from 0 to length - 1, those of torch.linspace in float32, rounded.
-
-    It counts from either end to the middle, which decides the rounding of halves.
-    """
+    """Return n integers from 0 to length - 1, those of torch.linspace in float32, rounded."""
+    # It counts from either end to the middle, which decides the rounding of halves.
     i, last = np.arange(n, dtype=np.float32), np.float32(length - 1)
     step = last / np.float32(max(n - 1, 1))
     exact = np.where(i < n // 2, step * i, last - step * (np.float32(n - 1) - i))
