@@ -270,10 +270,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
 
 
 def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
-    """Return the frequencies of a RoPE in the shape for :func:`rope_xp.apply_frequencies`.
-
-    With position axes, a pair has its frequency for its own component, and 0 for the others.
-    """
+    """Return the frequencies of a RoPE in the shape for :func:`rope_xp.apply_frequencies`."""
     r, offset = fields.slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:
         raise RopeError(
@@ -283,6 +280,7 @@ def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDAr
     frequencies = rope.frequencies(head_dim)
     if rope.position_axes is None:
         return frequencies if heads == 1 else np.tile(frequencies, (heads, 1))
+    # A pair has its frequency for its own component, and 0 for the others.
     by_component = np.zeros((max(rope.position_axes) + 1, heads, r // 2))
     by_component[rope.position_axes, :, np.arange(r // 2)] = frequencies[:, None]
     return by_component

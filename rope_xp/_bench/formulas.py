@@ -52,10 +52,8 @@ def rotate_exact(
 def usual_cos_sin(
     xp: Namespace, positions: Array, head_dim: int, base: float
 ) -> tuple[Array, Array]:
-    """Return cos and sin as model libraries compute them: float32 position times frequency.
-
-    Both are (*positions.shape, head_dim), each angle twice, once for either half.
-    """
+    """Return cos and sin as model libraries compute them: float32 position times frequency."""
+    # Both are (*positions.shape, head_dim), each angle twice, once for either half.
     device = getattr(positions, "device", None)  # None for a tracer of jax
     exponents = xp.arange(0, head_dim, 2, dtype=xp.float32, device=device) / head_dim
     inverse_frequencies = 1.0 / base**exponents

@@ -103,10 +103,8 @@ def measure_target(
 
 
 def _compare(positions: NDArray[Any], *tensors: Arrays) -> list[float]:
-    """Return the maximum errors of results and of the usual formula, and the difference in ulp.
-
-    The tensors are arrays, results, those of the usual formula and those of the first target.
-    """
+    """Return the maximum errors of results and of the usual formula, and the difference in ulp."""
+    # The tensors are arrays, results, those of the usual formula and those of the first target.
     frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     maxima = []
     for start in range(0, len(positions), _CHUNK):

@@ -18,14 +18,11 @@ FARTHEST = 2**31 - 1  # the largest distance, in tokens, that int32 holds
 
 @dataclass(frozen=True)
 class Operands:
-    """Queries and keys in the dtype of the arithmetic, and their distances.
-
-    Attention weights (batch..., heads, q tokens, k tokens) and values may take their places.
-    """
+    """Queries and keys in the dtype of the arithmetic, and their distances."""
 
     backend: Backend
-    q: Array
-    k: Array  # grouped keys are repeated, one for each head of q
+    q: Array  # or attention weights, (batch..., heads, q tokens, k tokens)
+    k: Array  # or values; grouped ones are repeated, one for each head of q
     distances: Array  # of queries less keys; those of int32 saturate at FARTHEST
     first_name: str
     scale: float
@@ -52,10 +49,8 @@ class Operands:
         return _heads.multiply_heads(self.xp, self.q if q is None else q, self.k)
 
     def multiply_rows(self, q: Array, rows: Array) -> Array:
-        """Return q . row, (batch..., heads, q tokens, k tokens).
-
-        All heads share the rows (..., q tokens, k tokens, components).
-        """
+        """Return q . row, (batch..., heads, q tokens, k tokens)."""
+        # All heads share the rows (..., q tokens, k tokens, components).
         products = self.xp.matmul(q, self.xp.matrix_transpose(rows))
         return _heads.swap_tokens_and_heads(self.xp, products)
 
@@ -69,10 +64,8 @@ class Operands:
     def take_clipped(
         self, name: str, table: Any, axes: str, *shapes: tuple[Any, ...], symmetric: bool = True
     ) -> Array:
-        """Return the entry of each distance, clipped to the entries of a parameter.
-
-        Those are for -clip to clip, or -clip to clip - 1 if not symmetric.
-        """
+        """Return the entry of each distance, clipped to the entries of a parameter."""
+        # Those are for -clip to clip, or -clip to clip - 1 if not symmetric.
         table = self.parameter(name, table, axes, *shapes)
         entries = table.shape[0]
         if entries % 2 != symmetric:

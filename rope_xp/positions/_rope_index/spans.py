@@ -175,11 +175,9 @@ def _read_videos(
 
 
 def _interleave_audio(video: np.ndarray, audio_tokens: int, chunk: int | None) -> list[np.ndarray]:
-    """Return the positions of a video, (3, tokens), and of its audio, as parts in their order.
-
-    Audio has a position a token, from the start of the video. Video and audio alternate after
-    ``chunk`` positions; None sorts them by time.
-    """
+    """Return the positions of a video, (3, tokens), and of its audio, as parts in their order."""
+    # Audio has a position a token, from the start of the video. Video and audio alternate after
+    # so many positions as a chunk has; None sorts them by time.
     audio = np.tile(video[0, 0] + np.arange(audio_tokens), (3, 1)).astype(video.dtype)
     if chunk is None:
         return _sort_by_time(video, audio)
