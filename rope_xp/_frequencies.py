@@ -17,8 +17,7 @@ from rope_xp._core.typing import Array, Device, Layout, Namespace
 from rope_xp._dispatch import find
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.angles import compute_cos_sin
-from rope_xp.scaling import Axial, Scaling, _base
-from rope_xp.scaling._axial import assign_pairs
+from rope_xp.scaling import Axial, Scaling, _axial, _base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             msg = f"RoPE.axial computes {', '.join(derived)} from sections; leave that out"
             raise TypeError(msg)
         scaling = Axial(order=order, sections=sections, bases=bases)  # type: ignore[arg-type]  # it makes tuples
-        axes = tuple(axis for axis, _ in assign_pairs(scaling.sections or (), order))
+        axes = tuple(axis for axis, _ in _axial.assign_pairs(scaling.sections or (), order))
         return cls(rotary_dim=2 * len(axes), scaling=scaling, position_axes=axes, **fields)
 
     def for_length(self, n: int) -> Self:

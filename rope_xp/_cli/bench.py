@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         choice.print_json(tokens, heads, rows, missing + failed)
     else:
-        _print_rows(tokens, heads, rows)
+        if rows:
+            _print_rows(tokens, heads, rows)
         choice.print_missing([], [s for s in failed if not s.expected])
     return int(not all(s.expected for s in missing + failed))
 
@@ -87,8 +88,6 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
 
 def _print_rows(tokens: int, heads: tuple[int, int], rows: list[BenchRow]) -> None:
     """Print the tables, in lines of 80 columns at most."""
-    if not rows:
-        return
     q, k = (f"(1, {tokens}, {count}, {HEAD_DIM})" for count in heads)
     print(f"q {q} and k {k}, layout 'half',")
     print("into new arrays. Figures are median [min, max].")

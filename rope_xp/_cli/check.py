@@ -27,9 +27,7 @@ from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
-from rope_xp.testing import Identified, Measured, identify
-from rope_xp.testing._box import LIBRARIES, CallError
-from rope_xp.testing._compare import list_differences
+from rope_xp.testing import Identified, Measured, _box, _compare, identify
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--components", type=terminal.count, metavar="N", help="of a position; default: 1 to 3")
     tables_help = "computes cos and sin, which TARGET takes in place of positions"
     add("--tables", metavar=function, help=tables_help)
-    add("--library", choices=LIBRARIES, help="its array library; default: try each")
+    add("--library", choices=_box.LIBRARIES, help="its array library; default: try each")
     add("--config", metavar="CONFIG", help="a config.json with the RoPE that is expected")
     add = parser.add_argument_group("options for a model").add_argument
     weights_help = "also load the model with transformers, from safetensors, and check it"
@@ -80,7 +78,7 @@ def _check_function(options: argparse.Namespace) -> int:
         result = identify(function, options.head_dim, tables=tables, like=like, **shape)
     except RopeError as error:
         fault = str(error)
-        if isinstance(error, CallError):
+        if isinstance(error, _box.CallError):
             advice = "Try --head-dim, --axes or --tables"
             if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
                 advice = "It takes cos and sin: pass --tables package.module:function, which "
@@ -92,7 +90,7 @@ def _check_function(options: argparse.Namespace) -> int:
         return 1
     mismatches = []
     if isinstance(expected, RoPE):
-        mismatches = list_differences(result.rope, expected, options.head_dim)
+        mismatches = _compare.list_differences(result.rope, expected, options.head_dim)
     if options.plot is not None:
         dim = result.rope.rotary_dim or options.head_dim
         nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)

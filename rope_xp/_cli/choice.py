@@ -33,15 +33,14 @@ class Skipped:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that times calls on libraries."""
-    parser.add_argument("--tokens", type=terminal.count, default=4096, help="default %(default)s")
+    add = parser.add_argument
+    add("--tokens", type=terminal.count, default=4096, help="default %(default)s")
     repeat_help = "timed calls; the fastest one counts; default 5"
-    parser.add_argument("--repeat", type=terminal.count, default=5, help=repeat_help)
+    add("--repeat", type=terminal.count, default=5, help=repeat_help)
     names = list(dict.fromkeys(name.partition(":")[0] for name in targets.NAMES))
     backend_help = f"run only this library: {', '.join(names)}; may be repeated"
-    parser.add_argument(
-        "--backend", action="append", choices=names, metavar="NAME", help=backend_help
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--backend", action="append", choices=names, metavar="NAME", help=backend_help)
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def choose_targets(libraries: list[str] | None) -> tuple[list[targets.Target], list[Skipped]]:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._bench import clock, formulas
+from rope_xp._bench import clock, formulas, targets
 from rope_xp._bench.inputs import BASE, HEAD_DIM, HEADS, case
-from rope_xp._bench.targets import Target
 from rope_xp._cli import choice, terminal
 from rope_xp._core.typing import Array, Layout
 from rope_xp._functions import apply, explain
@@ -71,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure_target(
-    target: Target, tokens: int, start: int, repeat: int, first: dict[int, Arrays]
+    target: targets.Target, tokens: int, start: int, repeat: int, first: dict[int, Arrays]
 ) -> DemoRow:
     """Return the row of a target. ``first`` holds results of the first target, by start."""
     _, q, k, positions = case(target.name, tokens, start)

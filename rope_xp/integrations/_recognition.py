@@ -12,8 +12,7 @@ import torch
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.angles import Angles
-from rope_xp.integrations import _formats
-from rope_xp.integrations._drop_in import load_rope
+from rope_xp.integrations import _drop_in, _formats
 from rope_xp.integrations._methods import Function
 from rope_xp.rope import RoPE
 
@@ -32,7 +31,7 @@ class RecognizedRotation:
 
     def rope(self, rotary_dim: int) -> RoPE:
         offset = -rotary_dim if self.trailing else 0
-        return load_rope(torch.compiler.is_compiling(), self.layout, rotary_dim, offset)
+        return _drop_in.load_rope(torch.compiler.is_compiling(), self.layout, rotary_dim, offset)
 
 
 def own_function(function: Function) -> Function:
