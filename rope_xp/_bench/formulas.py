@@ -85,7 +85,4 @@ def usual_formula(target: Target, base: float) -> Callable[..., tuple[Array, ...
         cos, sin = usual_cos_sin(xp, positions, q.shape[-1], base)
         return tuple(usual_apply_tables(xp, x, cos, sin) for x in (q, k))
 
-    if target.library == "jax":
-        jitted: Callable[..., tuple[Array, ...]] = importlib.import_module("jax").jit(rotate)
-        return jitted
-    return rotate
+    return importlib.import_module("jax").jit(rotate) if target.library == "jax" else rotate
