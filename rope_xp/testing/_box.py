@@ -91,11 +91,8 @@ class BlackBox:
     def call(
         self, arguments: list[Array], positions: ArrayLike
     ) -> tuple[tuple[Array, ...], list[Floats]]:
-        """Return the function's results, and their values; raise CallRefused if that fails.
-
-        Positions are (tokens,), (components, tokens) or (components, batch, tokens).
-        """
-        p = np.asarray(positions)
+        """Return the function's results, and their values; raise CallRefused if that fails."""
+        p = np.asarray(positions)  # (tokens,), (components, tokens) or (components, batch, tokens)
         p = p if p.ndim > 2 else p[..., None, :]
         batch = arguments[0].shape[self.axes.index("b")]
         p = np.broadcast_to(p, (self.components, batch, p.shape[-1]))

@@ -68,13 +68,10 @@ def find_problems(
     *,
     whole: bool = False,
 ) -> Iterator[Problem]:
-    """Yield the errors of a function in random calls at positions (n,) or (components, n).
-
-    Each call has vectors and an order of positions of its own, from a fixed seed. With ``whole``
-    the first has all positions.
-    """
+    """Yield the errors of a function in random calls at positions (n,) or (components, n)."""
     line, rope = np.asarray(positions), fix_length(rope, box.head_dim)
     p = line if line.ndim > 1 else np.stack([np.roll(line, c) for c in range(box.components)])
+    # Each call has vectors and an order of positions of its own; "whole" adds one with all.
     for batch, tokens in [(1, p.shape[1])] * whole + _CALLS:
         try:
             call = _call_randomly(box, p, batch, tokens)

@@ -49,11 +49,8 @@ def compute_frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -
 def find_nearest(
     series: FrequencySeries, loose: float = 0.0, *, plain: bool = False
 ) -> Rule | None:
-    """Return base and scaling, the simplest that fit, or None.
-
-    ``loose`` is a relative error of frequencies, besides their uncertainty and float32 rounding.
-    With ``plain``, base and factor must have four digits or fewer.
-    """
+    """Return base and scaling, the simplest that fit, of four digits at most if plain; or None."""
+    # "loose" is a relative error of frequencies, besides their uncertainty and float32 rounding.
     # Rounding of numbers, tolerance of frequencies, and whether numbers must be short: a base of
     # few digits is likelier than one that fits some bits better.
     passes = [(_FLOAT32 + loose, _FLOAT32 + loose, True)]

@@ -122,11 +122,8 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
 def _resolve(
     backend: Backend, first: str, like: Array, argument: str, positions: Any, shape: tuple[int, ...]
 ) -> Array:
-    """Return integer positions with as many axes as a shape, to which they broadcast.
-
-    The last axis is whole. None counts from 0.
-    """
-    if positions is None:
+    """Return integer positions with as many axes as a shape; all but the last may be broadcast."""
+    if positions is None:  # count from 0
         return with_axes(backend.arange(shape[-1], backend.device(like)), len(shape))
     owner = parse.find_owner(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
