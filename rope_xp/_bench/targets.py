@@ -108,7 +108,6 @@ def _build_jax(name: str, backend: Backend) -> Target | str:
     device = jax.devices("cpu" if name.endswith(":cpu") else None)[0]
     if name.endswith(":gpu") and device.platform == "cpu":
         return _NO_ACCELERATOR
-
     put = partial(jax.device_put, device=device)
     return Target(name, backend, put, np.asarray, jax.numpy.copy, jax.block_until_ready)
 
@@ -117,7 +116,6 @@ def _build_cupy(name: str, backend: Backend) -> Target | str:
     cupy = importlib.import_module("cupy")
     if not cupy.cuda.is_available():
         return _NO_ACCELERATOR
-
     methods = (cupy.asarray, cupy.asnumpy, cupy.copy)
     return Target(name, backend, *methods, lambda _: cupy.cuda.get_current_stream().synchronize())
 

@@ -8,7 +8,6 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, _scaling
-from rope_xp.hf._keys import ROTARY_KEYS, Model
 from rope_xp.hf._models import MODELS, UNSUPPORTED
 from rope_xp.rope import RoPE
 
@@ -18,7 +17,7 @@ _TYPE_IGNORED = ("modernbert", "modernbert-decoder")
 """Models whose files have "absolute" for an older class, and whose code does not read it."""
 
 
-def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
+def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys.Model:
     """Return the row of the model type; a plain one for an unknown type whose layout is given."""
     name = str(config.get("model_type") or "")
     row = get_row(name)
@@ -31,7 +30,7 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model
             advice = f"; pass only the part that has one: {', '.join(parts)}" if parts else ""
             raise RopeConfigError(
                 f"the configuration of model_type {name!r} has no rotary embedding that rope_xp "
-                f"knows: none of {', '.join(ROTARY_KEYS)}{advice}"
+                f"knows: none of {', '.join(_keys.ROTARY_KEYS)}{advice}"
             )
         if layout is None:
             raise RopeConfigError(
@@ -40,12 +39,12 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model
                 "'half' for most models derived from Llama, or set model_type to the type of the "
                 "model that this one is derived from"
             )
-        row = Model()
+        row = _keys.Model()
     is_half = row.layout == "interleaved_to_half" and config.get("rope_interleave") is False
     return replace(row, layout=layout or ("half" if is_half else row.layout))
 
 
-def get_row(model_type: object) -> Model | None:
+def get_row(model_type: object) -> _keys.Model | None:
     """Return the row of a model type, None if the table has none."""
     name = str(model_type)
     return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))
@@ -53,7 +52,7 @@ def get_row(model_type: object) -> Model | None:
 
 def _is_rotary(part: object) -> bool:
     return isinstance(part, Mapping) and (
-        part.get("model_type") in MODELS or any(key in part for key in ROTARY_KEYS)
+        part.get("model_type") in MODELS or any(key in part for key in _keys.ROTARY_KEYS)
     )
 
 
@@ -62,7 +61,7 @@ def find_ignored_keys(config: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(_TYPE_KEYS if config.get("model_type") in _TYPE_IGNORED else ())
 
 
-def _find_obstacle(name: str, config: Mapping[str, Any], row: Model | None) -> str | None:
+def _find_obstacle(name: str, config: Mapping[str, Any], row: _keys.Model | None) -> str | None:
     """Return why a model has no rotary embedding, or none that a RoPE can express."""
     ignored = find_ignored_keys(config)
     for key in _TYPE_KEYS:

@@ -173,8 +173,7 @@ def assert_rotates(
         reasons = [*list_differences(result.rope, rope, head_dim), *result.faults, *result.notes]
     except RopeError as error:
         reasons = [str(error)]
-    reasons = reasons or ["the cause is unknown"]
-    lines = "".join(f"\n- {reason}" for reason in reasons)
+    lines = "".join(f"\n- {reason}" for reason in reasons or ["the cause is unknown"])
     raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")
 
 
