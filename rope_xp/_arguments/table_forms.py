@@ -15,6 +15,7 @@ Columns = Literal["halves", "neighbours", "pairs"]
 COLUMNS: dict[Columns, tuple[str, str]] = {
     "halves": ("(a, b, a, b)", ": {pairs}"),
     "neighbours": ("(a, a, b, b)", "::2"),
+    "pairs": ("(a, b)", ":"),
 }
 """The columns of angles a and b of two pairs, and the index of one column for each pair."""
 
