@@ -106,10 +106,8 @@ def _find_faults(
     if (values < 0).any() or (values > 100).any() or values.max() < 1e-20:
         yield "uninitialised", f"it holds numbers that cannot be frequencies: {shown}"
     if expected:
-        known = _rules.find_nearest(
-            _rules.FrequencySeries(values, np.zeros_like(values)), plain=True
-        )
-        if known is not None:
+        series = _rules.FrequencySeries(values, np.zeros_like(values))
+        if known := _rules.find_nearest(series, plain=True):
             base, scaling = known
             shown = f"the frequencies of base {base:g}" + (f" and {scaling}" if scaling else "")
         right = _format_values(expected[0])
@@ -117,9 +115,7 @@ def _find_faults(
 
 
 def _is_near(values: Floats, expected: Floats, close: float) -> bool:
-    return values.shape == expected.shape and bool(
-        np.allclose(values, expected, rtol=close, atol=1e-12)
-    )
+    return values.shape == expected.shape and np.allclose(values, expected, rtol=close, atol=1e-12)
 
 
 def _format_values(values: Floats) -> str:

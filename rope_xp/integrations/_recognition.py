@@ -47,16 +47,14 @@ def recognize(
     """Return what a function does to random arrays; a RopeError if no layout does the same."""
     function = own_function(function)
     parameters = inspect.signature(function).parameters
-    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
+    unsqueeze = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
     names = tuple(parameters)
     arrays = 1 if names[1:2] == ("cos",) else 2
     slices = (True, False), (True, True), (False, False)  # partial, and then at which end
     for form, layout, heads_first, (partial, trailing), batch in itertools.product(
         forms, get_args(Layout), (True, False), slices, (True, False)
     ):
-        trial = RecognizedRotation(
-            names, arrays, form, layout, trailing, heads_first, unsqueeze_dim
-        )
+        trial = RecognizedRotation(names, arrays, form, layout, trailing, heads_first, unsqueeze)
         if _agrees(function, trial, partial, batch):
             return trial
     raise RopeError(
