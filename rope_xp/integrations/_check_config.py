@@ -106,7 +106,10 @@ def _check_scaling(
         trained = getattr(scaling, TRAINED, None)
         # transformers writes the one as the other where it is missing.
         same = trained == raw.get(EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
-        if trained is not None and (same or not _has_trained_length(raw, label)):
+        parts = [raw, raw.get("rope_parameters"), raw.get("rope_scaling")]
+        parts += [part.get(label) for part in parts[1:] if isinstance(part, Mapping)]
+        is_stated = any(isinstance(part, Mapping) and part.get(TRAINED) for part in parts)
+        if trained is not None and (same or not is_stated):
             what = f"{TRAINED} is {trained}, the same as {EXTENDED}: either it was missing, or "
             what += "no context is extended"
             fix = f"Set rope_parameters.{TRAINED} to the length that the model was trained with"
@@ -123,12 +126,6 @@ def _check_scaling(
         elif getattr(config, "use_cache", True):
             what = f"{changes}: keys cached before and after it have different frequencies"
             yield Finding("warning", name, "two regimes", what, None, fix)
-
-
-def _has_trained_length(raw: Mapping[str, Any], label: str) -> bool:
-    parts = [raw, *(raw.get(key) for key in ("rope_parameters", "rope_scaling"))]
-    parts += [part.get(label) for part in parts[1:] if isinstance(part, Mapping)]
-    return any(isinstance(part, Mapping) and part.get(TRAINED) for part in parts)
 
 
 def _check_layouts(
