@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_xp._arguments import fields, parse, table_forms
-from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Layout, Namespace
+from rope_xp._dispatch import find
 from rope_xp._rotation.frequencies import inverse_frequencies
 from rope_xp.angles import compute_cos_sin
-from rope_xp.scaling import Axial, Scaling, _base
-from rope_xp.scaling._axial import assign_pairs
+from rope_xp.scaling import Axial, Scaling, _axial, _base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
             msg = f"RoPE.axial computes {', '.join(derived)} from sections; leave that out"
             raise TypeError(msg)
         scaling = Axial(order=order, sections=sections, bases=bases)  # type: ignore[arg-type]  # it makes tuples
-        axes = tuple(axis for axis, _ in assign_pairs(scaling.sections or (), order))
+        axes = tuple(axis for axis, _ in _axial.assign_pairs(scaling.sections or (), order))
         return cls(rotary_dim=2 * len(axes), scaling=scaling, position_axes=axes, **fields)
 
     def for_length(self, n: int) -> Self:
@@ -103,8 +102,12 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         n = numbers.check_positive_int("n", n)
         if self.scaling is None:
             return self
-        fixed = self.scaling.for_length(n)
-        _base.check_fixed(self.scaling, fixed, n)
+        fixed: Scaling | None = self.scaling.for_length(n)
+        if fixed is None:  # which would drop it
+            raise RopeError(
+                f"{type(self.scaling).__name__}.for_length({n}) returned None; it must return a "
+                f"scaling, itself if it does not depend on the length; got {self.scaling!r}"
+            )
         return self if fixed is self.scaling else replace(self, scaling=fixed)
 
     @property
@@ -130,12 +133,16 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         [1.0, 0.1, 0.01, 0.001]
         """
         head_dim = numbers.check_positive_int("head_dim", head_dim)
-        r, _ = slice_of(self, head_dim)
+        r, _ = fields.slice_of(self, head_dim)
         if self.scaling is None:
             return inverse_frequencies(self.base, r)
         with np.errstate(all="ignore"):  # overflow gives inf, which is refused below
             scaled = np.asarray(self.scaling.frequencies(float(self.base), r), np.float64)
-        _base.check_frequencies(self.scaling, scaled, r // 2)
+        if scaled.shape != (r // 2,) or not np.isfinite(scaled).all():
+            raise RopeError(
+                f"scaling {self.scaling!r} must return {r // 2} finite frequencies, one per pair; "
+                f"got shape {scaled.shape}: {scaled}"
+            )
         return scaled
 
     def wavelengths(self, head_dim: int) -> NDArray[np.float64]:
@@ -244,7 +251,12 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
         """
         numbers.check_one_of("form", form, table_forms.FORMS)
         length = numbers.check_positive_int("length", length)
-        backend = table_forms.find_host_backend(xp)
+        backend = find.require_backend_of_namespace(np if xp is None else xp)
+        if backend.is_compiling():
+            raise RopeError(
+                "table is computed on the host in float64, which cannot be compiled; call it once "
+                "outside of the compiled function, and pass the table as an argument"
+            )
         positions = np.arange(length)
         if self.position_axes is not None:
             positions = np.broadcast_to(positions, (max(self.position_axes) + 1, length))
@@ -257,20 +269,17 @@ class RopeFields:  # noqa: PLW1641  # dataclass adds the hash
 
 
 def initial_frequencies(rope: RopeFields, head_dim: int, heads: int = 1) -> NDArray[np.float64]:
-    """Return the frequencies of a RoPE in the shape for :func:`rope_xp.apply_frequencies`.
-
-    With position axes, a pair has its frequency for its own component, and 0 for the others.
-    """
-    r, offset = slice_of(rope, head_dim)
+    """Return the frequencies of a RoPE in the shape for :func:`rope_xp.apply_frequencies`."""
+    r, offset = fields.slice_of(rope, head_dim)
     if offset or rope.attention_factor != 1.0:
-        msg = (
+        raise RopeError(
             "learned frequencies need rotary_offset = 0 and attention_factor = 1; this rope has "
             f"rotary_offset = {offset} and attention_factor = {rope.attention_factor:g}"
         )
-        raise RopeError(msg)
     frequencies = rope.frequencies(head_dim)
     if rope.position_axes is None:
         return frequencies if heads == 1 else np.tile(frequencies, (heads, 1))
+    # A pair has its frequency for its own component, and 0 for the others.
     by_component = np.zeros((max(rope.position_axes) + 1, heads, r // 2))
     by_component[rope.position_axes, :, np.arange(r // 2)] = frequencies[:, None]
     return by_component

@@ -65,30 +65,24 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not isinstance(self.ropes, tuple) or not self.ropes:
-            msg = f"ropes must be a tuple of one RoPE or more; got {self.ropes!r}"
-            raise TypeError(msg)
+            raise TypeError(f"ropes must be a tuple of one RoPE or more; got {self.ropes!r}")
         for i, rope in enumerate(self.ropes):
             fields.check_rope(rope, RoPE, f"ropes[{i}]")
             first, values = ([getattr(r, n) for n in _SHARED] for r in (self.ropes[0], rope))
             if values != first:
-                msg = (
+                raise RopeError(
                     "ropes must rotate the same pairs and read the same components of positions: "
                     f"({', '.join(_SHARED)}) is {values} in ropes[{i}] and {first} in ropes[0]"
                 )
-                raise RopeError(msg)
-        owner, which = parse.find_owner(self.which), self.which
-        if owner is None:
-            which = np.asarray(which)
-            owner = find.require_backend(which, "which")
+        which = np.asarray(self.which) if parse.find_owner(self.which) is None else self.which
+        owner = find.require_backend(which, "which")
         if owner.dtype_name(which) not in ("bool", *INTEGERS):
-            msg = f"which must hold integers; got {owner.dtype_name(which)}"
-            raise TypeError(msg)
+            raise TypeError(f"which must hold integers; got {owner.dtype_name(which)}")
         if owner.host and which.size and not 0 <= which.min() <= which.max() < len(self.ropes):
-            msg = (
+            raise RopeError(
                 f"which must hold indices into ropes, from 0 to {len(self.ropes) - 1}; "
                 f"got {which.min()} to {which.max()}"
             )
-            raise RopeError(msg)
 
     def at(self, positions: Positions, *, like: Array) -> Angles:
         """Return the angles of positions, for each sequence from its own RoPE.

@@ -10,7 +10,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rope_xp._arguments import fields
-from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
@@ -85,8 +84,7 @@ def nodes(
     fields.check_rope(rope, RoPE)
     rotary_dim = _check_expressible(rope, head_dim)
     if isinstance(inputs, str) or len(inputs) != 2:
-        msg = f"inputs must be two names, for x and for its positions; got {inputs!r}"
-        raise RopeError(msg)
+        raise RopeError(f"inputs must be two names, for x and for its positions; got {inputs!r}")
     x, positions = inputs
     cos, sin = f"{name}_cos", f"{name}_sin"
     wide_x, wide_y = (x, output) if dtype == "float32" else (f"{name}_x", f"{name}_y")
@@ -145,16 +143,16 @@ def model(
 
 def _check_expressible(rope: RoPE, head_dim: int) -> int:
     """Check that the operator can express the rope; return how many components it rotates."""
+    rotary_dim, offset = fields.slice_of(rope, head_dim)
     if rope.layout == "interleaved_to_half":
         problem = "layout='interleaved_to_half'; use 'interleaved', with the same scores"
     elif rope.position_axes is not None:
         problem = "position_axes; trace the model with torch.onnx.export or ndonnx"
-    else:
-        rotary_dim, offset = slice_of(rope, head_dim)
-        if not offset:
-            return rotary_dim
+    elif offset:
         problem = (
             f"a slice that starts at component {offset}; split it off x, rotate it as a head of "
             f"{rotary_dim} components, and join them again"
         )
+    else:
+        return rotary_dim
     raise RopeError(f"RotaryEmbedding of ONNX cannot express {problem}")

@@ -7,7 +7,6 @@ from typing import TypeVar
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import Rope
-from rope_xp._core.numbers import ROTATED, check_known
 
 T = TypeVar("T")
 
@@ -45,30 +44,27 @@ FOREIGN = {
 def check_layout(layout: object) -> None:
     """Check that layout is one of the three."""
     if layout not in LAYOUTS:
-        msg = (
+        raise RopeError(
             f"layout must be one of {', '.join(map(repr, LAYOUTS))}; got {layout!r}. Weights "
             "of Hugging Face and GPT-NeoX use 'half', the paper and Meta's own Llama 'interleaved'"
         )
-        raise RopeError(msg)
 
 
 def check_rotary_dim(rotary_dim: object) -> int:
     """Check that rotary_dim is an even positive integer; return it as Python's."""
     r = numbers.check_int("rotary_dim", rotary_dim)
     if r <= 0 or r % 2:
-        msg = f"rotary_dim must be even and positive, because pairs are rotated; got {r}"
-        raise RopeError(msg)
+        raise RopeError(f"rotary_dim must be even and positive, because pairs are rotated; got {r}")
     return r
 
 
 def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[int, ...]:
     """Check that position_axes is a tuple of component numbers; return these as Python's."""
     if not isinstance(position_axes, tuple):
-        msg = (
+        raise TypeError(
             "position_axes must be a tuple of integers, so that a RoPE is hashable; got "
             f"{position_axes!r}. Pass tuple(...) of it"
         )
-        raise TypeError(msg)
     if not position_axes or not all(numbers.is_int(a) and a >= 0 for a in position_axes):
         msg = f"position_axes must hold integers >= 0, one per pair; got {position_axes!r}"
         raise RopeError(msg)
@@ -80,11 +76,10 @@ def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[
 def check_axis_count(position_axes: tuple[int, ...], rotary_dim: int) -> None:
     """Check that each rotated pair has a position axis."""
     if len(position_axes) != rotary_dim // 2:
-        msg = (
+        raise RopeError(
             f"position_axes has {len(position_axes)} entries; {rotary_dim} rotated components have "
             f"{rotary_dim // 2} pairs, and each needs one entry"
         )
-        raise RopeError(msg)
 
 
 def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
@@ -96,8 +91,7 @@ def check_rope(rope: object, protocol: type, argument: str = "rope") -> None:
     if shape is not None:
         hint = "To rotate by tables, use rope_xp.apply_tables(x, cos, sin, layout=...)"
         got = f"an array, {kind} of shape {tuple(shape)}. {hint}"
-    msg = f"{argument} must be a rope_xp.RoPE; got {got}"
-    raise TypeError(msg)
+    raise TypeError(f"{argument} must be a rope_xp.RoPE; got {got}")
 
 
 def resolve_slice(
@@ -106,19 +100,17 @@ def resolve_slice(
     """Return (r, offset) of the rotated slice in a head of head_dim components."""
     r = head_dim if rotary_dim is None else rotary_dim
     if head_dim is None or r % 2:
-        check_known(ROTATED, (head_dim,))
-        msg = (
+        numbers.check_known(numbers.ROTATED, (head_dim,))
+        raise RopeError(
             f"head_dim is {head_dim}, an odd number, but pairs are rotated; pass an even "
             "rotary_dim, which leaves the other components as they are"
         )
-        raise RopeError(msg)
     offset = rotary_offset if rotary_offset >= 0 else head_dim + rotary_offset
     if offset < 0 or offset + r > head_dim:
-        msg = (
+        raise RopeError(
             f"the rotated slice, rotary_dim={r} components from rotary_offset={rotary_offset}, "
             f"does not fit in head_dim={head_dim}"
         )
-        raise RopeError(msg)
     if position_axes is not None:
         check_axis_count(position_axes, r)
     return r, offset
@@ -139,12 +131,11 @@ def keyword_only(cls: type[T]) -> type[T]:
     def init(self: T, *nameless: object, **fields: object) -> None:
         if nameless:
             value = nameless[0]
-            msg = (
+            raise TypeError(
                 f"{name} takes its fields by name; got {', '.join(map(repr, nameless))}. Write "
                 f"{name}(rotary_dim={value!r}) for the rotated components, or "
                 f"{name}(base={value!r}) for the base, often called theta"
             )
-            raise TypeError(msg)
         if not fields.keys() <= known.keys():
             unknown = [field for field in fields if field not in known]
             hints = [f"; {field} is {FOREIGN[field]}" for field in unknown if field in FOREIGN]

@@ -6,7 +6,6 @@ import numpy as np
 
 from rope_xp._arguments import fields, messages, parse
 from rope_xp._arguments.axes import parse_axes
-from rope_xp._arguments.fields import resolve_slice
 from rope_xp._arguments.out import check_out
 from rope_xp._arguments.positions import check_positions_shape, read_host, wrong_dtype
 from rope_xp._core.call import Axes, Call, CosSin, RotationSpec
@@ -29,7 +28,7 @@ def apply_frequencies(
     backend, where, double, k_double = parse.check_pair(q, k, axes)
     frequencies = _check_frequencies(backend, q, frequencies)
     shape = tuple(frequencies.shape)
-    slice_ = resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
+    slice_ = fields.resolve_slice(q.shape[-1], 2 * shape[-1], 0, None)
     components = shape[0] if len(shape) == 3 else 0
     positions = _check_positions(backend, q, where, positions, components)
     heads_axis, group = None, 1
@@ -69,29 +68,26 @@ def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     if owner.host:
         largest = float(np.abs(np.asarray(frequencies, np.float64)).max())
         if not largest < products.LARGEST:
-            msg = (
+            raise RopeError(
                 "frequencies must be finite, with absolute values below "
                 f"{products.LARGEST:g}; the largest is {largest:g}"
             )
-            raise RopeError(msg)
     return frequencies
 
 
 def _check_heads(axes: Axes, heads: int, q: Array, k: Array) -> int:
     """Return how many query heads use the frequencies of one key head."""
     if axes.heads is None:
-        msg = (
+        raise RopeError(
             f"frequencies has {heads} heads, but axes={axes.names!r} has no heads axis 'h'; pass "
             "frequencies of shape (r/2,), or arrays with heads"
         )
-        raise RopeError(msg)
     queries, keys = q.shape[axes.heads], k.shape[axes.heads]
     if heads != keys or queries % keys:
-        msg = (
+        raise RopeError(
             f"frequencies has {heads} heads, q {queries} and k {keys}; pass frequencies with the "
             "heads of k, and q with a multiple of these: a query must turn like its key"
         )
-        raise RopeError(msg)
     return int(queries // keys)
 
 

@@ -60,8 +60,7 @@ def read_host(
     try:
         host = np.asarray(positions)
     except ValueError as error:
-        msg = f"{argument} is a ragged list; pass one number per token"
-        raise RopeError(msg) from error
+        raise RopeError(f"{argument} is a ragged list; pass one number per token") from error
     if host.size == 0:
         return host.astype(integer), None, get_position_range(0, 0)
     kind = host.dtype.kind
@@ -109,31 +108,27 @@ def wrong_dtype(argument: str, dtype: str) -> TypeError:
 def check_components(argument: str, shape: tuple[int, ...], components: int) -> None:
     """Check that positions have the leading axis for position_axes."""
     if not shape or shape[0] != components:
-        msg = (
+        raise RopeError(
             f"{argument} has shape {shape}; position_axes names {components} components, so it "
             f"needs a leading axis of {components}: ({components}, batch..., tokens)"
         )
-        raise RopeError(msg)
 
 
 def check_positions_shape(
     argument: str, shape: tuple[int, ...], components: int, batch: tuple[int, ...], tokens: int
 ) -> None:
-    """Check that positions broadcast to (components, batch..., tokens).
-
-    A single number for several tokens is ambiguous: all at one position, or the first of a range.
-    """
+    """Check that positions broadcast to (components, batch..., tokens)."""
     if components:
         check_components(argument, shape, components)
     rows = shape[bool(components) :]
+    # A single number for several tokens is ambiguous: all there, or the first of a range.
     if rows in ((), (1,)) and tokens != 1:
         n = tokens if isinstance(tokens, int) else "n"
-        msg = (
+        raise RopeError(
             f"{argument} has shape {shape}, a single number for {n} tokens; write {argument} = "
             f"offset + arange({n}) for consecutive tokens, or pass shape (batch, 1) if all tokens "
             "of a sequence have the same position"
         )
-        raise RopeError(msg)
     if rows:
         check_broadcast(argument, shape, components, batch, tokens)
 
@@ -151,8 +146,7 @@ def check_broadcast(
         check_known(argument, rows)
         check_known(ROTATED, full)
         lead = f"({components}, ...)" if components else "it"
-        msg = (
+        raise RopeError(
             f"{argument} has shape {shape}; {lead} must broadcast to (batch..., tokens) = {full}, "
             "batch first whatever axes says. Is axes right?"
         )
-        raise RopeError(msg)

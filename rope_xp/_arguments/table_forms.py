@@ -57,36 +57,29 @@ def hint_one_column(width: int) -> str:
 
 
 def check_one_per_pair(cos: Any, sin: Any) -> None:
-    """Check that tables in host memory do not hold each angle twice.
-
-    They would silently rotate twice as many components as meant. Tables whose columns are all
-    equal, such as those of position 0, are the same both ways. Tables on a device are not read.
-    """
+    """Check that tables in host memory do not hold each angle twice."""
+    # They would silently rotate twice as many components as meant. Tables whose columns are all
+    # equal, such as those of position 0, are the same both ways. Tables on a device are not read.
     host_cos = find.require_backend(cos, "cos").host_view(cos)
     host_sin = find.require_backend(sin, "sin").host_view(sin)
-    columns = _find_repeats(host_cos, host_sin)
+    if host_cos is None or host_sin is None or host_cos.shape != host_sin.shape:
+        return
+    if host_cos.ndim < 2 or not host_cos.size or host_cos.shape[-1] % 2:
+        return
+    last = host_cos[(-1,) * (host_cos.ndim - 1)]
+    if last[0] not in (last[1], last[len(last) // 2]):  # three numbers rule out most tables
+        return
+    if all((table == table[..., :1]).all() for table in (host_cos, host_sin)):
+        return
+    columns = read_columns(np, host_cos, host_sin)
     if columns is not None:
         width = cos.shape[-1]
-        msg = (
+        raise RopeError(
             f"cos and sin, of shape {tuple(cos.shape)}, hold each angle twice; pass one column "
             f"per pair, {_index_one_column(width, columns)}, and sin likewise. If they really have "
             f"a column for each of {width} pairs, use "
             f"RoPE(rotary_dim={2 * width}, ...).with_tables(cos, sin)"
         )
-        raise RopeError(msg)
-
-
-def _find_repeats(cos: np.ndarray | None, sin: np.ndarray | None) -> Columns | None:
-    if cos is None or sin is None or cos.shape != sin.shape:
-        return None
-    if cos.ndim < 2 or not cos.size or cos.shape[-1] % 2:
-        return None
-    last = cos[(-1,) * (cos.ndim - 1)]
-    if last[0] not in (last[1], last[len(last) // 2]):  # three numbers rule out most tables
-        return None
-    if all((table == table[..., :1]).all() for table in (cos, sin)):
-        return None
-    return read_columns(np, cos, sin)
 
 
 def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
@@ -100,18 +93,6 @@ def read_columns(xp: Namespace, cos: Array, sin: Array) -> Columns | None:
         if not is_odd and all(bool(xp.all(t[..., one] == t[..., other])) for t in (cos, sin)):
             return form
     return None
-
-
-def find_host_backend(xp: Namespace | None) -> Backend:
-    """Return the backend of a table, if no compiler traces the call."""
-    backend = find.require_backend_of_namespace(np if xp is None else xp)
-    if backend.is_compiling():
-        msg = (
-            "table is computed on the host in float64, which cannot be compiled; call it once "
-            "outside of the compiled function, and pass the table as an argument"
-        )
-        raise RopeError(msg)
-    return backend
 
 
 def arrange(
@@ -133,14 +114,12 @@ def arrange(
 
 def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtype: Any) -> Array:
     """Return a table of float64 or complex128 as an array of a library, rounded once."""
-    is_complex = host.dtype.kind == "c"
-    dtypes, default = (_COMPLEX, "complex64") if is_complex else (_REAL, "float32")
+    dtypes, default = (_COMPLEX, "complex64") if host.dtype.kind == "c" else (_REAL, "float32")
     if dtype is None:
         return backend.asarray(host.astype(default), device)
     name = backend.dtype_name(backend.xp.empty((0,), dtype=dtype))
     if name not in dtypes:
-        msg = f"dtype must be one of {', '.join(dtypes)} for this form; got {dtype!r}"
-        raise RopeError(msg)
+        raise RopeError(f"dtype must be one of {', '.join(dtypes)} for this form; got {dtype!r}")
     if name not in _NARROW:
         return backend.asarray(host.astype(name, copy=False), device)
     # Libraries go to 16 bits by way of float32, and would round twice.
@@ -148,11 +127,9 @@ def round_once(backend: Backend, host: NDArray[Any], device: Device | None, dtyp
 
 
 def _round_to_odd(exact: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Round to float32 so that rounding further is exact: the last bit marks an inexact number.
-
-    To nearest, to at most 22 bits, that is then rounded as the exact number is: Boldo and
-    Melquiond, "Emulation of a FMA and correctly rounded sums", doi 10.1109/TC.2007.70819.
-    """
+    """Round to float32 so that rounding further is exact: the last bit marks an inexact number."""
+    # To nearest, to at most 22 bits, that is then rounded as the exact number is: Boldo and
+    # Melquiond, "Emulation of a FMA and correctly rounded sums", doi 10.1109/TC.2007.70819.
     nearest = exact.astype(np.float32)
     beyond = np.abs(nearest.astype(np.float64)) > np.abs(exact)
     inexact = nearest != exact

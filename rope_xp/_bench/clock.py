@@ -37,10 +37,8 @@ def spread(figures: Sequence[float]) -> Spread:
 
 
 def times_as_fast(ours: Sequence[float], others: Sequence[float]) -> Spread:
-    """Return how many times as fast the first is, given the seconds of both in each turn.
-
-    Ratios are taken within a turn, so that a busy moment of the machine cancels.
-    """
+    """Return how many times as fast the first is, given the seconds of both in each turn."""
+    # Ratios are taken within a turn, so that a busy moment of the machine cancels.
     return spread([other / our for our, other in zip(ours, others, strict=True)])
 
 
@@ -63,11 +61,9 @@ def best_seconds(target: Target, repeat: int, *actions: Action) -> list[float]:
 def take_turns(
     seconds: Callable[[Action], float], repeat: int, actions: tuple[Action, ...]
 ) -> list[list[float]]:
-    """Time actions by a function of one of them, in turns after one to warm up.
-
-    A busy moment of the machine hits all of them. Their order changes, so that memory freed by one
-    does not always favour the same other.
-    """
+    """Time actions by a function of one of them, in turns after one to warm up."""
+    # A busy moment of the machine hits all of them. Their order changes, so that memory freed by
+    # one does not always favour the same other.
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(repeat + 1):
         for i in np.random.default_rng(turn).permutation(len(actions)):
@@ -80,10 +76,8 @@ def take_turns(
 def rounds_of_microseconds(
     target: Target, action: Action, loops: int = 500, rounds: int = 9
 ) -> list[float]:
-    """Return the time of one of many calls in a row, one for each round.
-
-    On an accelerator it waits at the end of each round only: this measures what the host spends.
-    """
+    """Return the time of one of many calls in a row, one for each round."""
+    # On an accelerator it waits at the end of a round only: this measures what the host spends.
     wait(target, action())
     times = []
     for _ in range(rounds):

@@ -52,10 +52,8 @@ def rotate_exact(
 def usual_cos_sin(
     xp: Namespace, positions: Array, head_dim: int, base: float
 ) -> tuple[Array, Array]:
-    """Return cos and sin as model libraries compute them: float32 position times frequency.
-
-    Both are (*positions.shape, head_dim), each angle twice, once for either half.
-    """
+    """Return cos and sin as model libraries compute them: float32 position times frequency."""
+    # Both are (*positions.shape, head_dim), each angle twice, once for either half.
     device = getattr(positions, "device", None)  # None for a tracer of jax
     exponents = xp.arange(0, head_dim, 2, dtype=xp.float32, device=device) / head_dim
     inverse_frequencies = 1.0 / base**exponents
@@ -65,10 +63,8 @@ def usual_cos_sin(
 
 
 def usual_rotate(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
-    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama.
-
-    Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
-    """
+    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama."""
+    # Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
     return usual_apply_tables(xp, x, *usual_cos_sin(xp, positions, x.shape[-1], base))
 
 
@@ -89,7 +85,4 @@ def usual_formula(target: Target, base: float) -> Callable[..., tuple[Array, ...
         cos, sin = usual_cos_sin(xp, positions, q.shape[-1], base)
         return tuple(usual_apply_tables(xp, x, cos, sin) for x in (q, k))
 
-    if target.library == "jax":
-        jitted: Callable[..., tuple[Array, ...]] = importlib.import_module("jax").jit(rotate)
-        return jitted
-    return rotate
+    return importlib.import_module("jax").jit(rotate) if target.library == "jax" else rotate

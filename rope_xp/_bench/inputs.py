@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rope_xp._bench import targets
-from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array
 
 DTYPES = ("float32", "bfloat16")
@@ -23,18 +22,17 @@ class Absent(Exception):  # noqa: N818  # a skip, and no error
 class Case(NamedTuple):
     """A target, and arrays of its library."""
 
-    target: Target
+    target: targets.Target
     q: Array
     k: Array
     positions: Array
 
 
-def find(name: str) -> Target:
+def find(name: str) -> targets.Target:
     """Return a target by its name; raise Absent where this machine or rope_xp does not have it."""
     target = targets.find(name) if name in targets.NAMES else "not known to this version of rope_xp"
     if isinstance(target, str):
-        msg = f"{name}: {target}"
-        raise Absent(msg)
+        raise Absent(f"{name}: {target}")
     return target
 
 
@@ -45,8 +43,7 @@ def numpy_dtype(name: str) -> np.dtype:
     try:
         import ml_dtypes
     except ImportError as error:
-        msg = "ml_dtypes is not installed (pip install ml_dtypes)"
-        raise Absent(msg) from error
+        raise Absent("ml_dtypes is not installed (pip install ml_dtypes)") from error
     bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
 
@@ -60,10 +57,7 @@ def case(
     dtype: str = "float32",
     heads: tuple[int, int] = HEADS,
 ) -> Case:
-    """Return inputs of some tokens from position ``start``, the same ones at every call; or raise.
-
-    It raises Absent as :func:`find` and :func:`numpy_dtype` do.
-    """
+    """Return inputs of tokens from position ``start``, the same in every call; or raise Absent."""
     target = find(name)
     random = np.random.default_rng(0)
 

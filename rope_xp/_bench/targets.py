@@ -4,10 +4,10 @@ A *target* is spelled "library:device", as in "torch:cpu" or "jax:gpu". "gpu" st
 accelerator the library calls its current one. Importing this module imports no framework.
 """
 
-import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -24,18 +24,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Target:
-    """A library on one device.
-
-    ``put`` copies a numpy array to the device, and ``fetch`` copies one back; ``copy`` makes a new
-    array of the library, and ``wait`` returns once an array has been computed.
-    """
+    """A library on one device."""
 
     name: str
     backend: Backend
-    put: Callable[[np.ndarray], Array]
-    fetch: Callable[[Array], np.ndarray]
-    copy: Callable[[Array], Array]
-    wait: Callable[[Array], object]
+    put: Callable[[np.ndarray], Array]  # copies an array of numpy to the device
+    fetch: Callable[[Array], np.ndarray]  # copies one back
+    copy: Callable[[Array], Array]  # makes a new array of the library
+    wait: Callable[[Array], object]  # returns once an array has been computed
 
     @property
     def library(self) -> str:
@@ -71,19 +67,13 @@ def list_devices(library: Library) -> list[str] | str:
 
 
 def _attempt(action: Callable[[], Result]) -> Result | str:
-    """Return the result, or why a library that is installed does not work.
-
-    A missing shared library raises OSError, a driver or a jaxlib of another version RuntimeError,
-    and jax an AssertionError without a message where JAX_PLATFORMS names a missing platform.
-    """
+    """Return the result, or why a library that is installed does not work."""
+    # A missing shared library raises OSError, a driver or a jaxlib of another version RuntimeError,
+    # and jax an AssertionError without a message where JAX_PLATFORMS names a missing platform.
     try:
         return action()
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
         return f"broken: {' '.join(str(error).split()) or type(error).__name__}"
-
-
-def _build_numpy(name: str, backend: Backend) -> Target:
-    return Target(name, backend, np.asarray, np.asarray, np.copy, lambda x: x)
 
 
 def _build_torch(name: str, backend: Backend) -> Target | str:
@@ -118,10 +108,7 @@ def _build_jax(name: str, backend: Backend) -> Target | str:
     device = jax.devices("cpu" if name.endswith(":cpu") else None)[0]
     if name.endswith(":gpu") and device.platform == "cpu":
         return _NO_ACCELERATOR
-
-    def put(host: np.ndarray) -> Array:
-        return jax.device_put(host, device)
-
+    put = partial(jax.device_put, device=device)
     return Target(name, backend, put, np.asarray, jax.numpy.copy, jax.block_until_ready)
 
 
@@ -129,11 +116,8 @@ def _build_cupy(name: str, backend: Backend) -> Target | str:
     cupy = importlib.import_module("cupy")
     if not cupy.cuda.is_available():
         return _NO_ACCELERATOR
-
-    def wait(_: Array) -> object:
-        return cupy.cuda.get_current_stream().synchronize()
-
-    return Target(name, backend, cupy.asarray, cupy.asnumpy, cupy.copy, wait)
+    methods = (cupy.asarray, cupy.asnumpy, cupy.copy)
+    return Target(name, backend, *methods, lambda _: cupy.cuda.get_current_stream().synchronize())
 
 
 def _build_dask(name: str, backend: Backend) -> Target:
@@ -151,7 +135,7 @@ def _build_dask(name: str, backend: Backend) -> Target:
 
 
 _BUILDERS: dict[str, Callable[[str, Backend], Target | str]] = {
-    "numpy": _build_numpy,
+    "numpy": lambda name, b: Target(name, b, np.asarray, np.asarray, np.copy, lambda x: x),
     "torch": _build_torch,
     "jax": _build_jax,
     "cupy": _build_cupy,

@@ -10,7 +10,6 @@ from functools import partial
 
 import rope_xp
 from rope_xp._bench import clock, formulas
-from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import BASE, DTYPES, HEAD_DIM, HEADS, case
 from rope_xp._cli import choice, terminal
 
@@ -24,10 +23,10 @@ class BenchRow:
     target: str
     dtype: str
     path: str
-    milliseconds: Spread
-    times_copy: Spread
-    times_usual: Spread
-    token_microseconds: Spread
+    milliseconds: clock.Spread
+    times_copy: clock.Spread
+    times_usual: clock.Spread
+    token_microseconds: clock.Spread
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,17 +44,17 @@ def run(options: argparse.Namespace) -> int:
     chosen, missing = choice.choose_targets(options.backend)
     if not options.json:  # first, as measuring takes a minute
         choice.print_missing(chosen, missing)
-    arguments = {f"{t.name} {dtype}": (t.name, dtype) for t in chosen for dtype in DTYPES}
-    rows, failed = choice.run_jobs(
-        {
-            job: partial(measure, *names, tokens, options.repeat, heads)
-            for job, names in arguments.items()
-        }
-    )
+    jobs = {
+        f"{t.name} {dtype}": partial(measure, t.name, dtype, tokens, options.repeat, heads)
+        for t in chosen
+        for dtype in DTYPES
+    }
+    rows, failed = choice.run_jobs(jobs)
     if options.json:
         choice.print_json(tokens, heads, rows, missing + failed)
     else:
-        _print_rows(tokens, heads, rows)
+        if rows:
+            _print_rows(tokens, heads, rows)
         choice.print_missing([], [s for s in failed if not s.expected])
     return int(not all(s.expected for s in missing + failed))
 
@@ -72,7 +71,6 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
         lambda: (target.copy(q), target.copy(k)),
         lambda: formula(q, k, positions),
     )
-    path = rope_xp.explain(q, k, positions, rope).path
     _, one_q, one_k, one_position = case(name, 1, dtype=dtype, heads=heads)
     microseconds = clock.rounds_of_microseconds(
         target, lambda: rope.apply(one_q, one_k, one_position), _LOOPS, _ROUNDS
@@ -80,7 +78,7 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
     return BenchRow(
         target=name,
         dtype=dtype,
-        path=path,
+        path=rope_xp.explain(q, k, positions, rope).path,
         milliseconds=clock.spread([s * 1e3 for s in seconds]),
         times_copy=clock.times_as_fast(seconds, copy_seconds),
         times_usual=clock.times_as_fast(seconds, usual_seconds),
@@ -90,8 +88,6 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
 
 def _print_rows(tokens: int, heads: tuple[int, int], rows: list[BenchRow]) -> None:
     """Print the tables, in lines of 80 columns at most."""
-    if not rows:
-        return
     q, k = (f"(1, {tokens}, {count}, {HEAD_DIM})" for count in heads)
     print(f"q {q} and k {k}, layout 'half',")
     print("into new arrays. Figures are median [min, max].")

@@ -10,13 +10,13 @@ it has only ``faults``. The object for a model has ``findings``.
 """
 
 import argparse
-import importlib
 import importlib.util
 import json
 import math
+import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,7 @@ from rope_xp._cli.reading import read_config
 from rope_xp._core.errors import BROKEN, RopeConfigError, RopeError
 from rope_xp.hf import _files, from_hf_config
 from rope_xp.rope import RoPE
-from rope_xp.testing import Identified, Measured, identify
-from rope_xp.testing._box import LIBRARIES, CallError
-from rope_xp.testing._compare import list_differences
-
-_TABLES_ADVICE = (
-    "It takes cos and sin: pass --tables package.module:function, which returns them for positions"
-)
+from rope_xp.testing import Identified, Measured, _box, _compare, identify
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--components", type=terminal.count, metavar="N", help="of a position; default: 1 to 3")
     tables_help = "computes cos and sin, which TARGET takes in place of positions"
     add("--tables", metavar=function, help=tables_help)
-    add("--library", choices=LIBRARIES, help="its array library; default: try each")
+    add("--library", choices=_box.LIBRARIES, help="its array library; default: try each")
     add("--config", metavar="CONFIG", help="a config.json with the RoPE that is expected")
     add = parser.add_argument_group("options for a model").add_argument
     weights_help = "also load the model with transformers, from safetensors, and check it"
@@ -84,10 +78,11 @@ def _check_function(options: argparse.Namespace) -> int:
         result = identify(function, options.head_dim, tables=tables, like=like, **shape)
     except RopeError as error:
         fault = str(error)
-        if isinstance(error, CallError):
-            takes_tables = re.search(r"'(cos|sin|freqs\w*)'", error.summary)
-            needs_tables = takes_tables and options.tables is None
-            advice = _TABLES_ADVICE if needs_tables else "Try --head-dim, --axes or --tables"
+        if isinstance(error, _box.CallError):
+            advice = "Try --head-dim, --axes or --tables"
+            if options.tables is None and re.search(r"'(cos|sin|freqs\w*)'", error.summary):
+                advice = "It takes cos and sin: pass --tables package.module:function, which "
+                advice += "returns them for positions"
             fault = f"{error.summary}. {advice}"
         if not options.json:
             return terminal.fail("check", fault)
@@ -95,7 +90,7 @@ def _check_function(options: argparse.Namespace) -> int:
         return 1
     mismatches = []
     if isinstance(expected, RoPE):
-        mismatches = list_differences(result.rope, expected, options.head_dim)
+        mismatches = _compare.list_differences(result.rope, expected, options.head_dim)
     if options.plot is not None:
         dim = result.rope.rotary_dim or options.head_dim
         nearest = replace(result.rope.for_length(1), rotary_dim=dim, rotary_offset=0)
@@ -107,12 +102,9 @@ def _check_function(options: argparse.Namespace) -> int:
         name = {"name": type(rule).__name__}
         report = {
             "target": options.target,
+            **vars(result),
             "rope": vars(result.rope) | {"scaling": rule and name | vars(rule)},
             "error": {str(p): e if math.isfinite(e) else None for p, e in result.error.items()},
-            "passes": result.passes,
-            "frequencies": list(result.frequencies),
-            "notes": result.notes,
-            "faults": result.faults,
             "differences": mismatches,
         }
         print(json.dumps(report, indent=2, allow_nan=False))
@@ -123,17 +115,14 @@ def _check_function(options: argparse.Namespace) -> int:
 
 def _import_target(target: str) -> Callable[..., Any]:
     """Return the function at package.module:function."""
-    module, colon, name = target.partition(":")
     advice = _files.download_advice(target)
     if advice is not None:
         raise RopeError(advice)
-    if not colon:
+    if ":" not in target:
         raise RopeError(f"{target!r} is neither a file nor package.module:function")
     sys.path.insert(0, str(Path.cwd()))  # as python -m does; a script does not
     try:
-        value: Any = importlib.import_module(module)
-        for attribute in name.split("."):
-            value = getattr(value, attribute)
+        value = pkgutil.resolve_name(target)
     except BROKEN as error:
         raise RopeError(f"{target}: {error}") from error
     finally:
@@ -154,8 +143,7 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     terminal.table(("positions", title), rows, text_columns=1)
     sections = {"notes": result.notes, "faults": result.faults}
     for title, sentences in {**sections, f"differences from {options.config}": mismatches}.items():
-        if sentences:
-            terminal.print_list(title, sentences)
+        terminal.print_list(title, sentences)
     outcome = "nothing is wrong"
     if result.faults or mismatches:
         outcome = "wrong; the lists above say why"
@@ -182,8 +170,7 @@ def _check_model(options: argparse.Namespace) -> int:
     findings = [{**row, "what": sentence, **rest} for sentence in sentences]
     findings += _check_weights(options) if options.weights else ()
     if options.plot is not None:
-        reading = read_config(options.target, options.layout)
-        inspect_config.draw_config(options.plot, reading, None)
+        inspect_config.draw_config(options.plot, read_config(options.target, options.layout))
     if options.json:
         print(json.dumps({"target": options.target, "findings": findings}, indent=2))
     else:
@@ -191,8 +178,8 @@ def _check_model(options: argparse.Namespace) -> int:
     return int(any(options.strict or row["severity"] == "error" for row in findings))
 
 
-def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the findings of the model as transformers loads it."""
+def _check_weights(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the findings of the model as transformers loads it."""
     missing = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
     if missing:
         names = " and ".join(missing)
@@ -213,9 +200,7 @@ def _check_weights(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         raise RopeError(f"{folder}: transformers cannot load it: {error}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
-    for finding in check(model):
-        effect = None if finding.effect is None else dict(finding.effect)
-        yield {**vars(finding), "effect": effect}
+    return [vars(finding) for finding in check(model)]
 
 
 def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]]) -> None:
@@ -229,8 +214,7 @@ def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]])
         skipped = "the other weights"
     rows, severities = [], [row["severity"] for row in findings]
     for row in findings:
-        errors = (row["effect"] or {}).items()
-        texts = [f"{error:.2g} at {position}" for position, error in errors]
+        texts = [f"{error:.2g} at {position}" for position, error in (row["effect"] or {}).items()]
         rows.append((row["severity"], row["module"], row["kind"], ", ".join(texts)))
     if rows:
         names = "severity", "module", "kind", "cos and sin are off by"

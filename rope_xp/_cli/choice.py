@@ -3,14 +3,12 @@
 import argparse
 import importlib.util
 import json
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rope_xp._bench import targets
 from rope_xp._bench.inputs import BASE, HEAD_DIM, Absent
-from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
 from rope_xp._core.errors import RopeError
 from rope_xp._dispatch import find
@@ -30,33 +28,30 @@ class Skipped:
 
     target: str
     reason: str
-    expected: bool
-    """Whether this is no problem: the target is not installed, and --backend does not name it."""
+    expected: bool  # no problem: the target is not installed, and --backend does not name it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that times calls on libraries."""
-    parser.add_argument("--tokens", type=terminal.count, default=4096, help="default %(default)s")
+    add = parser.add_argument
+    add("--tokens", type=terminal.count, default=4096, help="default %(default)s")
     repeat_help = "timed calls; the fastest one counts; default 5"
-    parser.add_argument("--repeat", type=terminal.count, default=5, help=repeat_help)
-    timed = {name.partition(":")[0] for name in targets.NAMES}  # ndonnx only makes graphs
-    names = [library.name for library in find.libraries if library.name in timed]
+    add("--repeat", type=terminal.count, default=5, help=repeat_help)
+    names = list(dict.fromkeys(name.partition(":")[0] for name in targets.NAMES))
     backend_help = f"run only this library: {', '.join(names)}; may be repeated"
-    parser.add_argument(
-        "--backend", action="append", choices=names, metavar="NAME", help=backend_help
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--backend", action="append", choices=names, metavar="NAME", help=backend_help)
+    add("--json", action="store_true", help="print one JSON object")
 
 
-def choose_targets(libraries: list[str] | None) -> tuple[list[Target], list[Skipped]]:
+def choose_targets(libraries: list[str] | None) -> tuple[list[targets.Target], list[Skipped]]:
     """Return the targets to run on, by default all that are installed, and the skipped ones."""
-    chosen, skipped = list[Target](), list[Skipped]()
+    chosen, skipped = list[targets.Target](), list[Skipped]()
     for library in find.libraries:
         if libraries is not None and library.name not in libraries:
             continue
         names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
         results = {name: targets.find(name) for name in names}
-        installed = [target for target in results.values() if isinstance(target, Target)]
+        installed = [target for target in results.values() if isinstance(target, targets.Target)]
         reasons = {name: why for name, why in results.items() if isinstance(why, str)}
         if reasons and not installed:  # one reason for all devices
             reasons = {library.name: next(iter(reasons.values()))}
@@ -66,7 +61,7 @@ def choose_targets(libraries: list[str] | None) -> tuple[list[Target], list[Skip
     return chosen, skipped
 
 
-def print_missing(chosen: list[Target], skipped: list[Skipped]) -> None:
+def print_missing(chosen: list[targets.Target], skipped: list[Skipped]) -> None:
     """Print a line for each target that was skipped, and for each package that is missing."""
     lines = [f"{'' if s.expected else 'PROBLEM: '}{s.target}: {s.reason}" for s in skipped]
     for package, loss, affected in _OPTIONAL_PACKAGES:
@@ -74,13 +69,7 @@ def print_missing(chosen: list[Target], skipped: list[Skipped]) -> None:
         if names and importlib.util.find_spec(package) is None:
             hint = f"not installed (pip install {package}); {loss}"
             lines.append(f"{package}: {hint}: {', '.join(names)}")
-    print_folded(lines)
-
-
-def print_folded(lines: Iterable[str]) -> None:
-    """Print lines in 80 columns, in a file too."""
-    for line in lines:
-        print(textwrap.fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
+    terminal.print_lines(lines)
 
 
 def run_jobs(jobs: Mapping[str, Callable[[], Row]]) -> tuple[list[Row], list[Skipped]]:

@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_xp._bench import clock, formulas
+from rope_xp._bench import clock, formulas, targets
 from rope_xp._bench.inputs import BASE, HEAD_DIM, HEADS, case
-from rope_xp._bench.targets import Target
 from rope_xp._cli import choice, terminal
-from rope_xp._cli.choice import Skipped
 from rope_xp._core.typing import Array, Layout
 from rope_xp._functions import apply, explain
 
 STARTS = (0, 1_000_000)
 LAYOUT: Layout = "half"
-ERROR_BOUND = 2e-6
-"""Times the largest component of q and k."""
+ERROR_BOUND = 2e-6  # times the largest component of q and k
 ULP_BOUND = 2.0
 _BIT_EQUAL = frozenset({"numpy:cpu", "torch:cpu", "dask:cpu"})
 _CHUNK = 256
@@ -30,10 +27,7 @@ Arrays = list[NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class DemoRow:
-    """The figures of one target from one start position, and of the usual formula in float32.
-
-    Differences from the first target are in ulp of the larger component of the pair.
-    """
+    """The figures of one target from one start position, and of the usual formula in float32."""
 
     target: str
     start: int
@@ -43,7 +37,7 @@ class DemoRow:
     max_error: float
     usual_max_error: float
     error_bound: float
-    ulp_from_first: float
+    ulp_from_first: float  # the difference from the first target, of the pair's larger component
 
 
 add_arguments = choice.add_arguments
@@ -70,13 +64,13 @@ def run(options: argparse.Namespace) -> int:
     else:
         if rows:
             _print_rows(options.tokens, rows)
-        choice.print_folded([agreement, *(f"PROBLEM: {text}" for text in problems)])
+        terminal.print_lines([agreement, *(f"PROBLEM: {text}" for text in problems)])
         choice.print_missing(chosen, [s for s in skipped if s.expected])
     return int(bool(problems))
 
 
 def measure_target(
-    target: Target, tokens: int, start: int, repeat: int, first: dict[int, Arrays]
+    target: targets.Target, tokens: int, start: int, repeat: int, first: dict[int, Arrays]
 ) -> DemoRow:
     """Return the row of a target. ``first`` holds results of the first target, by start."""
     _, q, k, positions = case(target.name, tokens, start)
@@ -91,9 +85,8 @@ def measure_target(
     arrays, results, usual_results = (
         [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), formula(q, k, positions))
     )
-    reference = first.setdefault(start, results)
     error, usual_error, ulp = _compare(
-        target.fetch(positions), arrays, results, usual_results, reference
+        target.fetch(positions), arrays, results, usual_results, first.setdefault(start, results)
     )
     return DemoRow(
         target=target.name,
@@ -109,10 +102,8 @@ def measure_target(
 
 
 def _compare(positions: NDArray[Any], *tensors: Arrays) -> list[float]:
-    """Return the maximum errors of results and of the usual formula, and the difference in ulp.
-
-    The tensors are arrays, results, those of the usual formula and those of the first target.
-    """
+    """Return the maximum errors of results and of the usual formula, and the difference in ulp."""
+    # The tensors are arrays, results, those of the usual formula and those of the first target.
     frequencies = BASE ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     maxima = []
     for start in range(0, len(positions), _CHUNK):
@@ -129,7 +120,7 @@ def _compare(positions: NDArray[Any], *tensors: Arrays) -> list[float]:
     return [float(m) for m in np.max(maxima, axis=0)]
 
 
-def find_problems(rows: list[DemoRow], skipped: list[Skipped]) -> list[str]:
+def find_problems(rows: list[DemoRow], skipped: list[choice.Skipped]) -> list[str]:
     """Return the broken promises as sentences."""
     problems = [f"{s.target} did not run: {s.reason}" for s in skipped if not s.expected]
     for row in rows:

@@ -13,13 +13,11 @@ import numpy as np
 import rope_xp
 from rope_xp._arguments import parse
 from rope_xp._bench import targets
-from rope_xp._bench.targets import Target
 from rope_xp._cli import terminal
 from rope_xp._core import versions
 from rope_xp._core.errors import BROKEN
 from rope_xp._core.path import Path
 from rope_xp._dispatch import find
-from rope_xp._dispatch.find import Library
 from rope_xp._rotation import portable
 
 _VARIABLE = "ROPE_XP_PATH"
@@ -62,7 +60,7 @@ def build_report() -> dict[str, Any]:
     }
 
 
-def _describe_library(library: Library) -> dict[str, Any]:
+def _describe_library(library: find.Library) -> dict[str, Any]:
     """Describe one row of the dispatch table."""
     backend = targets.load(library)
     if isinstance(backend, str):
@@ -71,9 +69,8 @@ def _describe_library(library: Library) -> dict[str, Any]:
     devices = targets.list_devices(library)
     if isinstance(devices, str):
         return {**EMPTY, "version": version, "problem": devices}
-    missing = f"the {library.name} backend did not load it"
     paths: dict[str, str | None] = {
-        **dict.fromkeys(library.paths, missing),
+        **dict.fromkeys(library.paths, f"the {library.name} backend did not load it"),
         **{path.name: _find_decline_reason(library, path) for path in backend.paths},
         portable.NAME: None,
     }
@@ -81,12 +78,12 @@ def _describe_library(library: Library) -> dict[str, Any]:
     return {**EMPTY, **row, "lowest": versions.LOWEST[library.name]}
 
 
-def _find_decline_reason(library: Library, path: Path) -> str | None:
+def _find_decline_reason(library: find.Library, path: Path) -> str | None:
     """Return why a path declines a small, plain call on every device, None if one takes it."""
     reasons: list[str | None] = []
     names = [name for name in targets.NAMES if name.startswith(f"{library.name}:")]
     for target in map(targets.find, names):
-        if isinstance(target, Target):
+        if isinstance(target, targets.Target):
             x = target.put(np.ones((1, 4, 2, 64), np.float32))
             call = parse.apply(rope_xp.RoPE(), x, x, None, None, None, None)
             reasons.append(path.decline_reason(call, forced=True))

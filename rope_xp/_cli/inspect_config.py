@@ -18,16 +18,9 @@ from typing import Any
 from rope_xp import scaling
 from rope_xp._arguments.fields import LAYOUTS
 from rope_xp._cli import plots, suspicions, terminal
-from rope_xp._cli.reading import (
-    Layers,
-    Reading,
-    count_layers,
-    has_base,
-    list_defaults,
-    list_unrotated,
-    read_config,
-)
+from rope_xp._cli.reading import Layers, Reading, count_layers, read_config
 from rope_xp._core.errors import RopeError
+from rope_xp.hf import _build
 from rope_xp.rope import RoPE
 
 _LEGEND = {
@@ -66,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def draw_config(path: Path, reading: Reading, requested: int | None) -> None:
+def draw_config(path: Path, reading: Reading, requested: int | None = None) -> None:
     """Draw the wavelengths of each layer type, for a context length if one was requested."""
     drawings = {}
     for layers in reading.layers:
@@ -95,11 +88,11 @@ def build_report(reading: Reading, requested: int | None = None) -> dict[str, An
     model_type = reading.part.get("model_type")
     return {
         "model_type": None if model_type is None else str(model_type),
-        "checked": suspicions.is_checked(model_type),
+        "checked": _build.get_row(model_type) is not None,
         "part": reading.path or None,
         "layers": [_describe_layers(layers, requested) for layers in reading.layers],
-        "by_default": list_defaults(reading),
-        "layers_without_rotation": list_unrotated(reading.part, reading.model),
+        "by_default": reading.list_defaults(),
+        "layers_without_rotation": reading.list_unrotated(),
         "notes": suspicions.find_notes(reading, requested),
         "suspicious": suspicions.find_suspicions(reading),
     }
@@ -119,7 +112,7 @@ def _describe_layers(layers: Layers, requested: int | None) -> dict[str, Any]:
         "rope_type": layers.source.parameters.get("rope_type"),
         "scaling": rule and {"name": type(rule).__name__, "fields": values},
         "base": getattr(rope, "base", None),
-        "base_by_default": rope is not None and not has_base(layers.source, layers.label),
+        "base_by_default": rope is not None and not layers.has_base(),
         "layout": getattr(rope, "layout", None),
         "head_dim": layers.head_dim,
         "rotary_dim": None if rope is None else rotated,
@@ -168,13 +161,12 @@ def print_report(report: dict[str, Any]) -> None:
         number = "" if count is None else f" ({count})"
         print(f"\n{name}{number}{'' if layers['rotated'] else ': no positions'}")
         if layers["rotated"]:
-            shown = [(key, value) for key, value in layers.items() if key not in _ELSEWHERE]
-            texts = {
-                f"  {key.replace('_', ' ')}": _format_fact(value)
-                for key, value in shown
-                if value is not None and value is not False
-            }
-            print(terminal.plain_pairs(list(texts.items())))
+            shown = [
+                (f"  {key.replace('_', ' ')}", _format_fact(value))
+                for key, value in layers.items()
+                if key not in _ELSEWHERE and value is not None and value is not False
+            ]
+            print(terminal.plain_pairs(shown))
         for waves in layers["wavelengths"]:
             tokens = [
                 "unknown" if n is None else f"{n:.{2 if n < 100 else 0}f}"
@@ -193,8 +185,7 @@ def print_report(report: dict[str, Any]) -> None:
         terminal.table(("layers", *_LEGEND), rows, text_columns=1)
         print(f"\n{terminal.plain_pairs([*_LEGEND.items()])}")
     for title in ("notes", "suspicious"):
-        if report[title]:
-            terminal.print_list(title, report[title])
+        terminal.print_list(title, report[title])
     if not report["suspicious"]:
         print("\nsuspicious: nothing; all rotary keys are used and consistent")
     texts_to_paste = [layers["python"] for layers in report["layers"] if layers["python"]]

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rope_xp._bench import formulas
 from rope_xp._cli import plots, terminal
-from rope_xp._cli.plots import DASHES, INK, choose_style
 from rope_xp._core.errors import RopeError
 from rope_xp.papers import analysis
 from rope_xp.rope import RoPE
@@ -49,8 +48,8 @@ def draw_score(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) 
         score = analysis.score_curve(rope, head_dim, np.arange(1, distance + 1)) / head_dim
         colour = _draw_curve(axes, score, f"{name}; {sign}", i, len(ropes))
         if first is not None:
-            axes.plot([first], [0], "v", color=colour, markeredgecolor=INK, zorder=3)
-    axes.axhline(0, color=INK, linewidth=0.8)
+            axes.plot([first], [0], "v", color=colour, markeredgecolor=plots.INK, zorder=3)
+    axes.axhline(0, color=plots.INK, linewidth=0.8)
     axes.set_ylabel("score of all-ones vectors,\nshare of that at distance 0")
     _finish(axes, distance, _DISTANCE, f"{_BAND}; triangle: first negative")
 
@@ -62,9 +61,9 @@ def _draw_curve(axes: Any, values: NDArray[Any], label: str, i: int, curves: int
     distances = np.arange(1, len(values) + 1)
     middle, mean = (np.add.reduceat(numbers, starts) / counts for numbers in (distances, values))
     low, high = (reduce.reduceat(values, starts) for reduce in (np.minimum, np.maximum))
-    colour, _ = choose_style(i, curves)
+    colour, _ = plots.choose_style(i, curves)
     axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
-    axes.plot(middle, mean, color=colour, linestyle=DASHES[i], linewidth=1.4, label=label)
+    axes.plot(middle, mean, color=colour, linestyle=plots.DASHES[i], linewidth=1.4, label=label)
     return colour
 
 
@@ -92,7 +91,7 @@ def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: in
     ]
     for column, (method, line) in enumerate((("float32 product", "--"), ("rope_xp", "-"))):
         for i, name in enumerate(ropes):
-            look = {"color": choose_style(i, len(ropes))[0], "linewidth": 1.2}
+            look = {"color": plots.choose_style(i, len(ropes))[0], "linewidth": 1.2}
             axes.plot(stops, errors[i][:, column], line, label=f"{method}, {name}", **look)
     axes.set_yscale("log")
     axes.set_ylabel("largest error of cos and sin,\nabsolute")

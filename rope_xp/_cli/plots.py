@@ -17,10 +17,8 @@ from rope_xp.rope import RoPE
 STYLES = (("#7F7F7F", "o"), ("#0072B2", "."), ("#D55E00", "x"), ("#009E73", "+"), ("#CC79A7", "d"))
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 """A line for each colour of STYLES, distinct in black and white."""
-INK = "#767676"
-"""Colour of words and lines: visible on white and on dark pages."""
-SIZE = (5.2, 3.5)
-"""Inches of one drawing: its words can be read on the page of a phone."""
+INK = "#767676"  # colour of words and lines: visible on white and on dark pages
+SIZE = (5.2, 3.5)  # inches of one drawing: its words can be read on the page of a phone
 LOOK = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
@@ -91,12 +89,8 @@ def write_wavelengths(
 def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
     """Yield axes to draw on, one below the other; then write the picture.
 
-    Raises
-    ------
-    RopeError
-        If matplotlib is missing or does not have the format of the suffix.
-    OSError
-        If the file cannot be written.
+    Raise RopeError if matplotlib is missing or does not have the format of the suffix, and OSError
+    if the file cannot be written.
     """
     try:
         matplotlib = importlib.import_module("matplotlib")

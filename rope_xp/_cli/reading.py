@@ -1,6 +1,5 @@
 """Read a configuration: the RoPE of each layer type, and the facts that a report adds to it."""
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +8,6 @@ from typing import Any
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _build, _files, _keys, _scaling, from_hf_config
 from rope_xp.hf._keys import EXTENDED, FLAT, TRAINED, Model
-from rope_xp.hf._scaling import Source
 from rope_xp.rope import RoPE
 from rope_xp.scaling import NTK, Linear, YaRN
 
@@ -22,24 +20,29 @@ PERIODS = {
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers of one type. A number is None where the configuration does not say it.
-
-    ``rope`` is None for layers without positions; ``rotated`` counts rotated components. The two
-    ``contexts`` are the original and the extended length.
-    """
+    """Layers of one type. A number is None where the configuration does not say it."""
 
     label: str
-    source: Source
-    rope: RoPE | None
+    source: _scaling.Source
+    rope: RoPE | None  # None for layers without positions
     head_dim: int | None
-    rotated: int | None
-    contexts: tuple[int | None, int | None]
+    rotated: int | None  # components
+    contexts: tuple[int | None, int | None]  # the original and the extended length
     depends_on_length: bool
 
     @property
     def prefix(self) -> str:
         """What begins a sentence on these layers."""
         return self.label and f"{self.label}: "
+
+    def has_base(self) -> bool:
+        """Return whether the configuration has a base for these layers."""
+        config = self.source.config
+        shared = config.get(_keys.parameters_key(config)) or {}
+        nested = shared[self.label] if isinstance(shared.get(self.label), Mapping) else shared
+        layer = self.source.model.layers.get(self.label)
+        keys = (layer.base_key,) if layer and layer.base_key else _keys.BASE
+        return (nested.get("rope_theta"), _keys.first_value(config, *keys)) != (None, None)
 
     def list_lengths(self, requested: int | None) -> tuple[int, ...]:
         """Return the lengths at which to report frequencies; none where length does not matter."""
@@ -56,16 +59,28 @@ class Layers:
 
 @dataclass(frozen=True)
 class Reading:
-    """A configuration that was read, with the argument ``layout``.
+    """A configuration that was read, with the argument ``layout``."""
 
-    ``part`` has the rotary embedding, and ``path`` the keys that lead there.
-    """
-
-    part: Mapping[str, Any]
-    path: str
+    part: Mapping[str, Any]  # which has the rotary embedding
+    path: str  # the keys that lead there
     model: Model
     layout: Layout | None
     layers: tuple[Layers, ...]
+
+    def list_defaults(self) -> dict[str, int]:
+        """Return the sizes that the configuration omits, with the defaults of its model type."""
+        sizes = self.model.sizes
+        return {k: sizes[k] for k in _list_missing_sizes(self.part, self.model) if k in sizes}
+
+    def list_unrotated(self) -> list[int]:
+        """Return the numbers of the layers that are exempt from rotation."""
+        # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
+        flags, total = self.part.get("no_rope_layers"), count_layers(self.part, self.model, "")
+        if isinstance(flags, list) and flags:
+            return [i for i, rotates in enumerate(flags) if not rotates]
+        interval = _keys.read_size(self.part, "no_rope_layer_interval")
+        interval = interval or self.model.unrotated_every
+        return list(range(interval - 1, total, interval)) if interval and total else []
 
 
 def read_config(config: object, layout: Layout | None = None) -> Reading:
@@ -104,10 +119,8 @@ def _list_missing_sizes(part: Mapping[str, Any], model: Model) -> list[str]:
 
 
 def _read_default_sizes(part: Mapping[str, Any]) -> dict[str, int]:
-    """Return the default sizes of the model's transformers class, none if that is not installed.
-
-    transformers is not imported for configurations that omit nothing.
-    """
+    """Return the default sizes of the model's transformers class, none if that is not installed."""
+    # transformers is not imported for configurations that omit nothing.
     if not importlib.util.find_spec("transformers"):
         return {}
     mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
@@ -138,23 +151,7 @@ def _read_head_dim(part: Mapping[str, Any], model: Model, label: str) -> int | N
     return head_dim or _keys.read_head_dim(part, model)
 
 
-def list_defaults(reading: Reading) -> dict[str, int]:
-    """Return the sizes that a configuration omits, with the defaults of its model type."""
-    part, sizes = reading.part, reading.model.sizes
-    return {k: sizes[k] for k in _list_missing_sizes(part, reading.model) if k in sizes}
-
-
-def has_base(source: Source, label: str) -> bool:
-    """Return whether the configuration has a base for layers of a type."""
-    shared = source.config.get(_keys.parameters_key(source.config)) or {}
-    nested = shared[label] if isinstance(shared.get(label), Mapping) else shared
-    layer = source.model.layers.get(label)
-    keys = (layer.base_key,) if layer and layer.base_key else _keys.BASE
-    bases = (nested.get("rope_theta"), _keys.first_value(source.config, *keys))
-    return bases != (None, None)
-
-
-def _find_contexts(source: Source, rope: RoPE | None) -> tuple[int | None, int | None]:
+def _find_contexts(source: _scaling.Source, rope: RoPE | None) -> tuple[int | None, int | None]:
     # Perhaps no scaling read these lengths, so they are checked here.
     extended = _keys.read_size({EXTENDED: source.extended}, EXTENDED)
     extended = extended or source.model.sizes.get(EXTENDED)
@@ -183,13 +180,3 @@ def count_layers(part: Mapping[str, Any], model: Model, label: str) -> int | Non
     period = _keys.read_size(part, pattern) or default
     full = len(range(first and period - 1, total, period))
     return full if label == "full_attention" else total - full
-
-
-def list_unrotated(part: Mapping[str, Any], model: Model) -> list[int]:
-    """Return the numbers of the layers that are exempt from rotation."""
-    # Llama 4 and SmolLM3 list a 1 for every layer that rotates, or exempt every fourth.
-    flags, total = part.get("no_rope_layers"), count_layers(part, model, "")
-    if isinstance(flags, list) and flags:
-        return [i for i, rotates in enumerate(flags) if not rotates]
-    interval = _keys.read_size(part, "no_rope_layer_interval") or model.unrotated_every
-    return list(range(interval - 1, total, interval)) if interval and total else []

@@ -22,7 +22,7 @@ def find_suspicions(reading: Reading) -> list[str]:
     """Return what is suspicious, as sentences."""
     part, sentences = reading.part, []
     name = part.get("model_type")
-    if not is_checked(name):
+    if _build.get_row(name) is None:
         fact = f"model_type {name!r} is unknown to rope_xp"
         fact = fact if name else "the configuration has no model_type"
         sentences.append(f"{fact}: the usual defaults are assumed")
@@ -51,11 +51,6 @@ def find_notes(reading: Reading, requested: int | None = None) -> list[str]:
         note = f"{_ATTENTION_KEY} = {beta} scales q by its position, which is no rotation; "
         notes.append(f"{note}the attention must do it")
     return notes
-
-
-def is_checked(model_type: object) -> bool:
-    """Return whether the table has the model type, and so its layout and its defaults."""
-    return _build.get_row(model_type) is not None
 
 
 class _Watched(UserDict[str, Any]):

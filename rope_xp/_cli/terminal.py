@@ -9,7 +9,7 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -50,10 +50,16 @@ def plain_pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def print_list(title: str, sentences: Sequence[str]) -> None:
-    """Print sentences below a title, one in a line."""
-    print(f"\n{title}:")
-    for sentence in sentences:
-        print(folded("- ", sentence, 2))
+    """Print sentences below a title, one in a line; nothing where there are none."""
+    if sentences:
+        print(f"\n{title}:")
+    print_lines(sentences, "- ")
+
+
+def print_lines(lines: Iterable[str], start: str = "") -> None:
+    """Print folded lines that begin with ``start``."""
+    for line in lines:
+        print(folded(start, line, 2))
 
 
 def folded(start: str, text: str, indent: int) -> str:

@@ -8,9 +8,7 @@ from rope_xp._core import numbers
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, _scaling
-from rope_xp.hf._keys import ROTARY_KEYS, Model
 from rope_xp.hf._models import MODELS, UNSUPPORTED
-from rope_xp.hf._scaling import Source
 from rope_xp.rope import RoPE
 
 _TYPE_KEYS = ("position_embedding_type", "position_embeddings_type")
@@ -19,7 +17,7 @@ _TYPE_IGNORED = ("modernbert", "modernbert-decoder")
 """Models whose files have "absolute" for an older class, and whose code does not read it."""
 
 
-def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model:
+def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> _keys.Model:
     """Return the row of the model type; a plain one for an unknown type whose layout is given."""
     name = str(config.get("model_type") or "")
     row = get_row(name)
@@ -32,7 +30,7 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model
             advice = f"; pass only the part that has one: {', '.join(parts)}" if parts else ""
             raise RopeConfigError(
                 f"the configuration of model_type {name!r} has no rotary embedding that rope_xp "
-                f"knows: none of {', '.join(ROTARY_KEYS)}{advice}"
+                f"knows: none of {', '.join(_keys.ROTARY_KEYS)}{advice}"
             )
         if layout is None:
             raise RopeConfigError(
@@ -41,12 +39,12 @@ def find_model(config: Mapping[str, Any], layout: Layout | None = None) -> Model
                 "'half' for most models derived from Llama, or set model_type to the type of the "
                 "model that this one is derived from"
             )
-        row = Model()
+        row = _keys.Model()
     is_half = row.layout == "interleaved_to_half" and config.get("rope_interleave") is False
     return replace(row, layout=layout or ("half" if is_half else row.layout))
 
 
-def get_row(model_type: object) -> Model | None:
+def get_row(model_type: object) -> _keys.Model | None:
     """Return the row of a model type, None if the table has none."""
     name = str(model_type)
     return MODELS.get(name) or MODELS.get(name.removesuffix("_text"))
@@ -54,7 +52,7 @@ def get_row(model_type: object) -> Model | None:
 
 def _is_rotary(part: object) -> bool:
     return isinstance(part, Mapping) and (
-        part.get("model_type") in MODELS or any(key in part for key in ROTARY_KEYS)
+        part.get("model_type") in MODELS or any(key in part for key in _keys.ROTARY_KEYS)
     )
 
 
@@ -63,7 +61,7 @@ def find_ignored_keys(config: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(_TYPE_KEYS if config.get("model_type") in _TYPE_IGNORED else ())
 
 
-def _find_obstacle(name: str, config: Mapping[str, Any], row: Model | None) -> str | None:
+def _find_obstacle(name: str, config: Mapping[str, Any], row: _keys.Model | None) -> str | None:
     """Return why a model has no rotary embedding, or none that a RoPE can express."""
     ignored = find_ignored_keys(config)
     for key in _TYPE_KEYS:
@@ -82,7 +80,7 @@ def _find_obstacle(name: str, config: Mapping[str, Any], row: Model | None) -> s
     return f" rotates only with {key} = {required!r}; got {config.get(key)!r}"
 
 
-def build_rope(source: Source) -> RoPE:
+def build_rope(source: _scaling.Source) -> RoPE:
     """Return the RoPE of one layer type."""
     scaling = _scaling.read_scaling(source)
     base = float(numbers.check_positive("rope_theta", source.parameters["rope_theta"]))
@@ -110,7 +108,7 @@ def build_rope(source: Source) -> RoPE:
     return rope
 
 
-def _read_dims(source: Source) -> tuple[int | None, int | None]:
+def _read_dims(source: _scaling.Source) -> tuple[int | None, int | None]:
     """Return head_dim and rotary_dim, each None if it is unknown."""
     config, model, parameters = source.config, source.model, source.parameters
     head_dim = _keys.read_head_dim(config, model)
@@ -133,14 +131,14 @@ def _read_dims(source: Source) -> tuple[int | None, int | None]:
     return whole, int(whole * partial)
 
 
-def _need_head_dim(head_dim: int | None, source: Source, reason: str) -> int:
+def _need_head_dim(head_dim: int | None, source: _scaling.Source, reason: str) -> int:
     if head_dim is None:
         keys = " or ".join(source.model.width)
         raise RopeConfigError(f"head_dim is missing, and so is {keys}; {reason}")
     return head_dim
 
 
-def _find_position_axes(source: Source, count: int | None) -> tuple[int, ...] | None:
+def _find_position_axes(source: _scaling.Source, count: int | None) -> tuple[int, ...] | None:
     """Return the component of positions that each pair reads; None if there is only one."""
     model, parameters = source.model, source.parameters
     is_axial = parameters["rope_type"] == "axial"
@@ -158,7 +156,7 @@ def _find_position_axes(source: Source, count: int | None) -> tuple[int, ...] | 
     return _deal_sections(sections, source, pairs)
 
 
-def _deal_sections(sections: Any, source: Source, pairs: int) -> tuple[int, ...]:
+def _deal_sections(sections: Any, source: _scaling.Source, pairs: int) -> tuple[int, ...]:
     """Return the component (0 time, 1 height, 2 width) that each pair reads."""
     order = source.model.section_order
     is_list = isinstance(sections, Sequence) and all(map(numbers.is_int, sections))

@@ -14,25 +14,21 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def read_mapping(config: object) -> Mapping[str, Any]:
     """Return the configuration as a dictionary."""
-    if isinstance(config, str | os.PathLike):
-        return _read_json(Path(config), str(config))
-    content = config.to_dict() if hasattr(config, "to_dict") else config
-    if isinstance(content, Mapping):
-        return content
-    raise TypeError(
-        "config must be a dictionary, the path of a config.json or an object with to_dict(); got "
-        f"{type(config).__name__}"
-    )
-
-
-def _read_json(path: Path, name: str) -> Mapping[str, Any]:
-    path = path / "config.json" if path.is_dir() else path
+    if not isinstance(config, str | os.PathLike):
+        content = config.to_dict() if hasattr(config, "to_dict") else config
+        if isinstance(content, Mapping):
+            return content
+        raise TypeError(
+            "config must be a dictionary, the path of a config.json or an object with to_dict(); "
+            f"got {type(config).__name__}"
+        )
+    path = Path(config) / "config.json" if Path(config).is_dir() else Path(config)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        if (advice := download_advice(name)) is None:
+        if (advice := download_advice(str(config))) is None:
             raise
-        raise FileNotFoundError(error.errno, advice, name) from error
+        raise FileNotFoundError(error.errno, advice, str(config)) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RopeConfigError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):

@@ -1,7 +1,5 @@
 """Check the rotary modules of a model: their buffers, and their tables of positions."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator
@@ -107,10 +105,8 @@ def _find_faults(
     if (values < 0).any() or (values > 100).any() or values.max() < 1e-20:
         yield "uninitialised", f"it holds numbers that cannot be frequencies: {shown}"
     if expected:
-        known = _rules.find_nearest(
-            _rules.FrequencySeries(values, np.zeros_like(values)), plain=True
-        )
-        if known is not None:
+        series = _rules.FrequencySeries(values, np.zeros_like(values))
+        if known := _rules.find_nearest(series, plain=True):
             base, scaling = known
             shown = f"the frequencies of base {base:g}" + (f" and {scaling}" if scaling else "")
         right = _format_values(expected[0])
@@ -118,9 +114,7 @@ def _find_faults(
 
 
 def _is_near(values: Floats, expected: Floats, close: float) -> bool:
-    return values.shape == expected.shape and bool(
-        np.allclose(values, expected, rtol=close, atol=1e-12)
-    )
+    return values.shape == expected.shape and np.allclose(values, expected, rtol=close, atol=1e-12)
 
 
 def _format_values(values: Floats) -> str:
@@ -192,10 +186,7 @@ def _check_forward(name: str, module: torch.nn.Module) -> Iterator[Finding]:
 def _compare_tables(
     module: Any, plan: _plans.RotaryPlan, label: str | None, device: torch.device
 ) -> tuple[str, dict[int, float]]:
-    """Return why tables are off by more than float32 explains, "" if they are not, and how far.
-
-    Tables that cannot be compared are not off.
-    """
+    """Return why tables are off by more than float32 explains, "" if they are not, and how far."""
     numbers = sorted({0, 1, 257, 1023, *(POSITIONS if plan.beyond is None else ())})
     ids = _rotary.probe_positions(plan.rope, numbers, step=0)
 
@@ -209,7 +200,7 @@ def _compare_tables(
             x = torch.zeros(1, device=device)
             turns = read(module(x, ids.to(device), **_rotary.label_argument(label)))
         exact = read(plan.tables(ids, torch.float64))
-    except (RopeError, *_rotary.FAILURES):
+    except (RopeError, *_rotary.FAILURES):  # what cannot be compared is not off
         return "", {}
     positions, frequencies = np.array(numbers, float), plan.rope.frequencies(2 * plan.pairs)
     if not turns.shape == exact.shape == (len(numbers), len(frequencies)):

@@ -1,7 +1,5 @@
 """Check the configurations of a model, and the layouts of its functions that rotate."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import torch
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.hf import _keys, from_hf_config
+from rope_xp.hf._keys import EXTENDED, TRAINED
 from rope_xp.integrations import _classes, _formats, _methods, _recognition
 from rope_xp.rope import RoPE
 from rope_xp.scaling import DynamicNTK, LongRoPE
@@ -20,8 +19,6 @@ from rope_xp.testing._box import Floats
 
 # Of reported errors: past a common trained context, and past 128k.
 POSITIONS = (4097, 131_071)
-_TRAINED = "original_max_position_embeddings"
-_EXTENDED = "max_position_embeddings"
 _LAYOUTS = {
     "interleaved": "neighbours (2i, 2i + 1)",
     "half": "halves (i, i + r/2)",
@@ -106,17 +103,20 @@ def _check_scaling(
     name = type(config).__name__
     for label, rope in ropes.items():
         scaling = rope.scaling
-        trained = getattr(scaling, _TRAINED, None)
+        trained = getattr(scaling, TRAINED, None)
         # transformers writes the one as the other where it is missing.
-        same = trained == raw.get(_EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
-        if trained is not None and (same or not _has_trained_length(raw, label)):
-            what = f"{_TRAINED} is {trained}, the same as {_EXTENDED}: either it was missing, or "
+        same = trained == raw.get(EXTENDED) and getattr(scaling, "factor", 1.0) > 1.0
+        parts = [raw, raw.get("rope_parameters"), raw.get("rope_scaling")]
+        parts += [part.get(label) for part in parts[1:] if isinstance(part, Mapping)]
+        is_stated = any(isinstance(part, Mapping) and part.get(TRAINED) for part in parts)
+        if trained is not None and (same or not is_stated):
+            what = f"{TRAINED} is {trained}, the same as {EXTENDED}: either it was missing, or "
             what += "no context is extended"
-            fix = f"Set rope_parameters.{_TRAINED} to the length that the model was trained with"
+            fix = f"Set rope_parameters.{TRAINED} to the length that the model was trained with"
             yield Finding("warning", name, "missing key", what, None, fix)
         if not isinstance(scaling, DynamicNTK | LongRoPE):
             continue
-        limit = getattr(scaling, _EXTENDED if isinstance(scaling, DynamicNTK) else _TRAINED)
+        limit = getattr(scaling, EXTENDED if isinstance(scaling, DynamicNTK) else TRAINED)
         changes = f"{type(scaling).__name__} changes frequencies beyond {limit} tokens"
         fix = "Fix the length by patch(model, length=n), or stay on one side of it"
         owners = getattr(model, "generation_config", None), getattr(model, "config", None)
@@ -128,20 +128,12 @@ def _check_scaling(
             yield Finding("warning", name, "two regimes", what, None, fix)
 
 
-def _has_trained_length(raw: Mapping[str, Any], label: str) -> bool:
-    parts = [raw, *(raw.get(key) for key in ("rope_parameters", "rope_scaling"))]
-    parts += [part.get(label) for part in parts[1:] if isinstance(part, Mapping)]
-    return any(isinstance(part, Mapping) and part.get(_TRAINED) for part in parts)
-
-
 def _check_layouts(
     config: Any, ropes: dict[str, RoPE], modules: Mapping[str, torch.nn.Module]
 ) -> Iterator[Finding]:
-    """Yield where functions that rotate take other pairs than the model type's weights.
-
-    One that takes these is enough: by configuration a class calls one of two functions, and some
-    models have an indexer with a layout of its own besides their attention.
-    """
+    """Yield where functions that rotate take other pairs than the model type's weights."""
+    # One that takes these is enough: by configuration a class calls one of two functions, and some
+    # models have an indexer with a layout of its own besides their attention.
     layouts, names = {rope.layout for rope in ropes.values()}, dict[type, str]()
     for name, module in modules.items():
         if not _classes.is_patched(module):

@@ -38,10 +38,8 @@ def read(tables: Any, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scaled_error(ours: Any, theirs: Any) -> float:
-    """Return the largest difference of tables or arrays; 1 is the most that rounding explains.
-
-    It is infinite where shapes differ or a number is NaN.
-    """
+    """Return the largest difference of tables or arrays; 1 is the most that rounding explains."""
+    # It is infinite where shapes differ or a number is NaN.
     if isinstance(ours, tuple):
         fits = isinstance(theirs, tuple | list) and len(theirs) == len(ours)
         return max(map(scaled_error, ours, theirs)) if fits else math.inf

@@ -26,10 +26,8 @@ _HARMLESS = frozenset(
 
 
 def check_readers(kind: type) -> None:
-    """Check that the methods of a class which read tables call functions that rotate.
-
-    Others would read tables of float32 in a model of 16 bits.
-    """
+    """Check that the methods of a class which read tables call functions that rotate."""
+    # Others would read tables of float32 in a model of 16 bits.
     if f"{kind.__module__}.{kind.__qualname__}" in _HARMLESS:
         return
     for base in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:
@@ -40,11 +38,10 @@ def check_readers(kind: type) -> None:
             parts = _methods.wrapped_functions(method)
             reader = next((text for part in parts for text in _describe_readers(part)), None)
             if reader is not None:
-                msg = (
+                raise RopeError(
                     f"cannot patch {base.__name__}.{name}: {reader}, and no function that is "
                     f"replaced rotates there; {ALONE}"
                 )
-                raise RopeError(msg)
 
 
 def _describe_readers(function: FunctionType) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Recognise what a function of transformers that rotates does, by calling it."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -14,9 +12,7 @@ import torch
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Layout
 from rope_xp.angles import Angles
-from rope_xp.integrations import _formats
-from rope_xp.integrations._drop_in import load_rope
-from rope_xp.integrations._formats import Format, Tables
+from rope_xp.integrations import _drop_in, _formats
 from rope_xp.integrations._methods import Function
 from rope_xp.rope import RoPE
 
@@ -27,7 +23,7 @@ class RecognizedRotation:
 
     parameters: tuple[str, ...]
     arrays: int
-    form: Format
+    form: _formats.Format
     layout: Layout
     trailing: bool  # the slice that it rotates ends the head
     heads_first: bool  # heads come before tokens, where no ``unsqueeze_dim`` says it
@@ -35,40 +31,36 @@ class RecognizedRotation:
 
     def rope(self, rotary_dim: int) -> RoPE:
         offset = -rotary_dim if self.trailing else 0
-        return load_rope(torch.compiler.is_compiling(), self.layout, rotary_dim, offset)
+        return _drop_in.load_rope(torch.compiler.is_compiling(), self.layout, rotary_dim, offset)
 
 
 def own_function(function: Function) -> Function:
-    """Return the model's own function where the package kernels has put a module in its place.
-
-    The ``forward`` of such a module may be a kernel for a GPU.
-    """
-    if isinstance(function, torch.nn.Module):
+    """Return the model's own function where the package kernels has put a module in its place."""
+    if isinstance(function, torch.nn.Module):  # whose own forward may be a kernel for a GPU
         return functools.partial(type(function).forward, function)
     return function
 
 
-def recognize(name: str, function: Function, forms: Iterable[Format]) -> RecognizedRotation:
+def recognize(
+    name: str, function: Function, forms: Iterable[_formats.Format]
+) -> RecognizedRotation:
     """Return what a function does to random arrays; a RopeError if no layout does the same."""
     function = own_function(function)
     parameters = inspect.signature(function).parameters
-    unsqueeze_dim = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
+    unsqueeze = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
     names = tuple(parameters)
     arrays = 1 if names[1:2] == ("cos",) else 2
     slices = (True, False), (True, True), (False, False)  # partial, and then at which end
     for form, layout, heads_first, (partial, trailing), batch in itertools.product(
         forms, get_args(Layout), (True, False), slices, (True, False)
     ):
-        trial = RecognizedRotation(
-            names, arrays, form, layout, trailing, heads_first, unsqueeze_dim
-        )
+        trial = RecognizedRotation(names, arrays, form, layout, trailing, heads_first, unsqueeze)
         if _agrees(function, trial, partial, batch):
             return trial
-    msg = (
+    raise RopeError(
         f"cannot patch {name}: with tables like those of the model's rotary modules, it does not "
         "rotate in any known layout; patch(model, rotation=False) only makes the tables exact"
     )
-    raise RopeError(msg)
 
 
 def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch: bool) -> bool:
@@ -90,7 +82,7 @@ def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch:
 
 
 def rotate(
-    rotation: RecognizedRotation, xs: tuple[Any, ...], tables: Tables, axes: str, norm: Any = None
+    rotation: RecognizedRotation, xs: tuple[Any, ...], tables: _formats.Tables, axes: str, norm: Any = None
 ) -> tuple[torch.Tensor, ...]:
     cos, sin = _formats.read(tables, rotation.form)
     angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))

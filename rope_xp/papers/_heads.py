@@ -80,8 +80,7 @@ class CheckedArrays(NamedTuple):
     backend: Backend
     q: Array
     k: Array
-    v: Array
-    """k again where a function takes no v."""
+    v: Array  # k again where a function takes no v
 
 
 def check_arrays(*, same_tokens: bool = False, **arrays: Any) -> CheckedArrays:
@@ -103,17 +102,15 @@ def check_mask(arrays: CheckedArrays, mask: Any, shape: tuple[int, ...], axes: s
     backend = arrays.backend
     check_library(backend, "q", arrays.q, "mask", mask)
     if backend.dtype_name(mask) != "bool":
-        msg = (
+        raise TypeError(
             f"mask is {messages.describe(backend, mask)}; it must be boolean, True for tokens to "
             "attend to. For a mask that is added to scores, pass mask == 0"
         )
-        raise TypeError(msg)
     if not can_broadcast(tuple(mask.shape), shape):
-        msg = (
+        raise RopeError(
             f"mask has shape {tuple(mask.shape)}; it must broadcast to {axes} = {shape}. Add a "
             "missing axis with None in an index"
         )
-        raise RopeError(msg)
 
 
 def rotate(
@@ -125,11 +122,10 @@ def rotate(
         return rope.apply(q, k, positions, k_positions=k_positions)
     for argument, value in (("positions", positions), ("k_positions", k_positions)):
         if value is not None:
-            msg = (
+            raise RopeError(
                 f"{argument} needs a rope, as nothing is rotated without one; pass "
                 f"rope=rope_xp.RoPE(), or leave {argument} away"
             )
-            raise RopeError(msg)
     return q, k
 
 

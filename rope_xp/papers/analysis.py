@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rope_xp._arguments import fields
-from rope_xp._arguments.fields import slice_of
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp.rope import RoPE
 
 __all__ = ["decay_bound", "max_distance", "score_curve", "turns"]
 
-_BLOCK = 2**19
-"""Angles at once: 4 MiB, and some copies of that."""
+_BLOCK = 2**19  # angles at once: 4 MiB, and some copies of that
 _TURN = Fraction("6.28318530717958647692528676655900576839433879875021")
 
 
@@ -189,12 +187,10 @@ def _check_frequencies(rope: RoPE, head_dim: int) -> NDArray[np.float64]:
 def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" and array.size:  # an empty list has no dtype of its own
-        msg = f"{name} must hold integers or floats; got {array.dtype}"
-        raise TypeError(msg)
+        raise TypeError(f"{name} must hold integers or floats; got {array.dtype}")
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
-        msg = f"{name} must be finite; got {array[~np.isfinite(array)][0]} among them"
-        raise RopeError(msg)
+        raise RopeError(f"{name} must be finite; got {array[~np.isfinite(array)][0]} among them")
     return array
 
 
@@ -210,7 +206,7 @@ def _check_vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray
 
 def _complex_pairs(rope: RoPE, x: NDArray[np.float64]) -> NDArray[np.complex128]:
     """Return the rotated pairs of a vector as complex numbers."""
-    r, offset = slice_of(rope, len(x))
+    r, offset = fields.slice_of(rope, len(x))
     rotated = x[offset : offset + r]
     first, second = rotated.reshape(2, -1) if rope.layout == "half" else rotated.reshape(-1, 2).T
     return np.asarray(first + 1j * second)

@@ -6,8 +6,7 @@ int64, in jax int32. All raise RopeError if a number is not an integer or is out
 array has the wrong axes or dtype.
 """
 
-from rope_xp.positions._mrope import mrope, mrope_from_ids
-from rope_xp.positions._patches import grid, text, video
+from rope_xp.positions._patches import grid, mrope, mrope_from_ids, text, video
 from rope_xp.positions._sequences import offsets, packed, zigzag
 
 __all__ = ["grid", "mrope", "mrope_from_ids", "offsets", "packed", "text", "video", "zigzag"]

@@ -1,9 +1,11 @@
 """Positions of patches of images and videos, and of text in the same sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp.positions import _values as values
@@ -129,8 +131,117 @@ def text(
     steps = np.zeros((components, 1), np.int64)
     for axis in range(components) if along is None else along:
         if not 0 <= values.to_int("along", axis) < components:
-            msg = f"along holds component {axis}; it must be from 0 to {components - 1}"
-            raise RopeError(msg)
+            raise RopeError(f"along holds component {axis}; it must be from 0 to {components - 1}")
         steps[axis] = 1
     starts = values.per_axis("start", start, components)
     return values.to_library(starts + steps * np.arange(tokens), xp, device)
+
+
+def mrope(
+    spans: Sequence[int | Sequence[int]],
+    *,
+    start: int = 0,
+    interval: float = 1.0,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+) -> Array:
+    """Return the time, height and width of tokens of text, images and videos in one sequence.
+
+    Text tokens have three equal components. An image or video has the cells of its grid, starting
+    at the next position after the text. The next span starts after the larger of height and width,
+    regardless of the number of frames, as in transformers 5. Wang et al., "Qwen2-VL", arXiv
+    2409.12191, section 2.1.
+
+    Parameters
+    ----------
+    spans : sequence
+        A number of text tokens, or (frames, height, width) of an image or video, in merged patches.
+        An image has one frame.
+    start : int, default 0
+        Position of the first token.
+    interval : float, default 1.0
+        Distance between frames of all videos, before rounding down. Qwen2.5-VL has
+        ``tokens_per_second`` times the seconds per frame.
+    xp, device
+        As for :func:`video`.
+
+    Returns
+    -------
+    array, (3, tokens)
+        Components (time, height, width).
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> positions.mrope([2, (1, 2, 2), 1]).tolist()
+    [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
+    """
+    numbers.check_positive("interval", interval)
+    start = values.to_int("start", start)
+    parts = [np.empty((3, 0), np.int64)]
+    for i, span in enumerate(spans):
+        if not isinstance(span, Sequence | np.ndarray):
+            shape: int | tuple[int, ...] = values.check_count(f"spans[{i}]", span)
+        elif len(span) == 3:
+            shape = tuple(span)
+        else:
+            msg = f"spans[{i}] must be a number of tokens or (frames, height, width); got {span!r}"
+            raise RopeError(msg)
+        cells, length = values.index_span(shape, (interval,))
+        parts.append(start + cells)
+        start += length
+    return values.to_library(np.concatenate(parts, axis=1), xp, device)
+
+
+def mrope_from_ids(
+    ids: Any,
+    grids: Mapping[str, Any],
+    config: object,
+    *,
+    xp: Namespace | None = None,
+    device: Device | None = None,
+) -> Array:
+    """Return the time, height and width of tokens, from the output of a processor.
+
+    Equal to ``get_rope_index`` of transformers 5 for all models that have it: the Qwen-VL,
+    Qwen-Omni, GLM-V, Ernie-VL, Cosmos 3, PaddleOCR-VL and Cohere Compass families, GLM-Image,
+    HunYuan-VL and MiniCPM-V 4.7. Audio among the tokens of a Qwen-Omni video belongs to the video.
+    Raises RopeError if grids and tokens do not match, and RopeConfigError for other models.
+
+    Parameters
+    ----------
+    ids : array or sequence, (tokens,) or (batch, tokens)
+        Integers in host memory: token ids, ``input_ids``.
+    grids : mapping
+        The output of the processor. These entries are read: ``image_grid_thw`` and
+        ``video_grid_thw``, (n, 3) integers: frames, height and width in patches before merging, for
+        all images and videos of the batch in order; ``second_per_grid_ts`` or
+        ``video_second_per_grid``, (videos,), for models that count time; ``attention_mask``, like
+        ids, 0 for padding; ``mm_token_type_ids``, like ids, if token ids do not determine the
+        types; ``images_per_sample`` for GLM-Image; ``target_sizes``, ``target_sizes_videos`` and
+        ``downsample_mode`` for MiniCPM-V 4.7.
+    config : dict, path or object with ``to_dict()``
+        The whole configuration of the model, as in :func:`rope_xp.from_hf_config`.
+    xp, device
+        As for :func:`video`.
+
+    Returns
+    -------
+    array, (3, tokens) or (3, batch, tokens)
+        Components (time, height, width); padding is 0 or as in the model. float32 for
+        Qwen3-Omni, whose frames may have fractional positions. The next token of a sequence has
+        its largest position plus one. HunYuan-VL has as many components as ``mrope_section``:
+        (width, height, image) or (token, width, height, image).
+
+    Examples
+    --------
+    >>> from rope_xp import positions
+    >>> config = {"model_type": "qwen2_vl", "image_token_id": 9}
+    >>> config["vision_config"] = {"spatial_merge_size": 2}
+    >>> image = {"image_grid_thw": [[1, 4, 4]]}  # 2 by 2 merged patches
+    >>> positions.mrope_from_ids([5, 6, 9, 9, 9, 9, 7], image, config).tolist()
+    [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
+    """
+    from rope_xp.positions import _rope_index  # few programs need it
+
+    return values.to_library(_rope_index.get_rope_index(ids, grids, config), xp, device)

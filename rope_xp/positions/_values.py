@@ -12,8 +12,7 @@ from rope_xp._core.typing import Array, Device, Namespace
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
 
-Numbers: TypeAlias = float | Sequence[float]
-"""One number for all axes, or one for each axis."""
+Numbers: TypeAlias = float | Sequence[float]  # one number for all axes, or one for each axis
 
 
 def to_host(name: str, values: Any) -> np.ndarray:
@@ -91,10 +90,8 @@ def to_library(array: np.ndarray, xp: Namespace | None, device: Device | None) -
 
 def to_integers(name: str, values: Any) -> tuple[Backend, Any]:
     """Return integers with one axis as an array, and its backend."""
-    backend = parse.find_owner(values)
-    if backend is None:
-        values = np.asarray(values)
-        backend = find.require_backend(values, name)
+    values = np.asarray(values) if parse.find_owner(values) is None else values
+    backend = find.require_backend(values, name)
     dtype = backend.dtype_name(values)
     if values.ndim != 1 or not dtype.startswith(("int", "uint")):
         msg = f"{name} must have one axis and integers; got {dtype} of {tuple(values.shape)}"

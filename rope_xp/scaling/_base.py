@@ -127,23 +127,12 @@ def check_scaling(scaling: Any) -> None:
 
 
 def _may_be_unhashable(value: object) -> bool:
-    """Return whether to call hash, which torch.compile (seen in torch 2.11) cannot trace.
-
-    It need not raise then: a dataclass may leave a field out of its hash, or define its own.
-    """
+    """Return whether to call hash, which torch.compile (seen in torch 2.11) cannot trace."""
+    # It need not raise then: a dataclass may leave a field out of its hash, or define its own.
     members: Any = value if isinstance(value, tuple) else ()
     if dataclasses.is_dataclass(value):
         members = numbers.get_attributes(value).values()
     return type(value).__hash__ is None or any(map(_may_be_unhashable, members))
-
-
-def check_fixed(scaling: Any, fixed: Any, n: int) -> None:
-    """Check that ``for_length`` returned a scaling: None would drop it."""
-    if fixed is None:
-        raise RopeError(
-            f"{type(scaling).__name__}.for_length({n}) returned None; it must return a scaling, "
-            f"itself if it does not depend on the length; got {scaling!r}"
-        )
 
 
 def check_components(scaling: Any, position_axes: tuple[int, ...] | None) -> None:
@@ -154,13 +143,4 @@ def check_components(scaling: Any, position_axes: tuple[int, ...] | None) -> Non
             f"scaling has frequencies for {components} components of a position, but position_axes "
             f"is None, so all pairs would read the same one; got {scaling!r}. Use "
             "RoPE.axial(sections), which sets both, or pass position_axes"
-        )
-
-
-def check_frequencies(scaling: Any, frequencies: NDArray[np.float64], pairs: int) -> None:
-    """Check the shape and values of scaled frequencies."""
-    if frequencies.shape != (pairs,) or not np.isfinite(frequencies).all():
-        raise RopeError(
-            f"scaling {scaling!r} must return {pairs} finite frequencies, one per pair; got shape "
-            f"{frequencies.shape}: {frequencies}"
         )

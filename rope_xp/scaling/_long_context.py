@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,8 +143,8 @@ class LongRoPE(Scaling):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_items(_check_factor, "short_factor", "pair")
-        self._check_items(_check_factor, "long_factor", "pair")
+        self._check_items(numbers.check_positive, "short_factor", "pair")
+        self._check_items(numbers.check_positive, "long_factor", "pair")
         trained = "original_max_position_embeddings"
         self._check(numbers.check_positive_int, trained, "max_position_embeddings", "length")
         numbers.check_greater(f"LongRoPE.{trained}", getattr(self, trained), "", 1)
@@ -177,12 +176,8 @@ class LongRoPE(Scaling):
                 f"{rotary_dim} rotated components have {rotary_dim // 2} pairs. Set "
                 "RoPE.rotary_dim if only part of a head is rotated"
             )
-        return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors))
+        return np.asarray(inverse_frequencies(base, rotary_dim) / np.array(divisors, np.float64))
 
     def for_length(self, n: int) -> "LongRoPE":
         """Return the scaling fixed for a context of n tokens."""
         return replace(self, length=n)
-
-
-def _check_factor(name: str, value: Any) -> float:
-    return float(numbers.check_positive(name, value))

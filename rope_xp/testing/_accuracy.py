@@ -1,7 +1,5 @@
 """Measure the error of a function by position, and find its cause."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +10,7 @@ from rope_xp.testing._box import CallRefused, Complex, Floats
 from rope_xp.testing._pairs import RotatedArray
 from rope_xp.testing._rounding import PRODUCT, find_cause
 
-CONTEXTS = (128, 4096, 131_072, 1_048_576)
-"""Context lengths for which errors are reported."""
+CONTEXTS = (128, 4096, 131_072, 1_048_576)  # context lengths for which errors are reported
 _WRONG = 1e-2
 _LARGEST = 1 << 20
 
@@ -21,14 +18,11 @@ _LARGEST = 1 << 20
 class Accuracy(NamedTuple):
     """The errors of one array."""
 
-    error: dict[int, float]
-    """The maximum error of cos and sin in each context; inf where positions are rejected."""
-    passes: int | None
-    """The first position that was tried with an error above 1e-2."""
+    error: dict[int, float]  # the maximum of cos and sin in each context; inf where it is rejected
+    passes: int | None  # the first position that was tried with an error above 1e-2
     notes: tuple[str, ...]
     fault: str | None
-    explained: bool
-    """Whether the fault names the cause of the errors."""
+    explained: bool  # whether the fault names the cause of the errors
 
 
 class ArrayRotation(NamedTuple):
@@ -37,10 +31,8 @@ class ArrayRotation(NamedTuple):
     rope: RoPE
     array: RotatedArray
     angles: MeasuredAngles
-    frequencies: Floats
-    """Exact ones, of the pairs that move."""
-    measured: Floats
-    """Frequencies of all pairs of the slice."""
+    frequencies: Floats  # exact ones, of the pairs that move
+    measured: Floats  # frequencies of all pairs of the slice
     notes: list[str]
     faults: list[str]
 

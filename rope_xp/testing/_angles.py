@@ -1,7 +1,5 @@
 """Measure the angles of pairs, and whether they depend on more than a token's position."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,16 +15,14 @@ _SAME = 1e-5
 _FAR = 1000
 _TOKENS = "the number of tokens of a call"
 _LONGEST = {"the largest position of a call": 1 << 17, _TOKENS: 1 << 13}
-_EXACT = 5e-7
-"""Error of cos and sin in float32: a rounding or two."""
+_EXACT = 5e-7  # error of cos and sin in float32: a rounding or two
 
 
 class LengthDependence(NamedTuple):
     """How angles depend on the length of a call: its largest position, or its token count."""
 
     quantity: str
-    trained: int
-    """Up to which length angles are those of a short call."""
+    trained: int  # up to which length angles are those of a short call
 
     def read(self, array: RotatedArray, positions: Sequence[int], n: int) -> Complex:
         """Return the turns of positions in a call of length n."""
@@ -84,19 +80,13 @@ def find_last(holds: Callable[[int], bool], low: int, high: int) -> int:
 class MeasuredAngles(NamedTuple):
     """The angles of the pairs of one array."""
 
-    frequencies: Floats
-    """Radians per position of the pairs that move, not negative."""
-    uncertainty: Floats
-    """Relative, of each frequency."""
+    frequencies: Floats  # radians per position of the pairs that move, not negative
+    uncertainty: Floats  # relative, of each frequency
     sign: int
-    offset: float
-    """Added to positions."""
-    swapped: bool
-    """Whether cos and sin are taken for each other."""
-    factor: float
-    """Of cos and sin."""
-    position_axes: Indices | None
-    """The component of positions that each pair reads; None where positions have one."""
+    offset: float  # added to positions
+    swapped: bool  # whether cos and sin are taken for each other
+    factor: float  # of cos and sin
+    position_axes: Indices | None  # the component that each pair reads; None where there is one
 
     def normalize(self, turns: Complex) -> Complex:
         """Return cos + i sin without the factor, the negative sign and the swap."""

@@ -1,7 +1,5 @@
 """A black box: a function of any array library, called and read with numpy arrays."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import sys
@@ -60,10 +58,8 @@ class BlackBox:
     """A function, and how to call it."""
 
     function: Function
-    tables: Function | None
-    """From positions to what follows the arrays; None where positions do."""
-    names: str
-    """Of the arrays that it takes: q, qk or qkv."""
+    tables: Function | None  # from positions to what follows the arrays; None where positions do
+    names: str  # of the arrays that it takes: q, qk or qkv
     axes: str
     head_dim: int
     heads: int
@@ -95,11 +91,8 @@ class BlackBox:
     def call(
         self, arguments: list[Array], positions: ArrayLike
     ) -> tuple[tuple[Array, ...], list[Floats]]:
-        """Return the function's results, and their values; raise CallRefused if that fails.
-
-        Positions are (tokens,), (components, tokens) or (components, batch, tokens).
-        """
-        p = np.asarray(positions)
+        """Return the function's results, and their values; raise CallRefused if that fails."""
+        p = np.asarray(positions)  # (tokens,), (components, tokens) or (components, batch, tokens)
         p = p if p.ndim > 2 else p[..., None, :]
         batch = arguments[0].shape[self.axes.index("b")]
         p = np.broadcast_to(p, (self.components, batch, p.shape[-1]))

@@ -1,7 +1,5 @@
 """Compare a rotation with a RoPE: two ropes by their fields, a function by random calls."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,11 +55,9 @@ class _Call(NamedTuple):
     """A call with random vectors, (batch, heads, tokens, head_dim), and its results."""
 
     arrays: list[Floats]
-    positions: NDArray[np.int64]
-    """(components, batch, tokens)"""
+    positions: NDArray[np.int64]  # (components, batch, tokens)
     results: list[Floats]
-    overwritten: list[str]
-    """Names of arrays that the function overwrites while it returns others."""
+    overwritten: list[str]  # names of arrays that the function overwrites while it returns others
 
 
 def find_problems(
@@ -72,13 +68,10 @@ def find_problems(
     *,
     whole: bool = False,
 ) -> Iterator[Problem]:
-    """Yield the errors of a function in random calls at positions (n,) or (components, n).
-
-    Each call has vectors and an order of positions of its own, from a fixed seed. With ``whole``
-    the first has all positions.
-    """
+    """Yield the errors of a function in random calls at positions (n,) or (components, n)."""
     line, rope = np.asarray(positions), fix_length(rope, box.head_dim)
     p = line if line.ndim > 1 else np.stack([np.roll(line, c) for c in range(box.components)])
+    # Each call has vectors and an order of positions of its own; "whole" adds one with all.
     for batch, tokens in [(1, p.shape[1])] * whole + _CALLS:
         try:
             call = _call_randomly(box, p, batch, tokens)
@@ -168,5 +161,4 @@ def _bound_errors(box: BlackBox, rope: RoPE, positions: NDArray[np.int64]) -> Fl
     ones, sin = np.ones((1, box.head_dim)), np.zeros_like(frequencies)
     scaled = np.asarray(rope.with_tables(1.0 + frequencies, sin).rotate(ones, axes="sd"))
     angles = np.abs(positions).max(axis=0)[:, None, :, None] * (scaled - 1.0)
-    relative = 16 * box.eps + PRODUCT * angles
-    return np.asarray(max(1.0, rope.attention_factor) * relative + 1e-6)
+    return np.asarray(max(1.0, rope.attention_factor) * (16 * box.eps + PRODUCT * angles) + 1e-6)

@@ -1,7 +1,5 @@
 """Fit a base and a scaling to measured angles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

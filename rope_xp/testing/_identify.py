@@ -170,12 +170,10 @@ def assert_rotates(
         return
     try:
         result = _identify_box(box)
-        differences = list_differences(result.rope, rope, head_dim)
-        reasons = [*differences, *result.faults, *result.notes]
+        reasons = [*list_differences(result.rope, rope, head_dim), *result.faults, *result.notes]
     except RopeError as error:
         reasons = [str(error)]
-    reasons = reasons or ["the cause is unknown"]
-    lines = "".join(f"\n- {reason}" for reason in reasons)
+    lines = "".join(f"\n- {reason}" for reason in reasons or ["the cause is unknown"])
     raise AssertionError(f"the function does not rotate as {rope}: {problem.message}{lines}")
 
 

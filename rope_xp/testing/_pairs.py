@@ -1,7 +1,5 @@
 """Find the pairs that a function rotates, from its matrix at a few positions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, get_args
 
@@ -28,12 +26,9 @@ class RotatedArray(NamedTuple):
     layout: Layout
     rotary_dim: int
     rotary_offset: int
-    pairs: Indices
-    """The two components that a pair is read from, and the two it is written to, (pairs, 4)."""
-    indices: Indices
-    """The index of each pair's frequency; those of pairs that stand still are missing."""
-    standing: float
-    """What unrotated components are multiplied by."""
+    pairs: Indices  # the two components that each is read from, and written to, (pairs, 4)
+    indices: Indices  # of each pair's frequency; those of pairs that stand still are missing
+    standing: float  # what unrotated components are multiplied by
 
     def read(self, positions: ArrayLike) -> Complex:
         """Return the function's cos + i sin of each pair, (tokens, pairs)."""

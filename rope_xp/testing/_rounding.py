@@ -1,7 +1,5 @@
 """Simulate angles with a rounded step, to find which rounding explains their errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Find the base and the scaling that frequencies follow, as far as they determine them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math
@@ -23,8 +21,7 @@ _BASES = (10000.0, 500000.0, 1000000.0)
 _TRAINED = (*(1 << k for k in range(7, 23)), *(3 << k for k in range(7, 21)), 1000, 2000, 4000)
 """Common trained lengths."""
 
-Rule = tuple[float, Scaling | None]
-"""A base and a scaling."""
+Rule = tuple[float, Scaling | None]  # a base and a scaling
 
 
 class FrequencySeries(NamedTuple):
@@ -52,11 +49,8 @@ def compute_frequencies(base: float, scaling: Scaling | None, rotary_dim: int) -
 def find_nearest(
     series: FrequencySeries, loose: float = 0.0, *, plain: bool = False
 ) -> Rule | None:
-    """Return base and scaling, the simplest that fit, or None.
-
-    ``loose`` is a relative error of frequencies, besides their uncertainty and float32 rounding.
-    With ``plain``, base and factor must have four digits or fewer.
-    """
+    """Return base and scaling, the simplest that fit, of four digits at most if plain; or None."""
+    # "loose" is a relative error of frequencies, besides their uncertainty and float32 rounding.
     # Rounding of numbers, tolerance of frequencies, and whether numbers must be short: a base of
     # few digits is likelier than one that fits some bits better.
     passes = [(_FLOAT32 + loose, _FLOAT32 + loose, True)]

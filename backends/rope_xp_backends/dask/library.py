@@ -140,8 +140,7 @@ def _build_table(name: str, *table_key: Any) -> Any:
 def _compute_tables(source: AngleSource, *positions: Array) -> Array:
     """Return cos and sin of a block of positions, as one array (2, ..., r/2) on its device."""
     backend = find.require_backend(positions[0], POSITIONS)
-    lookup = add_arrays(source, iter(positions), positions[0])
-    return backend.xp.stack(cos_sin(backend, lookup))
+    return backend.xp.stack(cos_sin(backend, add_arrays(source, iter(positions), positions[0])))
 
 
 def remove_arrays(source: AngleSource) -> AngleSource:

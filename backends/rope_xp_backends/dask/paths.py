@@ -96,12 +96,11 @@ def rotate_block(
     for array, axes in zip(arrays, fits, strict=True):  # lengths may have been unknown
         lengths = zip(array.shape, axes, strict=True)
         if any(axis is not None and n != x.shape[axis] for n, axis in lengths):
-            msg = (
+            raise RopeError(
                 f"a block of shape {tuple(x.shape)} meets a block of positions or tables of "
                 f"shape {tuple(array.shape)}, which does not fit; what was selected from one was "
                 "not selected from the other"
             )
-            raise RopeError(msg)
     backend = find.require_backend(x, "a block")
     call = Call(backend, (x,), (add_arrays(source, iter(arrays), x),), None, spec, norm)
     with choose.use_path(None):  # a forced path is one of dask
@@ -128,12 +127,11 @@ def _rechunk(table: Array, index: tuple[int, ...], x: Array) -> Array:
             new = x.chunks[i]
         if any(isinstance(n, float) for n in (*old, *new)):
             if len(old) != len(new):
-                msg = (
+                raise RopeError(
                     f"positions or tables have {len(old)} chunks along an axis where "
                     f"{ROTATED} has {len(new)}, and it is not known how long they are; call "
                     "compute_chunk_sizes() on both first"
                 )
-                raise RopeError(msg)
             continue
         chunks[axis] = new
     return table if tuple(chunks) == table.chunks else table.rechunk(tuple(chunks))

@@ -10,8 +10,7 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp.papers import _heads
 from rope_xp.rope import Positions, RoPE
 
-_CHUNK = 128
-"""Tokens whose products are held at once; causal attention keeps a square of them."""
+_CHUNK = 128  # tokens whose products are held at once; causal attention keeps a square of them
 
 _Map: TypeAlias = Callable[[Array], Array]
 FeatureMap: TypeAlias = Literal["elu", "softmax"] | tuple[_Map, _Map]
@@ -66,11 +65,18 @@ def linear_attention(
     plain_q = _apply_map(backend, "phi", phi, arrays.q, ...)
     plain_k = _apply_map(backend, "varphi", varphi, arrays.k, plain_q.shape[-1])
     rotated_q, rotated_k = _heads.rotate(rope, plain_q, plain_k, positions)
-    operands = (
+    rotated_q, rotated_k, plain_q, plain_k, values = (
         _heads.swap_tokens_and_heads(xp, _heads.repeat_heads(xp, x, arrays.q.shape[-2]))
         for x in (rotated_q, rotated_k, plain_q, plain_k, arrays.v)
     )
-    result = _heads.swap_tokens_and_heads(xp, _attend(backend, causal, *operands))
+    if causal:
+        above = _sum_prefixes(backend, rotated_q, rotated_k, values)
+        below = _sum_prefixes(backend, plain_q, plain_k, xp.ones_like(plain_k[..., :1]))
+    else:
+        above = xp.matmul(rotated_q, xp.matmul(xp.matrix_transpose(rotated_k), values))
+        total = xp.sum(plain_k, axis=-2, keepdims=True, dtype=values.dtype)
+        below = xp.sum(plain_q * total, axis=-1, keepdims=True, dtype=values.dtype)
+    result = _heads.swap_tokens_and_heads(xp, _heads.divide(xp, above, below))
     return _heads.cast_like(xp, result, q)
 
 
@@ -91,11 +97,10 @@ def _feature_maps(xp: Namespace, feature_map: Any, causal: bool) -> tuple[_Map, 
         if feature_map != "softmax":
             raise RopeError(expected)
         if causal:
-            msg = (
+            raise RopeError(
                 "feature_map='softmax' takes a softmax of k over all tokens, even later ones, so "
                 "it cannot be causal; use 'elu', or functions of single tokens"
             )
-            raise RopeError(msg)
         return partial(_heads.softmax, xp, axis=-1), partial(_heads.softmax, xp, axis=-3)
     is_pair = isinstance(feature_map, Sequence) and len(feature_map) == 2
     if not is_pair or not all(map(callable, feature_map)):
@@ -113,26 +118,9 @@ def _apply_map(backend: Backend, name: str, function: _Map, x: Array, features: 
     return backend.xp.astype(result, x.dtype, copy=False)
 
 
-def _attend(
-    backend: Backend, causal: bool, q: Array, k: Array, plain_q: Array, plain_k: Array, v: Array
-) -> Array:
-    """Return linear attention of arrays (batch..., heads, tokens, d)."""
-    xp = backend.xp
-    if causal:
-        above = _sum_prefixes(backend, q, k, v)
-        below = _sum_prefixes(backend, plain_q, plain_k, xp.ones_like(plain_k[..., :1]))
-    else:
-        above = xp.matmul(q, xp.matmul(xp.matrix_transpose(k), v))
-        total = xp.sum(plain_k, axis=-2, keepdims=True, dtype=v.dtype)
-        below = xp.sum(plain_q * total, axis=-1, keepdims=True, dtype=v.dtype)
-    return _heads.divide(xp, above, below)
-
-
 def _sum_prefixes(backend: Backend, q: Array, k: Array, v: Array) -> Array:
-    """Return the sum of (q_m k_n) v_n over n <= m for each token m, in chunks of tokens.
-
-    Within its chunk a token takes the quadratic form; one sum of k v^T stands for earlier chunks.
-    """
+    """Return the sum of (q_m k_n) v_n over n <= m for each token m, in chunks of tokens."""
+    # Within its chunk a token takes the quadratic form; one sum of k v^T stands for earlier chunks.
     xp, tokens = backend.xp, q.shape[-2]
     state: Array | None = None
     parts = []

@@ -47,14 +47,11 @@ def t5_buckets(
     [15, 10, 2, 0, 18, 26]
     """
     edges, offset = _bucket_edges(num_buckets, max_distance, bidirectional)
-    backend = parse.find_owner(relative)
-    if backend is None:
-        relative = np.asarray(relative)
-        backend = find.require_backend(relative, "relative")
+    relative = np.asarray(relative) if parse.find_owner(relative) is None else relative
+    backend = find.require_backend(relative, "relative")
     dtype = backend.dtype_name(relative)
     if dtype not in INTEGERS:
-        msg = f"relative must hold integers (tokens); got {dtype}"
-        raise TypeError(msg)
+        raise TypeError(f"relative must hold integers (tokens); got {dtype}")
     return _assign_buckets(backend, backend.integers(relative), edges, offset)
 
 
@@ -156,12 +153,7 @@ def _bias(operands: _operands.Operands, bias: Any, max_distance: int, bidirectio
 def _bucket_edges(
     num_buckets: int, max_distance: int, bidirectional: bool
 ) -> tuple[list[int], int]:
-    """Return the least distance of each bucket but the first, and the first for later keys or 0.
-
-    Half of the buckets hold one distance each, 0 to e - 1. Bucket e + i begins where
-    ``log(n / e) / log(max_distance / e) * steps`` reaches i, that is where
-    ``n**steps * e**i >= max_distance**i * e**steps``.
-    """
+    """Return the least distance of each bucket but the first, and the first for later keys or 0."""
     numbers.check_positive_int("num_buckets", num_buckets)
     numbers.check_positive_int("max_distance", max_distance)
     buckets = num_buckets // 2 if bidirectional else num_buckets
@@ -171,11 +163,13 @@ def _bucket_edges(
         raise RopeError(msg)
     e = buckets // 2
     if not e < max_distance < 2**31:
-        msg = (
+        raise RopeError(
             f"max_distance must exceed the {e} distances with their own bucket of num_buckets = "
             f"{num_buckets}, and be below 2**31; got {max_distance}"
         )
-        raise RopeError(msg)
+    # Half of the buckets hold one distance each, 0 to e - 1. Bucket e + i begins where
+    # log(n / e) / log(max_distance / e) * steps reaches i, that is where
+    # n**steps * e**i >= max_distance**i * e**steps.
     edges, steps = [*range(1, e + 1)], buckets - e
     for i in range(1, steps):
         n = round(e * (max_distance / e) ** (i / steps))  # the edge or the distance before it

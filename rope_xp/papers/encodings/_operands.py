@@ -13,23 +13,17 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation.angles import with_axes
 from rope_xp.papers import _heads
 
-FARTHEST = 2**31 - 1
-"""The largest distance, in tokens, that int32 holds."""
+FARTHEST = 2**31 - 1  # the largest distance, in tokens, that int32 holds
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Queries and keys in the dtype of the arithmetic, and their distances.
-
-    Attention weights (batch..., heads, q tokens, k tokens) and values may take their places.
-    """
+    """Queries and keys in the dtype of the arithmetic, and their distances."""
 
     backend: Backend
-    q: Array
-    k: Array
-    """Grouped keys are repeated, one for each head of q."""
-    distances: Array
-    """Positions of queries less those of keys; int32 distances saturate at ``FARTHEST``."""
+    q: Array  # or attention weights, (batch..., heads, q tokens, k tokens)
+    k: Array  # or values; grouped ones are repeated, one for each head of q
+    distances: Array  # of queries less keys; those of int32 saturate at FARTHEST
     first_name: str
     scale: float
 
@@ -55,10 +49,8 @@ class Operands:
         return _heads.multiply_heads(self.xp, self.q if q is None else q, self.k)
 
     def multiply_rows(self, q: Array, rows: Array) -> Array:
-        """Return q . row, (batch..., heads, q tokens, k tokens).
-
-        All heads share the rows (..., q tokens, k tokens, components).
-        """
+        """Return q . row, (batch..., heads, q tokens, k tokens)."""
+        # All heads share the rows (..., q tokens, k tokens, components).
         products = self.xp.matmul(q, self.xp.matrix_transpose(rows))
         return _heads.swap_tokens_and_heads(self.xp, products)
 
@@ -72,10 +64,8 @@ class Operands:
     def take_clipped(
         self, name: str, table: Any, axes: str, *shapes: tuple[Any, ...], symmetric: bool = True
     ) -> Array:
-        """Return the entry of each distance, clipped to the entries of a parameter.
-
-        Those are for -clip to clip, or -clip to clip - 1 if not symmetric.
-        """
+        """Return the entry of each distance, clipped to the entries of a parameter."""
+        # Those are for -clip to clip, or -clip to clip - 1 if not symmetric.
         table = self.parameter(name, table, axes, *shapes)
         entries = table.shape[0]
         if entries % 2 != symmetric:
@@ -83,8 +73,7 @@ class Operands:
             msg = f"{name} has {entries} entries on its first axis; it must have {count} number"
             raise RopeError(msg)
         clip = entries // 2
-        index = self.xp.clip(self.distances, -clip, entries - 1 - clip) + clip
-        return self.take(table, index)
+        return self.take(table, self.xp.clip(self.distances, -clip, entries - 1 - clip) + clip)
 
     def finish(self, q: ArrayT, scores: Array, bias: Array | None = None) -> ArrayT:
         """Return scaled scores, and a bias that is not scaled, in the dtype of q."""
@@ -133,11 +122,8 @@ def check_operands(positions: Any, k_positions: Any, scale: float = 1.0, **array
 def _resolve(
     backend: Backend, first: str, like: Array, argument: str, positions: Any, shape: tuple[int, ...]
 ) -> Array:
-    """Return integer positions with as many axes as a shape, to which they broadcast.
-
-    The last axis is whole. None counts from 0.
-    """
-    if positions is None:
+    """Return integer positions with as many axes as a shape; all but the last may be broadcast."""
+    if positions is None:  # count from 0
         return with_axes(backend.arange(shape[-1], backend.device(like)), len(shape))
     owner = parse.find_owner(positions)
     if owner is not None and owner is not backend and owner.name != "numpy":
@@ -148,11 +134,10 @@ def _resolve(
         raise TypeError(msg)
     lengths = tuple(integers.shape)
     if not _heads.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):
-        msg = (
+        raise RopeError(
             f"{argument} has shape {lengths}; it must be (tokens,) = {shape[-1:]}, or broadcast to "
             f"(batch..., tokens) = {shape}"
         )
-        raise RopeError(msg)
     whole = (*lengths[:-1], shape[-1])
     if lengths != whole:
         integers = backend.xp.broadcast_to(integers, whole)

@@ -118,5 +118,4 @@ def transformer_xl(
 def _check_dim(name: str, dim: int) -> None:
     numbers.check_positive_int(name, dim)
     if dim % 2:
-        msg = f"{name} must be even, a sine and a cosine for each frequency; got {dim}"
-        raise RopeError(msg)
+        raise RopeError(f"{name} must be even, a sine and a cosine for each frequency; got {dim}")

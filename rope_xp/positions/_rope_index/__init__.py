@@ -1,13 +1,14 @@
 """Positions of M-RoPE from token ids, equal to ``get_rope_index`` of transformers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rope_xp._core.errors import RopeError
 from rope_xp.positions._rope_index.canvases import HunYuanIndexer, MiniCPMIndexer
-from rope_xp.positions._rope_index.indexer import Indexer, find_model
+from rope_xp.positions._rope_index.indexer import find_model
 from rope_xp.positions._rope_index.spans import SpanIndexer
 from rope_xp.positions._values import to_host
 
@@ -22,11 +23,8 @@ def get_rope_index(ids: Any, inputs: Mapping[str, Any], config: object) -> np.nd
     if len(shape) not in (1, 2):
         raise RopeError(f"ids must be (tokens,) or (batch, tokens); got shape {shape}")
     rows = list(np.ndindex(shape[:-1]))
-    indexer: Indexer
-    if name in _INDEXERS:
-        indexer = _INDEXERS[name](keys, inputs)
-    else:
-        indexer = SpanIndexer(name, keys, inputs, len(rows))
+    build = _INDEXERS.get(name, partial(SpanIndexer, name, rows=len(rows)))
+    indexer = build(keys, inputs)
     types, mask = inputs.get("mm_token_type_ids"), inputs.get("attention_mask")
     types = to_host("mm_token_type_ids", indexer.token_types(token_ids) if types is None else types)
     mask = np.ones(shape, bool) if mask is None else to_host("attention_mask", mask) != 0

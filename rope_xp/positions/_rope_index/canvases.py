@@ -8,16 +8,8 @@ import numpy as np
 
 from rope_xp._core.errors import RopeConfigError, RopeError
 from rope_xp.hf._files import read_mapping
-from rope_xp.positions._rope_index.indexer import (
-    IMAGE,
-    TEXT,
-    VIDEO,
-    GridQueue,
-    Indexer,
-    need_key,
-    read_grids,
-    split_runs,
-)
+from rope_xp.positions._rope_index import indexer
+from rope_xp.positions._rope_index.indexer import IMAGE, TEXT, VIDEO, GridQueue, Indexer
 
 _MARKS = ("slice_start_id", "slice_end_id", "image_start_id", "image_end_id", "newline_id")
 
@@ -36,14 +28,15 @@ class HunYuanIndexer(Indexer):
                 f"height and the image; got {sections!r}"
             )
         self.components = len(sections)
-        merge = need_key(read_mapping(need_key(keys, "vision_config")), "spatial_merge_size")
-        grids = enumerate(read_grids(inputs, "image_grid_thw", merge))
+        vision = read_mapping(indexer.need_key(keys, "vision_config"))
+        merge = indexer.need_key(vision, "spatial_merge_size")
+        grids = enumerate(indexer.read_grids(inputs, "image_grid_thw", merge))
         self.queues = (GridQueue("image_grid_thw", grids),)
 
     def index_row(self, row: int, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
         """Return the positions (components, tokens) of a sequence."""
         positions = np.tile(np.arange(types.size), (self.components, 1))
-        for token_type, start, stop in split_runs(types):
+        for token_type, start, stop in indexer.split_runs(types):
             if token_type != IMAGE:
                 continue
             image, (_frames, height, width) = self.queues[0].take()
@@ -51,8 +44,7 @@ class HunYuanIndexer(Indexer):
             marks = stop - start - cells.shape[1]  # some processors put a token on either side
             if marks not in (0, 2):
                 hint = "; a newline token ends each row"
-                grid = height, width
-                raise self.queues[0].mismatch(grid, cells.shape[1], stop - start, hint)
+                raise self.queues[0].mismatch((height, width), cells.shape[1], stop - start, hint)
             inside = slice(start + marks // 2, stop - marks // 2)
             positions[-3, inside], positions[-2, inside] = cells[1], cells[0]
             positions[-1, inside] = image
@@ -76,7 +68,7 @@ class MiniCPMIndexer(Indexer):
         mode = inputs.get("downsample_mode") or keys.get("downsample_mode") or "16x"
         merge = 2 if mode == "4x" else 4
         self._grids = {
-            token_type: GridQueue(name, read_grids(inputs, name, merge, axes=2))
+            token_type: GridQueue(name, indexer.read_grids(inputs, name, merge, axes=2))
             for token_type, name in ((IMAGE, "target_sizes"), (VIDEO, "target_sizes_videos"))
         }
         self.queues = (*self._grids.values(),)
@@ -99,12 +91,12 @@ class MiniCPMIndexer(Indexer):
 
     def _split_frames(self, ids: np.ndarray, types: np.ndarray) -> list[_Frame]:
         frames: list[_Frame] = []
-        for token_type, start, stop in split_runs(types):
+        for token_type, start, stop in indexer.split_runs(types):
             if token_type == TEXT:
                 continue
             if token_type not in self._grids:
                 raise RopeError(f"mm_token_type_ids must be 0, 1 or 2; got {token_type}")
-            self._marks = [need_key(self._keys, name) for name in _MARKS]
+            self._marks = [indexer.need_key(self._keys, name) for name in _MARKS]
             if start == 0:
                 raise RopeError("ids begin with an image; image_start_id comes before it")
             if frames and ids[start - 1] == self._marks[0]:
@@ -156,10 +148,8 @@ def _stretch_grid(grid: tuple[int, int], canvas: tuple[int, int]) -> np.ndarray:
 
 
 def _round_linspace(n: int, length: int) -> np.ndarray:
-    """Return n integers from 0 to length - 1, those of torch.linspace in float32, rounded.
-
-    It counts from either end to the middle, which decides the rounding of halves.
-    """
+    """Return n integers from 0 to length - 1, those of torch.linspace in float32, rounded."""
+    # It counts from either end to the middle, which decides the rounding of halves.
     i, last = np.arange(n, dtype=np.float32), np.float32(length - 1)
     step = last / np.float32(max(n - 1, 1))
     exact = np.where(i < n // 2, step * i, last - step * (np.float32(n - 1) - i))

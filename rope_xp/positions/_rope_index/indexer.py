@@ -98,11 +98,9 @@ class Indexer(ABC):
     """Counts the rows of a batch in order."""
 
     components: int = 3
-    padding: int = 0
-    """The position of padding."""
+    padding: int = 0  # the position of padding
     dtype: type = np.int64
-    queues: Sequence[GridQueue] = ()
-    """The grids of which each must have its tokens."""
+    queues: Sequence[GridQueue] = ()  # the grids of which each must have its tokens
 
     def __init__(self, keys: Mapping[str, Any]) -> None:
         self.token_ids = {

@@ -8,34 +8,19 @@ import numpy as np
 
 from rope_xp._core.errors import RopeError
 from rope_xp.hf._files import read_mapping
-from rope_xp.positions._rope_index.indexer import (
-    AUDIO,
-    IMAGE,
-    OMNI,
-    SEPARATE_FRAMES,
-    TEXT,
-    VIDEO,
-    GridQueue,
-    Indexer,
-    need_key,
-    read_grids,
-    split_runs,
-)
+from rope_xp.positions._rope_index import indexer
+from rope_xp.positions._rope_index.indexer import AUDIO, IMAGE, TEXT, VIDEO, GridQueue, Indexer
 from rope_xp.positions._values import index_span
 
-_AUDIO_IN_VIDEO = -1
-"""The type of runs with tokens of a video and of its audio."""
+_AUDIO_IN_VIDEO = -1  # the type of runs with tokens of a video and of its audio
 
 
 class Span(NamedTuple):
     """Consecutive tokens of one text, image or video."""
 
-    grid: int | tuple[int, ...]
-    """The number of text tokens, or frames, height and width after merging."""
-    interval: tuple[float, ...] = ()
-    """Factors of the positions of frames, multiplied one after the other."""
-    audio_tokens: int = 0
-    """Tokens of audio among those of a video."""
+    grid: int | tuple[int, ...]  # text tokens, or frames, height and width after merging
+    interval: tuple[float, ...] = ()  # factors of the positions of frames, one after the other
+    audio_tokens: int = 0  # tokens of audio among those of a video
 
 
 _TWO_MARKS = Span((2, 1, 1), (0.0,))
@@ -49,7 +34,7 @@ class SpanIndexer(Indexer):
         self, name: str, keys: Mapping[str, Any], inputs: Mapping[str, Any], rows: int
     ) -> None:
         super().__init__(keys)
-        self._is_glm_image, self._is_omni = name == "glm_image", name in OMNI
+        self._is_glm_image, self._is_omni = name == "glm_image", name in indexer.OMNI
         if self._is_glm_image:
             self.token_ids.clear()  # marks alone determine the types
         if self._is_omni:
@@ -59,17 +44,18 @@ class SpanIndexer(Indexer):
         # The positions after which video and audio alternate; None sorts them by time.
         self._chunk: int | None = None
         if name == "qwen2_5_omni":
-            per_second = need_key(keys, "position_id_per_seconds")
+            per_second = indexer.need_key(keys, "position_id_per_seconds")
             self._chunk = int(per_second * keys.get("seconds_per_chunk", 2))
         self._marks: list[int] = []
         if name.startswith("glm"):  # the image tokens between marks: of a video, in GLM-Image all
             modality = "image" if self._is_glm_image else "video"
-            self._marks = [need_key(keys, f"{modality}_{end}_token_id") for end in ("start", "end")]
+            marks = [f"{modality}_{end}_token_id" for end in ("start", "end")]
+            self._marks = [indexer.need_key(keys, mark) for mark in marks]
         vision: Mapping[str, Any] = {"spatial_merge_size": 1}
         if not self._is_glm_image:
-            vision = read_mapping(need_key(keys, "vision_config"))
-        merge = need_key(vision, "spatial_merge_size")
-        images = [Span(grid) for grid in read_grids(inputs, "image_grid_thw", merge)]
+            vision = read_mapping(indexer.need_key(keys, "vision_config"))
+        merge = indexer.need_key(vision, "spatial_merge_size")
+        images = [Span(grid) for grid in indexer.read_grids(inputs, "image_grid_thw", merge)]
         self._videos = GridQueue("video_grid_thw", [*_read_videos(name, keys, vision, inputs)])
         if self._is_glm_image:  # which has more grids, for images to be generated
             rows_of_images = _split_images(images, inputs.get("images_per_sample"), rows)
@@ -108,7 +94,7 @@ class SpanIndexer(Indexer):
 
     def _split_spans(self, types: np.ndarray, images: GridQueue) -> Iterator[Span]:
         queues = {IMAGE: images, VIDEO: self._videos}
-        runs = list(split_runs(_merge_audio(types) if self._is_omni else types))
+        runs = list(indexer.split_runs(_merge_audio(types) if self._is_omni else types))
         for i, (token_type, start, stop) in enumerate(runs):
             tokens = stop - start
             if token_type == _AUDIO_IN_VIDEO:
@@ -161,7 +147,7 @@ def _split_images(images: list[Span], counts: Any, rows: int) -> list[list[Span]
 def _merge_audio(types: np.ndarray) -> np.ndarray:
     """Return types in which adjacent tokens of video and audio have a type of their own."""
     merged = types.copy()
-    for is_either, start, stop in split_runs(np.isin(types, (VIDEO, AUDIO))):
+    for is_either, start, stop in indexer.split_runs(np.isin(types, (VIDEO, AUDIO))):
         if is_either and len(set(types[start:stop].tolist())) == 2:
             merged[start:stop] = _AUDIO_IN_VIDEO
     return merged
@@ -170,30 +156,28 @@ def _merge_audio(types: np.ndarray) -> np.ndarray:
 def _read_videos(
     name: str, keys: Mapping[str, Any], vision: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Iterator[Span]:
-    temporal = need_key(vision, "temporal_merge_size") if name == "ernie4_5_vl_moe" else 1
-    spatial = need_key(vision, "spatial_merge_size")
-    grids = read_grids(inputs, "video_grid_thw", spatial, temporal)
+    temporal = indexer.need_key(vision, "temporal_merge_size") if name == "ernie4_5_vl_moe" else 1
+    spatial = indexer.need_key(vision, "spatial_merge_size")
+    grids = indexer.read_grids(inputs, "video_grid_thw", spatial, temporal)
     seconds = inputs.get("second_per_grid_ts", inputs.get("video_second_per_grid"))
     seconds = [1.0] * len(grids) if seconds is None else np.asarray(seconds).tolist()
     if len(seconds) != len(grids):
         raise RopeError(f"second_per_grid_ts has {len(seconds)} numbers for {len(grids)} videos")
     for grid, second in zip(grids, seconds, strict=True):
-        if name in SEPARATE_FRAMES:
+        if name in indexer.SEPARATE_FRAMES:
             yield from [Span((1, *grid[1:]))] * grid[0]
-        elif name in OMNI:
-            yield Span(grid, (second, float(need_key(keys, "position_id_per_seconds"))))
+        elif name in indexer.OMNI:
+            yield Span(grid, (second, float(indexer.need_key(keys, "position_id_per_seconds"))))
         elif name == "qwen2_5_vl":
-            yield Span(grid, (second * float(need_key(vision, "tokens_per_second")),))
+            yield Span(grid, (second * float(indexer.need_key(vision, "tokens_per_second")),))
         else:
             yield Span(grid)
 
 
 def _interleave_audio(video: np.ndarray, audio_tokens: int, chunk: int | None) -> list[np.ndarray]:
-    """Return the positions of a video, (3, tokens), and of its audio, as parts in their order.
-
-    Audio has a position a token, from the start of the video. Video and audio alternate after
-    ``chunk`` positions; None sorts them by time.
-    """
+    """Return the positions of a video, (3, tokens), and of its audio, as parts in their order."""
+    # Audio has a position a token, from the start of the video. Video and audio alternate after
+    # so many positions as a chunk has; None sorts them by time.
     audio = np.tile(video[0, 0] + np.arange(audio_tokens), (3, 1)).astype(video.dtype)
     if chunk is None:
         return _sort_by_time(video, audio)
@@ -207,8 +191,7 @@ def _sort_by_time(video: np.ndarray, audio: np.ndarray) -> list[np.ndarray]:
     order = np.argsort(both[0], kind="stable")  # the video first where times are equal
     is_video = order < video.shape[1]
     split = 1 + min(np.flatnonzero(tokens)[-1] for tokens in (is_video, ~is_video))
-    parts = (both[:, order[:split]], both[:, order[split:]])
-    return [part for part in parts if part.size]
+    return [both[:, part] for part in (order[:split], order[split:]) if part.size]
 
 
 def _split_chunks(positions: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
