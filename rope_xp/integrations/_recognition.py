@@ -82,7 +82,11 @@ def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch:
 
 
 def rotate(
-    rotation: RecognizedRotation, xs: tuple[Any, ...], tables: _formats.Tables, axes: str, norm: Any = None
+    rotation: RecognizedRotation,
+    xs: tuple[Any, ...],
+    tables: _formats.Tables,
+    axes: str,
+    norm: Any = None,
 ) -> tuple[torch.Tensor, ...]:
     cos, sin = _formats.read(tables, rotation.form)
     angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))

@@ -1,5 +1,6 @@
 """Pairs of a row in memory: loads, stores, and conversions to and from the dtype of arithmetic."""
 
+from math import nan
 from typing import Any
 
 from llvmlite import ir
@@ -45,13 +46,16 @@ def narrow(b: Any, v: Any, dtype: str, lanes: int) -> Any:
     if dtype == "bfloat16":
         bits, half = b.bitcast(v, ir.VectorType(I32, lanes)), fill(I32, 16, lanes)
         odd = b.and_(b.lshr(bits, half), fill(I32, 1, lanes))
-        rounded = b.add(bits, b.add(odd, fill(I32, 0x7FFF, lanes)))
-        # The bits of a NaN could carry over into the sign, or into those of infinity.
-        quiet = b.or_(bits, fill(I32, 0x400000, lanes))
-        number = b.fcmp_ordered("ord", v, v)
-        upper = b.lshr(b.select(number, rounded, quiet), half)
+        # A NaN keeps its upper half, as its lower one is zero: see default_nan.
+        upper = b.lshr(b.add(bits, b.add(odd, fill(I32, 0x7FFF, lanes))), half)
         return b.trunc(upper, ir.VectorType(ir.IntType(16), lanes))
     return v
+
+
+# isnan(v) ? NAN : v
+def default_nan(b: Any, v: Any) -> Any:
+    """Return a vector whose NaNs have lower halves of zeros, which sums and products hand on."""
+    return b.select(b.fcmp_ordered("ord", v, v), v, fill(v.type.element, nan, v.type.count))
 
 
 # interleaved ? (row + 2 * first, row + 2 * first + lanes) : (row + first, row + first + pairs)

@@ -12,6 +12,7 @@ from rope_xp._core.call import DIGIT, DIGIT_BITS, LIMIT
 from rope_xp._rotation.tables import TOP_DIGIT
 
 from .angles import CosSin, Vectors
+from .elements import default_nan
 from .language import I32, I64, Int, broadcast, choose, least, load_params, loop, vector_steps
 from .pairs import build_rotation
 from .plan import FIELDS, KernelKey
@@ -119,7 +120,7 @@ def _copy_cos_sin(block: Block) -> None:
         with loop(pairs.like(0), block.tokens) as i, loop(pairs.like(0), pairs) as n:
             v = Vectors(pairs.builder, block.key.double, 1)
             target = table + (i * pairs + n) * width
-            number = v.load(first + i * step + n * segment)
+            number = default_nan(pairs.builder, v.load(first + i * step + n * segment))
             v.store(v.negate_if(inverse, number) if name == "b" else number, target)
 
 

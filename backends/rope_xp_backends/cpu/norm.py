@@ -11,7 +11,7 @@ from llvmlite import ir
 from rope_xp._core.dtypes import FLOATS
 from rope_xp._rotation.norm import LANES
 
-from .elements import ELEMENTS, compute_type, convert, load_pairs, locate_pairs, narrow
+from .elements import ELEMENTS, compute_type, convert, default_nan, load_pairs, locate_pairs, narrow
 from .language import DOUBLE, FLOAT, I32, I64, MANY, Int, broadcast, fill, prefetch, shuffle
 from .plan import FEW, KernelKey, NormKey
 
@@ -60,11 +60,10 @@ def load_weights(weight: Int, key: KernelKey, norm: NormKey) -> Row | None:
         return None
 
     def add_offset(vectors: Iterable[Any]) -> list[Any]:
-        return [
-            weight.builder.fadd(v, fill(v.type.element, norm.offset, v.type.count)) for v in vectors
-        ]
+        sums = [b.fadd(v, fill(v.type.element, norm.offset, v.type.count)) for v in vectors]
+        return [default_nan(b, v) for v in sums]
 
-    first = weight + norm.before * FLOATS[norm.weight]
+    b, first = weight.builder, weight + norm.before * FLOATS[norm.weight]
     pairs, before, behind = load_row(first, norm.weight, key, norm)
     return Row([(*add_offset(halves),) for halves in pairs], add_offset(before), add_offset(behind))
 
