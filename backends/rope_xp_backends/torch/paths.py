@@ -40,8 +40,8 @@ class Triton(Path):
         return (
             _decline_tensors(call.arrays, *device)
             or gpu.KERNELS.decline_reason()
-            or gpu.kernel_decline_reason(call)
             or _decline_for_operator(call, *device)
+            or gpu.kernel_decline_reason(call)
             or (None if forced else _decline_export())
         )
 
