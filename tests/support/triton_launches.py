@@ -23,7 +23,7 @@ from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime import driver
 
 import rope_xp
-from rope_xp import RoPE
+from rope_xp import QKNorm, RoPE
 from support.targets import give_cpu_to_triton
 
 DRIVER = Path(sys.argv[1], "libcuda.so.1")
@@ -101,6 +101,7 @@ def main():
         "one token": lambda: rope.apply(q[:, :1], k[:, :1], at[:1]),
         "counted": lambda: rope.apply(q, k),
         "one array": lambda: rope.rotate(q, at),
+        "norm": lambda: rope.apply(q, k, at, norm=QKNorm(torch.ones(64), torch.ones(64))),
         "tables": lambda: rope_xp.apply_tables(q, *tables, layout="half"),
         "two dtypes": lambda: rope.apply(q, k.float(), at),
         "two positions": lambda: rope.apply(q, k, at, k_positions=at + 1),

@@ -16,11 +16,12 @@ from .triton_kernel import rotate
 from .triton_plan import THREADS, KernelVariant
 
 _TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_WEIGHTS = ("q_weight", "k_weight")
 _ARRAYS = ("q", "q_out", "k", "k_out")
 _TABLES = ("table", "table_2", "table_3")
 
 RunKernel: TypeAlias = Callable[[tuple[int, int, int], Sequence[Any], Sequence[int]], None]
-"""``run(grid, tensors, numbers)``, on the current stream of the current device."""
+"""``run(grid, tensors, numbers)``, weights first, on the current stream of the current device."""
 
 
 def build_source(variant: KernelVariant) -> ASTSource:
@@ -36,6 +37,11 @@ def build_source(variant: KernelVariant) -> ASTSource:
     alignments = dict.fromkeys(_ARRAYS, variant.unit * FLOATS[variant.dtype])
     alignments |= dict.fromkeys(_TABLES, table_alignment if variant.angles == "tables" else ACCESS)
     constants = select_constants(variant)
+    if variant.norm.weight_dtype:
+        types |= dict.fromkeys(_WEIGHTS, f"*{_TYPES[variant.norm.weight_dtype]}")
+        alignments |= dict.fromkeys(_WEIGHTS, variant.norm.weight_alignment)
+    else:
+        constants |= dict.fromkeys(_WEIGHTS)
     types |= dict.fromkeys(constants, "constexpr")
     names, number = rotate.arg_names, "i64" if variant.int64_offsets else "i32"
     return ASTSource(
@@ -48,7 +54,8 @@ def build_source(variant: KernelVariant) -> ASTSource:
 
 def select_constants(variant: KernelVariant) -> dict[str, Any]:
     """Return the compile-time arguments of a kernel."""
-    return {k: v for k, v in variant._asdict().items() if k in rotate.arg_names}
+    fields = variant._asdict() | variant.norm._asdict()
+    return {k: v for k, v in fields.items() if k in rotate.arg_names}
 
 
 def compile_kernel(variant: KernelVariant, target: GPUTarget) -> CompiledKernel:
@@ -60,10 +67,11 @@ def compile_kernel(variant: KernelVariant, target: GPUTarget) -> CompiledKernel:
 def load_kernel(variant: KernelVariant) -> RunKernel:
     """Compile and load a kernel on the current device, and return what launches it."""
     constants = select_constants(variant)
+    absent = () if variant.norm.weight_dtype else (None, None)
     if not isinstance(rotate, triton.JITFunction):
 
         def interpret(grid, tensors, numbers):
-            rotate[grid](*tensors, *numbers, **constants)
+            rotate[grid](*absent, *tensors, *numbers, **constants)
 
         return interpret
 
@@ -74,6 +82,6 @@ def load_kernel(variant: KernelVariant) -> RunKernel:
 
     def launch(grid, tensors, numbers):
         # Given tensors, the launcher would query the driver for each address.
-        kernel[grid](*[t.data_ptr() for t in tensors], *numbers, *values)
+        kernel[grid](*absent, *[t.data_ptr() for t in tensors], *numbers, *values)
 
     return launch

@@ -4,7 +4,7 @@ Each step is the portable path's, in the same order and without fused multiply-a
 tables stay in the device's cache; no cos or sin of the sequence is stored. A program rotates a
 tile, some tokens in some heads of q or of k, and loads it before positions and angles. A tile has
 whole rows (head_dim components of one head of one token), so that a row may be overwritten with its
-own rotation.
+own rotation. A norm multiplies rows by weights, and what is stored by a factor of its row.
 """
 
 import triton
@@ -20,7 +20,9 @@ _TOP = tl.constexpr(TOP_DIGIT)
 
 
 @triton.jit
-def rotate(
+def rotate(  # noqa: PLR0912, PLR0915  # most branches are constants of a variant
+    q_weight,
+    k_weight,
     q,
     q_out,
     k,
@@ -68,6 +70,9 @@ def rotate(
     tiles: tl.constexpr,
     barrier: tl.constexpr,
     evict_first: tl.constexpr,
+    normalized: tl.constexpr,
+    eps: tl.constexpr,
+    weight_offset: tl.constexpr,
 ):
     """Rotate tiles * tile_tokens of the rows = batch * tokens, in tile_heads heads of q or of k.
 
@@ -78,7 +83,7 @@ def rotate(
     components holds the position component that each pair reads, if angles is "components".
     """
     x, out, heads, x_batch, x_token, x_head = q, q_out, q_heads, q_batch, q_token, q_head
-    out_batch, out_token, out_head = q_out_batch, q_out_token, q_out_head
+    out_batch, out_token, out_head, weight = q_out_batch, q_out_token, q_out_head, q_weight
     # Components beside the slice are copied, but not onto themselves.
     copied_heads = q_heads * (0 if q_in_place else 1)
     q_groups = tl.cdiv(q_heads, tile_heads)
@@ -87,13 +92,15 @@ def rotate(
     if both:  # noqa: SIM102  # it is a constant, and the condition below is none
         if group >= q_groups:
             x, out, heads, x_batch, x_token, x_head = k, k_out, k_heads, k_batch, k_token, k_head
-            out_batch, out_token, out_head = k_out_batch, k_out_token, k_out_head
+            out_batch, out_token, out_head, weight = k_out_batch, k_out_token, k_out_head, k_weight
             copied_heads = k_heads * (0 if k_in_place else 1)
             group -= q_groups
     if int64_offsets:
         program = program.to(tl.int64)
     head = group * tile_heads + tl.arange(0, tile_heads)
-    copies: tl.constexpr = 2 * pairs < head_dim and not (q_in_place and k_in_place)
+    scales: tl.constexpr = 2 * pairs < normalized
+    copies: tl.constexpr = scales or (2 * pairs < head_dim and not (q_in_place and k_in_place))
+    fill: tl.constexpr = 0.0 if normalized else None
     hint: tl.constexpr = "evict_first" if evict_first else ""
 
     for i in tl.range(0, tiles, num_stages=2):
@@ -111,10 +118,10 @@ def rotate(
         if copies:
             c = tl.arange(0, triton.next_power_of_2(head_dim))
             beside = mask & ((c < offset) | ((c >= offset + 2 * pairs) & (c < head_dim)))
-            if q_in_place or k_in_place:
+            if (q_in_place or k_in_place) and not scales:
                 beside &= (head < copied_heads)[None, :, None]
-            passing = tl.load(source + c, mask=beside, eviction_policy=hint)
-        x1, x2 = _load_pairs(source + offset, mask, pairs, interleaved_in, hint)
+            passing = tl.load(source + c, mask=beside, other=fill, eviction_policy=hint)
+        x1, x2 = _load_pairs(source + offset, mask, hint, fill, pairs, interleaved_in)
         if barrier:
             # Assemblers would move these loads behind those of angles, which wait for positions.
             tl.debug_barrier()
@@ -123,11 +130,32 @@ def rotate(
             *(table, table_2, table_3, positions, components, angle_component, alive[:, None]),
             *((batch * angle_batch + token * angle_token)[:, None], pairs, angles, table_unit),
         )
+        if q_weight is not None:
+            pointers = weight + (offset if scales else 0) + tl.zeros((1, 1, 1), tl.int32)
+            w1, w2 = _load_pairs(pointers, True, "", fill, pairs, interleaved_in)
+            if scales:
+                w = tl.load(weight + c, mask=c < head_dim, other=fill)
         if inverse:
             sin = _negate(sin)
         cos, sin = cos[:, None, :], sin[:, None, :]
         x1, x2 = x1.to(cos.dtype), x2.to(cos.dtype)
+        if normalized:
+            squares = tl.sum(x1 * x1 + x2 * x2, 2, keep_dims=True)
+            if scales:
+                passing = passing.to(cos.dtype)
+                squares += tl.sum(passing * passing, 2, keep_dims=True)
+            # Within 2 ulp on GPUs, as torch.rsqrt. What is exact takes 180 instructions more.
+            factor = tl.rsqrt(squares * (1.0 / normalized) + eps)
+            if q_weight is not None:
+                x1 *= w1.to(cos.dtype) + weight_offset
+                x2 *= w2.to(cos.dtype) + weight_offset
+                if scales:
+                    passing *= w.to(cos.dtype) + weight_offset
         y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+        if normalized:
+            y1, y2 = y1 * factor, y2 * factor
+            if scales:
+                passing = (passing * factor).to(target.dtype.element_ty)
         if copies:
             tl.store(target + c, passing, mask=beside)
         _store_pairs(target + offset, y1, y2, mask, pairs, interleaved_out)
@@ -199,16 +227,17 @@ def _load_row(table, start, alive, pairs: tl.constexpr, other: tl.constexpr):
 
 
 @triton.jit
-def _load_pairs(source, mask, pairs: tl.constexpr, interleaved: tl.constexpr, hint: tl.constexpr):
+def _load_pairs(source, mask, hint, fill, pairs: tl.constexpr, interleaved: tl.constexpr):
     if interleaved:
         # Pairs are split in registers, as loads of every second element would be narrow.
         i = tl.arange(0, 2 * triton.next_power_of_2(pairs))
-        x = tl.load(source + i, mask=mask & (i < 2 * pairs), eviction_policy=hint)
+        x = tl.load(source + i, mask=mask & (i < 2 * pairs), other=fill, eviction_policy=hint)
         x1, x2 = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
     else:
         i = tl.arange(0, triton.next_power_of_2(pairs))
-        x1 = tl.load(source + i, mask=mask & (i < pairs), eviction_policy=hint)
-        x2 = tl.load(source + pairs + i, mask=mask & (i < pairs), eviction_policy=hint)
+        mask &= i < pairs
+        x1 = tl.load(source + i, mask=mask, other=fill, eviction_policy=hint)
+        x2 = tl.load(source + pairs + i, mask=mask, other=fill, eviction_policy=hint)
     return x1, x2
 
 

@@ -5,12 +5,12 @@ It imports no triton and reads no tensor.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from rope_xp._core.caches import cached
 from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp._core.dtypes import FLOATS
-from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, alignment, span
+from rope_xp._core.memory import ACCESS, CollapsedDim, Ints, StridedLayout, alignment, span
 
 from . import collapse_operands
 
@@ -36,6 +36,16 @@ LARGEST_ROW = 1 << 13
 _INT32 = 1 << 31
 
 AngleKind = Literal["implicit", "positions", "components", "tables"]
+
+
+class NormKey(NamedTuple):
+    """RMSNorm of so many components, none if 0; by weights of a dtype, if it is not empty."""
+
+    normalized: int = 0
+    weight_dtype: str = ""
+    weight_alignment: int = ACCESS
+    eps: float = 0.0
+    weight_offset: float = 0.0
 
 
 class KernelVariant(NamedTuple):
@@ -67,6 +77,7 @@ class KernelVariant(NamedTuple):
     tiles: int
     barrier: bool
     evict_first: bool
+    norm: NormKey
 
 
 class OperandStrides(NamedTuple):
@@ -78,6 +89,9 @@ class OperandStrides(NamedTuple):
     in_place: bool
     alignment: int
     """Of both addresses, at most ACCESS, in bytes."""
+
+
+Operands: TypeAlias = tuple[OperandStrides, ...]
 
 
 class AngleLayout(NamedTuple):
@@ -105,7 +119,7 @@ class TritonPlan(NamedTuple):
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
 def plan_launch(
-    operands: tuple[OperandStrides, ...], angles: AngleLayout, dtype: str, spec: RotationSpec
+    operands: Operands, angles: AngleLayout, dtype: str, spec: RotationSpec, norm: NormKey
 ) -> TritonPlan | None:
     """Return how to rotate one array or two that share their angles.
 
@@ -127,7 +141,7 @@ def plan_launch(
     heads, n = layout.heads, len(operands)
     head_dim, pairs, size = operands[0].shape[-1], spec.rotary_dim // 2, FLOATS[dtype]
     # Copied components beside a slice count half, or the slice would move in narrow accesses.
-    components = head_dim // 2 if layout.copies else 2 * pairs
+    components = max(head_dim // 2 if layout.copies else 2 * pairs, norm.normalized)
     heads_first = 0 < abs(strides[0][1]) < abs(strides[0][2])
     most_heads = TILE_HEADS_APART if heads_first else TILE_HEADS
     tile_tokens, tile_heads = _choose_tile(heads, components, pairs, size, most_heads)
@@ -155,6 +169,7 @@ def plan_launch(
         # In place, threads may write where others read from.
         barrier=bool(BARRIER) or any(in_place),
         evict_first=bool(EVICT_FIRST) and not any(in_place),
+        norm=norm,
     )
     programs = -(-count // tokens_of_program) * sum(-(-n // tile_heads) for n in heads)
     numbers = [count, tokens.length, heads[0], heads[-1]]

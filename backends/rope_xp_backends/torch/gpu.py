@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rope_xp._core.caches import cached, pin
+from rope_xp._core.call import Call
 from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import ACCESS, alignment
 from rope_xp._core.norm import QKNorm
@@ -20,6 +21,7 @@ from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,
     KernelVariant,
+    NormKey,
     OperandStrides,
     TritonPlan,
     plan_launch,
@@ -45,21 +47,26 @@ KERNELS: Kernels[tuple[KernelVariant, int | None], RunKernel] = Kernels("triton"
 """By variant and by the index of the device that was current when they were loaded."""
 
 
-def kernel_decline_reason(arrays: Tensors) -> str | None:
-    """Return why a kernel does not rotate tensors of this device and head_dim, or None."""
-    device = arrays[0].device
+def kernel_decline_reason(call: Call) -> str | None:
+    """Return why a kernel does not rotate tensors of this device, head_dim and norm, or None."""
+    arrays, norm, device = call.arrays, call.norm, call.arrays[0].device
     # A compiler cannot look at devices; the operator will find out.
     capability = (8, 0) if torch.compiler.is_compiling() else _read_capability(device)
     if capability < (8, 0):
         version = ".".join(map(str, capability))
         return f"its kernels need compute capability 8.0, and {device} has {version}"
     for x in arrays:
-        row_bytes = x.shape[-1] * x.itemsize
-        if row_bytes > LARGEST_ROW:
-            return (
-                f"a head of {x.shape[-1]} components is {row_bytes} bytes long, and its "
-                f"kernel holds {LARGEST_ROW} in registers"
-            )
+        n, size = x.shape[-1], x.shape[-1] * x.itemsize
+        if size > LARGEST_ROW:
+            return f"a head of {n} components is {size} bytes long, and at most {LARGEST_ROW} fit"
+    weights = () if norm is None else norm.weights[: len(arrays)]
+    if norm is not None and norm.round_between:
+        return "its kernel does not round between norm and rotation"
+    if any(w is not None and (w.ndim > 1 or not w.is_contiguous()) for w in weights):
+        return "its kernel takes one contiguous weight for all heads"
+    kinds = {None if w is None else (w.dtype, w.shape) for w in weights}
+    if len(kinds) > 1 or (weights and len(call.groups(one_dtype=True)) > 1):
+        return "q and k differ in dtype or positions, or in dtype or length of their weights"
     return None
 
 
@@ -85,11 +92,13 @@ class TritonLaunch:
     """Whether the kernel reads which position component each frequency takes."""
 
     def __call__(
-        self, arrays: Tensors, out: Tensors | None, rows: Tensors, tables: DigitTables | None
+        self, arrays: Tensors, out: Tensors | None, inputs: Tensors, tables: DigitTables | None
     ) -> Tensors | None:
         if not is_current(arrays[0]):
             return None
         results = tuple([allocate_result(x) for x in arrays]) if out is None else out
+        n = len(arrays) if self.plan.variant.norm.weight_dtype else 0
+        weights, rows = inputs[:n], inputs[n:]
         # The kernel reads nothing from an absent tensor, but wants an address.
         if tables is None:
             angles = (*rows, *(rows[0],) * 3)
@@ -97,15 +106,18 @@ class TritonLaunch:
             low = tables.low
             component: Any = tables.component if self.components else low
             angles = (low, tables.middle, tables.high, rows[0] if rows else low, component)
-        operands = arrays[0], results[0], arrays[-1], results[-1]
+        operands = *weights[:1], *weights[-1:], arrays[0], results[0], arrays[-1], results[-1]
         self.run(self.plan.grid, (*operands, *angles), self.plan.numbers)
         if out is not None:
             bump_versions(out)
         return results
 
 
-def rotate_on_gpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tensors:
+def rotate_on_gpu(
+    out: Tensors | None, arrays: Tensors, op_args: OpArgs, norm: QKNorm | None = None
+) -> Tensors:
     """Rotate arrays into out, or raise PathUnavailable before anything is written."""
+    weights, norm_key = _read_norm(norm, arrays)
     results = tuple(map(allocate_result, arrays)) if out is None else out
     arrays = tuple([x if x.stride(-1) == 1 else x.contiguous() for x in arrays])
     if not _can_read_angles(op_args):
@@ -113,12 +125,12 @@ def rotate_on_gpu(out: Tensors | None, arrays: Tensors, op_args: OpArgs) -> Tens
         op_args = op_args._replace(table=cos, table_2=sin)
     device = arrays[0].device
     with contextlib.nullcontext() if is_current(arrays[0]) else torch.cuda.device(device):
-        launches = _find_launches(results, arrays, op_args)
+        launches = _find_launches(results, arrays, op_args, norm_key)
         if op_args.is_lookup and private.is_capturing(device):
             pin(op_args.tables)  # of a compiled call, or saved for its gradient
         for launch, part_arrays, part_out, part_args in launches:
             tables = DigitTables(*part_args.tables) if part_args.is_lookup else None
-            launch(part_arrays, part_out, part_args.angle_inputs, tables)
+            launch(part_arrays, part_out, weights + part_args.angle_inputs, tables)
     return results
 
 
@@ -128,21 +140,21 @@ def prepare_triton_launch(
     """Return the launch of all tensors that lie like these, None where one does not suffice."""
     planned = None
     if is_current(arrays[0]) and _can_read_angles(op_args) and any(x.numel() for x in arrays):
-        planned = _plan_launch(out, arrays, op_args)
+        planned = _make_plan(out, arrays, op_args, _read_norm(norm, arrays)[1])
     if planned is None or not KERNELS.ready((planned.variant, arrays[0].device.index)):
         return None
     return _load_launch(planned, arrays, op_args)
 
 
 def _find_launches(
-    out: Tensors, arrays: Tensors, op_args: OpArgs
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormKey
 ) -> list[tuple[TritonLaunch, Tensors, Tensors, OpArgs]]:
     """Return launches and their arguments, cached or planned, with all kernels loaded."""
     if not any(x.numel() for x in arrays):
         return []
     # All that a plan depends on: no tensor, and of addresses their alignment.
     key: list[Hashable] = [rotate_on_gpu, op_args[N_TENSORS:], op_args.table.shape[-1]]
-    key += op_args.is_lookup, op_args.components is None, arrays[0].device, len(arrays)
+    key += op_args.is_lookup, op_args.components is None, arrays[0].device, len(arrays), norm
     for x, y in zip(arrays, out, strict=True):
         start, target = x.data_ptr(), y.data_ptr()
         key += x.dtype, x.shape, x.stride(), y.stride(), start == target
@@ -153,10 +165,10 @@ def _find_launches(
             key.append(angle.data_ptr() % ACCESS)
     launch = CALLS.get(tuple(key))
     if launch is None:
-        planned = _plan_launch(out, arrays, op_args)
+        planned = _make_plan(out, arrays, op_args, norm)
         if planned is None:
             parts = _split_batch(out, arrays, op_args)
-            return [launch for part in parts for launch in _find_launches(*part)]
+            return [launch for part in parts for launch in _find_launches(*part, norm)]
         launch = _load_launch(planned, arrays, op_args)
         CALLS.store(tuple(key), launch)
     return [(launch, arrays, out, op_args)]
@@ -176,7 +188,17 @@ def _can_read_angles(op_args: OpArgs) -> bool:
     return op_args.is_lookup or (cos.stride() == sin.stride() and cos.stride(-1) == 1)
 
 
-def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> TritonPlan | None:
+def _read_norm(norm: QKNorm | None, arrays: Tensors) -> tuple[Tensors, NormKey]:
+    """Return the weights of a norm, and what is compiled for it."""
+    if norm is None:
+        return (), NormKey()
+    weights = tuple([weight for _, weight in norm.list_weights(len(arrays))])
+    count, dtype = (*weights, *arrays)[0].shape[-1], NAMES[weights[0].dtype] if weights else ""
+    aligned = alignment(*(weight.data_ptr() for weight in weights))
+    return weights, NormKey(count, dtype, aligned, float(norm.eps), float(norm.offset))
+
+
+def _make_plan(out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormKey) -> TritonPlan | None:
     """Return the plan of one launch, None where batch axes do not collapse."""
     operands = []
     for x, y in zip(arrays, out, strict=True):
@@ -195,7 +217,7 @@ def _plan_launch(out: Tensors, arrays: Tensors, op_args: OpArgs) -> TritonPlan |
         if op_args.components is not None:
             components = 1, shape[-1], strides[-1]
             angles = AngleLayout("components", shape[:-1], strides[:-1], name, *components)
-    return plan_launch(tuple(operands), angles, NAMES[arrays[0].dtype], op_args.spec)
+    return plan_launch(tuple(operands), angles, NAMES[arrays[0].dtype], op_args.spec, norm)
 
 
 def _split_batch(

@@ -17,7 +17,7 @@ from rope_xp_backends.cpu.launch import KERNELS, decline_norm, get_kernel_keys
 from . import gpu, norm, op, private
 from .cpu import LLVMLaunch, prepare_llvm_launch
 from .gpu import TritonLaunch
-from .library import PLAIN, Tensors
+from .library import PLAIN, Tensors, is_plain
 from .op_args import N_TENSORS, OpArgs, assemble_op_args, build_op_args
 
 TensorLaunch: TypeAlias = LLVMLaunch | TritonLaunch
@@ -33,14 +33,15 @@ class Triton(Path):
     """Kernels compiled by Triton, for GPUs of CUDA and ROCm."""
 
     name = "triton"
+    normalizes = True
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         device = gpu.DEVICES, "GPUs of CUDA and ROCm"
         return (
             _decline_tensors(call.arrays, *device)
             or gpu.KERNELS.decline_reason()
-            or gpu.kernel_decline_reason(call.arrays)
             or _decline_for_operator(call, *device)
+            or gpu.kernel_decline_reason(call)
             or (None if forced else _decline_export())
         )
 
@@ -53,7 +54,8 @@ class Triton(Path):
         source = call.angles[0]
         if isinstance(source, TableLookup) and source.tables.low.dtype == torch.float64:
             return None  # its angles are computed before the launch
-        return _specialize(call, signature, results, gpu.prepare_triton_launch)
+        prepare = partial(gpu.prepare_triton_launch, norm=call.norm)
+        return _specialize(call, signature, results, prepare)
 
 
 class TorchLLVM(Path):
@@ -89,7 +91,9 @@ def _call_operator(call: Call, **support: bool) -> Tensors:
     results: Tensors = ()
     for arrays, out, source in call.groups(call.out or (), one_dtype=True):
         op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
-        if out:
+        if call.norm is not None:
+            results += gpu.rotate_on_gpu(out or None, arrays, op_args, call.norm)
+        elif out:
             op.rotate_out(out, arrays, *op_args)
         else:
             results += op.apply_op(arrays, op_args)
@@ -199,8 +203,12 @@ def _decline_for_operator(call: Call, devices: Container[str], hardware: str) ->
     unsupported = private.is_forward_mode()
     if transformed:
         unsupported = compiling or not private.are_transforms_reverse()
+    if call.norm is not None:
+        tensors = (*call.arrays, *(w for w in call.norm.weights if w is not None))
+        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        unsupported |= compiling or transformed or recorded or not all(map(is_plain, tensors))
     if unsupported:
-        return "this transform needs plain operations"
+        return "autograd, a compiler or a transform needs plain operations"
     if angles_need_gradient(call):
         return "a derivative with respect to angles needs plain operations"
     if call.out is None:

@@ -215,7 +215,9 @@ def test_a_kernel_that_cannot_be_compiled(host, error, monkeypatch):
 
     monkeypatch.setattr(paths, "compile_kernel", fail_with(error))
     path = paths.Cuda()
-    call = parse.rotate(RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False)
+    call = parse.rotate(
+        RoPE(), on_host(np.ones((3, 2, 8), np.float32)), None, None, None, False, None
+    )
     assert path.decline_reason(call, forced=False) is None
     with (
         pytest.warns(RuntimeWarning, match="goes on without a kernel of cupy.*no "),

@@ -128,7 +128,7 @@ def test_blocks_of_another_library_than_their_positions():
     from rope_xp_backends.dask import library, paths
 
     x = sample(2, 9, 4, 8)
-    call = parse.rotate(RoPE(), x, np.arange(9), None, None, False)
+    call = parse.rotate(RoPE(), x, np.arange(9), None, None, False, None)
     source = library.remove_arrays(call.angles[0])
     turn = partial(paths.rotate_block, call.spec, None, source, ((1,),))
     got = turn(torch.from_numpy(x), np.arange(9))

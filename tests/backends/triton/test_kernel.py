@@ -55,6 +55,42 @@ def test_slices(rotary_dim, offset, layout):
             check(lambda x, out=None, turn=turn: turn(x, POSITIONS, out=out), x)
 
 
+# Rotated slice, its offset, and length of weights.
+NORMS = [(24, 0, 24), (8, 4, 24), (8, 4, 8), (8, -8, None)]
+
+
+def pair_sizes(y, layout, rotary_dim, offset):
+    """Return the larger modulus of each pair, and of each other component."""
+    size = y.abs().clone()
+    shape = (-1, 2) if layout == "interleaved" else (2, -1)
+    pairs = size[..., offset % 24 :][..., :rotary_dim].unflatten(-1, shape)
+    pairs[...] = pairs.amax(shape.index(2) - 2, keepdim=True)
+    return size
+
+
+@pytest.mark.usefixtures("_offsets")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("rotary_dim", "offset", "count"), NORMS)
+def test_norm(rotary_dim, offset, count, layout):
+    """Also of calls that are cached: new, again, in place, by weights anywhere."""
+    rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=offset)
+    for i, dtype in enumerate(DTYPES):
+        arrays = tuple(sample(2, 5, n, 24, dtype=dtype, seed=n) for n in (3, 1))
+        weights = sample(2 * (count or 1) + 1, dtype=DTYPES[-i])[1:].unflatten(0, (2, -1))
+        norm = rope_xp.QKNorm(*(weights if count else ()), offset=float(i % 2))
+        wide = [x.float() if dtype.itemsize == 2 else x.clone() for x in arrays]
+        expected = truth(rope.apply, *wide, POSITIONS, norm=norm)
+        for out in (None, None, None, arrays):
+            got = rope.apply(*arrays, POSITIONS, norm=norm, out=out)
+            for x, y in zip(got, expected, strict=True):
+                # Sums in another order move the factor by an ulp at most, and each product rounds.
+                bound = 2 * torch.finfo(y.dtype).eps * pair_sizes(y, layout, rotary_dim, offset)
+                if dtype.itemsize == 2:  # rounded, which the interpreter does not do to bfloat16
+                    bound += torch.finfo(dtype).eps * y.abs() + torch.finfo(dtype).tiny
+                assert x.dtype == dtype
+                assert ((x.to(y.dtype) - y).abs() <= bound).all()
+
+
 def test_one_array_in_place_and_one_not():
     rope = RoPE(rotary_dim=4, layout="interleaved_to_half")
     q, k, other = sample(2, 5, 4, 8), sample(2, 5, 2, 8), torch.zeros(2, 5, 2, 8, device=DEVICE)

@@ -34,7 +34,9 @@ def plan_of(q, k, axes="bshd"):
 
     angles = triton_plan.AngleLayout("positions", (q[axes.index("s")],), (1,), "int64")
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
-    return triton_plan.plan_launch((operand(q), operand(k)), angles, "bfloat16", turn)
+    return triton_plan.plan_launch(
+        (operand(q), operand(k)), angles, "bfloat16", turn, triton_plan.NormKey()
+    )
 
 
 def test_every_row_is_rotated_once():
@@ -117,6 +119,30 @@ def test_reasons_to_decline(monkeypatch):
         pytest.raises(RopeError, match="cannot take this call: triton is not installed"),
     ):
         RoPE().rotate(x)
+
+
+def test_reasons_to_decline_a_norm(monkeypatch):
+    x, weight, grad = torch.ones(5, 2, 8), torch.ones(8), torch.ones(8, requires_grad=True)
+    monkeypatch.setattr(gpu, "DEVICES", {"cpu"})
+
+    def reason(*weights, k=x, k_positions=None, **options):
+        norm = rope_xp.QKNorm(*weights, **options)
+        explanation = rope_xp.explain(x, k, k_positions=k_positions, norm=norm)
+        return dict(explanation.declined).get("triton")
+
+    assert reason() is reason(weight, weight, offset=1.0) is None
+    assert reason(round_between=True) == "its kernel does not round between norm and rotation"
+    assert "one contiguous weight" in reason(torch.ones(2, 8), weight)
+    assert "one contiguous weight" in reason(weight, torch.ones(16)[::2])
+    differ = "q and k differ in dtype or positions, or in dtype or length of their weights"
+    for weights in ((weight, None), (None, weight), (weight, weight.half())):
+        assert reason(*weights) == differ
+    assert reason(k=x.half()) == reason(k_positions=[1] * 5) == differ
+    assert "autograd" in reason(weight, grad)
+    assert "autograd" in reason(weight, k=grad.expand(5, 2, 8), k_weight=weight)
+    with torch.no_grad():
+        assert reason(weight, grad) is None
+    assert "plain operations" in reason(weight._neg_view(), weight)
 
 
 def test_where_triton_fails_others_run(compile_by):
@@ -214,6 +240,7 @@ CALLS = {
     "one token": (1, 1),  # rows of one axis, which take no division
     "counted": (1, 1),
     "one array": (1, 1),
+    "norm": (1, 1),
     "tables": (1, 1),
     "two dtypes": (2, 1),
     "two positions": (2, 1),
@@ -241,6 +268,6 @@ def test_the_driver_gets_what_was_planned(tmp_path):
             assert launch["launches"] == 1
             assert launch["grid and threads got"] == [*launch["grid"], 128, 1, 1]
             assert launch["got"] == launch["given"], call["name"]
-            assert len(launch["given"]) == 28
+            assert len(launch["given"]) == (30 if call["name"] == "norm" else 28)
             assert set(launch["added"]) <= {0}
             assert launch["wide"] == (call["name"] == "more than 2**31 elements")
