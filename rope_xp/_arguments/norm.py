@@ -6,6 +6,7 @@ from rope_xp._arguments import messages
 from rope_xp._core.call import Axes
 from rope_xp._core.errors import RopeError
 from rope_xp._core.norm import QKNorm
+from rope_xp._core.numbers import same_length
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
@@ -28,7 +29,11 @@ def check_norm(
             raise messages.different_libraries("q", backend, name, owner)
         heads = () if axes.heads is None else (x.shape[axes.heads],)
         shapes = [(*lead, n) for n in (x.shape[-1], rotary_dim) for lead in ((), heads)]
-        if tuple(weight.shape) not in shapes:
+        # Spelled without "in", as lengths may be a compiler's symbols.
+        if not any(
+            len(shape) == len(weight.shape) and all(map(same_length, shape, weight.shape))
+            for shape in shapes
+        ):
             fitting = " or ".join(map(str, dict.fromkeys(shapes)))
             msg = f"{name} has shape {tuple(weight.shape)}; it must be {fitting}"
             raise RopeError(msg)

@@ -7,6 +7,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #undef __global__
@@ -19,6 +20,8 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#undef __shared__
+#define __shared__ static
 
 struct Index {
   unsigned x, y, z;

@@ -51,7 +51,7 @@ def decline_reason():
 def _library():
     """Compile the kernel for every key, which takes seconds."""
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for i, key in enumerate(every_key()):
+    for key, i in _numbers().items():
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
@@ -72,7 +72,7 @@ def _library():
 
 def together(key):
     """Return whether threads wait for each other between reading a head and writing it."""
-    return key.in_place and key.interleaved_in != key.interleaved_out
+    return key.norm or (key.in_place and key.interleaved_in != key.interleaved_out)
 
 
 def launch(key, grid, block, words):
@@ -95,6 +95,12 @@ def every_key():
             yield CudaKey(dtype, pairs_in, pairs_out, access, source, in_place)
 
 
+def norm_keys():
+    """Return keys of kernels that normalize: of each dtype, layout and width of access."""
+    keys = [key._replace(norm=True) for key in every_key() if key.source != 2]
+    return [key for key in keys if key.access > 4 or key.dtype == "bfloat16"]
+
+
 def count_waves(blocks, threads):
     """Return how often blocks of 80 registers a thread fill the 132 multiprocessors of an H200."""
     return blocks / (132 * (min(2048, 65536 // 80) // threads))
@@ -102,11 +108,12 @@ def count_waves(blocks, threads):
 
 @lru_cache
 def _numbers():
-    return {key: i for i, key in enumerate(every_key())}
+    return {key: i for i, key in enumerate([*every_key(), *norm_keys()])}
 
 
 class Cuda(_Path):
     name = "cuda"
+    normalizes = True
 
     def __init__(self):
         self.ran = []

@@ -29,6 +29,7 @@ class Cuda(Path):
     """The kernel of gpu/rotate.cu, compiled for a device when it is first needed there."""
 
     name = "cuda"
+    normalizes = True
 
     def __init__(self) -> None:
         self._kernels: Kernels[tuple[CudaKey, int], Any] = Kernels("cupy", lambda: compile_kernel)

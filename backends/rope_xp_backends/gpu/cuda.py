@@ -14,6 +14,7 @@ from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
 from rope_xp._rotation import portable
 
+from . import decline_norm
 from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaJob, CudaLaunch, plan_steps
 
 Arrays: TypeAlias = tuple[Array, ...]
@@ -26,7 +27,8 @@ ADDRESSES = 6
 
 def decline_reason(call: Call) -> str | None:
     """Return why the kernel cannot read or write an array of a call, None if it can."""
-    for x in call.arrays if call.out is None else call.arrays + call.out:
+    norm, weights, (*_, head_dim) = call.norm, _list_weights(call), call.arrays[0].shape
+    for x in (*call.arrays, *(call.out or ()), *weights):
         memory = call.backend.memory(x)
         if memory is None:
             return f"{call.backend.name} does not tell where its arrays lie"
@@ -34,7 +36,15 @@ def decline_reason(call: Call) -> str | None:
             return "the last axis of an array is not contiguous"
         if not _has_aligned_elements(memory):
             return "an array is not aligned to its elements"
-    return None
+    kinds = {(w.dtype, w.shape[-1]) for w in weights} or {(call.arrays[0].dtype, head_dim)}
+    fits = kinds == {(call.arrays[0].dtype, call.spec.rotary_dim)} and head_dim <= THREADS
+    if norm is not None and not fits:
+        return f"its kernel normalizes what is rotated, of {THREADS} components, in one dtype"
+    return decline_norm(call)
+
+
+def _list_weights(call: Call) -> list[Array]:
+    return [] if call.norm is None else [w for _, w in call.norm.list_weights(len(call.arrays))]
 
 
 def build_launches(call: Call, outs: Arrays, contiguous: Contiguous) -> list[CudaLaunch]:
@@ -56,7 +66,7 @@ def relocatable_launch(call: Call, outs: Arrays, rows: Arrays) -> CudaLaunch | N
     """
     # A view stands in for each copy, and is no array of the call.
     launches = build_launches(call, outs, lambda x: x[...])
-    if len(launches) != 1:
+    if len(launches) != 1 or call.norm is not None:
         return None
     (launch,) = launches
     if len(launch.pinned) != len(rows) or any(map(is_not, launch.pinned, rows)):
@@ -123,6 +133,7 @@ def _launch_group(
     interleaved_in, interleaved_out = get_interleaved(spec)
     pinned, n = angles.arrays, len(arrays)
     memories = [_memory(backend, x) for x in (*arrays, *outs)]
+    norm, weights = call.norm, [_memory(backend, w).pointer for w in _list_weights(call)]
     in_place = tuple(memories[i].pointer == memories[n + i].pointer for i in range(n))
     # One block must have all threads of a head, which wait for each other there.
     copied = 0 if all(in_place) else arrays[0].shape[-1] - spec.rotary_dim
@@ -133,7 +144,7 @@ def _launch_group(
         in_place = (False,) * n
         memories[:n] = [_memory(backend, x) for x in arrays]
     aligned, angles_aligned = (
-        alignment(*(memory.pointer for memory in group)) for group in (memories, angles.memories)
+        alignment(*weights, *(x.pointer for x in group)) for group in (memories, angles.memories)
     )
     job = CudaJob(
         backend.dtype_name(arrays[0]),
@@ -143,6 +154,7 @@ def _launch_group(
         any(memory.itemsize == 8 for memory in angles.memories),
         aligned,
         angles_aligned if angles.source == COS_SIN else 0,
+        () if norm is None else (1 / spec.rotary_dim, float(norm.eps), float(norm.offset)),
     )
     layouts, angle_layouts = (
         tuple([StridedLayout(memory.shape, memory.strides) for memory in group])
@@ -153,5 +165,6 @@ def _launch_group(
         params = step.params.copy()
         params[:ADDRESSES] += read_addresses(backend, arrays, outs, angles.arrays)
         params[ADDRESSES : ADDRESSES + len(angles.tables)] += angles.tables
+        params[-5:-3] += [*weights, 0, 0][:2]
         launches.append(step._replace(params=params, pinned=pinned))
     return launches

@@ -30,7 +30,7 @@ TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "
 
 POINTERS = 10
 """q, k, their results; positions or cosines, sines; three digit tables, and components."""
-ARGUMENTS = np.dtype([("params", np.int64, (POINTERS + 31,))])
+ARGUMENTS = np.dtype([("params", np.int64, (POINTERS + 36,))])
 """``Arguments`` of the kernel. One array element, as cupy passes no more than one by value."""
 
 
@@ -45,6 +45,7 @@ class CudaKey(NamedTuple):
     source: int
     in_place: bool
     """Whether q or k are overwritten."""
+    norm: bool = False
 
     @property
     def expression(self) -> str:
@@ -64,6 +65,8 @@ class CudaJob(NamedTuple):
     alignment: int
     """Of the pointers of q, k and their results, in bytes."""
     angles_alignment: int
+    norm: tuple[float, ...]
+    """1 / rotary_dim, eps and the offset of weights; nothing without a norm."""
 
 
 class CudaLaunch(NamedTuple):
@@ -109,7 +112,8 @@ def plan_steps(
     # As the kernel: accesses of a head, of which a thread has four in flight.
     at_once = 4 // (2 * pairs_a_thread * size // access)
     grid, block = _choose_grid(lanes, sum(heads), at_once, inner.length, outer.length)
-    key = CudaKey(job.dtype, *get_interleaved(spec), access, job.source, any(job.in_place))
+    flags, norm = (any(job.in_place), job.norm != ()), np.array(job.norm or (0.0,) * 3)
+    key = CudaKey(job.dtype, *get_interleaved(spec), access, job.source, *flags)
     launches = []
     for index in product(*(range(row.length) for row in rest)):
         offsets = [0] * 7
@@ -121,7 +125,7 @@ def plan_steps(
             *(angles[0].strides[0] if job.source == COMPONENTS else 0, offsets[6]),
             *(pairs, before, rotated, rotating, lanes, job.long_positions, spec.inverse),
         )
-        params = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers)
+        params = (*offsets[:6], *(0,) * (POINTERS - 6), *numbers, 0, 0, *norm.view(np.int64))
         launches.append(CudaLaunch(key, grid, block, np.array(params, np.int64)))
     return tuple(launches)
 

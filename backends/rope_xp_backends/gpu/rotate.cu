@@ -30,6 +30,8 @@ struct Arguments {  // 64 bits each: cuda_plan.py lists them in the same order
   long long turning, lanes; // threads that share a head: those that rotate, and all
   long long long_positions; // whether they have 64 bits, else 32
   long long inverse;
+  const char *q_weight, *k_weight;  // of a norm, in the dtype of q and k; null where it has none
+  double share, eps, weight_offset;  // share: 1 / components that are normalized
 };
 
 // As in rope_xp/_rotation/tables.py.
@@ -70,6 +72,13 @@ template <typename C> C times(C a, C b) { return a * b; }
 template <typename C> C plus(C a, C b) { return a + b; }
 template <typename C> C minus(C a, C b) { return a - b; }
 template <typename C> C negative(C a) { return -a; }
+#endif
+// Within 2 ulp, as torch.rsqrt on a GPU.
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ float reciprocal_root(float a) { return rsqrtf(a); }
+__device__ __forceinline__ double reciprocal_root(double a) { return rsqrt(a); }
+#else
+template <typename C> C reciprocal_root(C a) { return 1 / std::sqrt(a); }
 #endif
 
 template <typename T> struct Element {
@@ -198,36 +207,63 @@ __device__ __forceinline__ void find_angles(C (&cos)[N], C (&sin)[N], const Argu
 // Blocks that are to fit a multiprocessor: as many as registers allow without spilling them, as
 // tests/backends/cuda/test_compiles.py checks. Compilers for sm_100 and later keep more values at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
-#define BLOCKS(source) ((source) == COMPONENTS ? 2 : 3)
+#define BLOCKS(source, norm) ((source) == COMPONENTS || (norm) ? 2 : 3)
 #else
-#define BLOCKS(source) 2
+#define BLOCKS(source, norm) 2
 #endif
+#define THREADS 256
 
 // --- the kernel ---------------------------------------------------------------------------------
 
-// Rotate the N pairs of a few words.
-template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, typename W, int WORDS, typename C,
-          int N>
-__device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS],
-                                     const C (&cos)[N], const C (&sin)[N]) {
-  T x[2 * N], y[2 * N];
+// Return the sum of squares of a few words.
+template <typename T, typename C, typename W, int WORDS>
+__device__ __forceinline__ C sum_squares(const W (&words)[WORDS]) {
+  constexpr int COUNT = sizeof(words) / sizeof(T);
+  T x[COUNT];
   memcpy(x, words, sizeof(x));
+  C sum = 0;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    sum = plus(sum, times(Element<T>::widen(x[i]), Element<T>::widen(x[i])));
+  }
+  return sum;
+}
+
+// Rotate the N pairs of a few words, with a norm by weights and the factor of their row.
+template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, bool NORM, typename W, int WORDS,
+          typename C, int N>
+__device__ __forceinline__ void turn(W (&results)[WORDS], const W (&words)[WORDS],
+                                     const C (&cos)[N], const C (&sin)[N],
+                                     const W (&weights)[WORDS], bool weighted, C offset, C factor) {
+  T x[2 * N], y[2 * N], w[2 * N];
+  memcpy(x, words, sizeof(x));
+  if constexpr (NORM) memcpy(w, weights, sizeof(w));
+  const auto scale = [&](C result) { return NORM ? times(result, factor) : result; };
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const C x1 = Element<T>::widen(x[INTERLEAVED_IN ? 2 * i : i]);
-    const C x2 = Element<T>::widen(x[INTERLEAVED_IN ? 2 * i + 1 : N + i]);
-    y[INTERLEAVED_OUT ? 2 * i : i] = Element<T>::round(minus(times(x1, cos[i]), times(x2, sin[i])));
+    const int first = INTERLEAVED_IN ? 2 * i : i, second = INTERLEAVED_IN ? 2 * i + 1 : N + i;
+    C x1 = Element<T>::widen(x[first]), x2 = Element<T>::widen(x[second]);
+    if constexpr (NORM) {
+      if (weighted) {
+        x1 = times(x1, plus(C(Element<T>::widen(w[first])), offset));
+        x2 = times(x2, plus(C(Element<T>::widen(w[second])), offset));
+      }
+    }
+    y[INTERLEAVED_OUT ? 2 * i : i] =
+        Element<T>::round(scale(minus(times(x1, cos[i]), times(x2, sin[i]))));
     y[INTERLEAVED_OUT ? 2 * i + 1 : N + i] =
-        Element<T>::round(plus(times(x2, cos[i]), times(x1, sin[i])));
+        Element<T>::round(scale(plus(times(x2, cos[i]), times(x1, sin[i]))));
   }
   memcpy(results, y, sizeof(y));
 }
 
 // T: of q and k. INTERLEAVED_IN, INTERLEAVED_OUT: whether pairs are (2i, 2i+1), else (i, i + r/2).
-// ACCESS: bytes of a load or store. IN_PLACE: whether q or k are overwritten.
+// ACCESS: bytes of a load or store. IN_PLACE: whether q or k are overwritten. NORM: whether the
+// rotated slice is normalized; then a block has all threads of a head.
 template <typename T, bool INTERLEAVED_IN, bool INTERLEAVED_OUT, int ACCESS, int SOURCE,
-          bool IN_PLACE>
-__global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_constant__ Arguments a) {
+          bool IN_PLACE, bool NORM>
+__global__ void __launch_bounds__(THREADS, BLOCKS(SOURCE, NORM))
+    rotate(const __grid_constant__ Arguments a) {
   using C = typename Element<T>::Computed;
   using W = typename Word<ACCESS>::Type;
   constexpr bool PAIRS = INTERLEAVED_IN && INTERLEAVED_OUT;
@@ -242,7 +278,7 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
   const Strides &of_outer = a.outer_strides, &of_inner = a.inner_strides;
   const long long inner = static_cast<long long>(blockIdx.x) * blockDim.z + threadIdx.z;
   const bool present = inner < a.inner;
-  if (!TOGETHER && !present) return;
+  if (!TOGETHER && !NORM && !present) return;
   const int heads = static_cast<int>(a.heads), q_heads = static_cast<int>(a.q_heads);
   for (long long outer = blockIdx.y; outer < a.outer; outer += gridDim.y) {
     for (int lane = threadIdx.x; lane < a.lanes; lane += blockDim.x) {
@@ -280,8 +316,25 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
       char *const k_out = a.k_out + outer * of_outer.k_out + inner * of_inner.k_out + to;
 
       for (int base = 0; base < heads; base += step) {
-        if constexpr (TOGETHER) __syncthreads();
+        if constexpr (TOGETHER || NORM) __syncthreads();
         int head = base + threadIdx.y;
+        C factors[HEADS];
+        if constexpr (NORM) {
+          __shared__ C sums[HEADS][THREADS];
+          const int row = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x;
+#pragma unroll
+          for (int u = 0; u < HEADS; ++u) {
+            const bool summed = turning && present && head + u * blockDim.y < heads;
+            sums[u][row + threadIdx.x] = summed ? sum_squares<T, C>(words[u]) : C(0);
+          }
+          __syncthreads();
+#pragma unroll
+          for (int u = 0; u < HEADS; ++u) {
+            C sum = 0;
+            for (int i = 0; i < a.turning; ++i) sum = plus(sum, sums[u][row + i]);
+            factors[u] = reciprocal_root(plus(times(sum, C(a.share)), C(a.eps)));
+          }
+        }
 #pragma unroll
         for (int u = 0; u < HEADS; ++u, head += blockDim.y) {
           if (!present || head >= heads) continue;
@@ -289,7 +342,18 @@ __global__ void __launch_bounds__(256, BLOCKS(SOURCE)) rotate(const __grid_const
                                          : k_out + (head - q_heads) * a.k_out_head;
           W results[WORDS];
           if (turning) {
-            turn<T, INTERLEAVED_IN, INTERLEAVED_OUT>(results, words[u], cos, sin);
+            W weights[WORDS];
+            const char *const weight = head < q_heads ? a.q_weight : a.k_weight;
+            if constexpr (NORM) {
+#pragma unroll
+              for (int i = 0; i < WORDS && weight != nullptr; ++i) {
+                weights[i] = read_constant<W>(weight + from - a.before +
+                                              i * (INTERLEAVED_IN ? ACCESS : apart));
+              }
+            }
+            turn<T, INTERLEAVED_IN, INTERLEAVED_OUT, NORM>(results, words[u], cos, sin, weights,
+                                                           weight != nullptr, C(a.weight_offset),
+                                                           factors[u]);
           } else {
             results[0] = words[u][0];
           }

@@ -17,6 +17,7 @@ from rope_xp._core.memory import ACCESS, alignment
 from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp._dispatch.kernels import Kernels
+from rope_xp_backends.gpu import decline_norm
 from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,
@@ -59,15 +60,9 @@ def kernel_decline_reason(call: Call) -> str | None:
         n, size = x.shape[-1], x.shape[-1] * x.itemsize
         if size > LARGEST_ROW:
             return f"a head of {n} components is {size} bytes long, and at most {LARGEST_ROW} fit"
-    weights = () if norm is None else norm.weights[: len(arrays)]
-    if norm is not None and norm.round_between:
-        return "its kernel does not round between norm and rotation"
-    if any(w is not None and (w.ndim > 1 or not w.is_contiguous()) for w in weights):
-        return "its kernel takes one contiguous weight for all heads"
-    kinds = {None if w is None else (w.dtype, w.shape) for w in weights}
-    if len(kinds) > 1 or (weights and len(call.groups(one_dtype=True)) > 1):
-        return "q and k differ in dtype or positions, or in dtype or length of their weights"
-    return None
+    if norm is not None and not all(w.is_contiguous() for _, w in norm.list_weights(len(arrays))):
+        return "its kernel takes contiguous weights"
+    return decline_norm(call)
 
 
 @cached(64)

@@ -17,7 +17,7 @@ from rope_xp_backends.cpu.launch import KERNELS, decline_norm, get_kernel_keys
 from . import gpu, norm, op, private
 from .cpu import LLVMLaunch, prepare_llvm_launch
 from .gpu import TritonLaunch
-from .library import PLAIN, Tensors, is_plain
+from .library import PLAIN, Tensors
 from .op_args import N_TENSORS, OpArgs, assemble_op_args, build_op_args
 
 TensorLaunch: TypeAlias = LLVMLaunch | TritonLaunch
@@ -42,6 +42,7 @@ class Triton(Path):
             or gpu.KERNELS.decline_reason()
             or _decline_for_operator(call, *device)
             or gpu.kernel_decline_reason(call)
+            or _decline_norm(call, *device)
             or (None if forced else _decline_export())
         )
 
@@ -54,8 +55,7 @@ class Triton(Path):
         source = call.angles[0]
         if isinstance(source, TableLookup) and source.tables.low.dtype == torch.float64:
             return None  # its angles are computed before the launch
-        prepare = partial(gpu.prepare_triton_launch, norm=call.norm)
-        return _specialize(call, signature, results, prepare)
+        return _specialize(call, signature, results, gpu.prepare_triton_launch)
 
 
 class TorchLLVM(Path):
@@ -71,7 +71,7 @@ class TorchLLVM(Path):
             or _decline_tensors(call.arrays, *device)
             or _decline_for_operator(call, *device)
             or decline_norm(call)
-            or _decline_weights(call, *device)
+            or _decline_norm(call, *device)
             or (None if forced else _decline_export() or _decline_small(call))
         )
 
@@ -91,9 +91,7 @@ def _call_operator(call: Call, **support: bool) -> Tensors:
     results: Tensors = ()
     for arrays, out, source in call.groups(call.out or (), one_dtype=True):
         op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
-        if call.norm is not None:
-            results += gpu.rotate_on_gpu(out or None, arrays, op_args, call.norm)
-        elif out:
+        if out:
             op.rotate_out(out, arrays, *op_args)
         else:
             results += op.apply_op(arrays, op_args)
@@ -187,13 +185,14 @@ def _decline_tensors(tensors: Tensors, devices: Container[str], hardware: str) -
     return None
 
 
-def _decline_weights(call: Call, devices: Container[str], hardware: str) -> str | None:
+def _decline_norm(call: Call, devices: Container[str], hardware: str) -> str | None:
     """Return why a kernel does not normalize, and plain operations do."""
     if call.norm is None:
         return None
-    if private.are_transforms_active():
-        return "a transform follows a norm in plain operations"
     weights = tuple([w for _, w in call.norm.list_weights(len(call.arrays))])
+    negated = not torch.compiler.is_compiling() and any(x.is_neg() for x in call.arrays + weights)
+    if negated or private.are_transforms_active():
+        return "a norm of negated tensors, or under a transform, needs plain operations"
     return _decline_tensors(weights, devices, hardware)
 
 
@@ -203,12 +202,8 @@ def _decline_for_operator(call: Call, devices: Container[str], hardware: str) ->
     unsupported = private.is_forward_mode()
     if transformed:
         unsupported = compiling or not private.are_transforms_reverse()
-    if call.norm is not None:
-        tensors = (*call.arrays, *(w for w in call.norm.weights if w is not None))
-        recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        unsupported |= compiling or transformed or recorded or not all(map(is_plain, tensors))
     if unsupported:
-        return "autograd, a compiler or a transform needs plain operations"
+        return "this transform needs plain operations"
     if angles_need_gradient(call):
         return "a derivative with respect to angles needs plain operations"
     if call.out is None:

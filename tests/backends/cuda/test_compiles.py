@@ -19,7 +19,8 @@ NARROW = [
     for key in every_key()
     if key.access < 16 and key.dtype != "float16" and key.source != COMPONENTS
 ]
-MATRIX = {"sm_80": WIDE, "sm_90": WIDE + NARROW, "sm_100": WIDE, "sm_120": WIDE}
+NORM = [key for key in cuda_on_cpu.norm_keys() if key.access == 16]
+MATRIX = {"sm_80": WIDE, "sm_90": WIDE + NARROW + NORM, "sm_100": WIDE, "sm_120": WIDE}
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([\w.]+)", re.MULTILINE)
 REPORT = re.compile(r"Compiling entry function '(\w+)'(.*?)Used (\d+) registers", re.DOTALL)
 # A block has 256 threads and a multiprocessor 65536 registers: two blocks of 128, three of 80.
@@ -83,7 +84,8 @@ def test_kernels_fit_the_chip(arch, every, nvrtc, tmp_path):
     for name, report, registers in reports:
         key = names[name]
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report, key
-        assert int(registers) <= REGISTERS[arch][key.source], (key, registers)
+        most = 128 if key.norm else REGISTERS[arch][key.source]
+        assert int(registers) <= most, (key, registers)
     kernels = disassembled(cubin, tmp_path)
     assert {names[name] for name in kernels} == set(keys)
     for name, instructions in kernels.items():
@@ -93,7 +95,11 @@ def test_kernels_fit_the_chip(arch, every, nvrtc, tmp_path):
 def check_instructions(key, instructions):
     parts = [instruction.split(".") for instruction in instructions]
     count = Counter(part[0] for part in parts)
-    fused_or_local = {"FFMA", "DFMA", "LDL", "STL"} & set(count)
+    # A reciprocal root in float64 is a function of its own.
+    names = (
+        {"LDL", "STL"} if key.norm and key.dtype == "float64" else {"FFMA", "DFMA", "LDL", "STL"}
+    )
+    fused_or_local = names & set(count)
     assert not fused_or_local, (key, fused_or_local)
     assert not any("FTZ" in part for part in parts), key
     # Angles and positions are constant; q and k are read once (EF), or written over.

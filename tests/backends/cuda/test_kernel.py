@@ -5,6 +5,7 @@ import mmap
 from dataclasses import replace
 from functools import partial
 
+import ml_dtypes
 import numpy as np
 import pytest
 from rope_xp_backends.gpu import cuda_plan
@@ -25,6 +26,9 @@ POSITIONS = np.random.default_rng(0).integers(-70_000, 1 << 23, 21)
 POSITIONS[0] = 0
 LAYOUTS = ("half", "interleaved", "interleaved_to_half")
 ACCESSES = sorted({(key.dtype, key.access) for key in cuda_on_cpu.every_key()})
+
+
+NORMS = sorted({(key.dtype, key.access) for key in cuda_on_cpu.norm_keys()})
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +145,43 @@ def test_head_dim(head_dim, layout, rng):
         same(x, expected)
 
 
+@pytest.mark.parametrize(("dtype", "access"), NORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_norm(dtype, layout, access, rng):
+    """Of q and k by weights of their own; of a slice; without weights; new and in place."""
+    compute_dtype = np.float64 if dtype == "float64" else np.float32
+    for rotary_dim, weighted in ((64, True), (64, False), (32, True)):
+        rope = RoPE(layout=layout, rotary_dim=rotary_dim, rotary_offset=64 - rotary_dim)
+        q, k = (place(sample(rng, 2, 21, h, 64, dtype=dtype), access) for h in (5, 2))
+        weights = [place(sample(rng, rotary_dim, dtype=dtype), access) for _ in "qk"]
+        norm = rope_xp.QKNorm(*(weights if weighted else ()), offset=float(not weighted))
+        wide = truth(rope.apply, *(x.astype(compute_dtype) for x in (q, k)), POSITIONS, norm=norm)
+        for out in (tuple(place(x, access) for x in (q, k)), (q, k)):
+            got = rope.apply(q, k, POSITIONS, norm=norm, out=out)
+            (key,) = cuda_on_cpu.get_keys()
+            assert (key.norm, key.access) == (True, access)
+            for y, e in zip(got, wide, strict=True):
+                # Sums in another order move the factor by an ulp at most, and products round: 2
+                # ulp of a pair, so of the head's largest component. Then 16 bits are rounded once.
+                bound = 2 * np.finfo(compute_dtype).eps * np.abs(e).max(-1, keepdims=True)
+                rounding = np.abs(e) * float(ml_dtypes.finfo(y.dtype).eps) / 2
+                assert (np.abs(y.astype(compute_dtype) - e) <= bound + rounding).all()
+
+
+def test_norms_that_are_declined(rng):
+    x, w = sample(rng, 21, 2, 512), np.ones(512, np.float32)
+    for reason, rope, y, norm in (
+        ("of 256 components", RoPE(), x, (w, 1e-6)),
+        ("what is rotated", RoPE(rotary_dim=32), x[..., :64], (w[:64], 1e-6)),
+        ("in one dtype", RoPE(), x[..., :64], (w[:64].astype(np.float16), 1e-6)),
+        ("is not contiguous", RoPE(), x[..., :64], (w[::8], 1e-6)),
+        ("one weight for all heads", RoPE(), x[..., :256], (w.reshape(2, 256), 1e-6)),
+        ("does not round", RoPE(), x[..., :64], rope_xp.QKNorm(round_between=True)),
+    ):
+        with pytest.raises(rope_xp.RopeError, match=reason):
+            rope.rotate(y, POSITIONS, norm=norm)
+
+
 Shape = tuple[int, ...]
 
 
@@ -200,7 +241,7 @@ def step_of(tokens, heads, head_dim=128, axes="bshd"):
         strides = tuple(2 * math.prod(shape[i + 1 :]) for i in range(4))
         layouts.append(StridedLayout(shape, strides))
     spec = RotationSpec(parse_axes(axes, 4, "x"), "half", head_dim, 0, inverse=False)
-    job = cuda_plan.CudaJob("bfloat16", spec, (False, False), TABLE_LOOKUP, True, 16, 0)
+    job = cuda_plan.CudaJob("bfloat16", spec, (False, False), TABLE_LOOKUP, True, 16, 0, ())
     (step,) = cuda_plan.plan_steps(job, (*layouts, *layouts), (StridedLayout((tokens,), (8,)),))
     return step
 

@@ -72,6 +72,18 @@ def host(monkeypatch):
     return synchronized
 
 
+def test_norm(host, rng):
+    """Also of cached calls, whose weights lie elsewhere."""
+    q, k = (rng.standard_normal((5, heads, 16)).astype(np.float32) for heads in (4, 2))
+    for _ in range(3):
+        weights = [rng.standard_normal(16).astype(np.float32) for _ in "qk"]
+        expected = rope_xp.apply(q, k, POSITIONS, norm=rope_xp.QKNorm(*weights))
+        norm = rope_xp.QKNorm(*map(on_host, weights))
+        got = rope_xp.apply(on_host(q), on_host(k), on_host(POSITIONS), norm=norm)
+        for x, y in zip(got, expected, strict=True):
+            np.testing.assert_allclose(read(x), y, rtol=0, atol=2e-6)  # 2 ulp of what is below 8
+
+
 def fail_with(error):
     def fail(*_):
         raise error

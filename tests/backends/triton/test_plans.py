@@ -132,8 +132,8 @@ def test_reasons_to_decline_a_norm(monkeypatch):
 
     assert reason() is reason(weight, weight, offset=1.0) is None
     assert reason(round_between=True) == "its kernel does not round between norm and rotation"
-    assert "one contiguous weight" in reason(torch.ones(2, 8), weight)
-    assert "one contiguous weight" in reason(weight, torch.ones(16)[::2])
+    assert "one weight for all heads" in reason(torch.ones(2, 8), weight)
+    assert "contiguous weights" in reason(weight, torch.ones(16)[::2])
     differ = "q and k differ in dtype or positions, or in dtype or length of their weights"
     for weights in ((weight, None), (None, weight), (weight, weight.half())):
         assert reason(*weights) == differ
