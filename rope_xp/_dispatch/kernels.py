@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
+from rope_xp._core.call import Call
 from rope_xp._core.forks import SLOW
 from rope_xp._core.path import PathUnavailable
 
@@ -92,6 +93,19 @@ class Kernels(Generic[Key, Kernel]):
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[key] = kernel
             return kernel
+
+
+def decline_norm(call: Call) -> str | None:
+    """Return why a kernel does not normalize the arrays of a call, None if it can."""
+    if call.norm is None:
+        return None
+    if call.norm.round_between:
+        return "its kernels do not round between norm and rotation"
+    weights = call.norm.weights[: len(call.arrays)]
+    if any(w is not None and len(w.shape) > 1 for w in weights):
+        return "its kernels take one weight for all heads"
+    kinds = {None if w is None else (call.backend.dtype_name(w), w.shape[0]) for w in weights}
+    return "weights of q and k differ in dtype or length" if len(kinds) > 1 else None
 
 
 @contextmanager

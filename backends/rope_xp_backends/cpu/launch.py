@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from rope_xp._core.call import Call, RotationSpec, get_interleaved
 from rope_xp._core.norm import QKNorm
-from rope_xp._dispatch.kernels import Kernels
+from rope_xp._dispatch.kernels import Kernels, decline_norm
 
 from . import threads as pool
 from .plan import CpuPlan, KernelKey, NormKey
@@ -62,21 +62,11 @@ def build_norm_key(
     return NormKey(weight_dtype, pairs, *rest, float(norm.eps), float(norm.offset))
 
 
-def decline_norm(call: Call) -> str | None:
+def decline_long_norm(call: Call) -> str | None:
     """Return why kernels do not normalize the arrays of a call."""
-    norm = call.norm
-    if norm is None:
-        return None
-    if norm.round_between:
-        return "its kernels do not round between norm and rotation"
-    if any(len(w.shape) > 1 for _, w in norm.list_weights(len(call.arrays))):
-        return "its kernels take one weight for all heads"
-    if call.arrays[0].shape[-1] > MAX_NORM:
+    if call.norm is not None and call.arrays[0].shape[-1] > MAX_NORM:
         return f"its kernels normalize heads of at most {MAX_NORM} components"
-    keys = set(get_kernel_keys(call))
-    if len(keys) > len({key.dtype for key in keys}):
-        return "q and k have weights of different dtypes or lengths, or one has none"
-    return None
+    return decline_norm(call)
 
 
 def pad_inputs(inputs: list[int], weights: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from rope_xp._core.call import Call, RotationSpec
+from rope_xp._core.call import RotationSpec
 from rope_xp._core.memory import CollapsedDim, Ints, StridedLayout, collapse_dims
 
 _RELAXED = 2
@@ -50,19 +50,6 @@ def collapse_operands(
     return OperandLayout(
         collapse_dims(spec.axes.batch_tokens, arrays, angles), heads, strides, copies
     )
-
-
-def decline_norm(call: Call) -> str | None:
-    """Return why a launch does not normalize the arrays of a call, None if it can."""
-    weights = () if call.norm is None else call.norm.weights[: len(call.arrays)]
-    if call.norm is not None and call.norm.round_between:
-        return "its kernel does not round between norm and rotation"
-    if any(w is not None and len(w.shape) > 1 for w in weights):
-        return "its kernel takes one weight for all heads"
-    kinds = {None if w is None else (call.backend.dtype_name(w), w.shape[0]) for w in weights}
-    if len(kinds) > 1 or (weights and len(call.groups(one_dtype=True)) > 1):
-        return "q and k differ in dtype or positions, or in dtype or length of their weights"
-    return None
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from rope_xp._core.call import AngleSource, Call, CosSin, get_interleaved
 from rope_xp._core.memory import Memory, StridedLayout, alignment
 from rope_xp._core.typing import Array
 from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.kernels import decline_norm
 from rope_xp._rotation import portable
 
-from . import decline_norm
 from .cuda_plan import COMPONENTS, COS_SIN, TABLE_LOOKUP, THREADS, CudaJob, CudaLaunch, plan_steps
 
 Arrays: TypeAlias = tuple[Array, ...]

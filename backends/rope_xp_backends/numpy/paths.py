@@ -6,7 +6,7 @@ from rope_xp._core.call import Call, get_interleaved
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, decline_norm, get_kernel_keys
+from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, decline_long_norm, get_kernel_keys
 
 from . import chunks, host
 
@@ -21,7 +21,7 @@ class LLVM(Path):
         return (
             KERNELS.decline_reason(*get_kernel_keys(call))
             or _decline_subclasses(call)
-            or decline_norm(call)
+            or decline_long_norm(call)
         )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:

@@ -16,8 +16,7 @@ from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import ACCESS, alignment
 from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.call_cache import CALLS
-from rope_xp._dispatch.kernels import Kernels
-from rope_xp_backends.gpu import decline_norm
+from rope_xp._dispatch.kernels import Kernels, decline_norm
 from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,
@@ -62,6 +61,8 @@ def kernel_decline_reason(call: Call) -> str | None:
             return f"a head of {n} components is {size} bytes long, and at most {LARGEST_ROW} fit"
     if norm is not None and not all(w.is_contiguous() for _, w in norm.list_weights(len(arrays))):
         return "its kernel takes contiguous weights"
+    if norm is not None and len(call.groups(one_dtype=True)) > 1:
+        return "its kernel normalizes q and k of one dtype, at the same positions"
     return decline_norm(call)
 
 

@@ -31,6 +31,8 @@ def run(call: Call, **support: bool) -> Tensors:
         if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             if not torch.compiler.is_compiling():
                 op_args = op_args.with_copied_positions(arrays[0])
+            if len(weights) == 2 and weights[0] is weights[1]:  # which a compiler does not trace
+                weights = weights[0], None if weights[0] is None else weights[0].view(-1)
             arguments = norm.eps, norm.offset, *op_args, *arrays, *weights
             results += tuple(_Rotate.apply(*arguments))  # type: ignore[no-untyped-call]  # in torch
         else:

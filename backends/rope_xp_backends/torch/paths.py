@@ -12,7 +12,7 @@ from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
-from rope_xp_backends.cpu.launch import KERNELS, decline_norm, get_kernel_keys
+from rope_xp_backends.cpu.launch import KERNELS, decline_long_norm, get_kernel_keys
 
 from . import gpu, norm, op, private
 from .cpu import LLVMLaunch, prepare_llvm_launch
@@ -70,7 +70,7 @@ class TorchLLVM(Path):
             KERNELS.decline_reason(*get_kernel_keys(call))
             or _decline_tensors(call.arrays, *device)
             or _decline_for_operator(call, *device)
-            or decline_norm(call)
+            or decline_long_norm(call)
             or _decline_norm(call, *device)
             or (None if forced else _decline_export() or _decline_small(call))
         )
