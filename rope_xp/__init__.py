@@ -9,9 +9,9 @@
 from rope_xp import scaling
 from rope_xp._core.caches import clear_caches
 from rope_xp._core.errors import MissingBackendError, RopeConfigError, RopeError
-from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch import libraries as _libraries  # noqa: F401  # fills the table of find
 from rope_xp._dispatch.choose import Explanation, use_path
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp._functions import apply, apply_frequencies, apply_tables, explain, permute_weights
 from rope_xp.angles import Angles
 from rope_xp.choice import Choice

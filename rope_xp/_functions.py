@@ -6,10 +6,10 @@ from rope_xp._arguments import fields, learned, parse, parse_tables
 from rope_xp._core import numbers
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.errors import RopeError
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.typing import ArrayT, Layout
 from rope_xp._dispatch import call_cache, choose, find
 from rope_xp._dispatch.choose import Explanation
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp.rope import Positions, RoPE
 
 _DEFAULT = RoPE()

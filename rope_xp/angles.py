@@ -14,13 +14,13 @@ from rope_xp._arguments.slots import rotate_into_slots
 from rope_xp._core.caches import cached
 from rope_xp._core.call import Call, RotationSpec, TableLookup, leaves
 from rope_xp._core.library import TREES, Rope
-from rope_xp._core.norm import QKNorm, read_norm
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.typing import Array, ArrayT
 from rope_xp._dispatch import call_cache
 from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CachedCall, CallSignature
 from rope_xp._dispatch.choose import choice
+from rope_xp._dispatch.norm import QKNorm, read_norm
 
 CosSinPair: TypeAlias = tuple[Array, Array]
 UnitRotation: TypeAlias = tuple[CachedCall, Array, int]

@@ -5,11 +5,11 @@ from typing import Any
 from rope_xp._arguments import messages
 from rope_xp._core.call import Axes
 from rope_xp._core.errors import RopeError
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.numbers import same_length
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.norm import QKNorm
 
 
 def check_norm(

@@ -5,10 +5,10 @@ from typing import Any
 from rope_xp._arguments import messages
 from rope_xp._core.errors import RopeError
 from rope_xp._core.memory import MemorySpan, get_span, have_overlap, overlaps_itself
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import find
 from rope_xp._dispatch.backend import Backend
+from rope_xp._dispatch.norm import QKNorm
 
 _NAMES = (("x",), ("q", "k"))
 _LABELS = (("out",), ("out[0]", "out[1]"))

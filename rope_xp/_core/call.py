@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from rope_xp._core.library import DigitTables, TableKey
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.typing import Array, Device, Layout
 
 LIMIT = 1 << 31
@@ -169,8 +168,7 @@ class Call:
     out: tuple[Array, ...] | None
     """A result for each array, either that array or disjoint from all; None for new arrays."""
     spec: RotationSpec
-    norm: QKNorm | None = None
-    """RMSNorm of the arrays before their rotation."""
+    norm: Any = None  # a QKNorm, likewise: of the arrays before their rotation
 
     def groups(
         self, out: tuple[Array, ...] = (), *, one_dtype: bool

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 from rope_xp._core.caches import BoundedCache
 from rope_xp._core.call import Call, CosSin, PositionRange, RelativeAngles, TableLookup
 from rope_xp._core.library import DigitTables
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.path import Path, PathUnavailable
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp._rotation import portable
 
 Arrays: TypeAlias = tuple[Array, ...]

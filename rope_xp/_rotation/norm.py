@@ -10,17 +10,14 @@ kernels have the same bits; compilers sum in an order of their own.
 from collections.abc import Callable
 
 from rope_xp._core.call import Axes, Call, RotationSpec, get_interleaved
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.typing import Array, Namespace
 
 LANES = 16
 
 
-def rotate(
-    call: Call, norm: QKNorm, i: int, cos: Array, sin: Array, rotate_array: Callable[..., Array]
-) -> Array:
+def rotate(call: Call, i: int, cos: Array, sin: Array, rotate_array: Callable[..., Array]) -> Array:
     """Return array i of a call, normalized and rotated by ``rotate_array``."""
-    xp, spec, x = call.backend.xp, call.spec, call.arrays[i]
+    xp, spec, norm, x = call.backend.xp, call.spec, call.norm, call.arrays[i]
     first, end = spec.rotary_offset, spec.rotary_offset + spec.rotary_dim
     weight, y = norm.weights[i], x
     over_slice = weight is not None and weight.shape[-1] != x.shape[-1]

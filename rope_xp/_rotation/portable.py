@@ -87,7 +87,7 @@ def run(call: Call, rotate: Callable[..., Array] = rotate) -> tuple[Array, ...]:
             results += [rotate(xp, x, cos, sin, call.spec) for x in arrays]
         else:
             indices = range(len(results), len(results) + len(arrays))
-            results += [norm.rotate(call, call.norm, i, cos, sin, rotate) for i in indices]
+            results += [norm.rotate(call, i, cos, sin, rotate) for i in indices]
     if call.out is None:
         return tuple(results)
     for out, result in zip(call.out, results, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
-from rope_xp._core.norm import QKNorm
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp.integrations import _classes, _formats, _methods, _rotary
 
 _NAME = re.compile(r"(q|k|query|key)_(layer)?norm|norm_(added_)?[qk]")

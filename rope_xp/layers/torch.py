@@ -10,7 +10,7 @@ import torch
 
 from rope_xp._core import numbers
 from rope_xp._core.errors import RopeError
-from rope_xp._core.norm import QKNorm
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp._frequencies import initial_frequencies
 from rope_xp._functions import apply_frequencies
 from rope_xp.angles import Angles

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeAlias
 
 from rope_xp._core.call import Call, RotationSpec, get_interleaved
-from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.kernels import Kernels, decline_norm
+from rope_xp._dispatch.norm import QKNorm
 
 from . import threads as pool
 from .plan import CpuPlan, KernelKey, NormKey

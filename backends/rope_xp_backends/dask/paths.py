@@ -16,11 +16,11 @@ from rope_xp._core.call import (
     leaves,
 )
 from rope_xp._core.errors import RopeError
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.path import Path
 from rope_xp._core.typing import Array
 from rope_xp._dispatch import choose, find
+from rope_xp._dispatch.norm import QKNorm
 
 from .library import add_arrays, remove_arrays
 

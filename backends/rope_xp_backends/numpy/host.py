@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_xp._core.call import CosSin, RotationSpec, TableLookup
 from rope_xp._core.memory import StridedLayout
-from rope_xp._core.norm import QKNorm
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp_backends.cpu import threads
 from rope_xp_backends.cpu.launch import CpuLaunch, Kernel, pad_inputs
 from rope_xp_backends.cpu.plan import AngleLayouts, CpuPlan, InOut, build_plan

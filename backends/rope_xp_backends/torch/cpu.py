@@ -8,8 +8,8 @@ import torch
 
 from rope_xp._core.call import get_interleaved
 from rope_xp._core.memory import StridedLayout
-from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.call_cache import CALLS
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp_backends.cpu import threads
 from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, build_norm_key, pad_inputs
 from rope_xp_backends.cpu.plan import AngleLayouts, InOut, KernelKey, build_plan

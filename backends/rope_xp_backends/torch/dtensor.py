@@ -16,7 +16,7 @@ from rope_xp._core.call import Call, CosSin, RelativeAngles, TableLookup
 from rope_xp._core.errors import RopeError
 from rope_xp._core.library import DigitTables, TableKey
 from rope_xp._core.memory import Memory
-from rope_xp._core.norm import QKNorm
+from rope_xp._dispatch.norm import QKNorm
 
 from . import BACKEND as _PLAIN
 from . import dtensor_angles

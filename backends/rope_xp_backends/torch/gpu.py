@@ -14,9 +14,9 @@ from rope_xp._core.caches import cached, pin
 from rope_xp._core.call import Call
 from rope_xp._core.library import DigitTables
 from rope_xp._core.memory import ACCESS, alignment
-from rope_xp._core.norm import QKNorm
 from rope_xp._dispatch.call_cache import CALLS
 from rope_xp._dispatch.kernels import Kernels, decline_norm
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from rope_xp._core.call import Call, RotationSpec
-from rope_xp._core.norm import QKNorm
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp._rotation import portable
 
 from . import op

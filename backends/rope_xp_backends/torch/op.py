@@ -15,9 +15,9 @@ import array_api_compat.torch as xp
 import torch
 
 from rope_xp._core.call import Call
-from rope_xp._core.norm import QKNorm
 from rope_xp._core.path import PathUnavailable
 from rope_xp._dispatch import choose
+from rope_xp._dispatch.norm import QKNorm
 from rope_xp._rotation import portable
 
 from . import private

@@ -6,6 +6,7 @@ from typing import Any
 
 from rope_xp._core import numbers
 from rope_xp._core.library import TREES
+from rope_xp._dispatch import find
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,8 @@ class QKNorm:
         if not isinstance(self.round_between, bool):
             msg = f"round_between must be True or False; got {self.round_between!r}"
             raise TypeError(msg)
+        for _, weight in self.list_weights(2):
+            find.find_backend(weight)  # which registers pytrees
 
     @property
     def weights(self) -> tuple[Any, Any]:
