@@ -88,10 +88,11 @@ class DTensorExecutor:
 
 def _localize_norm(call: Call) -> QKNorm | None:
     """Return the norm with weights as each process has them, whose gradients are summed."""
-    if call.norm is None:
+    norm: QKNorm | None = call.norm
+    if norm is None:
         return None
     weights = []
-    for name, w in call.norm.list_weights(len(call.arrays)):
+    for name, w in norm.list_weights(len(call.arrays)):
         x, weight = call.arrays[name == "norm.k_weight"], w
         if len(w.shape) > 1 and any(p.is_shard(call.spec.axes.heads) for p in x.placements):
             msg = f"{name} has a row for each head, and heads are sharded; replicate them first"
@@ -101,7 +102,7 @@ def _localize_norm(call: Call) -> QKNorm | None:
             whole = w.redistribute(placements=[Replicate()] * w.device_mesh.ndim)
             weight = whole.to_local(grad_placements=sums)
         weights.append(weight)
-    return call.norm.with_weights(weights)
+    return norm.with_weights(weights)
 
 
 def _detach_local(x: Any) -> Any:

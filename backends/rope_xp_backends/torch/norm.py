@@ -21,7 +21,7 @@ def run(call: Call, **support: bool) -> Tensors:
     """Return the arrays of a call, normalized and rotated by the kernel of their device."""
     results: Tensors = ()
     for i, (arrays, out, source) in enumerate(call.groups(call.out or (), one_dtype=True)):
-        norm = call.norm.select(i, len(arrays))  # type: ignore[union-attr]  # there is one
+        norm = call.norm.select(i, len(arrays))
         op_args = build_op_args(portable.for_kernel(call, source, **support), call.spec)
         if out:
             op.run_kernel(out, arrays, op_args, norm)
