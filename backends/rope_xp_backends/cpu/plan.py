@@ -57,7 +57,7 @@ class NormKey(NamedTuple):
 
     @property
     def has_rest(self) -> bool:
-        """Whether components beside the slice are normalized too."""
+        """Whether components outside the slice are normalized too."""
         return self.before + self.behind > 0
 
 
