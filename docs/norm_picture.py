@@ -35,7 +35,8 @@ def write(folder: Path) -> None:
             left = 0
             for read, written in operations.values():
                 for amount, colour in zip((read, written), COLOURS, strict=True):
-                    axes.barh(i, amount, 0.5, left=left, color=colour, edgecolor="white")
+                    axes.barh(i, amount, 0.5, left=left, color=colour)
+                    axes.plot([left, left], [i - 0.25, i + 0.25], color=plots.INK, linewidth=0.5)
                     left += amount
             axes.text(left + 0.6, i, f"{left} bytes", va="center", size=9)
         for label, colour in zip(("read", "written"), COLOURS, strict=True):
