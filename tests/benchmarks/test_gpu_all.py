@@ -78,6 +78,7 @@ def test_a_step_that_fails_ends_no_other(tmp_path, monkeypatch, capsys):
     assert gpu_all.main(["--out", str(tmp_path), "--only", "last"]) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     """What it started would hold the GPU."""
     alive = tmp_path / "alive"

@@ -48,10 +48,10 @@ def decline_reason():
 
 
 @lru_cache
-def _library():
-    """Compile the kernel for every key, which takes seconds."""
+def _library(norm):
+    """Compile the kernel for every key, with a norm or without, which takes seconds."""
     source = Path(__file__).with_suffix(".cpp").read_text()
-    for key, i in _numbers().items():
+    for key, i in _numbers(norm).items():
         source += (
             f'extern "C" bool launch_{i}(const unsigned *grid, const unsigned *block, '
             f"const Arguments *words) "
@@ -78,8 +78,9 @@ def together(key):
 def launch(key, grid, block, words):
     """Run a kernel; ``words`` is its argument as cupy gets it."""
     assert words.size == 1  # cupy passes no other array by value
-    assert words.itemsize == _library().size()
-    function = getattr(_library(), f"launch_{_numbers()[key]}")
+    library = _library(key.norm)
+    assert words.itemsize == library.size()
+    function = getattr(library, f"launch_{_numbers(key.norm)[key]}")
     function.restype = ctypes.c_bool
     integers = ctypes.c_uint * 3
     aligned = function(integers(*grid), integers(*block), ctypes.c_void_p(words.ctypes.data))
@@ -96,9 +97,7 @@ def every_key():
 
 
 def norm_keys():
-    """Return keys of kernels that normalize: of each dtype, layout and width of access."""
-    keys = [key._replace(norm=True) for key in every_key() if key.source != 2]
-    return [key for key in keys if key.access > 4 or key.dtype == "bfloat16"]
+    return [key._replace(norm=True) for key in every_key()]
 
 
 def count_waves(blocks, threads):
@@ -107,8 +106,8 @@ def count_waves(blocks, threads):
 
 
 @lru_cache
-def _numbers():
-    return {key: i for i, key in enumerate([*every_key(), *norm_keys()])}
+def _numbers(norm):
+    return {key: i for i, key in enumerate(norm_keys() if norm else every_key())}
 
 
 class Cuda(_Path):

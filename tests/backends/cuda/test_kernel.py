@@ -145,6 +145,7 @@ def test_head_dim(head_dim, layout, rng):
         same(x, expected)
 
 
+@pytest.mark.exhaustive  # which has all kernels compiled once more
 @pytest.mark.parametrize(("dtype", "access"), NORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_norm(dtype, layout, access, rng):
