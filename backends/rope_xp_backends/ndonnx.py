@@ -39,7 +39,6 @@ class Ndonnx(Backend):
         """Return None, as there is only one."""
 
     def asarray(self, host: np.ndarray, device: None) -> ndonnx.Array:
-        """Make a constant of the graph."""
         return ndonnx.asarray(host)
 
     def axis_length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:

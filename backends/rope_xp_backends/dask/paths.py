@@ -39,7 +39,6 @@ class Blockwise(Path):
         return "its blocks take one weight for all heads" if of_heads else None
 
     def run(self, call: Call) -> tuple[Array, ...]:
-        """Add the tasks to the graph."""
         return tuple(_rotate(call, i) for i in range(len(call.arrays)))
 
 

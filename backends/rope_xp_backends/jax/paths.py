@@ -47,7 +47,6 @@ class Jit(Path):
         self._run: Callable[[Call], tuple[Any, ...]] = jax.jit(run)
 
     def run(self, call: Call) -> tuple[Any, ...]:
-        """Compile once for each signature."""
         return self._run(call)
 
 
