@@ -60,13 +60,11 @@ class JitGpu(Jit):
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline other devices. That of a trace is a guess, as numbers are the same."""
-        if forced:
-            return None
         device = call.backend.device(call.arrays[0])
         platform = jax.default_backend() if device is None else device.platform
-        return (
-            None if platform == "gpu" else f"it is spelled for GPUs, and this runs on a {platform}"
-        )
+        if forced or platform == "gpu":
+            return None
+        return f"it is spelled for GPUs, and this runs on a {platform}"
 
 
 def rotate_for_gpu(
