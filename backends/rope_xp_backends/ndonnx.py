@@ -42,11 +42,9 @@ class Ndonnx(Backend):
         return ndonnx.asarray(host)
 
     def axis_length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
-        """Return the length that the axis has once the graph runs."""
         return x.dynamic_shape[axis]
 
     def arange(self, n: int | ndonnx.Array, device: None) -> ndonnx.Array:
-        """Count to a number that may be an array."""
         return ndonnx.arange(n, dtype=ndonnx.int64)
 
     def take_rows(self, table: ndonnx.Array, indices: ndonnx.Array) -> ndonnx.Array:

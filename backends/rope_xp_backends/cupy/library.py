@@ -63,7 +63,6 @@ class Cupy(Backend):
         return tables
 
     def synchronize(self, device: int) -> None:
-        """Synchronise the stream that copied tables, as other streams will read them."""
         with cupy.cuda.Device(device):
             cupy.cuda.get_current_stream().synchronize()
 

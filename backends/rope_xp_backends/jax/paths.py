@@ -43,8 +43,7 @@ class Jit(Path):
     normalizes = True
 
     def __init__(self, **options: Any) -> None:
-        run = partial(portable.run, **options)
-        self._run: Callable[[Call], tuple[Any, ...]] = jax.jit(run)
+        self._run: Callable[..., tuple[Any, ...]] = jax.jit(partial(portable.run, **options))
 
     def run(self, call: Call) -> tuple[Any, ...]:
         return self._run(call)

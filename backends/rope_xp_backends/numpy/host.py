@@ -25,6 +25,10 @@ Angles: TypeAlias = TableLookup | CosSin
 _ARRAY = np.ndarray
 _HEADER = object.__basicsize__
 _read = ctypes.c_void_p.from_address
+_PROBE = np.empty(1)
+_HAS_POINTER = (
+    sys.implementation.name == "cpython" and _read(id(_PROBE) + _HEADER).value == _PROBE.ctypes.data
+)
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
@@ -39,16 +43,6 @@ def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
             raise TypeError(f"a kernel reads a numpy.ndarray; got {type(x).__name__}")
         pointers.append(_read(id(x) + _HEADER).value if _HAS_POINTER else x.ctypes.data)
     return pointers
-
-
-def _has_pointer() -> bool:
-    if sys.implementation.name != "cpython":
-        return False
-    probe = np.empty(1)
-    return _read(id(probe) + _HEADER).value == probe.ctypes.data
-
-
-_HAS_POINTER = _has_pointer()
 
 
 def rotate(
