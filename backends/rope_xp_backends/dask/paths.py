@@ -9,6 +9,7 @@ import numpy as np
 
 from rope_xp._core.call import AngleSource, Call, RelativeAngles, RotationSpec, TableLookup, leaves
 from rope_xp._core.errors import RopeError
+from rope_xp._core.norm import QKNorm
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.path import Path
 from rope_xp._core.typing import Array
@@ -70,7 +71,7 @@ def _rotate(call: Call, i: int) -> Array:
 
 
 def rotate_block(
-    spec: RotationSpec, norm: Any, source: AngleSource, fits: Fits, x: Array, *arrays: Array
+    spec: RotationSpec, norm: QKNorm | None, source: AngleSource, fits: Fits, x: Array, *arrays: Any
 ) -> Array:
     """Return a block x rotated on the path that it takes by itself. Runs in tasks.
 
