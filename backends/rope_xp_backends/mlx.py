@@ -66,13 +66,11 @@ class Mlx(Backend):
         return name if name != "float64" or _HAS_EXACT_CONSTANTS else "float64, not exact"
 
     def unreadable_reason(self, x: mx.array) -> str | None:
-        """Say what to do about it."""
         if x.dtype != mx.float64:
             return None
         return "float64, whose constants this mlx rounds to float32; update mlx to 0.32.4"
 
     def stop_gradient(self, x: mx.array) -> mx.array:
-        """Stop derivatives."""
         return mx.stop_gradient(x)
 
     def has_float64(self, x: mx.array) -> bool:

@@ -39,15 +39,12 @@ class Ndonnx(Backend):
         """Return None, as there is only one."""
 
     def asarray(self, host: np.ndarray, device: None) -> ndonnx.Array:
-        """Make a constant of the graph."""
         return ndonnx.asarray(host)
 
     def axis_length(self, x: ndonnx.Array, axis: int) -> ndonnx.Array:
-        """Return the length that the axis has once the graph runs."""
         return x.dynamic_shape[axis]
 
     def arange(self, n: int | ndonnx.Array, device: None) -> ndonnx.Array:
-        """Count to a number that may be an array."""
         return ndonnx.arange(n, dtype=ndonnx.int64)
 
     def take_rows(self, table: ndonnx.Array, indices: ndonnx.Array) -> ndonnx.Array:

@@ -72,9 +72,8 @@ def build_ir(key: KernelKey) -> ir.Module:
     # Scratch: cos and sin of a block, those of one component, and a row of x.
     most, length, sets = params["block"], params["length"], params["needs_select"] + 1
     size = params["pairs"] * most * key.width
-    scratch = Int(
-        builder, builder.call(allocate, [(sets * 2 * size + params["pairs"] * 2 * key.size).value])
-    )
+    scratch_size = sets * 2 * size + params["pairs"] * 2 * key.size
+    scratch = Int(builder, builder.call(allocate, [scratch_size.value]))
     with builder.if_then(scratch.is_("==", 0), likely=False):
         builder.ret(ir.Constant(I64, _NO_MEMORY))
     cos_sin, of_component = (scratch, scratch + size), (scratch + size * 2, scratch + size * 3)

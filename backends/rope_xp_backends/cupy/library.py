@@ -16,49 +16,40 @@ from rope_xp._dispatch.call_cache import Arrays, CallSignature, collect_operands
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
-def signature(
-    context: Hashable,
-    arrays: Arrays,
-    positions: Any,
-    out: Any,
-    tables: Arrays | None,
-    weights: Arrays,
-) -> CallSignature | None:
-    """Return the signature of a call on arrays in the memory of a device."""
-    checked = collect_operands(arrays, out)
-    if checked is None:
-        return None
-    operands, in_place = checked
-    angle_inputs: Arrays = (positions,)
-    allowed: tuple[Any, ...] = _INTEGERS
-    if positions is None:
-        double = arrays[0].dtype == np.float64
-        angle_inputs, allowed = tables or (), (np.dtype(np.float64 if double else np.float32),)
-    if any(getattr(row, "dtype", None) not in allowed for row in angle_inputs):
-        return None
-    key: list[Hashable] = [context, in_place]
-    for x in (*operands, *weights, *angle_inputs):
-        if type(x) is not cupy.ndarray:
-            return None
-        key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
-    position_range = UNKNOWN if tables is None else None
-    return CallSignature(tuple(key), arrays, angle_inputs, position_range, out, weights)
-
-
 class Cupy(Backend):
     """The glue of cupy. A device is its number, which hashes."""
 
     assigns_by_index = True
     numpy_dtypes = True
 
-    signature = staticmethod(signature)
+    @staticmethod
+    def signature(
+        context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Any, weights: Arrays
+    ) -> CallSignature | None:
+        """Return the signature of a call on arrays in the memory of a device."""
+        checked = collect_operands(arrays, out)
+        if checked is None:
+            return None
+        operands, in_place = checked
+        angle_inputs: Arrays = (positions,)
+        allowed: tuple[Any, ...] = _INTEGERS
+        if positions is None:
+            double = arrays[0].dtype == np.float64
+            angle_inputs, allowed = tables or (), (np.dtype(np.float64 if double else np.float32),)
+        if any(getattr(row, "dtype", None) not in allowed for row in angle_inputs):
+            return None
+        key: list[Hashable] = [context, in_place]
+        for x in (*operands, *weights, *angle_inputs):
+            if type(x) is not cupy.ndarray:
+                return None
+            key += x.dtype, x.shape, x.strides, x.data.device_id, x.data.ptr % ACCESS
+        position_range = UNKNOWN if tables is None else None
+        return CallSignature(tuple(key), arrays, angle_inputs, position_range, out, weights)
 
     def device(self, x: Any) -> int:
-        """Return the number of the device."""
         return int(x.device.id)
 
     def asarray(self, host: np.ndarray, device: Any) -> Any:
-        """Copy to the device."""
         if device is None:
             return cupy.asarray(host)
         with cupy.cuda.Device(device):
@@ -72,15 +63,12 @@ class Cupy(Backend):
         return tables
 
     def synchronize(self, device: int) -> None:
-        """Synchronise the stream that copied tables, as other streams will read them."""
         with cupy.cuda.Device(device):
             cupy.cuda.get_current_stream().synchronize()
 
     def arange(self, n: int, device: int) -> Any:
-        """Return 0, 1, ..., n - 1 on the device."""
         with cupy.cuda.Device(device):
             return cupy.arange(n, dtype=cupy.int32)
 
     def memory(self, x: Any) -> Memory:
-        """Return pointer, shape and strides of an array."""
         return Memory(int(x.data.ptr), x.shape, x.strides, x.itemsize, True)

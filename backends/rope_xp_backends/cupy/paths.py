@@ -35,7 +35,6 @@ class Cuda(Path):
         self._kernels: Kernels[tuple[CudaKey, int], Any] = Kernels("cupy", lambda: compile_kernel)
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
-        """Decline arrays that the kernel cannot read, and all where cupy cannot compile it."""
         if cupy.cuda.runtime.is_hip:
             return "this cupy is built for ROCm, and the kernel is CUDA"
         return self._kernels.decline_reason() or cuda.decline_reason(call)

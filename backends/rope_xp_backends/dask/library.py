@@ -45,18 +45,15 @@ class Dask(Backend):
         return da.from_array(host, chunks=-1)
 
     def arange(self, n: int, device: None) -> Array:
-        """Return one chunk."""
         check_known(ROTATED, (n,))
         return da.arange(n, chunks=-1, dtype=np.int32)
 
     def integers(self, positions: Array) -> Array:
-        """Convert block by block."""
         if numpy_name(positions.dtype) in ("int32", "int64"):
             return positions
         return _map(_convert_integers, positions, np.int32)
 
     def split_positions(self, positions: Array, double: bool) -> tuple[Array, Array]:
-        """Split block by block."""
         dtype = np.float64 if double or positions.dtype == np.float64 else np.float32
         whole = _map(partial(_split_positions, part=0, double=False), positions, np.int32)
         return whole, _map(partial(_split_positions, part=1, double=double), positions, dtype)

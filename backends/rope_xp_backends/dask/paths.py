@@ -1,20 +1,13 @@
 """The path of dask: one task a block, with the positions that belong to it."""
 
+from dataclasses import replace
 from functools import partial
+from typing import Any, TypeAlias
 
 import dask.array as da
 import numpy as np
 
-from rope_xp._core.call import (
-    AngleSource,
-    Axes,
-    Call,
-    Leaf,
-    RelativeAngles,
-    RotationSpec,
-    TableLookup,
-    leaves,
-)
+from rope_xp._core.call import AngleSource, Call, RelativeAngles, RotationSpec, TableLookup, leaves
 from rope_xp._core.errors import RopeError
 from rope_xp._core.numbers import ROTATED, check_known
 from rope_xp._core.path import Path
@@ -24,6 +17,7 @@ from rope_xp._dispatch.norm import QKNorm
 
 from .library import add_arrays, remove_arrays
 
+Fits: TypeAlias = tuple[tuple[int | None, ...], ...]
 _IN_ARRAYS = "the last of arrays"
 
 
@@ -39,7 +33,6 @@ class Blockwise(Path):
         return "its blocks take one weight for all heads" if of_heads else None
 
     def run(self, call: Call) -> tuple[Array, ...]:
-        """Add the tasks to the graph."""
         return tuple(_rotate(call, i) for i in range(len(call.arrays)))
 
 
@@ -51,7 +44,7 @@ def _rotate(call: Call, i: int) -> Array:
     components, pairs = x.ndim, x.ndim + 1  # axes of positions and tables alone
     axes = call.spec.axes
     fits, arguments = [], []
-    for array, lead, trail in _leaves(source, x, axes):
+    for array, lead, trail in leaves(_count_tokens(source, x, axes.tokens)):
         n = array.ndim - lead - trail
         rows = axes.batch_tokens[len(axes.batch_tokens) - n :]
         index = (*(components,) * lead, *rows, *(pairs,) * trail)
@@ -78,12 +71,7 @@ def _rotate(call: Call, i: int) -> Array:
 
 
 def rotate_block(
-    spec: RotationSpec,
-    norm: QKNorm | None,
-    source: AngleSource,
-    fits: tuple[tuple[int | None, ...], ...],
-    x: Array,
-    *arrays: Array,
+    spec: RotationSpec, norm: QKNorm | None, source: AngleSource, fits: Fits, x: Array, *arrays: Any
 ) -> Array:
     """Return a block x rotated on the path that it takes by itself. Runs in tasks.
 
@@ -107,15 +95,15 @@ def rotate_block(
         return choose.run(call)[0]
 
 
-def _leaves(source: AngleSource, x: Array, axes: Axes) -> tuple[Leaf, ...]:
-    """Return the leaves of a source, implicit positions as an array in the chunks of x."""
+def _count_tokens(source: AngleSource, x: Array, axis: int) -> AngleSource:
+    """Return a source with implicit positions as an array, in the chunks of x."""
     if isinstance(source, RelativeAngles):
-        return _leaves(source.new, x, axes) + _leaves(source.old, x, axes)
+        return RelativeAngles(*(_count_tokens(s, x, axis) for s in (source.new, source.old)))  # type: ignore[arg-type]  # lookups
     if isinstance(source, TableLookup) and source.whole is None:
-        n, chunks = x.shape[axes.tokens], x.chunks[axes.tokens]
-        check_known(ROTATED, (n,))
-        return (Leaf(da.arange(n, chunks=(chunks,), dtype=np.int32), 0, 0),)
-    return leaves(source)
+        check_known(ROTATED, (x.shape[axis],))
+        whole = da.arange(x.shape[axis], chunks=(x.chunks[axis],), dtype=np.int32)
+        return replace(source, whole=whole, components=0)
+    return source
 
 
 def _rechunk(table: Array, index: tuple[int, ...], x: Array) -> Array:

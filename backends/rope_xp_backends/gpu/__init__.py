@@ -26,9 +26,8 @@ class OperandLayout(NamedTuple):
 
     def strides(self) -> list[Ints]:
         """Return the strides of arrays, then of results: along all rows, then along heads."""
-        return [
-            (*(row.steps[i] for row in self.rows), head) for i, head in enumerate(self.head_strides)
-        ]
+        heads = enumerate(self.head_strides)
+        return [(*(row.steps[i] for row in self.rows), head) for i, head in heads]
 
 
 def collapse_operands(
@@ -47,9 +46,8 @@ def collapse_operands(
         [0 if axis is None or heads[i % n] == 1 else x.strides[axis] for i, x in enumerate(arrays)]
     )
     copies = arrays[0].shape[-1] > spec.rotary_dim and not all(in_place)
-    return OperandLayout(
-        collapse_dims(spec.axes.batch_tokens, arrays, angles), heads, strides, copies
-    )
+    rows = collapse_dims(spec.axes.batch_tokens, arrays, angles)
+    return OperandLayout(rows, heads, strides, copies)
 
 
 @contextmanager

@@ -23,52 +23,44 @@ _FLOAT32_MIN = float(np.finfo(np.float32).min)
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
-def signature(
-    context: Hashable,
-    arrays: Arrays,
-    positions: Any,
-    out: Any,
-    tables: Arrays | None,
-    weights: Arrays,
-) -> CallSignature | None:
-    """Return the signature of an eager call on one device, with positions as jax arrays."""
-    x, array_type = arrays[0], type(arrays[0])
-    if out is not None or issubclass(array_type, jax.core.Tracer):
-        return None
-    double, position_range, angle_inputs = x.dtype == np.float64, None, tables or ()
-    if positions is None:
-        if any(row.dtype.itemsize != (8 if double else 4) for row in angle_inputs):
-            return None
-    elif type(positions) is array_type:
-        if positions.dtype not in _INTEGERS:
-            return None
-        angle_inputs, position_range = (positions,), UNKNOWN
-    else:
-        read = read_rows(positions, np.int32, double)
-        if read is None or type(x.sharding) is not SingleDeviceSharding:
-            return None
-        device, position_range = x.device if x.committed else None, read[1]
-        angle_inputs = tuple([jax.device_put(row, device) for row in read[0]])
-    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # set while jax is imported
-    key: list[Hashable] = [context, position_range, x64]
-    for x in (*arrays, *weights, *angle_inputs):
-        if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
-            return None
-        key += x.dtype, x.shape, x.sharding, x.committed
-    return CallSignature(tuple(key), arrays, angle_inputs, position_range, None, weights)
-
-
 class Jax(Backend):
     """The glue of jax."""
 
     numpy_dtypes = True
-
-    signature = staticmethod(signature)
-
     out_refusal = (
         "jax arrays cannot be written to. Under jit, donate the inputs and XLA reuses their "
         "memory: jax.jit(..., donate_argnums=(0, 1))"
     )
+
+    @staticmethod
+    def signature(
+        context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Any, weights: Arrays
+    ) -> CallSignature | None:
+        """Return the signature of an eager call on one device, with positions as jax arrays."""
+        x, array_type = arrays[0], type(arrays[0])
+        if out is not None or issubclass(array_type, jax.core.Tracer):
+            return None
+        double, position_range, angle_inputs = x.dtype == np.float64, None, tables or ()
+        if positions is None:
+            if any(row.dtype.itemsize != (8 if double else 4) for row in angle_inputs):
+                return None
+        elif type(positions) is array_type:
+            if positions.dtype not in _INTEGERS:
+                return None
+            angle_inputs, position_range = (positions,), UNKNOWN
+        else:
+            read = read_rows(positions, np.int32, double)
+            if read is None or type(x.sharding) is not SingleDeviceSharding:
+                return None
+            device, position_range = x.device if x.committed else None, read[1]
+            angle_inputs = tuple([jax.device_put(row, device) for row in read[0]])
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # set while jax is imported
+        key: list[Hashable] = [context, position_range, x64]
+        for x in (*arrays, *weights, *angle_inputs):
+            if type(x) is not array_type or type(x.sharding) is not SingleDeviceSharding:
+                return None
+            key += x.dtype, x.shape, x.sharding, x.committed
+        return CallSignature(tuple(key), arrays, angle_inputs, position_range, None, weights)
 
     def device(self, x: jax.Array) -> jax.Device | None:
         """Return the device that x is committed to, None for tracers and sharded arrays."""
@@ -96,7 +88,6 @@ class Jax(Backend):
         return jnp.maximum(a * b, _FLOAT32_MIN) if a.dtype == jnp.float32 else a * b
 
     def stop_gradient(self, x: jax.Array) -> jax.Array:
-        """Return x without derivatives."""
         return jax.lax.stop_gradient(x)
 
     def take_rows(self, table: jax.Array, indices: jax.Array) -> jax.Array:
@@ -150,11 +141,10 @@ class Jax(Backend):
     def tables(self, table_key: TableKey, like: jax.Array) -> DigitTables:
         """Return numpy tables to a trace, as constants, else arrays."""
         if table_key.double and not self.has_float64(like):
-            msg = (
+            raise RopeError(
                 f"dtype or an array requires float64 angles, and {self.name} computes "
                 "in float32 as it is configured; set jax_enable_x64, or convert to float32"
             )
-            raise RopeError(msg)
         if isinstance(like, jax.core.Tracer):
             return host_tables(table_key)
         # Tracers of another trace in progress must not get into the cache.

@@ -43,11 +43,9 @@ class Jit(Path):
     normalizes = True
 
     def __init__(self, **options: Any) -> None:
-        run = partial(portable.run, **options)
-        self._run: Callable[[Call], tuple[Any, ...]] = jax.jit(run)
+        self._run: Callable[..., tuple[Any, ...]] = jax.jit(partial(portable.run, **options))
 
     def run(self, call: Call) -> tuple[Any, ...]:
-        """Compile once for each signature."""
         return self._run(call)
 
 
@@ -61,13 +59,11 @@ class JitGpu(Jit):
 
     def decline_reason(self, call: Call, *, forced: bool) -> str | None:
         """Decline other devices. That of a trace is a guess, as numbers are the same."""
-        if forced:
-            return None
         device = call.backend.device(call.arrays[0])
         platform = jax.default_backend() if device is None else device.platform
-        return (
-            None if platform == "gpu" else f"it is spelled for GPUs, and this runs on a {platform}"
-        )
+        if forced or platform == "gpu":
+            return None
+        return f"it is spelled for GPUs, and this runs on a {platform}"
 
 
 def rotate_for_gpu(

@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 
+from rope_xp._core.call import RotationSpec, get_interleaved
 from rope_xp_backends.cpu import threads as pool
 
 Arrays = tuple[np.ndarray, ...]
@@ -20,26 +21,22 @@ CHUNKS_A_THREAD = 2
 
 
 def rotate(
-    arrays: Arrays,
-    outs: Arrays,
-    cos: np.ndarray,
-    sin: np.ndarray,
-    interleaved: tuple[bool, bool],
-    offset: int,
+    arrays: Arrays, outs: Arrays, cos: np.ndarray, sin: np.ndarray, spec: RotationSpec
 ) -> None:
     """Rotate arrays, (..., head_dim), into outs, each its array or disjoint from it.
 
-    cos and sin, (..., r/2), have as many axes and broadcast against them; the sine has its sign.
+    cos and sin, (..., r/2), have as many axes and broadcast against them.
     """
-    doubled = cos
+    interleaved, doubled = get_interleaved(spec), cos
     if interleaved[0] == interleaved[1]:  # one product over rows twice as long
         doubled = np.repeat(cos, 2, axis=-1) if interleaved[0] else np.concatenate([cos, cos], -1)
-    factors, operands = (doubled, -sin, sin), zip(arrays, outs, strict=True)
+    sines = (sin, -sin) if spec.inverse else (-sin, sin)
+    factors, operands = (doubled, *sines), zip(arrays, outs, strict=True)
     chunks = [chunk for x, out in operands for chunk in _split(x, out, factors)]
 
     def work(start: int, stop: int) -> None:
         for x, out, parts in chunks[start:stop]:
-            _rotate_chunk(x, out, parts, interleaved, offset)
+            _rotate_chunk(x, out, parts, interleaved, spec.rotary_offset)
 
     pool.share(work, len(chunks), min(pool.limit(), len(chunks) // CHUNKS_A_THREAD))
 

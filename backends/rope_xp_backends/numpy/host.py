@@ -4,7 +4,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,9 +21,14 @@ COLUMNS = 8
 """Contiguous columns copied at once. More would compete for one set of the cache."""
 
 Arrays = tuple[np.ndarray, ...]
+Angles: TypeAlias = TableLookup | CosSin
 _ARRAY = np.ndarray
 _HEADER = object.__basicsize__
 _read = ctypes.c_void_p.from_address
+_PROBE = np.empty(1)
+_HAS_POINTER = (
+    sys.implementation.name == "cpython" and _read(id(_PROBE) + _HEADER).value == _PROBE.ctypes.data
+)
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
@@ -35,49 +40,31 @@ def addresses(arrays: Sequence[np.ndarray]) -> list[int]:
     pointers: list[Any] = []
     for x in arrays:
         if type(x) is not _ARRAY:
-            msg = f"a kernel reads a numpy.ndarray; got {type(x).__name__}"
-            raise TypeError(msg)
+            raise TypeError(f"a kernel reads a numpy.ndarray; got {type(x).__name__}")
         pointers.append(_read(id(x) + _HEADER).value if _HAS_POINTER else x.ctypes.data)
     return pointers
 
 
-def _has_pointer() -> bool:
-    if sys.implementation.name != "cpython":
-        return False
-    probe = np.empty(1)
-    return _read(id(probe) + _HEADER).value == probe.ctypes.data
-
-
-_HAS_POINTER = _has_pointer()
-
-
 def rotate(
-    kernel: Kernel,
-    arrays: Sequence[np.ndarray],
-    outs: Sequence[np.ndarray],
-    source: TableLookup | CosSin,
-    spec: RotationSpec,
-    weights: Arrays = (),
+    kernel: Kernel, arrays: Arrays, out: Arrays, source: Angles, spec: RotationSpec, weights: Arrays
 ) -> None:
-    """Rotate one array or two of one dtype, which share their angles, into outs."""
-    results = tuple([y if is_readable(y) else _allocate_like(y) for y in outs])
+    """Rotate one array or two of one dtype, which share their angles, into out."""
+    results = tuple(
+        [y if is_readable(y) else np.empty(y.shape, y.dtype.newbyteorder("=")) for y in out]
+    )
     pairs = zip(arrays, results, strict=True)
     inputs = tuple([x if is_readable(x) else _copy_into(y, x) for x, y in pairs])
     angle_inputs = get_angle_inputs(source)
     plan = plan_rotation(inputs, results, angle_inputs, source, spec)
     launch = NumpyLaunch(CpuLaunch(kernel, plan), True, len(weights))
     launch(inputs, results, weights + angle_inputs)
-    for y, result in zip(outs, results, strict=True):
+    for y, result in zip(out, results, strict=True):
         if result is not y:
             y[...] = result
 
 
 def plan_rotation(
-    arrays: Arrays,
-    outs: Arrays,
-    angle_inputs: Arrays,
-    source: TableLookup | CosSin,
-    spec: RotationSpec,
+    arrays: Arrays, outs: Arrays, angle_inputs: Arrays, source: Angles, spec: RotationSpec
 ) -> CpuPlan:
     """Return the plan of all arrays and angle inputs with the strides of these."""
     operands = [InOut(_get_layout(x), _get_layout(y)) for x, y in zip(arrays, outs, strict=True)]
@@ -127,7 +114,7 @@ def get_weights(norm: QKNorm | None, first: int, count: int) -> Arrays:
     return tuple([np.require(w, requirements=["C", "A"]) for _, w in named])
 
 
-def get_angle_inputs(source: TableLookup | CosSin) -> Arrays:
+def get_angle_inputs(source: Angles) -> Arrays:
     """Return positions and their fractions, or cos and sin, as plain aligned arrays."""
     if isinstance(source, CosSin):
         inputs = [source.cos, source.sin]
@@ -156,10 +143,6 @@ def is_readable(x: np.ndarray) -> bool:
     """Return whether kernels can read and write an array: head_dim contiguous, native, aligned."""
     contiguous = x.strides[-1] == x.itemsize or x.shape[-1] <= 1 or x.size == 0
     return contiguous and x.dtype.isnative and x.flags.aligned
-
-
-def _allocate_like(x: np.ndarray) -> np.ndarray:
-    return np.empty(x.shape, x.dtype.newbyteorder("="))
 
 
 def _copy_into(new: np.ndarray, x: np.ndarray) -> np.ndarray:

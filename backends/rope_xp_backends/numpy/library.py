@@ -1,6 +1,7 @@
 """numpy, with ml_dtypes.bfloat16."""
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from rope_xp._dispatch.backend import Backend
 from rope_xp._dispatch.call_cache import CallSignature, collect_operands
 from rope_xp._rotation.tables import host_tables
 
+Arrays = tuple[np.ndarray, ...]
+
 
 class Numpy(Backend):
     """The glue of numpy."""
@@ -19,14 +22,9 @@ class Numpy(Backend):
     assigns_by_index = True
     numpy_dtypes = True
 
+    @staticmethod
     def signature(
-        self,
-        context: Hashable,
-        arrays: tuple[np.ndarray, ...],
-        positions: object,
-        out: object,
-        tables: tuple[np.ndarray, np.ndarray] | None,
-        weights: tuple[np.ndarray, ...],
+        context: Hashable, arrays: Arrays, positions: Any, out: Any, tables: Any, weights: Arrays
     ) -> CallSignature | None:
         """Cache calls on plain arrays, whose flags give order, alignment and writeability."""
         operands, in_place = arrays, None
@@ -40,7 +38,7 @@ class Numpy(Backend):
             if type(x) is not np.ndarray:
                 return None
             key += x.dtype, x.shape, x.strides, x.flags.num
-        rows: tuple[np.ndarray, ...] = ()
+        rows: Arrays = ()
         position_range, double = None, arrays[0].dtype == np.float64
         if tables is not None:
             rows = tables
@@ -55,7 +53,7 @@ class Numpy(Backend):
             key.append(position_range)
         for row in rows:
             key += row.shape, row.strides, row.flags.num
-        return CallSignature(tuple(key), arrays, rows, position_range, out, weights)  # type: ignore[arg-type]  # a tuple, if not None
+        return CallSignature(tuple(key), arrays, rows, position_range, out, weights)
 
     def are_disjoint(self, x: np.ndarray, y: np.ndarray) -> bool:
         """Return at once for arrays that own their memory, which only views share."""

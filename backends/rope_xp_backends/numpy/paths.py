@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rope_xp._core.call import Call, get_interleaved
+from rope_xp._core.call import Call
 from rope_xp._core.path import Path
 from rope_xp._dispatch.call_cache import CallSignature
 from rope_xp._rotation import portable
@@ -25,9 +25,7 @@ class LLVM(Path):
         )
 
     def run(self, call: Call) -> tuple[np.ndarray, ...]:
-        kernels = [
-            KERNELS.get(key) for key in get_kernel_keys(call)
-        ]  # all of them, before any writes
+        kernels = list(map(KERNELS.get, get_kernel_keys(call)))  # all of them, before any writes
         outs = call.out or _allocate(call)
         for i, (arrays, group, source) in enumerate(call.groups(outs, one_dtype=True)):
             angles = portable.for_kernel(call, source)
@@ -66,8 +64,7 @@ class Chunked(Path):
         for arrays, group, source in call.groups(outs, one_dtype=False):
             tables = portable.cos_sin(call, source)
             cos, sin = (portable.align(xp, table, spec.axes) for table in tables)
-            sin = -sin if spec.inverse else sin
-            chunks.rotate(arrays, group, cos, sin, get_interleaved(spec), spec.rotary_offset)
+            chunks.rotate(arrays, group, cos, sin, spec)
         return outs
 
 

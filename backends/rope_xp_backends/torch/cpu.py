@@ -15,14 +15,7 @@ from rope_xp_backends.cpu.launch import KERNELS, CpuLaunch, build_norm_key, pad_
 from rope_xp_backends.cpu.plan import AngleLayouts, InOut, KernelKey, build_plan
 
 from .library import NAMES, Tensors
-from .op_args import (
-    HUGE_FROM_BYTES,
-    N_TENSORS,
-    OpArgs,
-    allocate_result,
-    bump_versions,
-    empty_result,
-)
+from .op_args import HUGE_BYTES, N_TENSORS, OpArgs, allocate_result, bump_versions, empty_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +94,7 @@ def prepare_llvm_launch(
     plan = build_plan(pairs, angles, spec, arrays[0].element_size())
     # Where they do the same, torch.empty_like takes less time than allocate_result.
     default = all(
-        x.nbytes < HUGE_FROM_BYTES and torch.empty_like(x).stride() == empty_result(x).stride()
+        x.nbytes < HUGE_BYTES and torch.empty_like(x).stride() == empty_result(x).stride()
         for x in arrays
     )
     allocate = torch.empty_like if default else allocate_result

@@ -169,12 +169,11 @@ def _check_call(call: Call) -> None:
 
 def _check_mesh(name: str, x: Any, other_name: str, other: Any) -> None:
     if isinstance(x, DTensor) and x.device_mesh != other.device_mesh:
-        msg = (
+        raise RopeError(
             f"{name} lies on {x.device_mesh} and {other_name} on {other.device_mesh}; distribute "
             "them over one mesh. Positions and tables may also be plain tensors, the same on every "
             "process"
         )
-        raise RopeError(msg)
 
 
 def _check_placement(name: str, placement: Placement, *, linear: bool) -> None:
@@ -184,19 +183,17 @@ def _check_placement(name: str, placement: Placement, *, linear: bool) -> None:
         return
     if linear and any(placement == p for p in _LINEAR):
         return  # the rotation of a sum is the sum of rotations; a norm is not linear
-    msg = (
+    raise RopeError(
         f"{name} has the placement {placement}; a rotation takes Shard, Replicate, Partial('sum') "
         f"and Partial('avg'). Bring it to one of these by {name}.redistribute"
     )
-    raise RopeError(msg)
 
 
 def _check_out(label: str, out: Any, name: str, x: Any) -> None:
     _check_mesh(label, out, name, x)
     if out.placements != x.placements:
         placements = f"{out.placements} and {name} {x.placements}"
-        msg = f"{label} has the placements {placements}; they must be equal"
-        raise RopeError(msg)
+        raise RopeError(f"{label} has the placements {placements}; they must be equal")
     if _has_split_heads(x):
         msg = f"{label}: {name} is sharded over head_dim and gathered first; leave out= away"
         raise RopeError(msg)

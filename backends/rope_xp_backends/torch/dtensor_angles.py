@@ -10,15 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from rope_xp._core.call import (
-    AngleSource,
-    Axes,
-    Call,
-    RelativeAngles,
-    TableLookup,
-    leaves,
-    with_leaves,
-)
+from rope_xp._core.call import AngleSource, Call, RelativeAngles, TableLookup, leaves, with_leaves
 
 from . import BACKEND as _PLAIN
 from .library import Tensors
@@ -31,7 +23,7 @@ def local_angles(call: Call, arrays: tuple[Any, ...], local: Tensors) -> tuple[A
     """Return the angles of each local array; a single source where all can share it."""
     shared = len(call.angles) < len(arrays) and _share_angles(call, *arrays)
     return tuple(
-        _slice_source(call.angles[min(i, len(call.angles) - 1)], x, local[i], call.spec.axes)
+        _slice_source(call.angles[min(i, len(call.angles) - 1)], x, local[i], call)
         for i, x in enumerate(arrays[:1] if shared else arrays)
     )
 
@@ -56,9 +48,10 @@ def _share_angles(call: Call, q: Any, k: Any) -> bool:
     return q_dims == k_dims
 
 
-def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) -> AngleSource:
+def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, call: Call) -> AngleSource:
+    axes = call.spec.axes
     if isinstance(source, RelativeAngles):
-        new, old = (_slice_source(lookup, x, local, axes) for lookup in (source.new, source.old))
+        new, old = (_slice_source(lookup, x, local, call) for lookup in (source.new, source.old))
         return RelativeAngles(new, old)  # type: ignore[arg-type]  # of Lookups, Lookups
     if isinstance(source, TableLookup):
         if source.whole is None and any(p.is_shard(axes.tokens) for p in x.placements):
@@ -69,18 +62,17 @@ def _slice_source(source: AngleSource, x: Any, local: torch.Tensor, axes: Axes) 
         if source.whole is None:
             return source
         source = replace(source, tokens=local.shape[axes.tokens])
-    parts = []
+    parts, order = [], (*axes.batch, axes.tokens)
     for array, lead, trail in leaves(source):
-        placements = _place_angles(array.shape, x, axes, lead, trail)
+        placements = _place_angles(array.shape, x, order, lead, trail)
         parts.append(_slice_leaf(array, x, *placements))
     return with_leaves(source, parts)
 
 
 def _place_angles(
-    shape: torch.Size, x: Any, axes: Axes, lead: int, trail: int
+    shape: torch.Size, x: Any, order: tuple[int, ...], lead: int, trail: int
 ) -> tuple[Placements, Placements]:
-    """Return placements of angles (lead..., batch..., tokens, trail...), and of their gradient."""
-    order = (*axes.batch, axes.tokens)
+    """Return placements of angles (lead..., order..., trail...), and of their gradient."""
     first = len(shape) - trail - len(order)  # of the axis of angles for order[0]
     angles: list[Placement] = []
     gradient: list[Placement] = []

@@ -44,12 +44,7 @@ class Torch(Backend):
 
     @staticmethod
     def signature(
-        context: Hashable,
-        arrays: Tensors,
-        positions: Any,
-        out: Any,
-        tables: Tensors | None,
-        weights: Tensors,
+        context: Hashable, arrays: Tensors, positions: Any, out: Any, tables: Any, weights: Tensors
     ) -> CallSignature | None:
         if torch.compiler.is_compiling() or private.is_observed():
             return None

@@ -171,10 +171,7 @@ class EagerRotate(torch.autograd.Function):
 
 # --- implementations -----------------------------------------------------------------------------
 
-RUNS: dict[str, Callable[..., Tensors]] = {
-    "cpu": rotate_on_cpu,
-    "cuda": rotate_on_gpu,
-}
+RUNS: dict[str, Callable[..., Tensors]] = {"cpu": rotate_on_cpu, "cuda": rotate_on_gpu}
 """By device type: ``run(out, arrays, op_args, norm)`` returns out, or new results where it is None,
 or raises PathUnavailable."""
 

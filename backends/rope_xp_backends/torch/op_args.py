@@ -61,8 +61,7 @@ class OpArgs(NamedTuple):
         """
         if not self.is_lookup or self.positions is None:
             return self
-        on_cpu = x.device.type == "cpu"
-        dtype = torch.int64 if on_cpu else self.positions.dtype
+        dtype = torch.int64 if x.device.type == "cpu" else self.positions.dtype
         op_args = self._replace(positions=self.positions.to(dtype, copy=True))
         if self.part is None:
             return op_args
@@ -124,7 +123,7 @@ def assemble_op_args(
 # environment variable THP_MEM_ALLOC_ENABLE is set. The memory stays torch's own, as a tensor around
 # numpy's could not be resized.
 
-HUGE_FROM_BYTES = 1 << 22
+HUGE_BYTES = 1 << 22
 """numpy's threshold: the allocator reuses smaller memory, which is mapped already."""
 
 _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -138,7 +137,7 @@ if _HUGE is not None and os.environ.get("ROPE_XP_HUGE_PAGES") != "0":
 def allocate_result(x: torch.Tensor) -> torch.Tensor:
     """Return memory for a result, on the CPU in huge pages where it is large."""
     result = empty_result(x)
-    if _libc is not None and x.device.type == "cpu" and result.nbytes >= HUGE_FROM_BYTES:
+    if _libc is not None and x.device.type == "cpu" and result.nbytes >= HUGE_BYTES:
         address, size = result.data_ptr(), result.nbytes
         offset = -address % mmap.PAGESIZE
         # Where the system refuses, nothing changes.

@@ -1,26 +1,24 @@
 """torch's fast paths: kernels behind one operator, their cached launches, reasons to decline."""
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from rope_xp._core.call import Call, RelativeAngles, TableLookup, get_interleaved, leaves
 from rope_xp._core.library import DigitTables
 from rope_xp._core.path import Path
-from rope_xp._dispatch.call_cache import CallSignature
+from rope_xp._dispatch.call_cache import CallSignature, Launch
 from rope_xp._rotation import portable
 from rope_xp_backends.cpu.launch import KERNELS, decline_long_norm, get_kernel_keys
 
 from . import gpu, norm, op, private
-from .cpu import LLVMLaunch, prepare_llvm_launch
+from .cpu import prepare_llvm_launch
 from .gpu import TritonLaunch
 from .library import PLAIN, Tensors
-from .op_args import N_TENSORS, OpArgs, assemble_op_args, build_op_args
-
-TensorLaunch: TypeAlias = LLVMLaunch | TritonLaunch
+from .op_args import N_TENSORS, assemble_op_args, build_op_args
 
 FUSED = {False: 1 << 18, True: 1 << 14}
 """Elements of q and k up to which inductor's code is faster than a graph that calls a kernel, by
@@ -101,41 +99,33 @@ def _call_operator(call: Call, **support: bool) -> Tensors:
 # --- cached calls --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AutogradLaunch:
-    """Runs a launch that autograd records."""
+def _record_launch(launch: Launch, components: bool, plain_args: tuple[Any, ...]) -> Launch:
+    """Return a launch that autograd records. Positions may have a leading axis of components."""
 
-    launch: TensorLaunch
-    components: bool
-    """Whether positions have a leading axis of components."""
-    build_args: Callable[[DigitTables | None, Tensors], OpArgs]
-    """From tables and angle inputs to the operator's arguments."""
-
-    def __call__(
-        self, arrays: Tensors, _out: None, angle_inputs: Tensors, tables: DigitTables | None
+    def run_recorded(
+        arrays: Tensors, _out: Any, angle_inputs: Tensors, tables: DigitTables | None
     ) -> Tensors | None:
-        if isinstance(self.launch, TritonLaunch) and not gpu.is_current(arrays[0]):
+        if isinstance(launch, TritonLaunch) and not gpu.is_current(arrays[0]):
             return None
 
         def run(xs: Tensors) -> Tensors:
-            return self.launch(xs, None, angle_inputs, tables)  # type: ignore[return-value]  # not None here
+            return launch(xs, None, angle_inputs, tables)  # type: ignore[return-value]  # not None here
 
         saved = angle_inputs
         if tables is not None:
             if arrays[0].device.type != "cpu":  # a signature has copies of those on a CPU
                 saved = tuple([row.clone() for row in angle_inputs])
-            if self.components:
+            if components:
                 saved = tuple([row.movedim(0, -1) for row in saved])
-        build_args = partial(self.build_args, tables)
+        build_args = partial(assemble_op_args, components, plain_args, tables)
         return tuple(op.EagerRotate.apply(run, saved, build_args, *arrays))
+
+    return run_recorded
 
 
 def _specialize(
-    call: Call,
-    signature: CallSignature,
-    results: Tensors,
-    prepare: Callable[..., TensorLaunch | None],
-) -> TensorLaunch | AutogradLaunch | None:
+    call: Call, signature: CallSignature, results: Tensors, prepare: Callable[..., Launch | None]
+) -> Launch | None:
     """Return the launch of a signature, None where its calls take more than one launch."""
     arrays, source, angle_inputs = call.arrays, call.angles[0], signature.angle_inputs
     if isinstance(source, RelativeAngles) or arrays[0].dtype != arrays[-1].dtype:
@@ -156,8 +146,7 @@ def _specialize(
     launch = prepare(results, arrays, op_args, call.norm)
     if launch is None or needs_grad == {False}:
         return launch
-    build_args = partial(assemble_op_args, components, op_args[N_TENSORS:])
-    return AutogradLaunch(launch, components, build_args)
+    return _record_launch(launch, components, op_args[N_TENSORS:])
 
 
 # --- reasons to decline --------------------------------------------------------------------------

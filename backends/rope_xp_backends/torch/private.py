@@ -85,12 +85,7 @@ def is_observed() -> bool:
 
     A default device does not: nothing here makes a tensor without naming its device.
     """
-    if (
-        _function_modes is None
-        or _function_mode_at is None
-        or _tracing_state is None
-        or _is_profiled is None
-    ):
+    if not (_function_modes and _function_mode_at and _tracing_state and _is_profiled):
         return True
     modes = _function_modes()
     return bool(

@@ -89,6 +89,6 @@ def test_same_bits_as_here(dtype, layout, tmp_path, rng):
         inputs = host.get_angle_inputs(source)
         tables = [table for table in source.tables if table is not None]
         kernel = Emulated(program, [q, k, *outs, *inputs, *tables])
-        host.rotate(kernel, (q, k), outs, source, call.spec)
+        host.rotate(kernel, (q, k), outs, source, call.spec, ())
         for got, expected in zip(outs, truth(rope.apply, q, k, positions), strict=True):
             np.testing.assert_array_equal(got, expected)
