@@ -31,14 +31,12 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
     """Return where the axes of an ndim-dimensional array lie."""
     if axes is None:
         if ndim < 2:
-            msg = (
+            raise RopeError(
                 f"{argument} has {ndim} axes; it needs at least two, tokens and head_dim "
                 f"(for one vector, {argument}[None, :])"
             )
-            raise RopeError(msg)
         if ndim not in _DEFAULT:
-            msg = f"{argument} has {ndim} axes, too many to guess; name each with axes="
-            raise RopeError(msg)
+            raise RopeError(f"{argument} has {ndim} axes, too many to guess; name each with axes=")
         return _DEFAULT[ndim]
     parsed = _NAMED.get(axes) if isinstance(axes, str) else None
     if parsed is None:

@@ -139,11 +139,10 @@ def rerotate(
     ]
     slice_, new_slice = slice_of(rope, head_dim), slice_of(to, head_dim)
     if (slice_, layouts[0]) != (new_slice, layouts[1]):
-        msg = (
+        raise RopeError(
             "rerotate needs ropes that rotate the same pairs; (rotary_dim, rotary_offset, layout "
             f"of the result) is {(*slice_, layouts[0])}, and for to= {(*new_slice, layouts[1])}"
         )
-        raise RopeError(msg)
     old_key = TableKey(rope, head_dim, inverse=True, double=double)
     old = _lookup(backend, old_key, x, where, old_positions, "old_positions")
     new_key = TableKey(to, head_dim, inverse=False, double=double)

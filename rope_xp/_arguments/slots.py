@@ -111,8 +111,7 @@ def _check_slots(
         fits = tuple(slots.shape) in (shape, shape[-1:] if math.prod(shape[:-1]) == 1 else shape)
         expected = f"of shape {shape}, the batch and tokens of k"
     if owner.dtype_name(slots) not in INTEGERS or not fits:
-        msg = f"slots must be integers {expected}; got {messages.describe(owner, slots)}"
-        raise RopeError(msg)
+        raise RopeError(f"slots must be integers {expected}; got {messages.describe(owner, slots)}")
     host = owner.host_view(slots)
     if host is None:
         return backend.xp.reshape(backend.integers(slots), (-1,)), False

@@ -80,8 +80,7 @@ def _check_name(name: str, by: str = "") -> None:
     if name not in others:
         paths = (path for library in find.libraries for path in library.paths)
         known = dict.fromkeys((portable.NAME, *paths, *others))  # two libraries may share a name
-        msg = f"there is no path {name!r}{by}; known are {', '.join(known)}"
-        raise RopeError(msg)
+        raise RopeError(f"there is no path {name!r}{by}; known are {', '.join(known)}")
 
 
 def run(call: Call) -> tuple[Array, ...]:

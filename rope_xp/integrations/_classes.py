@@ -90,11 +90,10 @@ def restore_classes(parts: Iterable[tuple[str, Any]], attribute: str) -> None:
     for name, part in patched.items():
         kind = type(part)
         if _ORIGINAL not in vars(kind):
-            msg = (
+            raise RopeError(
                 f"cannot unpatch {name} ({kind.__name__}): its class was changed since then, as "
                 "fully_shard does; unpatch before doing that"
             )
-            raise RopeError(msg)
         _check_forward(name, part, "unpatch")
     for part in patched.values():
         _exchange(part, type(part).__bases__[0])
@@ -109,11 +108,10 @@ def _check_forward(name: str, module: Any, verb: str) -> None:
     # accelerate's hooks call this attribute, and leave it as forward when they are taken off.
     inside = attributes.get("_old_forward", attributes.get("forward"))
     if inside is not None and not _is_method_of_class(module, "forward", inside):
-        msg = (
+        raise RopeError(
             f"cannot {verb} {name} ({type(module).__name__}): something has replaced its forward; "
             f"remove the replacement, {verb}, and add it again"
         )
-        raise RopeError(msg)
 
 
 def _is_method_of_class(module: Any, name: str, value: Any) -> bool:

@@ -86,12 +86,11 @@ def apply_rotary_transformers(
     rope = load_rope(backend.is_compiling(), paired, 2 * cos.shape[-1])
     axes = find_axes(len(q.shape), len(cos.shape), unsqueeze_dim)
     if axes is None:
-        msg = (
+        raise RopeError(
             f"unsqueeze_dim={unsqueeze_dim} puts no axis for heads next to tokens: cos has "
             f"{len(cos.shape)} axes and q {len(q.shape)}. Pass 1 for (batch, heads, tokens, "
             "head_dim), 2 for (batch, tokens, heads, head_dim)"
         )
-        raise RopeError(msg)
     angles = rope.with_tables(cos, sin)
     if k is None:
         return angles.rotate(q, axes=axes), None
@@ -118,11 +117,10 @@ def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
     except TypeError as error:  # of jax, while it traces
         raise RopeError(traced) from error
     if columns is None:
-        msg = (
+        raise RopeError(
             "cos and sin have no two equal columns for a pair, neither in halves nor as neighbours;"
             " if they have one column per pair, as in gpt-oss, pass columns='pairs'"
         )
-        raise RopeError(msg)
     return columns
 
 

@@ -93,11 +93,10 @@ def rotating_methods(kind: type) -> dict[str, FunctionType]:
         for name, member in vars(base).items():
             rotates = isinstance(member, FunctionType) and rotations_called(member)
             if methods.pop(name, None) is not None and not rotates:
-                msg = (
+                raise RopeError(
                     f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, which "
                     "rotates q and k in its base class"
                 )
-                raise RopeError(msg)
             if rotates:
                 methods[name] = member
     return methods

@@ -132,11 +132,10 @@ def _build_plan(
         raise RopeError(f"its configuration has no RoPE for {label!r}")
     (rope,) = ropes
     if options.length is None and isinstance(rope.scaling, DynamicNTK):
-        msg = (
+        raise RopeError(
             "the frequencies of DynamicNTK change as the context grows, but cached keys do not "
             "follow; fix the length with patch(model, length=n)"
         )
-        raise RopeError(msg)
     regimes = _rotary.regimes(rope)
     if not options.trusting:
         if buffer.is_meta:

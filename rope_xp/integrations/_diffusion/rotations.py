@@ -176,11 +176,10 @@ def check_rotations(where: str, name: str, function: Function) -> None:
             raise RopeError(msg) from error
         ours = _formats.unwrap(rotate_arrays(arrays, tables, rotation))
         if _formats.scaled_error(ours, theirs) > 1:
-            msg = (
+            raise RopeError(
                 f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
                 f"one angle in the layout {rotation.layout!r}"
             )
-            raise RopeError(msg)
 
 
 def make_example(rotation: RotationRow) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
