@@ -50,16 +50,14 @@ def check_fit(axes: Axes, argument: str, ndim: int) -> None:
     """Check that an array has as many axes as ``axes`` names."""
     n = len(axes.names)
     if n != ndim:
-        msg = f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name all of them"
-        raise RopeError(msg)
+        raise RopeError(f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name each")
 
 
 def _check_names(axes: object) -> None:
     """Check the spelling of axis names."""
     example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
     if not isinstance(axes, str):
-        msg = f"axes must be a string with one letter per axis, such as {example}; got {axes!r}"
-        raise TypeError(msg)
+        raise TypeError(f"axes must be a string such as {example}; got {axes!r}")
     problems = {
         "has characters that are not lower-case letters": not (
             axes.isascii() and axes.isalpha() and axes.islower()

@@ -30,8 +30,7 @@ def check_float(backend: Backend, argument: str, x: Array) -> str:
     if dtype not in FLOATS:
         check_readable(backend, argument, x)
         dtypes = ", ".join(sorted(FLOATS))
-        msg = f"{argument} is {describe(backend, x)}; it must hold {dtypes}. Convert it first"
-        raise TypeError(msg)
+        raise TypeError(f"{argument} is {describe(backend, x)}; convert it to one of {dtypes}")
     return dtype
 
 

@@ -33,8 +33,7 @@ def check_out(
     if len(arrays) == 1:
         out = (out,)
     elif not isinstance(out, (tuple, list)) or len(out) != len(arrays):
-        msg = f"out must be a tuple ({', '.join(names)}) of arrays to write to; got {type(out)}"
-        raise TypeError(msg)
+        raise TypeError(f"out must be a tuple ({', '.join(names)}) of arrays; got {type(out)}")
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
@@ -57,17 +56,16 @@ def check_out(
     return tuple(out)
 
 
-def _check_like(backend: Backend, label: str, target: Any, name: str, x: Array) -> None:
-    if find.find_backend(target) is not backend:
-        msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
-        raise TypeError(msg)
-    reason = backend.unwritable_reason(target, x)
+def _check_like(backend: Backend, label: str, out: Any, name: str, x: Array) -> None:
+    if find.find_backend(out) is not backend:
+        raise TypeError(f"{label} must be an array of {backend.name} like {name}; got {type(out)}")
+    reason = backend.unwritable_reason(out, x)
     if reason is not None:
         raise RopeError(f"{label}: {reason}")
     # dtypes by their names: another byte order holds the same numbers.
-    kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (target, x)]
+    kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (out, x)]
     if kinds[0] != kinds[1]:
-        shown = [messages.describe(backend, a) for a in (target, x)]
+        shown = [messages.describe(backend, a) for a in (out, x)]
         raise RopeError(f"{label} is {shown[0]}; the result for {name} is {shown[1]}")
 
 

@@ -93,14 +93,13 @@ def angles(rope: Rope, positions: Any, like: Array) -> tuple[Backend, list[Table
     backend = find.require_backend(like, "like")
     double = messages.check_float(backend, "like", like) == "float64"
     if not like.shape:
-        msg = "like is a single number; pass an array such as q, whose last axis is head_dim"
-        raise RopeError(msg)
+        raise RopeError("like is a number; pass an array such as q, whose last axis is head_dim")
     head_dim = like.shape[-1]
     slice_of(rope, head_dim)
     table_key = TableKey(rope, head_dim, inverse=False, double=double)
     owner = parse.find_device_owner(positions)
     lookup = parse.position_lookup(backend, table_key, positions, owner, like)
-    whole, part = parse.add_tokens_axis(lookup.whole, lookup.part, lookup.components)
+    whole, part = parse.add_token_axis(lookup.whole, lookup.part, lookup.components)
     lookup.whole, lookup.part = whole, part
     if rope.attention_factor == 1.0:
         return backend, [lookup]

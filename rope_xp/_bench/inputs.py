@@ -12,7 +12,6 @@ DTYPES = ("float32", "bfloat16")
 BASE = 500_000.0
 HEADS = (32, 8)
 HEAD_DIM = 128
-TOKENS = 4096
 
 
 class Absent(Exception):  # noqa: N818  # a skip, and no error

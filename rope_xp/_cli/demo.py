@@ -79,12 +79,12 @@ def measure_target(
     def rotate() -> tuple[Array, ...]:
         return apply(q, k, positions, layout=LAYOUT, base=BASE)
 
-    seconds, usual_seconds = clock.best_seconds(
-        target, repeat, rotate, lambda: formula(q, k, positions)
-    )
-    arrays, results, usual_results = (
-        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), formula(q, k, positions))
-    )
+    def rotate_usual() -> tuple[Array, ...]:
+        return formula(q, k, positions)
+
+    seconds, usual_seconds = clock.best_seconds(target, repeat, rotate, rotate_usual)
+    tensors = (q, k), rotate(), rotate_usual()
+    arrays, results, usual_results = ([target.fetch(x) for x in xs] for xs in tensors)
     error, usual_error, ulp = _compare(
         target.fetch(positions), arrays, results, usual_results, first.setdefault(start, results)
     )
@@ -143,13 +143,10 @@ def summarize_agreement(rows: list[DemoRow]) -> str:
         ulps[row.target] = float(np.maximum(ulps.get(row.target, 0.0), row.ulp_from_first))
     if len(ulps) < 2:
         return f"{rows[0].target} is the only library that ran." if rows else "No library ran."
-    _, *texts = (
-        name + (f" within {ulp:.2g} ulp" if ulp else " equal in every bit")
-        for name, ulp in ulps.items()
-    )
+    texts = [n + (f" within {u:.2g} ulp" if u else " equal in every bit") for n, u in ulps.items()]
     agree = all(ulp <= ULP_BOUND for ulp in ulps.values())
     verdict = "All libraries agree" if agree else "THE LIBRARIES DIFFER"
-    return f"{verdict}. To {rows[0].target}: {', '.join(texts)}."
+    return f"{verdict}. To {rows[0].target}: {', '.join(texts[1:])}."
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:

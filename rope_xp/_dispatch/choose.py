@@ -147,9 +147,8 @@ def _require_path(call: Call, name: str) -> Path:
     raise RopeError(f"{msg}: {known}")
 
 
-def _decline_error(name: str, reason: object) -> RopeError:
-    msg = f"the path {name!r} was forced{choice.by}, but cannot take this call: {reason}"
-    return RopeError(msg)
+def _decline_error(name: str, cause: object) -> RopeError:
+    return RopeError(f"the path {name!r} was forced{choice.by}, but cannot take this call: {cause}")
 
 
 @dataclass(frozen=True)

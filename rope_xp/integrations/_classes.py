@@ -33,16 +33,14 @@ def _rotating_class(kind: type, _: Any, build: Function, arguments: tuple[Any, .
     return build_subclass(kind, copies, load_rotating, (kind, build, *arguments))
 
 
-def rotary_class(
-    kind: type, method: str, attribute: str, compute: Function, loader: Function
-) -> type:
-    """Return a class whose instances run ``compute`` as a method where they have an attribute."""
+def rotary_class(kind: type, method: str, field: str, compute: Function, loader: Function) -> type:
+    """Return a class whose instances run ``compute`` as a method where they have a field."""
     original = getattr(kind, method)
 
     @functools.wraps(original)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
         # A new instance of this class does what its base does.
-        return (compute if hasattr(self, attribute) else original)(self, *arguments, **named)
+        return (compute if hasattr(self, field) else original)(self, *arguments, **named)
 
     return build_subclass(kind, {method: run}, loader, (kind,))
 

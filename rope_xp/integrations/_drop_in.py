@@ -1,6 +1,7 @@
 """The function that stands for ``apply_rotary_pos_emb`` of transformers."""
 
 from rope_xp._arguments.table_forms import COLUMNS, Columns, one_per_pair, read_columns
+from rope_xp._core import numbers
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Layout
@@ -73,12 +74,9 @@ def apply_rotary_transformers(
     if shapes[0] != shapes[1]:
         raise RopeError(f"cos and sin must have one shape; got {shapes[0]} and {shapes[1]}")
     columns = _detect_columns(backend, cos, sin) if columns is None else columns
-    if columns not in COLUMNS:
-        names = ", ".join(map(repr, COLUMNS))
-        raise RopeError(f"columns must be one of {names}; got {columns!r}")
+    numbers.check_one_of("columns", columns, tuple(COLUMNS))
     if layout is None and columns == "pairs":
-        msg = "columns='pairs' does not determine the layout; pass layout='half' or 'interleaved'"
-        raise RopeError(msg)
+        raise RopeError("columns='pairs' fits both layouts; pass layout='half' or 'interleaved'")
     if columns != "pairs" and cos.shape[-1] % 2:
         raise RopeError(f"columns={columns!r} needs an even number; cos has {cos.shape[-1]}")
     cos, sin = one_per_pair(cos, columns), one_per_pair(sin, columns)

@@ -151,13 +151,9 @@ def replace_rotations(
             replacement = replace(name, rotation, module)
             new_names[name] = install(scope or part.__globals__, name, replacement)
         cells = tuple([CellType() for _ in part.__closure__ or ()])
-        copies[part] = copied = FunctionType(
-            _rename(part.__code__, new_names),
-            part.__globals__,
-            part.__name__,
-            part.__defaults__,
-            cells or None,
-        )
+        code, defaults = _rename(part.__code__, new_names), part.__defaults__
+        copied = FunctionType(code, part.__globals__, part.__name__, defaults, cells or None)
+        copies[part] = copied
         copied.__kwdefaults__ = part.__kwdefaults__
         functools.update_wrapper(copied, part)
         copied.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing

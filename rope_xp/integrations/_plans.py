@@ -183,8 +183,7 @@ def _fit(
         try:
             return type(module).forward(fresh, x, positions, **named)
         except _rotary.FAILURES as error:
-            msg = f"its forward fails for {_TOKENS} positions on a CPU: {error}"
-            raise RopeError(msg) from error
+            raise RopeError(f"its forward fails for {_TOKENS} positions on CPU: {error}") from error
 
     pairs, theirs = _rotary.rotated_pairs(rope, size), compute(torch.float32)
     ropes = [rope]
@@ -194,9 +193,7 @@ def _fit(
         RotaryPlan(rope, pairs, form, leading)
         for rope, form, leading in itertools.product(ropes, _formats.FORMATS, (False, True))
     ]
-    errors = [
-        _formats.scaled_error(plan.tables(positions, torch.float32), theirs) for plan in candidates
-    ]
+    errors = [_formats.scaled_error(p.tables(positions, torch.float32), theirs) for p in candidates]
     error = min(errors)
     if error == math.inf or (options.strict and error > 1):
         raise RopeError(f"its tables are not those of {rope}")

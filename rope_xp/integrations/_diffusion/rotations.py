@@ -146,8 +146,7 @@ def rotate_arrays(
     for array in arrays:
         (x,), norm = _norms.split_norm([array])
         if x.shape[axis] != 2 * cos.shape[-1] and not rotation.partial:
-            msg = f"tables of {cos.shape[-1]} pairs do not fit heads of {x.shape[axis]} components"
-            raise RopeError(msg)
+            raise RopeError(f"tables of {cos.shape[-1]} pairs do not fit head_dim {x.shape[axis]}")
         y = Angles(cos, sin, rope).rotate(x.movedim(axis, -1), axes=last, norm=norm)
         rotated.append(y.flatten(-2) if heads_merged else y.movedim(-1, axis))
     return tuple(rotated)
