@@ -66,7 +66,8 @@ class Axial(Scaling):
         if self.bases is not None:
             self._check_items(numbers.check_positive, "bases", "axis")
             if len(self.bases) != self.axes:
-                raise RopeError(f"Axial.bases must be {self.axes}, one per axis; got {self.bases}")
+                msg = f"Axial.bases must be {self.axes} numbers, one per axis; got {self.bases}"
+                raise RopeError(msg)
         if self.order == "strided" and (self.sections, self.bases) != (None, None):
             raise RopeError(
                 "Axial.order = 'strided' has one series for all axes, so it takes neither sections "
