@@ -1,7 +1,5 @@
 """Find the functions that rotate in the bytecode of methods, and copy methods to call others."""
 
-from __future__ import annotations
-
 import dis
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The tables of patched rotary modules of transformers, checked against the modules' own."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools
