@@ -79,12 +79,12 @@ def measure_target(
     def rotate() -> tuple[Array, ...]:
         return apply(q, k, positions, layout=LAYOUT, base=BASE)
 
-    def rotate_usual() -> tuple[Array, ...]:
-        return formula(q, k, positions)
-
-    seconds, usual_seconds = clock.best_seconds(target, repeat, rotate, rotate_usual)
-    tensors = (q, k), rotate(), rotate_usual()
-    arrays, results, usual_results = ([target.fetch(x) for x in xs] for xs in tensors)
+    seconds, usual_seconds = clock.best_seconds(
+        target, repeat, rotate, lambda: formula(q, k, positions)
+    )
+    arrays, results, usual_results = (
+        [target.fetch(x) for x in xs] for xs in ((q, k), rotate(), formula(q, k, positions))
+    )
     error, usual_error, ulp = _compare(
         target.fetch(positions), arrays, results, usual_results, first.setdefault(start, results)
     )

@@ -130,7 +130,7 @@ def from_config(config: object) -> RotaryConfig:
     values = _files.read_mapping(config)
     name = values.get("_class_name", name)
     if not isinstance(name, str):
-        raise RopeConfigError("_class_name is missing, the model's class, which diffusers writes")
+        raise RopeConfigError("_class_name is missing: the model's class, which diffusers writes")
     if name in UNSUPPORTED:
         raise RopeConfigError(f"_class_name {name!r} has no RoPE: {UNSUPPORTED[name]}")
     if name not in MODELS:
