@@ -89,6 +89,6 @@ class Decode:
             )
 
     def track_apply(self, target: str) -> float:
-        return clock.best_microseconds(self.target, self.apply, *common.LOOPS)
+        return common.best_microseconds(self.target, self.apply, *common.LOOPS)
 
     track_apply.unit = "us"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import rope_xp
-from rope_xp._bench import clock, formulas, inputs
+from rope_xp._bench import clock, inputs
 from rope_xp._bench.clock import Spread
 from rope_xp._bench.inputs import Absent
 from rope_xp._bench.targets import Target
@@ -180,7 +180,7 @@ def times_as_fast(name: str, ours: Arranged, other: Arranged | None) -> Spread:
         xp = target.backend.xp
 
         def formula() -> tuple[Array, ...]:
-            return (formulas.usual_rotate(xp, x, positions, rope.base),)
+            return (common.rotate_usual(xp, x, positions, rope.base),)
 
         return clock.times_as_fast(*_seconds(target, rotate, formula))
     y, other_positions, other_rope = _arguments(target, other)

@@ -19,8 +19,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rope_xp._bench import inputs, targets
+from rope_xp._bench import clock, formulas, inputs, targets
 from rope_xp._bench.inputs import Absent
+from rope_xp._core.typing import Array, Namespace
 
 TARGETS = list(targets.NAMES)
 TORCH = [name for name in TARGETS if name.startswith("torch")]
@@ -31,7 +32,7 @@ DTYPES = list(inputs.DTYPES)
 
 QUICK = "ROPE_XP_BENCH_QUICK" in os.environ
 """Whether to see that benchmarks run, rather than what they find."""
-TOKENS = 16 if QUICK else inputs.TOKENS
+TOKENS = 16 if QUICK else 4096
 REPEAT = 1 if QUICK else 9
 LOOPS = (1, 1) if QUICK else (500, 9)
 """Calls in a row, and rounds of them, of what takes microseconds."""
@@ -59,3 +60,17 @@ def case(target: str, tokens: int = TOKENS, start: int = 0, dtype: str = "float3
 def over(ours: float, other: float) -> float:
     """Return a ratio, with the digits that mean something."""
     return round(ours / other, 3)
+
+
+def best_microseconds(
+    target: targets.Target, action: clock.Action, loops: int, rounds: int
+) -> float:
+    """Return the best round of ``rounds_of_microseconds``."""
+    return min(clock.rounds_of_microseconds(target, action, loops, rounds))
+
+
+def rotate_usual(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
+    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama."""
+    # Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
+    tables = formulas.usual_cos_sin(xp, positions, x.shape[-1], base)
+    return formulas.usual_apply_tables(xp, x, *tables)

@@ -7,10 +7,11 @@ from functools import cache, lru_cache
 
 import rope_xp
 from rope_xp._bench.clock import Action
-from rope_xp._bench.inputs import BASE, HEADS, TOKENS, Absent, Case, case
+from rope_xp._bench.inputs import BASE, HEADS, Absent, Case, case
 from rope_xp._bench.targets import Target
 from rope_xp._core.typing import Array, Layout
 
+from .common import TOKENS
 from .paths import use_path
 from .rival_calls import RIVALS
 

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import rope_xp
-from rope_xp._bench import clock
 
 from . import common, contenders
 
@@ -66,7 +65,7 @@ class Times:
 
     def track_time_over_rival(self, library: str, rival: str) -> float:
         ours, theirs = (
-            clock.best_microseconds(self.target, call, *common.LOOPS) for call in self.calls
+            common.best_microseconds(self.target, call, *common.LOOPS) for call in self.calls
         )
         return common.over(ours, theirs)
 

@@ -6,7 +6,6 @@ from types import ModuleType
 from unittest import mock
 
 import rope_xp
-from rope_xp._bench import clock
 
 from . import common
 from .paths import use_path
@@ -60,7 +59,7 @@ def track_overhead() -> float:
         mock.patch.object(portable, "run", _constant((q, k))),
         use_path("portable"),
     ):
-        return clock.best_microseconds(
+        return common.best_microseconds(
             target, lambda: ROPE.apply(q, k, positions), 10 * loops, rounds
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import rope_xp
-from rope_xp._bench import clock, formulas
+from rope_xp._bench import clock
 from rope_xp._bench.clock import Action
 from rope_xp._bench.inputs import Absent, Case, find
 
@@ -46,7 +46,7 @@ def microseconds(cells: Sequence[Cell], target: str = "torch:cpu") -> list[float
     loops, rounds = common.LOOPS
     with torch._dynamo.config.patch(recompile_limit=2 * len(cells)):  # noqa: SLF001  # its name
         turns = [
-            [clock.best_microseconds(case.target, run, loops, 1) for run in graphs]
+            [common.best_microseconds(case.target, run, loops, 1) for run in graphs]
             for _ in range(3 * rounds)
         ]
     best = list(map(min, zip(*turns, strict=True)))
@@ -67,7 +67,7 @@ def _compiled(case: Case, cell: Cell, rotations: int) -> Action:
             elif cell.call == "apply":
                 results += ROPE.apply(*ends, here)
             else:
-                results += [formulas.usual_rotate(xp, x, here, ROPE.base) for x in ends]
+                results += [common.rotate_usual(xp, x, here, ROPE.base) for x in ends]
         return tuple(results)
 
     compiled: Callable[..., tuple[Any, ...]] = torch.compile(rotate, dynamic=False)

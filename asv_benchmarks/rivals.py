@@ -64,7 +64,7 @@ class _Decode:
             )
 
     def track_time_over(self, target: str) -> float:
-        times = (clock.best_microseconds(self.target, c, *common.LOOPS) for c in self.calls)
+        times = (common.best_microseconds(self.target, c, *common.LOOPS) for c in self.calls)
         return common.over(*times)
 
 

@@ -27,10 +27,9 @@ def _resolve_rope(rope: RoPE | None, options: dict[str, Any], like: object) -> R
         return rope
     if rope is not None:
         listed = ", ".join(options)
-        msg = (
+        raise TypeError(
             f"got both rope and its fields ({listed}); pass one, or dataclasses.replace(rope, ...)"
         )
-        raise TypeError(msg)
     backend = find.by_type.get(type(like))
     if backend is None or backend.is_compiling():  # which would trace through the cache
         return RoPE(**options)
@@ -237,14 +236,12 @@ def permute_weights(w: ArrayT, num_heads: int, *, to: Literal["interleaved", "ha
     shape = tuple(w.shape)  # type: ignore[attr-defined]  # every array has one
     num_heads = numbers.check_positive_int("num_heads", num_heads)
     if to not in ("interleaved", "half"):
-        msg = f"to must be 'interleaved' or 'half', the layout of the result; got {to!r}"
-        raise RopeError(msg)
+        raise RopeError(f"to must be 'interleaved' or 'half', the layout of the result; got {to!r}")
     if not shape or shape[0] % (2 * num_heads):
-        msg = (
+        raise RopeError(
             f"w has shape {shape}; its first axis must be num_heads * head_dim with head_dim even, "
             f"and num_heads is {num_heads}. Grouped keys have fewer heads than queries"
         )
-        raise RopeError(msg)
     xp = backend.xp
     pairs = shape[0] // num_heads // 2
     split = (num_heads, pairs, 2) if to == "half" else (num_heads, 2, pairs)

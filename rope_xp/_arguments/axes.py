@@ -31,14 +31,12 @@ def parse_axes(axes: str | None, ndim: int, argument: str) -> Axes:
     """Return where the axes of an ndim-dimensional array lie."""
     if axes is None:
         if ndim < 2:
-            msg = (
+            raise RopeError(
                 f"{argument} has {ndim} axes; it needs at least two, tokens and head_dim "
                 f"(for one vector, {argument}[None, :])"
             )
-            raise RopeError(msg)
         if ndim not in _DEFAULT:
-            msg = f"{argument} has {ndim} axes, too many to guess; name each with axes="
-            raise RopeError(msg)
+            raise RopeError(f"{argument} has {ndim} axes, too many to guess; name each with axes=")
         return _DEFAULT[ndim]
     parsed = _NAMED.get(axes) if isinstance(axes, str) else None
     if parsed is None:
@@ -52,16 +50,14 @@ def check_fit(axes: Axes, argument: str, ndim: int) -> None:
     """Check that an array has as many axes as ``axes`` names."""
     n = len(axes.names)
     if n != ndim:
-        msg = f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name all of them"
-        raise RopeError(msg)
+        raise RopeError(f"axes={axes.names!r} names {n} axes; {argument} has {ndim}. Name each")
 
 
 def _check_names(axes: object) -> None:
     """Check the spelling of axis names."""
     example = "'bshd' (batch, tokens, heads, head_dim) or 'bhsd' (Hugging Face)"
     if not isinstance(axes, str):
-        msg = f"axes must be a string with one letter per axis, such as {example}; got {axes!r}"
-        raise TypeError(msg)
+        raise TypeError(f"axes must be a string such as {example}; got {axes!r}")
     problems = {
         "has characters that are not lower-case letters": not (
             axes.isascii() and axes.isalpha() and axes.islower()

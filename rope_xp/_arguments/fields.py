@@ -66,8 +66,7 @@ def check_position_axes(position_axes: object, rotary_dim: int | None) -> tuple[
             f"{position_axes!r}. Pass tuple(...) of it"
         )
     if not position_axes or not all(numbers.is_int(a) and a >= 0 for a in position_axes):
-        msg = f"position_axes must hold integers >= 0, one per pair; got {position_axes!r}"
-        raise RopeError(msg)
+        raise RopeError(f"position_axes must be integers >= 0, one per pair; got {position_axes!r}")
     if rotary_dim is not None:
         check_axis_count(position_axes, rotary_dim)
     return tuple([numbers.plain(axis) for axis in position_axes])

@@ -60,8 +60,7 @@ def _check_frequencies(backend: Backend, q: Array, frequencies: Any) -> Array:
     messages.check_float(owner, "frequencies", frequencies)
     shape = tuple(frequencies.shape)
     if not 1 <= len(shape) <= 3 or 0 in shape:
-        msg = f"frequencies has shape {shape}; it must be {_SHAPES}, in radians per token"
-        raise RopeError(msg)
+        raise RopeError(f"frequencies has shape {shape}; it must be {_SHAPES}, radians per token")
     messages.check_beside(backend, "q", q, owner, "frequencies", frequencies)
     if owner.host and backend.is_compiling():
         return backend.asarray_in_trace(frequencies, backend.device(q))

@@ -30,8 +30,7 @@ def check_float(backend: Backend, argument: str, x: Array) -> str:
     if dtype not in FLOATS:
         check_readable(backend, argument, x)
         dtypes = ", ".join(sorted(FLOATS))
-        msg = f"{argument} is {describe(backend, x)}; it must hold {dtypes}. Convert it first"
-        raise TypeError(msg)
+        raise TypeError(f"{argument} is {describe(backend, x)}; convert it to one of {dtypes}")
     return dtype
 
 
@@ -39,8 +38,7 @@ def check_readable(backend: Backend, argument: str, x: Array) -> None:
     """Check that the elements of x can be read, whatever their dtype."""
     reason = backend.unreadable_reason(x)
     if reason is not None:
-        msg = f"{argument} is {reason}"
-        raise RopeError(msg)
+        raise RopeError(f"{argument} is {reason}")
 
 
 def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Array) -> None:
@@ -48,8 +46,7 @@ def check_same_device(backend: Backend, first: str, x: Array, second: str, y: Ar
     a = backend.device(x)
     b = None if a is None else backend.device(y)
     if b is not None and a != b:
-        msg = f"{first} is on {a} and {second} on {b}; move one of them"
-        raise RopeError(msg)
+        raise RopeError(f"{first} is on {a} and {second} on {b}; move one of them")
 
 
 def check_beside(
@@ -83,8 +80,7 @@ def check_pair_shapes(
             "s": "Pass k_positions for the tokens of k",
             "d": "If that is intended, rotate each with RoPE.rotate",
         }.get(name, f"They may differ only in heads; is axes={axes.names!r} right?")
-        msg = (
+        raise RopeError(
             f"q of shape {tuple(q_shape)} and k of shape {tuple(k_shape)} differ in {axis} "
             f"(axes={axes.names!r}): {in_q} and {in_k}. {hint}"
         )
-        raise RopeError(msg)

@@ -28,14 +28,12 @@ def check_out(
     if out is None:
         return None
     if backend.out_refusal is not None:
-        msg = f"out= with {backend.name} arrays: {backend.out_refusal}"
-        raise TypeError(msg)
+        raise TypeError(f"out= with {backend.name} arrays: {backend.out_refusal}")
     names, labels = _NAMES[len(arrays) - 1], _LABELS[len(arrays) - 1]
     if len(arrays) == 1:
         out = (out,)
     elif not isinstance(out, (tuple, list)) or len(out) != len(arrays):
-        msg = f"out must be a tuple ({', '.join(names)}) of arrays to write to; got {type(out)}"
-        raise TypeError(msg)
+        raise TypeError(f"out must be a tuple ({', '.join(names)}) of arrays; got {type(out)}")
     for label, target, name, x in zip(labels, out, names, arrays, strict=True):
         _check_like(backend, label, target, name, x)
     outputs = [_check_writeable(backend, *pair) for pair in zip(labels, out, strict=True)]
@@ -51,28 +49,24 @@ def check_out(
         for j, (name, x) in enumerate(inputs):
             is_same = i == j and x is not None and output.memory[:4] == x.memory[:4]
             if x is not None and not is_same and have_overlap(output, x):
-                msg = (
+                raise RopeError(
                     f"{labels[i]} overlaps {name} but is not {names[i]} itself; pass "
                     f"{names[i]} to rotate in place, or an array that shares no memory"
                 )
-                raise RopeError(msg)
     return tuple(out)
 
 
-def _check_like(backend: Backend, label: str, target: Any, name: str, x: Array) -> None:
-    if find.find_backend(target) is not backend:
-        msg = f"{label} must be an array of {backend.name} like {name}; got {type(target)}"
-        raise TypeError(msg)
-    reason = backend.unwritable_reason(target, x)
+def _check_like(backend: Backend, label: str, out: Any, name: str, x: Array) -> None:
+    if find.find_backend(out) is not backend:
+        raise TypeError(f"{label} must be an array of {backend.name} like {name}; got {type(out)}")
+    reason = backend.unwritable_reason(out, x)
     if reason is not None:
-        msg = f"{label}: {reason}"
-        raise RopeError(msg)
+        raise RopeError(f"{label}: {reason}")
     # dtypes by their names: another byte order holds the same numbers.
-    kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (target, x)]
+    kinds = [(backend.dtype_name(a), tuple(a.shape), backend.device(a)) for a in (out, x)]
     if kinds[0] != kinds[1]:
-        shown = [messages.describe(backend, a) for a in (target, x)]
-        msg = f"{label} is {shown[0]}; the result for {name} is {shown[1]}"
-        raise RopeError(msg)
+        shown = [messages.describe(backend, a) for a in (out, x)]
+        raise RopeError(f"{label} is {shown[0]}; the result for {name} is {shown[1]}")
 
 
 def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan | None:
@@ -81,9 +75,7 @@ def _check_writeable(backend: Backend, label: str, target: Array) -> MemorySpan 
     if memory is None:
         return None
     if not memory.writeable:
-        msg = f"{label} is read-only; pass a writeable array, or omit out="
-        raise RopeError(msg)
+        raise RopeError(f"{label} is read-only; pass a writeable array, or omit out=")
     if overlaps_itself(memory):
-        msg = f"{label} is a view whose elements share memory; pass a new array"
-        raise RopeError(msg)
+        raise RopeError(f"{label} is a view whose elements share memory; pass a new array")
     return get_span(memory)

@@ -102,13 +102,7 @@ def apply(
 
 
 def rotate(
-    rope: Rope,
-    x: Array,
-    positions: Any,
-    axes: str | None,
-    out: Any,
-    inverse: bool,
-    norm: Any = None,
+    rope: Rope, x: Array, positions: Any, axes: Any, out: Any, inverse: bool, norm: Any = None
 ) -> Call:
     """Return the call that rotates x."""
     backend, where, double = check_array(x, axes)
@@ -122,13 +116,7 @@ def rotate(
 
 
 def rerotate(
-    rope: Rope,
-    to: Rope,
-    x: Array,
-    old_positions: Any,
-    new_positions: Any,
-    axes: str | None,
-    out: Any,
+    rope: Rope, to: Rope, x: Array, old_positions: Any, new_positions: Any, axes: Any, out: Any
 ) -> Call:
     """Return the call that composes the inverse of one rotation with another."""
     backend, where, double = check_array(x, axes)
@@ -139,11 +127,10 @@ def rerotate(
     ]
     slice_, new_slice = slice_of(rope, head_dim), slice_of(to, head_dim)
     if (slice_, layouts[0]) != (new_slice, layouts[1]):
-        msg = (
+        raise RopeError(
             "rerotate needs ropes that rotate the same pairs; (rotary_dim, rotary_offset, layout "
             f"of the result) is {(*slice_, layouts[0])}, and for to= {(*new_slice, layouts[1])}"
         )
-        raise RopeError(msg)
     old_key = TableKey(rope, head_dim, inverse=True, double=double)
     old = _lookup(backend, old_key, x, where, old_positions, "old_positions")
     new_key = TableKey(to, head_dim, inverse=False, double=double)
@@ -209,16 +196,12 @@ def _lookup(
         if len(rows) != 1 or rows[0] != tokens or components:
             batch = tuple([x.shape[i] for i in axes.batch])
             check_positions_shape(argument, tuple(rows), components, batch, tokens)
-            whole, part = add_tokens_axis(whole, part, components)
-    tables = backend.tables(table_key, x)
-    return TableLookup(
-        tables, whole, part, backend.device(x), tokens, position_range, components, table_key
-    )
+            whole, part = add_token_axis(whole, part, components)
+    tables, device = backend.tables(table_key, x), backend.device(x)
+    return TableLookup(tables, whole, part, device, tokens, position_range, components, table_key)
 
 
-def add_tokens_axis(
-    whole: Array, part: Array | None, components: int
-) -> tuple[Array, Array | None]:
+def add_token_axis(whole: Array, part: Array | None, components: int) -> tuple[Array, Array | None]:
     """Return whole and fractional parts with an axis of tokens, where there is one number."""
     if len(whole.shape) != bool(components):
         return whole, part

@@ -66,12 +66,11 @@ def rotate(
     _check_pairs(tables[0].shape[-1], r)
     rows, tokens = tuple(tables[0].shape[:-1]), x.shape[where.tokens]
     if rows == (1,) and tokens != 1:
-        msg = (
+        raise RopeError(
             f"cos has a single row for {tokens} tokens; compute angles for all positions, with "
             f"rope.at(offset + arange({tokens}), like=q), or for positions of shape (batch, 1) if "
             "all tokens of a sequence have the same position"
         )
-        raise RopeError(msg)
     spec = RotationSpec(where, rope.layout, r, offset, inverse)
     norm = check_norm(backend, arrays, where, r, norm)
     out = check_out(backend, arrays, out, tables, norm)
@@ -94,14 +93,13 @@ def angles(rope: Rope, positions: Any, like: Array) -> tuple[Backend, list[Table
     backend = find.require_backend(like, "like")
     double = messages.check_float(backend, "like", like) == "float64"
     if not like.shape:
-        msg = "like is a single number; pass an array such as q, whose last axis is head_dim"
-        raise RopeError(msg)
+        raise RopeError("like is a number; pass an array such as q, whose last axis is head_dim")
     head_dim = like.shape[-1]
     slice_of(rope, head_dim)
     table_key = TableKey(rope, head_dim, inverse=False, double=double)
     owner = parse.find_device_owner(positions)
     lookup = parse.position_lookup(backend, table_key, positions, owner, like)
-    whole, part = parse.add_tokens_axis(lookup.whole, lookup.part, lookup.components)
+    whole, part = parse.add_token_axis(lookup.whole, lookup.part, lookup.components)
     lookup.whole, lookup.part = whole, part
     if rope.attention_factor == 1.0:
         return backend, [lookup]
@@ -121,11 +119,10 @@ def _read_tables(
     columns, head_dim = cos.shape[-1], x.shape[-1]
     if columns == 0 or 2 * columns > head_dim:
         is_doubled = 0 < columns <= head_dim and columns % 2 == 0
-        msg = (
+        raise RopeError(
             f"cos has {columns} columns, one for each rotated pair, but head_dim={head_dim} has 1 "
             f"to {head_dim // 2} pairs{hint_one_column(columns) if is_doubled else ''}"
         )
-        raise RopeError(msg)
     batch = tuple([x.shape[i] for i in axes.batch])
     check_broadcast("cos[..., 0]", tuple(cos.shape[:-1]), 0, batch, x.shape[axes.tokens])
     return cos, sin
@@ -145,23 +142,20 @@ def _read_table(
 
 def _check_same_shape(cos_shape: tuple[int, ...], sin_shape: tuple[int, ...]) -> None:
     if len(cos_shape) != len(sin_shape) or not all(map(same_length, cos_shape, sin_shape)):
-        msg = f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal"
-        raise RopeError(msg)
+        raise RopeError(f"cos has shape {cos_shape} and sin {sin_shape}; they must be equal")
     if len(cos_shape) < 2:
-        msg = f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)"
-        raise RopeError(msg)
+        raise RopeError(f"cos has shape {cos_shape}; it needs two axes at least, (tokens, r/2)")
 
 
 def _check_pairs(columns: int, rotary_dim: int) -> None:
     """Check that there is a column of cos for each pair that a rope rotates."""
     if not same_length(2 * columns, rotary_dim):
-        msg = (
+        raise RopeError(
             f"cos has {columns} columns, one for each rotated pair, but the rope rotates "
             f"{rotary_dim} components, {rotary_dim // 2} pairs; pass like= an array with this "
             f"head_dim, or use a RoPE with rotary_dim={2 * columns}"
             f"{hint_one_column(columns) if columns == rotary_dim else ''}"
         )
-        raise RopeError(msg)
 
 
 def _cast(

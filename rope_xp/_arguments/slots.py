@@ -41,8 +41,7 @@ def rotate_into_slots(
     """Return q, and the key cache ``out[1]`` with k in slots, as ``RoPE.apply`` rotates them."""
     backend, where, *_ = parse.check_pair(q, k, axes, has_k_positions=True)
     if not isinstance(out, (tuple, list)) or len(out) != 2:
-        msg = f"slots= needs out=(q, k_cache), the cache that slots are of; got {type(out)}"
-        raise RopeError(msg)
+        raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
     xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
     order = (*tokens, *(i for i in range(len(k.shape)) if i not in tokens))
     shape = tuple([k.shape[i] for i in order])
@@ -111,15 +110,13 @@ def _check_slots(
         fits = tuple(slots.shape) in (shape, shape[-1:] if math.prod(shape[:-1]) == 1 else shape)
         expected = f"of shape {shape}, the batch and tokens of k"
     if owner.dtype_name(slots) not in INTEGERS or not fits:
-        msg = f"slots must be integers {expected}; got {messages.describe(owner, slots)}"
-        raise RopeError(msg)
+        raise RopeError(f"slots must be integers {expected}; got {messages.describe(owner, slots)}")
     host = owner.host_view(slots)
     if host is None:
         return backend.xp.reshape(backend.integers(slots), (-1,)), False
     if host.size and not 0 <= host.min() <= host.max() < length:
         shown = f"{host.min()} to {host.max()}"
-        msg = f"slots must be at least 0 and below {length}, the {axis} of {name}; got {shown}"
-        raise RopeError(msg)
+        raise RopeError(f"slots must be >= 0 and below {length}, the {axis} of {name}; got {shown}")
     if len(np.unique(host)) != host.size:
         raise RopeError("slots holds the same slot twice; each may be written only once")
     return host.reshape(-1).astype(np.int64 if backend.host else np.int32), True

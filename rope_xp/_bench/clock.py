@@ -89,11 +89,6 @@ def rounds_of_microseconds(
     return times
 
 
-def best_microseconds(target: Target, action: Action, loops: int = 500, rounds: int = 9) -> float:
-    """Return the best round of :func:`rounds_of_microseconds`."""
-    return min(rounds_of_microseconds(target, action, loops, rounds))
-
-
 def wait(target: Target, results: tuple[Any, ...]) -> None:
     """Return once results have been computed."""
     for result in results:

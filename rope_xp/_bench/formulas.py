@@ -49,23 +49,15 @@ def rotate_exact(
     return y
 
 
-def usual_cos_sin(
-    xp: Namespace, positions: Array, head_dim: int, base: float
-) -> tuple[Array, Array]:
+def usual_cos_sin(xp: Namespace, positions: Array, dim: int, base: float) -> tuple[Array, Array]:
     """Return cos and sin as model libraries compute them: float32 position times frequency."""
-    # Both are (*positions.shape, head_dim), each angle twice, once for either half.
+    # Both are (*positions.shape, dim), each angle twice, once for either half.
     device = getattr(positions, "device", None)  # None for a tracer of jax
-    exponents = xp.arange(0, head_dim, 2, dtype=xp.float32, device=device) / head_dim
+    exponents = xp.arange(0, dim, 2, dtype=xp.float32, device=device) / dim
     inverse_frequencies = 1.0 / base**exponents
     angles = xp.astype(positions, xp.float32)[..., None] * inverse_frequencies
     angles = xp.concat([angles, angles], axis=-1)
     return xp.cos(angles), xp.sin(angles)
-
-
-def usual_rotate(xp: Namespace, x: Array, positions: Array, base: float) -> Array:
-    """Rotate x, (batch, tokens, heads, head_dim), by the formula of Hugging Face's Llama."""
-    # Its angles are off by some 2**-24 of themselves: 0.06 at position 10**6.
-    return usual_apply_tables(xp, x, *usual_cos_sin(xp, positions, x.shape[-1], base))
 
 
 def usual_apply_tables(xp: Namespace, x: Array, cos: Array, sin: Array) -> Array:

@@ -12,7 +12,6 @@ DTYPES = ("float32", "bfloat16")
 BASE = 500_000.0
 HEADS = (32, 8)
 HEAD_DIM = 128
-TOKENS = 4096
 
 
 class Absent(Exception):  # noqa: N818  # a skip, and no error
@@ -51,11 +50,7 @@ def numpy_dtype(name: str) -> np.dtype:
 # One case at a time: it may be as large as memory allows.
 @lru_cache(maxsize=1)
 def case(
-    name: str,
-    tokens: int,
-    start: int = 0,
-    dtype: str = "float32",
-    heads: tuple[int, int] = HEADS,
+    name: str, tokens: int, start: int = 0, dtype: str = "float32", heads: tuple[int, int] = HEADS
 ) -> Case:
     """Return inputs of tokens from position ``start``, the same in every call; or raise Absent."""
     target = find(name)

@@ -32,10 +32,9 @@ class BenchRow:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     choice.add_arguments(parser)
-    heads_help = f"heads of {HEAD_DIM} components; default {HEADS[0]} {HEADS[1]}"
-    parser.add_argument(
-        "--heads", type=terminal.count, nargs=2, default=HEADS, metavar=("Q", "K"), help=heads_help
-    )
+    about = f"heads of {HEAD_DIM} components; default {HEADS[0]} {HEADS[1]}"
+    add = parser.add_argument
+    add("--heads", type=terminal.count, nargs=2, default=HEADS, metavar=("Q", "K"), help=about)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,12 +63,9 @@ def measure(name: str, dtype: str, tokens: int, repeat: int, heads: tuple[int, i
     rope = rope_xp.RoPE(base=BASE, layout="half")
     target, q, k, positions = case(name, tokens, dtype=dtype, heads=heads)
     formula = formulas.usual_formula(target, BASE)
+    rotate, rotate_usual = (partial(f, q, k, positions) for f in (rope.apply, formula))
     seconds, copy_seconds, usual_seconds = clock.turns_of_seconds(
-        target,
-        repeat,
-        lambda: rope.apply(q, k, positions),
-        lambda: (target.copy(q), target.copy(k)),
-        lambda: formula(q, k, positions),
+        target, repeat, rotate, lambda: (target.copy(q), target.copy(k)), rotate_usual
     )
     _, one_q, one_k, one_position = case(name, 1, dtype=dtype, heads=heads)
     microseconds = clock.rounds_of_microseconds(
@@ -92,8 +88,7 @@ def _print_rows(tokens: int, heads: tuple[int, int], rows: list[BenchRow]) -> No
     print(f"q {q} and k {k}, layout 'half',")
     print("into new arrays. Figures are median [min, max].")
     timed_rows = [
-        (row.target, row.dtype, *map(str, (row.milliseconds, row.times_copy, row.times_usual)))
-        for row in rows
+        (r.target, r.dtype, *map(str, (r.milliseconds, r.times_copy, r.times_usual))) for r in rows
     ]
     terminal.table(("target", "dtype", "ms", "x a copy", "x the formula"), timed_rows, 2)
     print("x a copy: time to copy q and k to new arrays in this library / time to rotate")

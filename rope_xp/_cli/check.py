@@ -148,10 +148,8 @@ def _print_result(options: argparse.Namespace, result: Identified, mismatches: l
     if result.faults or mismatches:
         outcome = "wrong; the lists above say why"
     elif result.passes is not None:
-        outcome = (
-            "no fault, but cos and sin are off by more than 1e-2 from position "
-            f"{result.passes} on, as they are wherever angles are float32 products"
-        )
+        outcome = "no fault, but cos and sin are off by more than 1e-2 from position "
+        outcome += f"{result.passes} on, as they are wherever angles are float32 products"
     scope = f"cos and sin at positions below {max(result.error)}, against exact angles of this RoPE"
     if options.config is not None:
         scope += f"; layout, slice, base, scaling and attention factor, against {options.config}"
@@ -207,10 +205,8 @@ def _print_findings(options: argparse.Namespace, findings: list[dict[str, Any]])
     checked = f"the rotary keys of {options.target}, read as transformers reads them"
     skipped = "buffers and code of the model; --weights checks them"
     if options.weights:
-        checked += (
-            "; in the loaded model, frequency buffers, cos and sin up to position 131071, and the "
-            "layouts of functions that rotate, against these keys"
-        )
+        checked += "; in the loaded model, frequency buffers, cos and sin up to position 131071, "
+        checked += "and the layouts of functions that rotate, against these keys"
         skipped = "the other weights"
     rows, severities = [], [row["severity"] for row in findings]
     for row in findings:

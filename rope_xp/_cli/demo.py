@@ -143,13 +143,10 @@ def summarize_agreement(rows: list[DemoRow]) -> str:
         ulps[row.target] = float(np.maximum(ulps.get(row.target, 0.0), row.ulp_from_first))
     if len(ulps) < 2:
         return f"{rows[0].target} is the only library that ran." if rows else "No library ran."
-    _, *texts = (
-        name + (f" within {ulp:.2g} ulp" if ulp else " equal in every bit")
-        for name, ulp in ulps.items()
-    )
+    texts = [n + (f" within {u:.2g} ulp" if u else " equal in every bit") for n, u in ulps.items()]
     agree = all(ulp <= ULP_BOUND for ulp in ulps.values())
     verdict = "All libraries agree" if agree else "THE LIBRARIES DIFFER"
-    return f"{verdict}. To {rows[0].target}: {', '.join(texts)}."
+    return f"{verdict}. To {rows[0].target}: {', '.join(texts[1:])}."
 
 
 def _print_rows(tokens: int, rows: list[DemoRow]) -> None:

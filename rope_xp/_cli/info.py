@@ -18,9 +18,9 @@ from rope_xp._core import versions
 from rope_xp._core.errors import BROKEN
 from rope_xp._core.path import Path
 from rope_xp._dispatch import find
+from rope_xp._dispatch.choose import VARIABLE
 from rope_xp._rotation import portable
 
-_VARIABLE = "ROPE_XP_PATH"
 EMPTY: dict[str, Any] = {"version": None, "problem": None, "devices": [], "paths": {}}
 """What is known of a library that is missing."""
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 def build_report() -> dict[str, Any]:
     """Return everything as what JSON can hold. Keys do not depend on what is installed."""
     entries = importlib.metadata.entry_points(group=find.ENTRY_POINTS)
-    path, problem = os.environ.get(_VARIABLE) or None, None
+    path, problem = os.environ.get(VARIABLE) or None, None
     try:
         with rope_xp.use_path(path):
             pass
@@ -56,7 +56,7 @@ def build_report() -> dict[str, Any]:
         "array_api_compat": importlib.metadata.version("array-api-compat"),
         "libraries": {library.name: _describe_library(library) for library in find.libraries},
         "third_party": {entry.name: _describe_entry_point(entry) for entry in entries},
-        "choice": {"variable": _VARIABLE, "path": path, "problem": problem},
+        "choice": {"variable": VARIABLE, "path": path, "problem": problem},
     }
 
 
@@ -118,5 +118,5 @@ def _format_report(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if not report["third_party"]:
         yield "third-party backends", "none"
     choice = report["choice"]
-    yield _VARIABLE, choice["path"] or "not set"
+    yield VARIABLE, choice["path"] or "not set"
     yield "choice", choice["problem"] or choice["path"] or "automatic: the fastest path"

@@ -79,11 +79,9 @@ def _finish(axes: Any, distance: int, label: str, title: str | None = None) -> N
 def draw_accuracy(axes: Any, ropes: dict[str, RoPE], head_dim: int, distance: int) -> None:
     """Draw the maximum error of cos and sin over position, of rope_xp and of the usual formula."""
     if distance > _EXACT_BELOW:
-        msg = f"accuracy is measured against float64, up to position {_EXACT_BELOW}; got {distance}"
-        raise RopeError(msg)
+        raise RopeError(f"float64 measures accuracy up to position {_EXACT_BELOW}; got {distance}")
     if below := [name for name, rope in ropes.items() if rope.base < 1]:
-        msg = f"accuracy is measured where no frequency exceeds 1, for bases from 1; got {below[0]}"
-        raise RopeError(msg)
+        raise RopeError(f"accuracy needs frequencies of at most 1, bases from 1; got {below[0]}")
     stops = np.unique(np.geomspace(1, distance, _BLOCKS).round().astype(np.int64))
     errors = [
         np.array([_measure_errors(rope, head_dim, int(stop)) for stop in stops])
@@ -103,13 +101,10 @@ def _measure_errors(rope: RoPE, head_dim: int, stop: int) -> tuple[float, ...]:
     positions = np.arange(max(1, stop - _BLOCK + 1), stop + 1)
     exact = formulas.turns(positions, rope.base ** (-np.arange(0, head_dim, 2) / head_dim))
     usual_tables = formulas.usual_cos_sin(xp, positions, head_dim, rope.base)
-    tables = (
-        [table[:, : head_dim // 2] for table in usual_tables],
-        rope.cos_sin(positions, head_dim),
-    )
+    usual = [table[:, : head_dim // 2] for table in usual_tables]
     return tuple(
         float(max(np.abs(cos - exact.real).max(), np.abs(sin - exact.imag).max()))
-        for cos, sin in tables
+        for cos, sin in (usual, rope.cos_sin(positions, head_dim))
     )
 
 

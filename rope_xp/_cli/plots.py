@@ -96,8 +96,7 @@ def picture(path: Path, drawings: int = 1) -> Iterator[list[Any]]:
         matplotlib = importlib.import_module("matplotlib")
         figures = importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        msg = f"drawing needs matplotlib (pip install 'rope-xp[plot]'): {error}"
-        raise RopeError(msg) from error
+        raise RopeError(f"plots need matplotlib (pip install 'rope-xp[plot]'): {error}") from error
     size = (SIZE[0], SIZE[1] * drawings)
     with matplotlib.rc_context(LOOK):
         figure = figures.Figure(figsize=size, dpi=220, layout="constrained")

@@ -67,10 +67,8 @@ def folded(start: str, text: str, indent: int) -> str:
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
     # Names that take half of the line would leave too little of it for values.
     space = " " * (indent if 2 * indent <= columns else 4)
-    lines = textwrap.wrap(
-        text, columns, initial_indent=start, subsequent_indent=space, break_on_hyphens=False
-    )
-    return "\n".join(lines) or start.rstrip()
+    wrapper = textwrap.TextWrapper(columns, start, space, break_on_hyphens=False)
+    return "\n".join(wrapper.wrap(text)) or start.rstrip()
 
 
 def fail(command: str, reason: str) -> int:

@@ -177,6 +177,5 @@ class Call:
         arrays, angles = self.arrays, self.angles
         if len(angles) == 1 and (not one_dtype or arrays[0].dtype == arrays[-1].dtype):
             return [(arrays, out, angles[0])]
-        return [
-            ((x,), out[i : i + 1], angles[min(i, len(angles) - 1)]) for i, x in enumerate(arrays)
-        ]
+        # Two arrays have one source or two: -1 is the last of either.
+        return [((x,), out[i : i + 1], angles[-i]) for i, x in enumerate(arrays)]

@@ -1,7 +1,5 @@
 """A rope, its tables and an array library, as the layers below RoPE and Backend see them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol

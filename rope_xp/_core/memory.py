@@ -105,9 +105,7 @@ def collapse_dims(
         steps.append([0] * (len(axes) - len(moves)) + moves)
     if not angles:
         steps.append([0] * (len(axes) - 1) + [1])
-    dims = [
-        CollapsedDim(n, tuple([step[i] for step in steps])) for i, n in enumerate(lengths) if n != 1
-    ]
+    dims = [CollapsedDim(n, tuple([s[i] for s in steps])) for i, n in enumerate(lengths) if n != 1]
     while (pair := _find_collapsible(dims)) is not None:
         outer, inner = (dims[i] for i in pair)
         dims[pair[1]] = CollapsedDim(outer.length * inner.length, inner.steps)

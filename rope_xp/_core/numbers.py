@@ -31,20 +31,17 @@ def check_positive(name: str, value: object) -> Any:
     """Check that value is a positive finite number; return it as Python's."""
     number = plain(value)
     if isinstance(number, bool) or not isinstance(number, (int, float)):
-        msg = f"{name} must be a number; got {value!r} ({type(value).__name__})"
-        raise TypeError(msg)
+        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__})")
     # Spelled without math.isfinite, which torch.compile cannot trace for a symbol.
     if not 0 < number <= sys.float_info.max:
-        msg = f"{name} must be positive and finite; got {number!r}"
-        raise RopeError(msg)
+        raise RopeError(f"{name} must be positive and finite; got {number!r}")
     return number
 
 
 def check_int(name: str, value: object) -> int:
     """Check that value is an integer; return it as Python's."""
     if not is_int(value):
-        msg = f"{name} must be an integer; got {value!r} ({type(value).__name__})"
-        raise TypeError(msg)
+        raise TypeError(f"{name} must be an integer; got {value!r} ({type(value).__name__})")
     return plain(value)  # type: ignore[no-any-return]  # an int, as was just checked
 
 
@@ -63,16 +60,14 @@ def check_share(name: str, value: object) -> Any:
     """Check that value is a number in (0, 1]; return it as Python's."""
     share = check_positive(name, value)
     if share > 1:
-        msg = f"{name} must be above 0 and at most 1; got {value!r}"
-        raise RopeError(msg)
+        raise RopeError(f"{name} must be above 0 and at most 1; got {value!r}")
     return share
 
 
 def check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     """Check that value is one of the strings ``known``."""
     if value not in known:
-        msg = f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}"
-        raise RopeError(msg)
+        raise RopeError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
 
 
 def check_greater(
@@ -83,8 +78,7 @@ def check_greater(
         return
     relation = "not be below" if or_equal else "exceed"
     other = f"{than} = {bound!r}" if than else repr(bound)
-    msg = f"{name} must {relation} {other}; got {value!r}"
-    raise RopeError(msg)
+    raise RopeError(f"{name} must {relation} {other}; got {value!r}")
 
 
 def same_length(n: int | None, m: int | None) -> bool:
@@ -97,11 +91,10 @@ def same_length(n: int | None, m: int | None) -> bool:
 def check_known(argument: str, lengths: Sequence[int | None]) -> None:
     """Check that lengths are known, where a result depends on them."""
     if any(n is None or isinstance(n, float) for n in lengths):
-        msg = (
+        raise RopeError(
             f"{argument} has an axis of unknown length, which is needed here; compute the length "
             "first, in dask with compute_chunk_sizes()"
         )
-        raise RopeError(msg)
 
 
 def is_identical(a: Any, b: Any) -> bool:

@@ -29,5 +29,4 @@ def check_version(name: str) -> None:
     installed, needed = ([int(n) for n in re.findall(r"\d+", v)[:3]] for v in (version, lowest))
     if installed and installed < needed:
         advice = f"rope_xp needs {lowest} or later (pip install -U {name})"
-        msg = f"{name} {version} is installed; {advice}"
-        raise MissingBackendError(msg)
+        raise MissingBackendError(f"{name} {version} is installed; {advice}")

@@ -102,9 +102,7 @@ def signature(
     return backend.signature(context, arrays, positions, out, tables, weights)  # type: ignore[no-any-return]  # as above
 
 
-def run(
-    signature: CallSignature | None, parse: Callable[..., Call], *arguments: Any
-) -> tuple[Array, ...]:
+def run(signature: CallSignature | None, parse: Callable[..., Call], *arguments: Any) -> Arrays:
     """Run a cached call, or else the slow path, where ``parse`` builds a Call of the arguments."""
     if signature is not None:
         try:

@@ -80,8 +80,7 @@ def _check_name(name: str, by: str = "") -> None:
     if name not in others:
         paths = (path for library in find.libraries for path in library.paths)
         known = dict.fromkeys((portable.NAME, *paths, *others))  # two libraries may share a name
-        msg = f"there is no path {name!r}{by}; known are {', '.join(known)}"
-        raise RopeError(msg)
+        raise RopeError(f"there is no path {name!r}{by}; known are {', '.join(known)}")
 
 
 def run(call: Call) -> tuple[Array, ...]:
@@ -148,9 +147,8 @@ def _require_path(call: Call, name: str) -> Path:
     raise RopeError(f"{msg}: {known}")
 
 
-def _decline_error(name: str, reason: object) -> RopeError:
-    msg = f"the path {name!r} was forced{choice.by}, but cannot take this call: {reason}"
-    return RopeError(msg)
+def _decline_error(name: str, cause: object) -> RopeError:
+    return RopeError(f"the path {name!r} was forced{choice.by}, but cannot take this call: {cause}")
 
 
 @dataclass(frozen=True)

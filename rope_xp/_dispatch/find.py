@@ -72,8 +72,7 @@ def _find_new(x: object) -> Backend | None:
     if backend is None:
         return None
     if refusal := backend.refusal(x):
-        msg = f"the array is {_describe_type(x)}: {refusal}"
-        raise TypeError(msg)
+        raise TypeError(f"the array is {_describe_type(x)}: {refusal}")
     # Classes that are no attribute of a module may be garbage, which the cache would keep alive.
     cls = type(x)
     module = sys.modules.get(cls.__module__)
@@ -142,8 +141,7 @@ def require_backend_of_namespace(xp: Any) -> Backend:
     """Return the backend for a namespace such as ``torch`` or ``array_api_compat.torch``."""
     name = getattr(xp, "__name__", None)
     if not isinstance(name, str):
-        msg = f"xp must be an array API namespace such as numpy or torch; got {xp!r}"
-        raise TypeError(msg)
+        raise TypeError(f"xp must be an array API namespace such as numpy or torch; got {xp!r}")
     root = name.removeprefix("array_api_compat.").partition(".")[0]
     library = next((library for library in libraries if library.name == root), None)
     if library is not None:

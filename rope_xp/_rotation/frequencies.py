@@ -39,8 +39,7 @@ def inverse_frequencies(base: float, rotary_dim: int) -> NDArray[np.float64]:
     numbers.check_positive("base", base)
     numbers.check_positive_int("rotary_dim", rotary_dim)
     if rotary_dim % 2:
-        msg = f"rotary_dim must be even, as components turn in pairs; got {rotary_dim}"
-        raise RopeError(msg)
+        raise RopeError(f"rotary_dim must be even, as components turn in pairs; got {rotary_dim}")
     return np.array(_powers(float(base), rotary_dim)[0])
 
 

@@ -58,8 +58,7 @@ def checked_frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
     factors = ("its attention_factor", factor), ("1 / attention_factor", 1.0 / factor)
     for name, value in (fastest, *factors):
         if value > LARGEST:
-            msg = f"{rope!r} has no tables: {name} is {value:g}, beyond float32's {LARGEST:g}"
-            raise RopeError(msg)
+            raise RopeError(f"{rope!r}: {name} is {value:g}, beyond float32's {LARGEST:g}")
     return frequencies
 
 

@@ -153,8 +153,7 @@ def _split_parameters(
         if isinstance(value, Mapping) or (value is None and is_declared):
             nested[key] = value
         elif is_declared:
-            msg = f"{name}.{key} must be a dictionary of rotary parameters; got {value!r}"
-            raise RopeConfigError(msg)
+            raise RopeConfigError(f"{name}.{key} must be a dictionary of parameters; got {value!r}")
         else:
             flat[key] = value
     for label, values in {**nested, FLAT: flat}.items():
@@ -168,10 +167,8 @@ def _split_parameters(
         for key, value in (values or {}).items():  # a misspelt one would change the rotation unread
             if not (key in _KNOWN | _IGNORED or value is None or isinstance(value, Mapping)):
                 near = difflib.get_close_matches(key, sorted(_KNOWN), n=1)
-                hint = (
-                    "did you mean {}?" if near else "remove it if it does not change the rotation"
-                )
-                msg = f"{where}.{key} = {value!r} is an unknown key; {hint.format(*near)}"
+                hint = f"did you mean {near[0]}?" if near else "remove it if it changes no rotation"
+                msg = f"{where}.{key} = {value!r} is an unknown key; {hint}"
                 raise RopeConfigError(msg)
     return nested, {} if nested else flat
 
@@ -211,8 +208,7 @@ def _layer_value(config: Mapping[str, Any], key: str, label: str) -> Any:
     if label == FLAT or not isinstance(value, list):
         return value
     if not isinstance(layer_types, list):
-        msg = f"layer_types is missing; {key} is a list with an entry for each layer: {value!r}"
-        raise RopeConfigError(msg)
+        raise RopeConfigError(f"layer_types is missing; {key} lists an entry per layer: {value!r}")
     entries = zip(layer_types, value, strict=False)
     return next((entry for layer_type, entry in entries if layer_type == label), None)
 
@@ -221,17 +217,14 @@ def _fill_in(
     config: Mapping[str, Any], parameters: Parameters, model: Model, label: str
 ) -> dict[str, Any]:
     """Return the parameters with rope_type, rope_theta and partial_rotary_factor filled in."""
-    filled = _add_rope_type(
-        {k: v for k, v in parameters.items() if not (v is None or isinstance(v, Mapping))}
-    )
+    own = {k: v for k, v in parameters.items() if not (v is None or isinstance(v, Mapping))}
+    filled = _add_rope_type(own)
     if model.axial and filled["rope_type"] == "default":
         filled["rope_type"] = "axial"
     layer = model.layers.get(label)
     bases = (layer.base_key,) if layer and layer.base_key else BASE
-    for name, keys, default in (
-        ("rope_theta", bases, model.base),
-        ("partial_rotary_factor", PARTIAL, model.partial),
-    ):
+    partial = "partial_rotary_factor", PARTIAL, model.partial
+    for name, keys, default in (("rope_theta", bases, model.base), partial):
         values = (filled.get(name), *(_layer_value(config, key, label) for key in keys))
         table = layer.parameters.get(name) if layer else None
         filled[name] = next((v for v in (*values, table) if v is not None), default)

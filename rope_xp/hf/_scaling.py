@@ -109,9 +109,7 @@ _BUILDERS: dict[str, Callable[[Source], scaling.Scaling | None]] = {
     "proportional": lambda source: scaling.Proportional(
         source.parameters["partial_rotary_factor"], source.parameters.get("factor", 1.0)
     ),
-    "axial": lambda source: scaling.Axial(
-        len(source.model.components), source.model.axial or "blocks"
-    ),
+    "axial": lambda s: scaling.Axial(len(s.model.components), s.model.axial or "blocks"),
 }
 
 

@@ -61,14 +61,12 @@ class Finding:
         return f"{self.severity}: {self.module}: {self.what}{errors}. {self.fix}"
 
 
-def compute_effect(frequencies: Floats, expected: Floats) -> dict[int, float]:
+def compute_effect(actual: Floats, expected: Floats) -> dict[int, float]:
     """Return the errors of cos and sin by frequencies that are not the expected ones, at most 2."""
-    if frequencies.shape != expected.shape or not np.isfinite(frequencies).all():
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return dict.fromkeys(POSITIONS, 2.0)
     with np.errstate(all="ignore"):  # of numbers so large that they have no sine
-        errors = {
-            p: np.abs(np.exp(1j * p * frequencies) - np.exp(1j * p * expected)) for p in POSITIONS
-        }
+        errors = {p: np.abs(np.exp(1j * p * actual) - np.exp(1j * p * expected)) for p in POSITIONS}
     return {p: float(np.nan_to_num(error, nan=2.0).max()) for p, error in errors.items()}
 
 
@@ -96,9 +94,7 @@ def _read_ropes(config: Any) -> dict[str, RoPE]:
     return {label: rope for label, rope in by_label.items() if rope is not None}
 
 
-def _check_scaling(
-    model: torch.nn.Module, config: Any, ropes: dict[str, RoPE]
-) -> Iterator[Finding]:
+def _check_scaling(model: Any, config: Any, ropes: dict[str, RoPE]) -> Iterator[Finding]:
     raw = _keys.find_language_part(config.to_dict())
     name = type(config).__name__
     for label, rope in ropes.items():
@@ -141,10 +137,8 @@ def _check_layouts(
     calls = [(name, *call) for kind, name in names.items() for call in _find_layouts(kind)]
     if len(layouts) == 1 and calls and not layouts & {layout for *_, layout in calls}:
         (expected,), (name, function, layout) = layouts, calls[0]
-        what = (
-            f"{function} rotates {_LAYOUTS[layout]}, but the weights of model_type "
-            f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
-        )
+        what = f"{function} rotates {_LAYOUTS[layout]}, but the weights of model_type "
+        what += f"{getattr(config, 'model_type', None)!r} are for {_LAYOUTS[expected]}"
         fix = "Call the model's own function, or apply permute_weights to the q and k projections"
         yield Finding("error", name, "layout", what, None, fix)
 

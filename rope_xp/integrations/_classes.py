@@ -33,16 +33,14 @@ def _rotating_class(kind: type, _: Any, build: Function, arguments: tuple[Any, .
     return build_subclass(kind, copies, load_rotating, (kind, build, *arguments))
 
 
-def rotary_class(
-    kind: type, method: str, attribute: str, compute: Function, loader: Function
-) -> type:
-    """Return a class whose instances run ``compute`` as a method where they have an attribute."""
+def rotary_class(kind: type, method: str, field: str, compute: Function, loader: Function) -> type:
+    """Return a class whose instances run ``compute`` as a method where they have a field."""
     original = getattr(kind, method)
 
     @functools.wraps(original)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
         # A new instance of this class does what its base does.
-        return (compute if hasattr(self, attribute) else original)(self, *arguments, **named)
+        return (compute if hasattr(self, field) else original)(self, *arguments, **named)
 
     return build_subclass(kind, {method: run}, loader, (kind,))
 
@@ -90,11 +88,10 @@ def restore_classes(parts: Iterable[tuple[str, Any]], attribute: str) -> None:
     for name, part in patched.items():
         kind = type(part)
         if _ORIGINAL not in vars(kind):
-            msg = (
+            raise RopeError(
                 f"cannot unpatch {name} ({kind.__name__}): its class was changed since then, as "
                 "fully_shard does; unpatch before doing that"
             )
-            raise RopeError(msg)
         _check_forward(name, part, "unpatch")
     for part in patched.values():
         _exchange(part, type(part).__bases__[0])
@@ -109,11 +106,10 @@ def _check_forward(name: str, module: Any, verb: str) -> None:
     # accelerate's hooks call this attribute, and leave it as forward when they are taken off.
     inside = attributes.get("_old_forward", attributes.get("forward"))
     if inside is not None and not _is_method_of_class(module, "forward", inside):
-        msg = (
+        raise RopeError(
             f"cannot {verb} {name} ({type(module).__name__}): something has replaced its forward; "
             f"remove the replacement, {verb}, and add it again"
         )
-        raise RopeError(msg)
 
 
 def _is_method_of_class(module: Any, name: str, value: Any) -> bool:

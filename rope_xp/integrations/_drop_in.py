@@ -1,6 +1,7 @@
 """The function that stands for ``apply_rotary_pos_emb`` of transformers."""
 
 from rope_xp._arguments.table_forms import COLUMNS, Columns, one_per_pair, read_columns
+from rope_xp._core import numbers
 from rope_xp._core.caches import cached
 from rope_xp._core.errors import RopeError
 from rope_xp._core.typing import Array, Layout
@@ -73,12 +74,9 @@ def apply_rotary_transformers(
     if shapes[0] != shapes[1]:
         raise RopeError(f"cos and sin must have one shape; got {shapes[0]} and {shapes[1]}")
     columns = _detect_columns(backend, cos, sin) if columns is None else columns
-    if columns not in COLUMNS:
-        names = ", ".join(map(repr, COLUMNS))
-        raise RopeError(f"columns must be one of {names}; got {columns!r}")
+    numbers.check_one_of("columns", columns, tuple(COLUMNS))
     if layout is None and columns == "pairs":
-        msg = "columns='pairs' does not determine the layout; pass layout='half' or 'interleaved'"
-        raise RopeError(msg)
+        raise RopeError("columns='pairs' fits both layouts; pass layout='half' or 'interleaved'")
     if columns != "pairs" and cos.shape[-1] % 2:
         raise RopeError(f"columns={columns!r} needs an even number; cos has {cos.shape[-1]}")
     cos, sin = one_per_pair(cos, columns), one_per_pair(sin, columns)
@@ -86,12 +84,11 @@ def apply_rotary_transformers(
     rope = load_rope(backend.is_compiling(), paired, 2 * cos.shape[-1])
     axes = find_axes(len(q.shape), len(cos.shape), unsqueeze_dim)
     if axes is None:
-        msg = (
+        raise RopeError(
             f"unsqueeze_dim={unsqueeze_dim} puts no axis for heads next to tokens: cos has "
             f"{len(cos.shape)} axes and q {len(q.shape)}. Pass 1 for (batch, heads, tokens, "
             "head_dim), 2 for (batch, tokens, heads, head_dim)"
         )
-        raise RopeError(msg)
     angles = rope.with_tables(cos, sin)
     if k is None:
         return angles.rotate(q, axes=axes), None
@@ -118,11 +115,10 @@ def _detect_columns(backend: Backend, cos: Array, sin: Array) -> Columns:
     except TypeError as error:  # of jax, while it traces
         raise RopeError(traced) from error
     if columns is None:
-        msg = (
+        raise RopeError(
             "cos and sin have no two equal columns for a pair, neither in halves nor as neighbours;"
             " if they have one column per pair, as in gpt-oss, pass columns='pairs'"
         )
-        raise RopeError(msg)
     return columns
 
 

@@ -1,7 +1,5 @@
 """Find the functions that rotate in the bytecode of methods, and copy methods to call others."""
 
-from __future__ import annotations
-
 import dis
 import functools
 import itertools
@@ -93,11 +91,10 @@ def rotating_methods(kind: type) -> dict[str, FunctionType]:
         for name, member in vars(base).items():
             rotates = isinstance(member, FunctionType) and rotations_called(member)
             if methods.pop(name, None) is not None and not rotates:
-                msg = (
+                raise RopeError(
                     f"cannot patch {kind.__name__}: {base.__name__} overrides {name}, which "
                     "rotates q and k in its base class"
                 )
-                raise RopeError(msg)
             if rotates:
                 methods[name] = member
     return methods
@@ -152,13 +149,9 @@ def replace_rotations(
             replacement = replace(name, rotation, module)
             new_names[name] = install(scope or part.__globals__, name, replacement)
         cells = tuple([CellType() for _ in part.__closure__ or ()])
-        copies[part] = copied = FunctionType(
-            _rename(part.__code__, new_names),
-            part.__globals__,
-            part.__name__,
-            part.__defaults__,
-            cells or None,
-        )
+        code, defaults = _rename(part.__code__, new_names), part.__defaults__
+        copied = FunctionType(code, part.__globals__, part.__name__, defaults, cells or None)
+        copies[part] = copied
         copied.__kwdefaults__ = part.__kwdefaults__
         functools.update_wrapper(copied, part)
         copied.__dict__.pop("__wrapped__")  # it is a copy, and wraps nothing

@@ -1,7 +1,5 @@
 """The tables of patched rotary modules of transformers, checked against the modules' own."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools
@@ -132,11 +130,10 @@ def _build_plan(
         raise RopeError(f"its configuration has no RoPE for {label!r}")
     (rope,) = ropes
     if options.length is None and isinstance(rope.scaling, DynamicNTK):
-        msg = (
+        raise RopeError(
             "the frequencies of DynamicNTK change as the context grows, but cached keys do not "
             "follow; fix the length with patch(model, length=n)"
         )
-        raise RopeError(msg)
     regimes = _rotary.regimes(rope)
     if not options.trusting:
         if buffer.is_meta:
@@ -184,8 +181,7 @@ def _fit(
         try:
             return type(module).forward(fresh, x, positions, **named)
         except _rotary.FAILURES as error:
-            msg = f"its forward fails for {_TOKENS} positions on a CPU: {error}"
-            raise RopeError(msg) from error
+            raise RopeError(f"its forward fails for {_TOKENS} positions on CPU: {error}") from error
 
     pairs, theirs = _rotary.rotated_pairs(rope, size), compute(torch.float32)
     ropes = [rope]
@@ -195,9 +191,7 @@ def _fit(
         RotaryPlan(rope, pairs, form, leading)
         for rope, form, leading in itertools.product(ropes, _formats.FORMATS, (False, True))
     ]
-    errors = [
-        _formats.scaled_error(plan.tables(positions, torch.float32), theirs) for plan in candidates
-    ]
+    errors = [_formats.scaled_error(p.tables(positions, torch.float32), theirs) for p in candidates]
     error = min(errors)
     if error == math.inf or (options.strict and error > 1):
         raise RopeError(f"its tables are not those of {rope}")

@@ -78,15 +78,11 @@ def _agrees(function: Function, trial: RecognizedRotation, partial: bool, batch:
     except (RuntimeError, TypeError, ValueError, LookupError, NameError):  # it is for other shapes
         return False
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    return _formats.scaled_error(rotate(trial, xs, tables, axes), theirs) <= 1
+    return _formats.scaled_error(rotate(trial, xs, tables, axes, None), theirs) <= 1
 
 
 def rotate(
-    rotation: RecognizedRotation,
-    xs: tuple[Any, ...],
-    tables: _formats.Tables,
-    axes: str,
-    norm: Any = None,
+    rotation: RecognizedRotation, xs: tuple[Any, ...], tables: _formats.Tables, axes: str, norm: Any
 ) -> tuple[torch.Tensor, ...]:
     cos, sin = _formats.read(tables, rotation.form)
     angles = Angles(cos, sin, rotation.rope(2 * cos.shape[-1]))

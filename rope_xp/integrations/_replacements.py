@@ -1,7 +1,5 @@
 """Replace the functions by which models of transformers rotate q and k."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from types import ModuleType
 from typing import Any

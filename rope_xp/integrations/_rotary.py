@@ -1,7 +1,5 @@
 """Read the rotary modules of transformers: their buffers, and the RoPE of their configurations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -19,10 +19,8 @@ def rotate(
     norm: QKNorm | None = None,
 ) -> tuple[Any, Any]:
     """Rotate queries and keys; see :func:`rope_xp.apply`."""
-    rotated: tuple[Any, Any] = layer.rope.apply(
-        q, k, positions, axes=layer.axes, k_positions=k_positions, norm=norm
-    )
-    return rotated
+    rope: RoPE = layer.rope
+    return rope.apply(q, k, positions, axes=layer.axes, k_positions=k_positions, norm=norm)
 
 
 def at(layer: Any, positions: Positions, *, like: Any) -> Angles:
@@ -35,8 +33,6 @@ def check_rope(rope: Any) -> RoPE:
     """Return the RoPE of a layer; :func:`rope_xp.from_hf_config` may return several in a dict."""
     if isinstance(rope, dict):
         listed = ", ".join(map(repr, rope))
-        raise RopeError(
-            f"rope holds a RoPE for each of {listed}; pass rope[layer_type] of this layer"
-        )
+        raise RopeError(f"rope is a dict of {listed}; pass rope[layer_type] of this layer")
     check_type(rope, RoPE)
     return rope

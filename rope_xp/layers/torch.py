@@ -72,9 +72,8 @@ class Rotary(torch.nn.Module):
         # A plain None without learning: attributes are found faster than parameters.
         self.frequencies = None
         if learn is not None:
-            self.frequencies = torch.nn.Parameter(
-                self._initial_frequencies().to(torch.get_default_device())
-            )
+            initial = self._initial_frequencies().to(torch.get_default_device())
+            self.frequencies = torch.nn.Parameter(initial)
 
     def forward(
         self,
@@ -125,9 +124,7 @@ class Rotary(torch.nn.Module):
         """Return what ``print(model)`` shows: the fields that differ from their defaults."""
         options = [(f.name, getattr(self.rope, f.name), f.default) for f in fields(self.rope)]
         options = [("learn", self.learn, None), *options, ("axes", self.axes, None)]
-        return ", ".join(
-            f"{name}={value!r}" for name, value, default in options if value != default
-        )
+        return ", ".join(f"{n}={value!r}" for n, value, default in options if value != default)
 
     def _initial_frequencies(self) -> torch.Tensor:
         head_dim, heads = self._sizes

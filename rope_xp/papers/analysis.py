@@ -197,11 +197,10 @@ def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
 def _check_vector(name: str, values: ArrayLike | None, head_dim: int) -> NDArray[np.float64]:
     if values is None:
         return np.ones(head_dim)
-    components = _check_finite(name, values)
-    if components.shape != (head_dim,):
-        msg = f"{name} must have the shape (head_dim,) = ({head_dim},); got {components.shape}"
-        raise RopeError(msg)
-    return components
+    vector = _check_finite(name, values)
+    if vector.shape != (head_dim,):
+        raise RopeError(f"{name} must have shape (head_dim,) = ({head_dim},); got {vector.shape}")
+    return vector
 
 
 def _complex_pairs(rope: RoPE, x: NDArray[np.float64]) -> NDArray[np.complex128]:

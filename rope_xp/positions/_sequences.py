@@ -148,8 +148,7 @@ def zigzag(
             f"got lengths {np.diff(ends)}"
         )
     if not on_host and (xp is not None or device is not None):
-        msg = "cu_seqlens is on a device, which the result shares; leave out xp and device"
-        raise RopeError(msg)
+        raise RopeError("cu_seqlens is on a device, which the result shares; omit xp and device")
     array_xp, options = backend.xp, {"dtype": ends.dtype, "device": backend.device(ends)}
     shard = array_xp.arange(shards, **options)[:, None]
     slot = array_xp.arange(total // shards, **options)

@@ -20,8 +20,7 @@ def to_host(name: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
-        msg = f"{name} must lie in host memory, in rows of equal length; {error}"
-        raise RopeError(msg) from error
+        raise RopeError(f"{name} must be in host memory, in rows of one length; {error}") from error
     if array.dtype.kind not in "iub":
         raise RopeError(f"{name} must hold integers; got {array.dtype}")
     return array
@@ -94,6 +93,5 @@ def to_integers(name: str, values: Any) -> tuple[Backend, Any]:
     backend = find.require_backend(values, name)
     dtype = backend.dtype_name(values)
     if values.ndim != 1 or not dtype.startswith(("int", "uint")):
-        msg = f"{name} must have one axis and integers; got {dtype} of {tuple(values.shape)}"
-        raise RopeError(msg)
+        raise RopeError(f"{name} must be a row of integers; got {dtype} of {tuple(values.shape)}")
     return backend, backend.integers(values)

@@ -61,8 +61,7 @@ class Axial(Scaling):
         if self.sections is not None:
             self._check_items(_check_section, "sections", "axis")
             if self.axes not in (type(self).axes, len(self.sections)):
-                msg = f"Axial.axes = {self.axes} contradicts sections = {self.sections}; drop axes"
-                raise RopeError(msg)
+                raise RopeError(f"Axial.axes={self.axes} but sections={self.sections}; drop axes")
             object.__setattr__(self, "axes", len(self.sections))
         if self.bases is not None:
             self._check_items(numbers.check_positive, "bases", "axis")
@@ -80,15 +79,13 @@ class Axial(Scaling):
         sections, pairs = self.sections, rotary_dim // 2
         if sections is None:
             if pairs % self.axes:
-                msg = f"Axial.axes = {self.axes} does not divide the {pairs} rotated pairs evenly"
-                raise RopeError(msg)
+                raise RopeError(f"Axial.axes = {self.axes} does not divide {pairs} rotated pairs")
             if self.order == "strided":
                 return inverse_frequencies(base, rotary_dim).reshape(-1, self.axes).T.ravel()
             sections = (rotary_dim // self.axes,) * self.axes
         elif sum(sections) != rotary_dim:
             total = sum(sections)
-            msg = f"Axial.sections = {sections} sum to {total}; rotary_dim is {rotary_dim}"
-            raise RopeError(msg)
+            raise RopeError(f"Axial.sections={sections} sum to {total}; rotary_dim is {rotary_dim}")
         bases = (base,) * self.axes if self.bases is None else self.bases
         series = [inverse_frequencies(b, n) for b, n in zip(bases, sections, strict=True)]
         return np.array([series[axis][j] for axis, j in assign_pairs(sections, self.order)])
@@ -153,11 +150,9 @@ class RIFLEx(Scaling):
         if self.scaling is not None and not isinstance(self.scaling, Axial):
             raise TypeError(f"RIFLEx.scaling must be a rope_xp.scaling.Axial; got {self.scaling!r}")
         if not 0 <= self.axis < self.axes:
-            msg = f"RIFLEx.axis must be one of {self.axes} components, from 0; got {self.axis!r}"
-            raise RopeError(msg)
+            raise RopeError(f"RIFLEx.axis must be from 0 to {self.axes - 1}; got {self.axis!r}")
         if self.scaling is not None and self.scaling.order == "strided":
-            msg = "RIFLEx.scaling must have a series for each axis; order 'strided' has only one"
-            raise RopeError(msg)
+            raise RopeError("RIFLEx.scaling must have a series per axis; order 'strided' has one")
 
     @property
     def axes(self) -> int:
@@ -171,8 +166,7 @@ class RIFLEx(Scaling):
         sections = scaling.sections or (rotary_dim // scaling.axes,) * scaling.axes
         pairs = sections[self.axis] // 2
         if self.k > pairs:
-            msg = f"RIFLEx.k = {self.k} is out of range: axis {self.axis} has {pairs} pairs"
-            raise RopeError(msg)
+            raise RopeError(f"RIFLEx.k is {self.k}, but axis {self.axis} has {pairs} pairs")
         pair = assign_pairs(sections, scaling.order).index((self.axis, self.k - 1))
         frequencies[pair] = self.share * 2.0 * math.pi / self.length
         return frequencies

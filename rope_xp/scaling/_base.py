@@ -73,8 +73,7 @@ class Scaling(ABC):
         """Check a field that is a sequence of numbers, one for each item; make it a tuple."""
         label, values = f"{type(self).__name__}.{name}", getattr(self, name)
         if isinstance(values, str) or not isinstance(values, Iterable):
-            msg = f"{label} must be a tuple of numbers, one for each {item}; got {values!r}"
-            raise TypeError(msg)
+            raise TypeError(f"{label} must be a tuple of numbers, one per {item}; got {values!r}")
         checked = tuple([check(f"{label}[{i}]", value) for i, value in enumerate(values)])
         if not checked:
             raise RopeError(f"{label} is empty; it needs a number for each {item}")

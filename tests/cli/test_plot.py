@@ -103,7 +103,7 @@ def test_errors_are_one_line(
 def test_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     message = read_failure(capsys, "decay", "--out", tmp_path / "picture.png")
-    assert "needs matplotlib (pip install 'rope-xp[plot]')" in message
+    assert "need matplotlib (pip install 'rope-xp[plot]')" in message
     assert not list(tmp_path.iterdir())
 
 

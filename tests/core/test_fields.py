@@ -172,7 +172,7 @@ def test_equal_values_of_other_types_are_others() -> None:
     for message, options in (
         ("rotary_dim must be an integer; got 8.0", {"rotary_dim": 8.0}),
         ("base must be a number; got True", {"base": True}),
-        ("position_axes must hold integers", {"position_axes": (0.0, 1.0, 0.0, 1.0)}),
+        ("position_axes must be integers", {"position_axes": (0.0, 1.0, 0.0, 1.0)}),
         ("position_axes must be a tuple", {"position_axes": [0, 1, 0, 1]}),
         ("unknown option theta", {"theta": 1e4}),
     ):

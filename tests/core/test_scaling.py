@@ -212,8 +212,8 @@ WRONG: list[tuple[str, Any]] = [
     ),
     ("Llama3.high_freq_factor must not be below low_freq", lambda: Llama3(8.0, 4.0, 3.9, 8192)),
     ("Llama3.low_freq_factor must be positive", lambda: Llama3(8.0, 0.0, 4.0, 8192)),
-    ("Axial.axes = 2 does not divide the 3", lambda: Axial(2).frequencies(1e4, 6)),
-    ("Axial.axes = 3 does not divide the 4", lambda: Axial(3).frequencies(1e4, 8)),
+    ("Axial.axes = 2 does not divide 3", lambda: Axial(2).frequencies(1e4, 6)),
+    ("Axial.axes = 3 does not divide 4", lambda: Axial(3).frequencies(1e4, 8)),
     ("Proportional.partial_rotary_factor must be above 0", lambda: Proportional(1.5)),
     ("Proportional.partial_rotary_factor must be positive", lambda: Proportional(0.0)),
 ]

@@ -177,7 +177,7 @@ def test_strides(library: str, strides: str, chosen: str, rng: Generator, monkey
 Q, K, CACHE = (np.ones((*shape, 12), np.float32) for shape in ((1, 3, 4), (1, 3, 2), (16, 2)))
 ERRORS_OF_APPLY: dict[str, dict[str, Any]] = {
     r"slots= needs out=\(q, k_cache\)": {"out": None},
-    r"at least 0 and below 16, the slots of out\[1\]; got -1 to 4": {"slots": [3, 4, -1]},
+    r"must be >= 0 and below 16, the slots of out\[1\]; got -1 to 4": {"slots": [3, 4, -1]},
     "slots holds the same slot twice": {"slots": [3, 4, 3]},
     r"slots must be integers of shape \(1, 3\)": {"slots": [[3], [4], [5]]},
     r"like k, of numpy and float32: \(slots, 2, 12\) or": {"out": (Q, CACHE[:, :1])},

@@ -54,7 +54,7 @@ def test_it_holds_nothing(framework: Framework) -> None:
 @every_framework
 def test_the_ropes_of_a_configuration(framework: Framework) -> None:
     ropes: Any = rope_xp.from_hf_config({"model_type": "gemma3_text"})
-    with pytest.raises(RopeError, match=r"a RoPE for each of 'full_attention', 'sliding_.*rope\["):
+    with pytest.raises(RopeError, match=r"rope is a dict of 'full_attention', 'sliding_.*rope\["):
         framework.layer(ropes)
     assert framework.layer(ropes["full_attention"]).rope.base == 1e6
     for wrong in (None, 10000.0, "half"):

@@ -135,7 +135,7 @@ def test_unusual_calls_go_to_the_function() -> None:
     with pytest.raises(ValueError, match="sequence_dim=3"):  # the function's own words
         rotations.rotate_like(rows, apply_rotary_emb, x, tables, sequence_dim=3)
     short = tuple(table[..., :4] for table in tables)
-    with pytest.raises(RopeError, match="tables of 2 pairs do not fit heads of 8 components"):
+    with pytest.raises(RopeError, match="tables of 2 pairs do not fit head_dim 8"):
         rotations.rotate_like(rows, apply_rotary_emb, x, short)
 
 
@@ -197,7 +197,7 @@ def test_positions_of_a_grid_are_those_of_the_module(name: str) -> None:
 
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("_class_name is missing", {}),
-    ("not known, or does not rotate", {"_class_name": "UNet2DModel"}),
+    ("is unknown or does not rotate", {"_class_name": "UNet2DModel"}),
     ("must be even", {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [3, 5]}),
     ("not iterable", {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": 3}),
     ("must be positive", {"_class_name": "Flux2Transformer2DModel", "rope_theta": -1}),

@@ -132,7 +132,7 @@ def test_what_does_not_fit() -> None:
         ("must have one shape; got .2, 6, 16. and .2, 3, 16.", (q, k, cos, sin[:, :3]), {}),
         ("no two equal columns for a pair.*columns='pairs'", narrow(7), {}),
         ("no two equal columns for a pair.*columns='pairs'", narrow(8), {}),
-        ("columns='pairs' does not determine the layout; pass", narrow(8), {"columns": "pairs"}),
+        ("columns='pairs' fits both layouts; pass", narrow(8), {"columns": "pairs"}),
         ("columns must be one of 'halves', .*; got 'half'", narrow(16), {"columns": "half"}),
         ("columns='halves' needs an even number; cos has 7", narrow(7), {"columns": "halves"}),
         ("unsqueeze_dim=0 puts no axis for heads next to", (*narrow(16), 0), {}),

@@ -99,7 +99,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
         "model_type": "gemma3_text",
         "rope_parameters": {"sliding_attention": 5, **TYPED},
     },
-    "layer_types is missing; rope_theta is a list ... [10000.0, 100000.0]": {
+    "layer_types is missing; rope_theta lists an entry ... [10000.0, 100000.0]": {
         "model_type": "ultrabert",
         "rope_theta": [1e4, 1e5],
     },
@@ -190,7 +190,7 @@ def test_what_is_missing_is_named(message: str, model_type: str, keys: dict[str,
         ("Factor", 4.0, "did you mean factor?"),
         ("low_freq", 1.0, "did you mean low_freq_factor?"),
         ("original_max_position_embedding", 64, "did you mean original_max_position_embeddings?"),
-        ("colour", "red", "remove it if it does not change the rotation"),
+        ("colour", "red", "remove it if it changes no rotation"),
     ],
 )
 def test_unknown_keys(key: str, value: Any, hint: str) -> None:

@@ -320,7 +320,7 @@ def wrong_wan() -> torch.nn.Module:
     ("make", "message"),
     [
         (mochi, "MochiTransformer3DModel.*learned"),
-        (sd3, "SD3Transformer2DModel.*not known, or does not rotate"),
+        (sd3, "SD3Transformer2DModel.*is unknown or does not rotate"),
         (wrong_wan, "rope .WanRotaryPosEmbed.: its tables are not those"),
     ],
 )

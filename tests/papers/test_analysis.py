@@ -173,7 +173,7 @@ def test_errors_of_distances(curve):
 
 
 def test_errors_of_the_other_arguments():
-    with pytest.raises(RopeError, match=r"q must have the shape \(head_dim,\) = \(8,\); got \(4,"):
+    with pytest.raises(RopeError, match=r"q must have shape \(head_dim,\) = \(8,\); got \(4,"):
         analysis.score_curve(RoPE(), 8, 1, q=np.ones(4))
     with pytest.raises(RopeError, match="k must be finite"):
         analysis.score_curve(RoPE(), 8, 1, k=[math.inf] * 8)

@@ -16,8 +16,8 @@ every_function = pytest.mark.parametrize(("function", "n"), FUNCTIONS)
     [
         (0, X.tolist(), TypeError, "q is a list, which is no array"),
         (1, X.tolist(), TypeError, "k is a list, which is no array"),
-        (0, X.astype(int), TypeError, "q is a numpy array .* int64; it must hold .*Convert it"),
-        (1, X > 0, TypeError, "k is a numpy array .* bool; it must hold"),
+        (0, X.astype(int), TypeError, "q is a numpy array .* int64; convert it to one of bfloat16"),
+        (1, X > 0, TypeError, "k is a numpy array .* bool; convert it to one of"),
         (0, X[0, 0], RopeError, r"q has shape \(4, 8\); .*one head .*q\[\.\.\., N"),
         (0, X[..., :0], RopeError, r"q has .* \(batch..., tokens, heads, head_dim\), .*but 0\)"),
         (1, X[0], RopeError, r"k has shape \(5, 4, 8\); .* here \(2, any, any, 8\)"),

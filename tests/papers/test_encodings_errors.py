@@ -42,13 +42,13 @@ SHAPES = {
         ((Q, Q, TABLE[:4], TABLE[:4], np.zeros((4, 6, 3))), "w_relative must be even"),
     ],
     encodings.t5_bias: [
-        ((Q, Q, np.zeros((3, 4))), "num_buckets must be at least 4"),
+        ((Q, Q, np.zeros((3, 4))), "num_buckets must be >= 4"),
         ((Q, Q, np.zeros((32, 3))), r"here \(any but 0, 4\)"),
     ],
     encodings.t5_buckets: [
         (([1], 32, 8), "max_distance must exceed the 8"),
         (([1], 32, 2**31), r"below 2\*\*31"),
-        (([1], 1, 8, False), "must be at least 2"),
+        (([1], 1, 8, False), "must be >= 2"),
     ],
     encodings.tupe: [((Q, Q, Q[:, :4], Q), "position_q has shape")],
     encodings.deberta: [
@@ -63,7 +63,7 @@ TYPES = {
         (([1.0], Q, TABLE), "q is a list"),
         ((Q, Q, [[0.0]]), "relative_keys is a list"),
         ((Q.astype(int), Q, TABLE), "q is a numpy array"),
-        ((Q, Q, TABLE.astype(int)), "must hold .*float32"),
+        ((Q, Q, TABLE.astype(int)), "convert it to one of .*float32"),
         ((Q, Q.astype("f4"), TABLE), "float64 and k float32"),
     ],
     partial(encodings.shaw, Q, Q, TABLE): [
@@ -72,7 +72,7 @@ TYPES = {
     ],
     encodings.shaw_values: [
         ((W, V.astype("f4"), V_TABLE), "weights is float64 and v float32"),
-        ((W > 0, V, V_TABLE), "weights is .* bool; it must hold .*Convert it"),
+        ((W > 0, V, V_TABLE), "weights is .* bool; convert it to one of bfloat16"),
     ],
     encodings.t5_buckets: [(([0.5],), "relative must hold integers")],
     encodings.sinusoidal: [(([0], 4.0), "dim must be an integer")],

@@ -85,9 +85,8 @@ class Positions:
         if row is not None:
             start = row.start(grid) if callable(row.start) else row.start
             text_tokens = positions.text(grid.text, len(lines), start=start, along=row.along)
-            tokens = np.concatenate(
-                [text_tokens, tokens] if row.first else [tokens, text_tokens], axis=1
-            )
+            parts = [text_tokens, tokens] if row.first else [tokens, text_tokens]
+            tokens = np.concatenate(parts, axis=1)
         return _values.to_library(tokens if len(lines) > 1 else tokens[0], xp, device)
 
 
@@ -131,14 +130,12 @@ def from_config(config: object) -> RotaryConfig:
     values = _files.read_mapping(config)
     name = values.get("_class_name", name)
     if not isinstance(name, str):
-        msg = "_class_name is missing: the name of the model's class, which diffusers writes"
-        raise RopeConfigError(msg)
+        raise RopeConfigError("_class_name is missing: the model's class, which diffusers writes")
     if name in UNSUPPORTED:
         raise RopeConfigError(f"_class_name {name!r} has no RoPE: {UNSUPPORTED[name]}")
     if name not in MODELS:
         known = ", ".join(sorted(MODELS))
-        msg = f"_class_name {name!r} is not known, or does not rotate; known are {known}"
-        raise RopeConfigError(msg)
+        raise RopeConfigError(f"_class_name {name!r} is unknown or does not rotate; known: {known}")
     try:
         rope = _build_rope(MODELS[name], values)
     except (RopeError, TypeError, ValueError, KeyError, ArithmeticError) as error:

@@ -3,7 +3,7 @@
 The grid holds the patches in the order of the model's attention.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,9 +40,7 @@ def half_size(grid: Grid) -> int:
     return max(grid.height, grid.width) // 2
 
 
-def video(
-    grid: Grid, _: Config, start: tuple[int, int, int] = (0, 0, 0), step: float = 1
-) -> list[Any]:
+def video(grid: Grid, _: Config, start: Sequence[int] = (0, 0, 0), step: float = 1) -> list[Any]:
     """Return frames, a step apart, rows and columns, each from its start."""
     frames, *others = (grid.arange(n) for n in grid[:3])
     lines = frames if step == 1 else frames * step, *others

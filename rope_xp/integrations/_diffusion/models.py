@@ -106,6 +106,8 @@ _FLUX2 = _key("axes_dims_rope", 32, 32, 32, 32)
 _KREA = _key("axes_dims_rope", 32, 48, 48)
 _HIDREAM = _key("axes_dims_rope", 64, 32, 32)
 _Z_IMAGE = _key("axes_dims", 32, 48, 48)
+_HUNYUAN = _key("rope_axes_dim", 64, 64)
+_LUMINA = _key("axes_dim_rope", 32, 32, 32)
 _HALVES = _divide(lambda n: (n // 2, n // 2), 40)
 _EIGHTHS = _divide(lambda n: (n // 4, n // 8 * 3, n // 8 * 3), 64)
 _MINIMAX = _divide(lambda n: (2 * n,) * 3, 16, "rope_freq_dim")
@@ -156,18 +158,14 @@ MODELS: dict[str, ModelRow] = {
     "HunyuanVideo15Transformer3DModel": _hunyuan,
     "HunyuanVideoFramepackTransformer3DModel": _hunyuan,
     "MotifVideoTransformer3DModel": _hunyuan,
-    "HunyuanImageTransformer2DModel": ModelRow(
-        _key("rope_axes_dim", 64, 64), 256.0, _THETA, lines=_hunyuan_image
-    ),
+    "HunyuanImageTransformer2DModel": ModelRow(_HUNYUAN, 256.0, _THETA, lines=_hunyuan_image),
     "JoyImageEditTransformer3DModel": _joyimage,
     "JoyImageEditPlusTransformer3DModel": _joyimage,
     "CogVideoXTransformer3DModel": _cogvideox,
     "ConsisIDTransformer3DModel": _cogvideox,
     "EasyAnimateTransformer3DModel": ModelRow(_EIGHTHS, lines=grids.easyanimate),
     "ZImageTransformer2DModel": ModelRow(_Z_IMAGE, 256.0, _THETA, _FRAMES_BEHIND, lines=_lumina(1)),
-    "Lumina2Transformer2DModel": ModelRow(
-        _key("axes_dim_rope", 32, 32, 32), text=Text(along=(0,)), lines=_lumina(0)
-    ),
+    "Lumina2Transformer2DModel": ModelRow(_LUMINA, text=Text(along=(0,)), lines=_lumina(0)),
     "HiDreamImageTransformer2DModel": ModelRow(_HIDREAM, text=Text(along=(), first=False)),
     "Kandinsky5Transformer3DModel": _kandinsky,
     "Kandinsky6SRTransformer3DModel": _kandinsky,
@@ -203,9 +201,7 @@ OWN_TABLES: dict[str, str] = {
 
 UNSUPPORTED: dict[str, str] = {
     **OWN_TABLES,
-    "ErnieImageTransformer2DModel": (
-        "it does not rotate: the two components of a pair turn by different angles"
-    ),
+    "ErnieImageTransformer2DModel": "the components of its pairs turn by different angles",
     "MochiTransformer3DModel": "its frequencies are learned, a set for each head",
     "QwenImage21Transformer2DModel": "a mask interleaves its text and images",
     "Cosmos3OmniTransformer": "only its pipeline makes its positions",

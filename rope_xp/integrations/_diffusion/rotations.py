@@ -146,8 +146,7 @@ def rotate_arrays(
     for array in arrays:
         (x,), norm = _norms.split_norm([array])
         if x.shape[axis] != 2 * cos.shape[-1] and not rotation.partial:
-            msg = f"tables of {cos.shape[-1]} pairs do not fit heads of {x.shape[axis]} components"
-            raise RopeError(msg)
+            raise RopeError(f"tables of {cos.shape[-1]} pairs do not fit head_dim {x.shape[axis]}")
         y = Angles(cos, sin, rope).rotate(x.movedim(axis, -1), axes=last, norm=norm)
         rotated.append(y.flatten(-2) if heads_merged else y.movedim(-1, axis))
     return tuple(rotated)
@@ -176,11 +175,10 @@ def check_rotations(where: str, name: str, function: Function) -> None:
             raise RopeError(msg) from error
         ours = _formats.unwrap(rotate_arrays(arrays, tables, rotation))
         if _formats.scaled_error(ours, theirs) > 1:
-            msg = (
+            raise RopeError(
                 f"cannot patch {where}: {name}({options}) does not rotate pairs by cos and sin of "
                 f"one angle in the layout {rotation.layout!r}"
             )
-            raise RopeError(msg)
 
 
 def make_example(rotation: RotationRow) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:

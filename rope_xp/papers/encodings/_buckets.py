@@ -159,8 +159,7 @@ def _bucket_edges(
     buckets = num_buckets // 2 if bidirectional else num_buckets
     if buckets < 2:
         least = "4 with bidirectional" if bidirectional else "2"
-        msg = f"num_buckets must be at least {least}, for near and far; got {num_buckets}"
-        raise RopeError(msg)
+        raise RopeError(f"num_buckets must be >= {least}, for near and far; got {num_buckets}")
     e = buckets // 2
     if not e < max_distance < 2**31:
         raise RopeError(

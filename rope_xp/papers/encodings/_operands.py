@@ -70,8 +70,7 @@ class Operands:
         entries = table.shape[0]
         if entries % 2 != symmetric:
             count = "2 * clip + 1 entries, an odd" if symmetric else "2 * clip entries, an even"
-            msg = f"{name} has {entries} entries on its first axis; it must have {count} number"
-            raise RopeError(msg)
+            raise RopeError(f"{name} has {entries} entries on axis 0; it must have {count} number")
         clip = entries // 2
         return self.take(table, self.xp.clip(self.distances, -clip, entries - 1 - clip) + clip)
 
@@ -130,8 +129,7 @@ def _resolve(
         raise messages.different_libraries(first, backend, argument, owner)
     integers, fraction, _ = resolve_positions(backend, positions, owner, like, False, argument)
     if fraction is not None:
-        msg = f"{argument} must hold integers (tokens), to index tables by distance; round them"
-        raise TypeError(msg)
+        raise TypeError(f"{argument} must hold integers, to index tables by distance; round them")
     lengths = tuple(integers.shape)
     if not _heads.can_broadcast(lengths, shape) or (not lengths and shape[-1] != 1):
         raise RopeError(
