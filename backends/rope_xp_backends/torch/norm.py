@@ -12,8 +12,8 @@ from . import op
 from .library import Tensors
 from .op_args import N_TENSORS, OpArgs, build_op_args, empty_result
 
-CHUNK = 1 << 14
-"""Elements differentiated at once: they stay in cache, and torch starts no threads for so few."""
+CHUNK = 1 << 18
+"""Elements differentiated at once, so that what is computed in between stays in cache."""
 _N_OP_ARGS = len(OpArgs._fields)
 
 
