@@ -17,7 +17,11 @@ from support.programs import printed
     ("path", "every", "count"),
     [
         *(("llvm", 541, 8), ("streaming", 433, 12), ("cuda", 61, 72)),
-        *(exhaustive("llvm", 5, 864), exhaustive("streaming", 11, 396)),
+        *(
+            exhaustive("llvm", 5, 864),
+            exhaustive("streaming", 11, 396),
+            exhaustive("norm", 11, 396),
+        ),
         *(exhaustive("cuda", 2, 2160), exhaustive("triton", 23, 188)),
     ],
 )

@@ -1,6 +1,6 @@
 """Rotations of arrays that lie against pages nobody may touch: what reads beyond them crashes.
 
-python tests/support/guarded.py llvm|streaming|cuda|triton [EVERY]
+python tests/support/guarded.py llvm|streaming|norm|cuda|triton [EVERY]
 """
 
 import contextlib
@@ -76,7 +76,8 @@ def cases():
 
 
 def main(path, every="1"):
-    count = 0
+    count, norm, normalizes = 0, None, path == "norm"
+    path = "llvm" if normalizes else path
     if path == "streaming":
         path = "llvm"
         importlib.import_module("rope_xp_backends.cpu.launch").BYTES_TO_STREAM = 1
@@ -88,14 +89,18 @@ def main(path, every="1"):
             tables = lru_cache(partial(put_tables, backend, device=None))
             backend.tables = lambda *which, tables=tables: tables(*which[:-1])
             for rope, axes, arrays, positions in islice(cases(), 0, None, int(every)):
+                if normalizes:
+                    weights = [put(x[(0,) * (x.ndim - 1)].copy()) for x in arrays]
+                    norm = rope_xp.QKNorm(*map(own, weights), eps=0.1)
+                options = {"axes": axes, "norm": norm}
                 expected = [x.copy() for x in arrays]
                 written = tuple(own(x) for x in expected)
-                truth(rope.apply, *map(own, arrays), positions, axes=axes, out=written)
+                truth(rope.apply, *map(own, arrays), positions, out=written, **options)
                 q, k, q_out, k_out = (put(x) for x in (*arrays, *arrays))
                 at = None if positions is None else own(put(positions))
                 with rope_xp.use_path(path):
-                    rope.apply(own(q), own(k), at, axes=axes, out=(own(q_out), own(k_out)))
-                    rope.apply(own(q), own(k), at, axes=axes, out=(own(q), own(k)))
+                    rope.apply(own(q), own(k), at, out=(own(q_out), own(k_out)), **options)
+                    rope.apply(own(q), own(k), at, out=(own(q), own(k)), **options)
                 for got, right in zip((q, k, q_out, k_out), (*expected, *expected), strict=True):
                     # The interpreter cuts float32 off to bfloat16.
                     cut = path == "triton" and got.dtype.name == "bfloat16"

@@ -25,7 +25,8 @@ _alive: list[Any] = []
 def compile_kernel(key: KernelKey) -> Callable[..., int]:
     """Return a kernel: a function of ``list_arguments`` that runs without Python's lock."""
     host = _describe_host()
-    if key.dtype == "float16" and not _can_convert_float16(host[0], host[2]):
+    dtypes = key.dtype, key.norm and key.norm.weight
+    if "float16" in dtypes and not _can_convert_float16(host[0], host[2]):
         msg = "this processor is not known to have an instruction that converts float16"
         raise RuntimeError(msg)
     target, text = _create_target(*host), str(build_ir(key))

@@ -84,3 +84,5 @@ def test_float16_is_declined_where_no_instruction_is_known(triple, features, exp
         got = RoPE().rotate(x)
     np.testing.assert_array_equal(got, truth(RoPE().rotate, x))
     assert "instruction that converts float16" in dict(rope_xp.explain(x, x).declined)["llvm"]
+    with pytest.warns(RuntimeWarning, match="instruction that converts float16"):
+        rope_xp.RoPE().rotate(x.astype(np.float32), norm=(np.ones(x.shape[-1], x.dtype), 1e-6))
