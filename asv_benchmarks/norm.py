@@ -53,7 +53,7 @@ class Norm:
 
     def track_one_token_over_rotation(self, target: str, dtype: str) -> float:
         found, *both = calls(target, dtype, 1)
-        times = (clock.best_microseconds(found, call, *common.LOOPS) for call in both)
+        times = (common.best_microseconds(found, call, *common.LOOPS) for call in both)
         return common.over(*times)
 
     track_over_rotation.unit = track_one_token_over_rotation.unit = "rotations"

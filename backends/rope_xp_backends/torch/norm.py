@@ -63,8 +63,8 @@ class _Rotate(torch.autograd.Function):
         # A compiler cannot trace a function within a backward pass.
         rotate = op.call_op if torch.compiler.is_compiling() else op.apply_op
         norm, d_arrays, d_weights = QKNorm(eps=ctx.eps, offset=ctx.offset), [], []
-        for x, weight, grad in zip(operands[:n], operands[n:], grads, strict=True):
-            d_y = rotate((grad,), op_args)[0]
+        d_ys = rotate(grads, op_args)
+        for x, weight, d_y in zip(operands[:n], operands[n:], d_ys, strict=True):
             d_x, d_weight = _differentiate(x, weight, d_y, norm, op_args.spec)
             d_arrays.append(d_x)
             d_weights.append(d_weight)
