@@ -38,7 +38,7 @@ _INT32 = 1 << 31
 AngleKind = Literal["implicit", "positions", "components", "tables"]
 
 
-class NormKey(NamedTuple):
+class NormVariant(NamedTuple):
     """RMSNorm of so many components, none if 0; by weights of a dtype, if it is not empty."""
 
     normalized: int = 0
@@ -77,7 +77,7 @@ class KernelVariant(NamedTuple):
     tiles: int
     barrier: bool
     evict_first: bool
-    norm: NormKey
+    norm: NormVariant
 
 
 class OperandStrides(NamedTuple):
@@ -119,7 +119,7 @@ class TritonPlan(NamedTuple):
 # Every length of a sequence is another call; a plan has a few hundred bytes.
 @cached(4096)
 def plan_launch(
-    operands: Operands, angles: AngleLayout, dtype: str, spec: RotationSpec, norm: NormKey
+    operands: Operands, angles: AngleLayout, dtype: str, spec: RotationSpec, norm: NormVariant
 ) -> TritonPlan | None:
     """Return how to rotate one array or two that share their angles.
 

@@ -21,7 +21,7 @@ from rope_xp_backends.gpu.triton_plan import (
     LARGEST_ROW,
     AngleLayout,
     KernelVariant,
-    NormKey,
+    NormVariant,
     OperandStrides,
     TritonPlan,
     plan_launch,
@@ -143,7 +143,7 @@ def prepare_triton_launch(
 
 
 def _find_launches(
-    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormKey
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormVariant
 ) -> list[tuple[TritonLaunch, Tensors, Tensors, OpArgs]]:
     """Return launches and their arguments, cached or planned, with all kernels loaded."""
     if not any(x.numel() for x in arrays):
@@ -184,17 +184,19 @@ def _can_read_angles(op_args: OpArgs) -> bool:
     return op_args.is_lookup or (cos.stride() == sin.stride() and cos.stride(-1) == 1)
 
 
-def _read_norm(norm: QKNorm | None, arrays: Tensors) -> tuple[Tensors, NormKey]:
+def _read_norm(norm: QKNorm | None, arrays: Tensors) -> tuple[Tensors, NormVariant]:
     """Return the weights of a norm, and what is compiled for it."""
     if norm is None:
-        return (), NormKey()
+        return (), NormVariant()
     weights = tuple([weight for _, weight in norm.list_weights(len(arrays))])
     count, dtype = (*weights, *arrays)[0].shape[-1], NAMES[weights[0].dtype] if weights else ""
     aligned = alignment(*(weight.data_ptr() for weight in weights))
-    return weights, NormKey(count, dtype, aligned, float(norm.eps), float(norm.offset))
+    return weights, NormVariant(count, dtype, aligned, float(norm.eps), float(norm.offset))
 
 
-def _make_plan(out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormKey) -> TritonPlan | None:
+def _make_plan(
+    out: Tensors, arrays: Tensors, op_args: OpArgs, norm: NormVariant
+) -> TritonPlan | None:
     """Return the plan of one launch, None where batch axes do not collapse."""
     operands = []
     for x, y in zip(arrays, out, strict=True):

@@ -34,13 +34,13 @@ def run(call: Call, **support: bool) -> Tensors:
             if len(weights) == 2 and weights[0] is weights[1]:  # which a compiler does not trace
                 weights = weights[0], None if weights[0] is None else weights[0].view(-1)
             arguments = norm.eps, norm.offset, *op_args, *arrays, *weights
-            results += tuple(_Rotate.apply(*arguments))  # type: ignore[no-untyped-call]  # in torch
+            results += tuple(_NormalizeRotate.apply(*arguments))  # type: ignore[no-untyped-call]  # in torch
         else:
             results += tuple(_rotate(arrays, weights, *op_args, norm.eps, norm.offset))
     return call.out or results
 
 
-class _Rotate(torch.autograd.Function):
+class _NormalizeRotate(torch.autograd.Function):
     """Its arguments are eps, offset, the fields of OpArgs, arrays, then as many weights or None."""
 
     @staticmethod

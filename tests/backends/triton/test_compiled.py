@@ -20,7 +20,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  # it needs triton
 
 pytestmark = pytest.mark.exhaustive
-NO_NORM = triton_plan.NormKey()
+NO_NORM = triton_plan.NormVariant()
 REGISTERS = 80  # of a thread, at most
 LAYOUTS = ("interleaved", "half", "interleaved_to_half")
 DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -35,7 +35,7 @@ def plan_of(q, k, axes="bshd"):
     angles = triton_plan.AngleLayout("positions", (q[axes.index("s")],), (1,), "int64")
     turn = RotationSpec(parse_axes(axes, 4, "x"), "half", q[-1], 0, inverse=False)
     return triton_plan.plan_launch(
-        (operand(q), operand(k)), angles, "bfloat16", turn, triton_plan.NormKey()
+        (operand(q), operand(k)), angles, "bfloat16", turn, triton_plan.NormVariant()
     )
 
 
