@@ -43,16 +43,11 @@ def rotate_into_slots(
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise RopeError(f"slots= needs out=(q, k_cache), the cache of these slots; got {type(out)}")
     xp, (q_out, cache), tokens = backend.xp, out, where.batch_tokens
+    # Batch and tokens first, as in a cache.
     order = (*tokens, *(i for i in range(len(k.shape)) if i not in tokens))
     shape = tuple([k.shape[i] for i in order])
     rows, head = shape[: len(tokens)], (math.prod(shape[len(tokens) : -1]), shape[-1])
-    owner, dtype = find.require_backend(cache, "out[1]"), backend.dtype_name(k)
-    fits, last = messages.check_beside(backend, "k", k, owner, "out[1]", cache), str(head)[1:]
-    fits = fits and len(cache.shape) in (3, 4) and tuple(cache.shape[-2:]) == head
-    if not fits or owner.dtype_name(cache) != dtype:
-        msg = f"out[1] is {messages.describe(owner, cache)}; slots= needs a key cache like k, of "
-        msg += f"{backend.name} and {dtype}: (slots, {last} or (pages, page, {last}"
-        raise RopeError(msg)
+    _check_cache(backend, k, cache, head)
     if backend.out_refusal is None:
         q_out = xp.empty_like(q) if q_out is None else q_out
         check_out(backend, (q, cache), (q_out, cache))
@@ -64,22 +59,41 @@ def rotate_into_slots(
         keys = xp.reshape(xp.reshape(cache, flat)[slots[0] : slots[-1] + 1], shape)
         keys = xp.permute_dims(keys, [*map(order.index, range(len(order)))])
         return rotate(q, k, axes=axes, out=(q_out, keys), **options)[0], cache
-    slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
     outs = None if backend.out_refusal else (q_out, xp.empty_like(k))
     if out[0] is None and backend.is_compiling() and not backend.unwritable_reason(cache, k):
         outs = None  # which more paths take
     q_out, keys = rotate(q, k, axes=axes, out=outs, **options)
     keys = xp.reshape(xp.permute_dims(keys, order), (math.prod(rows), *head))
+    return q_out, _write_keys(backend, cache, slots, on_host, keys)
+
+
+def _check_cache(backend: Backend, k: Array, cache: Array, head: tuple[int, int]) -> None:
+    """Check that a cache has the library, device and dtype of k, and its heads and head_dim."""
+    owner, dtype = find.require_backend(cache, "out[1]"), backend.dtype_name(k)
+    fits = messages.check_beside(backend, "k", k, owner, "out[1]", cache)
+    fits = fits and len(cache.shape) in (3, 4) and tuple(cache.shape[-2:]) == head
+    if not fits or owner.dtype_name(cache) != dtype:
+        last = str(head)[1:]
+        raise RopeError(
+            f"out[1] is {messages.describe(owner, cache)}; slots= needs a key cache like k, of "
+            f"{backend.name} and {dtype}: (slots, {last} or (pages, page, {last}"
+        )
+
+
+def _write_keys(backend: Backend, cache: Array, slots: Array, on_host: bool, keys: Array) -> Array:
+    """Return the cache with keys (n, heads, head_dim) in n slots, a new one where it must be."""
+    slots = backend.asarray(slots, backend.device(cache)) if on_host else slots
     if backend.assigns_by_index:
         if not on_host and keys.shape[0]:
             slots, keys = _fill_padding(backend, cache, slots, keys)
         page = cache.shape[1]
         cache[slots if len(cache.shape) == 3 else (slots // page, slots % page)] = keys
-        return q_out, cache
-    new = xp.reshape(backend.replace_slots(xp.reshape(cache, flat), 0, slots, keys), cache.shape)
+        return cache
+    flat = backend.xp.reshape(cache, (math.prod(cache.shape[:-2]), *keys.shape[1:]))
+    new = backend.xp.reshape(backend.replace_slots(flat, 0, slots, keys), cache.shape)
     if backend.out_refusal is None:
         backend.write(cache, new)
-    return q_out, new if backend.out_refusal else cache
+    return new if backend.out_refusal else cache
 
 
 def _is_flat(backend: Backend, cache: Array) -> bool:
