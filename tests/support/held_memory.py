@@ -57,7 +57,7 @@ def mixed(make):
         n = int(random.integers(1, 400))
         x = make(np.ones((1, n, 2, 128), np.float32))
         start = int(random.integers(1 << 20))
-        kind = random.integers(5)
+        kind = random.integers(6)
         if kind == 0:
             yield rope.apply(x, x, np.arange(start, start + n))
         elif kind == 1:
@@ -66,8 +66,10 @@ def mixed(make):
             yield rope.rotate(x, out=x)
         elif kind == 3:
             yield rope.at(range(start, start + n), like=x).apply(x, x)
-        else:
+        elif kind == 4:
             yield rope.unrotate(x)
+        else:
+            yield rope.apply(x, x, norm=rope_xp.QKNorm(x[0, 0, 0], x[0, 0, 1]))
 
 
 KINDS = {f.__name__: f for f in (ropes, lengths, angles, mixed)}
