@@ -50,11 +50,11 @@ def rotate(call: Call, i: int, cos: Array, sin: Array, rotate_array: Callable[..
 
 
 def align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
-    """Return a weight (n,) or (heads, n) with axes that broadcast against an array."""
-    if len(weight.shape) == 1:
-        return weight
+    """Return a weight (n,) or (heads, n) with all axes of an array."""
     shape = [1] * len(axes.names)
-    shape[axes.heads or 0], shape[-1] = weight.shape
+    shape[-1] = weight.shape[-1]
+    if len(weight.shape) > 1:
+        shape[axes.heads or 0] = weight.shape[0]
     return xp.reshape(weight, tuple(shape))
 
 

@@ -39,7 +39,7 @@ def compute_gradients(model: Any) -> list[torch.Tensor]:
 
 def assert_near(results: torch.Tensor, expected: torch.Tensor) -> None:
     # Float32 of a few layers.
-    assert (results - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (results - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize(
