@@ -86,6 +86,7 @@ def test_generation_with_a_static_cache() -> None:
 
 
 def test_attention_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()  # of what other tests compiled
     # Dynamo must not trace how the class of a weight is found.
     monkeypatch.delitem(find.by_type, torch.nn.Parameter, raising=False)
     model = make_model("gemma3_text")
