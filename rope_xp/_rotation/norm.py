@@ -25,7 +25,8 @@ def rotate(call: Call, i: int, cos: Array, sin: Array, rotate_array: Callable[..
         y, spec = x[..., first:end], spec._replace(rotary_offset=0)
     y = xp.astype(y, cos.dtype, copy=False)
     if weight is not None:
-        weight = align_weight(xp, xp.astype(weight, cos.dtype, copy=False), spec.axes) + norm.offset
+        weight = xp.astype(weight, cos.dtype, copy=False)
+        weight = _align_weight(xp, weight, spec.axes) + norm.offset
     if norm.round_between:  # for the bits of other modules, which compute like this
         mean = xp.mean(y * y, axis=-1, keepdims=True)
     else:
@@ -49,7 +50,7 @@ def rotate(call: Call, i: int, cos: Array, sin: Array, rotate_array: Callable[..
     return xp.concat([x[..., :first], y, x[..., end:]], axis=-1) if over_slice else y
 
 
-def align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
+def _align_weight(xp: Namespace, weight: Array, axes: Axes) -> Array:
     """Return a weight (n,) or (heads, n) with all axes of an array."""
     shape = [1] * len(axes.names)
     shape[-1] = weight.shape[-1]
